@@ -1,0 +1,252 @@
+"""What the machine can do: frozen device profiles, queried once.
+
+A profile is all that a kernel choice may depend on, so named profiles (``H200``) stand
+in for machines that are not there: for lowering ahead of time and for ``explain``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import platform
+from typing import Any, ClassVar
+
+CPU_ISAS = ("baseline", "avx2", "avx512")  # each includes the ones before it
+_ISA_FLAGS = {
+    "avx2": {"avx2", "fma", "f16c"},
+    "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
+}
+_ARCH_SPECIFIC = {(9, 0): "sm_90a"}  # targets whose own instructions need the suffix
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CpuDevice:
+    """A host processor.
+
+    Attributes:
+      name: the vendor's model name.
+      isa: the widest instruction set our kernels may use, one of ``CPU_ISAS``.
+      cores: processors this process may run on.
+      l1d_bytes, l2_bytes, l3_bytes: cache sizes of one core's path to memory.
+    """
+
+    platform: ClassVar[str] = "cpu"
+    name: str
+    isa: str
+    cores: int
+    l1d_bytes: int = 32 << 10
+    l2_bytes: int = 1 << 20
+    l3_bytes: int = 8 << 20
+
+    @property
+    def arch(self) -> str:
+        return self.isa
+
+    def __str__(self) -> str:
+        caches = f"L1d {self.l1d_bytes >> 10} KiB, L2 {self.l2_bytes >> 10} KiB"
+        return f"{self.name}, {self.isa}, {self.cores} cores, {caches}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """An NVIDIA GPU, with the limits a kernel must respect.
+
+    Attributes:
+      name: as the driver reports it.
+      capability: (major, minor) compute capability.
+      sm_count: streaming multiprocessors.
+      smem_per_block_bytes: most dynamic shared memory one block may opt in to.
+      l2_bytes, memory_bytes: L2 cache and device memory.
+    """
+
+    platform: ClassVar[str] = "cuda"
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    smem_per_block_bytes: int
+    l2_bytes: int
+    memory_bytes: int
+
+    @property
+    def arch(self) -> str:
+        """The exact compilation target, such as "sm_90a"."""
+        major, minor = self.capability
+        return _ARCH_SPECIFIC.get(self.capability, f"sm_{major}{minor}")
+
+    def __str__(self) -> str:
+        memory = f"{self.memory_bytes / 1e9:.0f} GB"
+        return f"{self.name}, {self.arch}, {self.sm_count} SMs, {memory}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDevice:
+    """A platform for which the package has no kernels; everything is left to XLA."""
+
+    platform: str
+    name: str
+    arch: ClassVar[str] = "any"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.platform})"
+
+
+Device = CpuDevice | CudaDevice | OtherDevice
+
+NAMED: dict[str, CudaDevice] = {
+    "H200": CudaDevice(
+        name="NVIDIA H200",
+        capability=(9, 0),
+        sm_count=132,
+        smem_per_block_bytes=232448,
+        l2_bytes=60 << 20,
+        memory_bytes=141 * 10**9,
+    ),
+    "H100": CudaDevice(
+        name="NVIDIA H100 80GB HBM3",
+        capability=(9, 0),
+        sm_count=132,
+        smem_per_block_bytes=232448,
+        l2_bytes=50 << 20,
+        memory_bytes=80 * 10**9,
+    ),
+    "A100": CudaDevice(
+        name="NVIDIA A100-SXM4-80GB",
+        capability=(8, 0),
+        sm_count=108,
+        smem_per_block_bytes=166912,
+        l2_bytes=40 << 20,
+        memory_bytes=80 * 10**9,
+    ),
+}
+
+
+def named(name: str) -> CudaDevice:
+    """The profile of a GPU that need not be present."""
+    if name not in NAMED:
+        raise ValueError(
+            f"device {name!r} is unknown; named devices are {', '.join(NAMED)}"
+        )
+    return NAMED[name]
+
+
+def isa_from_flags(flags: set[str], machine: str) -> str:
+    """The widest ISA of ``CPU_ISAS`` that a processor with these flags supports."""
+    if machine not in ("x86_64", "AMD64"):
+        return "baseline"
+    return next(
+        (i for i in reversed(CPU_ISAS[1:]) if _ISA_FLAGS[i] <= flags), "baseline"
+    )
+
+
+def forced_isa(detected: str, wanted: str | None) -> str:
+    """The ISA to use when the user asks for ``wanted``: never above ``detected``."""
+    if not wanted:
+        return detected
+    if wanted not in CPU_ISAS:
+        raise ValueError(
+            f"TRACEA_CPU_ISA={wanted!r}; it must be one of {', '.join(CPU_ISAS)}"
+        )
+    return min(wanted, detected, key=CPU_ISAS.index)
+
+
+@functools.cache
+def local_cpu() -> CpuDevice:
+    """The host, from /proc and /sys; ``TRACEA_CPU_ISA`` lowers the ISA."""
+    info = _cpuinfo()
+    machine = platform.machine()
+    detected = isa_from_flags(set(info.get("flags", "").split()), machine)
+    return CpuDevice(
+        name=info.get("model name") or platform.processor() or machine,
+        isa=forced_isa(detected, os.environ.get("TRACEA_CPU_ISA")),
+        cores=_available_cores(),
+        l1d_bytes=_cache_bytes(1) or 32 << 10,
+        l2_bytes=_cache_bytes(2) or 1 << 20,
+        l3_bytes=_cache_bytes(3) or 8 << 20,
+    )
+
+
+@functools.cache
+def local_cuda(ordinal: int) -> CudaDevice:
+    """The GPU with this CUDA ordinal, as the driver describes it.
+
+    Raises:
+      RuntimeError: if cuda-python is missing or the driver refuses; says which.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError as e:
+        raise RuntimeError(
+            "cuda-bindings is not installed; pip install 'tracea_jax[cuda13]'"
+        ) from e
+    _check(driver, driver.cuInit(0))
+    (device,) = _check(driver, driver.cuDeviceGet(ordinal))
+    (name,) = _check(driver, driver.cuDeviceGetName(128, device))
+    (memory,) = _check(driver, driver.cuDeviceTotalMem(device))
+    attribute = driver.CUdevice_attribute
+
+    def get(which: Any) -> int:
+        return _check(driver, driver.cuDeviceGetAttribute(which, device))[0]
+
+    return CudaDevice(
+        name=name.split(b"\0")[0].decode(),
+        capability=(
+            get(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            get(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+        ),
+        sm_count=get(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        smem_per_block_bytes=get(
+            attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        ),
+        l2_bytes=get(attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE),
+        memory_bytes=memory,
+    )
+
+
+@functools.cache
+def cuda_driver_version() -> str | None:
+    """The CUDA version the installed driver supports, as "13.0"; None without one."""
+    try:
+        from cuda.bindings import driver
+
+        (version,) = _check(driver, driver.cuDriverGetVersion())
+    except (ImportError, RuntimeError):
+        return None
+    return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def _check(driver: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"the CUDA driver answered {status.name}")
+    return tuple(values)
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return {}
+    lines = text.split("\n\n", 1)[0].splitlines()
+    return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+
+
+def _cache_bytes(level: int) -> int | None:
+    """Size of the data or unified cache of this level, from sysfs."""
+    for index in pathlib.Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind = (index / "type").read_text().strip()
+            if int((index / "level").read_text()) != level or kind == "Instruction":
+                continue
+            return int((index / "size").read_text().strip().removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _available_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
