@@ -1,0 +1,136 @@
+"""Device headers agree with the Python algebra, and a disagreement is found."""
+
+import dataclasses
+import shutil
+import subprocess
+
+import pytest
+
+from tracea_jax.emit import parity
+from tracea_jax.runtime import nvrtc
+
+CLAIMS = {case.name: case for case in parity.cases()}
+
+# One wrong formula for each function of the headers: (header, right, wrong).
+MUTANTS = [
+    ("tile/swizzle.cuh", "byte ^ ((byte >> S) & kMask)", "byte ^ (byte >> S)"),
+    ("tile/swizzle.cuh", "1u << (M + S + B)", "1u << (M + S)"),
+    ("tile/fragment.cuh", "16 * (thread / 32)", "8 * (thread / 32)"),
+    ("tile/fragment.cuh", "8 * (i / 4) + 2 * (thread % 4)", "8 * (i / 4) + thread % 4"),
+    ("tile/fragment.cuh", "lane / 4 + 8 * ((i / 2) % 2)", "lane / 4 + 8 * (i / 4)"),
+    ("tile/fragment.cuh", "i % 2 + 8 * (i / 4)", "i % 2 + 8 * ((i / 2) % 2)"),
+    ("tile/fragment.cuh", "i % 2 + 8 * (i / 2)", "i % 2 + 4 * (i / 2)"),
+    ("tile/fragment.cuh", "int) { return lane / 4; }", "int) { return lane % 8; }"),
+    ("tile/fragment.cuh", "return lane / 4 + 8 * (i / 2)", "return lane / 4 + 8 * i"),
+    ("tile/fragment.cuh", "return 2 * (lane % 4) + i % 2;", "return lane % 4;"),
+    ("tile/fragment.cuh", "return lane % 16", "return lane % 8"),
+    ("tile/fragment.cuh", "8 * (lane / 16)", "8 * (lane / 8)"),
+    ("tile/fragment.cuh", "j ^ (2 * ((lane / 4) % 2))", "j ^ ((lane / 4) % 2)"),
+    ("tile/pipeline.cuh", "phase ^= 1u;", ""),
+    ("tile/pipeline.cuh", "k % Stages, static", "k / Stages, static"),
+    ("tile/pipeline.cuh", "return phase ^ 1u", "return phase"),
+    ("tile/pipeline.cuh", "consumers * cluster", "consumers + cluster"),
+    ("tile/fragment.cuh", "8 * block + stm", "4 * block + stm"),
+    ("tile/fragment.cuh", "128 * row + 4 * col", "128 * row + 8 * col"),
+    ("tile/fragment.cuh", "16 * (thread / kWarpSize)", "(thread / kWarpSize)"),
+    (
+        "tile/pipeline.cuh",
+        "u32 full_arrivals() { return 1",
+        "u32 full_arrivals() { return 2",
+    ),
+    ("tile/pipeline.cuh", "kPrologueGroups = Stages - 1", "kPrologueGroups = Stages"),
+    ("tile/pipeline.cuh", "kGroupsBehindA = Stages - 2", "kGroupsBehindA = Stages - 1"),
+    ("tile/pipeline.cuh", "kGroupsBehindB = Stages - 1", "kGroupsBehindB = Stages - 2"),
+    ("tile/pipeline.cuh", "(k + Stages - 1) % Stages", "k % Stages"),
+    (
+        "tile/pipeline.cuh",
+        "compute_stage(int k) { return k %",
+        "compute_stage(int k) { return 1 +",
+    ),
+]
+
+
+CLAIMS_OF = {
+    "tile/swizzle.cuh": parity.swizzle_cases,
+    "tile/fragment.cuh": lambda: (*parity.fragment_cases(), *parity.staging_cases()),
+    "tile/pipeline.cuh": parity.pipeline_cases,
+}
+
+
+def wrong(case):
+    """The case with its last value changed."""
+    *values, last = case.expected
+    return dataclasses.replace(case, expected=(*values, last + 1))
+
+
+def mutate(kernel, header, right, new):
+    texts = dict(kernel.headers)
+    assert texts[header].count(right) == 1, f"{right!r} is not once in {header}"
+    texts[header] = texts[header].replace(right, new)
+    return dataclasses.replace(kernel, headers=tuple(texts.items()))
+
+
+def test_cases_have_distinct_names_and_many_values():
+    assert len(CLAIMS) == len(parity.cases())
+    assert all(case.expected and min(case.expected) >= 0 for case in CLAIMS.values())
+    assert len(CLAIMS["wgmma_accumulator_row"].expected) == 128 * 128
+    assert CLAIMS["Swizzle_3_4_3"].expected[17 * 16] == 304
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_headers_agree(arch):
+    assert nvrtc.compile(parity.kernel(arch=arch)).arch == arch
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("header, right, new", MUTANTS)
+def test_a_wrong_header_does_not_compile(header, right, new):
+    with pytest.raises(nvrtc.CompileError, match="algebra differ"):
+        kernel = parity.kernel(CLAIMS_OF[header]())
+        nvrtc.compile(mutate(kernel, header, right, new))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(
+    "name", ["Swizzle_2_4_3", "stmatrix_4_simulated_3", "ring_5_advanced_stage_idx"]
+)
+def test_a_wrong_value_is_named(name):
+    last = len(CLAIMS[name].expected) - 1
+    with pytest.raises(nvrtc.CompileError, match=f"Case={name}, N={last}"):
+        nvrtc.compile(parity.kernel([wrong(CLAIMS[name])]))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("header", ["tile/common.cuh", *parity.HEADERS])
+def test_every_header_compiles_alone(header, arch):
+    kernel = parity.kernel([], arch=arch)
+    text = f'#include "{header}"\nextern "C" __global__ void parity() {{}}\n'
+    nvrtc.compile(dataclasses.replace(kernel, source=text))
+
+
+def host_compiles(kernel, directory):
+    """Whether the machine's C++ compiler accepts the translation unit."""
+    for name, text in kernel.headers:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (directory / "parity.cc").write_text(kernel.source)
+    command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+    result = subprocess.run(
+        [*command, "-I", str(directory), str(directory / "parity.cc")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+def test_a_host_compiler_agrees_too(tmp_path):
+    accepted, log = host_compiles(parity.kernel(), tmp_path)
+    assert accepted, log
+    claims = [wrong(CLAIMS["mma_a_col"])]
+    accepted, log = host_compiles(parity.kernel(claims), tmp_path)
+    assert not accepted and "algebra differ" in log

@@ -1,0 +1,1 @@
+"""Kernel descriptions to CUDA source text."""

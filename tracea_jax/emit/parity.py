@@ -1,0 +1,269 @@
+"""Proof that the device headers compute what the Python algebra says.
+
+``kernel()`` is a translation unit of ``static_assert``s: each ``Case`` is a C++
+expression of ``n`` and the values that Python computes for n = 0, 1, ... Compiling it
+proves the agreement; no GPU, no run and no tolerance is involved. A disagreement fails
+to compile and names the case and the first n that differs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tracea_jax.emit import sources
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.ir import lanes, staging, swizzle
+from tracea_jax.ir.address import LANE
+from tracea_jax.ir.banks import verified
+from tracea_jax.ir.pipeline import AsyncCopyRing, Ring
+
+HEADERS = ("tile/fragment.cuh", "tile/pipeline.cuh", "tile/swizzle.cuh")
+MAX_STAGES = 8
+
+_PRELUDE = """\
+using tracea::u32;
+
+// The state of a role that has really advanced k times.
+template <int Stages>
+TRACEA_HOST_DEVICE constexpr tracea::PipelineState<Stages> advanced(u32 k) {
+  tracea::PipelineState<Stages> state;
+  for (u32 step = 0; step < k; ++step) state.advance();
+  return state;
+}
+
+template <class Case>
+TRACEA_HOST_DEVICE constexpr int first_difference() {
+  int n = 0;
+  for (u32 expected : Case::kExpected) {
+    if (Case::value(n) != expected) return n;
+    ++n;
+  }
+  return -1;
+}
+
+template <class Case, int N>
+struct Agrees {
+  static_assert(N == -1, "device code and the Python algebra differ at n = N");
+};
+"""
+
+_ENTRY = """\
+#if defined(__CUDACC__)
+extern "C" __global__ void parity() {}
+#endif
+"""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The claim that ``expression`` is ``expected[n]`` for every n.
+
+    Attributes:
+      name: a C++ identifier.
+      expression: C++ text of the unsigned variable ``n``.
+      expected: values in 0 .. 2^32 - 1, by n.
+    """
+
+    name: str
+    expression: str
+    expected: tuple[int, ...]
+
+    def cxx(self) -> str:
+        """A struct of the expected values and the expression, and its assertion."""
+        values = ", ".join(f"{value}u" for value in self.expected)
+        return (
+            f"struct {self.name} {{\n"
+            f"  static constexpr u32 kExpected[] = {{{values}}};\n"
+            f"  TRACEA_HOST_DEVICE static constexpr u32 value(u32 n) {{\n"
+            f"    return {self.expression};\n"
+            f"  }}\n"
+            f"}};\n"
+            f"template struct Agrees<{self.name}, first_difference<{self.name}>()>;\n"
+        )
+
+
+def swizzle_cases() -> Iterator[Case]:
+    """Every byte of two periods, for the tensor map modes and those of wider rows."""
+    wide = [swizzle.conflict_free_swizzle(row_bytes) for row_bytes in (256, 512)]
+    for mode in (*swizzle.TENSOR_MAP_MODES, *wide):
+        name = f"Swizzle_{mode.bits}_{mode.base}_{mode.shift}"
+        yield Case(
+            name=name,
+            expression=f"{mode.cxx()}::apply(n)",
+            expected=tuple(mode(byte) for byte in range(2 * mode.period_bytes)),
+        )
+        yield Case(
+            name=f"{name}_period",
+            expression=f"{mode.cxx()}::kPeriodBytes + n",
+            expected=(mode.period_bytes,),
+        )
+
+
+def fragment_cases() -> Iterator[Case]:
+    """Row and column of every register of every lane."""
+    fragments = {
+        "mma_a": lanes.MMA_A,
+        "mma_b": lanes.MMA_B,
+        "mma_c": lanes.MMA_C,
+        "wgmma_accumulator": lanes.wgmma_accumulator(256),
+    }
+    for function, fragment in fragments.items():
+        held = [fragment(lane, i) for lane, i in fragment.positions()]
+        for axis, part in enumerate(("row", "col")):
+            count = fragment.registers
+            yield Case(
+                name=f"{function}_{part}",
+                expression=f"tracea::{function}_{part}(n / {count}, n % {count})",
+                expected=tuple(element[axis] for element in held),
+            )
+
+
+def staging_cases() -> Iterator[Case]:
+    """Where the epilogue stages 16-bit elements (stmatrix.x4) and pairs of f32."""
+    mode = swizzle.SWIZZLE_128B.cxx()
+    for block in range(0, 8, 2):
+        yield from _address_cases(
+            f"stmatrix_{block}",
+            functools.partial(staging.stmatrix_x4_byte, block=block),
+            f"tracea::stmatrix_x4_byte<{mode}>(n, {block})",
+            width=16,
+        )
+    for j, half in itertools.product(range(4), range(2)):
+        yield from _address_cases(
+            f"pair_{j}_{half}",
+            functools.partial(staging.accumulator_pair_byte, j=j, half=half),
+            f"tracea::accumulator_pair_byte<{mode}>(n, {j}, {half})",
+            width=8,
+        )
+    for function in (staging.stmatrix_x4_row, staging.stmatrix_x4_col):
+        yield Case(
+            name=function.__name__,
+            expression=f"tracea::{function.__name__}(n)",
+            expected=tuple(function(lane) for lane in range(lanes.WARP_LANES)),
+        )
+
+
+def _address_cases(
+    name: str, byte: Callable[..., Any], device: str, *, width: int
+) -> Iterator[Case]:
+    """The device function in every thread, and each warp's simulated expression."""
+    threads = range(lanes.WARPGROUP_LANES)
+    expected = tuple(byte(thread) for thread in threads)
+    yield Case(name=name, expression=device, expected=expected)
+    for warp in range(4):
+        first = warp * lanes.WARP_LANES
+        address = verified(byte(LANE + first), width=width)
+        yield Case(
+            name=f"{name}_simulated_{warp}",
+            expression=address.cxx("n"),
+            expected=expected[first : first + lanes.WARP_LANES],
+        )
+
+
+def pipeline_cases() -> Iterator[Case]:
+    """Stage and parities over several wraps, arrival counts, and cp.async waits."""
+    for stages in range(1, MAX_STAGES + 1):
+        yield from _ring_cases(stages)
+    ring = Ring(stages=1)
+    yield Case(
+        name="empty_arrivals",
+        expression="tracea::empty_arrivals(n / 2 + 1, n % 2 + 1)",
+        expected=tuple(
+            ring.empty_arrivals(consumers=consumers, cluster=cluster)
+            for consumers in (1, 2, 3)
+            for cluster in (1, 2)
+        ),
+    )
+    yield Case(
+        name="full_arrivals",
+        expression="tracea::full_arrivals() + n",
+        expected=(ring.full_arrivals(),),
+    )
+    for stages in range(2, MAX_STAGES + 1):
+        yield from _async_copy_cases(stages)
+
+
+def _ring_cases(stages: int) -> Iterator[Case]:
+    ring, steps = Ring(stages=stages), range(4 * stages + 3)
+    states = {
+        "at": f"tracea::PipelineState<{stages}>::at(n)",
+        "advanced": f"advanced<{stages}>(n)",
+    }
+    members = {
+        "stage_idx": ring.stage,
+        "consumer_parity()": ring.consumer_parity,
+        "producer_parity()": ring.producer_parity,
+    }
+    for (how, state), (member, function) in itertools.product(
+        states.items(), members.items()
+    ):
+        yield Case(
+            name=f"ring_{stages}_{how}_{member.removesuffix('()')}",
+            expression=f"{state}.{member}",
+            expected=tuple(function(k) for k in steps),
+        )
+
+
+def _async_copy_cases(stages: int) -> Iterator[Case]:
+    rings = [AsyncCopyRing(stages=stages, form=form) for form in ("A", "B")]
+    steps = range(2 * stages + 1)
+    device = f"tracea::AsyncCopyPipeline<{stages}>"
+    waits = tuple(ring.before_compute.groups_behind for ring in rings)
+    yield Case(
+        name=f"async_copy_{stages}_waits",
+        expression=f"n ? {device}::kGroupsBehindB : {device}::kGroupsBehindA",
+        expected=waits,
+    )
+    yield Case(
+        name=f"async_copy_{stages}_prologue",
+        expression=f"{device}::kPrologueGroups + n",
+        expected=(rings[0].prologue,),
+    )
+    for stage in ("compute_stage", "load_stage"):
+        yield Case(
+            name=f"async_copy_{stages}_{stage}",
+            expression=f"{device}::{stage}(n)",
+            expected=tuple(getattr(rings[0], stage)(k) for k in steps),
+        )
+
+
+def cases() -> tuple[Case, ...]:
+    """Every claim about the headers of ``kernels/cuda/tile``."""
+    return (
+        *swizzle_cases(),
+        *fragment_cases(),
+        *staging_cases(),
+        *pipeline_cases(),
+    )
+
+
+def source(claims: Iterable[Case]) -> str:
+    """The translation unit that compiles if and only if all claims hold."""
+    includes = "".join(f'#include "{name}"\n' for name in HEADERS)
+    body = "\n".join(case.cxx() for case in claims)
+    return f"// Device headers agree with the Python algebra.\n{includes}\n" + (
+        f"{_PRELUDE}\n{body}\n{_ENTRY}"
+    )
+
+
+def kernel(claims: Iterable[Case] | None = None, *, arch: str = "sm_90a") -> Kernel:
+    """The same as a kernel that does nothing: compile it, there is no need to launch.
+
+    Args:
+      claims: ``cases()`` if omitted.
+      arch: target architecture.
+    """
+    return Kernel(
+        entry="parity",
+        source=source(cases() if claims is None else claims),
+        headers=sources.headers(*HEADERS),
+        arch=arch,
+        grid=(1, 1, 1),
+        block=(1, 1, 1),
+        smem_bytes=0,
+        params=(),
+    )
