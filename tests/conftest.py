@@ -1,0 +1,70 @@
+"""What all tests share: isolation from the user's settings, devices, and markers."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import sys
+
+import hypothesis
+import jax
+import pytest
+
+# `python -m pytest` puts the source tree first on the path; the installed package is
+# meant, whose compiled extension the source tree does not have.
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:] = [p for p in sys.path if pathlib.Path(p).resolve() != _ROOT]
+
+# Only TRACEA_CPU_ISA may reach the tests, so that they can be run for every ISA.
+for _name in [n for n in os.environ if n.startswith("TRACEA_") and n != "TRACEA_CPU_ISA"]:
+    del os.environ[_name]
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
+
+# Several CPU devices, for sharding; programs that do not shard use the first.
+jax.config.update("jax_num_cpu_devices", 8)
+
+# A busy machine is no failure, and examples that failed belong into the tests.
+hypothesis.settings.register_profile("tracea", deadline=None, database=None)
+hypothesis.settings.load_profile("tracea")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only ``-m gpu`` uses a GPU; all other tests are about CPUs, also where one is."""
+    expression = config.option.markexpr
+    if "gpu" not in expression or "not gpu" in expression:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
+        jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> pathlib.Path:
+    """The cache of this test and of the processes it starts: its own, and empty."""
+    directory = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("TRACEA_CACHE_DIR", str(directory))
+    return directory
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    needs = {mark.name for mark in item.iter_markers()}
+    if "nvrtc" in needs and (why := _no_nvrtc()):
+        pytest.skip(why)
+    if "gpu" in needs and not _has_gpu():
+        pytest.skip("needs an NVIDIA GPU and pytest -m gpu")
+
+
+@functools.cache
+def _no_nvrtc() -> str | None:
+    from tracea_jax.runtime import nvrtc
+
+    return nvrtc.why_unavailable()
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:  # no such backend
+        return False

@@ -1,0 +1,399 @@
+"""What the lowering hands to XLA, and what the native launcher makes of it. No GPU.
+
+XLA instantiates a handler when it compiles. The CUDA launcher's instantiate stage
+touches no driver, so it is run here, by XLA, with its stages registered for the CPU.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sample_kernels
+from jax.interpreters import mlir
+
+from tracea_jax import _native
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
+from tracea_jax.runtime import launch, nvrtc, store
+from tracea_jax.runtime.nvrtc import Cubin
+
+KEY = "0123456789abcdef" * 4
+
+
+def elf(body: bytes = b"") -> bytes:
+    """The least that passes for a cubin: a header and one empty section."""
+    header = bytearray(64)
+    header[:5] = b"\x7fELF\x02"
+    section = 64 + len(body)
+    header[40:48] = section.to_bytes(8, "little")
+    header[58:60] = (64).to_bytes(2, "little")
+    header[60:62] = (1).to_bytes(2, "little")
+    return bytes(header) + body + bytes(64)
+
+
+def cubin(key: str = KEY, image: bytes | None = None) -> Cubin:
+    return Cubin(
+        key=key,
+        arch="sm_90a",
+        entry="scale",
+        image=elf() if image is None else image,
+        registers=0,
+        stack_bytes=0,
+        spill_bytes=0,
+        smem_static_bytes=0,
+        warnings=(),
+        log="",
+        compile_s=0.0,
+    )
+
+
+def scale_primitive(kernel: Kernel, code: Cubin, embed: bool = False) -> jex.Primitive:
+    """A primitive from an array to one like it that launches ``kernel`` on CUDA."""
+    primitive = jex.Primitive("test_scale")
+    primitive.def_abstract_eval(lambda x: x)
+
+    def rule(ctx: Any, x: Any) -> Any:
+        return launch.cuda_lowering(ctx, [x], kernel, code, embed=embed)
+
+    mlir.register_lowering(primitive, rule, platform="cuda")
+    return primitive
+
+
+def lowered_text(kernel: Kernel, code: Cubin, embed: bool = False) -> str:
+    primitive = scale_primitive(kernel, code, embed)
+    traced = jax.jit(primitive.bind).trace(jnp.zeros(1000, jnp.float32))
+    return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def decode(numbers: list[int]) -> list[tuple[Any, ...]]:
+    """Reads parameter records as ffi/launch_spec.h describes them."""
+    stream = iter(numbers)
+    records: list[tuple[Any, ...]] = []
+
+    def take(count: int) -> tuple[int, ...]:
+        return tuple(next(stream) for _ in range(count))
+
+    for kind in stream:
+        if kind == 3:
+            operand, dtype, rank = take(3)
+            layout = take(rank), take(rank - 1), take(rank)
+            records.append(("map", operand, dtype, *layout, *take(1)))
+        else:
+            names = {0: "pointer", 1: "scalar32", 2: "scalar64"}
+            records.append((names[kind], *take(1)))
+    return records
+
+
+def test_attributes_round_trip():
+    kernel = dataclasses.replace(
+        sample_kernels.scale(),
+        grid=(7, 6, 5),
+        block=(128, 2, 1),
+        cluster=(1, 2, 5),
+        smem_bytes=200_000,
+        params=(
+            sample_kernels.tiled_map(2),
+            Pointer(operand=-1),
+            Pointer(operand=3),
+            Scalar(value=-5),
+            Scalar(value=2**40, bits=64),
+            sample_kernels.tiled_map(0),
+        ),
+    )
+    attributes = launch.cuda_attributes(kernel, KEY)
+    assert attributes["launch"].tolist() == [7, 6, 5, 128, 2, 1, 1, 2, 5, 200_000]
+    assert attributes["launch"].dtype == attributes["params"].dtype == np.int64
+    layout = (9, (256, 100), (512,), (64, 32), 3)
+    assert decode(attributes["params"].tolist()) == [
+        ("map", 2, *layout),
+        ("pointer", -1),
+        ("pointer", 3),
+        ("scalar32", -5),
+        ("scalar64", 2**40),
+        ("map", 0, *layout),
+    ]
+    named = {k: attributes[k] for k in ("abi", "kernel_key", "entry", "arch")}
+    assert named == {"abi": 1, "kernel_key": KEY, "entry": "scale", "arch": "sm_90a"}
+
+
+def test_unknown_tensor_map_dtype_lists_the_known():
+    bad = dataclasses.replace(sample_kernels.tiled_map(0), dtype="complex64")
+    kernel = dataclasses.replace(sample_kernels.scale(), params=(bad,))
+    with pytest.raises(ValueError, match="'complex64'.*bfloat16"):
+        launch.cuda_attributes(kernel, KEY)
+
+
+def test_scalars_have_32_or_64_bits():
+    kernel = dataclasses.replace(
+        sample_kernels.scale(), params=(Scalar(value=1, bits=16),)
+    )
+    with pytest.raises(ValueError, match="32 or 64"):
+        launch.cuda_attributes(kernel, KEY)
+
+
+def test_lowered_program_names_target_and_key():
+    text = lowered_text(sample_kernels.scale(), cubin())
+    assert "@tracea_cuda_launch_v1" in text
+    assert f'kernel_key = "{KEY}"' in text
+    assert "cubin = " not in text
+    assert _native.has_cubin(KEY)
+
+
+def test_embedding_puts_the_code_into_the_program():
+    text = lowered_text(sample_kernels.scale(), cubin(), embed=True)
+    assert base64.b64encode(elf()).decode() in text
+
+
+def test_lowering_is_independent_of_what_was_lowered_before():
+    first = lowered_text(sample_kernels.scale(), cubin())
+    lowered_text(sample_kernels.scale(n=500, by=7), cubin(key="f" * 64))
+    assert lowered_text(sample_kernels.scale(), cubin()) == first
+
+
+def test_a_truncated_image_is_refused_at_lowering():
+    image = elf(bytes(100))
+    for end in (3, 63, 100, len(image) - 1):
+        with pytest.raises(ValueError, match="no cubin"):
+            lowered_text(sample_kernels.scale(), cubin("e" * 64, image[:end]))
+    assert not _native.has_cubin("e" * 64)
+
+
+@pytest.mark.nvrtc
+def test_every_truncation_of_a_real_cubin_is_noticed():
+    image = nvrtc.compile(sample_kernels.scale()).image
+    _native.put_cubin("d" * 64, image)
+    for size in range(0, len(image), 64):
+        with pytest.raises(ValueError, match="no cubin"):
+            _native.put_cubin("c" * 64, image[:size])
+    with pytest.raises(ValueError, match="no cubin"):
+        _native.put_cubin("c" * 64, image[:-1])
+
+
+def tensor_map(**changes: Any) -> dict[str, Any]:
+    changed = dataclasses.replace(sample_kernels.tiled_map(0), **changes)
+    return {"params": (changed,)}
+
+
+RULES = {
+    "negative grid": ({"grid": (-1, 1, 1)}, "grid dimension is -1"),
+    "tall grid": ({"grid": (1, 70000, 1)}, "from 0 to 65535"),
+    "no threads": ({"block": (0, 1, 1)}, "block dimension is 0"),
+    "many threads": ({"block": (64, 32, 1)}, "threads of a block is 2048"),
+    "large cluster": ({"grid": (16, 16, 1), "cluster": (8, 4, 1)}, "cluster is 32"),
+    "odd grid": ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "3x1x1 is no multiple"),
+    "negative smem": ({"smem_bytes": -1}, "smem_bytes is -1"),
+    "operand": ({"params": (Pointer(operand=-2),)}, "operand of a parameter is -2"),
+    "scalar": ({"params": (Scalar(value=2**32),)}, "32-bit scalar is 4294967296"),
+    "null map": (tensor_map(operand=-1), "operand of a parameter is -1"),
+    "rank": (tensor_map(dims=(8,) * 6, box=(8,) * 6), "rank of a tensor map is 6"),
+    "empty map": (tensor_map(dims=(0, 100)), "dimension of a tensor map is 0"),
+    "odd stride": (
+        tensor_map(strides=(520,)),
+        "520 bytes; it must be a multiple of 16",
+    ),
+    "huge stride": (tensor_map(strides=(2**40,)), "stride of a tensor map is"),
+    "wide box": (tensor_map(box=(64, 257)), "box dimension of a tensor map is 257"),
+    "narrow box": (tensor_map(box=(4, 32)), "rows of 8 bytes; it must be a multiple"),
+    "swizzled box": (tensor_map(box=(128, 32)), "rows of 256 bytes.*at most 128"),
+    "parameters": ({"params": (Scalar(value=1),) * 65}, "65 parameters"),
+    "maps": ({"params": (sample_kernels.tiled_map(0),) * 17}, "17 tensor maps"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), RULES.values(), ids=RULES.keys())
+def test_an_illegal_launch_is_refused_at_lowering(change, message):
+    kernel = dataclasses.replace(sample_kernels.scale(), **change)
+    with pytest.raises(ValueError, match=message):
+        lowered_text(kernel, cubin())
+
+
+LEGAL: dict[str, dict[str, Any]] = {
+    "no parameters": {"params": ()},
+    "signed and unsigned": {"params": (Scalar(value=-1), Scalar(value=2**32 - 1))},
+    "cluster": {"grid": (4, 2, 1), "cluster": (2, 2, 1)},
+    "tensor map": {"params": (sample_kernels.tiled_map(1),)},
+    "vector map": tensor_map(dims=(1000,), strides=(), box=(64,)),
+    "empty problem": {"grid": (0, 1, 1), **tensor_map(dims=(0, 100))},
+}
+
+
+@pytest.mark.parametrize("change", LEGAL.values(), ids=LEGAL.keys())
+def test_a_legal_launch_is_lowered(change):
+    kernel = dataclasses.replace(sample_kernels.scale(), **change)
+    assert "@tracea_cuda_launch_v1" in lowered_text(kernel, cubin())
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_an_incomplete_record_is_refused(cut):
+    kernel = dataclasses.replace(
+        sample_kernels.scale(), params=(sample_kernels.tiled_map(0),)
+    )
+    attributes = launch.cuda_attributes(kernel, KEY)
+    with pytest.raises(ValueError, match="incomplete"):
+        _native.check_launch(
+            attributes["launch"].tolist(), attributes["params"].tolist()[:-cut]
+        )
+
+
+def test_registering_again_does_nothing():
+    launch.register()
+    launch.register.__wrapped__()  # past the cache: the same pointers are accepted
+    assert float(jax.jit(lambda x: x + 1)(1.0)) == 2.0
+
+
+def test_cpu_isa_is_one_that_devices_name():
+    from tracea_jax.device import CPU_ISAS
+
+    assert launch.cpu_isa() in CPU_ISAS
+
+
+# ---- the instantiate stage, run by XLA -----------------------------------------------
+
+INSTANTIATE = """
+import json, pathlib, sys
+import jax, jax.numpy as jnp
+from tracea_jax import _native
+from tracea_jax.runtime import launch
+import numpy as np
+
+jax.devices()  # a stateful CPU handler may only be registered after this
+target = _native.ffi_targets()["tracea_cuda_launch_v1"]
+name, state = target["state"]
+jax.ffi.register_ffi_type(name, state, platform="cpu")
+stages = {k: target["stages"][k] for k in ("instantiate", "execute")}
+jax.ffi.register_ffi_target("tracea_cuda_launch_v1", stages, platform="cpu")
+
+launch.set_cubin_directory(pathlib.Path("store"))
+x = jnp.zeros(8)
+result = jax.ShapeDtypeStruct((8,), jnp.float32)
+call = jax.ffi.ffi_call("tracea_cuda_launch_v1", result)
+said = []
+for change in json.load(sys.stdin):
+    attributes = dict(abi=1, kernel_key="KEY", entry="scale", arch="sm_90a",
+                      launch=np.array([1, 1, 1, 32, 1, 1, 1, 1, 1, 0]),
+                      params=np.array([0, 0, 0, 1]))
+    exec(change)
+    try:
+        jax.jit(lambda x: call(x, **attributes)).lower(x).compile()
+        said.append("instantiated")
+    except Exception as e:
+        said.append(str(e))
+print(json.dumps(said))
+"""
+
+
+def instantiate(directory: pathlib.Path, *changes: str) -> list[str]:
+    """Compiles calls with changed attributes in one new process; what came of each."""
+    done = subprocess.run(
+        [sys.executable, "-c", INSTANTIATE.replace("KEY", KEY)],
+        input=json.dumps(changes),
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_an_unknown_kernel_names_key_place_and_remedy(tmp_path):
+    (said,) = instantiate(tmp_path, "")
+    for part in ("FAILED_PRECONDITION", "scale", KEY, "TRACEA_CACHE_DIR", "jax.export"):
+        assert part in said
+    assert f"store/cubin/sm_90a/{KEY}.cubin" in said
+
+
+def test_a_registered_kernel_is_found(tmp_path):
+    change = f"_native.put_cubin({KEY!r}, {elf()!r})"
+    assert instantiate(tmp_path, change) == ["instantiated"]
+
+
+def test_parameters_of_any_number_reach_the_launcher(tmp_path):
+    register = f"_native.put_cubin({KEY!r}, {elf()!r})\n"
+    changes = [
+        f"{register}attributes['params'] = np.array({params}, np.int64)"
+        for params in ([], [1, 1] * 64, [0, 63])
+    ]
+    assert instantiate(tmp_path, *changes) == ["instantiated"] * 3
+
+
+def test_an_embedded_kernel_is_found(tmp_path):
+    image = elf(b"?>~ any length")
+    change = f"attributes['cubin'] = {base64.b64encode(image).decode()!r}"
+    assert instantiate(tmp_path, change) == ["instantiated"]
+
+
+@pytest.mark.nvrtc
+def test_a_stored_kernel_is_found_by_another_process(tmp_path):
+    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    change = f"attributes['kernel_key'] = {code.key!r}"
+    assert instantiate(tmp_path, change) == ["instantiated"]
+
+
+@pytest.mark.nvrtc
+def test_a_damaged_stored_kernel_is_passed_over(tmp_path):
+    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    file = store.path(tmp_path / "store", "sm_90a", code.key)
+    file.write_bytes(code.image[:-1])
+    change = f"attributes['kernel_key'] = {code.key!r}"
+    (said,) = instantiate(tmp_path, change)
+    assert "FAILED_PRECONDITION" in said
+
+
+REFUSED = {
+    "another interface": ("attributes['abi'] = 2", "launch interface 2"),
+    "missing": ("del attributes['entry']", "attribute entry is missing"),
+    "wrong type": (
+        "attributes['abi'] = 1.0",
+        "attribute abi is missing or has the wrong",
+    ),
+    "a path as key": ("attributes['kernel_key'] = '../../etc'", "lower-case letters"),
+    "a path as arch": ("attributes['arch'] = '/etc'", "lower-case letters"),
+    "broken base64": ("attributes['cubin'] = 'AA*='", "no compiled image"),
+    "embedded text": ("attributes['cubin'] = 'SGVsbG8='", "is no cubin"),
+    "bad launch": ("attributes['launch'][0] = -1", "grid dimension is -1"),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory) -> dict[str, str]:
+    changes = [change for change, _ in REFUSED.values()]
+    answers = instantiate(tmp_path_factory.mktemp("empty"), *changes)
+    return dict(zip(REFUSED, answers, strict=True))
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_call_that_cannot_run_is_refused_when_loaded(refusals, case):
+    assert REFUSED[case][1] in refusals[case]
+
+
+def test_a_source_tree_says_how_to_install(tmp_path):
+    script = "import sys; sys.modules['tracea_jax._native'] = None\n"
+    script += "import tracea_jax.runtime.launch"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode != 0
+    assert "no compiled extension" in done.stderr
+    assert "pip install ." in done.stderr
+
+
+def test_tensor_map_dtypes_are_the_drivers():
+    driver = pytest.importorskip("cuda.bindings.driver")
+    names = {"bfloat16": "BFLOAT16", "tfloat32": "TFLOAT32", "float16": "FLOAT16"}
+    names |= {"float32": "FLOAT32", "float64": "FLOAT64", "int32": "INT32"}
+    for dtype, name in names.items():
+        value = driver.CUtensorMapDataType[f"CU_TENSOR_MAP_DATA_TYPE_{name}"]
+        assert launch.TENSOR_MAP_DTYPES[dtype] == value
+    assert isinstance(sample_kernels.tiled_map(0), TensorMap)

@@ -1,0 +1,157 @@
+"""Kernels as XLA custom calls: registration of the handlers, encoding of attributes.
+
+The only module that uses the native extension. Targets carry a version in their names,
+so a program lowered for another interface is refused instead of misread.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar, TensorMap
+from tracea_jax.runtime.nvrtc import Cubin
+
+try:
+    from tracea_jax import _native
+except ImportError as e:
+    _package = pathlib.Path(__file__).parent.parent
+    raise ImportError(
+        f"tracea_jax in {_package} has no compiled extension ({e}). If that is a "
+        "source tree, install the package (pip install .) and run outside of the tree."
+    ) from e
+
+CPU_GEMM_TARGET = "tracea_cpu_gemm_v1"
+CUDA_TARGET = "tracea_cuda_launch_v1"
+ABI = 1  # of the attributes below; ffi/launch_spec.h has the same number
+
+# CUtensorMapDataType, CUDA driver API. 8-bit floats travel as bytes.
+TENSOR_MAP_DTYPES = {
+    "uint8": 0,
+    "float8_e4m3fn": 0,
+    "float8_e5m2": 0,
+    "uint16": 1,
+    "uint32": 2,
+    "int32": 3,
+    "float16": 6,
+    "float32": 7,
+    "float64": 8,
+    "bfloat16": 9,
+    "tfloat32": 11,  # float32 in memory, rounded to TF32 on the way
+}
+
+
+@functools.cache
+def register() -> None:
+    """Registers all handlers with XLA; further calls do nothing.
+
+    CUDA handlers are registered everywhere: without a GPU they wait, unused.
+    """
+    for name, target in _native.ffi_targets().items():
+        platform = target["platform"]
+        if "state" in target:  # XLA wants the type first
+            state_name, state = target["state"]
+            jax.ffi.register_ffi_type(state_name, state, platform=platform)
+        jax.ffi.register_ffi_target(name, target["stages"], platform=platform)
+
+
+def set_cubin_directory(directory: pathlib.Path | None) -> None:
+    """Names the cache directory in which loaded programs look for their kernels.
+
+    Programs that were lowered in this process do not need it; deserialised ones do.
+    """
+    _native.set_cubin_directory(None if directory is None else str(directory))
+
+
+def cpu_isa() -> str:
+    """The widest instruction set that this processor and the extension share."""
+    return _native.cpu_isa()
+
+
+def cpu_lowering(
+    ctx: Any, operands: Sequence[Any], target: str, attributes: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Emits a custom call to a CPU handler.
+
+    Args:
+      ctx: the lowering rule's context; its avals give the result types.
+      operands: MLIR values.
+      target: name of a registered handler.
+      attributes: what the handler decodes.
+    """
+    register()
+    return jax.ffi.ffi_lowering(target)(ctx, *operands, **attributes)
+
+
+def cuda_lowering(
+    ctx: Any, operands: Sequence[Any], kernel: Kernel, cubin: Cubin, *, embed: bool
+) -> Sequence[Any]:
+    """Emits a custom call that launches a kernel.
+
+    Args:
+      ctx: the lowering rule's context; its avals give the result types.
+      operands: MLIR values; operands of the kernel are these, then the results.
+      kernel: the launch.
+      cubin: its compiled code, made known to the launcher of this process.
+      embed: whether the program shall carry the code itself, for export.
+
+    Raises:
+      ValueError: naming the limit that the launch breaks.
+    """
+    register()
+    attributes = cuda_attributes(kernel, cubin.key)
+    _native.check_launch(attributes["launch"].tolist(), attributes["params"].tolist())
+    _native.put_cubin(cubin.key, cubin.image)
+    if embed:
+        attributes["cubin"] = base64.b64encode(cubin.image).decode()
+    return jax.ffi.ffi_lowering(CUDA_TARGET)(ctx, *operands, **attributes)
+
+
+def cuda_attributes(kernel: Kernel, key: str) -> dict[str, Any]:
+    """The attributes of a launch; ffi/launch_spec.h describes the encoding.
+
+    Args:
+      kernel: the launch.
+      key: content hash of its compiled code (``nvrtc.key``).
+    """
+    launch = (*kernel.grid, *kernel.block, *kernel.cluster, kernel.smem_bytes)
+    params = [number for param in kernel.params for number in _record(param)]
+    return {
+        "abi": ABI,
+        "kernel_key": key,
+        "entry": kernel.entry,
+        "arch": kernel.arch,
+        "launch": np.array(launch, np.int64),
+        "params": np.array(params, np.int64),
+    }
+
+
+def _record(param: Param) -> tuple[int, ...]:
+    match param:
+        case Pointer():
+            return 0, param.operand
+        case Scalar(bits=32):
+            return 1, param.value
+        case Scalar(bits=64):
+            return 2, param.value
+        case TensorMap():
+            layout = (*param.dims, *param.strides, *param.box, int(param.swizzle))
+            return 3, param.operand, _dtype(param.dtype), len(param.dims), *layout
+    raise ValueError(
+        f"{param} must be a Pointer, a TensorMap, or a Scalar of 32 or 64 bits"
+    )
+
+
+def _dtype(name: str) -> int:
+    if name not in TENSOR_MAP_DTYPES:
+        raise ValueError(
+            f"tensor maps have no element type {name!r}; "
+            f"they have {', '.join(TENSOR_MAP_DTYPES)}"
+        )
+    return TENSOR_MAP_DTYPES[name]
