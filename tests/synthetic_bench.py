@@ -1,0 +1,211 @@
+"""A bench whose candidates take time on a clock of its own, and fail as told.
+
+Nothing here measures real time, so every decision of the tuner can be predicted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+from collections.abc import Callable
+
+from tracea_jax import doctor, policy, variants
+from tracea_jax.device import CpuDevice, Device
+from tracea_jax.policy import Choice, Decision
+from tracea_jax.problem import GemmProblem
+from tracea_jax.tuning import cache, measure, records, tuner
+from tracea_jax.tuning.cache import Best, Entry, Observation
+from tracea_jax.tuning.environment import environment, environment_key, problem_key
+from tracea_jax.variants.gemm_cpu import GemmCpuConfig
+
+DEVICE = CpuDevice(name="synthetic processor", isa="avx2", cores=4)
+PROBLEM = GemmProblem(m=96, n=80, k=64)
+
+
+def config(kc: int, nc: int = 512, tasks: int = 2) -> GemmCpuConfig:
+    return GemmCpuConfig(kc=kc, nc=nc, tasks=tasks)
+
+
+def choice(kc: int, nc: int = 512, tasks: int = 2) -> Choice:
+    return Choice(variant="gemm_cpu", config=config(kc, nc, tasks))
+
+
+XLA = Choice(variant="xla", config=variants.XLA.heuristic(PROBLEM, DEVICE))
+HERO = choice(1)
+
+
+def decision(size: int) -> Decision:
+    """The hero (kc 1), XLA, and configs with kc 2, 3, ... of equal standing."""
+    return Decision(
+        choice=HERO,
+        heroes=(HERO, XLA),
+        space=(HERO, XLA, *(choice(kc) for kc in range(2, size + 1))),
+        reason="synthetic",
+    )
+
+
+class Clock:
+    """Time in nanoseconds that passes only when someone works."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def __call__(self) -> int:
+        return self.ns
+
+    def work(self, us: float) -> None:
+        self.ns += round(us * 1e3)
+
+
+@dataclasses.dataclass
+class Bench:
+    """Candidates with given times.
+
+    Attributes:
+      times_us: time of one execution; ``default_us`` for choices that are not named.
+      noise: standard deviation of a slice, as a fraction; drawn from a fixed seed.
+      wrong: choices with wrong results; nan: with NaN results; unrepeatable: whose
+        results differ from run to run.
+      broken: choices that do not compile; crashing: that fail when they run.
+      hook: called at each step with "prepare", "run" or "verify" and the choice.
+    """
+
+    clock: Clock
+    times_us: dict[Choice, float]
+    default_us: float = 100.0
+    noise: float = 0.0
+    compile_us: float = 1000.0
+    wrong: frozenset[Choice] = frozenset()
+    nan: frozenset[Choice] = frozenset()
+    unrepeatable: frozenset[Choice] = frozenset()
+    broken: frozenset[Choice] = frozenset()
+    crashing: frozenset[Choice] = frozenset()
+    hook: Callable[[str, Choice], None] = lambda step, choice: None
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(1)
+        self.executed: dict[Choice, int] = {}
+        self.prepared: list[Choice] = []
+
+    def prepare(self, choice: Choice) -> measure.Run:
+        self.hook("prepare", choice)
+        self.prepared.append(choice)
+        self.clock.work(self.compile_us)
+        if choice in self.broken:
+            raise ValueError("no such instruction")
+
+        def run(repeats: int) -> None:
+            self.hook("run", choice)
+            if choice in self.crashing:
+                raise RuntimeError("illegal address")
+            self.executed[choice] = self.executed.get(choice, 0) + repeats
+            factor = max(1 + self.noise * self.random.gauss(0, 1), 0.1)
+            self.clock.work(repeats * self.time_us(choice) * factor)
+
+        return run
+
+    def time_us(self, choice: Choice) -> float:
+        return self.times_us.get(choice, self.default_us)
+
+    def verify(self, choice: Choice) -> measure.Verification:
+        self.hook("verify", choice)
+        error = 1e-6
+        if choice in self.wrong:
+            error = 0.5
+        if choice in self.nan:
+            error = float("nan")
+        return measure.Verification(
+            max_rel_error=error,
+            tolerance=1e-3,
+            ok=error < 1e-3,
+            repeatable=choice not in self.unrepeatable,
+        )
+
+
+def timing(clock: Callable[[], int], **changes: float) -> measure.Timing:
+    return dataclasses.replace(measure.Timing(clock=clock), **changes)
+
+
+def tune(
+    bench: Bench,
+    directory: pathlib.Path | None = None,
+    *,
+    size: int = 12,
+    problem: GemmProblem = PROBLEM,
+    **search,
+) -> cache.Entry:
+    """Tunes over ``decision(size)`` on the bench's clock."""
+    search.setdefault("timing", timing(bench.clock))
+    return tuner.tune(
+        problem,
+        doctor.diagnose(problem, DEVICE),
+        decision(size),
+        bench,
+        search.pop("database", None) or cache.Database(directory),
+        DEVICE,
+        **search,
+    )
+
+
+def default_decision() -> Decision:
+    """What the policy makes of ``PROBLEM`` on ``DEVICE``."""
+    return policy.decide(doctor.diagnose(PROBLEM, DEVICE))
+
+
+# Records to put into a cache.
+
+
+def entry(best=None, *, problem=PROBLEM, written="2026-01-01", observations=()):
+    best = best or choice(8)
+    return Entry(
+        problem=problem.to_json(),
+        environment=environment("matmul", DEVICE),
+        best=Best(
+            variant=best.variant,
+            config=dataclasses.asdict(best.config),
+            time_us=10.0,
+            xla_us=15.0,
+            ratio=1.5,
+        ),
+        observations=records.union(observations),
+        written=written,
+    )
+
+
+def measured(kc, time_us=10.0, repeats=5):
+    config = dataclasses.asdict(choice(kc).config)
+    return Observation(
+        variant="gemm_cpu", config=config, time_us=time_us, repeats=repeats
+    )
+
+
+def failed(kc, kind="wrong_result"):
+    config = dataclasses.asdict(choice(kc).config)
+    return Observation(variant="gemm_cpu", config=config, failure=kind, message="bad")
+
+
+def file_of(directory: pathlib.Path, problem=PROBLEM) -> pathlib.Path:
+    key = environment_key(problem.op, DEVICE)
+    return (
+        directory
+        / "tuned"
+        / key
+        / problem.op
+        / f"{problem_key(problem.to_json())}.json"
+    )
+
+
+def found(
+    database: cache.Database, problem=PROBLEM, device: Device = DEVICE
+) -> cache.Answer:
+    answer = database.lookup(problem, device)
+    assert answer is not None
+    return answer
+
+
+def why_missed(database: cache.Database, problem=PROBLEM) -> str:
+    assert database.lookup(problem, DEVICE) is None
+    reason = database.why_missed(problem, DEVICE)
+    assert reason is not None
+    return reason

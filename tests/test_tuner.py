@@ -1,0 +1,388 @@
+"""The tuner finds the fastest correct config and never one that is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import hypothesis
+import pytest
+import synthetic_bench as synthetic
+from hypothesis import strategies as st
+from synthetic_bench import HERO, XLA, Bench, Clock, choice
+
+from tracea_jax import doctor
+from tracea_jax.tuning import cache, measure, select, session, tuner
+from tracea_jax.tuning.records import identity
+from tracea_jax.tuning.session import identity_of
+
+
+def observation(entry, wanted):
+    return next(o for o in entry.observations if o.identity == identity_of(wanted))
+
+
+def best(entry):
+    return identity(entry.best.variant, entry.best.config)
+
+
+def test_finds_the_fastest_config_and_reports_it():
+    bench = Bench(Clock(), {choice(7): 60.0, choice(4): 70.0, HERO: 90.0, XLA: 120.0})
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(choice(7))
+    assert entry.best.time_us == pytest.approx(60, rel=1e-6)
+    assert entry.best.xla_us == pytest.approx(120, rel=1e-6)
+    assert entry.best.ratio == pytest.approx(2, rel=1e-6)
+    assert entry.best.origin == "sweep"
+    assert entry.best.runner_up["config"] == dataclasses.asdict(choice(4).config)
+    assert entry.verified["ok"] and entry.verified["rounds"] >= 11
+    assert entry.tuner["stop"] == "complete"
+    assert len(entry.observations) == entry.tuner["evals"] == 13
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_does_not_change_the_answer(seed):
+    bench = Bench(Clock(), {choice(9): 90.0, choice(3): 95.0}, noise=0.02)
+    bench.random.seed(seed)
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(choice(9))
+
+
+@pytest.mark.parametrize("fault", ["wrong", "nan", "broken", "crashing"])
+def test_a_faulty_config_never_wins_however_fast(fault):
+    faulty = frozenset({choice(5), choice(6)})
+    times = {choice(5): 1.0, choice(6): 2.0, choice(8): 50.0}
+    bench = Bench(Clock(), times)
+    setattr(bench, fault, faulty)
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(choice(8))
+    kinds = {
+        "wrong": "wrong_result",
+        "nan": "nan",
+        "broken": "compile_error",
+        "crashing": "launch_error",
+    }
+    for c in faulty:
+        seen = observation(entry, c)
+        assert seen.failure == kinds[fault]
+        assert seen.time_us is None and seen.message
+
+
+def test_results_that_differ_between_runs_are_wrong():
+    bench = Bench(Clock(), {choice(5): 10.0, choice(6): 50.0})
+    bench.unrepeatable = frozenset({choice(5)})
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(choice(6))
+    assert observation(entry, choice(5)).failure == "wrong_result"
+
+
+def test_a_wrong_hero_is_no_bar_and_no_answer():
+    bench = Bench(Clock(), {HERO: 10.0, XLA: 100.0}, 100.5, wrong=frozenset({HERO}))
+    assert synthetic.tune(bench).best.variant == "xla"
+
+
+def test_xla_wins_when_it_is_fastest_and_when_nothing_else_is_right():
+    fast = Bench(Clock(), {XLA: 20.0, choice(3): 21.0})
+    entry = synthetic.tune(fast)
+    assert (entry.best.variant, entry.best.origin) == ("xla", "xla")
+    assert entry.best.ratio == 1.0
+    assert entry.best.runner_up["config"]["kc"] == 3
+
+    everything = frozenset(synthetic.decision(12).space) - {XLA}
+    alone = Bench(Clock(), {XLA: 500.0}, wrong=everything)
+    assert synthetic.tune(alone).best.variant == "xla"
+
+
+def test_no_more_finalists_are_verified_after_many_wrong_ones():
+    """A variant that is wrong on this machine must not be verified 60 times."""
+    verified = []
+    everything = frozenset(synthetic.decision(60).space) - {XLA}
+    bench = Bench(Clock(), {}, wrong=everything)
+    bench.hook = lambda step, c: verified.append(c) if step == "verify" else None
+    assert synthetic.tune(bench, size=60).best.variant == "xla"
+    assert len(verified) <= 1 + 8
+
+
+@pytest.mark.parametrize(
+    ("challenger_us", "winner"), [(99.5, HERO), (98.5, choice(2)), (100.0, HERO)]
+)
+def test_the_hero_stays_unless_beaten_by_one_percent(challenger_us, winner):
+    bench = Bench(Clock(), {HERO: 100.0, choice(2): challenger_us, XLA: 150.0}, 140.0)
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(winner)
+    assert entry.best.origin == ("hero" if winner == HERO else "sweep")
+
+
+def test_a_tie_goes_to_the_first_of_the_space():
+    times = {choice(4): 50.1, choice(9): 50.0, choice(11): 50.2, HERO: 80.0}
+    entry = synthetic.tune(Bench(Clock(), times))
+    assert best(entry) == identity_of(choice(4))
+
+
+def test_equal_seeds_decide_alike_and_seeds_matter():
+    def evaluated(seed):
+        bench = Bench(Clock(), {choice(33): 20.0})
+        entry = synthetic.tune(bench, size=80, effort="quick", seed=seed)
+        assert entry.tuner["evals"] == 16
+        return [o.identity for o in entry.observations], best(entry)
+
+    assert evaluated(3) == evaluated(3)
+    assert evaluated(3)[0] != evaluated(4)[0]
+
+
+def test_effort_none_races_only_the_defaults():
+    bench = Bench(Clock(), {choice(5): 1.0, HERO: 50.0, XLA: 60.0})
+    entry = synthetic.tune(bench, effort="none")
+    assert set(bench.prepared) == {HERO, XLA}
+    assert best(entry) == identity_of(HERO)
+    assert entry.tuner["evals"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"effort": "hard"}, "none, quick, default, max"),
+        ({"goal": "speed"}, "latency, throughput"),
+        ({"budget_s": 0}, "positive"),
+        ({"budget_s": math.nan}, "positive"),
+    ],
+)
+def test_wrong_arguments_name_the_right_ones(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        synthetic.tune(Bench(Clock(), {}), **arguments)
+
+
+def test_the_budget_is_respected():
+    clock = Clock()
+    bench = Bench(clock, {choice(2): 50.0}, compile_us=1e6)
+    entry = synthetic.tune(bench, size=60, budget_s=20.0)
+    assert entry.tuner["stop"] == "budget"
+    assert 5 < entry.tuner["evals"] < 20
+    assert clock.ns * 1e-9 < 20.0
+    assert best(entry) == identity_of(choice(2))
+
+
+def test_slow_candidates_shorten_the_race_but_not_below_three_rounds():
+    clock = Clock()
+    times = {choice(2): 3e6, HERO: 4e6, XLA: 5e6}
+    entry = synthetic.tune(Bench(clock, times, 9e6), size=3, budget_s=5.0)
+    assert entry.verified["rounds"] == 3
+
+
+def test_hopeless_candidates_get_one_slice():
+    clock = Clock()
+    bench = Bench(clock, {HERO: 10.0, XLA: 12.0, choice(2): 5000.0}, 15.0)
+    entry = synthetic.tune(bench, size=6)
+    slow, usual = observation(entry, choice(2)), observation(entry, choice(5))
+    assert slow.extra["abandoned"] and slow.time_us == pytest.approx(5000)
+    # Warming up takes a few executions; five slices of 20 ms would take 20.
+    assert bench.executed[choice(2)] * 5000 < 60_000
+    assert "abandoned" not in usual.extra and usual.repeats * 15 >= 90_000
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path):
+    times = {choice(7): 60.0}
+    broken = frozenset({choice(3)})
+    synthetic.tune(Bench(Clock(), times, broken=broken), tmp_path)
+    again = Bench(Clock(), times, broken=broken)
+    entry = synthetic.tune(again, tmp_path, size=14)
+    raced = set(again.prepared)
+    assert {choice(13), choice(14)} <= raced
+    assert choice(3) not in raced  # a failure is an answer too
+    assert len(raced) <= 2 + session.FINALISTS + 2
+    assert best(entry) == identity_of(choice(7))
+
+
+@pytest.mark.parametrize("step", ["prepare", "run", "verify"])
+def test_ctrl_c_returns_the_best_so_far(step):
+    bench = Bench(Clock(), {choice(3): 50.0, choice(11): 10.0})
+    interrupted = []
+
+    def hook(now, c):
+        reached = c == choice(6) if step != "verify" else True
+        if now == step and reached and not interrupted:
+            interrupted.append(c)
+            raise KeyboardInterrupt
+
+    bench.hook = hook
+    entry = synthetic.tune(bench)
+    assert interrupted and entry.tuner["stop"] == "interrupted"
+    assert best(entry) == identity_of(choice(11 if step == "verify" else 3))
+
+
+def test_a_second_ctrl_c_ends_at_once_and_the_journal_keeps_all(tmp_path):
+    bench = Bench(Clock(), {})
+
+    def hook(now, c):
+        if (now == "prepare" and c == choice(6)) or now == "verify":
+            raise KeyboardInterrupt
+
+    bench.hook = hook
+    with pytest.raises(KeyboardInterrupt):
+        synthetic.tune(bench, tmp_path)
+    database = cache.Database(tmp_path)
+    seen = database.observations(synthetic.PROBLEM, synthetic.DEVICE)
+    evaluated = {HERO, XLA, *(choice(kc) for kc in range(2, 6))}
+    assert {o.identity for o in seen} == {identity_of(c) for c in evaluated}
+
+
+def test_a_lost_device_ends_the_tuning_and_blames_one_config(tmp_path):
+    """After an illegal address every launch fails; only the first is the culprit."""
+    bench = Bench(Clock(), {})
+    lost = []
+
+    def hook(now, c):
+        if now == "run" and (lost or c == choice(5)):
+            lost.append(c)
+            raise RuntimeError("illegal address")
+
+    bench.hook = hook
+    with pytest.raises(tuner.TuningError, match=r"kc 5.*new process"):
+        synthetic.tune(bench, tmp_path)
+    entry = synthetic.tune(Bench(Clock(), {choice(8): 40.0}), tmp_path)
+    assert best(entry) == identity_of(choice(8))
+    failed = [o.identity for o in entry.observations if o.failure]
+    assert failed == [identity_of(choice(5))]
+
+
+def test_failures_are_named_by_what_raised():
+    bench = Bench(Clock(), {choice(9): 50.0})
+
+    def hook(now, c):
+        if now == "prepare" and c == choice(2):
+            raise TimeoutError("60 s")
+        if now == "prepare" and c == choice(3):
+            raise measure.CandidateError("unlaunchable", "no block fits")
+
+    bench.hook = hook
+    entry = synthetic.tune(bench)
+    assert observation(entry, choice(2)).failure == "timeout"
+    assert observation(entry, choice(3)).failure == "unlaunchable"
+
+
+def test_a_candidate_that_fails_in_the_race_drops_out():
+    bench = Bench(Clock(), {choice(4): 40.0, choice(5): 50.0})
+    executed = []
+
+    def hook(now, c):
+        if c == choice(4) and now == "verify":
+            executed.append(c)
+        if c == choice(4) and now == "run" and executed:
+            raise RuntimeError("out of memory")
+
+    bench.hook = hook
+    entry = synthetic.tune(bench)
+    assert best(entry) == identity_of(choice(5))
+
+
+def test_progress_tells_every_phase():
+    calls = []
+    bench = Bench(Clock(), {choice(4): 40.0})
+    synthetic.tune(bench, progress=lambda **step: calls.append(step))
+    assert list(dict.fromkeys(c["phase"] for c in calls)) == [
+        "sweep",
+        "verify",
+        "race",
+        "done",
+    ]
+    assert all(0 <= c["done"] <= c["total"] for c in calls)
+    assert calls[-1]["best_us"] == pytest.approx(40.0)
+
+
+def test_the_policys_own_decision_can_be_tuned():
+    """The whole path with the CPU variant's real space."""
+    decision = synthetic.default_decision()
+    fast = decision.space[10]
+    clock = Clock()
+    bench = Bench(clock, {fast: 50.0})
+    entry = tuner.tune(
+        synthetic.PROBLEM,
+        doctor.diagnose(synthetic.PROBLEM, synthetic.DEVICE),
+        decision,
+        bench,
+        cache.Database(None),
+        synthetic.DEVICE,
+        timing=synthetic.timing(clock),
+    )
+    assert best(entry) == identity_of(fast)
+    assert entry.tuner["evals"] == len(decision.space)
+
+
+@hypothesis.given(
+    kc_us=st.dictionaries(st.integers(1, 12), st.floats(5, 500), min_size=1),
+    xla_us=st.floats(5, 500),
+    faulty=st.sets(st.integers(1, 12), max_size=8),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_the_answer_is_correct_and_never_slower_than_xla_or_hero(kc_us, xla_us, faulty):
+    times = {XLA: xla_us, **{choice(kc): us for kc, us in kc_us.items()}}
+    wrong = frozenset(choice(kc) for kc in faulty)
+    bench = Bench(Clock(), times, wrong=wrong)
+    chosen = best(synthetic.tune(bench))
+    assert chosen not in {identity_of(c) for c in wrong}
+    right = [c for c in synthetic.decision(12).space if c not in wrong]
+    by_name = {identity_of(c): bench.time_us(c) for c in right}
+    # Ties are within 0.5 %, the hero's bonus is 1 %; at most 8 wrong ones are skipped.
+    assert by_name[chosen] <= 1.0151 * min(by_name.values())
+    assert by_name[chosen] <= xla_us * (1 + 1e-4)
+    if HERO in right:
+        assert by_name[chosen] <= bench.time_us(HERO) * (1 + 1e-4) or chosen == (
+            identity_of(XLA)
+        )
+
+
+def test_calibration_fills_a_slice_whatever_the_speed():
+    for each_us in (0.3, 15.0, 900.0, 20_000.0, 3e6):
+        clock = Clock()
+        bench = Bench(clock, {}, each_us)
+        timing = synthetic.timing(clock)
+        repeats, measured = measure.calibrate(bench.prepare(HERO), timing)
+        assert measured == pytest.approx(each_us, rel=1e-2)
+        assert repeats * each_us >= 0.75 * timing.slice_s * 1e6 or repeats == 1 << 20
+        assert repeats * each_us <= max(2 * timing.slice_s * 1e6, each_us)
+
+
+def test_a_clock_that_stands_still_is_no_division_by_zero():
+    timing = synthetic.timing(lambda: 0, max_repeats=8)
+    sample = measure.time_us(lambda repeats: None, timing)
+    assert 0 < sample.time_us < math.inf
+
+
+def test_one_interruption_of_the_machine_does_not_count():
+    """A suspended machine makes one slice seem to last for hours."""
+    clock = Clock()
+    bench = Bench(clock, {})
+    calls = []
+
+    def hook(now, c):
+        calls.append(c)
+        if len(calls) == 8:
+            clock.work(3.6e9)
+
+    bench.hook = hook
+    sample = measure.time_us(bench.prepare(HERO), synthetic.timing(clock))
+    assert sample.time_us == pytest.approx(100.0)
+    assert len(calls) > 8
+
+
+def test_a_drifting_clock_rate_cancels_in_the_race():
+    """Everything slows down by 5 % a round; who is measured last must not lose."""
+    clock = Clock()
+    a, b = choice(2), choice(3)
+    bench = Bench(clock, {a: 100.0, b: 100.0})
+    runs = {c: bench.prepare(c) for c in (a, b)}
+    bench.hook = lambda now, c: bench.times_us.update(
+        {k: v * 1.025 for k, v in bench.times_us.items()}
+    )
+    race = measure.race(runs, synthetic.timing(clock))
+    assert race.rounds >= 11
+    assert race.times_us[a][-1] > 1.5 * race.times_us[a][0]
+    assert race.ratio(a, b) == pytest.approx(1.0, abs=0.003)
+
+
+def test_winner_ignores_who_is_faster_than_the_hero_but_slower_than_xla():
+    race = measure.Race(
+        times_us={HERO: (100.0,) * 3, choice(2): (80.0,) * 3, XLA: (70.0,) * 3},
+        repeats={},
+        failures={},
+    )
+    assert select.winner(race, [HERO, choice(2), XLA], [HERO, XLA]) == XLA

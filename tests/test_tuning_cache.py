@@ -1,0 +1,415 @@
+"""The tuning cache keeps what it was given and says why it cannot answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import json
+
+import hypothesis
+import pytest
+import synthetic_bench as synthetic
+from hypothesis import strategies as st
+from synthetic_bench import (
+    DEVICE,
+    PROBLEM,
+    choice,
+    entry,
+    failed,
+    file_of,
+    found,
+    measured,
+    why_missed,
+)
+
+from tracea_jax import variants
+from tracea_jax.device import NAMED, CpuDevice, OtherDevice
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.tuning import environment as environments
+from tracea_jax.tuning import files, records
+from tracea_jax.tuning.cache import Best, Database, Entry, Environment, Observation
+from tracea_jax.tuning.environment import environment
+from tracea_jax.variants.base import Xla
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+
+GPU_CONFIG = GEMM_SM90.heuristic(
+    GemmProblem(m=512, n=512, k=512, lhs="bfloat16", rhs="bfloat16", out="bfloat16"),
+    NAMED["H200"],
+)
+SCALARS = st.none() | st.integers() | st.text(max_size=5) | st.floats(-1e300, 1e300)
+PLAIN = SCALARS | st.lists(SCALARS, max_size=3)
+CONFIGS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=2)
+TIMES = st.floats(1e-3, 1e9)
+MEASURED = st.builds(
+    Observation,
+    variant=st.sampled_from(["gemm_cpu", "xla"]),
+    config=CONFIGS,
+    time_us=TIMES,
+    repeats=st.integers(1, 5),
+    extra=st.dictionaries(st.text(), PLAIN, max_size=2),
+)
+FAILED = st.builds(
+    Observation,
+    variant=st.sampled_from(["gemm_cpu", "xla"]),
+    config=CONFIGS,
+    failure=st.sampled_from(records.FAILURES),
+    message=st.text(),
+)
+OBSERVATIONS = st.lists(MEASURED | FAILED, max_size=4)
+PLACES = st.builds(
+    Environment, device=st.text(), arch=st.text(), units=st.integers(0, 1 << 20)
+)
+ENTRIES = st.builds(
+    Entry,
+    problem=st.builds(
+        GemmProblem,
+        m=st.integers(1, 1 << 40),
+        n=st.integers(1, 99),
+        k=st.integers(1, 99),
+        epilogue=st.builds(Epilogue, residual=st.booleans()),
+    ).map(GemmProblem.to_json),
+    environment=PLACES,
+    best=st.builds(
+        Best, variant=st.text(), config=CONFIGS, time_us=TIMES, xla_us=TIMES
+    ),
+    observations=OBSERVATIONS.map(records.union),
+    verified=st.dictionaries(st.text(), PLAIN, max_size=2),
+    tuner=st.dictionaries(st.text(), PLAIN, max_size=2),
+    written=st.datetimes().map(datetime.datetime.isoformat),
+)
+
+
+# Records.
+
+
+@hypothesis.given(ENTRIES)
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_entries_survive_the_round_trip(original):
+    data = original.to_bytes()
+    assert Entry.from_bytes(data) == original
+    head = dataclasses.replace(original, observations=())
+    assert Entry.from_bytes(data, complete=False) == head
+    assert json.loads(data)["schema"] == records.SCHEMA  # any JSON reader can read it
+
+
+@hypothesis.given(ENTRIES, st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_any_damage_is_noticed(original, data):
+    content = original.to_bytes()
+    at = data.draw(st.integers(0, len(content) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda b: b != content[at]))
+    flipped = content[:at] + bytes([other]) + content[at + 1 :]
+    for damaged in (flipped, content[:at], content + b"x", b""):
+        try:
+            read = Entry.from_bytes(damaged)
+        except (records.Damaged, records.NewerSchema):
+            continue
+        # White space and the like in the first line, which no checksum covers.
+        assert read == original and at < content.index(b"\n")
+
+
+@hypothesis.given(OBSERVATIONS, OBSERVATIONS, OBSERVATIONS)
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_union_depends_on_no_order_and_forgets_no_config(a, b, c):
+    whole = records.union(a, b, c)
+    assert records.union(c, records.union(b, a)) == whole == records.union(whole, b)
+    assert {o.identity for o in whole} == {o.identity for o in (*a, *b, *c)}
+
+
+def test_the_better_measured_observation_is_kept():
+    one_slice, several = measured(3, 9.0, repeats=1), measured(3, 10.0, repeats=50)
+    assert records.union([several], [one_slice]) == (several,)
+    assert records.union([failed(3, "launch_error")], [one_slice]) == (one_slice,)
+    # No number of repeats makes up for a wrong result.
+    assert records.union([failed(3)], [several]) == (failed(3),)
+
+
+def test_merge_takes_the_best_of_the_more_recent_race():
+    older = entry(choice(3), written="2026-01-01", observations=[measured(3)])
+    newer = entry(choice(4), written="2026-01-02", observations=[measured(4)])
+    for merged in (records.merge(older, newer), records.merge(newer, older)):
+        assert merged.best == newer.best
+        assert merged.observations == (measured(3), measured(4))
+
+
+def test_merge_never_keeps_a_best_that_the_other_found_wrong():
+    older = entry(choice(3), written="2026-01-01", observations=[failed(4)])
+    newer = entry(choice(4), written="2026-01-02", observations=[measured(4)])
+    assert records.merge(newer, older).best == older.best
+    both = entry(choice(3), written="2026-01-03", observations=[failed(3), failed(4)])
+    assert records.merge(newer, both).best.variant == "xla"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time_us": 1.0, "failure": "timeout"},
+        {},
+        {"time_us": 0.0},
+        {"time_us": float("nan")},
+        {"failure": "unlucky"},
+    ],
+)
+def test_an_observation_has_a_time_or_a_known_failure(fields):
+    with pytest.raises(ValueError):
+        Observation(variant="xla", config={}, **fields)
+
+
+# Environments.
+
+
+def test_everything_that_changes_times_changes_the_environment(monkeypatch):
+    h200, h100 = NAMED["H200"], NAMED["H100"]
+    half = dataclasses.replace(h200, sm_count=66)
+    monkeypatch.setattr(environments.nvrtc, "version", lambda: "13.0")
+    monkeypatch.setattr(environments.devices, "cuda_driver_version", lambda: "13.0")
+    environment.cache_clear()
+    base = environment("matmul", h200)
+    assert (base.driver, base.nvrtc, base.arch) == ("13", "13.0", "sm_90a")
+    keys = {base.key, *(environment("matmul", d).key for d in (h100, half, DEVICE))}
+    monkeypatch.setattr(environments.nvrtc, "version", lambda: "13.1")
+    environment.cache_clear()
+    keys.add(environment("matmul", h200).key)
+    monkeypatch.setattr(environments, "_content_hash", lambda name: "changed")
+    environment.cache_clear()
+    keys |= {environment("matmul", h200).key, environment("matmul", DEVICE).key}
+    assert len(keys) == 7
+    assert all(len(k) == 12 and int(k, 16) >= 0 for k in keys)
+    environment.cache_clear()
+
+
+def test_a_minor_driver_update_keeps_the_environment(monkeypatch):
+    keys = set()
+    for version in ("13.0", "13.2"):
+        answer = functools.partial(str, version)
+        monkeypatch.setattr(environments.devices, "cuda_driver_version", answer)
+        environment.cache_clear()
+        keys.add(environment("matmul", NAMED["H200"]).key)
+    environment.cache_clear()
+    assert len(keys) == 1
+
+
+def test_gpu_sources_do_not_matter_on_a_cpu(monkeypatch):
+    before = environments._source_hash("matmul", DEVICE)
+    real = environments._content_hash
+    monkeypatch.setattr(
+        environments,
+        "_content_hash",
+        lambda name: "changed" if name.startswith("cuda/") else real(name),
+    )
+    assert environments._source_hash("matmul", DEVICE) == before
+    assert (
+        environments._source_hash("matmul", OtherDevice(platform="tpu", name="t")) == ""
+    )
+
+
+# The database.
+
+
+def test_record_and_lookup(tmp_path):
+    directory = tmp_path / "made" / "later"
+    database = Database(directory)
+    assert "never tuned" in why_missed(database)
+    assert not directory.exists()
+    stored = database.record(entry(observations=[measured(8)]))
+    answer = found(Database(directory))
+    assert answer.choice == choice(8) and answer.origin == "tuned"
+    assert (answer.time_us, answer.xla_us, answer.ratio) == (10.0, 15.0, 1.5)
+    assert Database(directory).why_missed(PROBLEM, DEVICE) is None
+    assert list(Database(directory).entries(complete=True)) == [stored]
+    assert directory.stat().st_mode & 0o077 == 0
+    described = json.loads(
+        (file_of(directory).parents[1] / "environment.json").read_text()
+    )
+    assert Environment(**described) == stored.environment
+
+
+def test_answers_of_one_database_never_change(tmp_path):
+    other = dataclasses.replace(PROBLEM, m=5)
+    database = Database(tmp_path)
+    assert database.lookup(PROBLEM, DEVICE) is None
+    database.record(entry())
+    database.record(entry(problem=other))
+    assert database.lookup(PROBLEM, DEVICE) is None
+    before = database.lookup(other, DEVICE)
+    database.record(entry(choice(9), problem=other, written="2027"))
+    assert database.lookup(other, DEVICE) is before
+    assert found(Database(tmp_path), other).choice == choice(9)
+
+
+def test_a_settled_answer_needs_no_file(tmp_path):
+    Database(tmp_path).record(entry())
+    database = Database(tmp_path)
+    before = database.lookup(PROBLEM, DEVICE)
+    file_of(tmp_path).unlink()
+    assert database.lookup(dataclasses.replace(PROBLEM), DEVICE) is before
+
+
+def test_shipped_answers_come_after_the_users(tmp_path):
+    shipped, user = tmp_path / "shipped", tmp_path / "user"
+    Database(shipped).record(entry(choice(3)))
+    where = (tmp_path / "missing", shipped / "tuned")
+    assert found(Database(user, shipped=where)).origin == "shipped"
+    Database(user).record(entry(choice(4)))
+    answer = found(Database(user, shipped=where))
+    assert (answer.origin, answer.choice) == ("tuned", choice(4))
+    assert found(Database(None, shipped=where)).choice == choice(3)
+
+
+def test_another_environment_does_not_answer(tmp_path):
+    Database(tmp_path).record(entry())
+    more_cores = dataclasses.replace(DEVICE, cores=64)
+    assert Database(tmp_path).lookup(PROBLEM, more_cores) is None
+
+
+@pytest.mark.parametrize(
+    ("variant", "config", "reason"),
+    [
+        ("gemm_gone", {}, "no variant"),
+        ("gemm_cpu", {"kc": 1, "nc": 1, "tasks": 1, "unroll": 4}, "no config field"),
+        ("gemm_cpu", {"kc": 1}, "does not fit"),
+        ("gemm_cpu", {"kc": 0, "nc": 8, "tasks": 1}, "from 1 to"),
+        ("gemm_cpu", {"kc": "8", "nc": 8, "tasks": 1}, "from 1 to"),
+        ("gemm_cpu", {"kc": [8], "nc": 8, "tasks": 1}, "from 1 to"),
+        ("gemm_sm90", dataclasses.asdict(GPU_CONFIG), "cannot run"),
+    ],
+)
+def test_an_answer_that_is_no_longer_legal_is_a_miss(tmp_path, variant, config, reason):
+    stale = dataclasses.replace(entry(), best=Best(variant=variant, config=config))
+    Database(tmp_path).record(stale)
+    database = Database(tmp_path)
+    assert database.lookup(PROBLEM, DEVICE) is None
+    assert reason in why_missed(database)
+    assert file_of(tmp_path).exists()
+
+
+def test_a_renamed_file_does_not_answer_for_another_problem(tmp_path):
+    other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
+    Database(tmp_path).record(entry())
+    file_of(tmp_path).rename(file_of(tmp_path, other))
+    database = Database(tmp_path)
+    assert "another problem" in why_missed(database, other)
+
+
+def test_recording_unites_with_what_is_stored(tmp_path):
+    Database(tmp_path).record(entry(written="2026-01-01", observations=[measured(1)]))
+    Database(tmp_path).record(entry(written="2026-01-02", observations=[measured(2)]))
+    (stored,) = Database(tmp_path).entries(complete=True)
+    assert stored.observations == (measured(1), measured(2))
+
+
+def test_remove_forgets_one_problem(tmp_path):
+    database = Database(tmp_path)
+    other = dataclasses.replace(PROBLEM, m=7)
+    first = database.record(entry(observations=[measured(1)]))
+    second = database.record(entry(problem=other))
+    assert database.remove(first) and not database.remove(first)
+    assert list(Database(tmp_path).entries()) == [second]
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == ()
+
+
+def test_listing_names_every_entry_of_every_environment(tmp_path):
+    database = Database(tmp_path)
+    problems = [dataclasses.replace(PROBLEM, m=m) for m in range(1, 21)]
+    for problem in problems:
+        database.record(entry(problem=problem, observations=[measured(3)]))
+    foreign = CpuDevice(name="other", isa="avx512", cores=2)
+    abroad = dataclasses.replace(entry(), environment=environment("matmul", foreign))
+    database.record(abroad)
+    listed = list(Database(tmp_path).entries())
+    assert len(listed) == 21 and all(e.observations == () for e in listed)
+    assert {GemmProblem.from_json(e.problem) for e in listed} == {*problems, PROBLEM}
+    assert {e.environment.device for e in listed} == {DEVICE.name, "other"}
+
+
+# Journals.
+
+
+def test_a_torn_journal_gives_all_whole_lines(tmp_path):
+    path = tmp_path / "x.journal"
+    journal = files.Journal(path)
+    journal.append([measured(1), measured(2)])
+    journal.append([failed(3)])
+    journal.close()
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        whole = content[:size].count(b"\n")
+        assert len(files.read_journal(path)) - whole in (0, 1)
+        # One more at most: a line that lacks only its end is whole.
+    path.write_bytes(content[:-9] + b"\0\0\xff\n")
+    assert files.read_journal(path) == [measured(1), measured(2)]
+
+
+def test_a_journal_with_a_living_writer_is_left_alone(tmp_path):
+    writer = Database(tmp_path)
+    living = writer.journal(PROBLEM, DEVICE)
+    writer.append(living, (measured(1),))
+    Database(tmp_path).record(entry(observations=[measured(2)]))
+    assert living.path and living.path.exists()
+    everything = Database(tmp_path).observations(PROBLEM, DEVICE)
+    assert everything == (measured(1), measured(2))
+    living.close()  # as a kill does
+    Database(tmp_path).record(entry(observations=[measured(3)]))
+    assert not (living.path and living.path.exists())
+    (stored,) = Database(tmp_path).entries(complete=True)
+    assert stored.observations == (measured(1), measured(2), measured(3))
+
+
+def test_a_database_without_directory_keeps_entries_to_itself():
+    database = Database(None)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(1),))
+    database.record(entry(observations=[measured(2)]), journal)
+    assert database.observations(PROBLEM, DEVICE) == (measured(2),)
+    assert found(database).choice == choice(8)
+    assert list(Database(None).entries()) == []
+
+
+def test_a_tuned_answer_is_found_by_the_next_database(tmp_path):
+    clock = synthetic.Clock()
+    synthetic.tune(synthetic.Bench(clock, {choice(6): 20.0}), tmp_path)
+    answer = found(Database(tmp_path))
+    assert answer.choice == choice(6) and answer.time_us == pytest.approx(20.0)
+    assert list(file_of(tmp_path).parent.glob("*.journal")) == []
+
+
+def test_the_config_of_every_variant_survives_the_cache(tmp_path):
+    bf16 = GemmProblem(
+        m=512, n=512, k=512, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
+    )
+    for device in (DEVICE, NAMED["H200"]):
+        for variant in variants.of("matmul"):
+            if variant.why_not(bf16, device) is None:
+                wanted = variant.space(bf16, device)[-1]
+                config = dataclasses.asdict(wanted)
+                record = dataclasses.replace(
+                    entry(problem=bf16),
+                    environment=environment("matmul", device),
+                    best=Best(variant=variant.name, config=config),
+                    written=variant.name,
+                )
+                Database(tmp_path / variant.name).record(record)
+                answer = found(Database(tmp_path / variant.name), bf16, device)
+                assert answer.choice == Choice(variant=variant.name, config=wanted)
+
+
+@dataclasses.dataclass(frozen=True)
+class TupleConfig:
+    cluster: tuple[int, int]
+
+
+class TupleVariant(Xla):
+    """A variant whose config has a tuple, which JSON does not know."""
+
+
+def test_a_config_with_a_tuple_survives_the_cache(tmp_path, monkeypatch):
+    variant = TupleVariant(name="tuples", config_type=TupleConfig)
+    monkeypatch.setitem(variants.CATALOGUE, "matmul", (variant, variants.XLA))
+    wanted = TupleConfig((2, 1))
+    best = Best(variant="tuples", config=dataclasses.asdict(wanted))
+    Database(tmp_path).record(dataclasses.replace(entry(), best=best))
+    answer = found(Database(tmp_path))
+    assert answer.choice.config == wanted and hash(answer.choice)

@@ -1,0 +1,312 @@
+"""Damage, full disks, kills and crowds: no finished measurement is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import warnings
+
+import pytest
+import synthetic_bench as synthetic
+import tuning_victim as victim
+from synthetic_bench import (
+    DEVICE,
+    PROBLEM,
+    Bench,
+    Clock,
+    choice,
+    entry,
+    file_of,
+    found,
+    measured,
+    why_missed,
+)
+
+from tracea_jax.tuning import files, records, store
+from tracea_jax.tuning.cache import Database
+from tracea_jax.tuning.session import identity_of
+
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def start(what: str, root: pathlib.Path, *arguments: str) -> None:
+    script = pathlib.Path(__file__).parent / "tuning_victim.py"
+    done = subprocess.run(
+        [sys.executable, str(script), what, str(root), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Damage.
+
+GOOD = entry(observations=[measured(8)]).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"garbage",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[]",
+        b'{"schema": 1}',
+        b"[" * 100_000,
+        GOOD[:-1],
+        GOOD[: len(GOOD) // 2],
+        GOOD.replace(b'"time_us":10.0', b'"time_us":11.0'),
+        GOOD.replace(b'{"schema": 1', b'{"schema": 0'),
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_a_damaged_file_is_set_aside_with_one_warning(tmp_path, content):
+    Database(tmp_path).record(entry())
+    file = file_of(tmp_path)
+    file.write_bytes(content)
+    database = Database(tmp_path)
+    with pytest.warns(RuntimeWarning, match="damaged.*renamed") as caught:
+        assert database.lookup(PROBLEM, DEVICE) is None
+        assert list(Database(tmp_path).entries()) == []
+        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+    assert len(caught) == 1
+    assert "cannot be read" in why_missed(database)
+    (aside,) = file.parent.glob(f"{file.name}.corrupt-*")
+    assert aside.read_bytes() == content
+    Database(tmp_path).record(entry())
+    assert found(Database(tmp_path)).choice == choice(8)
+    assert aside.exists()
+
+
+def test_recording_over_a_damaged_file_sets_it_aside(tmp_path):
+    Database(tmp_path).record(entry())
+    file_of(tmp_path).write_bytes(b"garbage")
+    with pytest.warns(RuntimeWarning, match="damaged.*renamed"):
+        Database(tmp_path).record(entry(choice(9)))
+    assert found(Database(tmp_path)).choice == choice(9)
+
+
+@pytest.mark.parametrize("repaired", [GOOD, b'{"schema": 99}'])
+def test_a_file_that_was_replaced_meanwhile_is_not_set_aside(tmp_path, repaired):
+    Database(tmp_path).record(entry())
+    file_of(tmp_path).write_bytes(repaired)
+    store.Store(tmp_path / "tuned")._set_aside(file_of(tmp_path), records.Damaged("?"))
+    assert file_of(tmp_path).read_bytes() == repaired
+
+
+def test_a_directory_in_place_of_the_file_is_no_crash(tmp_path):
+    file_of(tmp_path).mkdir(parents=True)
+    database = Database(tmp_path)
+    assert "cannot be read" in why_missed(database)
+
+
+def test_damaged_shipped_files_stay_where_they_are(tmp_path):
+    Database(tmp_path).record(entry())
+    file_of(tmp_path).write_bytes(b"garbage")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        shipped = Database(None, shipped=(tmp_path / "tuned",))
+        assert shipped.lookup(PROBLEM, DEVICE) is None
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "content",
+    [GOOD.replace(b'{"schema": 1', b'{"schema": 99'), b'{"schema":99,"new":\n{}}'],
+)
+def test_a_newer_schema_is_neither_read_nor_overwritten(tmp_path, content):
+    file = file_of(tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    database = Database(tmp_path)
+    assert "newer" in why_missed(database)
+    with pytest.warns(RuntimeWarning, match="newer.*in memory") as caught:
+        database.record(entry(written="1", observations=[measured(1)]))
+        database.record(entry(choice(9), written="2", observations=[measured(2)]))
+    assert len(caught) == 1
+    assert file.read_bytes() == content
+    # The next snapshot in this process still has it.
+    assert found(Database(tmp_path)).choice == choice(9)
+    (kept,) = Database(tmp_path).entries()
+    assert kept.observations == (measured(1), measured(2))
+
+
+# Directories that take nothing.
+
+
+def refuse_writing(monkeypatch, code):
+    """What a read-only file system answers, also to the superuser."""
+    real_open, error = os.open, OSError(code, os.strerror(code))
+
+    def refusing_open(path, flags, *args, **kwargs):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise error
+        return real_open(path, flags, *args, **kwargs)
+
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(os, "open", refusing_open)
+    for name in ("mkdir", "replace", "unlink", "rename"):
+        monkeypatch.setattr(os, name, refuse)
+
+
+def test_a_read_only_directory_costs_one_warning(tmp_path, monkeypatch):
+    Database(tmp_path).record(entry(observations=[measured(12)]))
+    before = file_of(tmp_path).read_bytes()
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        refuse_writing(patch, errno.EROFS)
+        assert found(Database(tmp_path)).choice == choice(8)
+        tuned = synthetic.tune(Bench(Clock(), {choice(3): 20.0}), tmp_path)
+        answer = found(Database(tmp_path))
+    assert [str(w.message).count("Read-only") for w in caught] == [1]
+    assert answer.choice == choice(3)
+    assert tuned.best.config == dataclasses.asdict(choice(3).config)
+    assert file_of(tmp_path).read_bytes() == before
+
+
+def test_a_path_that_can_be_no_directory_costs_one_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    directory = tmp_path / "file" / "cache"
+    assert Database(directory).lookup(PROBLEM, DEVICE) is None
+    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
+        synthetic.tune(Bench(Clock(), {choice(3): 20.0}), directory)
+    assert len(caught) == 1
+    assert found(Database(directory)).choice == choice(3)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_keeps_the_old_entry(tmp_path, monkeypatch, call):
+    Database(tmp_path).record(entry(observations=[measured(1)]))
+    before = file_of(tmp_path).read_bytes()
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.warns(RuntimeWarning, match="space") as w,
+    ):
+        patch.setattr(os, call, full)
+        synthetic.tune(Bench(Clock(), {choice(3): 20.0}), tmp_path)
+    assert len(w) == 1
+    assert file_of(tmp_path).read_bytes() == before
+    assert list(file_of(tmp_path).parent.glob("*.tmp")) == []
+    assert found(Database(tmp_path)).choice == choice(3)
+    # With space again, all is written.
+    synthetic.tune(Bench(Clock(), {choice(3): 20.0}), tmp_path)
+    stored = json.loads(file_of(tmp_path).read_text())
+    assert stored["head"]["best"]["config"]["kc"] == 3
+    assert len(stored["observations"]) == 13
+
+
+def test_a_journal_goes_on_after_a_full_disk(tmp_path, monkeypatch):
+    real_write, journal = os.write, files.Journal(tmp_path / "x.journal")
+    journal.append([measured(1)])
+
+    def fill(fd, data):
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(fd, data[: len(data) // 2])
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+        patch.setattr(os, "write", fill)
+        journal.append([measured(2)])
+    journal.append([measured(3)])
+    journal.close()
+    assert files.read_journal(tmp_path / "x.journal") == [measured(1), measured(3)]
+
+
+# Kills.
+
+
+def without_times(entries):
+    """What must be equal, however often a tuning was begun."""
+    return [
+        dataclasses.replace(e, written="", tuner={**e.tuner, "wall_s": 0})
+        for e in entries
+    ]
+
+
+@posix
+@pytest.mark.parametrize("before", [0, 11])
+def test_a_kill_at_any_moment_loses_nothing(tmp_path, before):
+    """SIGKILL at each call that writes, once, with half of the bytes written.
+
+    The second time, each tuning continues one that was killed before.
+    """
+    start("kill_everywhere", tmp_path, str(before))
+    runs = sorted(tmp_path.iterdir(), key=lambda run: int(run.name))
+    *killed, survivor = runs
+    assert (survivor / "code").read_text() == "0"
+    assert len(killed) > 12
+    expected = without_times(Database(survivor / "cache").entries(complete=True))
+    (told,) = expected
+    assert told.best.config == dataclasses.asdict(choice(3).config)
+    assert {o.failure for o in told.observations} >= {"compile_error", "wrong_result"}
+    resumed_somewhere = False
+    for run in killed:
+        assert (run / "code").read_text() == str(-signal.SIGKILL)
+        resumed = json.loads((run / "resumed.json").read_text())
+        finished = (run / "finished.log").read_text().split("\n")[:-1]
+        names = {str(c): identity_of(c) for c in synthetic.decision(victim.SIZE).space}
+        assert {names[f] for f in finished} <= set(resumed["known"])
+        assert not set(resumed["known"]) & set(resumed["swept"])
+        resumed_somewhere |= bool(resumed["known"] and resumed["swept"])
+        entries = Database(run / "cache").entries(complete=True)
+        assert without_times(entries) == expected
+        files = {p.suffix for p in (run / "cache").rglob("*") if p.is_file()}
+        assert files <= {".json", ".lock", ""}
+    assert resumed_somewhere
+
+
+@posix
+def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
+    start("record_many", tmp_path)
+    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
+    entries = {
+        e.problem["m"]: e for e in Database(tmp_path / "cache").entries(complete=True)
+    }
+    everything = range(1, victim.WRITERS * victim.RECORDS + 1)
+    shared = entries.pop(PROBLEM.m)
+    assert {o.config["kc"] for o in shared.observations} == set(everything)
+    assert shared.best.config["kc"] == everything[-1]  # of the latest race
+    assert len(entries) == victim.WRITERS
+    for own in entries.values():
+        assert len(own.observations) == victim.RECORDS
+    leftovers = [p.name for p in (tmp_path / "cache").rglob("*") if "corrupt" in p.name]
+    assert leftovers == []
+
+
+@posix
+def test_eight_processes_tuning_one_problem_lose_nothing(tmp_path):
+    start("tune_at_once", tmp_path)
+    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
+    (stored,) = Database(tmp_path / "cache").entries(complete=True)
+    widest = synthetic.decision(victim.WRITERS + 3).space
+    assert {o.identity for o in stored.observations} == {identity_of(c) for c in widest}
+    assert stored.best.config == dataclasses.asdict(choice(3).config)
+    assert list((tmp_path / "cache").rglob("*.journal")) == []
+
+
+@posix
+def test_one_process_measures_at_a_time_and_a_killed_one_blocks_nobody(tmp_path):
+    start("measure_alone", tmp_path)
+    codes = json.loads((tmp_path / "codes.json").read_text())
+    assert codes == [-signal.SIGKILL if w == 3 else 0 for w in range(victim.WRITERS)]
+    lines = (tmp_path / "measured.log").read_text().split()
+    while lines:
+        first = lines.pop(0)
+        if lines and lines[0] == first:
+            lines.pop(0)
+        else:
+            assert first == "3", "two processes measured at once"

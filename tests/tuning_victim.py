@@ -1,0 +1,172 @@
+"""Processes for ``test_tuning_faults``: they tune, record and lock, and may be killed.
+
+One interpreter is started for each test and forks the processes, which is quick enough
+to kill a tuning at every single system call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+
+import synthetic_bench as synthetic
+from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, Bench, Clock, choice
+
+from tracea_jax.tuning import measure, records
+from tracea_jax.tuning.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.environment import environment
+from tracea_jax.tuning.session import identity_of
+
+SIZE = 5
+WRITERS = 8
+RECORDS = 4  # of each writer for each of its two problems
+write = os.write  # as it is before anything is replaced
+
+
+def bench() -> Bench:
+    times = {HERO: 80.0, XLA: 90.0, choice(3): 40.0, choice(4): 1.0}
+    return Bench(
+        Clock(), times, broken=frozenset({choice(2)}), wrong=frozenset({choice(4)})
+    )
+
+
+def killing(call: Callable, countdown: list[int], torn: bool) -> Callable:
+    """The system call, but the process dies at the n-th of all calls so replaced."""
+
+    def replaced(*args):
+        countdown[0] -= 1
+        if countdown[0] == 0:
+            if torn:
+                write(args[0], bytes(args[1])[: len(args[1]) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args)
+
+    return replaced
+
+
+def tune_and_die(directory: pathlib.Path, at: int) -> None:
+    """Tunes until the n-th call that writes; logs each evaluation that is finished."""
+    log = os.open(directory / "finished.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    evaluated: list[str] = []
+
+    def progress(*, phase, message, **_):
+        # When the next choice is announced, all those before are evaluated.
+        if phase == "sweep":
+            write(log, "".join(f"{e}\n" for e in evaluated[-1:]).encode())
+            evaluated.append(message)
+
+    countdown = [at]
+    for name in ("write", "fsync", "replace", "unlink"):
+        call = killing(getattr(os, name), countdown, torn=name == "write")
+        setattr(os, name, call)
+    synthetic.tune(bench(), directory / "cache", size=SIZE, progress=progress)
+
+
+def tune_again(directory: pathlib.Path) -> None:
+    """Tunes to the end and tells what the sweep measured."""
+    swept, phase = [], ["sweep"]
+    resumed = bench()
+
+    def hook(step, c):
+        if step == "verify":
+            phase[0] = "race"
+        if step == "prepare" and phase[0] == "sweep":
+            swept.append(identity_of(c))
+
+    before = Database(directory / "cache").observations(PROBLEM, DEVICE)
+    resumed.hook = hook
+    synthetic.tune(resumed, directory / "cache", size=SIZE)
+    told = {"known": [o.identity for o in before], "swept": swept}
+    (directory / "resumed.json").write_text(json.dumps(told))
+
+
+def record_many(directory: pathlib.Path, writer: int) -> None:
+    """Records observations of one shared problem and one problem of its own."""
+    for number in range(RECORDS):
+        for problem in (PROBLEM, dataclasses.replace(PROBLEM, m=writer + 1)):
+            database = Database(directory / "cache")
+            kc = writer * RECORDS + number + 1
+            config = dataclasses.asdict(choice(kc).config)
+            seen = Observation(
+                variant="gemm_cpu", config=config, time_us=float(kc), repeats=1
+            )
+            journal = database.journal(problem, DEVICE)
+            database.append(journal, (seen,))
+            entry = Entry(
+                problem=problem.to_json(),
+                environment=environment(problem.op, DEVICE),
+                best=Best(variant="gemm_cpu", config=config, time_us=float(kc)),
+                observations=records.union([seen]),
+                written=f"{kc:06}",
+            )
+            database.record(entry, journal)
+            journal.close()
+
+
+def tune_at_once(directory: pathlib.Path, writer: int) -> None:
+    """Tunes the shared problem over a space that grows with the writer's number."""
+    synthetic.tune(bench(), directory / "cache", size=writer + 4)
+
+
+def measure_alone(directory: pathlib.Path, writer: int) -> None:
+    """Logs when it measures; one of the writers is killed while it does."""
+    log = os.open(directory / "measured.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in range(RECORDS):
+        with measure.exclusive(directory, DEVICE) as held:
+            assert held
+            os.write(log, f"{writer}\n".encode())
+            if writer == 3 and number == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.write(log, f"{writer}\n".encode())
+
+
+def forked(work: Callable, *args) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work(*args)
+        except BaseException as e:
+            os.write(2, f"{work.__name__}{args}: {e!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def ended(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_everywhere(root: pathlib.Path, before: int = 0) -> None:
+    """Kills at the first writing call, at the second, ... until one tuning survives.
+
+    Every time, another tuning was killed ``before``, at that call.
+    """
+    for at in range(1, 500):
+        directory = root / str(at)
+        directory.mkdir()
+        if before:
+            ended(forked(tune_and_die, directory, before))
+        code = ended(forked(tune_and_die, directory, at))
+        (directory / "code").write_text(str(code))
+        if code != -signal.SIGKILL:
+            return
+        if again := ended(forked(tune_again, directory)):
+            sys.exit(again)
+
+
+def together(root: pathlib.Path, work: Callable) -> None:
+    children = [forked(work, root, writer) for writer in range(WRITERS)]
+    (root / "codes.json").write_text(json.dumps([ended(c) for c in children]))
+
+
+if __name__ == "__main__":
+    root = pathlib.Path(sys.argv[2])
+    if sys.argv[1] == "kill_everywhere":
+        kill_everywhere(root, int(sys.argv[3]))
+    else:
+        together(root, globals()[sys.argv[1]])

@@ -1,0 +1,1 @@
+"""Finding the fastest config by measurement, and remembering it."""

@@ -1,0 +1,189 @@
+"""Files that survive a kill at any moment: atomic replacement, locks and journals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+
+from tracea_jax.tuning.records import Observation, observation_line, parse_observation
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: writes stay atomic, merges may race
+    fcntl = None
+
+
+def make_private_directory(path: pathlib.Path) -> None:
+    """Creates the path for this user only, as its files decide what code runs."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    for directory in reversed(missing):
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_atomically(path: pathlib.Path, data: bytes) -> None:
+    """Replaces the file at once: a reader sees the old content or the new, never half.
+
+    Raises:
+      OSError: as the system reports it; the old content is untouched.
+    """
+    # The process in the name keeps writers apart where there are no locks.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+@contextlib.contextmanager
+def locked(
+    path: pathlib.Path, on_wait: Callable[[], None] | None = None
+) -> Iterator[bool]:
+    """Holds the exclusive lock of this file; True if there really is a lock.
+
+    The system releases it when the process ends, however it ends, so a killed holder
+    blocks nobody. File systems without locks are used unlocked.
+
+    Args:
+      path: created if missing; its directory must exist.
+      on_wait: called once if another process holds the lock.
+
+    Raises:
+      OSError: if the file cannot be created.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield _lock(fd, on_wait)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, on_wait: Callable[[], None] | None) -> bool:
+    if fcntl is None:
+        return False
+    if _try_lock(fd):
+        return True
+    try:
+        if on_wait is not None:
+            on_wait()
+        # Blocking, not polling: the system wakes a waiter as soon as the lock is free,
+        # and a signal (Ctrl-C) still ends the wait.
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
+
+
+def _try_lock(fd: int) -> bool:
+    """Takes the lock if it is free."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+class Journal:
+    """Observations of one tuning in progress, on disk as soon as they are made.
+
+    Each tuning process appends to a journal of its own, ``<key>.<process>.journal``,
+    and keeps it locked. With one shared file, a process that finishes could not remove
+    it without losing the lines that another one, still measuring, appends to the
+    unlinked file. With one each, whoever finishes folds in exactly those whose lock is
+    free: their writers are gone, killed or not. The rest are left to their owners.
+    """
+
+    def __init__(self, path: pathlib.Path | None) -> None:
+        """Opens the journal; None keeps nothing.
+
+        Raises:
+          OSError: if the file cannot be created.
+        """
+        self.path = path
+        self._is_torn = False
+        self._fd = -1
+        if path is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(path, flags, 0o600)
+            _try_lock(self._fd)
+
+    def append(self, observations: Iterable[Observation]) -> None:
+        """Writes one line for each observation and waits until they are on disk.
+
+        Raises:
+          OSError: if they could not be written.
+        """
+        if self._fd < 0:
+            return
+        lines = "".join(observation_line(o) + "\n" for o in observations)
+        # What a full disk cut off must not swallow the first line after it.
+        start = "\n" if self._is_torn else ""
+        self._is_torn = True
+        _write_all(self._fd, (start + lines).encode())
+        os.fsync(self._fd)
+        self._is_torn = False
+
+    def discard(self) -> None:
+        """Removes the file: its observations are in the entry."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Releases the lock; the file stays for the next tuning."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def journal_path(directory: pathlib.Path, key: str) -> pathlib.Path:
+    """A name that no other process has; a process of the same number may have died."""
+    for attempt in range(1 << 16):
+        path = directory / f"{key}.{os.getpid()}-{attempt}.journal"
+        if not path.exists():
+            return path
+    raise FileExistsError(f"too many journals {key}.{os.getpid()}-* in {directory}")
+
+
+def journals(directory: pathlib.Path, key: str) -> list[pathlib.Path]:
+    """All journals of a problem, of living and dead processes."""
+    return sorted(directory.glob(f"{key}.*.journal"))
+
+
+def read_journal(path: pathlib.Path) -> list[Observation]:
+    """The journal's observations; a torn line, such as the last one, is left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    return [o for o in map(parse_observation, lines) if o is not None]
+
+
+def is_orphan(path: pathlib.Path) -> bool:
+    """Whether the journal's writer is gone."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return _try_lock(fd)
+    finally:
+        os.close(fd)
