@@ -1,0 +1,399 @@
+// XLA FFI handler of the CPU matrix product with a fused epilogue:
+//
+//   z = op(lhs) @ op(rhs) + bias;   out = activation(z) + residual
+//
+// Operands, in this order; f32, bf16 or f16:
+//   lhs       ([batch,] m, k), or ([batch,] k, m) if trans_lhs
+//   rhs       ([batch,] k, n), or ([batch,] n, k) if trans_rhs; lhs's dtype
+//   bias      (n,) if bias="row", (batch, n) if bias="batched_row"
+//   residual  out's shape, if residual
+// Results:
+//   out            ([batch,] m, n), with a batch dimension if an operand has one
+//   preactivation  z, of out's shape and dtype, if save_preactivation
+// An operand of rank 2 is shared by all batches.
+//
+// The handler is stateless. It runs on XLA's thread pool and on the calling thread.
+
+#include "cpu_gemm.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "gemm.h"
+#include "parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace tracea {
+namespace {
+
+namespace ffi = ::xla::ffi;
+
+// A caller's mistake, on its way to the handler's return value.
+struct InvalidCall : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+template <typename... Parts>
+[[noreturn]] void Refuse(const Parts&... parts) {
+  std::ostringstream text;
+  text << "tracea_cpu_gemm_v1: ";
+  (text << ... << parts);
+  throw InvalidCall(text.str());
+}
+
+std::string ShapeOf(const ffi::AnyBuffer& buffer) {
+  std::string text;
+  for (int64_t dim : buffer.dimensions()) {
+    text += (text.empty() ? "" : ", ") + std::to_string(dim);
+  }
+  return "(" + text + ")";
+}
+
+template <typename T>
+T Attribute(const ffi::Dictionary& attrs, std::string_view name) {
+  ffi::ErrorOr<T> value = attrs.get<T>(name);
+  if (value.has_error()) {
+    Refuse("attribute '", name, "' is missing or has the wrong type: ",
+           value.error().message());
+  }
+  return *value;
+}
+
+struct Options {
+  bool trans_lhs, trans_rhs;
+  cpu::Activation activation;
+  std::string_view bias;  // "none", "row" or "batched_row"
+  bool residual, save_preactivation;
+  const cpu::GemmIsa* isa;
+  cpu::GemmConfig config;
+};
+
+cpu::Activation ParseActivation(std::string_view name) {
+  if (name == "none") return cpu::Activation::kNone;
+  if (name == "relu") return cpu::Activation::kRelu;
+  if (name == "gelu") return cpu::Activation::kGelu;
+  if (name == "gelu_exact") return cpu::Activation::kGeluExact;
+  if (name == "silu") return cpu::Activation::kSilu;
+  Refuse("activation is '", name,
+         "'; it must be one of none, relu, gelu, gelu_exact, silu.");
+}
+
+Options ParseOptions(const ffi::Dictionary& attrs) {
+  const auto abi = Attribute<int64_t>(attrs, "abi");
+  if (abi != 1) {
+    Refuse("the program was compiled for abi ", abi,
+           " of this handler, which has abi 1; clear the compilation cache.");
+  }
+  Options options{};
+  options.trans_lhs = Attribute<bool>(attrs, "trans_lhs");
+  options.trans_rhs = Attribute<bool>(attrs, "trans_rhs");
+  options.activation = ParseActivation(Attribute<std::string_view>(attrs, "activation"));
+  options.bias = Attribute<std::string_view>(attrs, "bias");
+  if (options.bias != "none" && options.bias != "row" && options.bias != "batched_row") {
+    Refuse("bias is '", options.bias, "'; it must be one of none, row, batched_row.");
+  }
+  options.residual = Attribute<bool>(attrs, "residual");
+  options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
+  const std::string isa(Attribute<std::string_view>(attrs, "isa"));
+  options.isa = cpu::UsableGemmIsa(isa.c_str());
+  if (!options.isa) {
+    Refuse("isa is '", isa, "'; it must be one of baseline, avx2, avx512.");
+  }
+  options.config.kc = Attribute<int64_t>(attrs, "kc");
+  options.config.nc = Attribute<int64_t>(attrs, "nc");
+  options.config.tasks = Attribute<int64_t>(attrs, "tasks");
+  if (options.config.kc < 0 || options.config.nc < 0 || options.config.tasks < 0) {
+    Refuse("kc=", options.config.kc, ", nc=", options.config.nc,
+           ", tasks=", options.config.tasks,
+           " must not be negative; 0 chooses the default.");
+  }
+  return options;
+}
+
+cpu::DType ParseDType(const char* name, const ffi::AnyBuffer& buffer) {
+  switch (buffer.element_type()) {
+    case ffi::DataType::F32:
+      return cpu::DType::kF32;
+    case ffi::DataType::BF16:
+      return cpu::DType::kBF16;
+    case ffi::DataType::F16:
+      return cpu::DType::kF16;
+    default:
+      Refuse(name, " has element type ", buffer.element_type(),
+             "; it must be one of F32, BF16, F16.");
+  }
+}
+
+int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
+
+// One operand or result: ([batch,] rows, cols) as stored, contiguous.
+struct Matrix {
+  void* data = nullptr;
+  cpu::DType type = cpu::DType::kF32;
+  bool batched = false;
+  int64_t batch = 1, rows = 0, cols = 0;
+
+  int64_t item_size() const { return ItemSize(type); }
+  // Bytes from one batch to the next; 0 if all share the matrix.
+  int64_t batch_bytes() const { return batched ? rows * cols * item_size() : 0; }
+  int64_t size_bytes() const { return batch * rows * cols * item_size(); }
+};
+
+Matrix ParseMatrix(const char* name, const ffi::AnyBuffer& buffer) {
+  const auto dims = buffer.dimensions();
+  if (dims.size() != 2 && dims.size() != 3) {
+    Refuse(name, " has shape ", ShapeOf(buffer), "; its rank must be 2 or 3.");
+  }
+  Matrix matrix;
+  matrix.data = buffer.untyped_data();
+  matrix.type = ParseDType(name, buffer);
+  matrix.batched = dims.size() == 3;
+  matrix.batch = matrix.batched ? dims[0] : 1;
+  matrix.rows = dims[dims.size() - 2];
+  matrix.cols = dims[dims.size() - 1];
+  return matrix;
+}
+
+// The whole call, validated.
+struct Call {
+  Matrix lhs, rhs, bias, residual, out, preactivation;
+  bool has_bias = false, has_residual = false, has_preactivation = false;
+  int64_t batch = 1, m = 0, n = 0, k = 0;
+};
+
+ffi::AnyBuffer Operand(const ffi::RemainingArgs& args, size_t i) {
+  return *args.get<ffi::AnyBuffer>(i);
+}
+
+ffi::AnyBuffer Result(const ffi::RemainingRets& rets, size_t i) {
+  return **rets.get<ffi::AnyBuffer>(i);
+}
+
+void CheckCounts(const Options& options, size_t operands, size_t results) {
+  const size_t want_operands = 2 + (options.bias != "none") + options.residual;
+  const size_t want_results = 1 + options.save_preactivation;
+  if (operands != want_operands || results != want_results) {
+    Refuse("got ", operands, " operands and ", results, " results; with bias='",
+           options.bias, "', residual=", options.residual,
+           ", save_preactivation=", options.save_preactivation, " it takes ",
+           want_operands, " operands and ", want_results, " results.");
+  }
+}
+
+// Shape of out for the given operands.
+void CheckLike(const char* name, const ffi::AnyBuffer& buffer, const Call& call,
+               bool batched) {
+  const Matrix got = ParseMatrix(name, buffer);
+  if (got.batched != batched || got.batch != call.batch || got.rows != call.m ||
+      got.cols != call.n) {
+    Refuse(name, " has shape ", ShapeOf(buffer), "; lhs and rhs ask for (",
+           batched ? std::to_string(call.batch) + ", " : "", call.m, ", ", call.n, ").");
+  }
+}
+
+void ParseProduct(const Options& options, const ffi::AnyBuffer& lhs,
+                  const ffi::AnyBuffer& rhs, Call* call) {
+  call->lhs = ParseMatrix("lhs", lhs);
+  call->rhs = ParseMatrix("rhs", rhs);
+  if (call->lhs.type != call->rhs.type) {
+    Refuse("lhs has element type ", lhs.element_type(), " and rhs has ",
+           rhs.element_type(), "; they must be equal.");
+  }
+  call->m = options.trans_lhs ? call->lhs.cols : call->lhs.rows;
+  call->k = options.trans_lhs ? call->lhs.rows : call->lhs.cols;
+  call->n = options.trans_rhs ? call->rhs.rows : call->rhs.cols;
+  const int64_t rhs_k = options.trans_rhs ? call->rhs.cols : call->rhs.rows;
+  if (call->k != rhs_k) {
+    Refuse("lhs of shape ", ShapeOf(lhs), " contracts ", call->k,
+           " elements and rhs of shape ", ShapeOf(rhs), " contracts ", rhs_k,
+           " (trans_lhs=", options.trans_lhs, ", trans_rhs=", options.trans_rhs,
+           "); the two must be equal.");
+  }
+  if (call->lhs.batched && call->rhs.batched && call->lhs.batch != call->rhs.batch) {
+    Refuse("lhs has ", call->lhs.batch, " batches and rhs has ", call->rhs.batch,
+           "; they must be equal, or one of the two must have rank 2.");
+  }
+  call->batch = call->lhs.batched ? call->lhs.batch : call->rhs.batch;
+}
+
+Matrix ParseBias(const Options& options, const ffi::AnyBuffer& buffer, const Call& call) {
+  const auto dims = buffer.dimensions();
+  Matrix bias;
+  bias.data = buffer.untyped_data();
+  bias.type = ParseDType("bias", buffer);
+  bias.batched = options.bias == "batched_row";
+  bias.batch = bias.batched ? call.batch : 1;
+  bias.rows = 1;
+  bias.cols = call.n;
+  const bool right = bias.batched ? dims.size() == 2 && dims[0] == call.batch &&
+                                        dims[1] == call.n
+                                  : dims.size() == 1 && dims[0] == call.n;
+  if (!right) {
+    Refuse("bias has shape ", ShapeOf(buffer), "; bias='", options.bias, "' takes (",
+           bias.batched ? std::to_string(call.batch) + ", " : "", call.n, ").");
+  }
+  return bias;
+}
+
+Call ParseCall(const Options& options, const ffi::RemainingArgs& args,
+               const ffi::RemainingRets& rets) {
+  CheckCounts(options, args.size(), rets.size());
+  Call call;
+  ParseProduct(options, Operand(args, 0), Operand(args, 1), &call);
+  const bool batched = call.lhs.batched || call.rhs.batched;
+  size_t next = 2;
+  if (options.bias != "none") {
+    call.has_bias = true;
+    call.bias = ParseBias(options, Operand(args, next++), call);
+  }
+  if (options.residual) {
+    call.has_residual = true;
+    CheckLike("residual", Operand(args, next), call, batched);
+    call.residual = ParseMatrix("residual", Operand(args, next++));
+  }
+  CheckLike("out", Result(rets, 0), call, batched);
+  call.out = ParseMatrix("out", Result(rets, 0));
+  if (options.save_preactivation) {
+    call.has_preactivation = true;
+    CheckLike("preactivation", Result(rets, 1), call, batched);
+    call.preactivation = ParseMatrix("preactivation", Result(rets, 1));
+    if (call.preactivation.type != call.out.type) {
+      Refuse("preactivation has element type ", Result(rets, 1).element_type(),
+             " and out has ", Result(rets, 0).element_type(), "; they must be equal.");
+    }
+  }
+  return call;
+}
+
+// Batches that share rhs and the epilogue are the rows of one taller product.
+void MergeBatches(const Options& options, Call* call) {
+  if (!call->lhs.batched || call->rhs.batched || options.trans_lhs) return;
+  if (call->has_bias && call->bias.batched) return;
+  for (Matrix* matrix :
+       {&call->lhs, &call->residual, &call->out, &call->preactivation}) {
+    matrix->rows *= matrix->batch;
+    matrix->batch = 1;
+    matrix->batched = false;
+  }
+  call->m *= call->batch;
+  call->batch = 1;
+}
+
+cpu::GemmArgs MakeArgs(const Options& options, const Call& call) {
+  cpu::GemmArgs args{};
+  args.lhs = call.lhs.data;
+  args.rhs = call.rhs.data;
+  args.out = call.out.data;
+  args.bias = call.has_bias ? call.bias.data : nullptr;
+  args.residual = call.has_residual ? call.residual.data : nullptr;
+  args.preactivation = call.has_preactivation ? call.preactivation.data : nullptr;
+  args.m = call.m;
+  args.n = call.n;
+  args.k = call.k;
+  args.lhs_stride = call.lhs.cols;
+  args.rhs_stride = call.rhs.cols;
+  args.out_stride = call.n;
+  args.residual_stride = call.n;
+  args.in_type = call.lhs.type;
+  args.out_type = call.out.type;
+  args.bias_type = call.bias.type;
+  args.residual_type = call.residual.type;
+  args.trans_lhs = options.trans_lhs;
+  args.trans_rhs = options.trans_rhs;
+  args.activation = options.activation;
+  return args;
+}
+
+const void* Offset(const void* data, int64_t bytes) {
+  return data ? static_cast<const char*>(data) + bytes : nullptr;
+}
+void* Offset(void* data, int64_t bytes) {
+  return data ? static_cast<char*>(data) + bytes : nullptr;
+}
+
+cpu::GemmArgs BatchArgs(cpu::GemmArgs args, const Call& call, int64_t b) {
+  args.lhs = Offset(args.lhs, b * call.lhs.batch_bytes());
+  args.rhs = Offset(args.rhs, b * call.rhs.batch_bytes());
+  args.bias = Offset(args.bias, b * call.bias.batch_bytes());
+  args.residual = Offset(args.residual, b * call.residual.batch_bytes());
+  args.out = Offset(args.out, b * call.out.batch_bytes());
+  args.preactivation = Offset(args.preactivation, b * call.preactivation.batch_bytes());
+  return args;
+}
+
+// Task `task` of the plan, on the calling thread; false if there is no memory.
+bool RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& call,
+             const cpu::GemmArgs& args, int64_t task) {
+  float* workspace = cpu::ThreadWorkspace(plan.workspace_bytes);
+  if (!workspace) return false;
+  const int64_t m0 = task % plan.num_m() * plan.m_step;
+  const int64_t n0 = task / plan.num_m() % plan.num_n() * plan.n_step;
+  const int64_t b0 = task / plan.num_m() / plan.num_n() * plan.batch_step;
+  const cpu::GemmRange range{m0, std::min(m0 + plan.m_step, plan.m), n0,
+                             std::min(n0 + plan.n_step, plan.n)};
+  const int64_t b1 = std::min(b0 + plan.batch_step, plan.batch);
+  for (int64_t b = b0; b < b1; ++b) {
+    isa.run(BatchArgs(args, call, b), plan.blocks, range, workspace);
+  }
+  return true;
+}
+
+ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& call) {
+  const cpu::GemmArgs args = MakeArgs(options, call);
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const cpu::GemmPlan plan =
+      cpu::PlanGemm(*options.isa, args, call.batch, options.config, threads);
+  if (plan.num_tasks() == 0) return ffi::Error::Success();
+  cpu::AdviseHugePages(args.out, call.out.size_bytes());
+  if (args.preactivation) {
+    cpu::AdviseHugePages(args.preactivation, call.preactivation.size_bytes());
+  }
+  std::atomic<bool> out_of_memory{false};
+  cpu::ParallelFor(
+      plan.num_tasks(), threads,
+      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
+      [&](int64_t task) {
+        if (!RunTask(*options.isa, plan, call, args, task)) out_of_memory = true;
+      });
+  if (out_of_memory) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                      "tracea_cpu_gemm_v1: a thread could not allocate " +
+                          std::to_string(plan.workspace_bytes) +
+                          " bytes of workspace; choose a smaller kc or nc.");
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
+  try {
+    const Options options = ParseOptions(attrs);
+    Call call = ParseCall(options, args, rets);
+    MergeBatches(options, &call);
+    return RunCall(pool, options, call);
+  } catch (const InvalidCall& error) {
+    return ffi::Error::InvalidArgument(error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("tracea_cpu_gemm_v1: ") + error.what());
+  }
+}
+
+}  // namespace
+
+const char* SupportedCpuIsa() { return cpu::BestIsa(); }
+
+}  // namespace tracea
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tracea_cpu_gemm_v1, tracea::CpuGemm,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());

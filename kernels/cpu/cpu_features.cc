@@ -1,0 +1,66 @@
+// CPUID feature bits, and XCR0 for the register state the operating system saves: an
+// instruction set whose registers are not saved must not be used. Family and model are
+// never looked at. (Intel SDM volume 1, 13.3 and 15.2.)
+
+#include "cpu_features.h"
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace tracea::cpu {
+
+#if defined(__x86_64__)
+
+namespace {
+
+struct Features {
+  bool avx2, avx512;
+};
+
+bool AllOf(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+constexpr uint64_t Bit(int i) { return uint64_t{1} << i; }
+
+uint64_t Xcr0() {
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t{high} << 32) | low;
+}
+
+Features Detect() {
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return {};
+  // FMA, OSXSAVE, AVX, F16C
+  if (!AllOf(c, Bit(12) | Bit(27) | Bit(28) | Bit(29))) return {};
+  const uint64_t saved = Xcr0();
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return {};
+  Features found{};
+  // State: xmm, ymm. Feature: AVX2.
+  found.avx2 = AllOf(saved, Bit(1) | Bit(2)) && AllOf(b, Bit(5));
+  // State: opmask, upper zmm halves, zmm16-31. Features: F, DQ, BW, VL.
+  found.avx512 = found.avx2 && AllOf(saved, Bit(5) | Bit(6) | Bit(7)) &&
+                 AllOf(b, Bit(16) | Bit(17) | Bit(30) | Bit(31));
+  return found;
+}
+
+const Features& Found() {
+  static const Features features = Detect();
+  return features;
+}
+
+}  // namespace
+
+bool HasAvx2() { return Found().avx2; }
+bool HasAvx512() { return Found().avx512; }
+
+#else
+
+bool HasAvx2() { return false; }
+bool HasAvx512() { return false; }
+
+#endif
+
+}  // namespace tracea::cpu

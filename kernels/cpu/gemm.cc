@@ -1,0 +1,207 @@
+// Everything around the kernels that is compiled without any instruction set flag:
+// choice of instruction set, blocking, split into tasks, workspace.
+
+#include "gemm.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu_features.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(__unix__)
+#include <unistd.h>
+#endif
+
+namespace tracea::cpu {
+
+extern const GemmIsa kBaselineGemm;
+#if defined(__x86_64__)
+extern const GemmIsa kAvx2Gemm;
+extern const GemmIsa kAvx512Gemm;
+#endif
+
+namespace {
+
+constexpr int64_t kSkinnyRows = 4;
+constexpr int64_t kMinDepth = 16;
+constexpr int64_t kMaxDepth = 4096;
+constexpr int64_t kMaxCols = 4096;
+constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of rhs
+constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;    // partial sums
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+// Worse to better; `supported` is about the processor and the operating system.
+struct Level {
+  const GemmIsa* isa;
+  bool supported;
+};
+
+const Level* Levels(int* count) {
+#if defined(__x86_64__)
+  static const Level levels[] = {
+      {&kBaselineGemm, true}, {&kAvx2Gemm, HasAvx2()}, {&kAvx512Gemm, HasAvx512()}};
+  *count = 3;
+#else
+  static const Level levels[] = {{&kBaselineGemm, true}};
+  *count = 1;
+#endif
+  return levels;
+}
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+// The longest step <= `limit` (a multiple of `unit`) that cuts `size` into equal parts.
+int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
+  limit = std::max(RoundUp(limit, unit), unit);
+  if (size <= limit) return std::max(RoundUp(size, unit), unit);
+  return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
+}
+
+int64_t L2Bytes() {
+  static const int64_t bytes = [] {
+    int64_t found = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return std::clamp<int64_t>(found > 0 ? found : 512 << 10, 256 << 10, 4 << 20);
+  }();
+  return bytes;
+}
+
+GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
+                      const GemmConfig& config) {
+  GemmBlocks blocks{};
+  blocks.skinny = args.m <= kSkinnyRows;
+  const int64_t kc = config.kc > 0 ? config.kc : 384;
+  blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), 8);
+  // The packed block of rhs may take under half of L2: lhs, output and prefetches share.
+  const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * 4);
+  const int64_t nc = config.nc > 0 ? config.nc : fitting;
+  const int64_t most = std::min(kMaxCols, kMaxPanelBytes / (blocks.kc * 4));
+  const int64_t cols = std::min(RoundUp(nc, isa.tile_n), RoundUp(args.n, isa.tile_n));
+  blocks.nc = std::max(std::min(cols, most / isa.tile_n * isa.tile_n), isa.tile_n);
+  blocks.mc = std::min(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m,
+                       RoundUp(args.m, isa.tile_m));
+  return blocks;
+}
+
+int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
+                       const GemmBlocks& blocks) {
+  const int64_t skinny = kSkinnyRows * 2 * 1024;
+  const int64_t rhs = blocks.kc * blocks.nc;
+  const int64_t lhs = isa.tile_m * (blocks.kc + 16);
+  const bool buffered = args.out_type != DType::kF32 && blocks.kc < args.k;
+  const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
+  return 4 * (blocks.skinny ? skinny : rhs + lhs + blocks.nc + sums);
+}
+
+// Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
+// multiply-add of a register tile: a task costs rows * cols * k, plus packing its lhs
+// once per column strip and its rhs once, at about 32 multiply-adds an element.
+void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPlan* plan) {
+  constexpr double kPack = 32;
+  double best = -1;
+  for (int64_t across = 1; across <= tasks; ++across) {
+    const int64_t n_step = EqualStep(args.n, CeilDiv(args.n, across), isa.tile_n);
+    const int64_t parts = std::max<int64_t>(CeilDiv(args.n, n_step), 1);
+    const int64_t down = plan->blocks.skinny ? 1 : CeilDiv(tasks, parts);
+    const int64_t m_step = EqualStep(args.m, CeilDiv(args.m, down), isa.tile_m);
+    const double strips = double(CeilDiv(n_step, plan->blocks.nc));
+    const double cost = double(m_step) * n_step + kPack * (m_step * strips + n_step);
+    const double rounds = CeilDiv(parts * CeilDiv(args.m, m_step), tasks);
+    if (best < 0 || cost * rounds < best) {
+      best = cost * rounds;
+      plan->m_step = m_step;
+      plan->n_step = n_step;
+    }
+  }
+}
+
+// Below about 50 us of work, waking another thread costs more than it brings.
+bool IsSmall(const GemmArgs& args, int64_t batch) {
+  const double products = double(batch) * args.m * args.n * args.k;
+  const double elements = double(args.m) * args.k + double(args.k) * args.n +
+                          double(args.m) * args.n;
+  return products < 3.5e6 && batch * elements < 2.5e5;
+}
+
+}  // namespace
+
+const GemmIsa* UsableGemmIsa(const char* name) {
+  static const char* const known[] = {"baseline", "avx2", "avx512"};
+  int count = 0;
+  const Level* levels = Levels(&count);
+  for (int wanted = 0; wanted < 3; ++wanted) {
+    if (std::strcmp(known[wanted], name) != 0) continue;
+    int i = std::min(wanted, count - 1);
+    while (!levels[i].supported) --i;
+    return levels[i].isa;
+  }
+  return nullptr;
+}
+
+const char* BestIsa() {
+  int count = 0;
+  const Level* levels = Levels(&count);
+  int i = count - 1;
+  while (!levels[i].supported) --i;
+  return levels[i].isa->name;
+}
+
+GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
+                  const GemmConfig& config, int64_t threads) {
+  GemmPlan plan{};
+  plan.blocks = PlanBlocks(isa, args, config);
+  plan.workspace_bytes = WorkspaceBytes(isa, args, plan.blocks);
+  plan.batch = batch;
+  plan.m = args.m;
+  plan.n = args.n;
+  const int64_t per_thread = config.tasks > 0 ? std::min<int64_t>(config.tasks, 64) : 2;
+  const bool serial = threads <= 1 || IsSmall(args, batch);
+  const int64_t tasks = serial ? 1 : threads * per_thread;
+  plan.batch_step = std::max<int64_t>(CeilDiv(batch, tasks), 1);
+  PlanRanges(isa, args, batch >= tasks ? 1 : CeilDiv(tasks, std::max<int64_t>(batch, 1)),
+             &plan);
+  return plan;
+}
+
+float* ThreadWorkspace(int64_t bytes) {
+  struct Buffer {
+    void* data = nullptr;
+    int64_t bytes = 0;
+    ~Buffer() { std::free(data); }
+  };
+  thread_local Buffer buffer;
+  if (buffer.bytes < bytes) {
+    std::free(buffer.data);
+    const int64_t align = bytes >= kHugePage / 4 ? kHugePage : 64;
+    const int64_t size = RoundUp(bytes, align);
+    buffer.data = std::aligned_alloc(align, size);
+    buffer.bytes = buffer.data ? size : 0;
+#if defined(__linux__)
+    if (buffer.data && align == kHugePage) madvise(buffer.data, size, MADV_HUGEPAGE);
+#endif
+  }
+  return static_cast<float*>(buffer.data);
+}
+
+void AdviseHugePages(void* data, int64_t bytes) {
+#if defined(__linux__)
+  if (bytes < 2 * kHugePage) return;
+  const auto at = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t begin = (at + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = (at + bytes) & ~(kHugePage - 1);
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
+}  // namespace tracea::cpu

@@ -1,0 +1,99 @@
+// CPU matrix product with a fused epilogue, without any XLA type:
+//
+//   z = op(lhs) @ op(rhs) + bias;   out = activation(z) + residual
+//
+// Sums are kept in f32 and rounded once, at the store. Blocks of k are summed one by one,
+// ascending (few rows times a transposed rhs: dot products by lanes). A result's bits
+// depend on shape, layout, instruction set and the depth of these blocks, but neither on
+// the other blocking nor on the split into tasks nor on the number of threads.
+//
+// A kernel exists once per instruction set (`GemmIsa`). It computes one range of one
+// product on the calling thread and neither allocates nor throws; `PlanGemm` says how
+// to cut a product into ranges and how much workspace each needs.
+
+#ifndef TRACEA_KERNELS_CPU_GEMM_H_
+#define TRACEA_KERNELS_CPU_GEMM_H_
+
+#include <cstdint>
+
+namespace tracea::cpu {
+
+enum class DType : int32_t { kF32, kBF16, kF16 };
+enum class Activation : int32_t { kNone, kRelu, kGelu, kGeluExact, kSilu };
+
+// One matrix product. Strides are distances between rows as stored, in elements.
+struct GemmArgs {
+  const void* lhs;       // (m, k), or (k, m) if trans_lhs
+  const void* rhs;       // (k, n), or (n, k) if trans_rhs
+  void* out;             // (m, n)
+  const void* bias;      // (n,) or null
+  const void* residual;  // (m, n) or null
+  void* preactivation;   // (m, n) of out_type: receives z; or null
+  int64_t m, n, k;
+  int64_t lhs_stride, rhs_stride, out_stride, residual_stride;
+  DType in_type;  // of lhs and of rhs
+  DType out_type, bias_type, residual_type;
+  bool trans_lhs, trans_rhs;
+  Activation activation;
+};
+
+// The free choices; 0 means the default. Only kc changes the result, by its rounding.
+struct GemmConfig {
+  int64_t kc;     // depth of a packed block of rhs
+  int64_t nc;     // its width
+  int64_t tasks;  // ranges per thread
+};
+
+// Half-open part [m0, m1) x [n0, n1) of the output.
+struct GemmRange {
+  int64_t m0, m1, n0, n1;
+};
+
+// Blocking as the kernel uses it; made by `PlanGemm`.
+struct GemmBlocks {
+  int64_t kc, nc, mc;
+  bool skinny;  // few rows: stream rhs once, unpacked
+};
+
+struct GemmIsa {
+  const char* name;
+  int64_t tile_m, tile_n;  // register tile, in elements
+  void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+              float* workspace);
+};
+
+// How a batch of equal products is cut into tasks.
+struct GemmPlan {
+  GemmBlocks blocks;
+  int64_t batch, batch_step;
+  int64_t m, m_step;
+  int64_t n, n_step;
+  int64_t workspace_bytes;  // for one running task, 64-byte aligned
+
+  int64_t num_m() const { return m == 0 ? 0 : (m - 1) / m_step + 1; }
+  int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }
+  int64_t num_batch() const { return batch == 0 ? 0 : (batch - 1) / batch_step + 1; }
+  int64_t num_tasks() const { return num_batch() * num_m() * num_n(); }
+};
+
+GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
+                  const GemmConfig& config, int64_t threads);
+
+// The kernels of the requested set ("baseline", "avx2" or "avx512") or, where build or
+// machine lack it, of the best lower one. Null only for an unknown name.
+const GemmIsa* UsableGemmIsa(const char* name);
+
+// Name of the best instruction set that both this build and this machine have.
+const char* BestIsa();
+
+// Memory of the calling thread, 64-byte aligned, kept for its next call; null if there
+// is not enough. The largest plan needs less than 40 MB.
+float* ThreadWorkspace(int64_t bytes);
+
+// Asks for huge pages on the part of a large buffer that is about to be written for
+// the first time: fewer page faults. Does nothing below 4 MB or off Linux.
+void AdviseHugePages(void* data, int64_t bytes);
+
+}  // namespace tracea::cpu
+
+#endif  // TRACEA_KERNELS_CPU_GEMM_H_

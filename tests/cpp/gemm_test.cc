@@ -1,0 +1,227 @@
+// Checks the CPU matrix product without jaxlib: every instruction set of this machine,
+// all layouts, dtypes and epilogues, awkward shapes, against a double reference; and that
+// blocking, splitting and threads do not change a bit of the result.
+//
+//   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/gemm_test.cc <kernels/cpu objects> -pthread
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gemm.h"
+#include "parallel.h"
+
+using namespace tracea::cpu;
+
+namespace {
+
+std::mt19937 rng(7);
+
+int64_t Pick(std::initializer_list<int64_t> values) {
+  return values.begin()[rng() % values.size()];
+}
+
+int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }
+
+double Decode(const void* data, DType type, int64_t i) {
+  if (type == DType::kF32) return static_cast<const float*>(data)[i];
+  const uint16_t h = static_cast<const uint16_t*>(data)[i];
+  if (type == DType::kBF16) {
+    const uint32_t u = uint32_t{h} << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+  }
+  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+  if (exponent == 31) return mantissa ? NAN : (h >> 15 ? -INFINITY : INFINITY);
+  const double magnitude = exponent ? std::ldexp(1024 + mantissa, exponent - 25)
+                                    : std::ldexp(mantissa, -24);
+  return h >> 15 ? -magnitude : magnitude;
+}
+
+// Values with few bits, exact in every type.
+void Encode(void* data, DType type, int64_t i, double x) {
+  const float f = static_cast<float>(x);
+  if (type == DType::kF32) {
+    static_cast<float*>(data)[i] = f;
+    return;
+  }
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  uint16_t h = static_cast<uint16_t>(u >> 16);
+  if (type == DType::kF16) {
+    const uint32_t exponent = (u >> 23) & 255;
+    h = exponent == 0 ? 0
+                      : static_cast<uint16_t>((u >> 16 & 0x8000) |
+                                              ((exponent - 112) << 10) | (u >> 13 & 1023));
+  }
+  static_cast<uint16_t*>(data)[i] = h;
+}
+
+struct Array {
+  DType type = DType::kF32;
+  std::vector<uint8_t> bytes;  // exactly as long as the data: a sanitizer sees overruns
+
+  void Fill(DType t, int64_t count) {
+    type = t;
+    bytes.assign(count * ItemSize(t), 0);
+    for (int64_t i = 0; i < count; ++i) {
+      Encode(bytes.data(), t, i, (int(rng() % 129) - 64) / 32.0);
+    }
+  }
+  void Poison(DType t, int64_t count) {
+    type = t;
+    bytes.assign(count * ItemSize(t), 0xff);
+  }
+  double operator[](int64_t i) const { return Decode(bytes.data(), type, i); }
+};
+
+double Activate(double z, Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return z;
+    case Activation::kRelu:
+      return std::max(z, 0.0);
+    case Activation::kGelu:
+      return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z)));
+    case Activation::kGeluExact:
+      return 0.5 * z * std::erfc(-z / std::sqrt(2.0));
+    case Activation::kSilu:
+      return z / (1 + std::exp(-z));
+  }
+  return NAN;
+}
+
+struct Case {
+  GemmArgs args{};
+  Array lhs, rhs, bias, residual, out, preactivation;
+
+  explicit Case(bool large) {
+    GemmArgs& a = args;
+    const auto dim = [&] {
+      return large ? Pick({96, 127, 160, 257, 300})
+                   : Pick({0, 1, 2, 3, 4, 5, 7, 13, 14, 15, 16, 17, 31, 32, 33, 65, 97});
+    };
+    const auto type = [] { return static_cast<DType>(rng() % 3); };
+    a.m = dim();
+    a.n = dim();
+    a.k = dim();
+    a.trans_lhs = rng() % 2;
+    a.trans_rhs = rng() % 2;
+    a.in_type = type();
+    a.out_type = type();
+    a.activation = static_cast<Activation>(rng() % 5);
+    a.lhs_stride = a.trans_lhs ? a.m : a.k;
+    a.rhs_stride = a.trans_rhs ? a.k : a.n;
+    a.out_stride = a.residual_stride = a.n;
+    a.bias_type = type();
+    a.residual_type = type();
+    lhs.Fill(a.in_type, a.m * a.k);
+    rhs.Fill(a.in_type, a.k * a.n);
+    a.lhs = lhs.bytes.data();
+    a.rhs = rhs.bytes.data();
+    if (rng() % 2) {
+      bias.Fill(a.bias_type, a.n);
+      a.bias = bias.bytes.data();
+    }
+    if (rng() % 2) {
+      residual.Fill(a.residual_type, a.m * a.n);
+      a.residual = residual.bytes.data();
+    }
+    if (rng() % 2) a.preactivation = this;  // set to memory by Run
+  }
+
+  void Run(const GemmIsa& isa, const GemmConfig& config, int64_t threads) {
+    GemmArgs& a = args;
+    out.Poison(a.out_type, a.m * a.n);
+    a.out = out.bytes.data();
+    if (a.preactivation) {
+      preactivation.Poison(a.out_type, a.m * a.n);
+      a.preactivation = preactivation.bytes.data();
+    }
+    const GemmPlan plan = PlanGemm(isa, a, 1, config, threads);
+    std::vector<std::thread> helpers;
+    ParallelFor(
+        plan.num_tasks(), threads, [&](auto work) { helpers.emplace_back(work); },
+        [&](int64_t task) {
+          const int64_t m0 = task % plan.num_m() * plan.m_step;
+          const int64_t n0 = task / plan.num_m() * plan.n_step;
+          const GemmRange range{m0, std::min(m0 + plan.m_step, a.m), n0,
+                                std::min(n0 + plan.n_step, a.n)};
+          isa.run(a, plan.blocks, range, ThreadWorkspace(plan.workspace_bytes));
+        });
+    for (std::thread& helper : helpers) helper.join();
+  }
+
+  // Largest error in units of what is allowed for that element; NaN counts as infinite.
+  double Error() const {
+    static const double ulp[] = {0x1p-23, 0x1p-7, 0x1p-10};
+    const GemmArgs& a = args;
+    double worst = 0;
+    for (int64_t i = 0; i < a.m; ++i) {
+      for (int64_t j = 0; j < a.n; ++j) {
+        double z = 0, magnitude = 0;
+        for (int64_t p = 0; p < a.k; ++p) {
+          const double x = lhs[a.trans_lhs ? p * a.m + i : i * a.k + p] *
+                           rhs[a.trans_rhs ? j * a.k + p : p * a.n + j];
+          z += x;
+          magnitude += std::fabs(x);
+        }
+        if (a.bias) z += bias[j];
+        double y = Activate(z, a.activation);
+        if (a.residual) y += residual[i * a.n + j];
+        const double slack = magnitude * 0x1p-22 + 5e-7 * (1 + std::fabs(z)) + 0x1p-25;
+        const auto check = [&](double got, double want) {
+          const double allowed = slack + std::fabs(want) * ulp[int(a.out_type)] * 0.51;
+          const double error = std::fabs(got - want) / allowed;
+          worst = std::max(worst, std::isnan(error) ? INFINITY : error);
+        };
+        check(out[i * a.n + j], y);
+        if (a.preactivation) check(preactivation[i * a.n + j], z);
+      }
+    }
+    return worst;
+  }
+};
+
+int Check(const GemmIsa& isa, bool large) {
+  Case c(large);
+  const int64_t kc = Pick({0, 16, 40, 100});
+  c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
+  const double error = c.Error();
+  const std::vector<uint8_t> first = c.out.bytes;
+  c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, 2);
+  const bool same = first == c.out.bytes;
+  if (error <= 1 && same) return 0;
+  const GemmArgs& a = c.args;
+  std::printf("%s m=%ld n=%ld k=%ld trans=%d%d in=%d out=%d activation=%d: %s\n", isa.name,
+              long(a.m), long(a.n), long(a.k), a.trans_lhs, a.trans_rhs, int(a.in_type),
+              int(a.out_type), int(a.activation),
+              same ? ("error is " + std::to_string(error) + " of the allowed").c_str()
+                   : "tasks or threads changed bits");
+  return 1;
+}
+
+}  // namespace
+
+int main() {
+  int failures = 0;
+  for (const char* name : {"baseline", "avx2", "avx512"}) {
+    const GemmIsa* isa = UsableGemmIsa(name);
+    if (std::strcmp(isa->name, name) != 0) {
+      std::printf("%s: not on this machine\n", name);
+      continue;
+    }
+    for (int i = 0; i < 400; ++i) failures += Check(*isa, false);
+    for (int i = 0; i < 20; ++i) failures += Check(*isa, true);
+    std::printf("%s: checked\n", name);
+  }
+  std::printf("%d failures\n", failures);
+  return failures != 0;
+}
