@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, Swizzle, TensorMap
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap, TensorMapSwizzle
 
 SCALE = """#include "scale.cuh"
 extern "C" __global__ void __launch_bounds__(128)
@@ -43,5 +43,5 @@ def tiled_map(operand: int) -> TensorMap:
         dims=(256, 100),
         strides=(512,),
         box=(64, 32),
-        swizzle=Swizzle.B128,
+        swizzle=TensorMapSwizzle.B128,
     )

@@ -101,7 +101,7 @@ NAMED: dict[str, CudaDevice] = {
         sm_count=132,
         smem_per_block_bytes=232448,
         l2_bytes=60 << 20,
-        memory_bytes=141 * 10**9,
+        memory_bytes=143771 << 20,
     ),
     "H100": CudaDevice(
         name="NVIDIA H100 80GB HBM3",

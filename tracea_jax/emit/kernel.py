@@ -10,7 +10,7 @@ import dataclasses
 import enum
 
 
-class Swizzle(enum.IntEnum):
+class TensorMapSwizzle(enum.IntEnum):
     """Shared-memory swizzle modes of a tensor map, by ``CUtensorMapSwizzle`` value."""
 
     NONE = 0
@@ -37,7 +37,7 @@ class TensorMap:
     dims: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
-    swizzle: Swizzle
+    swizzle: TensorMapSwizzle
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

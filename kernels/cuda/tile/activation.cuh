@@ -1,0 +1,58 @@
+// Activations on f32, for the epilogues.
+//
+// All but relu take one exponential and one reciprocal. Their relative error is below 2e-6
+// for x > -6 and below 1e-5 as far as f32 reaches, also where the result is tiny, so every
+// output dtype may use them.
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "tile/common.cuh"
+
+namespace tracea {
+
+enum class Activation { kNone, kRelu, kGelu, kGeluExact, kSilu };
+
+// 1 / (1 + 2^x).
+TRACEA_DEVICE float sigmoid_of_exponent(float x) {
+  return rcp_approx(1.0f + ex2_approx(x));
+}
+
+// The normal distribution function: Phi(x) = erfc(-x / sqrt 2) / 2, without cancellation in
+// the negative tail. exp(t^2) erfc(t), t = |x| / sqrt 2, is a polynomial of degree 8 in
+// s = 1 / (1 + 0.42 t), fitted over 0 <= t <= 10 to a relative error of 4.1e-8.
+TRACEA_DEVICE float normal_cdf(float x) {
+  constexpr float kHalfLog2E = 0.72134752044448170f;
+  const float s = rcp_approx(fmaf(0.42f * 0.70710678118654752f, fabsf(x), 1.0f));
+  float scaled = 0.0783894756f;
+  scaled = fmaf(scaled, s, -0.356951365f);
+  scaled = fmaf(scaled, s, 0.51032988f);
+  scaled = fmaf(scaled, s, -0.203207188f);
+  scaled = fmaf(scaled, s, 0.314210382f);
+  scaled = fmaf(scaled, s, 0.17730427f);
+  scaled = fmaf(scaled, s, 0.243571932f);
+  scaled = fmaf(scaled, s, 0.236326711f);
+  scaled = fmaf(scaled, s, 2.59424593e-05f);
+  const float tail = 0.5f * scaled * ex2_approx(-kHalfLog2E * (x * x));
+  return x < 0.0f ? tail : 1.0f - tail;
+}
+
+template <Activation kActivation>
+TRACEA_DEVICE float activate(float x) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  if constexpr (kActivation == Activation::kRelu) {
+    return max_nan(x, 0.0f);
+  } else if constexpr (kActivation == Activation::kGelu) {
+    // (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
+    constexpr float kLinear = -2.0f * 0.7978845608028654f * kLog2E;
+    constexpr float kCubic = kLinear * 0.044715f;
+    return x * sigmoid_of_exponent(x * fmaf(kCubic * x, x, kLinear));
+  } else if constexpr (kActivation == Activation::kGeluExact) {
+    return x * normal_cdf(x);
+  } else if constexpr (kActivation == Activation::kSilu) {
+    return x * sigmoid_of_exponent(-kLog2E * x);
+  } else {
+    return x;
+  }
+}
+
+}  // namespace tracea

@@ -1,0 +1,318 @@
+"""gemm_sm90 without a GPU: what it refuses, what it derives, that it compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit import sources
+from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.problem import ACTIVATIONS, Epilogue, GemmProblem
+from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+
+H200 = NAMED["H200"]
+CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
+WIDE = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_m=2)
+
+
+def problem(
+    m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "bfloat16", **fields: Any
+) -> GemmProblem:
+    fields = {"lhs": dtype, "rhs": dtype, "out": dtype} | fields
+    return GemmProblem(m=m, n=n, k=k, **fields)
+
+
+# ---- what it refuses ----------------------------------------------------------------
+
+
+def test_serves_aligned_16_bit_problems():
+    for dtype, out in itertools.product(emit.DTYPES, emit.OUT_DTYPES):
+        assert GEMM_SM90.reasons(problem(1, 8, 8, dtype, out=out), H200) == ()
+    assert GEMM_SM90.why_not(problem(precision="highest"), H200) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "words"),
+    [
+        (problem(), CPU, "runs on NVIDIA GPUs; the device is cpu"),
+        (problem(), NAMED["A100"], "only on sm_90a; the device is sm_80"),
+        (problem(rhs="float16"), H200, "they are bfloat16 and float16"),
+        (problem(dtype="float32"), H200, "it takes bfloat16, float16"),
+        (problem(out="float64"), H200, "output of dtype float64"),
+        (problem(precision="BF16_BF16_F32_X3"), H200, "precision BF16_BF16_F32_X3"),
+        (problem(k=0), H200, "an extent is 0"),
+        (problem(k=1001), H200, "left operand .* k=1001 is not a multiple of 8"),
+        (problem(n=12), H200, "right operand .* n=12 is not a multiple of 8"),
+        (problem(m=12, layout="tn"), H200, "left operand .* m=12 is not a multiple"),
+        (problem(k=12, layout="tt"), H200, "right operand .* k=12 is not a multiple"),
+        (problem(n=12, layout="nt"), H200, "the output .* n=12 is not a multiple of 8"),
+        (problem(m=2**31), H200, "m=2147483648 is above"),
+        (problem(1, 8, 8, batch=2**31 - 2048), H200, None),
+        (problem(65, 8, 8, batch=2**31 - 2048), H200, "more than 2\\^31 - 1 tiles"),
+    ],
+)
+def test_says_why_not(asked, device, words):
+    reason = GEMM_SM90.why_not(asked, device)
+    if words is None:
+        assert reason is None
+    else:
+        assert reason is not None
+        with pytest.raises(AssertionError, match=words):
+            raise AssertionError(reason)
+
+
+def test_f32_output_needs_rows_of_four():
+    asked = problem(130, 260, 200, layout="nt", out="float32")
+    assert GEMM_SM90.why_not(asked, H200) is None
+    assert "n=262 is not a multiple of 4 (float32)" in str(
+        GEMM_SM90.why_not(dataclasses.replace(asked, n=262), H200)
+    )
+
+
+def test_collects_all_reasons():
+    asked = problem(8, 12, 20, dtype="float32", precision="F8")
+    reasons = GEMM_SM90.reasons(asked, NAMED["A100"])
+    assert len(reasons) == 3 and len(set(reasons)) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tile_m": 96}, "tile_m=96 must be one of 64, 128, 256"),
+        ({"stages": 0}, "stages=0 must be an integer from 1 to 12"),
+        ({"stages": 5}, "exceed 232448 bytes of shared memory; at most 4 fit"),
+        ({"stages": 1}, "stages=1 must exceed wait_depth=1"),
+        ({"tile_m": 64}, "tile_m=64 must be a multiple of 64 for each of 2"),
+        ({"tile_m": 256}, "needs 256 accumulators a thread with 2 consumers"),
+        ({"consumers": 1}, "needs 256 accumulators a thread with 1 consumers"),
+        ({"cluster_n": 2}, "at most 2 blocks"),
+    ],
+)
+def test_refuses_illegal_configs(changes, words):
+    GEMM_SM90.check(problem(), WIDE, H200)
+    with pytest.raises(ValueError, match=words):
+        GEMM_SM90.check(problem(), dataclasses.replace(WIDE, **changes), H200)
+
+
+# ---- what it derives ----------------------------------------------------------------
+
+SHAPES = (
+    (4096, 4096, 4096),
+    (1, 8, 8),
+    (16, 8192, 8192),
+    (65536, 256, 256),
+    (200, 8, 56),
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_space_is_short_legal_and_led_by_the_heuristic(shape):
+    asked = problem(*shape, out="float32", epilogue=Epilogue(bias="row", residual=True))
+    space = GEMM_SM90.space(asked, H200)
+    assert 8 <= len(space) <= 24 and len(set(space)) == len(space)
+    assert space[0] == GEMM_SM90.heuristic(asked, H200)
+    for config in space:
+        GEMM_SM90.check(asked, config, H200)
+        assert emit.kernel(asked, config, H200).smem_bytes <= H200.smem_per_block_bytes
+
+
+def test_the_grid_is_whole_clusters_within_the_device():
+    for config, shape in itertools.product(GEMM_SM90.space(problem(), H200), SHAPES):
+        blocks = emit.grid(problem(*shape), config, H200.sm_count)
+        assert blocks % config.cluster_size == 0
+        assert config.cluster_size <= blocks <= H200.sm_count
+        assert blocks // config.cluster_size <= emit.tile_count(problem(*shape), config)
+
+
+@pytest.mark.parametrize(
+    ("m_tiles", "n_tiles", "band"), [(1, 1, 8), (5, 4, 3), (16, 7, 8), (3, 50, 8)]
+)
+def test_raster_visits_every_tile_of_every_batch_once(m_tiles, n_tiles, band):
+    count = 3 * m_tiles * n_tiles
+    visited = [emit.raster(i, m_tiles, n_tiles, band) for i in range(count)]
+    everything = itertools.product(range(m_tiles), range(n_tiles), range(3))
+    assert sorted(visited) == sorted(everything)
+
+
+def test_raster_goes_down_a_band_before_it_goes_right():
+    order = [emit.raster(i, 5, 4, 3)[:2] for i in range(14)]
+    assert order[:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+    assert order[12:] == [(3, 0), (4, 0)]
+
+
+def maps(kernel: Kernel) -> list[TensorMap]:
+    return [p for p in kernel.params if isinstance(p, TensorMap)]
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_tensor_maps_follow_the_stored_layout(layout):
+    asked = problem(200, 264, 136, layout=layout, batch=3, lhs_batched=True)
+    lhs, rhs, out = maps(emit.kernel(asked, WIDE, H200))
+    assert lhs.dims == ((136, 200, 3) if layout[0] == "n" else (200, 136, 3))
+    assert rhs.dims == ((264, 136, 1) if layout[1] == "n" else (136, 264, 1))
+    assert out.dims == (264, 200, 3)
+    for m in (lhs, rhs, out):
+        assert m.strides == (m.dims[0] * 2, m.dims[0] * m.dims[1] * 2)
+        assert m.box[0] * 2 == 128 and m.box[2] == 1 and m.box[1] <= 256
+    # A pair of blocks along m shares B: each copies half of its 256 columns.
+    assert rhs.box[1] == (64 if layout[1] == "n" else 128)
+    assert lhs.box[1] == (128 if layout[0] == "n" else 64)
+
+
+def test_operands_are_numbered_arguments_first():
+    steps = Epilogue(bias="row", residual=True, save_preactivation=True)
+    kernel = emit.kernel(problem(epilogue=steps), WIDE, H200)
+    assert [m.operand for m in maps(kernel)] == [0, 1, 4, 5]
+    assert [p.operand for p in kernel.params if isinstance(p, Pointer)] == [2, 3]
+    plain = emit.kernel(problem(epilogue=Epilogue(residual=True)), WIDE, H200)
+    assert [m.operand for m in maps(plain)] == [0, 1, 3]
+    assert [p.operand for p in plain.params if isinstance(p, Pointer)] == [2]
+
+
+def test_shapes_share_a_source():
+    def source(**fields):
+        return emit.kernel(problem(**fields), WIDE, H200).source
+
+    assert source() == source(m=8, n=16, k=24, batch=7, rhs_batched=True)
+    assert source() != source(dtype="float16") != source(out="float32")
+
+
+def test_sizes_and_batching_are_run_time_parameters():
+    asked = problem(24, 32, 40, batch=7, rhs_batched=True)
+    params = emit.kernel(asked, WIDE, H200).params
+    scalars = [p.value for p in params if isinstance(p, Scalar)]
+    assert scalars == [24, 32, 40, 7, 0, 1]
+
+
+def test_wgmma_refuses_shapes_the_instruction_does_not_have():
+    with pytest.raises(ValueError, match="n=20 must be a multiple of 8"):
+        Wgmma(n=20, dtype="bfloat16")
+    with pytest.raises(ValueError, match="dtype='float32'"):
+        Wgmma(n=64, dtype="float32")
+
+
+# ---- that all of it compiles --------------------------------------------------------
+
+
+def check_compiles(asked: GemmProblem, config: GemmSm90Config) -> None:
+    """Compiles without local memory and without a wgmma or setmaxnreg complaint.
+
+    The Traits' assertions prove shared memory, boxes, parities and arrivals.
+    """
+    cubin = nvrtc.compile(emit.kernel(asked, config, H200))
+    assert (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings) == (0, 0, ())
+    assert cubin.smem_static_bytes == 0
+
+
+def space_of_shapes() -> list[GemmSm90Config]:
+    """One config of every tile and cluster shape that the search may ever propose."""
+    found: dict[tuple[int, ...], GemmSm90Config] = {}
+    for shape in SHAPES:
+        for config in GEMM_SM90.space(problem(*shape), H200):
+            key = (config.tile_m, config.tile_n, config.consumers)
+            found.setdefault((*key, config.cluster_m, config.cluster_n), config)
+    return list(found.values())
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("config", space_of_shapes(), ids=str)
+def test_every_shape_of_the_space_compiles(config):
+    steps = Epilogue(bias="row", activation="gelu", residual=True)
+    check_compiles(problem(epilogue=steps), config)
+
+
+EPILOGUE_FIELDS = ("bias", "activation", "residual", "save_preactivation")
+# Between them the rows name most pairs of values of any two columns.
+ROWS: tuple[tuple[Any, ...], ...] = (
+    ("bfloat16", "bfloat16", "nn", "none", "none", False, False),
+    ("bfloat16", "bfloat16", "nt", "row", "gelu", True, True),
+    ("bfloat16", "float32", "tn", "batched_row", "silu", True, False),
+    ("bfloat16", "float32", "tt", "row", "gelu_exact", False, True),
+    ("bfloat16", "float16", "nn", "batched_row", "relu", True, True),
+    ("float16", "float16", "tt", "none", "silu", True, True),
+    ("float16", "float16", "tn", "row", "none", True, True),
+    ("float16", "float16", "nn", "batched_row", "gelu_exact", True, False),
+    ("float16", "float32", "nt", "none", "relu", True, False),
+    ("float16", "float32", "nn", "row", "silu", False, True),
+    ("float16", "bfloat16", "tn", "none", "gelu", False, True),
+    ("float16", "bfloat16", "tt", "batched_row", "none", False, False),
+    ("bfloat16", "bfloat16", "nt", "none", "gelu_exact", False, True),
+    ("bfloat16", "float32", "nn", "none", "gelu", True, True),
+    ("float16", "float16", "nt", "batched_row", "gelu", False, False),
+    ("bfloat16", "bfloat16", "tn", "row", "relu", False, False),
+)
+
+
+def epilogue_of(*values: Any) -> Epilogue:
+    return Epilogue(**dict(zip(EPILOGUE_FIELDS, values, strict=True)))
+
+
+COMBINATIONS = [(*row[:3], epilogue_of(*row[3:])) for row in ROWS]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("dtype", "out", "layout", "epilogue"), COMBINATIONS, ids=str)
+def test_dtypes_layouts_and_epilogues_compile(dtype, out, layout, epilogue):
+    check_compiles(
+        problem(dtype=dtype, out=out, layout=layout, epilogue=epilogue), WIDE
+    )
+
+
+def test_combinations_name_every_value():
+    dtypes, outs, layouts, epilogues = map(set, zip(*COMBINATIONS, strict=True))
+    assert dtypes == set(emit.DTYPES) and outs == set(emit.OUT_DTYPES)
+    assert layouts == {"nn", "nt", "tn", "tt"}
+    assert {e.activation for e in epilogues} == set(ACTIVATIONS)
+
+
+@pytest.mark.nvrtc
+def test_device_walks_tiles_in_the_order_of_the_model():
+    """The compiler evaluates the device's raster and compares it with Python's."""
+    lines = []
+    for m_tiles, n_tiles, band in ((1, 1, 8), (5, 4, 3), (9, 7, 4), (2, 11, 16)):
+        lines.append(
+            f"constexpr BandedRaster<{band}> at_{band}{{{m_tiles}, {n_tiles}}};"
+        )
+        for tile in range(2 * m_tiles * n_tiles):
+            m, n, batch = emit.raster(tile, m_tiles, n_tiles, band)
+            here = f"at_{band}.at({tile}u)"
+            equal = f"{here}.m == {m} && {here}.n == {n} && {here}.batch == {batch}"
+            lines.append(f'static_assert({equal}, "tile {tile}");')
+    source = "\n".join(
+        [
+            '#include "tile/scheduler.cuh"',
+            "namespace tracea {",
+            *lines,
+            "}",
+            'extern "C" __global__ void nothing() {}',
+        ]
+    )
+    kernel = dataclasses.replace(
+        emit.kernel(problem(), WIDE, H200),
+        entry="nothing",
+        source=source,
+        headers=sources.headers("tile/scheduler.cuh"),
+    )
+    assert nvrtc.compile(kernel).registers > 0
+    wrong = source.replace(".m == 0", ".m == 1", 1)
+    with pytest.raises(nvrtc.CompileError, match="tile 0"):
+        nvrtc.compile(dataclasses.replace(kernel, source=wrong))
+
+
+@pytest.mark.nvrtc
+def test_a_wrong_total_of_shared_memory_does_not_compile():
+    kernel = emit.kernel(problem(), WIDE, H200)
+    wrong = kernel.source.replace(
+        f"kSmemBytes = {kernel.smem_bytes}", "kSmemBytes = 1024"
+    )
+    assert wrong != kernel.source
+    with pytest.raises(nvrtc.CompileError, match="exactly the shared memory"):
+        nvrtc.compile(dataclasses.replace(kernel, source=wrong))
