@@ -17,8 +17,9 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:] = [p for p in sys.path if pathlib.Path(p).resolve() != _ROOT]
 
 # Only TRACEA_CPU_ISA may reach the tests, so that they can be run for every ISA.
-for _name in [n for n in os.environ if n.startswith("TRACEA_") and n != "TRACEA_CPU_ISA"]:
-    del os.environ[_name]
+for _name in list(os.environ):
+    if _name.startswith("TRACEA_") and _name != "TRACEA_CPU_ISA":
+        del os.environ[_name]
 os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 # Several CPU devices, for sharding; programs that do not shard use the first.

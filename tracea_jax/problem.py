@@ -69,7 +69,8 @@ class Epilogue:
 def check_activation(name: str) -> None:
     if name not in ACTIVATIONS:
         raise ValueError(
-            f"activation={name!r} is unknown; it must be one of {', '.join(ACTIVATIONS)}"
+            f"activation={name!r} is unknown; it must be one of "
+            + ", ".join(ACTIVATIONS)
         )
 
 
@@ -120,7 +121,7 @@ class GemmProblem:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, with ``op`` first; the inverse of ``from_json``."""
+        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
         return {"op": self.op, **dataclasses.asdict(self)}
 
     @classmethod

@@ -51,7 +51,7 @@ class Cubin:
       arch: the target it was compiled for, such as "sm_90a".
       entry: name of the kernel in the image.
       image: the cubin, an ELF file.
-      registers: for each thread.
+      registers: for each thread; None, as the next three, if the assembler did not say.
       stack_bytes: local memory of each thread, spills included.
       spill_bytes: bytes stored to and loaded from local memory for want of registers.
       smem_static_bytes: shared memory that the kernel declares, dynamic not counted.
@@ -64,10 +64,10 @@ class Cubin:
     arch: str
     entry: str
     image: bytes = dataclasses.field(repr=False)
-    registers: int
-    stack_bytes: int
-    spill_bytes: int
-    smem_static_bytes: int
+    registers: int | None
+    stack_bytes: int | None
+    spill_bytes: int | None
+    smem_static_bytes: int | None
     warnings: tuple[str, ...]
     log: str = dataclasses.field(repr=False)
     compile_s: float
@@ -118,6 +118,7 @@ def compile(kernel: Kernel) -> Cubin:
     start = time.perf_counter()
     image, log = _compile(kernel)
     compile_s = time.perf_counter() - start
+    _check_entry(kernel, image, log)
     return Cubin(
         key=key(kernel),
         arch=kernel.arch,
@@ -230,24 +231,37 @@ def _around(text: str, file: str, line: int) -> Iterator[str]:
         yield f"{'>' if n == line else ' '}{n:5d} | {lines[n - 1]}"
 
 
-def _resources(kernel: Kernel, log: str) -> dict[str, int]:
-    """Resource usage of the kernel, functions that it calls included."""
-    parts = re.split(r"Compiling entry function '([^']+)'", log)
-    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
-    if kernel.entry not in sections:
+def _check_entry(kernel: Kernel, image: bytes, log: str) -> None:
+    """Raises CompileError unless the image has code for the kernel's entry point."""
+    defined = {m.decode() for m in re.findall(rb"\.text\.([\w$]+)\0", image)}
+    if kernel.entry not in defined:
         raise CompileError(
             f'the source defines no extern "C" __global__ {kernel.entry}; it defines '
-            f"{', '.join(sections) or 'no kernel'}",
+            f"{', '.join(sorted(defined)) or 'no kernel'}",
             log,
         )
-    section = sections[kernel.entry]
+
+
+_RESOURCES = ("registers", "stack_bytes", "spill_bytes", "smem_static_bytes")
+
+
+def _resources(kernel: Kernel, log: str) -> dict[str, int | None]:
+    """Resource usage of the kernel, functions that it calls included.
+
+    Unknown where the assembler does not report, as under tools that intercept it.
+    """
+    parts = re.split(r"Compiling entry function '([^']+)'", log)
+    section = dict(zip(parts[1::2], parts[2::2], strict=True)).get(kernel.entry)
+    if section is None:
+        return dict.fromkeys(_RESOURCES)
 
     def numbers(pattern: str) -> list[int]:
         return [int(n) for n in re.findall(pattern, section)]
 
-    return {
-        "registers": max(numbers(r"Used (\d+) registers"), default=0),
-        "stack_bytes": max(numbers(r"(\d+) bytes stack frame"), default=0),
-        "spill_bytes": sum(numbers(r"(\d+) bytes spill (?:stores|loads)")),
-        "smem_static_bytes": max(numbers(r"(\d+) bytes smem"), default=0),
-    }
+    values = (
+        max(numbers(r"Used (\d+) registers"), default=0),
+        max(numbers(r"(\d+) bytes stack frame"), default=0),
+        sum(numbers(r"(\d+) bytes spill (?:stores|loads)")),
+        max(numbers(r"(\d+) bytes smem"), default=0),
+    )
+    return dict(zip(_RESOURCES, values, strict=True))
