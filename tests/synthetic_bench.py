@@ -10,8 +10,9 @@ import pathlib
 import random
 from collections.abc import Callable
 
-from tracea_jax import doctor, policy, variants
+from tracea_jax import policy, variants
 from tracea_jax.device import CpuDevice, Device
+from tracea_jax.doctor import diagnose
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import cache, measure, records, tuner
@@ -139,7 +140,7 @@ def tune(
     search.setdefault("timing", timing(bench.clock))
     return tuner.tune(
         problem,
-        doctor.diagnose(problem, DEVICE),
+        diagnose(problem, DEVICE),
         decision(size),
         bench,
         search.pop("database", None) or cache.Database(directory),
@@ -150,7 +151,7 @@ def tune(
 
 def default_decision() -> Decision:
     """What the policy makes of ``PROBLEM`` on ``DEVICE``."""
-    return policy.decide(doctor.diagnose(PROBLEM, DEVICE))
+    return policy.decide(diagnose(PROBLEM, DEVICE))
 
 
 # Records to put into a cache.

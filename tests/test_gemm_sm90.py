@@ -55,6 +55,16 @@ def test_serves_aligned_16_bit_problems():
         (problem(k=12, layout="tt"), H200, "right operand .* k=12 is not a multiple"),
         (problem(n=12, layout="nt"), H200, "the output .* n=12 is not a multiple of 8"),
         (problem(m=2**31), H200, "m=2147483648 is above"),
+        (
+            problem(epilogue=Epilogue(bias="row", bias_dtype="float64")),
+            H200,
+            "bias of dtype float64; it takes bfloat16",
+        ),
+        (
+            problem(epilogue=Epilogue(residual=True, residual_dtype="float32")),
+            H200,
+            "residual of dtype float32; it must be the output's, bfloat16",
+        ),
         (problem(1, 8, 8, batch=2**31 - 2048), H200, None),
         (problem(65, 8, 8, batch=2**31 - 2048), H200, "more than 2\\^31 - 1 tiles"),
     ],
@@ -227,6 +237,14 @@ def space_of_shapes() -> list[GemmSm90Config]:
 def test_every_shape_of_the_space_compiles(config):
     steps = Epilogue(bias="row", activation="gelu", residual=True)
     check_compiles(problem(epilogue=steps), config)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("out", emit.OUT_DTYPES)
+def test_a_bias_of_any_dtype_compiles(out):
+    for dtype in emit.OUT_DTYPES:
+        steps = Epilogue(bias="row", activation="gelu", bias_dtype=dtype)
+        check_compiles(problem(out=out, epilogue=steps), WIDE)
 
 
 EPILOGUE_FIELDS = ("bias", "activation", "residual", "save_preactivation")

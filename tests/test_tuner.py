@@ -11,7 +11,7 @@ import synthetic_bench as synthetic
 from hypothesis import strategies as st
 from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
-from tracea_jax import doctor
+from tracea_jax.doctor import diagnose
 from tracea_jax.tuning import cache, measure, select, session, tuner
 from tracea_jax.tuning.records import identity
 from tracea_jax.tuning.session import identity_of
@@ -296,7 +296,7 @@ def test_the_policys_own_decision_can_be_tuned():
     bench = Bench(clock, {fast: 50.0})
     entry = tuner.tune(
         synthetic.PROBLEM,
-        doctor.diagnose(synthetic.PROBLEM, synthetic.DEVICE),
+        diagnose(synthetic.PROBLEM, synthetic.DEVICE),
         decision,
         bench,
         cache.Database(None),

@@ -207,7 +207,8 @@ def entry_name(problem: GemmProblem, config: GemmSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of shapes."""
     epilogue = problem.epilogue
     steps = (
-        {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias],
+        {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
+        + _SHORT.get(epilogue.bias_dtype or "", ""),
         "" if epilogue.activation == "none" else epilogue.activation,
         "res" if epilogue.residual else "",
         "z" if epilogue.save_preactivation else "",
@@ -309,6 +310,7 @@ def _source(
 namespace {{
 struct Traits {{
   using ElementOut = {_CXX_TYPE[problem.out]};
+  using ElementBias = {_CXX_TYPE[epilogue.bias_dtype or problem.out]};
   using Mma = tracea::{wgmma.type_name}<{int(trans_a)}, {int(not trans_b)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransA = {_cxx(trans_a)}, kTransB = {_cxx(trans_b)};

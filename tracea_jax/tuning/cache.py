@@ -80,6 +80,7 @@ class Database:
             self._memory = _unwritten.setdefault(directory.absolute(), {})
         self._shipped = tuple(Store(path, read_only=True) for path in shipped)
         self._answers: dict[Device, dict[Problem, Answer | str]] = {}
+        self._fastest: dict[tuple[Problem, Device, tuple[str, ...]], Answer | None] = {}
 
     def lookup(self, problem: Problem, device: Device) -> Answer | None:
         """The remembered answer or None; always the same for one instance.
@@ -92,6 +93,39 @@ class Database:
         except KeyError:
             answer = self._settle(problem, device)
         return None if isinstance(answer, str) else answer
+
+    def fastest(
+        self, problem: Problem, device: Device, allowed: tuple[str, ...]
+    ) -> Answer | None:
+        """The fastest measured choice among some variants; settled like ``lookup``.
+
+        Where the answer is another variant's, that is the best observation of these.
+        """
+        answer = self.lookup(problem, device)
+        if answer is None or answer.choice.variant in allowed:
+            return answer
+        key = (problem, device, allowed)
+        if key not in self._fastest:
+            self._fastest[key] = self._best_observed(*key, xla_us=answer.xla_us)
+        return self._fastest[key]
+
+    def _best_observed(
+        self,
+        problem: Problem,
+        device: Device,
+        allowed: tuple[str, ...],
+        xla_us: float | None,
+    ) -> Answer | None:
+        observed = self.observations(problem, device)
+        timed = [(o.time_us, o) for o in observed if o.time_us and o.variant in allowed]
+        if not timed:
+            return None
+        time_us, best = min(timed, key=lambda pair: (pair[0], pair[1].identity))
+        best = Best(
+            variant=best.variant, config=best.config, time_us=time_us, xla_us=xla_us
+        )
+        answer = _legal(best, "tuned", problem, device)
+        return answer if isinstance(answer, Answer) else None
 
     def why_missed(self, problem: Problem, device: Device) -> str | None:
         """Why ``lookup`` has no answer, as a phrase; None if it has one."""

@@ -131,10 +131,10 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
     if problem.out not in emit.OUT_DTYPES:
         yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
-    for role in ("bias", "residual"):
-        dtype = getattr(problem.epilogue, f"{role}_dtype")
-        if dtype not in (None, problem.out):
-            yield f"{role} of dtype {dtype}; it must be the output's, {problem.out}"
+    if (dtype := problem.epilogue.bias_dtype) not in (None, *emit.OUT_DTYPES):
+        yield f"bias of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
+    if (dtype := problem.epilogue.residual_dtype) not in (None, problem.out):
+        yield f"residual of dtype {dtype}; it must be the output's, {problem.out}"
     if problem.precision not in _EXACT_PRECISIONS:
         yield f"precision {problem.precision} names an algorithm only XLA has"
     if min(problem.batch, problem.m, problem.n, problem.k) < 1:

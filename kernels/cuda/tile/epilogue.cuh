@@ -8,7 +8,7 @@
 //            leader: store buffer j
 //
 // One barrier serves both ways: it publishes buffer j and frees buffer j+1.
-// Traits: ElementOut, Swizzle, kTileN, kSlabs, kEpilogueBuffers, kHasBias, kBiasIsBatched,
+// Traits: ElementOut, ElementBias, Swizzle, kTileN, kSlabs, kEpilogueBuffers, kHasBias, kBiasIsBatched,
 // kHasResidual, kSavesPreactivation, kActivation. Rows of the results are multiples of 16
 // bytes.
 //
@@ -150,7 +150,8 @@ class WarpgroupEpilogue {
   // Each thread fetches a column or two; all threads will need all of them.
   TRACEA_DEVICE void load_bias(int n, int batch) {
     const u64 first = Traits::kBiasIsBatched ? static_cast<u64>(batch) * params_.n : 0;
-    const Element* bias = static_cast<const Element*>(params_.bias) + first;
+    using ElementBias = typename Traits::ElementBias;
+    const ElementBias* bias = static_cast<const ElementBias*>(params_.bias) + first;
     TRACEA_UNROLL
     for (int i = 0; i < kBiasPerThread; ++i) {
       const int column = thread_ + i * kWarpgroupSize;
