@@ -38,7 +38,7 @@ def test_compiles_to_an_image_for_the_target():
     assert b"scale" in cubin.image
     assert (cubin.arch, cubin.entry) == ("sm_90a", "scale")
     assert cubin.key == nvrtc.key(kernel)
-    assert 0 < cubin.registers <= 255
+    assert 0 < (cubin.registers or 0) <= 255
     assert cubin.spill_bytes == cubin.stack_bytes == cubin.smem_static_bytes == 0
     assert cubin.warnings == ()
     assert cubin.compile_s > 0
@@ -58,9 +58,9 @@ def test_reports_spills():
         sample_kernels.scale(), source=SPILLING, entry="spilling"
     )
     cubin = nvrtc.compile(kernel)
-    assert cubin.spill_bytes > 0
-    assert cubin.stack_bytes > 0
-    assert cubin.registers <= 24
+    assert (cubin.spill_bytes or 0) > 0
+    assert (cubin.stack_bytes or 0) > 0
+    assert (cubin.registers or 256) <= 24
 
 
 @pytest.mark.nvrtc
@@ -81,7 +81,7 @@ def test_resources_are_those_of_the_entry():
     kernel = dataclasses.replace(sample_kernels.scale(), source=source)
     small = nvrtc.compile(kernel)
     large = nvrtc.compile(dataclasses.replace(kernel, entry="other"))
-    assert small.registers < large.registers
+    assert 0 < (small.registers or 0) < (large.registers or 0)
 
 
 @pytest.mark.nvrtc

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import pathlib
 import platform
@@ -175,7 +176,7 @@ def local_cuda(ordinal: int) -> CudaDevice:
       RuntimeError: if cuda-python is missing or the driver refuses; says which.
     """
     try:
-        from cuda.bindings import driver
+        driver = _driver()
     except ImportError as e:
         raise RuntimeError(
             "cuda-bindings is not installed; pip install 'tracea_jax[cuda13]'"
@@ -208,12 +209,15 @@ def local_cuda(ordinal: int) -> CudaDevice:
 def cuda_driver_version() -> str | None:
     """The CUDA version the installed driver supports, as "13.0"; None without one."""
     try:
-        from cuda.bindings import driver
-
+        driver = _driver()
         (version,) = _check(driver, driver.cuDriverGetVersion())
     except (ImportError, RuntimeError):
         return None
     return f"{version // 1000}.{version % 1000 // 10}" if version else None
+
+
+def _driver() -> Any:
+    return importlib.import_module("cuda.bindings.driver")
 
 
 def _check(driver: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -69,13 +69,15 @@ def environment(op: str, device: Device) -> Environment:
     """
     is_gpu = isinstance(device, CudaDevice)
     units = device.sm_count if is_gpu else getattr(device, "cores", 0)
-    driver = (devices.cuda_driver_version() or "") if is_gpu else ""
+    compiler = (nvrtc.version() or "") if is_gpu else ""
+    # A GPU that is not here is assumed to have a driver as old as the compiler.
+    driver = (devices.cuda_driver_version() or compiler) if is_gpu else ""
     return Environment(
         device=device.name,
         arch=device.arch,
         units=units,
         driver=driver.partition(".")[0],
-        nvrtc=(nvrtc.version() or "") if is_gpu else "",
+        nvrtc=compiler,
         sources=_source_hash(op, device),
     )
 

@@ -1,0 +1,60 @@
+"""The catalogue: for each op its variants, our kernels first and XLA last."""
+
+from __future__ import annotations
+
+from tracea_jax.variants.base import (
+    XLA,
+    Call,
+    Config,
+    CpuCall,
+    Inline,
+    Variant,
+    config_from_json,
+)
+from tracea_jax.variants.gemm_cpu import GEMM_CPU
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+
+CATALOGUE: dict[str, tuple[Variant, ...]] = {"matmul": (GEMM_SM90, GEMM_CPU, XLA)}
+
+
+def of(op: str) -> tuple[Variant, ...]:
+    """All variants of an op."""
+    return CATALOGUE[op]
+
+
+def get(op: str, name: str) -> Variant:
+    """The variant of this name.
+
+    Raises:
+      ValueError: naming the variants the op has.
+    """
+    for variant in of(op):
+        if variant.name == name:
+            return variant
+    names = ", ".join(v.name for v in of(op))
+    raise ValueError(f"{op} has no variant {name!r}; it has {names}")
+
+
+def check_implementation(op: str, implementation: str | None) -> None:
+    """Raises ValueError unless ``implementation`` is a value that the op accepts."""
+    valid = ("tracea", *(v.name for v in of(op)))
+    if implementation is not None and implementation not in valid:
+        raise ValueError(
+            f"implementation={implementation!r} is unknown; it must be None or one of "
+            + ", ".join(valid)
+        )
+
+
+__all__ = [
+    "CATALOGUE",
+    "XLA",
+    "Call",
+    "Config",
+    "CpuCall",
+    "Inline",
+    "Variant",
+    "check_implementation",
+    "config_from_json",
+    "get",
+    "of",
+]

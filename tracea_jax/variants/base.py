@@ -1,0 +1,140 @@
+"""What a variant is: one way to compute an op, that can say when it cannot.
+
+A variant is pure knowledge. It neither compiles nor runs anything: it names the reason
+it does not apply, the configs worth measuring, the one to use unmeasured, and the call
+that a config stands for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+from tracea_jax.device import Device
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.problem import Problem
+
+Config = Any  # a frozen dataclass of free choices, the variant's own type
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CpuCall:
+    """A prebuilt CPU handler and the attributes it is called with."""
+
+    target: str
+    attributes: tuple[tuple[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inline:
+    """The op's reference, left to XLA to compile and fuse."""
+
+
+Call = Kernel | CpuCall | Inline
+
+
+class Variant(Protocol):
+    """One implementation of an op."""
+
+    @property
+    def name(self) -> str:
+        """As users write it in ``implementation=``."""
+        ...
+
+    @property
+    def config_type(self) -> type:
+        """The frozen dataclass of this variant's free choices."""
+        ...
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Source files whose content decides how configs perform."""
+        ...
+
+    def why_not(self, problem: Problem, device: Device) -> str | None:
+        """The sentence why this variant cannot serve the problem, or None."""
+        ...
+
+    def check(self, problem: Problem, config: Config, device: Device) -> None:
+        """Raises ValueError if the config is not legal for this problem."""
+        ...
+
+    def space(self, problem: Problem, device: Device) -> tuple[Config, ...]:
+        """Legal configs worth measuring, the heuristic's first."""
+        ...
+
+    def heuristic(self, problem: Problem, device: Device) -> Config:
+        """The config to use when nothing was measured."""
+        ...
+
+    def expects_to_win(self, problem: Problem, device: Device) -> bool:
+        """Whether the heuristic's config is expected to beat XLA, unmeasured."""
+        ...
+
+    def call(self, problem: Problem, config: Config, device: Device) -> Call:
+        """What the config stands for."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class XlaConfig:
+    """XLA takes no choices of ours."""
+
+    def __str__(self) -> str:
+        return "-"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Xla:
+    """XLA's own compilation of the reference: always possible, always a candidate."""
+
+    name: str = "xla"
+    config_type: type = XlaConfig
+    sources: tuple[str, ...] = ()
+
+    def why_not(self, problem: Problem, device: Device) -> str | None:
+        return None
+
+    def check(self, problem: Problem, config: Config, device: Device) -> None:
+        return None
+
+    def space(self, problem: Problem, device: Device) -> tuple[Config, ...]:
+        return (XlaConfig(),)
+
+    def heuristic(self, problem: Problem, device: Device) -> Config:
+        return XlaConfig()
+
+    def expects_to_win(self, problem: Problem, device: Device) -> bool:
+        return False
+
+    def call(self, problem: Problem, config: Config, device: Device) -> Call:
+        return Inline()
+
+
+XLA = Xla()
+
+
+def config_from_json(variant: Variant, data: dict[str, Any] | Config) -> Config:
+    """A config from plain data; a config of the right type passes through.
+
+    Raises:
+      ValueError: on a field the variant does not have or one it misses.
+    """
+    if isinstance(data, variant.config_type):
+        return data
+    names = [f.name for f in dataclasses.fields(variant.config_type)]
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"config={data!r} does not fit {variant.name}: pass "
+            f"{variant.config_type.__name__} or a dict of "
+            + (", ".join(names) or "nothing")
+        )
+    if unknown := sorted(set(data) - set(names)):
+        raise ValueError(
+            f"{variant.name} has no config field {', '.join(unknown)}; "
+            f"its fields are {', '.join(names) or 'none'}"
+        )
+    try:
+        return variant.config_type(**data)
+    except TypeError as e:
+        raise ValueError(f"config={data!r} does not fit {variant.name}: {e}") from e
