@@ -1,0 +1,100 @@
+"""Imports go strictly downward, and few modules know JAX, CUDA or the extension."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+import tracea_jax
+
+# From the bottom to the top. A module may import from those before its own entry and,
+# within a package, from the package.
+ORDER = (
+    "problem",
+    "ir",
+    "device",
+    "_native",
+    "emit",
+    "runtime",
+    "variants",
+    "doctor",
+    "policy",
+    "tuning",
+    "options",
+    "dispatch",
+    "_compat",
+    "ops",
+    "tune",
+    "report",
+    "demo",
+    "cli",
+    "__main__",
+    "__init__",
+)
+KNOWS_JAX = ("options", "dispatch", "_compat", "ops", "tune", "report", "demo")
+
+PACKAGE = pathlib.Path(tracea_jax.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def module(path: pathlib.Path) -> str:
+    """Dotted name inside the package, such as "runtime.launch"."""
+    name = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def imports(path: pathlib.Path) -> Iterator[str]:
+    """Every module that a file imports, also inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            # ``from package import x``: x may be a module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == p or name.startswith(f"{p}.") for p in prefixes)
+
+
+def test_every_module_has_a_layer():
+    assert FILES
+    unknown = {module(f).partition(".")[0] for f in FILES} - set(ORDER)
+    assert not unknown, f"{unknown} must be given a place in ORDER"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_imports_go_downward(path):
+    own = module(path).partition(".")[0]
+    for name in imports(path):
+        root, _, rest = name.partition(".")
+        if root != "tracea_jax" or not rest:
+            continue
+        other = rest.partition(".")[0]
+        if other not in ORDER:  # a name that the package itself defines
+            other = "__init__"
+        same = other == own and "." in rest
+        lower = ORDER.index(other) < ORDER.index(own)
+        assert same or lower, f"{module(path)} must not import {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_few_modules_know_jax_cuda_or_the_extension(path):
+    allowed = {
+        "jax": (*KNOWS_JAX, "runtime.launch"),
+        "jaxlib": (),
+        "cuda": ("device", "runtime.nvrtc"),
+    }
+    for name in imports(path):
+        root = name.partition(".")[0]
+        if root in allowed:
+            assert within(module(path), allowed[root]), f"{module(path)} imports {name}"
+        if within(name, ("tracea_jax._native",)):
+            assert module(path) == "runtime.launch"
+        if within(name, ("jax._src",)):
+            assert module(path) == "_compat", f"{module(path)} imports {name}"

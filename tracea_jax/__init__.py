@@ -1,0 +1,83 @@
+"""tracea_jax: faster matmul for JAX programs, with reasons.
+
+    import tracea_jax as tracea
+
+    y = tracea.ops.matmul(x, w, bias=b, activation="gelu", residual=r)
+    print(tracea.doctor())
+
+Names load on first use, so importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it.
+_HOMES = {
+    "Epilogue": "problem",
+    "GemmProblem": "problem",
+    "Options": "options",
+    "Plan": "dispatch",
+    "Unsupported": "dispatch",
+    "doctor": "report",
+    "options": "options",
+    "tune": "tune",
+}
+
+if TYPE_CHECKING:
+    from tracea_jax import ops as ops
+    from tracea_jax.dispatch import Plan as Plan
+    from tracea_jax.dispatch import Unsupported as Unsupported
+    from tracea_jax.options import Options as Options
+    from tracea_jax.options import options as options
+    from tracea_jax.problem import Epilogue as Epilogue
+    from tracea_jax.problem import GemmProblem as GemmProblem
+    from tracea_jax.report import doctor as doctor
+    from tracea_jax.tune import tune as tune
+
+
+class _Package(types.ModuleType):
+    """Keeps public functions from being shadowed by submodules of the same name.
+
+    Importing ``tracea_jax.options`` would otherwise bind the module over the function.
+    Submodules stay importable with ``from tracea_jax.options import ...``.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ops":
+        return importlib.import_module("tracea_jax.ops")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tracea_jax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"tracea_jax.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__", "ops"])
+
+
+def _register() -> None:
+    """Serialised programs call the handlers by name and may look for kernels on disk,
+    whether or not an op is used first."""
+    from tracea_jax.options import current
+    from tracea_jax.runtime import launch
+
+    launch.register()
+    launch.set_cubin_directory(current().directory)
+
+
+_register()

@@ -1,0 +1,5 @@
+"""``python -m tracea_jax`` is ``tracea``."""
+
+from tracea_jax.cli import main
+
+raise SystemExit(main())

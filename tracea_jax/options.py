@@ -1,0 +1,116 @@
+"""Settings: from the environment, overridden by ``with tracea.options(...)``.
+
+Options are part of JAX's trace context, so a jitted function is traced again where they
+differ. The epoch is too: results of a tuning reach functions that are already traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from tracea_jax import variants
+from tracea_jax.device import NAMED
+
+ON_MISS = ("heuristic", "tune", "error")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How ops choose an implementation.
+
+    Attributes:
+      on_miss: what to do for a problem without a tuned answer: "heuristic" uses the
+        policy's default, "tune" measures now (single-process programs only), "error"
+        raises.
+      implementation: default of the ops' own argument of that name.
+      device: a named GPU to lower for instead of the local one (``device.NAMED``).
+      cache_dir: where tuned answers and compiled kernels are kept.
+    """
+
+    on_miss: str = "heuristic"
+    implementation: str | None = None
+    device: str | None = None
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        _check("on_miss", self.on_miss, ON_MISS)
+        if self.device is not None:
+            _check("device", self.device, tuple(NAMED))
+        if self.implementation is not None:
+            names = {v.name for op in variants.CATALOGUE for v in variants.of(op)}
+            _check("implementation", self.implementation, ("tracea", *sorted(names)))
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """Where the cache is: the setting, else ./.tracea if there, else the user's."""
+        if self.cache_dir:
+            return pathlib.Path(self.cache_dir)
+        local = pathlib.Path(".tracea")
+        return local.absolute() if local.is_dir() else _user_cache() / "tracea_jax"
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
+    """Options from ``TRACEA_ON_MISS``, ``TRACEA_IMPLEMENTATION``, ...
+
+    Raises:
+      ValueError: on a value that is not valid, or an unknown ``TRACEA_`` variable.
+    """
+    names = {f"TRACEA_{f.name.upper()}": f.name for f in dataclasses.fields(Options)}
+    known = {*names, "TRACEA_CPU_ISA"}
+    given = {name for name in environ if name.startswith("TRACEA_")}
+    if unknown := sorted(given - known):
+        raise ValueError(
+            f"{', '.join(unknown)} is no setting; the settings are "
+            + ", ".join(sorted(known))
+        )
+    values = {field: environ[env] for env, field in names.items() if environ.get(env)}
+    return Options(**values)
+
+
+_context = jax.make_user_context(None)
+_epoch = jax.make_user_context(0)
+
+
+def current() -> Options:
+    """The options in force here."""
+    return _context.value or from_environment()
+
+
+@contextlib.contextmanager
+def options(**changes: Any) -> Iterator[Options]:
+    """Changes settings inside a ``with`` block; see ``Options`` for their names.
+
+    Raises:
+      ValueError: naming the valid values.
+      TypeError: on an unknown setting.
+    """
+    value = dataclasses.replace(current(), **changes)
+    with _context(value):
+        yield value
+
+
+def epoch() -> int:
+    """How often tuning results were published in this process."""
+    return _epoch.value
+
+
+def publish_epoch() -> None:
+    """Makes jitted functions trace again, in every thread, to see new results."""
+    _epoch.set_global(_epoch.get_global() + 1)
+
+
+def _check(name: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise ValueError(f"{name}={value!r}; it must be one of {', '.join(valid)}")
+
+
+def _user_cache() -> pathlib.Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return pathlib.Path(base) if base else pathlib.Path.home() / ".cache"
