@@ -1,0 +1,81 @@
+"""Random operands, float64 results and the error that rounding allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import special
+
+from tracea_jax.problem import ACTIVATIONS
+
+ACTIVATED = tuple(a for a in ACTIVATIONS if a != "none")
+
+
+def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
+    """Standard normal numbers; other shapes and seeds give independent ones."""
+    rng = np.random.default_rng([seed, *shape])
+    return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+
+
+def f64(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def activate(z: np.ndarray, activation: str) -> np.ndarray:
+    """The activation in float64, from its definition."""
+    match activation:
+        case "none":
+            return z
+        case "relu":
+            return np.where(z < 0, 0, z)
+        case "gelu":
+            return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
+        case "gelu_exact":
+            return 0.5 * z * special.erfc(-z / np.sqrt(2))
+        case "silu":
+            return z / (1 + np.exp(-z))
+    raise AssertionError(activation)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """A result in float64 with the magnitude of what was summed for each entry."""
+
+    value: np.ndarray
+    scale: np.ndarray
+
+    def assert_near(self, result: jax.Array, *, unit: float = 2.0**-24) -> None:
+        """Asserts that only rounding separates a result from the exact one.
+
+        Args:
+          result: of any floating dtype; one rounding to it is allowed ...
+          unit: ... beside some roundings of this unit, relative to ``scale``.
+        """
+        assert result.shape == self.value.shape
+        rounding = float(jnp.finfo(result.dtype).eps) / 2
+        tiny = float(jnp.finfo(result.dtype).tiny)
+        allowed = rounding * np.abs(self.value) + 16 * unit * self.scale + tiny
+        excess = np.abs(f64(result) - self.value) / allowed
+        assert excess.max(initial=0) <= 1, f"{excess.max():.3g} of the allowed error"
+
+
+def exact(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str = "none",
+    residual: Any = None,
+) -> Exact:
+    """activation(a @ b + bias) + residual in float64."""
+    a, b = f64(a), f64(b)
+    value, scale = a @ b, np.abs(a) @ np.abs(b)
+    if bias is not None:
+        value, scale = value + f64(bias), scale + np.abs(f64(bias))
+    value = activate(value, activation)
+    if residual is not None:
+        value, scale = value + f64(residual), scale + np.abs(f64(residual))
+    return Exact(value=value, scale=scale)

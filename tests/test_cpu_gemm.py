@@ -1,0 +1,262 @@
+"""gemm_cpu through XLA: every ISA, layout, config and epilogue, in poisoned buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numerics
+import numpy as np
+import pytest
+from numerics import Exact, normal
+from processes import run_python
+
+from tracea_jax.device import CPU_ISAS, local_cpu
+from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.runtime.launch import cpu_isa
+from tracea_jax.variants import CpuCall
+from tracea_jax.variants.gemm_cpu import DTYPES, GEMM_CPU, GemmCpuConfig
+
+ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SMALL = GemmCpuConfig(kc=24, nc=40, tasks=2)  # several blocks of everything, soon
+FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "float32", **changes) -> GemmProblem:
+    fields = {"lhs": dtype, "rhs": dtype, "out": dtype, **changes}
+    return GemmProblem(m=m, n=n, k=k, **fields)
+
+
+def operands(problem: GemmProblem) -> list[jax.Array]:
+    p, epilogue = problem, problem.epilogue
+    batch = [p.batch] if p.lhs_batched or p.rhs_batched else []
+    lhs = [p.m, p.k] if p.layout[0] == "n" else [p.k, p.m]
+    rhs = [p.k, p.n] if p.layout[1] == "n" else [p.n, p.k]
+    shapes = [
+        ([*(batch if p.lhs_batched else []), *lhs], p.lhs),
+        ([*(batch if p.rhs_batched else []), *rhs], p.rhs),
+    ]
+    if epilogue.bias != "none":
+        own = batch if epilogue.bias == "batched_row" else []
+        shapes.append(([*own, p.n], epilogue.bias_dtype or p.out))
+    if epilogue.residual:
+        shapes.append(([*batch, p.m, p.n], epilogue.residual_dtype or p.out))
+    return [normal(*s, dtype=d, seed=i) for i, (s, d) in enumerate(shapes)]
+
+
+def call_of(problem: GemmProblem, config: GemmCpuConfig, isa: str) -> CpuCall:
+    device = dataclasses.replace(local_cpu(), isa=isa)
+    GEMM_CPU.check(problem, config, device)
+    call = GEMM_CPU.call(problem, config, device)
+    assert isinstance(call, CpuCall)
+    return call
+
+
+def results(
+    problem: GemmProblem,
+    inputs: list[jax.Array],
+    config: GemmCpuConfig = SMALL,
+    isa: str = cpu_isa(),
+) -> list[jax.Array]:
+    """The kernel's results, written into buffers that held nothing but NaN."""
+    call = call_of(problem, config, isa)
+    batch = [problem.batch] if problem.lhs_batched or problem.rhs_batched else []
+    shape = (*batch, problem.m, problem.n)
+    count = 1 + problem.epilogue.save_preactivation
+    kernel = jax.ffi.ffi_call(
+        call.target, [jax.ShapeDtypeStruct(shape, problem.out)] * count
+    )
+    run = jax.jit(
+        lambda poison, *inputs: kernel(*inputs, **dict(call.attributes)),
+        donate_argnums=0,
+        keep_unused=True,
+    )
+    nan = np.full(shape, np.nan, problem.out)
+    poison = [jnp.array(nan) for _ in range(count)]
+    places = [x.unsafe_buffer_pointer() for x in poison]
+    found = run(poison, *inputs)
+    assert math.prod(shape) == 0 or places == [x.unsafe_buffer_pointer() for x in found]
+    return found
+
+
+def check(
+    problem: GemmProblem, found: list[jax.Array], inputs: list[jax.Array]
+) -> None:
+    """Asserts that y, and z if it is saved, are right to the last rounding."""
+    epilogue = problem.epilogue
+    lhs, rhs, *rest = (numerics.f64(x) for x in inputs)
+    lhs = lhs.swapaxes(-1, -2) if problem.layout[0] == "t" else lhs
+    rhs = rhs.swapaxes(-1, -2) if problem.layout[1] == "t" else rhs
+    bias = rest.pop(0) if epilogue.bias != "none" else None
+    if bias is not None and epilogue.bias == "batched_row":
+        bias = bias[:, None]
+    residual = rest.pop(0) if epilogue.residual else None
+    y = numerics.exact(lhs, rhs, bias, epilogue.activation, residual)
+    y.assert_near(found[0])
+    if epilogue.save_preactivation:
+        numerics.exact(lhs, rhs, bias).assert_near(found[1])
+
+
+def run_and_check(problem: GemmProblem, **how) -> None:
+    inputs = operands(problem)
+    check(problem, results(problem, inputs, **how), inputs)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_isa(layout, dtype, isa):
+    run_and_check(gemm(37, 53, 67, dtype, layout=layout, epilogue=FULL), isa=isa)
+
+
+def test_the_isa_is_the_one_that_was_asked_for():
+    problem = gemm(8, 64, 64)
+    inputs = operands(problem)
+    bits = {
+        isa: np.asarray(results(problem, inputs, isa=isa)[0]).tobytes() for isa in ISAS
+    }
+    # The baseline of x86, unlike all others, cannot fuse multiplication and addition.
+    assert bits["baseline"] not in [bits[isa] for isa in ISAS[1:]]
+
+
+@pytest.mark.parametrize("config", GEMM_CPU.space(gemm(1, 1, 1), local_cpu()), ids=str)
+def test_every_config_at_one_awkward_shape(config):
+    run_and_check(gemm(29, 771, 521, epilogue=FULL), config=config)
+
+
+AWKWARD = (
+    *((m, 9, 5) for m in (1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 14, 15, 31, 97)),
+    *((6, n, 5) for n in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 40, 41, 48, 49, 101)),
+    *((6, 9, k) for k in (1, 2, 15, 16, 17, 23, 24, 25, 48, 49, 103)),
+    *itertools.product((1, 13), (1, 41), (1, 25)),
+    *((1, 1031, 3), (2, 3, 1033), (1033, 2, 3), (4, 1100, 1030)),
+)
+
+
+@pytest.mark.parametrize("shape", AWKWARD, ids=lambda s: "x".join(map(str, s)))
+def test_one_config_at_every_awkward_shape(shape):
+    layout = LAYOUTS[sum(shape) % 4]
+    dtype = DTYPES[sum(shape) % 3]
+    m, n, k = shape
+    run_and_check(gemm(m, n, k, dtype, layout=layout, epilogue=FULL))
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_empty_operands(batch, shape):
+    run_and_check(gemm(*shape, epilogue=FULL))
+    run_and_check(gemm(*shape, batch=batch, lhs_batched=True, epilogue=FULL))
+
+
+@pytest.mark.parametrize("bias", ["row", "batched_row"])
+@pytest.mark.parametrize("batched", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_with_shared_operands(layout, batched, bias):
+    epilogue = dataclasses.replace(FULL, bias=bias)
+    run_and_check(
+        gemm(
+            7,
+            19,
+            26,
+            batch=5,
+            lhs_batched=batched[0],
+            rhs_batched=batched[1],
+            layout=layout,
+            epilogue=epilogue,
+        )
+    )
+
+
+@pytest.mark.parametrize("activation", numerics.ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("residual", "save"), [(False, False), (True, False), (False, True)]
+)
+def test_every_epilogue(residual, save, activation):
+    epilogue = Epilogue(
+        activation=activation, residual=residual, save_preactivation=save
+    )
+    run_and_check(gemm(13, 35, 50, epilogue=epilogue))
+    run_and_check(gemm(13, 35, 50, epilogue=dataclasses.replace(epilogue, bias="row")))
+
+
+@pytest.mark.parametrize("out", DTYPES)
+@pytest.mark.parametrize("other", DTYPES)
+def test_every_dtype_beside_every_other(other, out):
+    epilogue = dataclasses.replace(FULL, bias_dtype=other, residual_dtype=other)
+    for dtype in DTYPES:
+        run_and_check(gemm(9, 35, 30, dtype, out=out, epilogue=epilogue))
+
+
+@pytest.mark.parametrize("activation", numerics.ACTIVATED)
+def test_activations_everywhere(activation):
+    # One column at a time through the kernel: z = x * 1, exactly.
+    x = np.concatenate([np.linspace(-30, 30, 6001), np.geomspace(1e-38, 1e38, 500)])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    problem = gemm(1, x.size, 1, epilogue=Epilogue(activation=activation))
+    (y,) = results(problem, [jnp.ones((1, 1)), jnp.asarray(x[None])])
+    with np.errstate(over="ignore"):
+        value = np.nan_to_num(numerics.activate(numerics.f64(x), activation))
+    # Far out on the left side the value is a difference of nearly equal numbers.
+    Exact(value=value[None], scale=np.minimum(np.abs(x), 4)[None]).assert_near(y)
+
+
+def test_tasks_do_not_change_bits():
+    problem = gemm(
+        61, 147, 90, batch=3, lhs_batched=True, rhs_batched=True, epilogue=FULL
+    )
+    inputs = operands(problem)
+    first, *rest = (
+        results(problem, inputs, dataclasses.replace(SMALL, tasks=tasks))
+        for tasks in (1, 2, 3, 7, 64)
+    )
+    for other in rest:
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_threads_do_not_change_bits():
+    program = """
+        import hashlib, jax, jax.numpy as jnp, numpy as np
+        from tracea_jax.ops import matmul
+        rng = np.random.default_rng(0)
+        for shape in (61, 147, 290), (1, 300, 400), (400, 300, 3), (130, 17, 600):
+            m, n, k = shape
+            shapes = (m, k), (k, n), (m, n)
+            a, b, r = (rng.normal(size=s).astype("float32") for s in shapes)
+            y = matmul(a, b, activation="gelu", residual=r, implementation="gemm_cpu")
+            print(hashlib.sha256(np.asarray(y)).hexdigest())
+    """
+    one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
+    assert one == many and len(set(one.split())) == 4
+
+
+def test_the_handler_refuses_what_is_not_its_own():
+    call = call_of(gemm(2, 3, 4), SMALL, cpu_isa())
+    kernel = jax.ffi.ffi_call(call.target, [jax.ShapeDtypeStruct((2, 3), jnp.float32)])
+
+    def run(a=(2, 4), b=(4, 3), **attributes):
+        return jax.block_until_ready(
+            kernel(
+                jnp.zeros(a), jnp.zeros(b), **{**dict(call.attributes), **attributes}
+            )
+        )
+
+    run()
+    for change, message in (
+        ({"isa": "mmx"}, "isa is 'mmx'.*baseline, avx2, avx512"),
+        ({"abi": 9}, "abi 9.*clear the compilation cache"),
+        ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
+        ({"bias": "column"}, "'column'.*none, row, batched_row"),
+        ({"residual": True}, "2 operands.*takes 3 operands"),
+        ({"kc": -1}, "kc=-1.*negative"),
+        ({"kc": 1.5}, "'kc'.*wrong type"),
+        ({"b": (5, 3)}, r"contracts 4.*\(5, 3\) contracts 5"),
+        ({"b": (4, 4)}, r"out has shape \(2, 3\).*ask for \(2, 4\)"),
+        ({"a": (2, 2, 2, 4)}, r"\(2, 2, 2, 4\); its rank must be 2 or 3"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"(?s){message}"):
+            run(**change)

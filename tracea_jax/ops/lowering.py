@@ -1,0 +1,112 @@
+"""How an op's primitive reaches its kernels: the glue that all ops share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from tracea_jax import _compat, dispatch
+from tracea_jax.options import current
+from tracea_jax.problem import Problem
+from tracea_jax.runtime import launch
+
+PLATFORMS = ("cpu", "cuda")
+
+
+def register(
+    primitive: Primitive,
+    problem_of: Callable[..., Problem],
+    reference: Callable[..., Any],
+) -> None:
+    """Gives a primitive its lowerings: a planned kernel, or the reference inline.
+
+    Args:
+      primitive: with several results; ``implementation`` and ``config`` are params.
+      problem_of: (abstract operands, **params) -> problem, for static shapes.
+      reference: (operands, **params) -> results in jnp.
+    """
+    launch.register()
+    inline = mlir.lower_fun(reference, multiple_results=True)
+
+    def rule(
+        ctx: Any, *operands: Any, platform: str | None = None, **params: Any
+    ) -> Any:
+        target = platform or ctx.module_context.platforms[0]
+        plan = _plan(ctx, problem_of, params, target)
+        call = plan and dispatch.lower(ctx, operands, plan)
+        return inline(ctx, *operands, **params) if call is None else call
+
+    mlir.register_lowering(primitive, rule)
+    for platform in PLATFORMS:
+        mlir.register_lowering(
+            primitive, functools.partial(rule, platform=platform), platform=platform
+        )
+
+
+def _plan(
+    ctx: Any, problem_of: Callable[..., Problem], params: Any, platform: str
+) -> dispatch.Plan | None:
+    """The plan for one equation; None where only the reference can be lowered.
+
+    Raises:
+      dispatch.Unsupported: if our kernels were demanded there.
+    """
+    implementation, config = params["implementation"], params["config"]
+    if reason := _needs_xla(ctx):
+        _refuse_ours(implementation, reason)
+        return None
+    return dispatch.plan(
+        problem_of(ctx.avals_in, **params),
+        dispatch.device_for(platform),
+        implementation=implementation,
+        config=dict(config) if isinstance(config, tuple) else config,
+    )
+
+
+def _needs_xla(ctx: Any) -> str | None:
+    if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
+        return "the shapes are symbolic"
+    if _compat.partitioned_automatically(ctx):
+        return "the arrays are partitioned automatically; use shard_map"
+    return None
+
+
+def _refuse_ours(implementation: str | None, reason: str) -> None:
+    implementation = implementation or current().implementation
+    if implementation not in (None, "xla"):
+        raise dispatch.Unsupported(f"{implementation=} cannot run here: {reason}")
+
+
+def explicitly_sharded(operands: Sequence[Any], implementation: str | None) -> bool:
+    """Whether the types of operands say how they are sharded over a mesh.
+
+    XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
+    is then best traced as its reference.
+
+    Raises:
+      dispatch.Unsupported: if our kernels were demanded there.
+    """
+    specs = [jax.typeof(x).sharding.spec for x in operands]
+    if not any(axis is not None for spec in specs for axis in spec):
+        return False
+    _refuse_ours(implementation, "the arrays are sharded explicitly; use shard_map")
+    return True
+
+
+def align_varying_axes(operands: Sequence[Any]) -> list[Any]:
+    """Operands that all vary over the same mesh axes, as lax primitives arrange.
+
+    Inside ``shard_map``, the cotangent of an operand that did not vary must be summed
+    over the axes on which another one does; making the cast explicit gives AD that sum.
+    """
+    axes = [_compat.varying_axes(x) for x in operands]
+    union = frozenset().union(*axes)
+    return [
+        jax.lax.pcast(x, tuple(union - own), to="varying") if union - own else x
+        for x, own in zip(operands, axes, strict=True)
+    ]
