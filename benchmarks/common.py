@@ -1,0 +1,178 @@
+"""What all benchmarks share: interleaved timing, the environment, result files.
+
+A result is one JSON file for each benchmark and device,
+``results/<device>/<benchmark>.json``: {"environment": {...}, "rows": [...]}. Rows are
+plain data; ratios are the peer's time by ours, so above 1 ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tracea_jax.device import CudaDevice, cuda_driver_version
+from tracea_jax.runtime import nvrtc
+from tracea_jax.tune import local_device
+from tracea_jax.tuning import measure
+
+ROOT = pathlib.Path(__file__).resolve().parent
+RESULTS = ROOT / "results"
+
+Call = Callable[[], Any]  # dispatches one execution and returns its result
+
+
+def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
+    """Microseconds of each call in every round, taken in turns.
+
+    On a GPU the sum of kernel times, from the profiler; on a CPU wall-clock time of
+    slices long enough to be timed well.
+    """
+    if isinstance(local_device(), CudaDevice):
+        return _kernel_times(calls, rounds)
+    runs = {name: _repeating(call) for name, call in calls.items()}
+    timing = measure.Timing(slice_s=0.05, rounds=rounds, max_rounds=rounds)
+    result = measure.race(runs, timing)
+    for error in result.failures.values():
+        raise error
+    return {name: list(times) for name, times in result.times_us.items()}
+
+
+def median_ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
+    """Median over the rounds of slow's time by fast's."""
+    pairs = zip(times[slow], times[fast], strict=True)
+    return statistics.median(s / f for s, f in pairs)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that every program writing results takes."""
+    parser.add_argument("--out", type=pathlib.Path, help="instead of results/")
+    parser.add_argument("--commit", help="what is measured, if this is no repository")
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """Device, versions and commit behind a result."""
+    device = local_device()
+    packages = ("tracea_jax", "jax", "jaxlib", "numpy")
+    return {
+        "device": device.name,
+        "arch": device.arch,
+        "units": getattr(device, "sm_count", None) or getattr(device, "cores", None),
+        "driver": cuda_driver_version() if isinstance(device, CudaDevice) else None,
+        "nvrtc": nvrtc.version() if isinstance(device, CudaDevice) else None,
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "commit": commit or _commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def save(
+    benchmark: str, rows: list[dict[str, Any]], args: argparse.Namespace
+) -> pathlib.Path:
+    """Writes a result file, as the common arguments say, and returns its path."""
+    where = environment(args.commit)
+    path = (args.out or RESULTS) / slug(where["device"]) / f"{benchmark}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def slug(name: str) -> str:
+    """A device's name as a directory name."""
+    words = re.sub(r"\([^)]*\)", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Aligned text columns, the first to the left."""
+    widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(cells)
+        )
+        for cells in (list(zip(r, widths, strict=True)) for r in [head, *rows])
+    ]
+    return "\n".join(lines)
+
+
+def _repeating(call: Call) -> measure.Run:
+    def run(count: int) -> None:
+        result = None
+        for _ in range(count):
+            result = call()
+        jax.block_until_ready(result)
+
+    return run
+
+
+def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Sums of kernel durations of each call, one profile for everything.
+
+    Calls are dispatched one at a time and waited for. Kernels carry no name of their
+    call, but each call launches the same number of them every time, which a first
+    profile of each call alone tells.
+    """
+    for call in calls.values():
+        for _ in range(3):
+            jax.block_until_ready(call())
+    counts = {name: len(_profile([call])) for name, call in calls.items()}
+    order = [name for i in range(rounds) for name in _turned(list(calls), i)]
+    durations = _profile([calls[name] for name in order])
+    if len(durations) != sum(counts[name] for name in order):
+        raise RuntimeError(
+            f"the profiler saw {len(durations)} kernels, not "
+            f"{sum(counts[name] for name in order)}; {counts=}"
+        )
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    position = 0
+    for name in order:
+        end = position + counts[name]
+        times[name].append(sum(durations[position:end]) * 1e-3)
+        position = end
+    return times
+
+
+def _turned(names: list[str], i: int) -> list[str]:
+    return names[i % len(names) :] + names[: i % len(names)]
+
+
+def _profile(calls: list[Call]) -> list[float]:
+    """Durations in nanoseconds of the kernels that the calls launch, in order."""
+    with tempfile.TemporaryDirectory() as directory:
+        with jax.profiler.trace(directory):
+            for call in calls:
+                jax.block_until_ready(call())
+        (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(path))
+    events = [
+        (event.start_ns, event.duration_ns)
+        for plane in data.planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+        if not event.name.startswith(("Memcpy", "Memset", "memcpy", "memset"))
+    ]
+    return [duration for _, duration in sorted(events)]
+
+
+def _commit() -> str:
+    """The commit of the working tree; "unknown" outside of a repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

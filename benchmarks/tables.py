@@ -1,0 +1,56 @@
+"""Writes the README's measured tables from result files: python benchmarks/tables.py
+
+Between a pair of markers <!-- table: NAME --> and <!-- end --> stands what the function
+of that name makes of the results; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent
+README = ROOT.parent / "README.md"
+_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rendered(readme: str, results: pathlib.Path) -> str:
+    """The README's text with every marked table made anew."""
+    return _MARKED.sub(lambda m: m[1] + TABLES[m[2]](results) + m[3], readme)
+
+
+def matmul(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_matmul``."""
+    files = sorted(results.glob("*/matmul.json"))
+    return "".join(_matmul_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _matmul_table(result: dict[str, Any]) -> str:
+    where = result["environment"]
+    versions = where["versions"]
+    lines = [
+        f"\n{where['device']} ({where['arch']}, {where['units']} units), "
+        f"jax {versions['jax']}, {where['date']}:\n",
+        "| problem | kernel | ours, us | XLA, us | XLA / ours | TFLOP/s |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {r['text'].removeprefix('matmul ')} | {r['variant']} | {r['ours_us']:.1f} "
+        f"| {r['xla_us']:.1f} | {r['ratio']:.2f} | {r['tflops']:.3g} |"
+        for r in result["rows"]
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+TABLES = {"matmul": matmul}
+
+
+def main() -> None:
+    text = README.read_text()
+    README.write_text(rendered(text, ROOT / "results"))
+
+
+if __name__ == "__main__":
+    main()

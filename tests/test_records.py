@@ -1,0 +1,92 @@
+"""Committed results: GPU records match the kernels, the README matches the results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import sys
+import warnings
+
+import pytest
+
+from tracea_jax.device import NAMED
+from tracea_jax.dispatch import SHIPPED
+from tracea_jax.problem import GemmProblem
+from tracea_jax.tuning import environment as environments
+from tracea_jax.tuning.cache import Database, Entry
+from tracea_jax.tuning.environment import Environment
+
+BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def _load(name: str):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_kernels_were_tested_on_a_gpu_as_they_are():
+    gpu_record = _load("gpu_record")
+    now = gpu_record.tested_hash()
+    records = gpu_record.records()
+    pending = [r["pending"] for r in records if "pending" in r]
+    passing = [r for r in records if r.get("passed") and not r.get("failed")]
+    if any(r["hash"] == now for r in passing):
+        return
+    if pending:
+        warnings.simplefilter("default")
+        warnings.warn(f"GPU tests are pending: {'; '.join(pending)}", stacklevel=1)
+        return
+    pytest.fail(
+        f"no passing GPU record for kernels/cuda and ffi as they are ({now[:12]}); "
+        f"on a GPU machine run: {gpu_record.COMMAND}"
+    )
+
+
+def test_a_changed_kernel_changes_the_hash(tmp_path):
+    gpu_record = _load("gpu_record")
+    for name in gpu_record.TESTED:
+        (tmp_path / name).mkdir(parents=True)
+    header = tmp_path / gpu_record.TESTED[0] / "a.cuh"
+    header.write_text("int x;")
+    before = gpu_record.tested_hash(tmp_path)
+    header.write_text("int y;")
+    assert gpu_record.tested_hash(tmp_path) != before
+
+
+def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
+    found = 0
+    for path in sorted(SHIPPED.glob("*/environment.json")):
+        described = Environment(**json.loads(path.read_text()))
+        (device,) = [d for d in NAMED.values() if d.name == described.device]
+        monkeypatch.setattr(
+            environments.devices, "cuda_driver_version", lambda d=described: d.driver
+        )
+        monkeypatch.setattr(environments.nvrtc, "version", lambda d=described: d.nvrtc)
+        environments.environment.cache_clear()
+        environments.environment_key.cache_clear()
+        assert environments.environment("matmul", device) == described, (
+            f"the kernels changed since {path.parent} was tuned; tune again"
+        )
+        database = Database(None, shipped=(SHIPPED,))
+        for entry in path.parent.glob("matmul/*.json"):
+            head = Entry.from_bytes(entry.read_bytes(), complete=False)
+            problem = GemmProblem.from_json(head.problem)
+            answer = database.lookup(problem, device)
+            assert answer is not None, database.why_missed(problem, device)
+            assert answer.origin == "shipped"
+            found += 1
+    environments.environment.cache_clear()
+    environments.environment_key.cache_clear()
+    assert found
+
+
+def test_readme_tables_are_made_from_the_results():
+    tables = _load("tables")
+    text = tables.README.read_text()
+    assert "<!-- table: matmul -->" in text
+    assert tables.rendered(text, BENCHMARKS / "results") == text
