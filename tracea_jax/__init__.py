@@ -10,6 +10,7 @@ Names load on first use, so importing the package costs next to nothing.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import types
@@ -77,7 +78,10 @@ def _register() -> None:
     from tracea_jax.runtime import launch
 
     launch.register()
-    launch.set_cubin_directory(current().directory)
+    with contextlib.suppress(
+        ValueError
+    ):  # of a setting; the first use of it reports it
+        launch.set_cubin_directory(current().directory)
 
 
 _register()

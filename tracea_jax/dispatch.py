@@ -104,9 +104,13 @@ def plan(
         choice = _explicit(diagnosis, allowed, config)
         reason = "the config was given"
         return make(**_fields(choice), origin="user", reason=reason)
-    if allowed == ("xla",) and implementation == "xla":
+    if allowed == ("xla",):
         choice = policy.Choice(variant="xla", config=variants.XLA.config_type())
-        return make(**_fields(choice), origin="user", reason="XLA was asked for")
+        asked = implementation == "xla"
+        reason = "XLA was asked for" if asked else "no other variant can run it"
+        return make(
+            **_fields(choice), origin="user" if asked else "policy", reason=reason
+        )
     answer = _answer(problem, device, allowed, settings)
     if answer is not None:
         return make(
@@ -164,8 +168,13 @@ def tune(
       settings: where the cache is.
       publish: whether functions that are already jitted shall see the result.
       **search: effort, budget_s, seed, goal, progress of ``tuner.tune``.
+
+    Raises:
+      ValueError: if the device is not the local one.
     """
     settings = settings or current()
+    if device != (local := device_for(device.platform, Options())):
+        raise ValueError(f"only the local device can be tuned, {local}; not {device}")
     diagnosis = diagnose(problem, device)
     entry = tuner.tune(
         problem,

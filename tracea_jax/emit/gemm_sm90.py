@@ -210,7 +210,7 @@ def entry_name(problem: GemmProblem, config: GemmSm90Config) -> str:
         {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
         + _SHORT.get(epilogue.bias_dtype or "", ""),
         "" if epilogue.activation == "none" else epilogue.activation,
-        "res" if epilogue.residual else "",
+        f"res{_SHORT.get(epilogue.residual_dtype or '', '')}" * epilogue.residual,
         "z" if epilogue.save_preactivation else "",
     )
     choices = str(config).replace(" ", "_")
@@ -311,6 +311,7 @@ namespace {{
 struct Traits {{
   using ElementOut = {_CXX_TYPE[problem.out]};
   using ElementBias = {_CXX_TYPE[epilogue.bias_dtype or problem.out]};
+  using ElementResidual = {_CXX_TYPE[epilogue.residual_dtype or problem.out]};
   using Mma = tracea::{wgmma.type_name}<{int(trans_a)}, {int(not trans_b)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransA = {_cxx(trans_a)}, kTransB = {_cxx(trans_b)};

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -16,6 +18,9 @@ from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
 
 PLATFORMS = ("cpu", "cuda")
+
+# Errors, profiles and HLO name the user's line, not ours.
+source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
 
 def register(

@@ -54,7 +54,7 @@ def matmul(
       precision: as in ``jax.lax.dot_general``.
       preferred_element_type: dtype of the result; by default the operands' common one.
       implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
-        error with every reason), or a variant's name.
+        error with every reason), or a variant's name; for derivatives likewise.
       config: explicit config, the variant's own type or a dict of its fields.
 
     Returns:

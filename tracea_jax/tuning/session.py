@@ -139,9 +139,15 @@ class Session:
 
         Returns:
           The best and what its verification said.
+
+        Raises:
+          TuningError: if no choice runs.
         """
         finalists = self._verify(1 if bounded_s is not None else FINALISTS)
         race = self._race((*finalists, self.xla), bounded_s)
+        if not race.times_us:
+            why = next(iter(race.failures.values()), None)
+            raise TuningError(f"nothing could be run, not even by XLA: {why}")
         order = (*self.space, self.xla)
         chosen = select.winner(race, order, self.heroes)
         second = select.runner_up(race, chosen, order)

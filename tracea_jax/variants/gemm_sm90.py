@@ -131,10 +131,14 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
     if problem.out not in emit.OUT_DTYPES:
         yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
-    if (dtype := problem.epilogue.bias_dtype) not in (None, *emit.OUT_DTYPES):
-        yield f"bias of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
-    if (dtype := problem.epilogue.residual_dtype) not in (None, problem.out):
-        yield f"residual of dtype {dtype}; it must be the output's, {problem.out}"
+    for role in ("bias", "residual"):
+        dtype = getattr(problem.epilogue, f"{role}_dtype")
+        if dtype not in (None, *emit.OUT_DTYPES):
+            yield f"{role} of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
+    residual = problem.epilogue.residual_dtype or problem.out
+    if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
+        # Prefetched ahead of the stores, it would not fit in the registers.
+        yield f"residual of dtype {residual}; it must not be wider than the output's"
     if problem.precision not in _EXACT_PRECISIONS:
         yield f"precision {problem.precision} names an algorithm only XLA has"
     if min(problem.batch, problem.m, problem.n, problem.k) < 1:

@@ -8,9 +8,9 @@
 //            leader: store buffer j
 //
 // One barrier serves both ways: it publishes buffer j and frees buffer j+1.
-// Traits: ElementOut, ElementBias, Swizzle, kTileN, kSlabs, kEpilogueBuffers, kHasBias, kBiasIsBatched,
-// kHasResidual, kSavesPreactivation, kActivation. Rows of the results are multiples of 16
-// bytes.
+// Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs,
+// kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual, kSavesPreactivation,
+// kActivation. Rows of the results are multiples of 16 bytes.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
@@ -92,6 +92,8 @@ template <class Traits>
 class WarpgroupEpilogue {
  public:
   using Element = typename Traits::ElementOut;
+  using ElementBias = typename Traits::ElementBias;
+  using ElementResidual = typename Traits::ElementResidual;
   using Tile = SubTile<Element>;
   static constexpr int kSubTiles = Traits::kTileN / Tile::kColumns;
   static constexpr int kAccumulators = Traits::kTileN / 2;
@@ -150,7 +152,6 @@ class WarpgroupEpilogue {
   // Each thread fetches a column or two; all threads will need all of them.
   TRACEA_DEVICE void load_bias(int n, int batch) {
     const u64 first = Traits::kBiasIsBatched ? static_cast<u64>(batch) * params_.n : 0;
-    using ElementBias = typename Traits::ElementBias;
     const ElementBias* bias = static_cast<const ElementBias*>(params_.bias) + first;
     TRACEA_UNROLL
     for (int i = 0; i < kBiasPerThread; ++i) {
@@ -179,14 +180,15 @@ class WarpgroupEpilogue {
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + wgmma_accumulator_row(thread_, 2 * half);
       const u64 first = (static_cast<u64>(batch) * params_.m + row) * params_.n + column;
-      const Element* residual = static_cast<const Element*>(params_.residual) + first;
+      const ElementResidual* residual =
+          static_cast<const ElementResidual*>(params_.residual) + first;
       load_residual_row<0>(residual, row < params_.m ? params_.n - column : 0, half);
     }
   }
 
   // The pairs of this thread in one row; `count` elements of the row are left.
   template <int kBlock>
-  TRACEA_DEVICE void load_residual_row(const Element* row, int count, int half) {
+  TRACEA_DEVICE void load_residual_row(const ElementResidual* row, int count, int half) {
     if constexpr (kBlock < Tile::kBlocks) {
       residual_[kBlock][half] = load_pair_before<8 * kBlock>(row, count);
       load_residual_row<kBlock + 1>(row, count, half);
@@ -250,7 +252,7 @@ class WarpgroupEpilogue {
   const bool leader_;
   int buffer_idx_ = 0;
   float bias_[kBiasPerThread];
-  Packed<Element> residual_[Tile::kBlocks][2];  // of the sub-tile that is next
+  Packed<ElementResidual> residual_[Tile::kBlocks][2];  // of the sub-tile that is next
 };
 
 }  // namespace tracea
