@@ -61,12 +61,10 @@ struct Chunk {
 // Writes a chunk of 16-bit elements to its swizzled place in a sub-tile.
 template <class Swizzle, class Element>
 TRACEA_DEVICE void stage(u32 buffer, int thread, int chunk, const Chunk<Element>& c) {
-  const int lane = thread % kWarpSize;
-  const int row = 16 * (thread / kWarpSize) + stmatrix_x4_row(lane);
-  const int column = 8 * SubTile<Element>::block(chunk, 0) + stmatrix_x4_col(lane);
-  const u32 byte = row * SubTile<Element>::kRowBytes + 2 * column;
-  stmatrix_x4(buffer + Swizzle::apply(byte), c.pairs[0][0].bits, c.pairs[0][1].bits,
-              c.pairs[1][0].bits, c.pairs[1][1].bits);
+  const u32 byte =
+      stmatrix_x4_byte<Swizzle>(thread, SubTile<Element>::block(chunk, 0));
+  stmatrix_x4(buffer + byte, c.pairs[0][0].bits, c.pairs[0][1].bits, c.pairs[1][0].bits,
+              c.pairs[1][1].bits);
 }
 
 // The same for f32. Odd rows take the two blocks in the other order, to keep off the banks
@@ -76,14 +74,12 @@ TRACEA_DEVICE void stage(u32 buffer, int thread, int chunk, const Chunk<float>& 
   TRACEA_UNROLL
   for (int i = 0; i < 2; ++i) {
     const int straight = SubTile<float>::block(chunk, i);
-    const int block = staggered_block(thread % kWarpSize, straight);
+    const bool keeps_order = staggered_block(thread, straight) == straight;
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int column = 8 * block + wgmma_accumulator_col(thread, 0);
-      const u32 byte =
-          wgmma_accumulator_row(thread, 2 * half) * SubTile<float>::kRowBytes + 4 * column;
+      const u32 byte = accumulator_pair_byte<Swizzle>(thread, straight, half);
       const Pair kept = c.pairs[i][half].value, crossed = c.pairs[1 - i][half].value;
-      st_shared(buffer + Swizzle::apply(byte), block == straight ? kept : crossed);
+      st_shared(buffer + byte, keeps_order ? kept : crossed);
     }
   }
 }
