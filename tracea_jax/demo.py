@@ -9,6 +9,7 @@ table shows each product and the block against what jit makes of the plain code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -130,6 +131,7 @@ def demo(progress: Any = None, budget_s: float = 60.0) -> Outcome:
     race = measure.race(
         {"ours": _repeating(ours, x, params), "xla": _repeating(plain, x, params)},
         measure.Timing(),
+        on_round=functools.partial(_tell, progress),
     )
     rows = [
         Row(
@@ -234,6 +236,11 @@ def _choice(problem: GemmProblem, entry: Any) -> str:
     variant = variants.get(problem.op, entry.best.variant)
     config = variants.config_from_json(variant, entry.best.config)
     return str(Choice(variant=variant.name, config=config))
+
+
+def _tell(progress: Any, done: int, total: int) -> None:
+    if progress is not None:
+        progress(phase="block", done=done, total=total, best_us=None, message="")
 
 
 def _repeating(call: Any, x: jax.Array, params: Parameters) -> measure.Run:

@@ -1,0 +1,34 @@
+"""The README's example runs as it stands."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+
+import tracea_jax as tracea
+from tracea_jax import dispatch
+
+README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
+
+
+def test_the_example_runs(monkeypatch, capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    tuned = []
+    monkeypatch.setattr(tracea, "tune", lambda problem: tuned.append(problem))
+    monkeypatch.setattr(
+        dispatch, "tune", lambda problem, *_, **__: tuned.append(problem)
+    )
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"x": (8, 16), "w": (16, 32), "b": (32,), "r": (8, 32)}
+    names = {
+        name: jax.random.normal(key, shape)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+    exec(compile(example, "README.md", "exec"), names)
+    assert tuned[0].m == 4096 and len(tuned) > 1
+    gradient = jax.grad(lambda w: jax.nn.silu(names["x"] @ w).sum())(names["w"])
+    assert jnp.allclose(names["y"], gradient, atol=1e-5)
+    assert "caches" in capsys.readouterr().out
