@@ -240,7 +240,9 @@ def _choice(problem: GemmProblem, entry: Any) -> str:
 
 def _tell(progress: Any, done: int, total: int) -> None:
     if progress is not None:
-        progress(phase="block", done=done, total=total, best_us=None, message="")
+        progress(
+            phase="block", done=done, total=max(done, total), best_us=None, message=""
+        )
 
 
 def _repeating(call: Any, x: jax.Array, params: Parameters) -> measure.Run:
