@@ -209,12 +209,6 @@ def test_empty_groups_of_the_tail_are_needed(stages, form):
     assert bool(messages) == (stages >= (3 if form == "A" else 2))
 
 
-def test_requirements_print_statements():
-    assert NONE.cxx() == ""
-    assert wait(2).cxx() == "tracea::cp_async_wait_group<2>();"
-    assert BARRIER.cxx() == "__syncthreads();"
-
-
 def test_impossible_values():
     for make in (Ring, AsyncCopyRing):
         with pytest.raises(ValueError, match="stages=0 must be at least 1"):

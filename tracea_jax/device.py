@@ -30,7 +30,7 @@ class CpuDevice:
       name: the vendor's model name.
       isa: the widest instruction set our kernels may use, one of ``CPU_ISAS``.
       cores: processors this process may run on.
-      l1d_bytes, l2_bytes, l3_bytes: cache sizes of one core's path to memory.
+      l1d_bytes, l2_bytes: caches of one core.
     """
 
     platform: ClassVar[str] = "cpu"
@@ -39,7 +39,6 @@ class CpuDevice:
     cores: int
     l1d_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
-    l3_bytes: int = 8 << 20
 
     @property
     def arch(self) -> str:
@@ -164,7 +163,6 @@ def local_cpu() -> CpuDevice:
         cores=_available_cores(),
         l1d_bytes=_cache_bytes(1) or 32 << 10,
         l2_bytes=_cache_bytes(2) or 1 << 20,
-        l3_bytes=_cache_bytes(3) or 8 << 20,
     )
 
 

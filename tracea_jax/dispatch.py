@@ -195,24 +195,22 @@ def tune(
 BENCHES: dict[str, Callable[[Any, Device], measure.Bench]] = {}
 
 
-@functools.cache
-def _database(directory: pathlib.Path, epoch: int) -> cache.Database:
-    return cache.Database(directory, shipped=(SHIPPED,))
-
-
-_refreshes: dict[pathlib.Path, int] = {}
+_snapshots: dict[pathlib.Path, cache.Database] = {}
 
 
 def database(settings: Options) -> cache.Database:
     """The snapshot of the tuning database that answers now."""
     directory = settings.directory
-    return _database(directory, _refreshes.get(directory, 0))
+    if directory not in _snapshots:
+        # setdefault: threads that come here at once get the same snapshot.
+        snapshot = cache.Database(directory, shipped=(SHIPPED,))
+        return _snapshots.setdefault(directory, snapshot)
+    return _snapshots[directory]
 
 
 def refresh(settings: Options) -> None:
     """Takes a new snapshot of the database for problems lowered from here on."""
-    directory = settings.directory
-    _refreshes[directory] = _refreshes.get(directory, 0) + 1
+    _snapshots.pop(settings.directory, None)
 
 
 def device_for(platform: str, settings: Options | None = None) -> Device:

@@ -96,11 +96,6 @@ def options(**changes: Any) -> Iterator[Options]:
         yield value
 
 
-def epoch() -> int:
-    """How often tuning results were published in this process."""
-    return _epoch.value
-
-
 def publish_epoch() -> None:
     """Makes jitted functions trace again, in every thread, to see new results."""
     _epoch.set_global(_epoch.get_global() + 1)

@@ -68,7 +68,7 @@ class Ring:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequirement:
-    """What a thread does before the next part of a step: emitted and simulated alike.
+    """What a thread does before the next part of a step.
 
     Attributes:
       kind: "none"; "wait" for this thread's own copy groups; "barrier" of all threads.
@@ -84,14 +84,6 @@ class SyncRequirement:
                 f"groups_behind={self.groups_behind} with kind={self.kind!r}; a wait "
                 "takes at least 0, the others 0"
             )
-
-    def cxx(self) -> str:
-        """The statement that does it; empty for "none"."""
-        return {
-            "none": "",
-            "wait": f"tracea::cp_async_wait_group<{self.groups_behind}>();",
-            "barrier": "__syncthreads();",
-        }[self.kind]
 
 
 NONE = SyncRequirement(kind="none")

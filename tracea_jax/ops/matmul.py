@@ -296,7 +296,7 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     Derivatives of an activation are products without one; with one it is not linear.
     """
     if epilogue.activation != "none":
-        raise NotImplementedError(
+        raise ValueError(
             f"matmul with activation={epilogue.activation!r} is not linear, so it has "
             "no transpose; use jax.vjp"
         )

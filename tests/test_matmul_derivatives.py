@@ -1,0 +1,174 @@
+"""Derivatives of matmul, forward and reverse, to second order."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+from numerics import ACTIVATIONS, normal
+from transforms import (
+    LAYOUTS,
+    arguments,
+    assert_close,
+    gemm_cpu,
+    in_f64,
+    ours,
+    plain,
+    products,
+)
+
+from tracea_jax.ops import matmul
+from tracea_jax.ops.matmul import matmul_p, reference
+from tracea_jax.problem import Epilogue
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_to_second_order_agree_with_differences(activation):
+    check_grads(
+        jax.jit(functools.partial(ours, activation)),
+        arguments(2, 3, 3),
+        order=2,
+        modes=["fwd", "rev"],
+        atol=2e-2,
+        rtol=2e-2,
+        eps=1e-2,
+    )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_are_those_of_the_plain_code(activation):
+    args = arguments()
+    tangents = tuple(normal(*x.shape, seed=1) for x in args)
+    weights = normal(5, 3, seed=2)
+
+    def derivatives(f, args, tangents, weights):
+        f = functools.partial(f, activation)
+
+        def loss(*args):
+            return (weights * f(*args) ** 2).sum()
+
+        every = (0, 1, 2, 3)
+        gradient = jax.grad(loss, argnums=every)
+        return {
+            "value": f(*args),
+            "jvp": jax.jvp(f, args, tangents)[1],
+            "linearize": jax.linearize(f, *args)[1](*tangents),
+            "vjp": jax.vjp(f, *args)[1](weights),
+            "grad": gradient(*args),
+            "hvp": jax.jvp(gradient, args, tangents)[1],
+            "reverse over reverse": jax.grad(
+                lambda *args: sum(
+                    (g * t).sum()
+                    for g, t in zip(gradient(*args), tangents, strict=True)
+                ),
+                argnums=every,
+            )(*args),
+            "jacobians": (jax.jacfwd(f)(*args), jax.jacrev(f)(*args)),
+        }
+
+    found = jax.jit(functools.partial(derivatives, ours))(args, tangents, weights)
+    expected = in_f64(functools.partial(derivatives, plain), args, tangents, weights)
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert_close(found[name], expected[name], 2e-5)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 2), (1, 3)])
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_derivatives_of_some_operands(activation, wanted):
+    args = arguments()
+
+    def gradients(f, *args):
+        return jax.grad(lambda *x: (f(activation, *x) ** 2).sum(), argnums=wanted)(
+            *args
+        )
+
+    expected = in_f64(functools.partial(gradients, plain), *args)
+    assert_close(jax.jit(functools.partial(gradients, ours))(*args), expected, 2e-5)
+
+
+@pytest.mark.parametrize("batched", [(0, 0), (0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_transposes_of_every_layout(layout, batched):
+    lhs = normal(*[3] * batched[0], *((4, 5) if layout[0] == "n" else (5, 4)))
+    rhs = normal(*[3] * batched[1], *((5, 6) if layout[1] == "n" else (6, 5)))
+    params = dict(layout=layout, out=jnp.dtype("float32"), precision=None)
+    params |= dict(epilogue=Epilogue(), config=None)
+
+    def gradients(f, lhs, rhs):
+        return jax.grad(lambda x, y: jnp.sin(f(x, y)[0]).sum(), argnums=(0, 1))(
+            lhs, rhs
+        )
+
+    bind = functools.partial(matmul_p.bind, **params, implementation="gemm_cpu")
+    found = jax.jit(functools.partial(gradients, bind))(lhs, rhs)
+    oracle = functools.partial(reference, **{**params, "out": jnp.float64})
+    assert_close(found, in_f64(functools.partial(gradients, oracle), lhs, rhs))
+
+
+@pytest.mark.parametrize("operand", range(3))
+def test_linear_transpose(operand):
+    a, b, residual = normal(4, 5), normal(5, 6), normal(4, 6)
+    args = [a, b, residual]
+
+    def linear(x):
+        a, b, residual = [*args[:operand], x, *args[operand + 1 :]]
+        return gemm_cpu(a, b, residual=residual if operand == 2 else None)
+
+    cotangent = normal(4, 6, seed=1)
+    if operand == 2:
+        a = args[0] = jnp.zeros_like(a)  # affine in the residual is not linear in it
+    (found,) = jax.linear_transpose(linear, args[operand])(cotangent)
+    expected = (cotangent @ b.T, a.T @ cotangent, cotangent)[operand]
+    assert_close(found, np.asarray(expected))
+
+
+def test_an_activation_has_no_transpose():
+    f = functools.partial(gemm_cpu, b=normal(3, 3), activation="relu")
+    with pytest.raises(ValueError, match="activation='relu' is not linear"):
+        jax.linear_transpose(f, normal(2, 3))(normal(2, 3))
+
+
+def test_derivatives_have_the_dtypes_of_their_operands():
+    args = [normal(4, 5), normal(5, 3), normal(3), normal(4, 3)]
+    dtypes = ("bfloat16", "bfloat16", "float32", "float16")
+    args = [x.astype(d) for x, d in zip(args, dtypes, strict=True)]
+
+    def loss(*args):
+        y = matmul(*args[:2], bias=args[2], activation="gelu", residual=args[3])
+        assert y.dtype == "bfloat16"
+        return (y.astype("float32") ** 2).sum()
+
+    found = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args)
+    assert [g.dtype for g in found] == list(dtypes)
+    expected = in_f64(
+        jax.grad(lambda *x: (plain("gelu", *x) ** 2).sum(), argnums=(0, 1, 2, 3)), *args
+    )
+    assert_close(found, expected, 2e-2)
+
+
+def test_wide_results_of_narrow_operands_have_derivatives():
+    a, b = normal(4, 5, dtype="bfloat16"), normal(5, 3, dtype="bfloat16")
+
+    def loss(a, b):
+        return (matmul(a, b, preferred_element_type="float32") ** 2).sum()
+
+    found = jax.grad(loss, argnums=(0, 1))(a, b)
+    assert [g.dtype for g in found] == ["bfloat16"] * 2
+    assert_close(
+        found, in_f64(jax.grad(lambda a, b: ((a @ b) ** 2).sum(), (0, 1)), a, b), 4e-3
+    )
+
+
+def test_one_product_serves_value_and_derivative():
+    a, b, bias, residual = arguments()
+
+    def loss(a, b):
+        return ours("gelu", a, b, bias, residual).sum()
+
+    assert products(loss, a, b) == 1
+    assert products(jax.grad(loss, argnums=(0, 1)), a, b) == 3

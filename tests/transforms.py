@@ -1,0 +1,58 @@
+"""matmul and the plain code beside it: what the tests of its transformations share."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxprs import equations
+from numerics import normal
+
+from tracea_jax.ops import matmul
+
+gemm_cpu = functools.partial(matmul, implementation="gemm_cpu")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+PLAIN = {
+    "none": lambda z: z,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+
+
+def ours(activation, a, b, bias, residual):
+    return gemm_cpu(a, b, bias=bias, activation=activation, residual=residual)
+
+
+def plain(activation, a, b, bias, residual):
+    return PLAIN[activation](a @ b + bias) + residual
+
+
+def arguments(m=5, n=3, k=4):
+    """a, b, bias, residual; no sum before the activation is near relu's kink."""
+    a, b, bias, residual = normal(m, k), normal(k, n), normal(n), normal(m, n)
+    assert jnp.abs(a @ b + bias).min() > 0.02
+    return a, b, bias, residual
+
+
+def in_f64(f, *args):
+    """f of the same numbers in float64."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), args)
+        return jax.tree.map(np.asarray, f(*wide))
+
+
+def assert_close(found, expected, tolerance=2e-6):
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    for x, y in zip(found, expected, strict=True):
+        assert x.shape == y.shape
+        error = np.abs(np.asarray(x, np.float64) - y).max(initial=0)
+        assert error <= tolerance * max(1, np.abs(y).max(initial=0))
+
+
+def products(f, *args, name="tracea_matmul"):
+    """How many products f traces to."""
+    return len(equations(f, *args, name=name))
