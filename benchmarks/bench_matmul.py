@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from tracea_jax import variants
 from tracea_jax.cli import Progress
-from tracea_jax.ops import bench as benches
 from tracea_jax.ops import epilogue as epilogues
+from tracea_jax.ops import matmul_bench as benches
 from tracea_jax.ops.matmul import split
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
@@ -94,7 +94,8 @@ def measure(case: Case, effort: str, progress: Any) -> dict[str, Any]:
     config = variants.config_from_json(variant, ours.config)
     choice = Choice(variant=ours.variant, config=config)
     device = jax.local_devices()[0]
-    operands = benches.operands(problem, device, seed=1)
+    with jax.default_device(device):
+        operands = benches.operands(problem, seed=1)
     mine = jax.jit(lambda *x: benches.execute(*x, problem=problem, choice=choice)[0])
     peer = jax.jit(lambda *x: plain(*x, problem=problem))
     times = common.race(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracea_jax import ops
-from tracea_jax.ops import bench
+from tracea_jax.ops import matmul_bench as bench
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem, Layout
 from tracea_jax.tune import local_device
@@ -103,7 +103,8 @@ def every_path() -> None:
 def _host_operands(problem: GemmProblem) -> list[np.ndarray]:
     """Random operands made on the host: no kernel but ours shall run."""
     cpu = jax.devices("cpu")[0]
-    return [np.asarray(x) for x in bench.operands(problem, cpu, seed=0)]
+    with jax.default_device(cpu):
+        return [np.asarray(x) for x in bench.operands(problem, seed=0)]
 
 
 if __name__ == "__main__":

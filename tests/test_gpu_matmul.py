@@ -18,7 +18,8 @@ from processes import run_python
 
 import tracea_jax as tracea
 from tracea_jax.dispatch import device_for, plan
-from tracea_jax.ops import bench, export_checks, matmul
+from tracea_jax.ops import export_checks, matmul
+from tracea_jax.ops import matmul_bench as bench
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
@@ -48,7 +49,7 @@ def run_and_check(problem: GemmProblem, config=None) -> None:
     """Runs the kernel in buffers full of NaN and compares every entry with float64."""
     p, epilogue = problem, problem.epilogue
     config = config or GEMM_SM90.heuristic(p, device_for("cuda"))
-    inputs = bench.operands(p, jax.devices("gpu")[0], seed=3)
+    inputs = bench.operands(p, seed=3)
     run = functools.partial(
         bench.execute, problem=p, choice=Choice(variant="gemm_sm90", config=config)
     )

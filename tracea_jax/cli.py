@@ -124,10 +124,10 @@ def _cache_list(args: argparse.Namespace) -> int:
 
 def _entry_line(entry: Any) -> str:
     from tracea_jax import variants
-    from tracea_jax.problem import GemmProblem
+    from tracea_jax.problem import problem_from_json
 
     best = entry.best
-    problem = GemmProblem.from_json(entry.problem)
+    problem = problem_from_json(entry.problem)
     config = ", ".join(f"{k} {v}" for k, v in best.config.items())
     known = best.variant in {v.name for v in variants.of(problem.op)}
     times = f"{best.time_us:.1f} us" if best.time_us else "not timed"

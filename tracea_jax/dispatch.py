@@ -238,10 +238,9 @@ def _cuda_ordinal() -> int:
 
 
 def lower(ctx: Any, operands: tuple[Any, ...], plan: Plan) -> Any | None:
-    """Emits the plan's custom call; None if the reference shall be lowered inline."""
+    """Emits the plan's custom call; None if its kernel cannot be compiled."""
     call = plan.call
-    if isinstance(call, variants.Inline):
-        return None
+    assert not isinstance(call, variants.Inline)
     if isinstance(call, variants.CpuCall):
         return launch.cpu_lowering(ctx, operands, call.target, dict(call.attributes))
     try:

@@ -1,6 +1,8 @@
 """The epilogue in jnp: what every kernel must compute, and what XLA runs instead.
 
 z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype
+
+The residual may be multiplied with instead; see ``problem.Epilogue``.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ def apply(
     z = acc if bias is None else acc + bias.astype(acc.dtype)
     y = ACTIVATION_FUNCTIONS[epilogue.activation](z)
     if residual is not None:
-        y = y + residual.astype(acc.dtype)
+        residual = residual.astype(acc.dtype)
+        y = y + residual if epilogue.residual_op == "add" else y * residual
     results = [y, z] if epilogue.save_preactivation else [y]
     return [r.astype(out) for r in results]
 

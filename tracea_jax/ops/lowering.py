@@ -12,7 +12,7 @@ from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from tracea_jax import _compat, dispatch
+from tracea_jax import _compat, dispatch, variants
 from tracea_jax.options import current
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
@@ -23,28 +23,43 @@ PLATFORMS = ("cpu", "cuda")
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent))
 
 
+# For each primitive of ours: (abstract operands, **params) -> problem.
+PROBLEM_OF: dict[Primitive, Callable[..., Problem]] = {}
+
+
 def register(
     primitive: Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
+    **rules: Callable[..., Any],
 ) -> None:
-    """Gives a primitive its lowerings: a planned kernel, or the reference inline.
+    """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
 
     Args:
       primitive: with several results; ``implementation`` and ``config`` are params.
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
+      **rules: further implementations like it, by ``variants.Inline.rule``.
     """
     launch.register()
-    inline = mlir.lower_fun(reference, multiple_results=True)
+    PROBLEM_OF[primitive] = problem_of
+    inline = {
+        name: mlir.lower_fun(f, multiple_results=True)
+        for name, f in {"reference": reference, **rules}.items()
+    }
 
     def rule(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         target = platform or ctx.module_context.platforms[0]
         plan = _plan(ctx, problem_of, params, target)
-        call = plan and dispatch.lower(ctx, operands, plan)
-        return inline(ctx, *operands, **params) if call is None else call
+        call = plan.call if plan else variants.Inline()
+        if not isinstance(call, variants.Inline):
+            results = dispatch.lower(ctx, operands, plan)
+            if results is not None:
+                return results
+            call = variants.Inline()
+        return inline[call.rule](ctx, *operands, **params)
 
     mlir.register_lowering(primitive, rule)
     for platform in PLATFORMS:
@@ -73,8 +88,31 @@ def _plan(
     )
 
 
+def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) -> bool:
+    """Whether the primitive would be its reference on JAX's default backend.
+
+    A derivative rule asks it where the reference's own derivative is then the better
+    one. Which backend compiles is not known for certain while tracing: the answer may
+    decide about speed, never about values.
+    """
+    avals = [jax.typeof(x) for x in operands]
+    if not _static(avals):
+        return True
+    backend = jax.default_backend()
+    plan = dispatch.plan(
+        PROBLEM_OF[primitive](avals, **params),
+        dispatch.device_for({"gpu": "cuda"}.get(backend, backend)),
+        implementation=params["implementation"],
+    )
+    return plan.call == variants.Inline()
+
+
+def _static(avals: Sequence[Any]) -> bool:
+    return all(isinstance(d, int) for aval in avals for d in aval.shape)
+
+
 def _needs_xla(ctx: Any) -> str | None:
-    if not all(isinstance(d, int) for aval in ctx.avals_in for d in aval.shape):
+    if not _static(ctx.avals_in):
         return "the shapes are symbolic"
     if _compat.partitioned_automatically(ctx):
         return "the arrays are partitioned automatically; use shard_map"

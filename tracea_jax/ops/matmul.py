@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from tracea_jax import variants
 from tracea_jax.ops import epilogue as epilogues
-from tracea_jax.ops import lowering
+from tracea_jax.ops import lowering, remat
 from tracea_jax.ops.precision import canonical_precision, precision_name
 from tracea_jax.problem import Epilogue, GemmProblem, check_activation
 
@@ -418,6 +418,20 @@ def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
     return epilogues.apply(acc, epilogue, bias, residual, out)
 
 
+def _as_dot(avals, params):
+    lhs, rhs, *_ = avals
+    return (
+        jax.lax.dot_general_p,
+        (lhs, rhs),
+        {
+            "dimension_numbers": dimension_numbers(lhs, rhs, params["layout"]),
+            "precision": params["precision"],
+            "preferred_element_type": params["out"],
+        },
+    )
+
+
+remat.seen_as(matmul_p, _as_dot)
 ad.primitive_jvps[matmul_p] = _jvp
 ad.primitive_transposes[matmul_p] = _transpose
 batching.primitive_batchers[matmul_p] = _batch

@@ -1,19 +1,26 @@
-"""Rematerialisation: our products as the policies of ``jax.checkpoint`` see them."""
+"""Rematerialisation: our ops as the policies of ``jax.checkpoint`` see them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
-from tracea_jax.ops.matmul import dimension_numbers, matmul_p
+from jax.extend.core import Primitive
 
 Policy = Callable[..., Any]
+# (abstract operands, params) -> (primitive, its abstract operands, its params)
+View = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], Any]]
+
+_VIEWS: dict[Primitive, View] = {}
+
+
+def seen_as(primitive: Primitive, view: View) -> None:
+    """Makes policies judge a primitive of ours as the one of JAX that it replaces."""
+    _VIEWS[primitive] = view
 
 
 def remat_policy(policy: Policy) -> Policy:
-    """A policy for ``jax.checkpoint`` that decides on our products as on JAX's own.
+    """A policy for ``jax.checkpoint`` that decides on our ops as on JAX's own.
 
         jax.checkpoint(f, policy=remat_policy(jax.checkpoint_policies.dots_saveable))
 
@@ -27,16 +34,8 @@ def remat_policy(policy: Policy) -> Policy:
     """
 
     def aware(primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive is not matmul_p:
-            return policy(primitive, *avals, **params)
-        lhs, rhs, *_ = avals
-        return policy(
-            jax.lax.dot_general_p,
-            lhs,
-            rhs,
-            dimension_numbers=dimension_numbers(lhs, rhs, params["layout"]),
-            precision=params["precision"],
-            preferred_element_type=params["out"],
-        )
+        if primitive in _VIEWS:
+            primitive, avals, params = _VIEWS[primitive](avals, params)
+        return policy(primitive, *avals, **params)
 
     return aware

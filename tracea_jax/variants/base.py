@@ -27,7 +27,13 @@ class CpuCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inline:
-    """The op's reference, left to XLA to compile and fuse."""
+    """One of the op's implementations in JAX, left to XLA to compile and fuse.
+
+    Attributes:
+      rule: which one, by the name the op gave it; the reference if not said.
+    """
+
+    rule: str = "reference"
 
 
 Call = Kernel | CpuCall | Inline

@@ -1,0 +1,185 @@
+"""How matrix products are run and judged by the tuner."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tracea_jax import dispatch
+from tracea_jax.device import Device
+from tracea_jax.ops import epilogue as epilogues
+from tracea_jax.ops.bench import (
+    OpBench,
+    Workload,
+    check_dtype,
+    forced,
+    operand_roundoff,
+    random_normal,
+    unit_roundoff,
+)
+from tracea_jax.ops.matmul import matmul_p, split
+from tracea_jax.ops.precision import precision_from_name
+from tracea_jax.policy import Choice
+from tracea_jax.problem import GemmProblem
+
+
+def check(problem: GemmProblem) -> None:
+    """Raises ValueError on dtypes or a precision that JAX does not know."""
+    for dtype in (problem.lhs, problem.rhs, problem.out):
+        check_dtype(dtype)
+    precision_from_name(problem.precision)
+
+
+def execute(
+    *inputs: jax.Array, problem: GemmProblem, choice: Choice
+) -> list[jax.Array]:
+    """The problem's primitive, forced to one choice."""
+    return matmul_p.bind(
+        *inputs,
+        layout=problem.layout,
+        out=jnp.dtype(problem.out),
+        precision=precision_from_name(problem.precision),
+        epilogue=problem.epilogue,
+        **forced(choice),
+    )
+
+
+def operands(problem: GemmProblem, seed: int) -> list[jax.Array]:
+    """Random normal operands of a problem, in the primitive's order."""
+    p, epilogue = problem, problem.epilogue
+    lhs = (p.m, p.k) if p.layout[0] == "n" else (p.k, p.m)
+    rhs = (p.k, p.n) if p.layout[1] == "n" else (p.n, p.k)
+    batched = p.lhs_batched or p.rhs_batched
+    batch = (p.batch,) if batched else ()
+    shapes: list[tuple[tuple[int, ...], str]] = [
+        ((*(batch if p.lhs_batched else ()), *lhs), p.lhs),
+        ((*(batch if p.rhs_batched else ()), *rhs), p.rhs),
+    ]
+    if epilogue.bias != "none":
+        own = batch if epilogue.bias == "batched_row" else ()
+        shapes.append(((*own, p.n), epilogue.bias_dtype or p.out))
+    if epilogue.residual:
+        shapes.append(((*batch, p.m, p.n), epilogue.residual_dtype or p.out))
+    return random_normal(shapes, seed)
+
+
+def ragged(problem: GemmProblem) -> GemmProblem:
+    """A small problem of the same kind that divides no tile but keeps the alignment."""
+
+    def tail(size: int, base: int) -> int:
+        step = next(s for s in (8, 4, 2, 1) if size % s == 0)
+        return base + step
+
+    return dataclasses.replace(
+        problem,
+        batch=min(problem.batch, 3),
+        m=tail(problem.m, 264),
+        n=tail(problem.n, 392),
+        k=tail(problem.k, 192),
+    )
+
+
+def relative_error(
+    problem: GemmProblem,
+    device: Device,
+    inputs: list[jax.Array],
+    result: jax.Array,
+    which: str,
+    seed: int,
+) -> float:
+    """The largest error against float64, in units of the bound that rounding allows.
+
+    A row from every band of 64 is compared, all columns. With e the unit roundoff of
+    the products' operands and E the output's:
+
+        |error| <= E |exact| + 4 sqrt(k) e (|A| |B| + |bias| + |residual|)
+
+    Not-a-number anywhere in the result counts as infinite.
+    """
+    host = np.asarray(result.astype(jnp.float32), np.float64)
+    host = host.reshape(problem.batch, problem.m, problem.n)
+    if not np.isfinite(host).all():
+        return float("inf")
+    rng = np.random.default_rng(seed)
+    starts = np.arange(0, problem.m, 64)
+    rows = np.minimum(starts + rng.integers(0, 64, starts.size), problem.m - 1)
+    rows = np.unique(np.concatenate([rows, [0, problem.m - 1]]))
+    unit = operand_roundoff((problem.lhs, problem.rhs), problem.precision, device)
+    worst = 0.0
+    for b in np.unique([0, problem.batch // 2, problem.batch - 1]):
+        exact, scale = _exact_rows(problem, inputs, b, rows, which)
+        bound = unit_roundoff(problem.out) * np.abs(exact)
+        bound += 4 * np.sqrt(problem.k + 1) * unit * scale
+        error = np.abs(host[b, rows] - exact)
+        worst = max(worst, float((error / np.maximum(bound, 1e-30)).max()))
+    return worst
+
+
+def _exact_rows(problem, inputs, b, rows, which):
+    """(float64 results, sums of magnitudes) of some rows of batch b."""
+    lhs, rhs, bias, residual = split(inputs, problem.epilogue)
+    lhs, rhs = (_f64(x[b] if x.ndim == 3 else x) for x in (lhs, rhs))
+    lhs = (lhs if problem.layout[0] == "n" else lhs.T)[rows]
+    rhs = rhs if problem.layout[1] == "n" else rhs.T
+    exact, scale = lhs @ rhs, np.abs(lhs) @ np.abs(rhs)
+    if bias is not None:
+        bias = _f64(bias[b] if bias.ndim == 2 else bias)
+        exact, scale = exact + bias, scale + np.abs(bias)
+    if which == "y":
+        exact = _ACTIVATIONS_F64[problem.epilogue.activation](exact)
+        if residual is not None:
+            residual = _f64(residual.reshape(-1, problem.m, problem.n)[b])[rows]
+            if problem.epilogue.residual_op == "add":
+                exact, scale = exact + residual, scale + np.abs(residual)
+            else:
+                exact, scale = exact * residual, scale * np.abs(residual)
+    return exact, scale
+
+
+def _f64(x: jax.Array) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from scipy import special  # slow to import, and only verification needs it
+
+    return special.erf(x)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+_ACTIVATIONS_F64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda z: z,
+    "relu": lambda z: np.maximum(z, 0),
+    "gelu": lambda z: z * _sigmoid(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
+    "gelu_exact": lambda z: z * 0.5 * (1 + _erf(z / np.sqrt(2))),
+    "silu": lambda z: z * _sigmoid(z),
+}
+
+
+def error(
+    problem: GemmProblem,
+    device: Device,
+    inputs: list[jax.Array],
+    results: list[jax.Array],
+    seed: int,
+) -> float:
+    """The worst ``relative_error`` of the results, y and z."""
+    return max(
+        relative_error(problem, device, inputs, result, which, seed)
+        for result, which in zip(results, "yz", strict=False)
+    )
+
+
+MATMUL = Workload(
+    check=check, operands=operands, execute=execute, ragged=ragged, error=error
+)
+dispatch.BENCHES["matmul"] = functools.partial(OpBench, MATMUL)
+assert set(_ACTIVATIONS_F64) == set(epilogues.ACTIVATION_FUNCTIONS)

@@ -1,0 +1,56 @@
+"""What is asked of an op: frozen, hashable descriptions that name no implementation.
+
+A problem carries everything that may influence which kernel runs and nothing else; it
+is the key of the tuning cache, the argument of every ``why_not`` and what ``explain``
+prints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from tracea_jax.problem.attention import AttentionProblem
+from tracea_jax.problem.conv2d import Conv2dProblem
+from tracea_jax.problem.epilogue import (
+    ACTIVATIONS,
+    ITEMSIZE,
+    Activation,
+    BiasKind,
+    Epilogue,
+    ResidualOp,
+    check_activation,
+)
+from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+
+Problem = GemmProblem | GatedMatmulProblem | Conv2dProblem | AttentionProblem
+PROBLEMS: dict[str, Any] = {p.op: p for p in get_args(Problem)}
+
+
+def problem_from_json(data: dict[str, Any]) -> Problem:
+    """The problem that ``to_json`` describes.
+
+    Raises:
+      ValueError: on an op that this version does not know.
+    """
+    if data.get("op") not in PROBLEMS:
+        raise ValueError(f"op {data.get('op')!r} must be one of {', '.join(PROBLEMS)}")
+    return PROBLEMS[data["op"]].from_json(data)
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "ITEMSIZE",
+    "PROBLEMS",
+    "Activation",
+    "AttentionProblem",
+    "BiasKind",
+    "Conv2dProblem",
+    "Epilogue",
+    "GatedMatmulProblem",
+    "GemmProblem",
+    "Layout",
+    "Problem",
+    "ResidualOp",
+    "check_activation",
+    "problem_from_json",
+]

@@ -1,0 +1,94 @@
+"""Scaled dot-product attention, and its gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+from tracea_jax.problem.epilogue import ITEMSIZE, tuples
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionProblem:
+    """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
+
+    Query head h reads key/value head h // (heads / kv_heads).
+
+    Attributes:
+      direction: "forward": (q, k, v, ...) -> (o, lse); "backward": its gradients with
+        respect to q, k, v and the bias.
+      batch, q_len, kv_len, heads, kv_heads, head_dim: q is (batch, q_len, heads,
+        head_dim), k and v are (batch, kv_len, kv_heads, head_dim).
+      dtype: name of the operands' and the result's dtype.
+      bias, mask: shape of the additive bias and of the boolean mask, broadcast to
+        (batch, heads, q_len, kv_len), or None.
+      bias_dtype: name of the bias's dtype, if there is one.
+      is_causal: whether query i sees keys j <= i only.
+      window: (left, right): query i sees keys i - left <= j <= i + right only; None
+        for no limit.
+      q_lengths, kv_lengths: whether each example has its own number of queries, keys.
+      scale: what the scores are multiplied with.
+    """
+
+    direction: Literal["forward", "backward"] = "forward"
+    batch: int
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+    bias: tuple[int, int, int, int] | None = None
+    bias_dtype: str | None = None
+    mask: tuple[int, int, int, int] | None = None
+    is_causal: bool = False
+    window: tuple[int, int] | None = None
+    q_lengths: bool = False
+    kv_lengths: bool = False
+    scale: float
+
+    op = "attention"
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds of the matrix products counted twice, masked ones included."""
+        product = 2 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
+        return product * {"forward": 2, "backward": 5}[self.direction]
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved through memory: operands read, results written."""
+        q = self.batch * self.q_len * self.heads * self.head_dim
+        k = self.batch * self.kv_len * self.kv_heads * self.head_dim
+        passes = {"forward": (2, 2), "backward": (4, 4)}[self.direction]
+        total = (passes[0] * q + passes[1] * k) * ITEMSIZE.get(self.dtype, 4)
+        if self.bias:
+            total += math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
+        return total + (math.prod(self.mask) if self.mask else 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
+        return {"op": self.op, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> AttentionProblem:
+        fields = {k: tuples(v) for k, v in data.items() if k != "op"}
+        return cls(**fields)
+
+    def __str__(self) -> str:
+        heads = str(self.heads)
+        if self.kv_heads != self.heads:
+            heads += f"/{self.kv_heads}"
+        parts = [
+            f"attention {self.batch}x{self.q_len}x{self.kv_len} heads {heads} "
+            f"dim {self.head_dim} {self.dtype}",
+            "" if self.direction == "forward" else self.direction,
+            "causal" if self.is_causal else "",
+            "" if self.window is None else "window {},{}".format(*self.window),
+            f"bias {'x'.join(map(str, self.bias))}" if self.bias else "",
+            f"mask {'x'.join(map(str, self.mask))}" if self.mask else "",
+            "query lengths" if self.q_lengths else "",
+            "key lengths" if self.kv_lengths else "",
+        ]
+        return " ".join(p for p in parts if p)

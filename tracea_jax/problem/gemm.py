@@ -1,0 +1,150 @@
+"""Matrix products, one or a gated pair."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from tracea_jax.problem.epilogue import (
+    ITEMSIZE,
+    Activation,
+    Epilogue,
+    check_activation,
+)
+
+Layout = Literal["nn", "nt", "tn", "tt"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GemmProblem:
+    """C[b] = epilogue(op(A[b]) @ op(B[b])), row-major operands.
+
+    Attributes:
+      batch: number of independent products (1 if not batched).
+      m, n, k: op(A) is (m, k), op(B) is (k, n), C is (m, n).
+      lhs, rhs, out: dtype names of A, B and C.
+      layout: one letter for A, one for B; "n" stores A as (m, k) and B as (k, n), "t"
+        stores them as (k, m) and (n, k).
+      lhs_batched, rhs_batched: False if all batches share that operand.
+      precision: "default", "high", "highest", or the name of a lax dot algorithm.
+      epilogue: see ``Epilogue``.
+    """
+
+    batch: int = 1
+    m: int
+    n: int
+    k: int
+    lhs: str = "float32"
+    rhs: str = "float32"
+    out: str = "float32"
+    layout: Layout = "nn"
+    lhs_batched: bool = False
+    rhs_batched: bool = False
+    precision: str = "default"
+    epilogue: Epilogue = Epilogue()
+
+    op = "matmul"  # not a field: the same for every instance
+
+    @property
+    def flops(self) -> int:
+        """Multiply-adds counted twice, epilogue not counted."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved through memory: each operand read, each result written."""
+        batches = {True: self.batch, False: 1}
+        lhs = batches[self.lhs_batched] * self.m * self.k * ITEMSIZE.get(self.lhs, 4)
+        rhs = batches[self.rhs_batched] * self.k * self.n * ITEMSIZE.get(self.rhs, 4)
+        outs = 1 + self.epilogue.residual + self.epilogue.save_preactivation
+        return (
+            lhs + rhs + outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
+        return {"op": self.op, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GemmProblem:
+        fields = {k: v for k, v in data.items() if k != "op"}
+        return cls(**{**fields, "epilogue": Epilogue(**fields.get("epilogue", {}))})
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        dtypes = self.lhs if self.lhs == self.rhs else f"{self.lhs},{self.rhs}"
+        out = "" if self.out == self.lhs == self.rhs else f"->{self.out}"
+        extra = "" if self.epilogue.is_identity else f" {self.epilogue}"
+        precision = "" if self.precision == "default" else f" {self.precision}"
+        shape = f"{batch}{self.m}x{self.n}x{self.k}"
+        return f"matmul {shape} {dtypes}{out} {self.layout}{extra}{precision}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMatmulProblem:
+    """C[b] = activation(op(A[b]) @ op(G[b])) * (op(A[b]) @ op(U[b])).
+
+    Attributes:
+      batch, m, n, k: as in ``GemmProblem``; G and U have the same shape.
+      lhs, rhs, out: dtype names of A, of G and U, and of C.
+      layout: one letter for A, one for G and U, as in ``GemmProblem``.
+      lhs_batched, rhs_batched: False if all batches share that operand.
+      precision: as in ``GemmProblem``.
+      activation: one of ``ACTIVATIONS``, applied to the product with G.
+      save_products: whether both products are further results, in the output dtype
+        (training).
+    """
+
+    batch: int = 1
+    m: int
+    n: int
+    k: int
+    lhs: str = "float32"
+    rhs: str = "float32"
+    out: str = "float32"
+    layout: Layout = "nn"
+    lhs_batched: bool = False
+    rhs_batched: bool = False
+    precision: str = "default"
+    activation: Activation = "silu"
+    save_products: bool = False
+
+    op = "gated_matmul"
+
+    def __post_init__(self) -> None:
+        check_activation(self.activation)
+
+    @property
+    def flops(self) -> int:
+        """Of both products; the activation is not counted."""
+        return 4 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes moved through memory: each operand read, each result written."""
+        batches = {True: self.batch, False: 1}
+        lhs = batches[self.lhs_batched] * self.m * self.k * ITEMSIZE.get(self.lhs, 4)
+        rhs = batches[self.rhs_batched] * self.k * self.n * ITEMSIZE.get(self.rhs, 4)
+        outs = 3 if self.save_products else 1
+        out = outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
+        return lhs + 2 * rhs + out
+
+    def to_json(self) -> dict[str, Any]:
+        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
+        return {"op": self.op, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> GatedMatmulProblem:
+        return cls(**{k: v for k, v in data.items() if k != "op"})
+
+    def __str__(self) -> str:
+        batch = f"{self.batch}x" if self.batch > 1 else ""
+        dtypes = self.lhs if self.lhs == self.rhs else f"{self.lhs},{self.rhs}"
+        out = "" if self.out == self.lhs == self.rhs else f"->{self.out}"
+        saved = " &products" if self.save_products else ""
+        precision = "" if self.precision == "default" else f" {self.precision}"
+        shape = f"{batch}{self.m}x{self.n}x{self.k}"
+        return (
+            f"gated_matmul {shape} {dtypes}{out} {self.layout} "
+            f"{self.activation}{saved}{precision}"
+        )
