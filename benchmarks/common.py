@@ -41,7 +41,7 @@ def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
     """
     if isinstance(local_device(), CudaDevice):
         return _kernel_times(calls, rounds)
-    runs = {name: _repeating(call) for name, call in calls.items()}
+    runs = {name: repeating(call) for name, call in calls.items()}
     timing = measure.Timing(slice_s=0.05, rounds=rounds, max_rounds=rounds)
     result = measure.race(runs, timing)
     for error in result.failures.values():
@@ -107,7 +107,9 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def _repeating(call: Call) -> measure.Run:
+def repeating(call: Call) -> measure.Run:
+    """Executions in a row, waited for at the end."""
+
     def run(count: int) -> None:
         result = None
         for _ in range(count):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import tempfile
 import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent
+TESTS = ROOT.parent / "tests"
 TESTED = ("kernels/cuda", "ffi")
 _SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 COMMAND = "python benchmarks/gpu_record.py"
@@ -59,14 +61,27 @@ def main() -> int:
 
 
 def _run_tests(pytest_args: list[str]) -> tuple[int, dict[str, int]]:
-    """pytest's exit status, and how many GPU tests passed, failed or were skipped."""
+    """pytest's exit status, and how many GPU tests passed, failed or were skipped.
+
+    Files run side by side, each in a process of its own: most of their time they
+    compile. For that none of them may take all memory of the GPU.
+    """
+    files = sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
+    environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    number = dict.fromkeys(_SUITE_COUNTS, 0)
     with tempfile.TemporaryDirectory() as directory:
-        report = pathlib.Path(directory) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
-        command += [f"--junitxml={report}", *pytest_args]
-        status = subprocess.run(command, cwd=ROOT.parent).returncode
-        (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
-    number = {name: int(suite.get(name, 0)) for name in _SUITE_COUNTS}
+        runs = []
+        for file in files:
+            report = pathlib.Path(directory) / f"{file.stem}.xml"
+            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(file)]
+            command += [f"--junitxml={report}", *pytest_args]
+            run = subprocess.Popen(command, cwd=ROOT.parent, env=environ)
+            runs.append((report, run))
+        status = max(run.wait() for _, run in runs)
+        for report, _ in runs:
+            (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
+            for name in _SUITE_COUNTS:
+                number[name] += int(suite.get(name, 0))
     failed = number["failures"] + number["errors"]
     return status, {
         "passed": number["tests"] - failed - number["skipped"],

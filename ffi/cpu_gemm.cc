@@ -1,12 +1,12 @@
 // XLA FFI handler of the CPU matrix product with a fused epilogue:
 //
-//   z = op(lhs) @ op(rhs) + bias;   out = activation(z) + residual
+//   z = op(lhs) @ op(rhs) + bias;   out = activation(z) + residual, or times residual
 //
 // Operands, in this order; f32, bf16 or f16:
 //   lhs       ([batch,] m, k), or ([batch,] k, m) if trans_lhs
 //   rhs       ([batch,] k, n), or ([batch,] n, k) if trans_rhs; lhs's dtype
 //   bias      (n,) if bias="row", (batch, n) if bias="batched_row"
-//   residual  out's shape, if residual
+//   residual  out's shape, if residual="add" or residual="multiply"
 // Results:
 //   out            ([batch,] m, n), with a batch dimension if an operand has one
 //   preactivation  z, of out's shape and dtype, if save_preactivation
@@ -34,6 +34,8 @@ namespace tracea {
 namespace {
 
 namespace ffi = ::xla::ffi;
+
+constexpr int64_t kAbi = 2;  // of the attributes
 
 // A caller's mistake, on its way to the handler's return value.
 struct InvalidCall : std::runtime_error {
@@ -70,7 +72,8 @@ struct Options {
   bool trans_lhs, trans_rhs;
   cpu::Activation activation;
   std::string_view bias;  // "none", "row" or "batched_row"
-  bool residual, save_preactivation;
+  bool has_residual, save_preactivation;
+  cpu::ResidualOp residual_op;
   const cpu::GemmIsa* isa;
   cpu::GemmConfig config;
 };
@@ -85,11 +88,20 @@ cpu::Activation ParseActivation(std::string_view name) {
          "'; it must be one of none, relu, gelu, gelu_exact, silu.");
 }
 
+void ParseResidual(std::string_view how, Options* options) {
+  if (how != "none" && how != "add" && how != "multiply") {
+    Refuse("residual is '", how, "'; it must be one of none, add, multiply.");
+  }
+  options->has_residual = how != "none";
+  options->residual_op =
+      how == "multiply" ? cpu::ResidualOp::kMultiply : cpu::ResidualOp::kAdd;
+}
+
 Options ParseOptions(const ffi::Dictionary& attrs) {
   const auto abi = Attribute<int64_t>(attrs, "abi");
-  if (abi != 1) {
-    Refuse("the program was compiled for abi ", abi,
-           " of this handler, which has abi 1; clear the compilation cache.");
+  if (abi != kAbi) {
+    Refuse("the program was compiled for abi ", abi, " of this handler, which has abi ",
+           kAbi, "; clear the compilation cache.");
   }
   Options options{};
   options.trans_lhs = Attribute<bool>(attrs, "trans_lhs");
@@ -99,7 +111,7 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   if (options.bias != "none" && options.bias != "row" && options.bias != "batched_row") {
     Refuse("bias is '", options.bias, "'; it must be one of none, row, batched_row.");
   }
-  options.residual = Attribute<bool>(attrs, "residual");
+  ParseResidual(Attribute<std::string_view>(attrs, "residual"), &options);
   options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
   const std::string isa(Attribute<std::string_view>(attrs, "isa"));
   options.isa = cpu::UsableGemmIsa(isa.c_str());
@@ -177,11 +189,11 @@ ffi::AnyBuffer Result(const ffi::RemainingRets& rets, size_t i) {
 }
 
 void CheckCounts(const Options& options, size_t operands, size_t results) {
-  const size_t want_operands = 2 + (options.bias != "none") + options.residual;
+  const size_t want_operands = 2 + (options.bias != "none") + options.has_residual;
   const size_t want_results = 1 + options.save_preactivation;
   if (operands != want_operands || results != want_results) {
     Refuse("got ", operands, " operands and ", results, " results; with bias='",
-           options.bias, "', residual=", options.residual,
+           options.bias, "', residual=", options.has_residual,
            ", save_preactivation=", options.save_preactivation, " it takes ",
            want_operands, " operands and ", want_results, " results.");
   }
@@ -253,7 +265,7 @@ Call ParseCall(const Options& options, const ffi::RemainingArgs& args,
     call.has_bias = true;
     call.bias = ParseBias(options, Operand(args, next++), call);
   }
-  if (options.residual) {
+  if (options.has_residual) {
     call.has_residual = true;
     CheckLike("residual", Operand(args, next), call, batched);
     call.residual = ParseMatrix("residual", Operand(args, next++));
@@ -308,6 +320,7 @@ cpu::GemmArgs MakeArgs(const Options& options, const Call& call) {
   args.trans_lhs = options.trans_lhs;
   args.trans_rhs = options.trans_rhs;
   args.activation = options.activation;
+  args.residual_op = options.residual_op;
   return args;
 }
 

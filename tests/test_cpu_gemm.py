@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
+from gates import multiplied
 from numerics import Exact, normal
 from processes import run_python
 
@@ -24,6 +25,7 @@ ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMALL = GemmCpuConfig(kc=24, nc=40, tasks=2)  # several blocks of everything, soon
 FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+GATE = dataclasses.replace(FULL, activation="silu", residual_op="multiply")
 
 
 def gemm(m: int, n: int, k: int, dtype: str = "float32", **changes) -> GemmProblem:
@@ -95,7 +97,10 @@ def check(
     if bias is not None and epilogue.bias == "batched_row":
         bias = bias[:, None]
     residual = rest.pop(0) if epilogue.residual else None
-    y = numerics.exact(lhs, rhs, bias, epilogue.activation, residual)
+    if epilogue.residual_op == "multiply":
+        y = multiplied(numerics.exact(lhs, rhs, bias, epilogue.activation), residual)
+    else:
+        y = numerics.exact(lhs, rhs, bias, epilogue.activation, residual)
     y.assert_near(found[0])
     if epilogue.save_preactivation:
         numerics.exact(lhs, rhs, bias).assert_near(found[1])
@@ -111,6 +116,7 @@ def run_and_check(problem: GemmProblem, **how) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_isa(layout, dtype, isa):
     run_and_check(gemm(37, 53, 67, dtype, layout=layout, epilogue=FULL), isa=isa)
+    run_and_check(gemm(37, 53, 67, dtype, layout=layout, epilogue=GATE), isa=isa)
 
 
 def test_the_isa_is_the_one_that_was_asked_for():
@@ -145,11 +151,19 @@ def test_one_config_at_every_awkward_shape(shape):
     run_and_check(gemm(m, n, k, dtype, layout=layout, epilogue=FULL))
 
 
+@pytest.mark.parametrize("shape", [(1, 41, 24), (4, 101, 25), (13, 1, 49), (97, 48, 1)])
+def test_a_multiplied_residual_at_awkward_shapes(shape):
+    m, n, k = shape
+    for dtype in DTYPES:
+        run_and_check(gemm(m, n, k, dtype, layout="nt", epilogue=GATE))
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_empty_operands(batch, shape):
     run_and_check(gemm(*shape, epilogue=FULL))
     run_and_check(gemm(*shape, batch=batch, lhs_batched=True, epilogue=FULL))
+    run_and_check(gemm(*shape, batch=batch, lhs_batched=True, epilogue=GATE))
 
 
 @pytest.mark.parametrize("bias", ["row", "batched_row"])
@@ -173,11 +187,15 @@ def test_batches_with_shared_operands(layout, batched, bias):
 
 @pytest.mark.parametrize("activation", numerics.ACTIVATIONS)
 @pytest.mark.parametrize(
-    ("residual", "save"), [(False, False), (True, False), (False, True)]
+    ("residual", "save"),
+    [("", False), ("add", False), ("", True), ("multiply", False), ("multiply", True)],
 )
 def test_every_epilogue(residual, save, activation):
     epilogue = Epilogue(
-        activation=activation, residual=residual, save_preactivation=save
+        activation=activation,
+        residual=bool(residual),
+        residual_op=residual or "add",
+        save_preactivation=save,
     )
     run_and_check(gemm(13, 35, 50, epilogue=epilogue))
     run_and_check(gemm(13, 35, 50, epilogue=dataclasses.replace(epilogue, bias="row")))
@@ -186,9 +204,10 @@ def test_every_epilogue(residual, save, activation):
 @pytest.mark.parametrize("out", DTYPES)
 @pytest.mark.parametrize("other", DTYPES)
 def test_every_dtype_beside_every_other(other, out):
-    epilogue = dataclasses.replace(FULL, bias_dtype=other, residual_dtype=other)
-    for dtype in DTYPES:
-        run_and_check(gemm(9, 35, 30, dtype, out=out, epilogue=epilogue))
+    for epilogue in (FULL, GATE):
+        epilogue = dataclasses.replace(epilogue, bias_dtype=other, residual_dtype=other)
+        for dtype in DTYPES:
+            run_and_check(gemm(9, 35, 30, dtype, out=out, epilogue=epilogue))
 
 
 @pytest.mark.parametrize("activation", numerics.ACTIVATED)
@@ -251,7 +270,8 @@ def test_the_handler_refuses_what_is_not_its_own():
         ({"abi": 9}, "abi 9.*clear the compilation cache"),
         ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
         ({"bias": "column"}, "'column'.*none, row, batched_row"),
-        ({"residual": True}, "2 operands.*takes 3 operands"),
+        ({"residual": "subtract"}, "'subtract'.*none, add, multiply"),
+        ({"residual": "add"}, "2 operands.*takes 3 operands"),
         ({"kc": -1}, "kc=-1.*negative"),
         ({"kc": 1.5}, "'kc'.*wrong type"),
         ({"b": (5, 3)}, r"contracts 4.*\(5, 3\) contracts 5"),

@@ -21,6 +21,9 @@ from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 H200 = NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 WIDE = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_m=2)
+GATE = Epilogue(
+    activation="silu", residual=True, residual_op="multiply", save_preactivation=True
+)
 
 
 def problem(
@@ -187,6 +190,14 @@ def test_operands_are_numbered_arguments_first():
     assert [p.operand for p in plain.params if isinstance(p, Pointer)] == [2]
 
 
+def test_kernels_that_add_and_that_multiply_are_not_mistaken_for_each_other():
+    added = dataclasses.replace(GATE, residual_op="add")
+    kernels = [emit.kernel(problem(epilogue=e), WIDE, H200) for e in (GATE, added)]
+    assert kernels[0].params == kernels[1].params
+    assert kernels[0].entry != kernels[1].entry
+    assert "mul" in kernels[0].entry and kernels[0].source != kernels[1].source
+
+
 def test_shapes_share_a_source():
     def source(**fields):
         return emit.kernel(problem(**fields), WIDE, H200).source
@@ -237,6 +248,7 @@ def space_of_shapes() -> list[GemmSm90Config]:
 def test_every_shape_of_the_space_compiles(config):
     steps = Epilogue(bias="row", activation="gelu", residual=True)
     check_compiles(problem(epilogue=steps), config)
+    check_compiles(problem(epilogue=GATE), config)
 
 
 @pytest.mark.nvrtc
@@ -254,6 +266,7 @@ def test_bias_and_residual_of_another_dtype_compile(out):
             check_compiles(problem(out=out, epilogue=steps), WIDE)
 
 
+# The residual's place says how it joins, if there is one.
 EPILOGUE_FIELDS = ("bias", "activation", "residual", "save_preactivation")
 # Between them the rows name most pairs of values of any two columns.
 ROWS: tuple[tuple[Any, ...], ...] = (
@@ -273,11 +286,20 @@ ROWS: tuple[tuple[Any, ...], ...] = (
     ("bfloat16", "float32", "nn", "none", "gelu", True, True),
     ("float16", "float16", "nt", "batched_row", "gelu", False, False),
     ("bfloat16", "bfloat16", "tn", "row", "relu", False, False),
+    ("bfloat16", "bfloat16", "nn", "none", "silu", "multiply", False),
+    ("bfloat16", "bfloat16", "nt", "none", "silu", "multiply", True),
+    ("float16", "float16", "tn", "batched_row", "gelu", "multiply", True),
+    ("float16", "float32", "tt", "none", "none", "multiply", False),
+    ("bfloat16", "float16", "nn", "row", "gelu_exact", "multiply", True),
+    ("bfloat16", "float32", "nn", "none", "relu", "multiply", True),
 )
 
 
 def epilogue_of(*values: Any) -> Epilogue:
-    return Epilogue(**dict(zip(EPILOGUE_FIELDS, values, strict=True)))
+    fields = dict(zip(EPILOGUE_FIELDS, values, strict=True))
+    if fields["residual"] == "multiply":
+        fields |= {"residual": True, "residual_op": "multiply"}
+    return Epilogue(**fields)
 
 
 COMBINATIONS = [(*row[:3], epilogue_of(*row[3:])) for row in ROWS]
@@ -296,6 +318,7 @@ def test_combinations_name_every_value():
     assert dtypes == set(emit.DTYPES) and outs == set(emit.OUT_DTYPES)
     assert layouts == {"nn", "nt", "tn", "tt"}
     assert {e.activation for e in epilogues} == set(ACTIVATIONS)
+    assert {e.residual_op for e in epilogues} == {"add", "multiply"}
 
 
 @pytest.mark.nvrtc

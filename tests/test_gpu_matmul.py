@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
+from gates import multiplied
 from jax import export
 from numerics import exact, normal
 from processes import run_python
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.gpu
 LAYOUTS = ("nn", "nt", "tn", "tt")
 DTYPES = ("bfloat16", "float16")
 FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+GATE = Epilogue(
+    activation="silu", residual=True, residual_op="multiply", save_preactivation=True
+)
 sm90 = functools.partial(matmul, implementation="gemm_sm90")
 
 
@@ -63,7 +67,10 @@ def run_and_check(problem: GemmProblem, config=None) -> None:
     if bias is not None and epilogue.bias == "batched_row":
         bias = bias[:, None]
     residual = rest.pop(0) if epilogue.residual else None
-    exact(lhs, rhs, bias, epilogue.activation, residual).assert_near(y)
+    if epilogue.residual_op == "multiply":
+        multiplied(exact(lhs, rhs, bias, epilogue.activation), residual).assert_near(y)
+    else:
+        exact(lhs, rhs, bias, epilogue.activation, residual).assert_near(y)
     if z:
         exact(lhs, rhs, bias).assert_near(z[0])
 
@@ -73,8 +80,10 @@ def test_every_config_at_one_awkward_shape(layout, hopper):
     problem = gemm(331, 520, 200, layout=layout, epilogue=FULL)
     if layout[0] == "t":
         problem = dataclasses.replace(problem, m=328)
+    gated = dataclasses.replace(problem, epilogue=GATE)
     for config in GEMM_SM90.space(problem, hopper):
         run_and_check(problem, config)
+        run_and_check(gated, config)
 
 
 @pytest.mark.parametrize("n", [8, 64, 72, 136, 248, 264])
@@ -88,17 +97,25 @@ def test_one_config_at_every_awkward_shape(m, n):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_and_dtype(layout, dtype, out):
-    run_and_check(gemm(200, 328, 136, dtype, out=out, layout=layout, epilogue=FULL))
+    for epilogue in (FULL, GATE):
+        run_and_check(
+            gemm(200, 328, 136, dtype, out=out, layout=layout, epilogue=epilogue)
+        )
 
 
 @pytest.mark.parametrize("activation", numerics.ACTIVATIONS)
 @pytest.mark.parametrize("bias", ["none", "row"])
 @pytest.mark.parametrize(
-    ("residual", "save"), list(itertools.product((False, True), repeat=2))
+    ("residual", "save"),
+    list(itertools.product(("", "add", "multiply"), (False, True))),
 )
 def test_every_epilogue(residual, save, bias, activation):
     epilogue = Epilogue(
-        bias=bias, activation=activation, residual=residual, save_preactivation=save
+        bias=bias,
+        activation=activation,
+        residual=bool(residual),
+        residual_op=residual or "add",
+        save_preactivation=save,
     )
     run_and_check(gemm(130, 136, 72, epilogue=epilogue))
 
@@ -122,8 +139,9 @@ def test_bias_of_another_dtype(other):
 
 @pytest.mark.parametrize("out", ["float32", "float16"])
 def test_residual_of_another_dtype(out):
-    epilogue = dataclasses.replace(FULL, residual_dtype="bfloat16")
-    run_and_check(gemm(130, 136, 72, out=out, epilogue=epilogue))
+    for epilogue in (FULL, GATE):
+        epilogue = dataclasses.replace(epilogue, residual_dtype="bfloat16")
+        run_and_check(gemm(130, 136, 72, out=out, epilogue=epilogue))
 
 
 def test_there_is_one_rounding():

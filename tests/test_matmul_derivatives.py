@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.test_util import check_grads
+from jaxprs import equations
 from numerics import ACTIVATIONS, normal
 from transforms import (
     LAYOUTS,
+    PLAIN,
     arguments,
     assert_close,
     gemm_cpu,
@@ -172,3 +174,123 @@ def test_one_product_serves_value_and_derivative():
 
     assert products(loss, a, b) == 1
     assert products(jax.grad(loss, argnums=(0, 1)), a, b) == 3
+
+
+# --- a residual that is multiplied with -----------------------------------------------
+
+
+def bind_multiplied(activation, *operands, **changes):
+    """activation(a @ b + bias) * residual by the primitive; bias may be left out."""
+    epilogue = Epilogue(
+        bias="row" if len(operands) == 4 else "none",
+        activation=activation,
+        residual=True,
+        residual_op="multiply",
+    )
+    params = dict(layout="nn", out=jnp.dtype("float32"), precision=None, config=None)
+    params |= dict(implementation="gemm_cpu", epilogue=epilogue)
+    return matmul_p.bind(*operands, **(params | changes))[0]
+
+
+def plain_multiplied(activation, a, b, bias, residual):
+    return PLAIN[activation](a @ b + bias) * residual
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_derivatives_through_a_multiplied_residual(activation):
+    args = arguments()
+    tangents = tuple(normal(*x.shape, seed=1) for x in args)
+    weights = normal(5, 3, seed=2)
+
+    def derivatives(f, args, tangents, weights):
+        f = functools.partial(f, activation)
+
+        def gradient(*args):
+            every = (0, 1, 2, 3)
+            return jax.grad(lambda *x: (weights * f(*x) ** 2).sum(), every)(*args)
+
+        return {
+            "value": f(*args),
+            "jvp": jax.jvp(f, args, tangents)[1],
+            "grad": gradient(*args),
+            "hvp": jax.jvp(gradient, args, tangents)[1],
+        }
+
+    found = jax.jit(functools.partial(derivatives, bind_multiplied))(
+        args, tangents, weights
+    )
+    expected = in_f64(
+        functools.partial(derivatives, plain_multiplied), args, tangents, weights
+    )
+    for name in found:
+        assert_close(found[name], expected[name], 2e-5)
+
+
+@pytest.mark.parametrize("wanted", range(4))
+@pytest.mark.parametrize("activation", ["none", "silu"])
+def test_derivatives_of_one_factor(activation, wanted):
+    args = arguments()
+
+    def gradient(f, *args):
+        return jax.grad(lambda *x: (f(activation, *x) ** 2).sum(), wanted)(*args)
+
+    found = jax.jit(functools.partial(gradient, bind_multiplied))(*args)
+    expected = in_f64(functools.partial(gradient, plain_multiplied), *args)
+    assert_close(found, expected, 2e-5)
+
+
+def test_z_is_saved_only_where_a_derivative_needs_it():
+    def saved(activation, wanted):
+        def loss(*args):
+            return bind_multiplied(activation, *args).sum()
+
+        gradient = jax.grad(loss, wanted)
+        forward, *_ = equations(gradient, *arguments(), name="tracea_matmul")
+        return len(forward.outvars) == 2
+
+    assert not saved("none", 0) and saved("none", 3)
+    assert saved("silu", 0) and saved("silu", 3)
+
+
+@pytest.mark.parametrize("operand", range(3))
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_linear_transpose_in_one_factor(batch, operand):
+    args = [normal(*batch, 4, 5), normal(5, 6), normal(*batch, 4, 6)]
+
+    def f(bind, x):
+        return bind("none", *args[:operand], x, *args[operand + 1 :])
+
+    def by_numpy(activation, a, b, residual):
+        return a @ b * residual
+
+    cotangent = normal(*batch, 4, 6, seed=1)
+    found, expected = (
+        jax.linear_transpose(functools.partial(f, bind), args[operand])(cotangent)
+        for bind in (bind_multiplied, by_numpy)
+    )
+    assert_close(found, [np.asarray(x) for x in expected])
+
+
+def test_two_factors_together_have_no_transpose():
+    args = (normal(4, 5), normal(5, 6), normal(4, 6))
+
+    def f(a, residual):
+        return bind_multiplied("none", a, args[1], residual)
+
+    with pytest.raises(ValueError, match="not linear in both"):
+        jax.linear_transpose(f, args[0], args[2])(args[2])
+
+
+def test_derivatives_of_narrow_products_and_residuals():
+    a, b, bias, residual = arguments()
+    args = [a.astype("bfloat16"), b.astype("bfloat16"), bias, residual.astype("f2")]
+
+    def loss(f, *args):
+        return (f("silu", *args).astype("float32") ** 2).sum()
+
+    bind = functools.partial(bind_multiplied, out=jnp.dtype("bfloat16"))
+    found = jax.grad(functools.partial(loss, bind), (0, 1, 2, 3))(*args)
+    assert [g.dtype for g in found] == [x.dtype for x in args]
+    plain_loss = functools.partial(loss, plain_multiplied)
+    expected = in_f64(jax.grad(plain_loss, (0, 1, 2, 3)), *args)
+    assert_close(found, expected, 3e-2)

@@ -63,6 +63,7 @@ def primitive_calls(draw):
         bias=draw(st.sampled_from(kinds)),
         activation=draw(st.sampled_from(["none", "silu"])),
         residual=draw(flag),
+        residual_op=draw(st.sampled_from(["add", "multiply"])),
         save_preactivation=draw(flag),
     )
     m, n, k = (draw(st.sampled_from([0, 1, 3, 4])) for _ in "mnk")
@@ -80,7 +81,7 @@ def primitive_calls(draw):
     return shapes, mapped, dict(layout=layout, epilogue=epilogue)
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(primitive_calls(), st.sampled_from([1, 3]))
 def test_vmap_of_the_primitive_in_every_form(call, size):
     shapes, mapped, params = call

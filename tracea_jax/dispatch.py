@@ -93,7 +93,7 @@ def plan(
       ValueError: if the config is not legal.
     """
     settings = settings or current()
-    implementation = implementation or settings.implementation
+    implementation = implementation or default_implementation(problem.op, settings)
     variants.check_implementation(problem.op, implementation)
     diagnosis = diagnose(problem, device)
     allowed = _allowed(diagnosis, implementation)
@@ -127,6 +127,13 @@ def plan(
         choice = next(h for h in decision.heroes if h.variant == allowed[0])
         reason = f"implementation={implementation!r} was asked for"
     return make(**_fields(choice), origin="policy", reason=reason)
+
+
+def default_implementation(op: str, settings: Options | None = None) -> str | None:
+    """What the settings say about an op; variants of other ops are none of its own."""
+    name = (settings or current()).implementation
+    ours = {"tracea", *(v.name for v in variants.of(op))}
+    return name if name in ours else None
 
 
 def _fields(choice: policy.Choice) -> dict[str, Any]:
@@ -164,7 +171,9 @@ def tune(
     """Measures the problem's candidates on this machine and keeps the best.
 
     Args:
-      problem, device: what to tune; the device must be the local one.
+      problem, device: what to tune; the device must be the local one. Problems that
+        its variants are made of are tuned first, each by the same search, unless they
+        were.
       settings: where the cache is.
       publish: whether functions that are already jitted shall see the result.
       **search: effort, budget_s, seed, goal, progress of ``tuner.tune``.
@@ -176,6 +185,9 @@ def tune(
     if device != (local := device_for(device.platform, Options())):
         raise ValueError(f"only the local device can be tuned, {local}; not {device}")
     diagnosis = diagnose(problem, device)
+    for part in variants.parts(problem):
+        if database(settings).lookup(part, device) is None:
+            tune(part, device, settings=settings, **search)
     entry = tuner.tune(
         problem,
         diagnosis,

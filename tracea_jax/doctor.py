@@ -51,7 +51,7 @@ def diagnose(problem: Problem, device: Device) -> Diagnosis:
     """Asks every variant of the op; a pure function but for the installed toolchain."""
     candidates, rejected = [], []
     for variant in variants.of(problem.op):
-        reason = variant.why_not(problem, device) or _toolchain(variant)
+        reason = variant.why_not(problem, device) or _toolchain(variant, device)
         if reason is None:
             candidates.append(variant.name)
         else:
@@ -64,7 +64,7 @@ def diagnose(problem: Problem, device: Device) -> Diagnosis:
     )
 
 
-def _toolchain(variant: variants.Variant) -> str | None:
+def _toolchain(variant: variants.Variant, device: Device) -> str | None:
     """Why the variant's kernels cannot be compiled here, if they need compiling."""
     compiled = any(source.startswith("cuda/") for source in variant.sources)
-    return nvrtc.why_unavailable() if compiled else None
+    return nvrtc.why_unavailable() if compiled and device.platform == "cuda" else None

@@ -1,6 +1,7 @@
 // CPU matrix product with a fused epilogue, without any XLA type:
 //
 //   z = op(lhs) @ op(rhs) + bias;   out = activation(z) + residual
+//                               or  out = activation(z) * residual
 //
 // Sums are kept in f32 and rounded once, at the store. Blocks of k are summed one by one,
 // ascending (few rows times a transposed rhs: dot products by lanes). A result's bits
@@ -20,6 +21,7 @@ namespace tracea::cpu {
 
 enum class DType : int32_t { kF32, kBF16, kF16 };
 enum class Activation : int32_t { kNone, kRelu, kGelu, kGeluExact, kSilu };
+enum class ResidualOp : int32_t { kAdd, kMultiply };
 
 // One matrix product. Strides are distances between rows as stored, in elements.
 struct GemmArgs {
@@ -35,6 +37,7 @@ struct GemmArgs {
   DType out_type, bias_type, residual_type;
   bool trans_lhs, trans_rhs;
   Activation activation;
+  ResidualOp residual_op;  // how the residual joins, if there is one
 };
 
 // The free choices; 0 means the default. Only kc changes the result, by its rounding.

@@ -47,7 +47,8 @@ void FinishWith(const GemmArgs& args, const Tile& tile, const float* bias) {
       }
       x = Op::Apply(x);
       if (args.residual) {
-        x += LoadAs(args.residual_type, args.residual, from + c, count);
+        const Vec residual = LoadAs(args.residual_type, args.residual, from + c, count);
+        x = args.residual_op == ResidualOp::kMultiply ? x * residual : x + residual;
       }
       StoreAs(args.out_type, args.out, to + c, x, count);
     }

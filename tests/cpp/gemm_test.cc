@@ -117,6 +117,7 @@ struct Case {
     a.in_type = type();
     a.out_type = type();
     a.activation = static_cast<Activation>(rng() % 5);
+    a.residual_op = static_cast<ResidualOp>(rng() % 2);
     a.lhs_stride = a.trans_lhs ? a.m : a.k;
     a.rhs_stride = a.trans_rhs ? a.k : a.n;
     a.out_stride = a.residual_stride = a.n;
@@ -175,15 +176,20 @@ struct Case {
         }
         if (a.bias) z += bias[j];
         double y = Activate(z, a.activation);
-        if (a.residual) y += residual[i * a.n + j];
-        const double slack = magnitude * 0x1p-22 + 5e-7 * (1 + std::fabs(z)) + 0x1p-25;
+        double slack = magnitude * 0x1p-22 + 5e-7 * (1 + std::fabs(z)) + 0x1p-25;
         const auto check = [&](double got, double want) {
           const double allowed = slack + std::fabs(want) * ulp[int(a.out_type)] * 0.51;
           const double error = std::fabs(got - want) / allowed;
           worst = std::max(worst, std::isnan(error) ? INFINITY : error);
         };
-        check(out[i * a.n + j], y);
         if (a.preactivation) check(preactivation[i * a.n + j], z);
+        if (a.residual && a.residual_op == ResidualOp::kMultiply) {
+          y *= residual[i * a.n + j];
+          slack *= 1 + std::fabs(residual[i * a.n + j]);
+        } else if (a.residual) {
+          y += residual[i * a.n + j];
+        }
+        check(out[i * a.n + j], y);
       }
     }
     return worst;

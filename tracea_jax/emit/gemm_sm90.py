@@ -206,11 +206,12 @@ def kernel(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> 
 def entry_name(problem: GemmProblem, config: GemmSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of shapes."""
     epilogue = problem.epilogue
+    joined = {"add": "res", "multiply": "mul"}[epilogue.residual_op]
     steps = (
         {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
         + _SHORT.get(epilogue.bias_dtype or "", ""),
         "" if epilogue.activation == "none" else epilogue.activation,
-        f"res{_SHORT.get(epilogue.residual_dtype or '', '')}" * epilogue.residual,
+        f"{joined}{_SHORT.get(epilogue.residual_dtype or '', '')}" * epilogue.residual,
         "z" if epilogue.save_preactivation else "",
     )
     choices = str(config).replace(" ", "_")
@@ -330,6 +331,7 @@ kSmemBytes = {layout.smem_bytes};
   static constexpr bool kHasBias = {_cxx(_has_bias(problem))}, \
 kBiasIsBatched = {_cxx(epilogue.bias == "batched_row")};
   static constexpr bool kHasResidual = {_cxx(epilogue.residual)}, \
+kMultipliesResidual = {_cxx(epilogue.residual_op == "multiply")}, \
 kSavesPreactivation = {_cxx(epilogue.save_preactivation)};
   static constexpr auto kActivation = \
 tracea::Activation::{_ACTIVATION[epilogue.activation]};

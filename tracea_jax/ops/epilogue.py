@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,16 @@ def accumulator_dtype(epilogue: Epilogue, *dtypes: jnp.dtype) -> jnp.dtype:
         return out
     widest = functools.reduce(jnp.promote_types, dtypes)
     return jnp.promote_types(widest, jnp.float32) if is_floating(out) else widest
+
+
+def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
+    """The dtype that the epilogue has where people write it in jnp.
+
+    That of the result, or of a wider bias or residual. XLA fuses such code best: a
+    product that it must keep in float32 for the epilogue is one more pass over memory.
+    """
+    dtypes = (x.dtype for x in operands if x is not None)
+    return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(out))
 
 
 def is_floating(dtype: jnp.dtype) -> bool:
@@ -71,3 +82,41 @@ def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
     wide = jnp.promote_types(z.dtype, jnp.float32)
     f = ACTIVATION_FUNCTIONS[activation]
     return jax.jvp(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
+
+
+def times(x: jax.Array, y: jax.Array, out: jnp.dtype) -> jax.Array:
+    """x * y in float32 or wider, rounded to ``out``."""
+    wide = functools.reduce(jnp.promote_types, (x.dtype, y.dtype, jnp.float32))
+    return (x.astype(wide) * y.astype(wide)).astype(out)
+
+
+def jvp(
+    epilogue: Epilogue,
+    z: jax.Array,
+    residual: Any,
+    dz: jax.Array | None,
+    dresidual: jax.Array | None,
+) -> jax.Array | None:
+    """The tangent of y, in float32 or wider and rounded to z's dtype.
+
+    Args:
+      epilogue: the steps.
+      z: (..., m, n); any array like it if there is neither an activation nor a
+        perturbed residual to multiply with.
+      residual: the same shape, or None.
+      dz, dresidual: tangents; None stands for zero, also as the result.
+    """
+    if epilogue.activation == "none" and not epilogue.residual:
+        return dz
+    wide = jnp.promote_types(z.dtype, jnp.float32)
+    multiplies = epilogue.residual and epilogue.residual_op == "multiply"
+    terms = []
+    if dz is not None:
+        dy = activation_jvp(epilogue.activation, z, dz.astype(wide))
+        terms.append(dy * residual.astype(wide) if multiplies else dy)
+    if dresidual is not None:
+        dy = dresidual.astype(wide)
+        if multiplies:
+            dy *= ACTIVATION_FUNCTIONS[epilogue.activation](z.astype(wide))
+        terms.append(dy)
+    return functools.reduce(jnp.add, terms).astype(z.dtype) if terms else None

@@ -6,6 +6,13 @@ from jax.export import DisabledSafetyCheck
 
 from tracea_jax.runtime import launch
 
+# What the variant "cudnn" of attention calls.
+_CUDNN_TARGETS = tuple(
+    f"__cudnn$fmha{kind}{direction}"
+    for kind in ("Softmax", "ScaleBiasSoftmax")
+    for direction in ("", "Backward")
+)
+
 
 def export_checks() -> list[DisabledSafetyCheck]:
     """The ``disabled_checks`` with which ``jax.export`` serialises our kernels.
@@ -15,5 +22,5 @@ def export_checks() -> list[DisabledSafetyCheck]:
     Their targets carry a version: a program that an installed package cannot serve is
     refused when it is loaded. The process that loads one must import ``tracea_jax``.
     """
-    targets = (launch.CPU_GEMM_TARGET, launch.CUDA_TARGET)
+    targets = (launch.CPU_GEMM_TARGET, launch.CUDA_TARGET, *_CUDNN_TARGETS)
     return [DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -28,6 +28,7 @@ PROBLEM_OF: dict[Primitive, Callable[..., Problem]] = {}
 
 
 def register(
+    op: str,
     primitive: Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
@@ -35,7 +36,10 @@ def register(
 ) -> None:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
 
+    XLA gets the reference, unless there is a rule of the name "xla".
+
     Args:
+      op: that it belongs to.
       primitive: with several results; ``implementation`` and ``config`` are params.
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
@@ -45,21 +49,20 @@ def register(
     PROBLEM_OF[primitive] = problem_of
     inline = {
         name: mlir.lower_fun(f, multiple_results=True)
-        for name, f in {"reference": reference, **rules}.items()
+        for name, f in {"xla": reference, **rules}.items()
     }
 
     def rule(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         target = platform or ctx.module_context.platforms[0]
-        plan = _plan(ctx, problem_of, params, target)
+        plan = _plan(op, ctx, problem_of, params, target)
         call = plan.call if plan else variants.Inline()
-        if not isinstance(call, variants.Inline):
-            results = dispatch.lower(ctx, operands, plan)
-            if results is not None:
-                return results
-            call = variants.Inline()
-        return inline[call.rule](ctx, *operands, **params)
+        if isinstance(call, variants.Inline):
+            return inline[call.rule](ctx, *operands, **params)
+        assert plan is not None
+        results = dispatch.lower(ctx, operands, plan)
+        return inline["xla"](ctx, *operands, **params) if results is None else results
 
     mlir.register_lowering(primitive, rule)
     for platform in PLATFORMS:
@@ -69,7 +72,7 @@ def register(
 
 
 def _plan(
-    ctx: Any, problem_of: Callable[..., Problem], params: Any, platform: str
+    op: str, ctx: Any, problem_of: Callable[..., Problem], params: Any, platform: str
 ) -> dispatch.Plan | None:
     """The plan for one equation; None where only the reference can be lowered.
 
@@ -78,7 +81,7 @@ def _plan(
     """
     implementation, config = params["implementation"], params["config"]
     if reason := _needs_xla(ctx):
-        _refuse_ours(implementation, reason)
+        _refuse_ours(op, implementation, reason)
         return None
     return dispatch.plan(
         problem_of(ctx.avals_in, **params),
@@ -89,16 +92,17 @@ def _plan(
 
 
 def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) -> bool:
-    """Whether the primitive would be its reference on JAX's default backend.
+    """Whether XLA would serve the primitive on JAX's default backend.
 
-    A derivative rule asks it where the reference's own derivative is then the better
-    one. Which backend compiles is not known for certain while tracing: the answer may
-    decide about speed, never about values.
+    A named device in the settings stands for a GPU. A derivative rule asks it where the
+    reference's own derivative is then the better one. Which backend compiles is not
+    known for certain while tracing: the answer may decide about speed, never about
+    values.
     """
     avals = [jax.typeof(x) for x in operands]
     if not _static(avals):
         return True
-    backend = jax.default_backend()
+    backend = "gpu" if current().device else jax.default_backend()
     plan = dispatch.plan(
         PROBLEM_OF[primitive](avals, **params),
         dispatch.device_for({"gpu": "cuda"}.get(backend, backend)),
@@ -119,13 +123,15 @@ def _needs_xla(ctx: Any) -> str | None:
     return None
 
 
-def _refuse_ours(implementation: str | None, reason: str) -> None:
-    implementation = implementation or current().implementation
+def _refuse_ours(op: str, implementation: str | None, reason: str) -> None:
+    implementation = implementation or dispatch.default_implementation(op)
     if implementation not in (None, "xla"):
         raise dispatch.Unsupported(f"{implementation=} cannot run here: {reason}")
 
 
-def explicitly_sharded(operands: Sequence[Any], implementation: str | None) -> bool:
+def explicitly_sharded(
+    op: str, operands: Sequence[Any], implementation: str | None
+) -> bool:
     """Whether the types of operands say how they are sharded over a mesh.
 
     XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
@@ -137,7 +143,7 @@ def explicitly_sharded(operands: Sequence[Any], implementation: str | None) -> b
     specs = [jax.typeof(x).sharding.spec for x in operands]
     if not any(axis is not None for spec in specs for axis in spec):
         return False
-    _refuse_ours(implementation, "the arrays are sharded explicitly; use shard_map")
+    _refuse_ours(op, implementation, "the arrays are sharded explicitly; use shard_map")
     return True
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from tracea_jax import variants
 from tracea_jax.ops import epilogue as epilogues
 from tracea_jax.ops import lowering, remat
 from tracea_jax.ops.precision import canonical_precision, precision_name
+from tracea_jax.ops.shapes import check_arrays, flat, fold, move_mapped, with_batch
 from tracea_jax.problem import Epilogue, GemmProblem, check_activation
 
 _FLIP = {"n": "t", "t": "n"}
@@ -42,7 +42,8 @@ def matmul(
 ) -> jax.Array:
     """activation(a @ b + bias) + residual, rounded once.
 
-    The epilogue is computed in float32 (or wider) from the unrounded product. Without
+    Kernels compute the epilogue in float32 from the unrounded product. Where XLA serves
+    the problem, it is the same expression in jnp, whose every step rounds. Without
     bias, activation and residual this is ``jnp.matmul``.
 
     Args:
@@ -91,7 +92,9 @@ def matmul(
     inline=True,
 )
 def _matmul(a, b, bias, residual, *, activation, out, **how):
-    _check_arrays(a=a, b=b, bias=bias, residual=residual)
+    optional = {"bias": bias, "residual": residual}
+    given = {name: x for name, x in optional.items() if x is not None}
+    check_arrays("matmul", a=a, b=b, **given)
     _check_shapes(a, b, bias)
     out = out or jnp.result_type(a, b)
     if activation not in ("none", "relu") and not epilogues.is_floating(out):
@@ -101,7 +104,7 @@ def _matmul(a, b, bias, residual, *, activation, out, **how):
     m, n = lhs.shape[-2], rhs.shape[-1]
     batch = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     keep = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
-    lhs, rhs = _fold(lhs, rhs, batch)
+    lhs, rhs = fold(lhs, rhs, batch=batch)
     folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
     if residual is not None:
         residual = jnp.broadcast_to(residual, keep).reshape(folded)
@@ -111,15 +114,8 @@ def _matmul(a, b, bias, residual, *, activation, out, **how):
         residual=residual is not None,
     )
     operands = [x for x in (lhs, rhs, bias, residual) if x is not None]
-    (y,) = _bind(*operands, layout="nn", out=out, epilogue=step, **how)
+    (y,) = bind(*operands, layout="nn", out=out, epilogue=step, **how)
     return y.reshape(keep)
-
-
-def _check_arrays(**operands) -> None:
-    for name, x in operands.items():
-        optional = name in ("bias", "residual") and x is None
-        if not (isinstance(x, jax.Array) or optional):
-            raise TypeError(f"matmul takes arrays; {name} is a {type(x).__name__}")
 
 
 def _check_shapes(a, b, bias) -> None:
@@ -140,23 +136,6 @@ def _check_shapes(a, b, bias) -> None:
         )
 
 
-def _fold(lhs, rhs, batch):
-    """Operands of any batch rank in canonical form."""
-    shared_lhs, shared_rhs = (math.prod(x.shape[:-2]) == 1 for x in (lhs, rhs))
-    if shared_rhs:
-        return _flat(lhs, 1), rhs.reshape(rhs.shape[-2:])
-    rhs = _flat(jnp.broadcast_to(rhs, (*batch, *rhs.shape[-2:])), 2)
-    if shared_lhs:
-        return lhs.reshape(lhs.shape[-2:]), rhs
-    return _flat(jnp.broadcast_to(lhs, (*batch, *lhs.shape[-2:])), 2), rhs
-
-
-def _flat(x, core):
-    """x with all dimensions before the last ``core`` made one."""
-    split = x.ndim - core
-    return x.reshape(math.prod(x.shape[:split]), *x.shape[split:])  # -1 fails on size 0
-
-
 # --- the primitive --------------------------------------------------------------------
 #
 # Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then
@@ -167,8 +146,9 @@ matmul_p.multiple_results = True
 matmul_p.def_impl(functools.partial(xla.apply_primitive, matmul_p))
 
 
-def _bind(*operands, **params):
-    if lowering.explicitly_sharded(operands, params["implementation"]):
+def bind(*operands, **params):
+    """The primitive's results; those of its reference for explicit shardings."""
+    if lowering.explicitly_sharded("matmul", operands, params["implementation"]):
         return reference(*operands, **params)
     return matmul_p.bind(*lowering.align_varying_axes(operands), **params)
 
@@ -207,9 +187,19 @@ def reference(*operands, layout, out, precision, epilogue, **_):
     lhs, rhs, bias, residual = split(operands, epilogue)
     wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
     acc = product(lhs, rhs, layout=layout, out=wide, precision=precision)
-    if bias is not None and epilogue.bias == "batched_row":
-        bias = bias[:, None, :]
-    return epilogues.apply(acc, epilogue, bias, residual, out)
+    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
+
+
+def written(*operands, layout, out, precision, epilogue, **_):
+    """The primitive as people write it in jnp, every step rounded: XLA's variant."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    dtype = epilogues.written_dtype(out, bias, residual)
+    acc = product(lhs, rhs, layout=layout, out=dtype, precision=precision)
+    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
+
+
+def _of_batches(bias, epilogue):
+    return bias[:, None, :] if epilogue.bias == "batched_row" else bias
 
 
 def problem_of(avals, *, layout, out, precision, epilogue, **_) -> GemmProblem:
@@ -247,31 +237,36 @@ def _abstract_eval(*avals, **params):
 
 
 matmul_p.def_abstract_eval(_abstract_eval)
-lowering.register(matmul_p, problem_of, reference)
+lowering.register("matmul", matmul_p, problem_of, reference, xla=written)
 
 
 def _jvp(primals, tangents, *, epilogue, **params):
     """y' = activation'(z) z' + residual' with z' = lhs' rhs + lhs rhs' + bias'.
 
-    A non-linear activation needs z, so z becomes a second result of the same product.
+    If the residual is multiplied with, y' is activation'(z) z' residual +
+    activation(z) residual'. Where it takes z, z becomes a second result of the same
+    product.
     """
-    linear = epilogue.activation == "none"
-    saved = (
-        epilogue if linear else dataclasses.replace(epilogue, save_preactivation=True)
-    )
-    outs = _bind(*primals, epilogue=saved, **params)
-    dz = _preactivation_tangent(primals, tangents, outs[0], epilogue, params)
-    dy = dz
-    if dz is not None and not linear:
-        dy = epilogues.activation_jvp(epilogue.activation, outs[1], dz)
+    residual = split(primals, epilogue)[3]
     dresidual = split(tangents, epilogue)[3]
-    if dresidual is not None and not isinstance(dresidual, ad.Zero):
-        dresidual = dresidual.astype(outs[0].dtype)
-        dy = dresidual if dy is None else dy + dresidual
+    if isinstance(dresidual, ad.Zero):
+        dresidual = None
+    scaled = _multiplies(epilogue) and dresidual is not None
+    saved = epilogue
+    if epilogue.activation != "none" or scaled:
+        saved = dataclasses.replace(epilogue, save_preactivation=True)
+    outs = bind(*primals, epilogue=saved, **params)
+    dz = _preactivation_tangent(primals, tangents, outs[0], epilogue, params)
+    # Without z, outs[-1] is y; then there is no activation, and no use for either.
+    dy = epilogues.jvp(epilogue, outs[-1], residual, dz, dresidual)
     zero = ad.Zero(jax.typeof(outs[0]).to_tangent_aval())
     douts = [zero if d is None else d for d in (dy, dz)]
     count = 1 + epilogue.save_preactivation
     return outs[:count], douts[:count]
+
+
+def _multiplies(epilogue: Epilogue) -> bool:
+    return epilogue.residual and epilogue.residual_op == "multiply"
 
 
 def _preactivation_tangent(primals, tangents, y, epilogue, params):
@@ -281,9 +276,9 @@ def _preactivation_tangent(primals, tangents, y, epilogue, params):
     plain = {**params, "epilogue": Epilogue(), "config": None}
     terms = []
     if not isinstance(dlhs, ad.Zero):
-        terms += _bind(dlhs, rhs, **plain)
+        terms += bind(dlhs, rhs, **plain)
     if not isinstance(drhs, ad.Zero):
-        terms += _bind(lhs, drhs, **plain)
+        terms += bind(lhs, drhs, **plain)
     if dbias is not None and not isinstance(dbias, ad.Zero):
         dbias = dbias[:, None, :] if epilogue.bias == "batched_row" else dbias
         terms.append(jnp.broadcast_to(dbias, y.shape).astype(y.dtype))
@@ -294,6 +289,7 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     """Cotangents of the operands the primitive is linear in.
 
     Derivatives of an activation are products without one; with one it is not linear.
+    A residual that is multiplied with is one more factor.
     """
     if epilogue.activation != "none":
         raise ValueError(
@@ -309,6 +305,10 @@ def _transpose(cts, *operands, epilogue, layout, **params):
             for x, u in zip(operands, undefined, strict=True)
         ]
     plain = {**params, "epilogue": Epilogue(), "config": None}
+    if _multiplies(epilogue):
+        if undefined[-1]:
+            return _transpose_factor(ct, operands, undefined, epilogue, layout, plain)
+        ct, residual = epilogues.times(ct, operands[-1], ct.dtype), None
     grads: list[Any] = [None, None]
     if ad.is_undefined_primal(lhs):
         grads[0] = _transpose_lhs(lhs.aval, rhs, ct, layout, plain)
@@ -321,7 +321,20 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     if residual is not None:
         linear = ad.is_undefined_primal(residual)
         grads.append(ct.astype(residual.aval.dtype) if linear else None)
-    return grads
+    return grads + [None] * (len(operands) - len(grads))
+
+
+def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
+    """The cotangent of a residual that z is multiplied with: ct z."""
+    if any(undefined[:-1]):
+        raise ValueError(
+            "matmul times a residual is not linear in both, so it has no transpose "
+            "with respect to both; use jax.vjp"
+        )
+    *known, residual = operands
+    step = Epilogue(bias=epilogue.bias)
+    (z,) = bind(*known, layout=layout, **{**params, "epilogue": step})
+    return [None] * len(known) + [epilogues.times(ct, z, residual.aval.dtype)]
 
 
 def _transpose_lhs(aval, rhs, ct, layout, params):
@@ -330,19 +343,19 @@ def _transpose_lhs(aval, rhs, ct, layout, params):
         operands, layout = (ct, rhs), "n" + _FLIP[layout[1]]
     else:  # (k, m) = rhs (k, n) @ ct' (n, m)
         operands, layout = (rhs, ct), layout[1] + "t"
-    return _sum_batch(_bind(*operands, layout=layout, **params)[0], aval)
+    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
 
 
 def _transpose_rhs(aval, lhs, ct, layout, params):
     params = {**params, "out": aval.dtype}
     if aval.ndim == 2 and lhs.ndim == 3 and layout[0] == "n":
         # A shared rhs: the batch joins the contraction, which is better than a sum.
-        lhs, ct = _flat(lhs, 1), _flat(ct, 1)
+        lhs, ct = flat(lhs, 1), flat(ct, 1)
     if layout[1] == "n":  # (k, n) = lhs' (k, m) @ ct (m, n)
         operands, layout = (lhs, ct), _FLIP[layout[0]] + "n"
     else:  # (n, k) = ct' (n, m) @ lhs (m, k)
         operands, layout = (ct, lhs), "t" + layout[0]
-    return _sum_batch(_bind(*operands, layout=layout, **params)[0], aval)
+    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
 
 
 def _sum_batch(grad, aval):
@@ -352,14 +365,9 @@ def _sum_batch(grad, aval):
 
 def _batch(operands, dims, *, epilogue, layout, **params):
     """vmap: stacks rows where only they are mapped, else makes a batched product."""
-    mapped = [d is not None for d in dims]
-    moved = [
-        jnp.moveaxis(x, d, 0) if m else x
-        for x, d, m in zip(operands, dims, mapped, strict=True)
-    ]
+    moved, mapped, size = move_mapped(operands, dims)
     lhs, rhs, bias, residual = split(moved, epilogue)
     lhs_mapped, rhs_mapped, bias_mapped, residual_mapped = split(mapped, epilogue)
-    size = next(x.shape[0] for x, m in zip(moved, mapped, strict=True) if m)
     params = {**params, "layout": layout}
     if not (lhs_mapped or rhs_mapped):
         outs = _epilogue_of_shared_product(moved, mapped, size, epilogue, params)
@@ -371,32 +379,23 @@ def _batch(operands, dims, *, epilogue, layout, **params):
     m = lhs.shape[-2 if layout[0] == "n" else -1]
     n = rhs.shape[-1 if layout[1] == "n" else -2]
     if residual is not None:
-        residual = _with_batch(residual, residual_mapped, bool(inner), batch, 2)
+        residual = with_batch(residual, residual_mapped, bool(inner), batch, 2)
     if not (rhs_mapped or bias_mapped or inner) and layout[0] == "n":
-        lhs = _flat(lhs, 1)
-        residual = None if residual is None else _flat(residual, 1)
+        lhs = flat(lhs, 1)
+        residual = None if residual is None else flat(residual, 1)
     else:
         if lhs_mapped or lhs_inner:
-            lhs = _with_batch(lhs, lhs_mapped, lhs_inner, batch, 2)
+            lhs = with_batch(lhs, lhs_mapped, lhs_inner, batch, 2)
         if rhs_mapped or rhs_inner:
-            rhs = _with_batch(rhs, rhs_mapped, rhs_inner, batch, 2)
+            rhs = with_batch(rhs, rhs_mapped, rhs_inner, batch, 2)
         if bias_mapped or epilogue.bias == "batched_row":
-            bias = _with_batch(
+            bias = with_batch(
                 bias, bias_mapped, epilogue.bias == "batched_row", batch, 1
             )
             epilogue = dataclasses.replace(epilogue, bias="batched_row")
     moved = [x for x in (lhs, rhs, bias, residual) if x is not None]
-    outs = _bind(*moved, epilogue=epilogue, **params)
+    outs = bind(*moved, epilogue=epilogue, **params)
     return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
-
-
-def _with_batch(x, is_mapped, has_inner, batch, core):
-    """x, (mapped?, inner?, *core dims), broadcast to all of ``batch``, made flat."""
-    inner = (
-        (1,) * (len(batch) - 1) if not has_inner else x.shape[is_mapped : 1 + is_mapped]
-    )
-    x = x.reshape((x.shape[0] if is_mapped else 1, *inner, *x.shape[-core:]))
-    return _flat(jnp.broadcast_to(x, (*batch, *x.shape[-core:])), core)
 
 
 def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
@@ -406,7 +405,7 @@ def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
     out = params["out"]
     wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
     plain = {**params, "out": wide, "epilogue": Epilogue(), "config": None}
-    (acc,) = _bind(lhs, rhs, **plain)
+    (acc,) = bind(lhs, rhs, **plain)
     acc = jnp.broadcast_to(acc, (size, *acc.shape))
     if bias is not None:
         own_batch = epilogue.bias == "batched_row"
@@ -418,7 +417,8 @@ def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
     return epilogues.apply(acc, epilogue, bias, residual, out)
 
 
-def _as_dot(avals, params):
+def as_dot(avals, params):
+    """The product as ``lax.dot_general``, for policies of rematerialisation."""
     lhs, rhs, *_ = avals
     return (
         jax.lax.dot_general_p,
@@ -431,7 +431,7 @@ def _as_dot(avals, params):
     )
 
 
-remat.seen_as(matmul_p, _as_dot)
+remat.seen_as(matmul_p, as_dot)
 ad.primitive_jvps[matmul_p] = _jvp
 ad.primitive_transposes[matmul_p] = _transpose
 batching.primitive_batchers[matmul_p] = _batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,13 @@ from tracea_jax.ops.bench import (
 from tracea_jax.ops.matmul import matmul_p, split
 from tracea_jax.ops.precision import precision_from_name
 from tracea_jax.policy import Choice
-from tracea_jax.problem import GemmProblem
+from tracea_jax.problem import GatedMatmulProblem, GemmProblem
+
+Product = GemmProblem | GatedMatmulProblem  # what concerns only their common fields
+Rows = tuple[np.ndarray, np.ndarray]  # exact results, magnitudes of what was summed
 
 
-def check(problem: GemmProblem) -> None:
+def check(problem: Product) -> None:
     """Raises ValueError on dtypes or a precision that JAX does not know."""
     for dtype in (problem.lhs, problem.rhs, problem.out):
         check_dtype(dtype)
@@ -52,14 +56,8 @@ def execute(
 def operands(problem: GemmProblem, seed: int) -> list[jax.Array]:
     """Random normal operands of a problem, in the primitive's order."""
     p, epilogue = problem, problem.epilogue
-    lhs = (p.m, p.k) if p.layout[0] == "n" else (p.k, p.m)
-    rhs = (p.k, p.n) if p.layout[1] == "n" else (p.n, p.k)
-    batched = p.lhs_batched or p.rhs_batched
-    batch = (p.batch,) if batched else ()
-    shapes: list[tuple[tuple[int, ...], str]] = [
-        ((*(batch if p.lhs_batched else ()), *lhs), p.lhs),
-        ((*(batch if p.rhs_batched else ()), *rhs), p.rhs),
-    ]
+    batch = (p.batch,) if p.lhs_batched or p.rhs_batched else ()
+    shapes = factor_shapes(p)
     if epilogue.bias != "none":
         own = batch if epilogue.bias == "batched_row" else ()
         shapes.append(((*own, p.n), epilogue.bias_dtype or p.out))
@@ -68,7 +66,18 @@ def operands(problem: GemmProblem, seed: int) -> list[jax.Array]:
     return random_normal(shapes, seed)
 
 
-def ragged(problem: GemmProblem) -> GemmProblem:
+def factor_shapes(problem: Product) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of the left and of a right operand, as stored."""
+    p = problem
+    lhs = (p.m, p.k) if p.layout[0] == "n" else (p.k, p.m)
+    rhs = (p.k, p.n) if p.layout[1] == "n" else (p.n, p.k)
+    return [
+        ((*((p.batch,) if p.lhs_batched else ()), *lhs), p.lhs),
+        ((*((p.batch,) if p.rhs_batched else ()), *rhs), p.rhs),
+    ]
+
+
+def ragged(problem: Any) -> Any:
     """A small problem of the same kind that divides no tile but keeps the alignment."""
 
     def tail(size: int, base: int) -> int:
@@ -92,14 +101,31 @@ def relative_error(
     which: str,
     seed: int,
 ) -> float:
+    """``worst_error`` of a result, "y" or "z", on the scale |A| |B| + |bias| + ..."""
+    exact_rows = functools.partial(_exact_rows, problem, inputs, which)
+    return worst_error(problem, device, result, exact_rows, seed)
+
+
+def worst_error(
+    problem: Product,
+    device: Device,
+    result: jax.Array,
+    exact_rows: Callable[[int, np.ndarray], Rows],
+    seed: int,
+    roundings: int = 1,
+) -> float:
     """The largest error against float64, in units of the bound that rounding allows.
 
     A row from every band of 64 is compared, all columns. With e the unit roundoff of
     the products' operands and E the output's:
 
-        |error| <= E |exact| + 4 sqrt(k) e (|A| |B| + |bias| + |residual|)
+        |error| <= roundings E |exact| + 4 sqrt(k) e scale
 
     Not-a-number anywhere in the result counts as infinite.
+
+    Args:
+      exact_rows: (batch, rows) -> exact results of these rows, and their scale.
+      roundings: to the output's dtype on the way to the result.
     """
     host = np.asarray(result.astype(jnp.float32), np.float64)
     host = host.reshape(problem.batch, problem.m, problem.n)
@@ -112,26 +138,32 @@ def relative_error(
     unit = operand_roundoff((problem.lhs, problem.rhs), problem.precision, device)
     worst = 0.0
     for b in np.unique([0, problem.batch // 2, problem.batch - 1]):
-        exact, scale = _exact_rows(problem, inputs, b, rows, which)
-        bound = unit_roundoff(problem.out) * np.abs(exact)
+        exact, scale = exact_rows(b, rows)
+        bound = roundings * unit_roundoff(problem.out) * np.abs(exact)
         bound += 4 * np.sqrt(problem.k + 1) * unit * scale
         error = np.abs(host[b, rows] - exact)
         worst = max(worst, float((error / np.maximum(bound, 1e-30)).max()))
     return worst
 
 
-def _exact_rows(problem, inputs, b, rows, which):
-    """(float64 results, sums of magnitudes) of some rows of batch b."""
+def product_rows(
+    layout: str, lhs: jax.Array, rhs: jax.Array, b: int, rows: np.ndarray
+) -> Rows:
+    """Some rows of batch b of a product in float64, and their scale |A| |B|."""
+    left, right = (_f64(x[b] if x.ndim == 3 else x) for x in (lhs, rhs))
+    left = (left if layout[0] == "n" else left.T)[rows]
+    right = right if layout[1] == "n" else right.T
+    return left @ right, np.abs(left) @ np.abs(right)
+
+
+def _exact_rows(problem, inputs, which, b, rows) -> Rows:
     lhs, rhs, bias, residual = split(inputs, problem.epilogue)
-    lhs, rhs = (_f64(x[b] if x.ndim == 3 else x) for x in (lhs, rhs))
-    lhs = (lhs if problem.layout[0] == "n" else lhs.T)[rows]
-    rhs = rhs if problem.layout[1] == "n" else rhs.T
-    exact, scale = lhs @ rhs, np.abs(lhs) @ np.abs(rhs)
+    exact, scale = product_rows(problem.layout, lhs, rhs, b, rows)
     if bias is not None:
         bias = _f64(bias[b] if bias.ndim == 2 else bias)
         exact, scale = exact + bias, scale + np.abs(bias)
     if which == "y":
-        exact = _ACTIVATIONS_F64[problem.epilogue.activation](exact)
+        exact = ACTIVATIONS_F64[problem.epilogue.activation](exact)
         if residual is not None:
             residual = _f64(residual.reshape(-1, problem.m, problem.n)[b])[rows]
             if problem.epilogue.residual_op == "add":
@@ -155,7 +187,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
-_ACTIVATIONS_F64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+ACTIVATIONS_F64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda z: z,
     "relu": lambda z: np.maximum(z, 0),
     "gelu": lambda z: z * _sigmoid(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
@@ -182,4 +214,4 @@ MATMUL = Workload(
     check=check, operands=operands, execute=execute, ragged=ragged, error=error
 )
 dispatch.BENCHES["matmul"] = functools.partial(OpBench, MATMUL)
-assert set(_ACTIVATIONS_F64) == set(epilogues.ACTIVATION_FUNCTIONS)
+assert set(ACTIVATIONS_F64) == set(epilogues.ACTIVATION_FUNCTIONS)

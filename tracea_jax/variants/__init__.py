@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from tracea_jax.problem import GatedMatmulProblem, Problem
+from tracea_jax.variants import gated
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.base import (
     XLA,
     Call,
@@ -11,10 +14,21 @@ from tracea_jax.variants.base import (
     Variant,
     config_from_json,
 )
+from tracea_jax.variants.gated import GATED_FUSED, GATED_UNFUSED
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
-CATALOGUE: dict[str, tuple[Variant, ...]] = {"matmul": (GEMM_SM90, GEMM_CPU, XLA)}
+CATALOGUE: dict[str, tuple[Variant, ...]] = {
+    "matmul": (GEMM_SM90, GEMM_CPU, XLA),
+    "gated_matmul": (GATED_FUSED, GATED_UNFUSED, XLA),
+    "conv2d": (XLA,),
+    "attention": (ATTENTION_CUDNN, XLA),
+}
+
+
+def parts(problem: Problem) -> tuple[Problem, ...]:
+    """Problems of other ops that variants of this one plan on their own."""
+    return gated.parts(problem) if isinstance(problem, GatedMatmulProblem) else ()
 
 
 def of(op: str) -> tuple[Variant, ...]:
@@ -57,4 +71,5 @@ __all__ = [
     "config_from_json",
     "get",
     "of",
+    "parts",
 ]

@@ -30,17 +30,17 @@ class Inline:
     """One of the op's implementations in JAX, left to XLA to compile and fuse.
 
     Attributes:
-      rule: which one, by the name the op gave it; the reference if not said.
+      rule: which one, by the name the op gave it; "xla" is what people write in jnp.
     """
 
-    rule: str = "reference"
+    rule: str = "xla"
 
 
 Call = Kernel | CpuCall | Inline
 
 
 class Variant(Protocol):
-    """One implementation of an op."""
+    """One implementation of an op; ``problem`` is that op's."""
 
     @property
     def name(self) -> str:
@@ -57,27 +57,27 @@ class Variant(Protocol):
         """Source files whose content decides how configs perform."""
         ...
 
-    def why_not(self, problem: Problem, device: Device) -> str | None:
+    def why_not(self, problem: Any, device: Device) -> str | None:
         """The sentence why this variant cannot serve the problem, or None."""
         ...
 
-    def check(self, problem: Problem, config: Config, device: Device) -> None:
+    def check(self, problem: Any, config: Config, device: Device) -> None:
         """Raises ValueError if the config is not legal for this problem."""
         ...
 
-    def space(self, problem: Problem, device: Device) -> tuple[Config, ...]:
+    def space(self, problem: Any, device: Device) -> tuple[Config, ...]:
         """Legal configs worth measuring, the heuristic's first."""
         ...
 
-    def heuristic(self, problem: Problem, device: Device) -> Config:
+    def heuristic(self, problem: Any, device: Device) -> Config:
         """The config to use when nothing was measured."""
         ...
 
-    def expects_to_win(self, problem: Problem, device: Device) -> bool:
+    def expects_to_win(self, problem: Any, device: Device) -> bool:
         """Whether the heuristic's config is expected to beat XLA, unmeasured."""
         ...
 
-    def call(self, problem: Problem, config: Config, device: Device) -> Call:
+    def call(self, problem: Any, config: Config, device: Device) -> Call:
         """What the config stands for."""
         ...
 

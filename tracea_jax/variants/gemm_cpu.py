@@ -10,7 +10,7 @@ from tracea_jax.variants.base import Call, CpuCall
 
 DTYPES = ("float32", "bfloat16", "float16")
 TARGET = "tracea_cpu_gemm_v1"
-ABI = 1
+ABI = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class GemmCpu:
                 ("trans_rhs", problem.layout[1] == "t"),
                 ("bias", epilogue.bias),
                 ("activation", epilogue.activation),
-                ("residual", epilogue.residual),
+                ("residual", epilogue.residual_op if epilogue.residual else "none"),
                 ("save_preactivation", epilogue.save_preactivation),
                 ("isa", device.arch),
                 ("kc", config.kc),

@@ -82,9 +82,11 @@ class GemmSm90:
         return _ranked_shapes(problem, device)[0]
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
-        # XLA computes these in a second kernel that reads and writes the output.
+        # XLA computes these in a second kernel that reads and writes the output; bias,
+        # relu and an added residual are part of its own products.
         epilogue = problem.epilogue
-        unfused = epilogue.activation not in ("none", "relu") or epilogue.residual
+        multiplies = epilogue.residual and epilogue.residual_op == "multiply"
+        unfused = epilogue.activation not in ("none", "relu") or multiplies
         return unfused and problem.flops >= 2**33
 
     def call(

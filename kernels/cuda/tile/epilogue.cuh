@@ -1,5 +1,5 @@
-// What happens to a warpgroup's accumulators: z = acc + bias, y = activation(z) + residual,
-// one rounding, and a store through shared memory that runs on while the next tile starts.
+// What happens to a warpgroup's accumulators: z = acc + bias, y = activation(z) + residual
+// (or times residual), one rounding, and a store through shared memory that runs on while the next tile starts.
 //
 // A 64 x N slab leaves in sub-tiles of 64 rows x 128 bytes, the widest box of a swizzled
 // tensor map. They take turns in a ring of buffers that belongs to the warpgroup alone:
@@ -9,8 +9,8 @@
 //
 // One barrier serves both ways: it publishes buffer j and frees buffer j+1.
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs,
-// kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual, kSavesPreactivation,
-// kActivation. Rows of the results are multiples of 16 bytes.
+// kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual, kMultipliesResidual,
+// kSavesPreactivation, kActivation. Rows of the results are multiples of 16 bytes.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
@@ -207,8 +207,8 @@ class WarpgroupEpilogue {
     }
   }
 
-  // Rounds a sub-tile of activation(z) + residual into the buffer whose turn it is.
-  template <Activation kActivation, bool kAddsResidual>
+  // Rounds a sub-tile of the result, or of z, into the buffer whose turn it is.
+  template <Activation kActivation, bool kJoinsResidual>
   TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int sub) {
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     TRACEA_UNROLL
@@ -219,13 +219,18 @@ class WarpgroupEpilogue {
         const int which = i / 2, half = i % 2, block = Tile::block(chunk, which);
         const float* z = accumulators + 4 * (sub * Tile::kBlocks + block) + 2 * half;
         Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[1])};
-        if constexpr (kAddsResidual) {
-          const Pair residual = residual_[block][half].widen();
-          y = {y.x + residual.x, y.y + residual.y};
-        }
+        if constexpr (kJoinsResidual) y = join(y, residual_[block][half].widen());
         c.pairs[which][half] = Packed<Element>::from(y);
       }
       stage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
+    }
+  }
+
+  TRACEA_DEVICE static Pair join(Pair y, Pair residual) {
+    if constexpr (Traits::kMultipliesResidual) {
+      return {y.x * residual.x, y.y * residual.y};
+    } else {
+      return {y.x + residual.x, y.y + residual.y};
     }
   }
 

@@ -1,0 +1,97 @@
+"""Attention by its definition, and the arguments that the tests of attention share."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numerics import normal
+
+
+@functools.partial(jax.jit, static_argnames=("scale", "is_causal", "local_window_size"))
+def definition(
+    q,
+    k,
+    v,
+    bias=None,
+    mask=None,
+    *,
+    scale=None,
+    is_causal=False,
+    query_seq_lengths=None,
+    key_value_seq_lengths=None,
+    local_window_size=None,
+) -> tuple[Any, Any]:
+    """(output, log-sum-exp (batch, queries, heads)) in the operands' precision."""
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("bihd,bjhd->bhij", q, k)
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        scores = scores + bias
+    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None]
+    allowed = jnp.ones(scores.shape, bool) if mask is None else mask
+    if is_causal:
+        allowed = allowed & (j <= i)
+    if local_window_size is not None:
+        size = local_window_size
+        left, right = (size, size) if isinstance(size, int) else size
+        allowed = allowed & (i - left <= j) & (j <= i + right)
+    if key_value_seq_lengths is not None:
+        allowed = allowed & (j < key_value_seq_lengths[:, None, None, None])
+    scores = jnp.where(allowed, scores, -jnp.inf)
+    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    o = jnp.einsum("bhij,bjhd->bihd", jnp.exp(scores - lse[..., None]), v)
+    if query_seq_lengths is not None:
+        inside = i[None] < query_seq_lengths[:, None, None]
+        o = jnp.where(inside[..., None], o, 0)
+    return o, lse.swapaxes(1, 2)
+
+
+def lengths(*values: int) -> jax.Array:
+    return jnp.asarray(values, jnp.int32)
+
+
+def qkv(batch=2, q_len=6, kv_len=5, heads=4, kv_heads=2, head_dim=8):
+    """Random q, k, v."""
+    k = (batch, kv_len, kv_heads, head_dim)
+    return normal(batch, q_len, heads, head_dim), normal(*k), normal(*k, seed=1)
+
+
+def random_mask(*shape: int) -> jax.Array:
+    """A random mask that allows key 0 to everyone."""
+    mask = np.random.default_rng(0).random(shape) < 0.7
+    mask[..., 0] = True
+    return jnp.asarray(mask)
+
+
+# For qkv(): each argument, and arguments that meet.
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 0.3},
+    "causal": {"is_causal": True},
+    "bias": {"bias": normal(2, 4, 6, 5)},
+    "shared bias": {"bias": normal(1, 4, 1, 5)},
+    "mask": {"mask": random_mask(2, 1, 6, 5)},
+    "key mask": {"mask": random_mask(2, 1, 1, 5), "bias": normal(1, 1, 6, 5)},
+    "window": {"local_window_size": (2, 1)},
+    "symmetric window": {"local_window_size": 1},
+    "causal window": {"local_window_size": (2, 0), "is_causal": True},
+    "key lengths": {"key_value_seq_lengths": lengths(2, 5)},
+    "lengths": {
+        "query_seq_lengths": lengths(3, 6),
+        "key_value_seq_lengths": lengths(5, 1),
+        "is_causal": True,
+    },
+    "everything": {
+        "bias": normal(1, 4, 6, 1),
+        "mask": random_mask(1, 4, 1, 5),
+        "is_causal": True,
+        "local_window_size": (5, 2),
+        "query_seq_lengths": lengths(6, 2),
+        "key_value_seq_lengths": lengths(4, 5),
+        "scale": -0.5,
+    },
+}

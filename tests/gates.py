@@ -1,0 +1,44 @@
+"""Gated products in plain code and in float64: what the tests of them share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numerics import Exact, activate, exact, f64
+from transforms import PLAIN
+
+
+def plain_gated(activation: str, x: Any, w_gate: Any, w_up: Any) -> jax.Array:
+    """What users write."""
+    return PLAIN[activation](x @ w_gate) * (x @ w_up)
+
+
+def multiplied(product: Exact, factor: Any) -> Exact:
+    """A result times an exact array."""
+    factor = f64(factor)
+    return Exact(value=product.value * factor, scale=product.scale * np.abs(factor))
+
+
+def exact_gated(x: Any, w_gate: Any, w_up: Any, activation: str = "silu") -> Exact:
+    """activation(x @ w_gate) * (x @ w_up) in float64."""
+    g, u = exact(x, w_gate), exact(x, w_up)
+    activated = activate(g.value, activation)
+    scale = np.abs(u.value) * g.scale + np.abs(activated) * u.scale
+    return Exact(value=activated * u.value, scale=scale)
+
+
+def assert_gated(result: jax.Array, *operands: Any, roundings: int = 1) -> None:
+    """Asserts that a result is within some roundings to its dtype of the exact one.
+
+    Args:
+      operands: x, w_gate, w_up and, if it is not silu, the activation.
+      roundings: 2 where a kernel stores one factor first, 3 where both are stored.
+    """
+    expected = exact_gated(*operands)
+    unit, eps = 2.0**-24, float(jnp.finfo(result.dtype).eps)
+    # ``assert_near`` allows one rounding, and 16 units of the scale.
+    stored = (roundings - 1) * eps / 2 * np.abs(expected.value) / (16 * unit)
+    Exact(value=expected.value, scale=expected.scale + stored).assert_near(result)

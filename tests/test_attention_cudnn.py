@@ -1,0 +1,453 @@
+"""The cudnn variant without a GPU: what it refuses, what it emits, how it prepares."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attentions import CASES, definition, lengths, qkv, random_mask
+from jax import export
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from numerics import normal
+from transforms import assert_close
+
+import tracea_jax as tracea
+from tracea_jax import _compat
+from tracea_jax.device import NAMED, OtherDevice, local_cpu
+from tracea_jax.dispatch import plan
+from tracea_jax.ops import attention, attention_cudnn
+from tracea_jax.ops.attention_reference import OPTIONAL, Spec, backward_reference
+from tracea_jax.ops.attention_reference import reference as forward_reference
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN, masking
+
+H200, A100 = NAMED["H200"], NAMED["A100"]
+BLACKWELL = dataclasses.replace(H200, name="B200", capability=(10, 0))
+TURING = dataclasses.replace(A100, name="T4", capability=(7, 5))
+PROBLEM = AttentionProblem(
+    batch=2,
+    q_len=256,
+    kv_len=256,
+    heads=4,
+    kv_heads=2,
+    head_dim=128,
+    dtype="bfloat16",
+    scale=0.1,
+)
+BIAS = {"bias": (1, 4, 256, 256), "bias_dtype": "bfloat16"}
+SINGLE = {"q_len": 1, "kv_len": 1}
+BACKWARD = {"direction": "backward"}
+
+
+# --- what it takes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"dtype": "float16"},
+        {"head_dim": 256},
+        {"head_dim": 8, "kv_heads": 4},
+        {"q_len": 131, "kv_len": 77},
+        {"is_causal": True, "q_len": 512},
+        BIAS,
+        {**BIAS, "is_causal": True, "mask": (2, 1, 1, 256)},
+        {"mask": (2, 1, 1, 256), "q_lengths": True},
+        {"kv_lengths": True, "is_causal": True},
+        {"window": (64, 0)},
+        {"window": (64, 3), "is_causal": True},
+        {"window": (300, 300), **BIAS},
+        {"q_len": 1},
+    ],
+)
+def test_what_it_takes(changes, direction):
+    problem = dataclasses.replace(PROBLEM, direction=direction, **changes)
+    assert ATTENTION_CUDNN.why_not(problem, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "reason"),
+    [
+        ({}, local_cpu(), "it runs on NVIDIA GPUs; the device is cpu"),
+        ({}, OtherDevice(platform="rocm", name="MI300"), "the device is rocm"),
+        ({}, TURING, "needs sm_80 or newer; the device is sm_75"),
+        ({"dtype": "float32"}, H200, "operands of dtype float32; it takes bfloat16,"),
+        ({"head_dim": 100}, H200, "head_dim=100.*multiples of 8 up to 256"),
+        ({"head_dim": 264}, H200, "head_dim=264"),
+        ({"head_dim": 136}, A100, "head_dim=136; on sm_80 .* up to 128"),
+        ({"head_dim": 192}, BLACKWELL, "head_dim=192; on sm_100 .* up to 128"),
+        ({"batch": 0}, H200, "nothing to compute"),
+        ({**BIAS, "bias_dtype": "float32"}, H200, "bias of dtype float32"),
+        ({**BIAS, **BACKWARD, "kv_len": 255}, H200, "lengths 256 and 255.*even ones"),
+        ({"mask": (1, 1, 1, 1), **BACKWARD, "q_len": 9}, H200, "lengths 9 and 256"),
+        ({"window": (64, 1)}, H200, "window .64, 1. looks ahead"),
+        ({"window": (300, 1)}, H200, "looks ahead"),
+        ({"window": (-1, 4)}, H200, "negative side"),
+        ({"window": (64, 0), **BIAS}, H200, "a window together with a bias"),
+        ({"window": (64, 0), "q_len": 300}, H200, "more queries, 300, than keys"),
+        ({**SINGLE, **BACKWARD}, H200, "no backward kernel"),
+        ({**SINGLE, "is_causal": True}, H200, "a single query with a causal mask"),
+    ],
+)
+def test_what_it_refuses(changes, device, reason):
+    problem = dataclasses.replace(PROBLEM, **changes)
+    why_not = ATTENTION_CUDNN.why_not(problem, device)
+    assert why_not is not None and re.search(reason, why_not)
+    if device.platform == "cuda":  # XLA is always left
+        with tracea.options(device="H200" if device is H200 else "A100"):
+            assert plan(problem, device).variant == "xla"
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("lengths", [(7, 7), (5, 9), (9, 5), (1, 4)])
+def test_masks_in_cudnn_s_terms_allow_the_same_keys(lengths, is_causal):
+    i, j = (np.arange(n) for n in lengths)
+    i = i[:, None]
+    for left in range(10):
+        for right in range(10):
+            allowed = (j >= i - left) & (j <= i + right) & ((j <= i) | (not is_causal))
+            problem = dataclasses.replace(
+                PROBLEM,
+                q_len=lengths[0],
+                kv_len=lengths[1],
+                window=(left, right),
+                is_causal=is_causal,
+            )
+            try:
+                causal, window = masking(problem)
+            except ValueError:
+                assert not is_causal and right > 0 and not allowed.all()
+                continue
+            theirs = (j <= i) | (not causal)
+            theirs &= j > i - (100 if window is None else window)
+            np.testing.assert_array_equal(theirs, allowed)
+
+
+def test_it_is_the_default_where_it_is_expected_to_win():
+    found = plan(PROBLEM, H200)
+    assert (found.variant, found.origin) == ("cudnn", "policy")
+    small = dataclasses.replace(PROBLEM, q_len=32, kv_len=64)
+    assert plan(small, H200).variant == "xla"
+    assert plan(small, H200, implementation="tracea").variant == "cudnn"
+    assert plan(dataclasses.replace(PROBLEM, q_len=1), H200).variant == "xla"
+
+
+# --- what it emits --------------------------------------------------------------------
+
+T = 256
+BF16 = [x.astype("bfloat16") for x in qkv(2, T, T, 4, 2, 64)]
+EMITTED = {
+    "plain": ({}, "Softmax", "NO_MASK", 0),
+    "causal": ({"is_causal": True}, "Softmax", "CAUSAL", 0),
+    "window": ({"local_window_size": (20, 0)}, "Softmax", "CAUSAL", 21),
+    "bias": (
+        {"bias": normal(1, 4, 1, T, dtype="bfloat16")},
+        "ScaleBiasSoftmax",
+        "NO_MASK",
+        0,
+    ),
+    "mask": (
+        {"mask": random_mask(2, 1, 1, T), "is_causal": True},
+        "ScaleBiasSoftmax",
+        "CAUSAL",
+        0,
+    ),
+    "key lengths": (
+        {"key_value_seq_lengths": lengths(3, T)},
+        "Softmax",
+        "PADDING",
+        0,
+    ),
+    "lengths": (
+        {
+            "query_seq_lengths": lengths(3, T),
+            "key_value_seq_lengths": lengths(3, T),
+            "is_causal": True,
+        },
+        "Softmax",
+        "PADDING_CAUSAL",
+        0,
+    ),
+}
+
+
+@pytest.fixture
+def for_gpu(monkeypatch):
+    """Programs are traced and lowered as on a machine with an H200."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with tracea.options(device="H200"):
+        yield
+
+
+def emitted(f, *args, platforms=("cuda",)):
+    """(names, mask types, windows) of the calls of cuDNN that f is lowered to."""
+    text = jax.jit(f).trace(*args).lower(lowering_platforms=platforms).as_text()
+    text = text.replace(r"\22", "'")
+    names = re.findall(r"@__cudnn\$fmha(\w+)", text)
+    masks = re.findall(r"'mask_type': '(\w+)'", text)
+    windows = re.findall(r"'sliding_window_length': (\d+)", text)
+    return names, masks, [int(w) for w in windows]
+
+
+@pytest.mark.parametrize("case", EMITTED)
+def test_what_it_emits(for_gpu, case):
+    settings, name, mask, window = EMITTED[case]
+    f = functools.partial(attention, **settings)
+
+    def loss(*args):
+        return (f(*args).astype("float32") ** 2).sum()
+
+    assert emitted(f, *BF16) == ([name], [mask], [window])
+    both = emitted(jax.grad(loss, argnums=(0, 1, 2)), *BF16)
+    assert both == ([name, f"{name}Backward"], [mask] * 2, [window] * 2)
+
+
+def test_no_other_product_is_emitted(for_gpu):
+    def gradients(*args):
+        loss = lambda *x: attention(*x).astype("float32").sum()  # noqa: E731
+        return jax.vmap(jax.grad(loss, argnums=(0, 1, 2, 3)))(*args)
+
+    args = [x[None] for x in (*BF16, normal(1, 4, T, T, dtype="bfloat16"))]
+    lowered = jax.jit(gradients).trace(*args).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
+    assert "dot_general" not in text and "ScaleBiasSoftmaxBackward" in text
+    assert emitted(gradients, *args)[0] == [
+        "ScaleBiasSoftmax",
+        "ScaleBiasSoftmaxBackward",
+    ]
+
+
+def test_a_demand_is_enough_on_a_machine_without_a_gpu():
+    def loss(*args):
+        f = functools.partial(attention, implementation="cudnn")
+        return jax.checkpoint(f)(*args).astype("float32").sum()
+
+    with tracea.options(device="H200"):
+        assert emitted(jax.grad(loss), *BF16)[0] == ["Softmax", "SoftmaxBackward"]
+
+
+def test_where_one_pass_is_refused_xla_runs_both(for_gpu):
+    odd = [x[:, :-1] for x in BF16]
+    bias = normal(1, 1, T - 1, T - 1, dtype="bfloat16")
+
+    def loss(q, k, v):
+        return attention(q, k, v, bias).astype("float32").sum()
+
+    assert emitted(loss, *odd)[0] == ["ScaleBiasSoftmax"]
+    assert emitted(jax.grad(loss), *odd)[0] == []
+    with pytest.raises(tracea.Unsupported, match="needs even ones"):
+        with tracea.options(implementation="cudnn"):
+            emitted(jax.grad(loss), *odd)
+
+
+def test_both_platforms_in_one_program(for_gpu):
+    f = jax.jit(functools.partial(attention, is_causal=True))
+    checks = [export.DisabledSafetyCheck.custom_call("__cudnn$fmhaSoftmax")]
+    program = export.export(f, platforms=["cpu", "cuda"], disabled_checks=checks)(*BF16)
+    assert "__cudnn$fmhaSoftmax" in program.mlir_module()
+    found = export.deserialize(program.serialize()).call(*BF16)
+    expected = jax.nn.dot_product_attention(*BF16, is_causal=True)
+    assert_close(found.astype("float32"), np.asarray(expected, np.float64), 2e-2)
+
+
+def test_inside_of_shard_map(for_gpu):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    bias = normal(1, 4, T, T, dtype="bfloat16")
+
+    def loss(*args):
+        o = attention(*args, key_value_seq_lengths=lengths(17), is_causal=True)
+        return jax.lax.psum(o.astype("float32").sum(), "x")
+
+    def local(*args):
+        return jax.grad(loss, argnums=(0, 3))(*args)
+
+    specs = (P("x"), P("x"), P("x"), P())
+    f = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(P("x"), P()))
+    assert emitted(f, *BF16, bias)[0] == [
+        "ScaleBiasSoftmax",
+        "ScaleBiasSoftmaxBackward",
+    ]
+
+
+def test_without_cudnn_it_is_xla_with_a_warning(for_gpu, monkeypatch):
+    monkeypatch.setattr(_compat, "cudnn_unavailable", lambda: "cuDNN is on holiday")
+    with pytest.warns(UserWarning, match="left to XLA: cuDNN is on holiday"):
+        assert emitted(attention, *BF16)[0] == []
+    demanded = functools.partial(attention, implementation="cudnn")
+    with pytest.raises(
+        tracea.Unsupported, match="cannot run here: cuDNN is on holiday"
+    ):
+        emitted(demanded, *BF16)
+
+
+def test_jax_has_what_is_needed(monkeypatch):
+    assert _compat.cudnn_unavailable() is None
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    class Installed:
+        version = 90800
+
+        @classmethod
+        def cudnn_get_version(cls):
+            return cls.version
+
+    monkeypatch.setattr(fused, "cuda_versions", Installed)
+    assert _compat.cudnn_unavailable() is None
+    for Installed.version in (90400, 91000, 91001):
+        assert "too old or broken" in str(_compat.cudnn_unavailable())
+    monkeypatch.setattr(fused, "_dot_product_attention_bwd_cuda_lowering", lambda x: x)
+    assert "takes x, which is unknown" in str(_compat.cudnn_unavailable())
+    monkeypatch.delattr(fused, "_dot_product_attention_fwd_p")
+    assert "has no primitive _dot_product_attention_fwd" in str(
+        _compat.cudnn_unavailable()
+    )
+
+
+# --- how it prepares ------------------------------------------------------------------
+
+
+def as_cudnn(q, k, v, bias, lengths, *, scale, causal, window):
+    """(o, lse) as cuDNN computes them; past the lengths is what memory holds."""
+    assert bias is None or bias.shape[2:] == (q.shape[1], k.shape[1])
+    assert bias is None or (bias.dtype == q.dtype and bool(jnp.isfinite(bias).all()))
+    settings = {}
+    if lengths is not None:
+        assert all(n.dtype == "int32" and n.shape == q.shape[:1] for n in lengths)
+        settings["key_value_seq_lengths"] = lengths[1]
+    if window is not None:
+        assert causal
+        settings["local_window_size"] = (window - 1, 0)
+    wide = [x.astype("float32") for x in (q, k, v)]
+    o, lse = definition(*wide, bias, scale=scale, is_causal=causal, **settings)
+    return o, lse.swapaxes(1, 2)
+
+
+def past(x, lengths):
+    """x with garbage where cuDNN promises nothing."""
+    if lengths is None:
+        return x
+    inside = jnp.arange(x.shape[1]) < lengths[:, None]
+    return jnp.where(inside[:, :, None, None], x, jnp.nan)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """cuDNN's two calls, emulated on the CPU."""
+
+    def forward(qkv, bias, lengths, *, residual, **mask):
+        q, k, v = qkv
+        o, lse = as_cudnn(q, k, v, bias, lengths, **mask)
+        o = past(o, lengths and lengths[0]).astype(qkv[0].dtype)
+        return [o, lse] if residual else [o]
+
+    def backward(qkv, bias, lengths, o, lse, do, *, dbias, **mask):
+        if lengths is not None:
+            inside = jnp.arange(do.shape[1]) < lengths[0][:, None]
+            do = jnp.where(inside[:, :, None, None], do, 0)
+
+        def f(q, k, v, bias=None):
+            return as_cudnn(q, k, v, bias, lengths, **mask)[0]
+
+        pull = jax.vjp(f, *qkv, *(() if bias is None else (bias,)))[1]
+        dq, dk, dv, *more = pull(do.astype("float32"))
+        if lengths is not None:
+            dq, dk, dv = (
+                past(dq, lengths[0]),
+                past(dk, lengths[1]),
+                past(dv, lengths[1]),
+            )
+        return [dq, dk, dv, *(more if dbias else ())]
+
+    monkeypatch.setattr(_compat, "cudnn_attention_forward", forward)
+    monkeypatch.setattr(_compat, "cudnn_attention_backward", backward)
+
+
+ARGUMENTS = dict(
+    zip(
+        OPTIONAL,
+        ("bias", "mask", "query_seq_lengths", "key_value_seq_lengths"),
+        strict=True,
+    )
+)
+TAKEN = [c for c in CASES if c not in ("window", "symmetric window", "everything")]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        *((case, "bfloat16") for case in (*TAKEN, "minus infinity", "all masks")),
+        *((case, "float16") for case in ("minus infinity", "all masks")),
+    ],
+)
+def test_its_operands_mean_the_same(emulated, case, dtype):
+    settings = {
+        **CASES,
+        "minus infinity": {"bias": jnp.where(random_mask(2, 4, 6, 5), 0, -jnp.inf)},
+        "all masks": {
+            "bias": normal(2, 1, 6, 1),
+            "mask": random_mask(1, 4, 1, 5),
+            "query_seq_lengths": lengths(6, 2),
+            "is_causal": True,
+        },
+    }[case]
+    given = {n: settings.get(a) for n, a in ARGUMENTS.items()}
+    if given["bias"] is not None:
+        given["bias"] = given["bias"].astype(dtype)
+    spec = Spec(
+        scale=settings.get("scale", 8**-0.5),
+        is_causal=settings.get("is_causal", False),
+        window=settings.get("local_window_size"),
+        optional=tuple(n for n in OPTIONAL if given[n] is not None),
+    )
+    primals = [x.astype(dtype) for x in qkv()]
+    primals += [given[n] for n in spec.optional]
+    found = attention_cudnn.forward(
+        *primals, spec=spec, implementation=None, lse=jnp.float32
+    )
+    exact = forward_reference(*[_wide(x) for x in primals], spec=spec, lse=jnp.float32)
+    assert found[0].dtype == dtype and found[1].shape == (2, 4, 6)
+    assert_close(found[0].astype("float32"), _f64(exact[0]), 1e-2)
+    short = settings.get("query_seq_lengths")
+    inside = np.arange(6) < (6 if short is None else np.asarray(short)[:, None, None])
+    assert_close(
+        jnp.where(inside, found[1], 0), _f64(jnp.where(inside, exact[1], 0)), 1e-2
+    )
+
+    bias_gradient = given["bias"] is not None
+    do = normal(2, 6, 4, 8, seed=9).astype(dtype)
+    found = attention_cudnn.backward(
+        *primals,
+        *found,
+        do,
+        spec=spec,
+        implementation=None,
+        bias_gradient=bias_gradient,
+    )
+    wide = [_wide(x) for x in (*primals, *exact, do)]
+    exact = backward_reference(*wide, spec=spec, bias_gradient=bias_gradient)
+    for x, y in zip(found, exact, strict=True):
+        assert x.dtype == dtype
+        assert_close(x.astype("float32"), _f64(y), 2e-2)
+
+
+def _wide(x):
+    return x.astype("float32") if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _f64(x):
+    return np.asarray(x, np.float64)
+
+
+def test_an_example_without_keys_is_finite(emulated):
+    spec = Spec(scale=1.0, optional=("kv_lengths",))
+    args = [x.astype("bfloat16") for x in qkv()]
+    (o,) = attention_cudnn.forward(*args, lengths(0, 3), spec=spec, implementation=None)
+    assert bool(jnp.isfinite(o).all())

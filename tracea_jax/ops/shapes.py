@@ -1,0 +1,69 @@
+"""Operands of any rank in the canonical form of matrix products, and vmap's in it.
+
+In canonical form operands have rank 2, or rank 3 with a batch in front. One of rank 2
+is shared by all batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def check_arrays(op: str, **operands: Any) -> None:
+    """Raises TypeError unless all operands are arrays."""
+    for name, x in operands.items():
+        if not isinstance(x, jax.Array):
+            raise TypeError(f"{op} takes arrays; {name} is a {type(x).__name__}")
+
+
+def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:
+    """Operands of any batch rank in canonical form.
+
+    Args:
+      lhs: (..., m, k).
+      rights: (..., k, n), all of one shape.
+      batch: what the batch dimensions of both sides broadcast to.
+    """
+    if math.prod(rights[0].shape[:-2]) == 1:  # the batches are rows
+        return [flat(lhs, 1), *(x.reshape(x.shape[-2:]) for x in rights)]
+    rights = tuple(flat(_broadcast(x, batch), 2) for x in rights)
+    if math.prod(lhs.shape[:-2]) == 1:
+        return [lhs.reshape(lhs.shape[-2:]), *rights]
+    return [flat(_broadcast(lhs, batch), 2), *rights]
+
+
+def _broadcast(x: jax.Array, batch: Any) -> jax.Array:
+    return jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
+
+
+def flat(x: jax.Array, core: int) -> jax.Array:
+    """x with all dimensions before the last ``core`` made one."""
+    split = x.ndim - core
+    return x.reshape(math.prod(x.shape[:split]), *x.shape[split:])  # -1 fails on size 0
+
+
+def move_mapped(
+    operands: Sequence[jax.Array], dims: Sequence[int | None]
+) -> tuple[list[jax.Array], list[bool], int]:
+    """(operands with the mapped axis in front, which are mapped, its size)."""
+    mapped = [d is not None for d in dims]
+    moved = [
+        x if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(operands, dims, strict=True)
+    ]
+    size = next(x.shape[0] for x, m in zip(moved, mapped, strict=True) if m)
+    return moved, mapped, size
+
+
+def with_batch(x: Any, is_mapped: Any, has_inner: bool, batch: Any, core: int) -> Any:
+    """x, (mapped?, inner?, *core dims), broadcast to all of ``batch``, made flat."""
+    inner = (
+        (1,) * (len(batch) - 1) if not has_inner else x.shape[is_mapped : 1 + is_mapped]
+    )
+    x = x.reshape((x.shape[0] if is_mapped else 1, *inner, *x.shape[-core:]))
+    return flat(jnp.broadcast_to(x, (*batch, *x.shape[-core:])), core)

@@ -1,0 +1,147 @@
+"""cudnn: the flash attention of cuDNN, called through XLA's own custom calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.base import Call, Config, Inline
+
+DTYPES = ("bfloat16", "float16")
+_FEWEST_SCORES = 128 * 128  # of a head: below, XLA's few small kernels are as fast
+_FEWEST_QUERIES = 64  # fewer do not fill a tile: decoding is a matter of bandwidth
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CudnnConfig:
+    """cuDNN chooses for itself."""
+
+    def __str__(self) -> str:
+        return "-"
+
+
+def masking(problem: AttentionProblem) -> tuple[bool, int | None]:
+    """(causal, window): the problem's position mask in cuDNN's terms.
+
+    Query i sees keys j <= i if causal, and j > i - window if there is a window. A limit
+    that no position reaches is dropped.
+
+    Raises:
+      ValueError: if cuDNN has no such mask.
+    """
+    p = problem
+    if p.window is None:
+        return p.is_causal, None
+    left, right = p.window
+    if left < 0 or right < 0:
+        raise ValueError(f"window {p.window} with a negative side")
+    causal = p.is_causal or right == 0
+    limited = left < p.q_len - 1
+    if not causal and (limited or right < p.kv_len - 1):
+        raise ValueError(
+            f"window {p.window} looks ahead; it takes windows (left, 0), or causal ones"
+        )
+    return causal, left + 1 if limited else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionCudnn:
+    """See the module; the methods are ``variants.base.Variant``'s."""
+
+    name: str = "cudnn"
+    config_type: type = CudnnConfig
+    sources: tuple[str, ...] = ()
+
+    def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
+        return (
+            _device_refuses(problem, device)
+            or _shape_refuses(problem)
+            or _bias_refuses(problem)
+            or _window_refuses(problem)
+        )
+
+    def check(self, problem: AttentionProblem, config: Config, device: Device) -> None:
+        return None
+
+    def space(
+        self, problem: AttentionProblem, device: Device
+    ) -> tuple[CudnnConfig, ...]:
+        return (CudnnConfig(),)
+
+    def heuristic(self, problem: AttentionProblem, device: Device) -> CudnnConfig:
+        return CudnnConfig()
+
+    def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
+        scores = problem.q_len * problem.kv_len
+        return problem.q_len >= _FEWEST_QUERIES and scores >= _FEWEST_SCORES
+
+    def call(self, problem: AttentionProblem, config: Config, device: Device) -> Call:
+        return Inline(rule="cudnn")
+
+
+def _device_refuses(problem: AttentionProblem, device: Device) -> str | None:
+    if not isinstance(device, CudaDevice):
+        return f"it runs on NVIDIA GPUs; the device is {device.platform}"
+    if device.capability < (8, 0):
+        return f"it needs sm_80 or newer; the device is {device.arch}"
+    if problem.dtype not in DTYPES:
+        return f"operands of dtype {problem.dtype}; it takes {', '.join(DTYPES)}"
+    # Hopper alone has kernels for both directions at more than 128.
+    widest = 256 if device.capability[0] == 9 else 128
+    if problem.head_dim % 8 or not 0 < problem.head_dim <= widest:
+        return (
+            f"head_dim={problem.head_dim}; on {device.arch} it takes multiples of 8 up "
+            f"to {widest}"
+        )
+    return None
+
+
+def _shape_refuses(problem: AttentionProblem) -> str | None:
+    p = problem
+    sizes = (p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads)
+    if not all(sizes):
+        return "there is nothing to compute"
+    if p.q_len == 1 and _masks_positions(p):
+        return "a single query with a causal mask or a window"
+    if p.direction == "backward" and p.q_len == p.kv_len == 1:
+        return "a single query and a single key have no backward kernel"
+    return None
+
+
+def _masks_positions(problem: AttentionProblem) -> bool:
+    """Whether a query's position limits the keys it sees."""
+    return problem.is_causal or problem.window is not None
+
+
+def _bias_refuses(problem: AttentionProblem) -> str | None:
+    p = problem
+    if p.bias and p.bias_dtype != p.dtype:
+        return (
+            f"a bias of dtype {p.bias_dtype}; it reads the bias in the operands' "
+            f"dtype, {p.dtype}, and rounding would change the result"
+        )
+    odd = p.q_len % 2 or p.kv_len % 2
+    if p.direction == "backward" and (p.bias or p.mask) and odd:
+        return (
+            f"lengths {p.q_len} and {p.kv_len}; the backward pass with a bias or a "
+            "mask needs even ones"
+        )
+    return None
+
+
+def _window_refuses(problem: AttentionProblem) -> str | None:
+    try:
+        _, window = masking(problem)
+    except ValueError as e:
+        return str(e)
+    if window is None:
+        return None
+    if problem.bias or problem.mask:
+        return "a window together with a bias or a mask"
+    if problem.q_len > problem.kv_len:
+        return f"a window with more queries, {problem.q_len}, than keys"
+    return None
+
+
+ATTENTION_CUDNN = AttentionCudnn()

@@ -1,0 +1,113 @@
+"""gated_fused and gated_unfused: a gated product on our matrix product kernels.
+
+    y = activation(A @ G) * (A @ U)
+
+Either is two problems of ``matmul``. Unfused, the product with G takes the activation
+and XLA multiplies the two. Fused, the product with U comes first, and the epilogue of
+the other one reads it as the residual to multiply with: y is written once and nothing
+but A @ U is read again.
+
+The configs here have no fields. Each product is planned as the problem that it is, with
+its own tuned answer; a tuning of the gated problem tunes them first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracea_jax.device import Device
+from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
+from tracea_jax.variants.base import Call, Inline
+from tracea_jax.variants.gemm_cpu import GEMM_CPU
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+
+PRODUCT_FIELDS = tuple(
+    f.name for f in dataclasses.fields(GemmProblem) if f.name != "epilogue"
+)  # what a gated problem has in common with its products
+
+_KERNELS = (GEMM_SM90, GEMM_CPU)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GatedConfig:
+    """The products are configured by their own problems."""
+
+    def __str__(self) -> str:
+        return "-"
+
+
+def gate_epilogue(activation: str, save_products: bool, *, fused: bool) -> Epilogue:
+    """The epilogue of the product with G."""
+    return Epilogue(
+        activation=activation,  # pyright: ignore[reportArgumentType]
+        residual=fused,
+        residual_op="multiply" if fused else "add",
+        save_preactivation=save_products,
+    )
+
+
+def products(
+    problem: GatedMatmulProblem, *, fused: bool
+) -> tuple[GemmProblem, GemmProblem]:
+    """The products with U and with G, in the order they run in."""
+    fields = {name: getattr(problem, name) for name in PRODUCT_FIELDS}
+    epilogue = gate_epilogue(problem.activation, problem.save_products, fused=fused)
+    return GemmProblem(**fields), GemmProblem(**fields, epilogue=epilogue)
+
+
+def parts(problem: GatedMatmulProblem) -> tuple[GemmProblem, ...]:
+    """The products of both variants."""
+    both = (products(problem, fused=fused) for fused in (True, False))
+    return tuple(dict.fromkeys(part for pair in both for part in pair))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """See the module; the methods are ``variants.base.Variant``'s.
+
+    Attributes:
+      fused: whether the gate is applied in the epilogue of the product with G.
+    """
+
+    name: str
+    fused: bool
+    config_type: type = GatedConfig
+    sources: tuple[str, ...] = tuple(s for v in _KERNELS for s in v.sources)
+
+    def why_not(self, problem: GatedMatmulProblem, device: Device) -> str | None:
+        for product in products(problem, fused=self.fused):
+            reasons = {v.name: v.why_not(product, device) for v in _KERNELS}
+            if None not in reasons.values():
+                return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        return None
+
+    def check(
+        self, problem: GatedMatmulProblem, config: GatedConfig, device: Device
+    ) -> None:
+        return None
+
+    def space(
+        self, problem: GatedMatmulProblem, device: Device
+    ) -> tuple[GatedConfig, ...]:
+        return (GatedConfig(),)
+
+    def heuristic(self, problem: GatedMatmulProblem, device: Device) -> GatedConfig:
+        return GatedConfig()
+
+    def expects_to_win(self, problem: GatedMatmulProblem, device: Device) -> bool:
+        # The product with an epilogue decides: it saves XLA's own pass over the output.
+        _, gate = products(problem, fused=self.fused)
+        return any(
+            v.expects_to_win(gate, device)
+            for v in _KERNELS
+            if v.why_not(gate, device) is None
+        )
+
+    def call(
+        self, problem: GatedMatmulProblem, config: GatedConfig, device: Device
+    ) -> Call:
+        return Inline(rule="fused" if self.fused else "unfused")
+
+
+GATED_FUSED = Gated(name="gated_fused", fused=True)
+GATED_UNFUSED = Gated(name="gated_unfused", fused=False)
