@@ -143,7 +143,10 @@ def test_what_the_kernels_cannot_take_is_left_to_xla():
     )
     found = plan(problem, device_for("cuda"))
     assert found.variant == "xla" and "n=63 is not a multiple of 8" in str(found)
-    assert_gated(gated_matmul(*args), *args)
+    plain = jax.jit(functools.partial(plain_gated, "silu"))
+    expected = plain(*args).astype("float32")
+    difference = abs(gated_matmul(*args).astype("float32") - expected)
+    assert difference.max() <= 0.02 * abs(expected).max()
     with pytest.raises(tracea.Unsupported, match="n=63 is not a multiple of 8"):
         gated_matmul(*args, implementation="tracea")
 

@@ -28,13 +28,28 @@ ORDER = (
     "_compat",
     "ops",
     "tune",
+    "rewrite",
+    "transform",
+    "explain",
     "report",
     "demo",
     "cli",
     "__main__",
     "__init__",
 )
-KNOWS_JAX = ("options", "dispatch", "_compat", "ops", "tune", "report", "demo")
+KNOWS_JAX = (
+    "cli.functions",
+    "options",
+    "dispatch",
+    "_compat",
+    "ops",
+    "tune",
+    "rewrite",
+    "transform",
+    "explain",
+    "report",
+    "demo",
+)
 
 PACKAGE = pathlib.Path(tracea_jax.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -1,7 +1,9 @@
-"""tracea_jax: faster matmul for JAX programs, with reasons.
+"""tracea_jax: faster matmul, convolution and attention for JAX programs, with reasons.
 
     import tracea_jax as tracea
 
+    fast = tracea.transform(fn)
+    print(tracea.explain(fn)(*args))
     y = tracea.ops.matmul(x, w, bias=b, activation="gelu", residual=r)
     print(tracea.doctor())
 
@@ -20,13 +22,19 @@ __version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _HOMES = {
+    "AttentionProblem": "problem",
+    "Conv2dProblem": "problem",
     "Epilogue": "problem",
+    "Explanation": "explain",
+    "GatedMatmulProblem": "problem",
     "GemmProblem": "problem",
     "Options": "options",
     "Plan": "dispatch",
     "Unsupported": "dispatch",
     "doctor": "report",
+    "explain": "explain",
     "options": "options",
+    "transform": "transform",
     "tune": "tune",
 }
 
@@ -34,11 +42,17 @@ if TYPE_CHECKING:
     from tracea_jax import ops as ops
     from tracea_jax.dispatch import Plan as Plan
     from tracea_jax.dispatch import Unsupported as Unsupported
+    from tracea_jax.explain import Explanation as Explanation
+    from tracea_jax.explain import explain as explain
     from tracea_jax.options import Options as Options
     from tracea_jax.options import options as options
+    from tracea_jax.problem import AttentionProblem as AttentionProblem
+    from tracea_jax.problem import Conv2dProblem as Conv2dProblem
     from tracea_jax.problem import Epilogue as Epilogue
+    from tracea_jax.problem import GatedMatmulProblem as GatedMatmulProblem
     from tracea_jax.problem import GemmProblem as GemmProblem
     from tracea_jax.report import doctor as doctor
+    from tracea_jax.transform import transform as transform
     from tracea_jax.tune import tune as tune
 
 

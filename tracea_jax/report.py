@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+from typing import Any
 
 import jax
 
@@ -14,15 +15,48 @@ from tracea_jax import variants
 from tracea_jax.device import Device, cuda_driver_version
 from tracea_jax.dispatch import database, device_for
 from tracea_jax.options import current
-from tracea_jax.problem import GemmProblem
+from tracea_jax.problem import (
+    AttentionProblem,
+    Conv2dProblem,
+    GatedMatmulProblem,
+    GemmProblem,
+    Problem,
+)
 from tracea_jax.runtime import nvrtc
 from tracea_jax.runtime.launch import cpu_isa
 
-# One typical problem of each kind: what the variants say of it describes them.
-_EXAMPLES = tuple(
-    GemmProblem(m=4096, n=4096, k=4096, lhs=dtype, rhs=dtype, out=dtype)
-    for dtype in ("float32", "bfloat16", "float16")
-)
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _examples(op: str, dtype: str) -> dict[str, Problem]:
+    """A typical problem for each direction of an op; what variants say of it is shown.
+
+    An op without gradients of its own has the direction "".
+    """
+    dtypes: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype}
+    match op:
+        case "matmul":
+            return {"": GemmProblem(m=4096, n=4096, k=4096, **dtypes)}
+        case "gated_matmul":
+            return {"": GatedMatmulProblem(m=4096, n=8192, k=4096, **dtypes)}
+        case "conv2d":
+            image = {"batch": 32, "height": 56, "width": 56, "in_channels": 64}
+            kernel = {"kernel_height": 3, "kernel_width": 3, "out_channels": 64}
+            forward = Conv2dProblem(**image, **kernel, padding=_AROUND, **dtypes)
+            return _directions(forward, "forward", "input_grad", "weight_grad")
+        case "attention":
+            lengths = {"batch": 2, "q_len": 4096, "kv_len": 4096}
+            heads = {"heads": 16, "kv_heads": 16, "head_dim": 128, "scale": 128**-0.5}
+            forward = AttentionProblem(**lengths, **heads, dtype=dtype)
+            return _directions(forward, "forward", "backward")
+    return {}
+
+
+_AROUND = ((1, 1), (1, 1))  # padding: the result has the image's size
+
+
+def _directions(problem: Any, *names: str) -> dict[str, Problem]:
+    return {name: dataclasses.replace(problem, direction=name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +89,8 @@ def doctor() -> Report:
             Section(title="devices", lines=tuple(str(d) for d in devices)),
             Section(title="toolchain", lines=tuple(_toolchain())),
             *(
-                Section(title=f"matmul on {d.name}", lines=tuple(_variants(d)))
+                Section(title=f"{op} on {d.name}", lines=tuple(_variants(op, d)))
+                for op in variants.CATALOGUE
                 for d in devices
             ),
             Section(title="caches", lines=tuple(_caches())),
@@ -87,16 +122,33 @@ def _toolchain() -> list[str]:
     ]
 
 
-def _variants(device: Device) -> list[str]:
+def _variants(op: str, device: Device) -> list[str]:
     """For each variant the dtypes it takes, and its reasons against the others."""
     lines = []
-    for variant in variants.of("matmul"):
-        reasons = {p.lhs: variant.why_not(p, device) for p in _EXAMPLES}
-        takes = [dtype for dtype, reason in reasons.items() if reason is None]
-        refused = dict.fromkeys(r for r in reasons.values() if r is not None)
-        text = f"runs {', '.join(takes)}" if takes else "cannot run"
-        lines.append(f"{variant.name}: " + "; ".join([text, *refused]))
+    for variant in variants.of(op):
+        takes: dict[str, list[str]] = {}
+        refused: dict[str, None] = {}
+        for dtype in _DTYPES:
+            for direction, problem in _examples(op, dtype).items():
+                reason = variant.why_not(problem, device)
+                takes.setdefault(direction, [])
+                if reason is None:
+                    takes[direction].append(dtype)
+                else:
+                    refused[reason] = None
+        lines.append(f"{variant.name}: " + "; ".join([_taken(takes), *refused]))
     return lines
+
+
+def _taken(takes: dict[str, list[str]]) -> str:
+    """ "runs float32", or what each direction runs where they differ."""
+    if not any(takes.values()):
+        return "cannot run"
+    first, *others = takes.values()
+    if all(other == first for other in others):
+        return f"runs {', '.join(first)}"
+    texts = (f"{name} runs {', '.join(t) or 'nothing'}" for name, t in takes.items())
+    return ", ".join(texts)
 
 
 def _caches() -> list[str]:

@@ -1,12 +1,16 @@
-"""The ``tracea`` command: doctor, demo, tune and cache."""
+"""The ``tracea`` command: doctor, demo, tune, explain and cache."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO
+
+from tracea_jax.cli import problems
 
 # Each command imports what it runs: help and errors must not wait for JAX.
 
@@ -76,27 +80,9 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from tracea_jax.problem import Epilogue, GemmProblem
     from tracea_jax.tune import tune
 
-    problem = GemmProblem(
-        batch=args.batch,
-        m=args.m,
-        n=args.n,
-        k=args.k,
-        lhs=args.dtype,
-        rhs=args.dtype,
-        out=args.out or args.dtype,
-        layout=args.layout,
-        lhs_batched=args.batch > 1,
-        rhs_batched=args.batch > 1,
-        precision=args.precision,
-        epilogue=Epilogue(
-            bias="row" if args.bias else "none",
-            activation=args.activation,
-            residual=args.residual,
-        ),
-    )
+    problem = problems.problem_of(args)
     progress = Progress()
     entry = tune(
         problem,
@@ -107,6 +93,27 @@ def _tune(args: argparse.Namespace) -> int:
     )
     progress.close()
     print(_entry_line(entry))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from tracea_jax.cli.functions import load
+    from tracea_jax.explain import explain
+
+    fn, arguments = load(args.function, args.args)
+    explained = explain(
+        fn, ops=args.ops, device=args.device, after_grad=args.after_grad
+    )
+    try:
+        explanation = explained(*arguments)
+    except Exception:  # of the user's function: where it is matters
+        traceback.print_exc()
+        print(f"tracea: {args.function} cannot be traced", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(explanation.to_json(), indent=1))
+    else:
+        print(explanation)
     return 0
 
 
@@ -151,39 +158,36 @@ def _parser() -> argparse.ArgumentParser:
         _doctor,
         "what this machine can do, and why each kernel may be refused",
     )
-    demo = add("demo", _demo, "tune, check and time a transformer's MLP block")
+    demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
-        "--budget-s", type=float, default=60.0, help="seconds for a product"
+        "--budget-s", type=float, default=60.0, help="seconds of tuning for a model"
     )
 
     tune = add("tune", _tune, "measure the candidates of a problem and keep the best")
-    tune.add_argument("op", choices=["matmul"])
-    for name in "mnk":
-        tune.add_argument(name, type=_positive, metavar=name.upper())
-    tune.add_argument("--dtype", default="float32", help="of the operands")
-    tune.add_argument("--out", help="dtype of the result, if another")
-    tune.add_argument("--batch", type=_positive, default=1)
-    tune.add_argument("--layout", choices=["nn", "nt", "tn", "tt"], default="nn")
-    tune.add_argument("--precision", default="default")
-    tune.add_argument("--bias", action="store_true")
-    tune.add_argument("--activation", default="none")
-    tune.add_argument("--residual", action="store_true")
-    tune.add_argument("--effort", default="default")
-    tune.add_argument("--budget-s", type=float)
-    tune.add_argument("--seed", type=int, default=0)
+    search = argparse.ArgumentParser(add_help=False)
+    search.add_argument("--effort", default="default")
+    search.add_argument("--budget-s", type=float)
+    search.add_argument("--seed", type=int, default=0)
+    problems.add_ops(tune, search)
+
+    explain = add("explain", _explain, "what a function would run on, and why")
+    explain.add_argument("function", metavar="MODULE:FUNCTION")
+    explain.add_argument(
+        "--args",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SHAPE",
+        help="its arguments, such as 'f32[8,128]'; else what FUNCTION_args() returns",
+    )
+    explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
+    explain.add_argument("--ops", nargs="+", help="which to use; all by default")
+    explain.add_argument(
+        "--after-grad", action="store_true", help="the function differentiates inside"
+    )
+    explain.add_argument("--json", action="store_true", help="for tools")
 
     cache = add("cache", _cache_list, "what was tuned")
     actions = cache.add_subparsers(required=True, metavar="ACTION")
     actions.add_parser("list", help="one line for each tuned problem")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return value
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,0 +1,113 @@
+"""MODULE:FUNCTION on the command line: loading it, and the arguments to trace it with.
+
+Arguments are shapes such as ``f32[8,128]``, or what a function of the module returns:
+for ``step`` it is ``step_args``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint"}
+_SHORT |= {"c": "complex"}
+_SPEC = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\]")
+
+
+def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[Any]]:
+    """The function that ``MODULE:FUNCTION`` names, and its arguments.
+
+    Modules are looked for in the current directory first.
+
+    Raises:
+      ValueError: if there is no such module or function, or it needs arguments that
+        nothing gives.
+    """
+    module_name, _, name = target.partition(":")
+    if not (module_name and name):
+        raise ValueError(f"{target!r} must be MODULE:FUNCTION, such as model:step")
+    module = _module(module_name)
+    fn = _function(module, name)
+    if specs:
+        return fn, [parse(spec) for spec in " ".join(specs).split()]
+    make = getattr(module, f"{name}_args", None)
+    if make is not None:
+        made = make()
+        return fn, list(made) if isinstance(made, tuple | list) else [made]
+    if _takes_arguments(fn):
+        raise ValueError(
+            f"{target} takes arguments: give their shapes, such as "
+            f"--args 'f32[8,128]', or define {name}_args() in {module_name}"
+        )
+    return fn, []
+
+
+def parse(spec: str) -> jax.ShapeDtypeStruct:
+    """An array from text: ``f32[8,128]``, ``bf16[4096]``, ``i32[]``, ``bool[2]``.
+
+    Raises:
+      ValueError: saying what is understood.
+    """
+    found = _SPEC.fullmatch(spec)
+    if found is None:
+        raise ValueError(f"{spec!r} must be a dtype with sizes, such as f32[8,128]")
+    dtype, sizes = found.groups()
+    short = re.fullmatch(r"([a-z]{1,2})(\d+)", dtype)
+    if short and short[1] in _SHORT:
+        dtype = _SHORT[short[1]] + short[2]
+    return array(dtype, tuple(int(size) for size in sizes.split(",") if size))
+
+
+def array(dtype: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """An abstract array.
+
+    Raises:
+      ValueError: on a dtype that JAX does not know, or has not enabled.
+    """
+    try:
+        wanted = jnp.dtype(dtype)
+    except TypeError as e:
+        raise ValueError(f"dtype {dtype!r} is unknown to JAX") from e
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ValueError(f"{wanted} arrays need the variable JAX_ENABLE_X64=1")
+    return jax.ShapeDtypeStruct(shape, wanted)
+
+
+def _module(name: str) -> Any:
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is not None and f"{name}.".startswith(f"{e.name}."):
+            raise ValueError(f"there is no module {name!r}, in {here} or else") from e
+        raise ValueError(f"module {name!r} cannot be imported: {e}") from e
+
+
+def _function(module: Any, name: str) -> Callable[..., Any]:
+    try:
+        fn = functools.reduce(getattr, name.split("."), module)
+    except AttributeError as e:
+        raise ValueError(f"module {module.__name__!r} has no {name!r}") from e
+    if not callable(fn):
+        raise ValueError(f"{module.__name__}:{name} is no function: {fn!r}")
+    return fn
+
+
+def _takes_arguments(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it has no signature
+        return False
+    return False

@@ -1,0 +1,242 @@
+"""explain: what an unmodified function would run on, site by site, and why.
+
+print(tracea.explain(model)(x))
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import jax
+
+from tracea_jax import device as devices
+from tracea_jax.device import Device
+from tracea_jax.dispatch import device_for
+from tracea_jax.explain.sites import Site, hidden, sites
+from tracea_jax.options import current, options
+from tracea_jax.rewrite import RULES, Miss
+from tracea_jax.transform import Call, check_ops, spliced
+from tracea_jax.tune import local_device
+
+_SHOWN = 3  # names of places in a row of the text
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
+
+
+def explain(
+    fn: Callable[..., Any],
+    *,
+    ops: Iterable[str] | None = None,
+    device: str | None = None,
+    after_grad: bool = False,
+) -> Callable[..., Explanation]:
+    """What ``transform(fn)`` would run: a row for each site, with reasons.
+
+        print(tracea.explain(model)(x))
+        tracea.explain(step, device="H200")(params, batch).to_json()
+
+    The function is traced, never run, and nothing is measured. Calls of our ops that it
+    makes itself are sites too. Arguments may be ``jax.ShapeDtypeStruct`` in place of
+    arrays. Settings in force apply, but a problem without a tuned answer is never tuned
+    here: with ``on_miss="tune"`` what is shown is what runs before the tuning.
+
+    Args:
+      fn, ops, after_grad: as in ``transform``.
+      device: "cpu", or a GPU that need not be there (see ``device.NAMED``); by default
+        the device that JAX computes on. Where fn differentiates inside, it is traced as
+        it is for the default one.
+
+    Returns:
+      A function of fn's arguments that returns an ``Explanation``; print it.
+
+    Raises:
+      ValueError: on an unknown op or device.
+    """
+    chosen = check_ops(ops, after_grad)
+    target = _device(device)
+
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        jaxpr, arrays = _traced(fn, args, kwargs)
+        misses: list[Miss] = []
+        result = spliced(jaxpr, chosen, misses)
+        own = (rule for rule in RULES if rule.op in chosen)
+        spread = max(map(_device_count, arrays), default=1)
+        where = target or local_device()
+        return Explanation(
+            function=getattr(fn, "__name__", type(fn).__name__),
+            device=where,
+            sites=sites(result, where, current(), devices=spread),
+            misses=(*misses, *hidden(result, own)),
+        )
+
+    return explained
+
+
+def _device(name: str | None) -> Device | None:
+    if name is None:
+        return None
+    if name == "cpu":
+        return device_for("cpu")
+    if name not in devices.NAMED:
+        valid = ", ".join(devices.NAMED)
+        raise ValueError(f"{name!r} is no device; it must be None, cpu, {valid}")
+    return devices.named(name)
+
+
+def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """The jaxpr of a call, and its array arguments."""
+    call, arrays = Call.of(args, kwargs)
+
+    def of_arrays(*arrays: Any) -> Any:
+        args, kwargs = call.arguments(arrays)
+        return fn(*args, **kwargs)
+
+    # Derivative rules ask for plans while they are traced; none may be measured, or
+    # missing.
+    with options(on_miss="heuristic"):
+        return jax.make_jaxpr(of_arrays)(*arrays), arrays
+
+
+def _device_count(array: Any) -> int:
+    return getattr(getattr(array, "sharding", None), "num_devices", 1)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Every site of a function with its plan; ``print`` it.
+
+    Attributes:
+      function: its name.
+      device: what it is explained for.
+      sites: in the order of the program; see ``sites.Site``.
+      misses: what was left as it is; see ``rewrite.Miss``.
+    """
+
+    function: str
+    device: Device
+    sites: tuple[Site, ...]
+    misses: tuple[Miss, ...]
+
+    @property
+    def ops(self) -> dict[str, int]:
+        """Number of sites of each op."""
+        return dict(collections.Counter(site.op for site in self.sites))
+
+    @property
+    def flops(self) -> dict[str, int]:
+        """Floating-point operations of a call that each variant serves.
+
+        Loops of unknown length count once. What was left as it is does not count.
+        """
+        totals = collections.Counter[str]()
+        for site in self.sites:
+            if site.variant is not None:
+                totals[site.variant] += site.flops
+        return dict(totals)
+
+    def to_json(self) -> dict[str, Any]:
+        """The explanation as plain data, for ``json.dumps``."""
+        device = {"platform": self.device.platform, "arch": self.device.arch}
+        return {
+            "function": self.function,
+            "device": {**device, **dataclasses.asdict(self.device)},
+            "sites": [site.to_json() for site in self.sites],
+            "misses": [dataclasses.asdict(miss) for miss in self.misses],
+            "ops": self.ops,
+            "flops": self.flops,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.function} on {self.device}", _totals(self)]
+        for alike in _grouped(self.sites, _same_row):
+            lines += ["", *_row(alike)]
+        if self.misses:
+            lines += ["", "Left as they are:"]
+        for alike in _grouped(self.misses, lambda m: (m.op, m.what, m.reason)):
+            lines.append(f"  {_places([m.scope or '-' for m in alike])}:")
+            first = alike[0]
+            lines.append(f"    {first.what} is no {first.op}: {first.reason}")
+        return "\n".join(lines)
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+def _grouped(items: Iterable[Any], key: Callable[[Any], Hashable]) -> list[list[Any]]:
+    groups: dict[Hashable, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def _same_row(site: Site) -> Hashable:
+    known = site.count is not None
+    return site.op, site.problem, site.plan, site.variant, site.reason, known
+
+
+def _totals(explanation: Explanation) -> str:
+    count = len(explanation.sites)
+    if not count:
+        return "no sites"
+    ops = ", ".join(f"{n} {op}" for op, n in explanation.ops.items())
+    text = f"{count} site{'s' if count > 1 else ''}: {ops}"
+    flops = explanation.flops
+    if not (total := sum(flops.values())):
+        return text
+    ranked = sorted(flops.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in ranked)
+    return f"{text}; of {_flops(total)} {shares}"
+
+
+def _flops(count: int) -> str:
+    """ "4.12 Tflop"."""
+    scale, prefix = next((s, p) for s, p in _PREFIXES if count >= s)
+    return f"{count / scale:.3g} {prefix}flop"
+
+
+def _row(alike: list[Site]) -> list[str]:
+    """The lines of sites that differ only in where they are."""
+    site = alike[0]
+    places = [s.scope or os.path.basename(s.source) for s in alike]
+    lines = [
+        f"{_places(places)}{_runs(alike)}",
+        f"  {site.problem or site.op}",
+        f"  {_choice(site)}: {site.reason}{_times(site)}",
+    ]
+    rejected = site.plan.rejected if site.plan else ()
+    return lines + [f"    not {r}" for r in rejected]
+
+
+def _choice(site: Site) -> str:
+    if site.variant is None:
+        return "cannot run"
+    if site.plan is None:
+        return site.variant
+    config = str(site.plan.config)
+    shown = "" if config == "-" else f" [{config}]"
+    return f"{site.variant}{shown}, {site.plan.origin}"
+
+
+def _times(site: Site) -> str:
+    plan = site.plan
+    if plan is None or plan.time_us is None:
+        return ""
+    xla = "" if plan.xla_us is None else f", XLA {plan.xla_us:.1f} us"
+    return f"; {plan.time_us:.1f} us" + (xla if plan.variant != "xla" else "")
+
+
+def _places(names: list[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _SHOWN
+    text = ", ".join(distinct[:_SHOWN]) + (", ..." if more > 0 else "")
+    return f"{text} ({len(names)})" if len(names) > 1 else text
+
+
+def _runs(alike: list[Site]) -> str:
+    counts = [site.count for site in alike if site.count is not None]
+    if not counts:
+        return ", runs in a loop of unknown length"
+    return f", {sum(counts)} runs" if sum(counts) > len(alike) else ""

@@ -1,0 +1,245 @@
+"""Sites: where a traced program runs our ops, and the plan for each.
+
+A jaxpr is walked with all jaxprs inside it, as lowering it would do; nothing is
+compiled, measured or run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from jax.extend import source_info_util
+
+from tracea_jax import dispatch
+from tracea_jax.device import Device
+from tracea_jax.dispatch import Plan
+from tracea_jax.ops.lowering import PROBLEM_OF
+from tracea_jax.options import Options
+from tracea_jax.problem import Problem
+from tracea_jax.rewrite import Miss, Rule
+
+_CUSTOM_VJP = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
+_KERNELS = frozenset({"pallas_call"})  # their bodies are written for one device
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """One equation of a program that calls an op of ours, and what will run for it.
+
+    Attributes:
+      scope: names of the scopes it is in, those of enclosing functions first.
+      source: the line it was traced from.
+      op: name of the op.
+      problem: what is asked; None for symbolic shapes.
+      count: how often it runs in a call of the function; None in a loop whose length
+        is not known. Branches count as if they were taken.
+      plan: None where no plan applies, for ``reason``.
+      variant: what runs; None if compiling the program would fail, for ``reason``.
+      reason: why this runs, or why it cannot.
+    """
+
+    scope: str
+    source: str
+    op: str
+    problem: Problem | None
+    count: int | None
+    plan: Plan | None
+    variant: str | None
+    reason: str
+
+    @property
+    def flops(self) -> int:
+        """Of all runs; of one where their number is not known."""
+        if self.problem is None:
+            return 0
+        return self.problem.flops * (1 if self.count is None else self.count)
+
+    def to_json(self) -> dict[str, Any]:
+        """The site as plain data."""
+        plan = self.plan
+        return {
+            "scope": self.scope,
+            "source": self.source,
+            "op": self.op,
+            "problem": self.problem and self.problem.to_json(),
+            "count": self.count,
+            "variant": self.variant,
+            "config": dataclasses.asdict(plan.config) if plan else None,
+            "origin": plan and plan.origin,
+            "reason": self.reason,
+            "time_us": plan and plan.time_us,
+            "xla_us": plan and plan.xla_us,
+            "rejected": [dataclasses.asdict(r) for r in plan.rejected] if plan else [],
+        }
+
+
+def sites(
+    jaxpr: Any, device: Device, settings: Options, *, devices: int = 1
+) -> tuple[Site, ...]:
+    """The sites of a program in the order of its equations.
+
+    Args:
+      jaxpr: open or closed.
+      device: what the program is compiled for.
+      settings: decide as in ``dispatch.plan``; on a miss nothing is measured.
+      devices: over how many the arguments are spread.
+    """
+    if settings.on_miss == "tune":
+        settings = dataclasses.replace(settings, on_miss="heuristic")
+    plan = functools.cache(functools.partial(_plan, device, settings))
+    found = list(_walk(jaxpr, _Around()))
+    spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
+    return tuple(
+        _site(eqn, around, plan, settings, spread)
+        for eqn, around in found
+        if eqn.primitive in PROBLEM_OF
+    )
+
+
+def hidden(jaxpr: Any, rules: Iterable[Rule]) -> Iterator[Miss]:
+    """What might be sites, in the bodies of functions with derivatives of their own."""
+    ops = {anchor: rule.op for rule in rules for anchor in rule.anchors}
+    for eqn, around in _walk(jaxpr, _Around()):
+        if around.own_derivative and eqn.primitive.name in ops:
+            shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
+            yield Miss(
+                op=ops[eqn.primitive.name],
+                scope=around.scope_of(eqn),
+                what=f"{eqn.primitive.name}({shapes})",
+                reason="bodies of custom_vjp functions are left as they are",
+            )
+
+
+# --- walking --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    """What is around the equations of a jaxpr.
+
+    Attributes:
+      scope: of the jaxpr.
+      count: how often it runs; None if that is not known.
+      manual: mesh axes over which arrays are local here.
+      is_local: whether those are all axes of the mesh.
+      own_derivative: whether it belongs to a custom_vjp function.
+    """
+
+    scope: str = ""
+    count: int | None = 1
+    manual: frozenset[str] = frozenset()
+    is_local: bool = False
+    own_derivative: bool = False
+
+    def scope_of(self, eqn: Any) -> str:
+        names = (self.scope, str(eqn.source_info.name_stack))
+        return "/".join(name for name in names if name)
+
+    def inside(self, eqn: Any) -> _Around:
+        """What is around the jaxprs that an equation holds."""
+        name, params = eqn.primitive.name, eqn.params
+        inner = dataclasses.replace(self, scope=self.scope_of(eqn))
+        if name == "scan" and self.count is not None:
+            return dataclasses.replace(inner, count=self.count * params["length"])
+        if name == "while":
+            return dataclasses.replace(inner, count=None)
+        if name == "shard_map":
+            manual = self.manual | params["newly_manual_axes"]
+            is_local = manual >= frozenset(params["mesh"].axis_names)
+            return dataclasses.replace(inner, manual=manual, is_local=is_local)
+        if name in _CUSTOM_VJP:
+            return dataclasses.replace(inner, own_derivative=True)
+        return inner
+
+
+def _walk(jaxpr: Any, around: _Around) -> Iterator[tuple[Any, _Around]]:
+    """Every equation that is lowered, with what is around it."""
+    for eqn in jaxpr.eqns:
+        yield eqn, around
+        if eqn.primitive.name not in _KERNELS:
+            for inner in _jaxprs(list(eqn.params.values())):
+                yield from _walk(inner, around.inside(eqn))
+
+
+def _jaxprs(value: Any) -> Iterator[Any]:
+    """The jaxprs in a value; some parameters are tuples of them."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _jaxprs(item)
+    elif hasattr(value, "eqns"):
+        yield value
+
+
+def _devices(eqn: Any) -> int:
+    """Over how many devices an equation asks its arrays to be spread."""
+    params = eqn.params
+    spread = [
+        *params.get("in_shardings", ()),
+        *params.get("out_shardings", ()),
+        params.get("sharding"),
+    ]
+    counts = [getattr(sharding, "num_devices", 1) for sharding in spread]
+    mesh = params.get("mesh") if eqn.primitive.name == "shard_map" else None
+    return max(1, *counts, 1 if mesh is None else mesh.size)
+
+
+# --- planning -------------------------------------------------------------------------
+
+
+def _plan(device: Device, settings: Options, problem: Problem, how: Any) -> Any:
+    """The plan, or the sentence why there is none."""
+    implementation, config = how
+    config = dict(config) if isinstance(config, tuple) else config
+    try:
+        return dispatch.plan(
+            problem,
+            device,
+            implementation=implementation,
+            config=config,
+            settings=settings,
+        )
+    except (ValueError, LookupError) as e:
+        return str(e)
+
+
+def _site(
+    eqn: Any, around: _Around, plan: Any, settings: Options, spread: bool
+) -> Site:
+    avals, params = [x.aval for x in eqn.invars], eqn.params
+    make = functools.partial(
+        Site,
+        scope=around.scope_of(eqn),
+        source=source_info_util.summarize(eqn.source_info),
+        count=around.count,
+    )
+    problem = _problem(eqn, avals, params)
+    op = problem.op if problem else eqn.primitive.name.removeprefix("tracea_")
+    make = functools.partial(make, op=op, problem=problem)
+    if reason := _needs_xla(problem, spread and not around.is_local):
+        asked = params["implementation"] or settings.implementation
+        if asked in (None, "xla"):
+            return make(plan=None, variant="xla", reason=reason)
+        reason = f"implementation={asked!r} cannot run here: {reason}"
+        return make(plan=None, variant=None, reason=reason)
+    found = plan(problem, (params["implementation"], params["config"]))
+    if isinstance(found, str):
+        return make(plan=None, variant=None, reason=found)
+    return make(plan=found, variant=found.variant, reason=found.reason)
+
+
+def _problem(eqn: Any, avals: list[Any], params: dict[str, Any]) -> Problem | None:
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
+        return None
+    return PROBLEM_OF[eqn.primitive](avals, **params)
+
+
+def _needs_xla(problem: Problem | None, partitioned: bool) -> str | None:
+    """Why the lowering leaves a site to XLA whatever was planned."""
+    if problem is None:
+        return "the shapes are symbolic"
+    if partitioned:
+        return "the arrays are partitioned automatically; use shard_map"
+    return None

@@ -1,0 +1,238 @@
+"""Convolutions over images with what follows them: batch norm, bias, residual, ..."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tracea_jax.problem import Activation, Epilogue
+from tracea_jax.rewrite.activation import activation_of
+from tracea_jax.rewrite.channels import Channels, Step, scale_and_shift, step_at
+from tracea_jax.rewrite.conv2d_gradient import gradient_at
+from tracea_jax.rewrite.convolution import Convolution, convolution_at, why_not_2d
+from tracea_jax.rewrite.match import Match, Rule
+from tracea_jax.rewrite.product import DTYPES, why_not
+from tracea_jax.rewrite.view import Atom, Equation, View
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Conv2dSite:
+    """A call of ``conv2d_p`` with results in the program's shape and dtype.
+
+    Attributes:
+      convolution: what it begins with.
+      steps: on its channels.
+      residual: whether an array is added then.
+      activation: what comes last.
+      conv_shape: of the convolution's result.
+      shape, out: of the site's result, and its dtype.
+    """
+
+    convolution: Convolution
+    steps: tuple[Step, ...]
+    residual: bool
+    activation: Activation
+    conv_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    out: str
+
+    def __call__(self, x: Any, w: Any, *rest: Any) -> Any:
+        count = self.conv_shape[self.convolution.channels]
+        scale, shift = scale_and_shift(self.steps, rest, count)
+        more = [] if shift is None else [shift]
+        if self.residual:
+            more.append(rest[-1].reshape(self.conv_shape))
+        epilogue = Epilogue(
+            bias="none" if shift is None else "row",
+            residual=self.residual,
+            activation=self.activation,
+        )
+        y = self.convolution(x, w, scale, *more, out=self.out, epilogue=epilogue)
+        return y.reshape(self.shape)
+
+
+def match_conv2d(view: View, index: int) -> Match | str:
+    """The convolution with the longest epilogue that follows it, or why it stays."""
+    eqn = view.eqns[index]
+    if reason := why_not_2d(eqn) or why_not(eqn):
+        return reason
+    if (gradient := gradient_at(view, index)) is not None:
+        return gradient
+    convolution = convolution_at(eqn)
+    if isinstance(convolution, str):
+        return convolution
+    result = eqn.outvars[0].aval
+    axis = convolution.channels
+    channels = Channels(axis=axis, count=result.shape[axis])
+    chain = longest = Chain(
+        conv=eqn, root=index, equations=frozenset({index}), channels=channels
+    )
+    while (chain := chain.extended(view)) is not None:
+        longest = chain if chain.is_complete(view) else longest
+    return longest.match(view, convolution)
+
+
+CONV2D = Rule(
+    op="conv2d", anchors=frozenset({"conv_general_dilated"}), match=match_conv2d
+)
+
+
+# --- what follows it ------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A convolution and the steps after it: channels, residual, activation.
+
+    Attributes:
+      conv: its equation.
+      root: index of the equation with the result so far.
+      equations: indices of all that is replaced so far.
+      channels: where they are in the result.
+      steps, operands: on the channels, and what they take.
+      residual: what is added then.
+      activation: what comes last.
+    """
+
+    conv: Equation
+    root: int
+    equations: frozenset[int]
+    channels: Channels
+    steps: tuple[Step, ...] = ()
+    operands: tuple[Atom, ...] = ()
+    residual: Atom | None = None
+    activation: Activation = "none"
+
+    @property
+    def dtype(self) -> Any:
+        """Of the convolution's own result."""
+        return self.conv.outvars[0].aval.dtype
+
+    def is_complete(self, view: View) -> bool:
+        """Whether the result may be a site's: no wider than the convolution's own."""
+        result = view.eqns[self.root].outvars[0].aval
+        narrow = self.dtype.name == "float32" and result.dtype.name in DTYPES
+        return not result.weak_type and (narrow or result.dtype == self.dtype)
+
+    def match(self, view: View, convolution: Convolution) -> Match:
+        result = view.eqns[self.root].outvars[0].aval
+        site = Conv2dSite(
+            convolution=convolution,
+            steps=self.steps,
+            residual=self.residual is not None,
+            activation=self.activation,
+            conv_shape=tuple(self.conv.outvars[0].aval.shape),
+            shape=tuple(result.shape),
+            out=result.dtype.name,
+        )
+        residual = () if self.residual is None else (self.residual,)
+        return Match(
+            root=self.root,
+            equations=self.equations,
+            operands=(*self.conv.invars, *self.operands, *residual),
+            site=site,
+        )
+
+    def extended(self, view: View) -> Chain | None:
+        """The chain with its next step; None if what follows is none.
+
+        A reshape is part of a step that follows it, and left alone otherwise.
+        """
+        chain, value = self, view.eqns[self.root].outvars[0]
+        while True:
+            if (step := chain._step(view, value)) is not None:
+                return step
+            consumer = view.sole_consumer(value)
+            if consumer is None or not _keeps_order(view.eqns[consumer]):
+                return None
+            result = view.eqns[consumer].outvars[0]
+            channels = chain.channels.reshaped(value.aval.shape, result.aval.shape)
+            chain, value = chain._with(consumer, channels=channels), result
+
+    def _step(self, view: View, value: Any) -> Chain | None:
+        index = view.sole_consumer(value)
+        if index is not None:
+            if self._may_pass(view.eqns[index]):
+                return self._with(index)
+            chain = None
+            if self.activation == "none":
+                chain = self._on_channels(view, value, index)
+                chain = chain or self._added(view, value, index)
+            if chain is not None:
+                return chain
+        found = activation_of(view, value) if self.activation == "none" else None
+        if found is None:
+            return None
+        equations = self.equations | found.equations
+        chain = dataclasses.replace(self, equations=equations)
+        return chain._with(found.root, activation=found.name)
+
+    def _may_pass(self, eqn: Equation) -> bool:
+        """Whether this only widens or narrows, as around a batch norm, or copies."""
+        if eqn.primitive.name == "copy":
+            return True
+        if eqn.primitive.name != "convert_element_type":
+            return False
+        old, new = (x.aval.dtype.name for x in (*eqn.invars, *eqn.outvars))
+        if self.dtype.name == "float32":
+            return old == "float32" and new in DTYPES
+        return new in ("float32", self.dtype.name)
+
+    def _on_channels(self, view: View, value: Any, index: int) -> Chain | None:
+        found = step_at(view, view.eqns[index], value, self.channels)
+        if found is None:
+            return None
+        step, operand = found
+        if step.scales and (self.residual is not None or not self._may_scale()):
+            return None
+        taken = () if operand is None else (operand,)
+        return self._with(
+            index, steps=(*self.steps, step), operands=(*self.operands, *taken)
+        )
+
+    def _may_scale(self) -> bool:
+        """Whether weights should be scaled.
+
+        That may cost neither accuracy (scaled float16 weights might overflow or vanish,
+        and narrow ones would round a float32 result) nor time: few weights and a large
+        result are the case where a pass over the weights is the cheaper one.
+        """
+        weights, result = self.conv.invars[1].aval, self.conv.outvars[0].aval
+        narrow = {weights.dtype.name, result.dtype.name} == {"bfloat16"}
+        is_accurate = narrow or weights.dtype.name == "float32"
+        return is_accurate and weights.size <= result.size
+
+    def _added(self, view: View, value: Any, index: int) -> Chain | None:
+        """The chain with a residual, if what is added is one."""
+        eqn = view.eqns[index]
+        if eqn.primitive.name not in ("add", "add_any") or self.residual is not None:
+            return None
+        other = eqn.invars[1] if eqn.invars[0] is value else eqn.invars[0]
+        shapes = {x.aval.shape for x in (value, other, eqn.outvars[0])}
+        if len(shapes) != 1 or view.producer(other, "broadcast_in_dim") is not None:
+            return None  # a broadcast is cheaper where it is than as an array
+        return self._with(index, residual=_unwidened(view, other))
+
+    def _with(self, root: int, **changes: Any) -> Chain:
+        equations = self.equations | {root}
+        return dataclasses.replace(self, root=root, equations=equations, **changes)
+
+
+def _unwidened(view: View, atom: Atom) -> Atom:
+    """The 16-bit value that this is, exactly, in float32."""
+    eqn = view.producer(atom, "convert_element_type")
+    if eqn is None or atom.aval.dtype.name != "float32":
+        return atom
+    source = eqn.invars[0]
+    return source if source.aval.dtype.name in DTYPES else atom
+
+
+def _keeps_order(eqn: Equation) -> bool:
+    """Whether this is a reshape, however it is spelled."""
+    if eqn.primitive.name == "reshape":
+        return eqn.params.get("dimensions") is None
+    return eqn.primitive.name == "squeeze" or (
+        eqn.primitive.name == "broadcast_in_dim"
+        and len(eqn.invars) == 1
+        and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    )

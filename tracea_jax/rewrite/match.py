@@ -1,0 +1,64 @@
+"""What rules produce: sites that replace equations, and reasons why not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tracea_jax.rewrite.view import Atom, View
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Equations that one call of an op of ours replaces.
+
+    Attributes:
+      root: index of the equation whose only result the call computes.
+      equations: indices of all equations that are replaced, the root included; nothing
+        else uses their results but the root's.
+      operands: values that the call takes, all made before the root.
+      site: the call: (*operands) -> the root's result, of its shape and dtype.
+        Hashable, and equal for calls that trace alike.
+    """
+
+    root: int
+    equations: frozenset[int]
+    operands: tuple[Atom, ...]
+    site: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How one kind of site is found.
+
+    Attributes:
+      op: the op it becomes.
+      anchors: names of the primitives where a site may begin.
+      match: (view, index of an anchor) -> the match; a sentence why this anchor is no
+        such site; or None if nobody would expect one here.
+    """
+
+    op: str
+    anchors: frozenset[str]
+    match: Callable[[View, int], Match | str | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """A place that was left as it is.
+
+    Attributes:
+      op: the op it might have become.
+      scope: names of the scopes it is in, as in a profile.
+      what: the equation, shortly.
+      reason: the first condition that failed, as a sentence.
+    """
+
+    op: str
+    scope: str
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.scope or '-'}: {self.what} is no {self.op}: {self.reason}"

@@ -1,0 +1,264 @@
+"""A ``dot_general`` of any layout as the canonical product of ``ops.matmul``.
+
+Every dimension of an operand is a batch, a free or a contracted one. Where the
+dimensions of each kind lie together, the operand is only reshaped, and a layout flag
+says which kind is first: transposes in the program become flags. Otherwise the operand
+is transposed, as XLA would do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from tracea_jax.rewrite.view import Atom, Equation, View
+
+DTYPES = frozenset({"float32", "bfloat16", "float16"})
+# What kernels compute anyway: 16-bit operands, sums in float32.
+_ALGORITHMS = frozenset({"BF16_BF16_F32", "F16_F16_F32"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """How an operand becomes canonical: transposed, reshaped, and read as ``letter``.
+
+    Attributes:
+      permutation: of its dimensions; None if they are in order.
+      shape: then, (rows, columns) or (batch, rows, columns).
+      letter: "n" or "t", as in ``GemmProblem.layout``.
+    """
+
+    permutation: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    letter: str
+
+    def __call__(self, x: Any) -> Any:
+        if self.permutation is not None:
+            x = x.transpose(self.permutation)
+        return x.reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product whose result has the program's shape, in canonical row-major order.
+
+    Attributes:
+      operands: the program's values, lhs first.
+      lhs, rhs: how they become canonical.
+      batch, m, n: sizes; batch is None if the product is not batched.
+      precision: as ``dot_general`` has it.
+      root: index of the equation that has the result.
+      equations: indices of the equations that it replaces.
+    """
+
+    operands: tuple[Atom, Atom]
+    lhs: Operand
+    rhs: Operand
+    batch: int | None
+    m: int
+    n: int
+    precision: Any
+    root: int
+    equations: frozenset[int]
+
+    @property
+    def layout(self) -> str:
+        return self.lhs.letter + self.rhs.letter
+
+
+Labels = tuple[int, ...]  # names the dimensions of one value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Side:
+    atom: Atom
+    labels: Labels
+
+
+def product_at(view: View, index: int) -> Product | str:
+    """The product that a ``dot_general`` computes, or why it is left as it is.
+
+    A transpose of the result, where nothing else uses it, becomes part of the product
+    if one order of the operands gives the transposed result at once.
+    """
+    eqn = view.eqns[index]
+    if reason := why_not(eqn):
+        return reason
+    sides = _sides(eqn)
+    lhs, rhs = (_peel(view, side) for side in sides)
+    out = _out_labels(eqn, sides)
+    sizes = _sizes(sides)
+    orders = [(lhs, rhs, out, index)]
+    if not any(x in rhs.labels and x not in lhs.labels for x in out):
+        orders.insert(0, (rhs, lhs, out, index))  # a vector is a row: it has a bias
+    if (turned := _turned(view, index, out)) is not None:
+        orders = [(lhs, rhs, *turned), (rhs, lhs, *turned), *orders]
+    for first, second, labels, root in orders:
+        arranged = _arrange(first.labels, second.labels, labels, sizes)
+        if arranged is not None:
+            return Product(
+                operands=(first.atom, second.atom),
+                precision=eqn.params["precision"],
+                root=root,
+                equations=frozenset({index, root}),
+                **arranged,
+            )
+    raise AssertionError("dot_general has its results in a canonical order")
+
+
+def why_not(eqn: Equation) -> str | None:
+    """Why a ``dot_general`` or convolution must stay as it is; None if it need not."""
+    for atom in (*eqn.invars, *eqn.outvars):
+        if reason := _why_not_array(atom.aval):
+            return reason
+    if eqn.outvars[0].aval.weak_type:
+        return "its dtype is weak"
+    sharding = eqn.params.get("out_sharding")
+    if sharding is not None and any(axis is not None for axis in sharding.spec):
+        return "it asks for a sharding of its result"
+    return _why_not_precision(eqn.params["precision"])
+
+
+@functools.lru_cache(maxsize=1024)
+def _why_not_array(aval: Any) -> str | None:
+    if aval.dtype.name not in DTYPES:
+        return f"{aval.dtype.name} is left to XLA"
+    if not all(isinstance(size, int) for size in aval.shape):
+        return "its shapes are symbolic"
+    if any(axis is not None for axis in aval.sharding.spec):
+        return "its arrays are sharded explicitly"
+    return None
+
+
+def _why_not_precision(precision: Any) -> str | None:
+    if precision is None or getattr(precision, "name", "") in _ALGORITHMS:
+        return None
+    default = lax.Precision.DEFAULT
+    if precision == default or precision == (default, default):
+        return None
+    return "it asks for a precision other than the default"
+
+
+# --- labels of dimensions -------------------------------------------------------------
+
+
+def _sides(eqn: Equation) -> tuple[_Side, _Side]:
+    """Both operands; dimensions that are contracted or batched share a label."""
+    lhs, rhs = eqn.invars
+    contract, batch = eqn.params["dimension_numbers"]
+    labels = list(range(lhs.aval.ndim, lhs.aval.ndim + rhs.aval.ndim))
+    for left, right in ((contract[0], contract[1]), (batch[0], batch[1])):
+        for i, j in zip(left, right, strict=True):
+            labels[int(j)] = int(i)
+    return _Side(lhs, tuple(range(lhs.aval.ndim))), _Side(rhs, tuple(labels))
+
+
+def _out_labels(eqn: Equation, sides: tuple[_Side, _Side]) -> Labels:
+    _, (batch, _) = eqn.params["dimension_numbers"]
+    first, second = (side.labels for side in sides)
+    batched = tuple(int(i) for i in batch)
+    return (
+        *batched,
+        *(x for x in first if x not in second),
+        *(x for x in second if x not in first),
+    )
+
+
+def _sizes(sides: tuple[_Side, _Side]) -> tuple[tuple[int, int], ...]:
+    """(label, size) of every dimension."""
+    return tuple(
+        pair
+        for side in sides
+        for pair in zip(side.labels, side.atom.aval.shape, strict=True)
+    )
+
+
+def _peel(view: View, side: _Side) -> _Side:
+    """The value before all transposes that made this one and that stay."""
+    while (eqn := view.producer(side.atom, "transpose")) is not None:
+        if view.producer_index(side.atom) in view.taken:
+            break
+        labels = [0] * len(side.labels)
+        for label, source in zip(side.labels, eqn.params["permutation"], strict=True):
+            labels[int(source)] = label
+        side = _Side(eqn.invars[0], tuple(labels))
+    return side
+
+
+def _turned(view: View, index: int, out: Labels) -> tuple[Labels, int] | None:
+    """Labels and equation of the transposed result, if it is all that is used."""
+    consumer = view.sole_consumer(view.eqns[index].outvars[0])
+    if consumer is None or view.eqns[consumer].primitive.name != "transpose":
+        return None
+    permutation = view.eqns[consumer].params["permutation"]
+    return tuple(out[int(i)] for i in permutation), consumer
+
+
+# --- canonical order ------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def _arrange(
+    lhs: Labels, rhs: Labels, out: Labels, sizes_of: tuple[tuple[int, int], ...]
+) -> dict[str, Any] | None:
+    """Fields of the product in this order; None if it gives another result.
+
+    Layers are many and their shapes few, so answers are kept.
+    """
+    sizes = dict(sizes_of)
+    batch = [x for x in out if x in lhs and x in rhs]
+    rows = [x for x in out if x in lhs and x not in rhs]
+    columns = [x for x in out if x in rhs and x not in lhs]
+    if not _same_order(out, [*batch, *rows, *columns], sizes):
+        return None
+    contracted = [x for x in lhs if x not in out], [x for x in rhs if x not in out]
+    first, second = min(
+        (
+            (
+                _operand(lhs, batch, rows, contraction, sizes),
+                _operand(rhs, batch, contraction, columns, sizes),
+            )
+            for contraction in contracted
+        ),
+        key=lambda pair: sum(side.permutation is not None for side in pair),
+    )
+    return {
+        "lhs": first,
+        "rhs": second,
+        "batch": _size(batch, sizes) if batch else None,
+        "m": _size(rows, sizes),
+        "n": _size(columns, sizes),
+    }
+
+
+def _operand(
+    labels: Labels,
+    batch: Sequence[int],
+    rows: Sequence[int],
+    columns: Sequence[int],
+    sizes: dict[int, int],
+) -> Operand:
+    shape = [_size(batch, sizes)] if batch else []
+    straight = (*shape, _size(rows, sizes), _size(columns, sizes))
+    if _same_order(labels, [*batch, *rows, *columns], sizes):
+        return Operand(permutation=None, shape=straight, letter="n")
+    if _same_order(labels, [*batch, *columns, *rows], sizes):
+        turned = (*shape, straight[-1], straight[-2])
+        return Operand(permutation=None, shape=turned, letter="t")
+    permutation = tuple(labels.index(x) for x in [*batch, *rows, *columns])
+    return Operand(permutation=permutation, shape=straight, letter="n")
+
+
+def _same_order(found: Sequence[int], wanted: Sequence[int], sizes: Any) -> bool:
+    """Whether the order in memory is the same; dimensions of size 1 are nothing."""
+    kept, needed = ([x for x in y if sizes[x] != 1] for y in (found, wanted))
+    return kept == needed
+
+
+def _size(labels: Sequence[int], sizes: dict[int, int]) -> int:
+    return math.prod(sizes[x] for x in labels)

@@ -1,0 +1,225 @@
+"""Replacing equations of a jaxpr, and of every jaxpr inside it, by calls of our ops.
+
+Only equations that a rule matched change, and the policies of rematerialisation that
+must know our ops; everything else is kept as it is: results, effects, names of scopes,
+shardings, donation. A jaxpr in which nothing matched stays the same object.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from tracea_jax import _compat
+from tracea_jax.ops.remat import remat_policy
+from tracea_jax.rewrite.inline import inline_small_calls
+from tracea_jax.rewrite.match import Match, Miss, Rule
+from tracea_jax.rewrite.view import Equation, View
+
+# Their bodies are not what runs under differentiation, or not ours to read.
+OPAQUE = frozenset({"pallas_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+
+
+def splice(
+    jaxpr: Any, rules: Sequence[Rule], misses: list[Miss], known: Mapping = {}
+) -> Any:
+    """The jaxpr with all matches replaced; the same object if there are none.
+
+    Args:
+      jaxpr: open or closed.
+      rules: in the order of their preference.
+      misses: receives what was left, with reasons.
+      known: values of variables that are known while tracing.
+    """
+    if ClosedJaxpr is not Jaxpr and isinstance(jaxpr, ClosedJaxpr):  # before jax 0.11
+        values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+        inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values})
+        return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
+    values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
+    known = {**known, **values}
+    eqns = [_descend(eqn, rules, misses, known) for eqn in jaxpr.eqns]
+    flat = inline_small_calls(eqns)
+    view = View(flat, jaxpr.outvars, known)
+    matches = find(view, rules, misses)
+    if matches:
+        return jaxpr.replace(eqns=_needed(view, list(_replaced(view, matches))))
+    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        return jaxpr
+    return jaxpr.replace(eqns=eqns)
+
+
+def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:
+    """The matches of one jaxpr by their roots; no equation belongs to two."""
+    matches: dict[int, Match] = {}
+    for rule in rules:
+        for index, eqn in enumerate(view.eqns):
+            if eqn.primitive.name not in rule.anchors or index in view.taken:
+                continue
+            found = rule.match(view, index)
+            if isinstance(found, Match):
+                _accept(view, matches, found)
+            elif found is not None:
+                misses.append(_miss(rule, eqn, found))
+    return matches
+
+
+def _accept(view: View, matches: dict[int, Match], found: Match) -> None:
+    """Takes the match, unless an earlier one needs what it would replace."""
+    if found.equations & view.taken:
+        return
+    if not view.are_interior(found.equations, found.root):
+        return
+    view.taken |= found.equations
+    matches[found.root] = found
+    for atom in found.operands:  # perhaps from before a transposition
+        view.use(atom, found.root)
+
+
+def _miss(rule: Rule, eqn: Equation, reason: str) -> Miss:
+    shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
+    what = f"{eqn.primitive.name}({shapes})"
+    return Miss(op=rule.op, scope=scope_of(eqn), what=what, reason=reason)
+
+
+def scope_of(eqn: Equation) -> str:
+    """The names of the scopes that an equation was traced in."""
+    return str(eqn.source_info.name_stack)
+
+
+# --- nested jaxprs --------------------------------------------------------------------
+
+
+def _descend(
+    eqn: Equation, rules: Sequence[Rule], misses: list[Miss], known: Mapping
+) -> Equation:
+    """The equation with the jaxprs among its parameters spliced."""
+    if eqn.primitive.name in OPAQUE:
+        return eqn
+    changed = {}
+    for name, value in eqn.params.items():
+        if not _holds_jaxprs(value):
+            continue
+        inside = functools.partial(_splice_inside, eqn, rules, misses, known)
+        new = _map_jaxprs(inside, value)
+        if new is not value:
+            changed[name] = new
+    if changed and eqn.params.get("policy") is not None:
+        changed["policy"] = remat_policy(eqn.params["policy"])
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+def _splice_inside(eqn, rules, misses, known, jaxpr):
+    return splice(jaxpr, rules, misses, _known_inside(eqn, jaxpr, known))
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+def _holds_jaxprs(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_holds_jaxprs(v) for v in value)
+    return _is_jaxpr(value)
+
+
+def _map_jaxprs(f: Any, value: Any) -> Any:
+    """``value`` with f applied to the jaxprs in it; the same object if f changed none.
+
+    Some parameters are named tuples of jaxprs.
+    """
+    if _is_jaxpr(value):
+        return f(value)
+    if not isinstance(value, tuple):
+        return value
+    new = [_map_jaxprs(f, v) for v in value]
+    if all(a is b for a, b in zip(new, value, strict=True)):
+        return value
+    return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
+
+
+def _known_inside(eqn: Equation, jaxpr: Any, known: Mapping) -> Mapping:
+    """Known values among the inputs of a nested jaxpr.
+
+    Masks are often made of arrays that were constants outside of a loop.
+    """
+    invars = jaxpr.invars if hasattr(jaxpr, "invars") else jaxpr.jaxpr.invars
+    outer: Sequence[Any] = ()
+    match eqn.primitive.name:
+        case "jit" | "pjit" | "remat2" | "checkpoint" | "custom_jvp_call":
+            outer = eqn.invars
+        case "cond":
+            outer = eqn.invars[1:]
+        case "scan":
+            outer = eqn.invars[: _compat.scan_constants(eqn.params)]
+    values = {}
+    for inner, atom in zip(invars, outer, strict=False):
+        if isinstance(atom, Literal):
+            values[inner] = atom.val
+        elif atom in known:
+            values[inner] = known[atom]
+    return values
+
+
+# --- replacing ------------------------------------------------------------------------
+
+
+def _replaced(view: View, matches: Mapping[int, Match]) -> Iterator[Equation]:
+    """The equations, those of a match replaced at the place of its root."""
+    for index, eqn in enumerate(view.eqns):
+        if index in matches:
+            yield from _call(matches[index], eqn)
+        elif index not in view.taken:
+            yield eqn
+
+
+def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
+    """The equations without those whose results only replaced ones have used.
+
+    What the program itself computes in vain stays.
+    """
+    used = {x for x in view.outvars if not isinstance(x, Literal)}
+    kept = []
+    for eqn in reversed(eqns):
+        was_used = any(view.consumers(var) for var in eqn.outvars)
+        if was_used and not eqn.effects and used.isdisjoint(eqn.outvars):
+            continue
+        kept.append(eqn)
+        used.update(x for x in eqn.invars if not isinstance(x, Literal))
+    return kept[::-1]
+
+
+def _call(match: Match, root: Equation) -> Iterator[Equation]:
+    """The equations of a site's call, with the root's result, scope and context."""
+    template = _template(match, root)
+    names: dict[Any, Any] = dict(zip(template.invars, match.operands, strict=True))
+    (result,) = template.outvars
+    names[result] = root.outvars[0]
+    for eqn in template.eqns:
+        outvars = []
+        for var in eqn.outvars:
+            if var not in names:
+                names[var] = type(var)(var.aval)
+            outvars.append(names[var])
+        yield eqn.replace(
+            invars=[x if isinstance(x, Literal) else names[x] for x in eqn.invars],
+            outvars=outvars,
+            source_info=root.source_info,
+        )
+
+
+def _template(match: Match, root: Equation) -> Any:
+    """The open jaxpr of a site's call on abstract operands."""
+    avals = tuple(x.aval for x in match.operands)
+    with root.ctx.manager:  # the mesh and the like that the user's equation is under
+        return _traced(match.site, avals, root.ctx)
+
+
+@functools.lru_cache(maxsize=512)
+def _traced(site: Any, avals: tuple[Any, ...], _: Any) -> Any:
+    closed = jax.make_jaxpr(site)(*avals)
+    assert not closed.consts, f"{site} captures arrays"
+    return getattr(closed, "jaxpr", closed)

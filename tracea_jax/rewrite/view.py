@@ -1,0 +1,193 @@
+"""One jaxpr as a graph that rules can walk: who makes a value, who uses it."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import Literal
+
+Atom = Any  # a variable or a literal of a jaxpr
+Equation = Any
+T = TypeVar("T")
+
+OUTPUT = -1  # stands for the jaxpr's results among the consumers of a value
+_MAX_CONSTANT = 1 << 16  # elements: larger captured arrays are weights, not masks
+
+
+class View:
+    """The equations of one jaxpr with their producers, consumers and constants.
+
+    Attributes:
+      eqns, outvars: the equations, in order, and the jaxpr's results.
+      taken: indices that an accepted match replaces; other rules keep off them.
+      outside: inputs that always have one value of an enclosing jaxpr, with it.
+    """
+
+    def __init__(
+        self, eqns: Iterable[Equation], outvars: Iterable[Atom], known: Mapping = {}
+    ) -> None:
+        """Args:
+        eqns, outvars: of the jaxpr.
+        known: variables defined outside whose values are known while tracing.
+        """
+        self.eqns = list(eqns)
+        self.outvars = list(outvars)
+        self.taken: set[int] = set()
+        self.memory: dict[Any, Any] = {}  # of ``remembered`` functions
+        self.outside: dict[Any, tuple[View, Atom]] = {}
+        self._known = known
+        self._producers: dict[Any, int] = {}
+        self._consumers: dict[Any, list[int]] = collections.defaultdict(list)
+        self._scalars: dict[Any, Any] = {}
+        for index, eqn in enumerate(self.eqns):
+            for atom in eqn.invars:
+                if not isinstance(atom, Literal):
+                    self._consumers[atom].append(index)
+            for var in eqn.outvars:
+                self._producers[var] = index
+        for atom in self.outvars:
+            if not isinstance(atom, Literal):
+                self._consumers[atom].append(OUTPUT)
+
+    def producer(self, atom: Atom, *names: str) -> Equation | None:
+        """The equation that makes a value, if its primitive has one of the names."""
+        index = self.producer_index(atom)
+        if index is None or (names and self.eqns[index].primitive.name not in names):
+            return None
+        return self.eqns[index]
+
+    def producer_index(self, atom: Atom) -> int | None:
+        return None if isinstance(atom, Literal) else self._producers.get(atom)
+
+    def consumers(self, var: Any) -> list[int]:
+        """Indices of the equations that use a value, once for each use; or OUTPUT."""
+        return [] if isinstance(var, Literal) else self._consumers.get(var, [])
+
+    def use(self, atom: Atom, index: int) -> None:
+        """Notes that a match with this root will use a value."""
+        if not isinstance(atom, Literal):
+            self._consumers[atom].append(index)
+
+    def sole_consumer(self, var: Any) -> int | None:
+        """The equation with the only use of a value, unless a match has taken it."""
+        consumers = self.consumers(var)
+        if len(consumers) != 1 or consumers[0] == OUTPUT or consumers[0] in self.taken:
+            return None
+        return consumers[0]
+
+    def are_interior(self, equations: Iterable[int], root: int) -> bool:
+        """Whether nothing outside of the set needs a result of it but the root's."""
+        inside = set(equations)
+        return all(
+            set(self.consumers(var)) <= inside
+            for index in inside - {root}
+            for var in self.eqns[index].outvars
+        )
+
+    def constant(self, atom: Atom) -> np.ndarray | None:
+        """The value of a literal or a small captured array; None if it is neither."""
+        if isinstance(atom, Literal):
+            return np.asarray(atom.val)
+        value = self._known.get(atom)
+        if value is None or isinstance(value, Tracer):
+            return None
+        small = math.prod(np.shape(value)) <= _MAX_CONSTANT
+        return np.asarray(value) if small else None
+
+    def known(self, atom: Atom) -> Any:
+        """The value of a literal or of a captured array, as it is; None for others."""
+        return atom.val if isinstance(atom, Literal) else self._known.get(atom)
+
+    def captured(self, atom: Atom) -> np.ndarray | None:
+        """The value of a captured array, large ones included; None for others.
+
+        It may have to be copied from a device: for what is likely to be a mask.
+        """
+        value = None if isinstance(atom, Literal) else self._known.get(atom)
+        if value is None or isinstance(value, Tracer):
+            return None
+        here = getattr(value, "is_fully_addressable", True)
+        return np.asarray(value) if here else None
+
+    def scalar(self, atom: Atom) -> float | None:
+        """The number that all entries of a value have, if that is known.
+
+        Literals, captured scalars, and arithmetic, conversions and broadcasts of them.
+        """
+        if isinstance(atom, Literal):
+            return _number(np.asarray(atom.val))
+        if atom not in self._scalars:
+            self._scalars[atom] = None  # cuts no cycle, jaxprs have none
+            self._scalars[atom] = self._fold(atom)
+        return self._scalars[atom]
+
+    def _fold(self, var: Any) -> float | None:
+        eqn = self.producer(var)
+        if eqn is None:
+            value = self.constant(var)
+            return None if value is None else _number(value)
+        fold = _FOLDS.get(eqn.primitive.name)
+        if fold is None:
+            return None
+        values = [self.scalar(x) for x in eqn.invars]
+        if any(v is None for v in values):
+            return None
+        with np.errstate(all="ignore"):
+            value = fold(eqn.params, *map(np.float64, values))
+            # As the program rounds it: scalars of a bfloat16 model are bfloat16.
+            return _number(np.asarray(value).astype(eqn.outvars[0].aval.dtype))
+
+
+def remembered(f: Callable[..., T]) -> Callable[..., T]:
+    """f(view, atom, ...), computed once for each: expressions share their parts.
+
+    For functions of the equations alone, not of what matches have taken.
+    """
+
+    @functools.wraps(f)
+    def cached(view: View, atom: Atom, *rest: Any) -> T:
+        if isinstance(atom, Literal):
+            return f(view, atom, *rest)
+        key = (f, atom, *rest)
+        if key not in view.memory:
+            view.memory[key] = f(view, atom, *rest)
+        return view.memory[key]
+
+    return cached
+
+
+def _number(value: np.ndarray) -> float | None:
+    if value.size == 0 or value.dtype.kind not in "fiubV":
+        return None
+    if value.size > 1 and not (value == value.flat[0]).all():
+        return None
+    return float(value.flat[0])
+
+
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "convert_element_type": lambda params, x: x,
+    "broadcast_in_dim": lambda params, x, *_: x,
+    "pvary": lambda params, x: x,
+    "reshape": lambda params, x, *_: x,
+    "copy": lambda params, x: x,
+    "stop_gradient": lambda params, x: x,
+    "neg": lambda params, x: -x,
+    "sqrt": lambda params, x: np.sqrt(x),
+    "rsqrt": lambda params, x: 1 / np.sqrt(x),
+    "exp": lambda params, x: np.exp(x),
+    "log": lambda params, x: np.log(x),
+    "integer_pow": lambda params, x: x ** params["y"],
+    "pow": lambda params, x, y: x**y,
+    "add": lambda params, x, y: x + y,
+    "sub": lambda params, x, y: x - y,
+    "mul": lambda params, x, y: x * y,
+    "div": lambda params, x, y: x / y,
+    "max": lambda params, x, y: max(x, y),
+    "min": lambda params, x, y: min(x, y),
+}

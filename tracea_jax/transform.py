@@ -1,0 +1,150 @@
+"""transform: an unmodified function on our ops.
+
+The function is traced, equations that compute matrix products, convolutions and
+attention are replaced by calls of our primitives, and the result is compiled. Which
+implementation runs is chosen when it is compiled, as for the ops themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend import source_info_util
+from jax.extend.core import jaxpr_as_fun
+
+from tracea_jax.rewrite import OPS, RULES, Miss, splice
+
+# Errors and profiles name the user's line, not ours.
+source_info_util.register_exclusion(__file__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What is still recognised in a function that has differentiated inside.
+AFTER_GRAD = ("matmul", "conv2d")
+
+
+def transform(
+    fn: F, *, ops: Iterable[str] | None = None, after_grad: bool = False
+) -> F:
+    """``fn`` with matrix products, convolutions and attention on our ops.
+
+        fast = tracea.transform(model.apply)
+        loss, grads = jax.value_and_grad(lambda p: loss_of(fast(p, x)))(params)
+
+    Signature, results, effects and derivatives are those of ``fn``; a fused epilogue
+    rounds less often. Works under ``jit``, ``grad``, ``vmap``, ``scan`` and
+    ``shard_map``. Apply it to the model or the loss, inside of ``grad``: there whole
+    layers are recognised, and our derivative rules make the backward pass.
+
+    Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
+    what changes as arrays. Arguments that are no arrays (numbers, strings, functions)
+    are constants of the trace, and must be hashable.
+
+    Left exactly as they are: integer, complex and float64 products, any precision but
+    the default, bodies of ``custom_vjp`` functions and of Pallas kernels. ``explain``
+    lists every site, and what was left with its reason.
+
+    Args:
+      fn: a pure function of pytrees.
+      ops: which ops to use, of "matmul", "gated_matmul", "conv2d", "attention"; all by
+        default.
+      after_grad: for a training step that differentiates inside: only products and
+        convolutions are rewritten, one by one, those of the backward pass included.
+
+    Raises:
+      ValueError: on an unknown op.
+    """
+    chosen = check_ops(ops, after_grad)
+
+    def run(call: Call, arrays: list[Any]) -> Any:
+        def of_arrays(*arrays: Any) -> Any:
+            args, kwargs = call.arguments(arrays)
+            return fn(*args, **kwargs)
+
+        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        results = jaxpr_as_fun(spliced(jaxpr, chosen, []))(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    run.__name__ = getattr(fn, "__name__", run.__name__)  # as profiles show it
+    compiled = jax.jit(run, static_argnums=0, inline=True)
+
+    @functools.wraps(fn)
+    def transformed(*args: Any, **kwargs: Any) -> Any:
+        call, arrays = Call.of(args, kwargs)
+        return compiled(call, arrays)
+
+    return transformed  # pyright: ignore[reportReturnType]
+
+
+def check_ops(ops: Iterable[str] | None, after_grad: bool) -> tuple[str, ...]:
+    """The ops that are meant, in the order of the rules.
+
+    Raises:
+      ValueError: on an unknown op.
+    """
+    wanted = set(OPS if ops is None else ops)
+    if unknown := sorted(wanted - set(OPS)):
+        raise ValueError(f"ops={unknown} must be some of {', '.join(OPS)}")
+    if after_grad:
+        wanted &= set(AFTER_GRAD)
+    return tuple(op for op in OPS if op in wanted)
+
+
+def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
+    """A closed jaxpr with the sites of these ops replaced."""
+    rules = [rule for rule in RULES if rule.op in ops]
+    return splice(jaxpr, rules, misses)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=True)
+class Call:
+    """The arguments of a call without their arrays: what a trace depends on.
+
+    Attributes:
+      tree: of (args, kwargs).
+      constants: the leaves with their types, as 1, 1.0 and True are equal; None where
+        an array is.
+      is_array: for each leaf.
+    """
+
+    tree: Any
+    constants: tuple[Any, ...]
+    is_array: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
+        """The call and its arrays, numpy's included."""
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        is_array = tuple(is_array_like(x) for x in leaves)
+        pairs = list(zip(leaves, is_array, strict=True))
+        constants = tuple(None if array else _constant(x) for x, array in pairs)
+        return cls(tree, constants, is_array), [x for x, array in pairs if array]
+
+    def arguments(self, arrays: Iterable[Any]) -> tuple[Any, Any]:
+        """(args, kwargs) with these arrays in their places."""
+        rest = iter(arrays)
+        pairs = zip(self.constants, self.is_array, strict=True)
+        leaves = [next(rest) if array else x[1] for x, array in pairs]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def _constant(x: Any) -> tuple[type, Any]:
+    try:
+        hash(x)
+    except TypeError as e:
+        raise TypeError(
+            f"an argument of type {type(x).__name__} is no array and cannot be hashed; "
+            "pass arrays, pytrees of them, or values that can be constants of a trace"
+        ) from e
+    return type(x), x
+
+
+def is_array_like(x: Any) -> bool:
+    kinds = jax.Array | Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct
+    return isinstance(x, kinds)
