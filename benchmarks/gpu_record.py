@@ -16,10 +16,12 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent
 TESTS = ROOT.parent / "tests"
 TESTED = ("kernels/cuda", "ffi")
+COUNTS = ("passed", "failed", "skipped")
 _SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 COMMAND = "python benchmarks/gpu_record.py"
 
@@ -43,51 +45,62 @@ def records(results: pathlib.Path = ROOT / "results") -> list[dict]:
 def main() -> int:
     import common  # needs an installed tracea_jax, which the hash does not
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     common.add_arguments(parser)
+    parser.add_argument("--only", nargs="*", help="files; others keep their counts")
     args, pytest_args = parser.parse_known_args()
-    status, counts = _run_tests(pytest_args)
-    record = {
-        "hash": tested_hash(),
-        "environment": common.environment(args.commit),
-        **counts,
-    }
-    directory = (args.out or ROOT / "results") / common.slug(
-        record["environment"]["device"]
-    )
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "gpu_tests.json").write_text(json.dumps(record, indent=1) + "\n")
+    where = common.environment(args.commit)
+    path = (args.out or ROOT / "results") / common.slug(where["device"])
+    path = path / "gpu_tests.json"
+    earlier = _files_of(path) if args.only else {}
+    status, files = _run_tests(pytest_args, args.only)
+    record = summary({**earlier, **files}, where)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
     return status
 
 
-def _run_tests(pytest_args: list[str]) -> tuple[int, dict[str, int]]:
-    """pytest's exit status, and how many GPU tests passed, failed or were skipped.
+def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str, Any]:
+    """The record of some counts for each test file."""
+    totals = {name: sum(file[name] for file in files.values()) for name in COUNTS}
+    return {"hash": tested_hash(), "environment": where, **totals, "files": files}
+
+
+def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
+    """Counts of an earlier record, if it is of the same kernels."""
+    record = json.loads(path.read_text()) if path.exists() else {}
+    return record["files"] if record.get("hash") == tested_hash() else {}
+
+
+def _run_tests(
+    pytest_args: list[str], only: list[str] | None
+) -> tuple[int, dict[str, dict[str, int]]]:
+    """pytest's worst exit status, and for each file how many passed, failed, skipped.
 
     Files run side by side, each in a process of its own: most of their time they
     compile. For that none of them may take all memory of the GPU.
     """
     files = sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
+    files = [f for f in files if only is None or f.name in only]
     environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    number = dict.fromkeys(_SUITE_COUNTS, 0)
     with tempfile.TemporaryDirectory() as directory:
-        runs = []
+        runs = {}
         for file in files:
             report = pathlib.Path(directory) / f"{file.stem}.xml"
             command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(file)]
             command += [f"--junitxml={report}", *pytest_args]
             run = subprocess.Popen(command, cwd=ROOT.parent, env=environ)
-            runs.append((report, run))
-        status = max(run.wait() for _, run in runs)
-        for report, _ in runs:
-            (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
-            for name in _SUITE_COUNTS:
-                number[name] += int(suite.get(name, 0))
+            runs[report] = run
+        status = max(run.wait() for run in runs.values())
+        return status, {f"{report.stem}.py": _counts(report) for report in runs}
+
+
+def _counts(report: pathlib.Path) -> dict[str, int]:
+    (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
+    number = {name: int(suite.get(name, 0)) for name in _SUITE_COUNTS}
     failed = number["failures"] + number["errors"]
-    return status, {
-        "passed": number["tests"] - failed - number["skipped"],
-        "failed": failed,
-        "skipped": number["skipped"],
-    }
+    passed = number["tests"] - failed - number["skipped"]
+    return {"passed": passed, "failed": failed, "skipped": number["skipped"]}
 
 
 if __name__ == "__main__":

@@ -21,8 +21,11 @@ def test_the_example_runs(monkeypatch, capsys):
     monkeypatch.setattr(
         dispatch, "tune", lambda problem, *_, **__: tuned.append(problem)
     )
-    keys = jax.random.split(jax.random.key(0), 4)
+    keys = jax.random.split(jax.random.key(0), 12)
     shapes = {"x": (8, 16), "w": (16, 32), "b": (32,), "r": (8, 32)}
+    shapes |= {"w_gate": (16, 32), "w_up": (16, 32)}
+    shapes |= {"image": (1, 9, 9, 3), "kernel": (3, 3, 3, 4), "c": (4,)}
+    shapes |= {"q": (1, 5, 2, 8), "k": (1, 5, 2, 8), "v": (1, 5, 2, 8)}
     names = {
         name: jax.random.normal(key, shape)
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
