@@ -28,11 +28,8 @@ def matmul(results: pathlib.Path) -> str:
 
 
 def _matmul_table(result: dict[str, Any]) -> str:
-    where = result["environment"]
-    versions = where["versions"]
     lines = [
-        f"\n{where['device']} ({where['arch']}, {where['units']} units), "
-        f"jax {versions['jax']}, {where['date']}:\n",
+        _head(result["environment"]),
         "| problem | kernel | ours, us | XLA, us | XLA / ours | TFLOP/s |",
         "|---|---|---:|---:|---:|---:|",
     ]
@@ -44,7 +41,34 @@ def _matmul_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-TABLES = {"matmul": matmul}
+def models(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_models``."""
+    files = sorted(results.glob("*/models.json"))
+    return "".join(_models_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _models_table(result: dict[str, Any]) -> str:
+    lines = [
+        _head(result["environment"]),
+        "| model | ours, us | plain JAX, us | plain / ours | wall-clock |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {r['name']} | {r['ours_us']:.1f} | {r['plain_us']:.1f} "
+        f"| {r['ratio']:.2f} | {r['wall_ratio']:.2f} |"
+        for r in result["rows"]
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _head(where: dict[str, Any]) -> str:
+    return (
+        f"\n{where['device']} ({where['arch']}, {where['units']} units), "
+        f"jax {where['versions']['jax']}, {where['date']}:\n"
+    )
+
+
+TABLES = {"matmul": matmul, "models": models}
 
 
 def main() -> None:

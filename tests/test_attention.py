@@ -296,3 +296,16 @@ def test_symbolic_shapes():
     program = export.export(jax.jit(attention))(*shapes)
     again = export.deserialize(program.serialize())
     assert_close(again.call(*qkv()), in_f64(definition, *qkv())[0])
+
+
+def test_float16_runs_on_cpus_too():
+    # where jax.nn asks XLA for products that it does not have
+    q, k, v = (x.astype("float16") for x in qkv())
+    wide = [x.astype("float32") for x in (q, k, v)]
+    expected = jax.nn.dot_product_attention(*wide, is_causal=True)
+    found = jax.jit(functools.partial(attention, is_causal=True))(q, k, v)
+    assert found.dtype == "float16"
+    np.testing.assert_allclose(found.astype("float32"), expected, atol=2e-3)
+    gradient = jax.grad(lambda q: attention(q, k, v).astype("float32").sum())(q)
+    wanted = jax.grad(lambda q: attention(q, *wide[1:]).sum())(wide[0])
+    np.testing.assert_allclose(gradient.astype("float32"), wanted, atol=2e-3)

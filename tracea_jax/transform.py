@@ -67,12 +67,16 @@ def transform(
             args, kwargs = call.arguments(arrays)
             return fn(*args, **kwargs)
 
-        jaxpr, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        # Under jit the whole function is one equation: to run what it was spliced to,
+        # that one is bound again, and not each of those inside.
+        of_arrays.__name__ = run.__name__
+        traced = jax.make_jaxpr(jax.jit(of_arrays), return_shape=True)
+        jaxpr, shape = traced(*arrays)
         results = jaxpr_as_fun(spliced(jaxpr, chosen, []))(*arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     run.__name__ = getattr(fn, "__name__", run.__name__)  # as profiles show it
-    compiled = jax.jit(run, static_argnums=0, inline=True)
+    compiled = jax.jit(run, static_argnums=0)
 
     @functools.wraps(fn)
     def transformed(*args: Any, **kwargs: Any) -> Any:

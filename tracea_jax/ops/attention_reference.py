@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,6 +79,23 @@ def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any
 
 
 def _attend(spec: Spec, x: dict[str, Any], return_residual: bool) -> Any:
+    call = functools.partial(_dot_product_attention, spec, return_residual)
+    if x["q"].dtype != jnp.float16:
+        return call(x)
+    # XLA has no float16 products with float32 sums on CPUs, which jax.nn asks for.
+    on_cpu = functools.partial(_in_float32, call)
+    return jax.lax.platform_dependent(x, cpu=on_cpu, default=call)
+
+
+def _in_float32(call: Callable[..., Any], x: dict[str, Any]) -> Any:
+    def widened(a: jax.Array) -> jax.Array:
+        return a.astype(jnp.float32) if a.dtype == jnp.float16 else a
+
+    found = call(jax.tree.map(widened, x))
+    return jax.tree.map(lambda a: a.astype(jnp.float16), found)
+
+
+def _dot_product_attention(spec: Spec, return_residual: bool, x: dict[str, Any]) -> Any:
     with matmul_precision(spec.precision):
         return jax.nn.dot_product_attention(
             x["q"],

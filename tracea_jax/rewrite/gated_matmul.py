@@ -43,6 +43,8 @@ class GatedMatmulSite:
 
 def match_gated(view: View, index: int) -> Match | None:
     """The pair whose gate is the product at a ``dot_general``."""
+    if not _has_ups(view):
+        return None
     gate = product_at(view, index)
     if isinstance(gate, str):
         return None
@@ -75,6 +77,18 @@ def match_gated(view: View, index: int) -> Match | None:
 GATED_MATMUL = Rule(
     op="gated_matmul", anchors=frozenset({"dot_general"}), match=match_gated
 )
+
+
+def _has_ups(view: View) -> bool:
+    """Whether any product is multiplied with something: most programs have none."""
+    if _has_ups not in view.memory:
+        view.memory[_has_ups] = any(
+            view.producer(atom, "dot_general", "transpose") is not None
+            for eqn in view.eqns
+            if eqn.primitive.name == "mul"
+            for atom in eqn.invars
+        )
+    return view.memory[_has_ups]
 
 
 def _up(view: View, multiplied: int, activated: Activated) -> Product | None:

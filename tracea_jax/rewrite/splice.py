@@ -18,14 +18,18 @@ from tracea_jax import _compat
 from tracea_jax.ops.remat import remat_policy
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule
-from tracea_jax.rewrite.view import Equation, View
+from tracea_jax.rewrite.view import Atom, Equation, View
 
 # Their bodies are not what runs under differentiation, or not ours to read.
 OPAQUE = frozenset({"pallas_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 
 
 def splice(
-    jaxpr: Any, rules: Sequence[Rule], misses: list[Miss], known: Mapping = {}
+    jaxpr: Any,
+    rules: Sequence[Rule],
+    misses: list[Miss],
+    known: Mapping = {},
+    outside: Mapping = {},
 ) -> Any:
     """The jaxpr with all matches replaced; the same object if there are none.
 
@@ -34,22 +38,27 @@ def splice(
       rules: in the order of their preference.
       misses: receives what was left, with reasons.
       known: values of variables that are known while tracing.
+      outside: inputs that always have one value of an enclosing jaxpr, with it.
     """
     if ClosedJaxpr is not Jaxpr and isinstance(jaxpr, ClosedJaxpr):  # before jax 0.11
         values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
-        inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values})
+        inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
-    known = {**known, **values}
-    eqns = [_descend(eqn, rules, misses, known) for eqn in jaxpr.eqns]
-    flat = inline_small_calls(eqns)
-    view = View(flat, jaxpr.outvars, known)
+    flat = inline_small_calls(jaxpr.eqns)
+    view = View(flat, jaxpr.outvars, {**known, **values})
+    view.outside.update(outside)
+    # Their operands and results stay, so the view is still right.
+    view.eqns = [_descend(eqn, rules, misses, view) for eqn in flat]
+    changed = {id(a): b for a, b in zip(flat, view.eqns, strict=True) if a is not b}
     matches = find(view, rules, misses)
     if matches:
         return jaxpr.replace(eqns=_needed(view, list(_replaced(view, matches))))
-    if all(a is b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+    if not changed:
         return jaxpr
-    return jaxpr.replace(eqns=eqns)
+    if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:
+        return jaxpr.replace(eqns=[changed.get(id(eqn), eqn) for eqn in jaxpr.eqns])
+    return jaxpr.replace(eqns=view.eqns)
 
 
 def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:
@@ -94,7 +103,7 @@ def scope_of(eqn: Equation) -> str:
 
 
 def _descend(
-    eqn: Equation, rules: Sequence[Rule], misses: list[Miss], known: Mapping
+    eqn: Equation, rules: Sequence[Rule], misses: list[Miss], view: View
 ) -> Equation:
     """The equation with the jaxprs among its parameters spliced."""
     if eqn.primitive.name in OPAQUE:
@@ -103,7 +112,7 @@ def _descend(
     for name, value in eqn.params.items():
         if not _holds_jaxprs(value):
             continue
-        inside = functools.partial(_splice_inside, eqn, rules, misses, known)
+        inside = functools.partial(_splice_inside, eqn, rules, misses, view)
         new = _map_jaxprs(inside, value)
         if new is not value:
             changed[name] = new
@@ -112,8 +121,15 @@ def _descend(
     return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
 
 
-def _splice_inside(eqn, rules, misses, known, jaxpr):
-    return splice(jaxpr, rules, misses, _known_inside(eqn, jaxpr, known))
+def _splice_inside(eqn, rules, misses, view, jaxpr):
+    known, outside = {}, {}
+    for inner, atom in _same_inside(eqn, jaxpr):
+        value = view.known(atom)
+        if value is not None:
+            known[inner] = value
+        else:
+            outside[inner] = (view, atom)
+    return splice(jaxpr, rules, misses, known, outside)
 
 
 def _is_jaxpr(value: Any) -> bool:
@@ -141,10 +157,10 @@ def _map_jaxprs(f: Any, value: Any) -> Any:
     return type(value)(*new) if hasattr(value, "_fields") else tuple(new)
 
 
-def _known_inside(eqn: Equation, jaxpr: Any, known: Mapping) -> Mapping:
-    """Known values among the inputs of a nested jaxpr.
+def _same_inside(eqn: Equation, jaxpr: Any) -> Iterator[tuple[Any, Atom]]:
+    """Inputs of a nested jaxpr that always have one value, and this outside.
 
-    Masks are often made of arrays that were constants outside of a loop.
+    Masks are often made outside of a loop, of positions or of captured arrays.
     """
     invars = jaxpr.invars if hasattr(jaxpr, "invars") else jaxpr.jaxpr.invars
     outer: Sequence[Any] = ()
@@ -155,13 +171,10 @@ def _known_inside(eqn: Equation, jaxpr: Any, known: Mapping) -> Mapping:
             outer = eqn.invars[1:]
         case "scan":
             outer = eqn.invars[: _compat.scan_constants(eqn.params)]
-    values = {}
-    for inner, atom in zip(invars, outer, strict=False):
-        if isinstance(atom, Literal):
-            values[inner] = atom.val
-        elif atom in known:
-            values[inner] = known[atom]
-    return values
+        case "shard_map":  # what is not split
+            specs = zip(invars, eqn.invars, eqn.params["in_specs"], strict=True)
+            return iter([(x, atom) for x, atom, spec in specs if not any(spec)])
+    return zip(invars, outer, strict=False)
 
 
 # --- replacing ------------------------------------------------------------------------
@@ -213,13 +226,12 @@ def _call(match: Match, root: Equation) -> Iterator[Equation]:
 
 def _template(match: Match, root: Equation) -> Any:
     """The open jaxpr of a site's call on abstract operands."""
-    avals = tuple(x.aval for x in match.operands)
-    with root.ctx.manager:  # the mesh and the like that the user's equation is under
-        return _traced(match.site, avals, root.ctx)
+    return _traced(match.site, tuple(x.aval for x in match.operands), root.ctx)
 
 
 @functools.lru_cache(maxsize=512)
-def _traced(site: Any, avals: tuple[Any, ...], _: Any) -> Any:
-    closed = jax.make_jaxpr(site)(*avals)
+def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> Any:
+    with context.manager:  # the mesh and the like that the user's equation is under
+        closed = jax.make_jaxpr(site)(*avals)
     assert not closed.consts, f"{site} captures arrays"
     return getattr(closed, "jaxpr", closed)

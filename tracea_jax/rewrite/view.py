@@ -129,6 +129,9 @@ class View:
 
     def _fold(self, var: Any) -> float | None:
         eqn = self.producer(var)
+        if eqn is None and var in self.outside:
+            outer, atom = self.outside[var]
+            return outer.scalar(atom)
         if eqn is None:
             value = self.constant(var)
             return None if value is None else _number(value)

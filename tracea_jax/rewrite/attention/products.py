@@ -1,0 +1,147 @@
+"""The products of attention in a jaxpr: the one before the softmax, the one after it.
+
+These find structure; what the dimensions and masks are is read along the way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from jax.extend.core import Literal
+
+from tracea_jax.rewrite.attention.dims import MOVES
+from tracea_jax.rewrite.attention.softmax import SAME, Refused, Softmax, keep_of
+from tracea_jax.rewrite.view import OUTPUT, Equation, View
+
+_DEPTH = 32  # equations between a product and the softmax; they are about ten
+_SEARCHED = 256  # equations to look at for the product, those of biases included
+
+# --- the product after it -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Weighted:
+    """The product of probabilities and values.
+
+    Attributes:
+      dot: index of the ``dot_general``.
+      place: which of its operands the probabilities are.
+      steps: indices of the equations from the probabilities to it.
+    """
+
+    dot: int
+    place: int
+    steps: tuple[int, ...]
+
+
+def weighted_by(view: View, softmax: Softmax) -> Weighted:
+    """The product that uses the probabilities, and nothing else does.
+
+    Raises:
+      Refused: if something else happens to them.
+    """
+    value, steps = softmax.result, []
+    while len(steps) < _DEPTH:
+        index = view.sole_consumer(value)
+        if index is None:
+            count = len(view.consumers(value))
+            raise Refused(f"the probabilities are used {count} times")
+        eqn = view.eqns[index]
+        name = eqn.primitive.name
+        if name == "dot_general":
+            place = 0 if eqn.invars[0] is value else 1
+            return Weighted(dot=index, place=place, steps=tuple(steps))
+        if name not in MOVES and name not in SAME and not keep_of(view, eqn, value):
+            dropout = ", as in dropout" if name in ("mul", "select_n") else ""
+            raise Refused(f"the probabilities go through {name}{dropout}")
+        steps.append(index)
+        value = eqn.outvars[0]
+    raise Refused("the product with the values is too far from the softmax")
+
+
+# --- the scores before it -------------------------------------------------------------
+
+
+def score_paths(view: View, var: Any, obstacles: list[str]) -> Iterator[list[int]]:
+    """Ways from a product to a value: indices of equations, the product's first.
+
+    Args:
+      view: the equations.
+      var: the value.
+      obstacles: receives names of primitives that no way goes through.
+    """
+    yield from _paths(view, var, obstacles, set())
+
+
+def _paths(
+    view: View, var: Any, obstacles: list[str], seen: set[int]
+) -> Iterator[list[int]]:
+    index = view.producer_index(var)
+    if index is None or index in seen or len(seen) > _SEARCHED:
+        return
+    seen.add(index)
+    eqn = view.eqns[index]
+    if eqn.primitive.name == "dot_general":
+        yield [index]
+        return
+    sources = score_operands(view, eqn)
+    if not sources and _product_near(view, var, _above):
+        obstacles.append(eqn.primitive.name)
+    for source in sources:
+        for path in _paths(view, source, obstacles, seen):
+            yield [*path, index]
+
+
+def score_operands(view: View, eqn: Equation) -> list[Any]:
+    """Operands that may be the scores, if an equation only scales, masks, moves."""
+    name = eqn.primitive.name
+    if name in MOVES or name in SAME:
+        return [eqn.invars[0]]
+    whole = [
+        x
+        for x in eqn.invars
+        if x.aval.shape == eqn.outvars[0].aval.shape and view.scalar(x) is None
+    ]
+    match name:
+        case "add" | "mul":
+            return whole
+        case "div" | "sub":
+            return [x for x in whole if x is eqn.invars[0]]
+        case "select_n" if len(eqn.invars) == 3:
+            return [x for x in whole if x is not eqn.invars[0]]
+    return []
+
+
+def looks_like_attention(view: View, softmax: Softmax) -> bool:
+    """Whether there are products close before and after, whatever is in between."""
+    return _product_near(view, softmax.x, _above) and _product_near(
+        view, softmax.result, _below
+    )
+
+
+def _above(view: View, var: Any) -> list[Equation]:
+    eqn = view.producer(var)
+    return [] if eqn is None else [eqn]
+
+
+def _below(view: View, var: Any) -> list[Equation]:
+    return [view.eqns[i] for i in view.consumers(var) if i != OUTPUT]
+
+
+def _product_near(view: View, var: Any, neighbours: Any) -> bool:
+    size = math.prod(var.aval.shape)
+    pending, seen = [var], {var}
+    while pending and len(seen) < _DEPTH:
+        for eqn in neighbours(view, pending.pop(0)):
+            if eqn.primitive.name == "dot_general":
+                return True
+            new = eqn.invars if neighbours is _above else eqn.outvars
+            for x in new:
+                same = not isinstance(x, Literal) and math.prod(x.aval.shape) == size
+                if same and x not in seen:
+                    seen.add(x)
+                    pending.append(x)
+    return False

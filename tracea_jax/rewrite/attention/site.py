@@ -1,0 +1,92 @@
+"""The call that replaces an attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracea_jax.ops.attention import attention
+from tracea_jax.rewrite.attention.dims import Arrange
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSite:
+    """A call of ``ops.attention`` with a result in the program's shape and dtype.
+
+    It takes query, key and value, then biases, masks, lengths of queries and of keys,
+    as many as there are.
+
+    Attributes:
+      query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
+      result: how (B, T, N, H) becomes the program's result.
+      dtype: of the result.
+      biases: what is added to the scores, with factors.
+      masks: booleans, and the value with which they let a query see a key.
+      q_lengths, kv_lengths: of each example, less an offset; None if there are none.
+      scale, is_causal, window: arguments of the op.
+      zeroed: whether queries that see no key have a result of zero.
+    """
+
+    query: Arrange
+    key: Arrange
+    value: Arrange
+    result: Arrange
+    dtype: str
+    biases: tuple[tuple[Arrange, float], ...]
+    masks: tuple[tuple[Arrange, bool], ...]
+    q_lengths: tuple[Arrange, int] | None
+    kv_lengths: tuple[Arrange, int] | None
+    scale: float
+    is_causal: bool
+    window: tuple[int, int] | None
+    zeroed: bool
+
+    def __call__(self, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+        pending = list(rest)
+        bias = self._bias([pending.pop(0) for _ in self.biases])
+        mask = self._mask([pending.pop(0) for _ in self.masks])
+        lengths = [
+            None if how is None else _lengths(how, pending.pop(0))
+            for how in (self.q_lengths, self.kv_lengths)
+        ]
+        o = attention(
+            self.query(q),
+            self.key(k),
+            self.value(v),
+            bias,
+            mask,
+            scale=self.scale,
+            is_causal=self.is_causal,
+            query_seq_lengths=lengths[0],
+            key_value_seq_lengths=lengths[1],
+            local_window_size=self.window,
+        )
+        if self.zeroed and mask is not None:
+            o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
+        return self.result(o).astype(self.dtype)
+
+    def _bias(self, values: list[Any]) -> Any:
+        """The sum of all; one that stands alone keeps its dtype."""
+        terms = []
+        for (how, factor), x in zip(self.biases, values, strict=True):
+            x = how(x)
+            alone = factor == 1 and len(values) == 1
+            terms.append(x if alone else x.astype(jnp.float32) * factor)
+        return sum(terms[1:], terms[0]) if terms else None
+
+    def _mask(self, values: list[Any]) -> Any:
+        """Where all hold."""
+        mask = None
+        for (how, positive), x in zip(self.masks, values, strict=True):
+            x = how(x if positive else ~x)
+            mask = x if mask is None else mask & x
+        return mask
+
+
+def _lengths(how: tuple[Arrange, int], x: jax.Array) -> jax.Array:
+    arrange, offset = how
+    x = arrange(x)
+    return (x + offset if offset else x).astype(jnp.int32)
