@@ -35,15 +35,13 @@ TINY = demo.Sizes(
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """The tiny demo, and the problems that it tunes with their time."""
+    """The tiny demo; the problems that it would tune, with their time."""
     problems = {}
-    tune = demo.tune
 
-    def briefly(problem, *, budget_s, **how):
+    def noted(problem, *, budget_s, **how):
         problems[problem] = budget_s
-        return tune(problem, **{**how, "effort": "none"}, budget_s=0.1)
 
-    monkeypatch.setattr(demo, "tune", briefly)
+    monkeypatch.setattr(demo, "tune", noted)
     monkeypatch.setitem(demo.SIZES, "cpu", TINY)
     timing = functools.partial(measure.Timing, race_s=0.1)
     monkeypatch.setattr(demo.measure, "Timing", timing)
@@ -56,7 +54,8 @@ def test_demo(capsys, tuned):
     assert out.count("(correct)") == 2 and "WRONG" not in out
     assert "1 layers, 1 x 8 tokens, width 16, 4/2 heads" in out
     assert "1 x 5 x 5 x 8" in out and "3 conv2d" in out
-    assert {p.op for p in tuned} >= {"matmul", "attention", "gated_matmul", "conv2d"}
+    # on CPUs a gradient of attention is that of the code itself
+    assert {p.op for p in tuned} >= {"matmul", "gated_matmul", "conv2d"}
     assert sum(tuned.values()) == pytest.approx(14)
 
 
@@ -93,7 +92,7 @@ def test_a_demo_that_computes_wrongly_fails(capsys, monkeypatch):
         )
         return demo.Outcome(device=local_cpu(), rows=(row,))
 
-    for error, status, word in ((1.5e-6, 0, "(correct)"), (1e-3, 1, "(WRONG)")):
+    for error, status, word in ((3.5e-6, 0, "(correct)"), (1e-3, 1, "(WRONG)")):
         monkeypatch.setattr(demo, "demo", lambda *_, e=error, **__: outcome(e))
         assert cli.main(["demo"]) == status
         assert word in capsys.readouterr().out

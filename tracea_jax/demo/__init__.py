@@ -93,8 +93,12 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether ours is as accurate as plain JAX, or as the dtype allows."""
-        return self.error <= max(2 * self.plain_error, 8 * self.unit)
+        """Whether ours is as accurate as plain JAX, or as the dtype allows.
+
+        Both errors are the largest of many: other orders of the sums, all as good, give
+        several times more or less.
+        """
+        return self.error <= max(4 * self.plain_error, 16 * self.unit)
 
     def __str__(self) -> str:
         verdict = "correct" if self.ok else "WRONG"
