@@ -107,7 +107,18 @@ def _assert_close(found: Any, expected: Any, within: float) -> None:
         assert error <= within, f"{name}: {error:.2g}"
 
 
-@_each([m for m in MODELS if m.exact is None])
+# Minutes of compiling; smaller models of the same layers are in every run.
+LARGE = ("resnet50", "resnet50_training", "unet")
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(m, id=m.name, marks=[pytest.mark.slow] * (m.name in LARGE))
+        for m in MODELS
+        if m.exact is None
+    ],
+)
 def test_outputs_and_gradients_in_float32(model):
     fn, args = model.build()
     cotangent = _cotangent(fn, args)
@@ -132,6 +143,7 @@ def _assert_as_good(found: Any, plain: Any, exact: Any) -> None:
         assert error <= allowed, f"{name}: {error / allowed:.2g} of what is allowed"
 
 
+@pytest.mark.slow
 @_each([m for m in MODELS if m.narrow and m.exact is None])
 def test_outputs_of_bfloat16_are_as_near_to_float32_as_plain_ones(model):
     fn, args = model.build()
