@@ -6,6 +6,11 @@ import inspect
 from typing import Any
 
 import jax
+from jax.extend import core
+
+# A jaxpr with its constants: another class than a jaxpr before jax 0.11, and not
+# exported for type checkers since.
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 
 def partitioned_automatically(ctx: Any) -> bool:

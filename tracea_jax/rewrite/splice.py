@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Jaxpr, Literal
 
 from tracea_jax import _compat
+from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.remat import remat_policy
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule
@@ -133,7 +134,7 @@ def _splice_inside(eqn, rules, misses, view, jaxpr):
 
 
 def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, Jaxpr | ClosedJaxpr)
+    return isinstance(value, (Jaxpr, ClosedJaxpr))
 
 
 def _holds_jaxprs(value: Any) -> bool:
