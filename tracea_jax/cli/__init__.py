@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
-        "--budget-s", type=float, default=60.0, help="seconds of tuning for a model"
+        "--budget-s", type=float, default=20.0, help="seconds of tuning for a model"
     )
 
     tune = add("tune", _tune, "measure the candidates of a problem and keep the best")

@@ -129,7 +129,7 @@ class Outcome:
         return "\n\n".join([f"on {self.device}", *map(str, self.rows)])
 
 
-def demo(progress: Any = None, budget_s: float = 60.0) -> Outcome:
+def demo(progress: Any = None, budget_s: float = 20.0) -> Outcome:
     """Tunes, runs and checks the models on JAX's default device.
 
     Args:
