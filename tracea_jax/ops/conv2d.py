@@ -228,15 +228,10 @@ def problem_of(avals, *, out, precision, epilogue, **params) -> Conv2dProblem:
         precision=precision_name(precision),
         epilogue=dataclasses.replace(
             epilogue,
-            bias_dtype=_other_dtype(bias, out),
-            residual_dtype=_other_dtype(residual, out),
+            bias_dtype=epilogues.other_dtype(bias, out),
+            residual_dtype=epilogues.other_dtype(residual, out),
         ),
     )
-
-
-def _other_dtype(aval, out) -> str | None:
-    """The dtype of an epilogue operand, if it has one and it is not the output's."""
-    return None if aval is None or aval.dtype == out else aval.dtype.name
 
 
 def _abstract_eval(*avals, epilogue, out, **params):

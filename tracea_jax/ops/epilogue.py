@@ -48,6 +48,13 @@ def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
     return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(out))
 
 
+def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
+    """The dtype of an epilogue operand, if there is one and it is not the output's."""
+    if operand is None or operand.dtype == out:
+        return None
+    return operand.dtype.name
+
+
 def is_floating(dtype: jnp.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 

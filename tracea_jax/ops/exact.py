@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy import special
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    from scipy import special  # slow to import, and only verification needs it
+
+    return special.erf(x)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -16,6 +21,6 @@ ACTIVATIONS_F64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda z: z,
     "relu": lambda z: np.maximum(z, 0),
     "gelu": lambda z: z * _sigmoid(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
-    "gelu_exact": lambda z: z * 0.5 * (1 + special.erf(z / np.sqrt(2))),
+    "gelu_exact": lambda z: z * 0.5 * (1 + _erf(z / np.sqrt(2))),
     "silu": lambda z: z * _sigmoid(z),
 }

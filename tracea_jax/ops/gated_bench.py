@@ -12,6 +12,7 @@ from tracea_jax import dispatch
 from tracea_jax.device import Device
 from tracea_jax.ops import matmul_bench
 from tracea_jax.ops.bench import OpBench, Workload, forced, random_normal
+from tracea_jax.ops.exact import ACTIVATIONS_F64
 from tracea_jax.ops.gated_matmul import gated_matmul_p
 from tracea_jax.ops.precision import precision_from_name
 from tracea_jax.policy import Choice
@@ -78,7 +79,7 @@ def _exact_rows(problem, inputs, which, b, rows) -> matmul_bench.Rows:
     u, u_scale = rows_of(up, b, rows)
     if which != "y":
         return (g, g_scale) if which == "g" else (u, u_scale)
-    activated = matmul_bench.ACTIVATIONS_F64[problem.activation](g)
+    activated = ACTIVATIONS_F64[problem.activation](g)
     return activated * u, np.abs(u) * g_scale + np.abs(activated) * u_scale
 
 

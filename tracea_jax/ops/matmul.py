@@ -220,15 +220,10 @@ def problem_of(avals, *, layout, out, precision, epilogue, **_) -> GemmProblem:
         precision=precision_name(precision),
         epilogue=dataclasses.replace(
             epilogue,
-            bias_dtype=_other_dtype(bias, out),
-            residual_dtype=_other_dtype(residual, out),
+            bias_dtype=epilogues.other_dtype(bias, out),
+            residual_dtype=epilogues.other_dtype(residual, out),
         ),
     )
-
-
-def _other_dtype(aval, out) -> str | None:
-    """The dtype of an epilogue operand, if it has one and it is not the output's."""
-    return None if aval is None or aval.dtype == out else aval.dtype.name
 
 
 def _abstract_eval(*avals, **params):

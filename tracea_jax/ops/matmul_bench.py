@@ -23,6 +23,7 @@ from tracea_jax.ops.bench import (
     random_normal,
     unit_roundoff,
 )
+from tracea_jax.ops.exact import ACTIVATIONS_F64
 from tracea_jax.ops.matmul import matmul_p, split
 from tracea_jax.ops.precision import precision_from_name
 from tracea_jax.policy import Choice
@@ -175,25 +176,6 @@ def _exact_rows(problem, inputs, which, b, rows) -> Rows:
 
 def _f64(x: jax.Array) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    from scipy import special  # slow to import, and only verification needs it
-
-    return special.erf(x)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return 0.5 * (1 + np.tanh(0.5 * x))
-
-
-ACTIVATIONS_F64: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "none": lambda z: z,
-    "relu": lambda z: np.maximum(z, 0),
-    "gelu": lambda z: z * _sigmoid(2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)),
-    "gelu_exact": lambda z: z * 0.5 * (1 + _erf(z / np.sqrt(2))),
-    "silu": lambda z: z * _sigmoid(z),
-}
 
 
 def error(
