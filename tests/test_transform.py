@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import importlib
 import inspect
 import re
 
@@ -289,6 +290,31 @@ def test_derivatives_and_jitted_calls_are_traced_once():
     for _ in range(3):
         jitted(*arguments())
     assert len(traces) == 1
+
+
+def test_layers_that_are_alike_are_rewritten_once(monkeypatch):
+    module = importlib.import_module("tracea_jax.transform")
+    rewritten = []
+
+    def counting(*args):
+        rewritten.append(args)
+        return splice(*args)
+
+    splice = module.spliced
+    monkeypatch.setattr(module, "spliced", counting)
+    f, traces = counted(block)
+    layer = tracea.transform(f)
+    x, w, b = arguments()
+
+    @jax.jit
+    def model(x):
+        return [layer(x, w, b), layer(2 * x, w, b), layer(x[:3], w, b)]
+
+    first, second, third = model(x)
+    assert (len(traces), len(rewritten)) == (2, 2)
+    assert_near(first, block(x, w, b), 2e-5)
+    assert_near(second, block(2 * x, w, b), 2e-5)
+    assert_near(third, block(x[:3], w, b), 2e-5)
 
 
 def test_static_arguments_are_traced_again():

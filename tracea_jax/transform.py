@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -61,29 +62,55 @@ def transform(
       ValueError: on an unknown op.
     """
     chosen = check_ops(ops, after_grad)
+    kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def of_call(call: Call, arrays: list[Any]) -> Any:
+        args, kwargs = call.arguments(arrays)
+        return fn(*args, **kwargs)
+
+    # Under jit the whole function is one equation: to run what it was spliced to, that
+    # one is bound again, and not each of those inside. And it is traced only once.
+    of_call.__name__ = getattr(fn, "__name__", of_call.__name__)  # as profiles show it
+    traced = jax.make_jaxpr(
+        jax.jit(of_call, static_argnums=0), static_argnums=0, return_shape=True
+    )
 
     def run(call: Call, arrays: list[Any]) -> Any:
-        def of_arrays(*arrays: Any) -> Any:
-            args, kwargs = call.arguments(arrays)
-            return fn(*args, **kwargs)
-
-        # Under jit the whole function is one equation: to run what it was spliced to,
-        # that one is bound again, and not each of those inside.
-        of_arrays.__name__ = run.__name__
-        traced = jax.make_jaxpr(jax.jit(of_arrays), return_shape=True)
-        jaxpr, shape = traced(*arrays)
-        results = jaxpr_as_fun(spliced(jaxpr, chosen, []))(*arrays)
+        jaxpr, shape = traced(call, arrays)
+        results = jaxpr_as_fun(spliced_once(jaxpr, chosen, kept))(*arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
-    run.__name__ = getattr(fn, "__name__", run.__name__)  # as profiles show it
+    run.__name__ = of_call.__name__
     compiled = jax.jit(run, static_argnums=0)
 
     @functools.wraps(fn)
     def transformed(*args: Any, **kwargs: Any) -> Any:
         call, arrays = Call.of(args, kwargs)
-        return compiled(call, arrays)
+        # What is being traced already needs no function to be traced in.
+        is_traced = any(isinstance(x, Tracer) for x in arrays)
+        return (run if is_traced else compiled)(call, arrays)
 
     return transformed  # pyright: ignore[reportReturnType]
+
+
+def spliced_once(jaxpr: Any, ops: tuple[str, ...], kept: Any) -> Any:
+    """A traced call of a jitted function, spliced when it is met first.
+
+    Args:
+      jaxpr: closed; its only equation is the call.
+      ops: as for ``spliced``.
+      kept: results by the jaxpr of the function, which is the same for calls alike.
+    """
+    calls = [eqn.params["jaxpr"] for eqn in jaxpr.eqns if "jaxpr" in eqn.params]
+    if len(calls) != 1 or jaxpr.consts:  # captured values decide what is recognised
+        return spliced(jaxpr, ops, [])
+    (function,) = calls
+    result = kept.get(function)
+    if result is None:
+        result = spliced(jaxpr, ops, [])
+        if result is not jaxpr:  # which would keep its key alive
+            kept[function] = result
+    return result
 
 
 def check_ops(ops: Iterable[str] | None, after_grad: bool) -> tuple[str, ...]:

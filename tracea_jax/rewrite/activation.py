@@ -6,7 +6,6 @@ kernels know. So every spelling is found, and nothing that only looks like one.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -61,22 +60,22 @@ def activation_of(view: View, var: Any) -> Activated | None:
     steps: list[_Step] = []
     slots = {var: 0}
     inside: list[int] = []
-    uses = collections.Counter(consumers)  # of all values inside, by their consumers
-    while uses and len(steps) < MAX_EQUATIONS:
-        index = min(uses)
+    users = set(consumers)  # of all values inside
+    while users and len(steps) < MAX_EQUATIONS:
+        index = min(users)
         if index == OUTPUT or index in view.taken:
             return None
         step = _step(view, index, slots)
         if step is None:
             return None
-        del uses[index]
+        users.remove(index)
         steps.append(step)
         inside.append(index)
-        if not uses and (name := _recognise(tuple(steps))) is not None:
+        if not users and (name := _recognise(tuple(steps))) is not None:
             return Activated(name=name, root=index, equations=frozenset(inside))
         result = view.eqns[index].outvars[0]
         slots[result] = len(steps)
-        uses.update(view.consumers(result))
+        users.update(view.consumers(result))
     return None
 
 

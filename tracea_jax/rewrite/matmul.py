@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -136,8 +137,8 @@ class Chain:
         found = activation_of(view, value)
         if found is None:
             return None
-        epilogue = dataclasses.replace(self.epilogue, activation=found.name)
-        return self._with(found.root, passed | found.equations, epilogue=epilogue)
+        epilogue = _with_step(self.epilogue, activation=found.name)
+        return self._with(found.root, passed | found.equations, epilogue)
 
     @property
     def _is_wide(self) -> bool:
@@ -161,16 +162,36 @@ class Chain:
             found = _bias(view, other, value.aval.shape, self.product)
             if found is not None:
                 kind, bias = found
-                epilogue = dataclasses.replace(self.epilogue, bias=kind)
-                return self._with(index, passed, epilogue=epilogue, bias=bias)
+                epilogue = _with_step(self.epilogue, bias=kind)
+                return self._with(index, passed, epilogue, bias=bias)
         if self.residual is None and other.aval.shape == value.aval.shape:
-            epilogue = dataclasses.replace(self.epilogue, residual=True)
-            return self._with(index, passed, epilogue=epilogue, residual=other)
+            epilogue = _with_step(self.epilogue, residual=True)
+            return self._with(index, passed, epilogue, residual=other)
         return None
 
-    def _with(self, root: int, passed: frozenset[int], **changes: Any) -> Chain:
-        equations = self.equations | passed | {root}
-        return dataclasses.replace(self, root=root, equations=equations, **changes)
+    def _with(
+        self,
+        root: int,
+        passed: frozenset[int],
+        epilogue: Epilogue | None = None,
+        *,
+        bias: Atom | None = None,
+        residual: Atom | None = None,
+    ) -> Chain:
+        """The chain up to this root, with what the step adds to it."""
+        return Chain(
+            product=self.product,
+            root=root,
+            equations=self.equations | passed | {root},
+            epilogue=epilogue or self.epilogue,
+            bias=self.bias if bias is None else bias,
+            residual=self.residual if residual is None else residual,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _with_step(epilogue: Epilogue, **step: Any) -> Epilogue:
+    return dataclasses.replace(epilogue, **step)
 
 
 def _keeps_order(eqn: Equation) -> bool:

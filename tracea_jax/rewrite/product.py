@@ -89,17 +89,23 @@ def product_at(view: View, index: int) -> Product | str:
     eqn = view.eqns[index]
     if reason := why_not(eqn):
         return reason
-    sides = _sides(eqn)
-    lhs, rhs = (_peel(view, side) for side in sides)
-    out = _out_labels(eqn, sides)
-    sizes = _sizes(sides)
-    orders = [(lhs, rhs, out, index)]
-    if not any(x in rhs.labels and x not in lhs.labels for x in out):
-        orders.insert(0, (rhs, lhs, out, index))  # a vector is a row: it has a bias
-    if (turned := _turned(view, index, out)) is not None:
+    left, right = eqn.invars
+    numbers = eqn.params["dimension_numbers"]
+    labels = _labels(numbers, left.aval.ndim, right.aval.ndim)
+    lhs, rhs = _peel(view, left, labels.lhs), _peel(view, right, labels.rhs)
+    orders = [(lhs, rhs, labels.out, index)]
+    if labels.rhs_is_vector:
+        orders.insert(0, (rhs, lhs, labels.out, index))  # as a row it has a bias
+    if (turned := _turned(view, index, labels.out)) is not None:
         orders = [(lhs, rhs, *turned), (rhs, lhs, *turned), *orders]
-    for first, second, labels, root in orders:
-        arranged = _arrange(first.labels, second.labels, labels, sizes)
+    for first, second, out, root in orders:
+        arranged = _arrange(
+            first.labels,
+            second.labels,
+            out,
+            first.atom.aval.shape,
+            second.atom.aval.shape,
+        )
         if arranged is not None:
             return Product(
                 operands=(first.atom, second.atom),
@@ -147,46 +153,47 @@ def _why_not_precision(precision: Any) -> str | None:
 # --- labels of dimensions -------------------------------------------------------------
 
 
-def _sides(eqn: Equation) -> tuple[_Side, _Side]:
-    """Both operands; dimensions that are contracted or batched share a label."""
-    lhs, rhs = eqn.invars
-    contract, batch = eqn.params["dimension_numbers"]
-    labels = list(range(lhs.aval.ndim, lhs.aval.ndim + rhs.aval.ndim))
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Labels:
+    """Names of the dimensions of a ``dot_general``'s operands and result."""
+
+    lhs: Labels
+    rhs: Labels
+    out: Labels
+
+    @property
+    def rhs_is_vector(self) -> bool:
+        """Whether the result has no dimension of the rhs alone."""
+        return not any(x in self.rhs and x not in self.lhs for x in self.out)
+
+
+@functools.lru_cache(maxsize=1024)
+def _labels(dimension_numbers: Any, lhs_ndim: int, rhs_ndim: int) -> _Labels:
+    """Dimensions that are contracted or batched share a label."""
+    contract, batch = dimension_numbers
+    lhs = tuple(range(lhs_ndim))
+    rhs = list(range(lhs_ndim, lhs_ndim + rhs_ndim))
     for left, right in ((contract[0], contract[1]), (batch[0], batch[1])):
         for i, j in zip(left, right, strict=True):
-            labels[int(j)] = int(i)
-    return _Side(lhs, tuple(range(lhs.aval.ndim))), _Side(rhs, tuple(labels))
-
-
-def _out_labels(eqn: Equation, sides: tuple[_Side, _Side]) -> Labels:
-    _, (batch, _) = eqn.params["dimension_numbers"]
-    first, second = (side.labels for side in sides)
-    batched = tuple(int(i) for i in batch)
-    return (
-        *batched,
-        *(x for x in first if x not in second),
-        *(x for x in second if x not in first),
+            rhs[int(j)] = int(i)
+    out = (
+        *(int(i) for i in batch[0]),
+        *(x for x in lhs if x not in rhs),
+        *(x for x in rhs if x not in lhs),
     )
+    return _Labels(lhs=lhs, rhs=tuple(rhs), out=out)
 
 
-def _sizes(sides: tuple[_Side, _Side]) -> tuple[tuple[int, int], ...]:
-    """(label, size) of every dimension."""
-    return tuple(
-        pair
-        for side in sides
-        for pair in zip(side.labels, side.atom.aval.shape, strict=True)
-    )
-
-
-def _peel(view: View, side: _Side) -> _Side:
+def _peel(view: View, atom: Atom, labels: Labels) -> _Side:
     """The value before all transposes that made this one and that stay."""
+    side = _Side(atom, labels)
     while (eqn := view.producer(side.atom, "transpose")) is not None:
         if view.producer_index(side.atom) in view.taken:
             break
-        labels = [0] * len(side.labels)
+        before = [0] * len(side.labels)
         for label, source in zip(side.labels, eqn.params["permutation"], strict=True):
-            labels[int(source)] = label
-        side = _Side(eqn.invars[0], tuple(labels))
+            before[int(source)] = label
+        side = _Side(eqn.invars[0], tuple(before))
     return side
 
 
@@ -204,13 +211,17 @@ def _turned(view: View, index: int, out: Labels) -> tuple[Labels, int] | None:
 
 @functools.lru_cache(maxsize=1024)
 def _arrange(
-    lhs: Labels, rhs: Labels, out: Labels, sizes_of: tuple[tuple[int, int], ...]
+    lhs: Labels,
+    rhs: Labels,
+    out: Labels,
+    lhs_shape: tuple[int, ...],
+    rhs_shape: tuple[int, ...],
 ) -> dict[str, Any] | None:
     """Fields of the product in this order; None if it gives another result.
 
     Layers are many and their shapes few, so answers are kept.
     """
-    sizes = dict(sizes_of)
+    sizes = dict(zip((*lhs, *rhs), (*lhs_shape, *rhs_shape), strict=True))
     batch = [x for x in out if x in lhs and x in rhs]
     rows = [x for x in out if x in lhs and x not in rhs]
     columns = [x for x in out if x in rhs and x not in lhs]

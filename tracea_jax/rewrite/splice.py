@@ -111,7 +111,7 @@ def _descend(
         return eqn
     changed = {}
     for name, value in eqn.params.items():
-        if not _holds_jaxprs(value):
+        if type(value) in _PLAIN or not _holds_jaxprs(value):
             continue
         inside = functools.partial(_splice_inside, eqn, rules, misses, view)
         new = _map_jaxprs(inside, value)
@@ -133,14 +133,14 @@ def _splice_inside(eqn, rules, misses, view, jaxpr):
     return splice(jaxpr, rules, misses, known, outside)
 
 
-def _is_jaxpr(value: Any) -> bool:
-    return isinstance(value, (Jaxpr, ClosedJaxpr))
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+_PLAIN = frozenset({int, float, bool, str, type(None)})  # most parameters, told quickly
 
 
 def _holds_jaxprs(value: Any) -> bool:
     if isinstance(value, tuple):
-        return any(_holds_jaxprs(v) for v in value)
-    return _is_jaxpr(value)
+        return any(_holds_jaxprs(v) for v in value if type(v) not in _PLAIN)
+    return isinstance(value, _JAXPRS)
 
 
 def _map_jaxprs(f: Any, value: Any) -> Any:
@@ -148,7 +148,7 @@ def _map_jaxprs(f: Any, value: Any) -> Any:
 
     Some parameters are named tuples of jaxprs.
     """
-    if _is_jaxpr(value):
+    if isinstance(value, _JAXPRS):
         return f(value)
     if not isinstance(value, tuple):
         return value
@@ -198,11 +198,11 @@ def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
     used = {x for x in view.outvars if not isinstance(x, Literal)}
     kept = []
     for eqn in reversed(eqns):
-        was_used = any(view.consumers(var) for var in eqn.outvars)
-        if was_used and not eqn.effects and used.isdisjoint(eqn.outvars):
-            continue
+        if used.isdisjoint(eqn.outvars) and not eqn.effects:
+            if any(view.consumers(var) for var in eqn.outvars):
+                continue
         kept.append(eqn)
-        used.update(x for x in eqn.invars if not isinstance(x, Literal))
+        used.update([x for x in eqn.invars if not isinstance(x, Literal)])
     return kept[::-1]
 
 

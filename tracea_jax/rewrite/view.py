@@ -81,12 +81,12 @@ class View:
             return None
         return consumers[0]
 
-    def are_interior(self, equations: Iterable[int], root: int) -> bool:
+    def are_interior(self, equations: frozenset[int], root: int) -> bool:
         """Whether nothing outside of the set needs a result of it but the root's."""
-        inside = set(equations)
         return all(
-            set(self.consumers(var)) <= inside
-            for index in inside - {root}
+            equations.issuperset(self.consumers(var))
+            for index in equations
+            if index != root
             for var in self.eqns[index].outvars
         )
 
