@@ -88,7 +88,7 @@ def plain(*operands: jax.Array, problem: GemmProblem) -> jax.Array:
 def measure(case: Case, effort: str, progress: Any) -> dict[str, Any]:
     """Tunes our kernels for one case and races the best against the peer."""
     problem = case.problem
-    entry = tune(problem, effort=effort, progress=progress)
+    entry = tune(problem, effort=effort, progress=progress).entry
     ours = _best_of_ours(entry)
     variant = variants.get("matmul", ours.variant)
     config = variants.config_from_json(variant, ours.config)

@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     common.add_arguments(parser)
     parser.add_argument("--effort", default="quick", help="of tuning")
-    parser.add_argument("--budget-s", type=float, default=20.0, help="for each problem")
+    parser.add_argument("--budget-s", type=float, default=120.0, help="for each case")
     parser.add_argument("--tune", nargs="*", help="ops; all by default")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
@@ -94,12 +94,9 @@ def measured(
     name: str, model: LanguageModel, plain: Any, ours: Any, inputs: Any, args: Any
 ) -> dict[str, Any]:
     """One row: tuned, checked and timed."""
-    problems = {s.problem for s in explain(ours)(*inputs).sites if s.problem}
     progress = Progress()
-    for problem in sorted(problems, key=str):
-        if args.tune is not None and problem.op not in args.tune:
-            continue
-        tune(problem, effort=args.effort, budget_s=args.budget_s, progress=progress)
+    how = {"effort": args.effort, "budget_s": args.budget_s, "ops": args.tune}
+    print(tune(ours, *inputs, **how, progress=progress))
     progress.close()
     calls = {"ours": jax.jit(ours), "plain": jax.jit(plain)}
     errors = _errors(calls, plain, inputs)

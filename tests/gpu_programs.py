@@ -13,6 +13,7 @@ import tempfile
 import jax
 import jax.numpy as jnp
 import numpy as np
+from spaces import one_of_each
 
 from tracea_jax import ops
 from tracea_jax.ops import matmul_bench as bench
@@ -80,12 +81,8 @@ def every_path() -> None:
             lhs_batched=True,
             epilogue=epilogue,
         )
-        shapes = {}
-        for config in GEMM_SM90.space(problem, device):
-            shapes.setdefault(
-                (config.consumers, config.cluster_m, config.cluster_n), config
-            )
-        for config in shapes.values():
+        space = GEMM_SM90.space(problem, device)
+        for config in one_of_each(space, "consumers", "cluster_m", "cluster_n"):
             choice = Choice(variant="gemm_sm90", config=config)
             inputs = [
                 jax.device_put(np.asarray(x).astype(x.dtype))

@@ -9,16 +9,18 @@ import dataclasses
 import pathlib
 import random
 from collections.abc import Callable
+from typing import Any
 
 from tracea_jax import policy, variants
 from tracea_jax.device import CpuDevice, Device
 from tracea_jax.doctor import diagnose
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import cache, measure, records, tuner
+from tracea_jax.tuning import cache, lab, measure, records, tuner
 from tracea_jax.tuning.cache import Best, Entry, Observation
 from tracea_jax.tuning.environment import environment, environment_key, problem_key
 from tracea_jax.variants.gemm_cpu import GemmCpuConfig
+from tracea_jax.variants.space import Space
 
 DEVICE = CpuDevice(name="synthetic processor", isa="avx2", cores=4)
 PROBLEM = GemmProblem(m=96, n=80, k=64)
@@ -41,7 +43,10 @@ def decision(size: int) -> Decision:
     return Decision(
         choice=HERO,
         heroes=(HERO, XLA),
-        space=(HERO, XLA, *(choice(kc) for kc in range(2, size + 1))),
+        spaces={
+            "gemm_cpu": Space.of(*(config(kc) for kc in range(1, size + 1))),
+            "xla": Space.of(XLA.config),
+        },
         reason="synthetic",
     )
 
@@ -69,6 +74,8 @@ class Bench:
       wrong: choices with wrong results; nan: with NaN results; unrepeatable: whose
         results differ from run to run.
       broken: choices that do not compile; crashing: that fail when they run.
+      cold_us: time of the first execution after a flush; as any other, if not named.
+      flush_us: time that a flush takes.
       hook: called at each step with "prepare", "run" or "verify" and the choice.
     """
 
@@ -82,12 +89,21 @@ class Bench:
     unrepeatable: frozenset[Choice] = frozenset()
     broken: frozenset[Choice] = frozenset()
     crashing: frozenset[Choice] = frozenset()
+    cold_us: dict[Choice, float] = dataclasses.field(default_factory=dict)
+    flush_us: float = 0.0
     hook: Callable[[str, Choice], None] = lambda step, choice: None
 
     def __post_init__(self) -> None:
         self.random = random.Random(1)
         self.executed: dict[Choice, int] = {}
         self.prepared: list[Choice] = []
+        self.flushes = 0
+        self.is_cold = False
+
+    def flush(self) -> None:
+        self.flushes += 1
+        self.is_cold = True
+        self.clock.work(self.flush_us)
 
     def prepare(self, choice: Choice) -> measure.Run:
         self.hook("prepare", choice)
@@ -102,7 +118,12 @@ class Bench:
                 raise RuntimeError("illegal address")
             self.executed[choice] = self.executed.get(choice, 0) + repeats
             factor = max(1 + self.noise * self.random.gauss(0, 1), 0.1)
-            self.clock.work(repeats * self.time_us(choice) * factor)
+            time_us = self.time_us(choice)
+            if self.is_cold:
+                extra_us = self.cold_us.get(choice, time_us) - time_us
+                self.clock.work(extra_us * factor)
+                self.is_cold = False
+            self.clock.work(repeats * time_us * factor)
 
         return run
 
@@ -128,6 +149,13 @@ def timing(clock: Callable[[], int], **changes: float) -> measure.Timing:
     return dataclasses.replace(measure.Timing(clock=clock), **changes)
 
 
+def local_lab(bench: Bench, **changes: Any) -> lab.LocalLab:
+    """A lab that measures on the bench's clock."""
+    return lab.LocalLab(
+        lambda problem, device: bench, DEVICE, timing(bench.clock, **changes)
+    )
+
+
 def tune(
     bench: Bench,
     directory: pathlib.Path | None = None,
@@ -142,7 +170,7 @@ def tune(
         problem,
         diagnose(problem, DEVICE),
         decision(size),
-        bench,
+        lab.LocalLab(lambda problem, device: bench, DEVICE, search["timing"]),
         search.pop("database", None) or cache.Database(directory),
         DEVICE,
         **search,

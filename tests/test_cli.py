@@ -15,9 +15,11 @@ from processes import run_python
 import tracea_jax as tracea
 from tracea_jax import cli
 from tracea_jax.cli import functions, problems
+from tracea_jax.cli.progress import Progress
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.runtime import nvrtc
+from tracea_jax.tune import report
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -51,24 +53,15 @@ def test_doctor_tells_how_to_get_a_compiler(capsys, monkeypatch):
 
 
 def test_tune_then_list(capsys):
-    tuning = (
-        "tune",
-        "matmul",
-        "64",
-        "64",
-        "64",
-        "--effort",
-        "quick",
-        "--budget-s",
-        "2",
-    )
-    status, out, err = run(capsys, *tuning)
+    tuning = "tune matmul 64 64 64 --effort quick --budget-s 2"
+    status, out, err = run(capsys, *tuning.split())
     assert status == 0
-    assert re.fullmatch(
-        r"matmul 64x64x64 float32 nn: (gemm_cpu \[.*\]|xla), \d+\.\d us.*\n", out
-    )
+    choice = r"matmul 64x64x64 float32 nn: (gemm_cpu \[.*\]|xla), \d+\.\d us.*"
+    first, *_, last = out.splitlines()
+    assert re.fullmatch(choice, first)
+    assert re.fullmatch(r"  untuned .* us, \d+ evaluations?, .* s, ended by: .*", last)
     assert "done" in err.splitlines()[-1]
-    assert run(capsys, "cache", "list")[1] == f"{local_cpu().name}: {out}"
+    assert "matmul 64x64x64 float32 nn" in run(capsys, "cache", "list")[1]
 
 
 def test_tune_takes_the_whole_problem(capsys):
@@ -77,11 +70,118 @@ def test_tune_takes_the_whole_problem(capsys):
         *("tune", "matmul", "8", "16", "24", "--batch", "3", "--layout", "nt"),
         *("--dtype", "bfloat16", "--out", "float32", "--precision", "highest"),
         *("--bias", "--activation", "gelu", "--residual", "--effort", "none"),
-        *("--budget-s", "0.5", "--seed", "7"),
+        *("--budget-s", "0.5", "--seed", "7", "--goal", "throughput"),
     )
     assert status == 0
     problem = "matmul 3x8x16x24 bfloat16->float32 nt bias+gelu+residual highest: "
     assert out.startswith(problem)
+
+
+QUICKLY = ("--effort", "none", "--budget-s", "0.5")
+
+
+def test_tune_prints_and_logs_plain_data(capsys, tmp_path):
+    log = tmp_path / "log.jsonl"
+    how = (*QUICKLY, "--json", "--log", str(log))
+    status, out, _ = run(capsys, "tune", *how, "matmul", "8", "16", "24")
+    data = json.loads(out)
+    assert status == 0 and data["effort"] == "none"
+    assert data["rows"][0]["text"] == "matmul 8x16x24 float32 nn"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["problem"]["m"] for line in lines} == {8}
+    assert "xla" in {line["variant"] for line in lines}
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """What would be tuned, and how."""
+    calls = []
+
+    def noted(graph, **how):
+        calls.append((graph, how))
+        return report.TuneReport(
+            device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
+        )
+
+    monkeypatch.setattr(sys.modules["tracea_jax.tune"], "tune", noted)
+    return calls
+
+
+def nodes(graph):
+    return [(node.count, str(node.problem)) for node in graph]
+
+
+def test_options_may_stand_before_and_after_the_problem(capsys, tuned):
+    for line in (
+        "tune --effort quick --seed 3 matmul 8 8 8 --portfolio 0.02",
+        "tune matmul 8 8 8 --effort quick --seed 3 --portfolio 0.02",
+    ):
+        assert run(capsys, *line.split())[0] == 0
+    (first, how), (second, same) = tuned
+    assert first == second and nodes(first) == [(1, "matmul 8x8x8 float32 nn")]
+    assert {**how, "progress": None} == {**same, "progress": None}
+    assert (how["effort"], how["seed"], how["portfolio"]) == ("quick", 3, 0.02)
+    assert (how["goal"], how["budget_s"], how["log"]) == ("latency", None, None)
+
+
+def test_a_file_of_problems_is_tuned(capsys, tuned, tmp_path):
+    path = tmp_path / "problems.txt"
+    gated = tracea.GatedMatmulProblem(m=8, n=16, k=24)
+    path.write_text(
+        "# of a model\n"
+        "matmul 8 16 24 --dtype bfloat16 --bias  # the first layer\n"
+        "\n"
+        "attention 1 8 8 2 4 --causal --count 3\n"
+        f"{json.dumps(gated.to_json())}\n"
+        f"{json.dumps({**gated.to_json(), 'count': 4})}\n"
+        "matmul 8 16 24 --dtype bfloat16 --bias\n"
+    )
+    assert run(capsys, "tune", "--file", str(path))[0] == 0
+    ((graph, _),) = tuned
+    assert nodes(graph) == [
+        (2, "matmul 8x16x24 bfloat16 nn bias"),
+        (3, "attention 1x8x8 heads 2 dim 4 float32 causal"),
+        (5, "gated_matmul 8x16x24 float32 nn silu"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sort 8 8", "line 2: .*invalid choice: 'sort'"),
+        ("matmul 8 8", "line 2: .*required: K"),
+        ("matmul 8 8 8 --colour red", "line 2: unrecognized arguments: --colour red"),
+        ("matmul 8 8 8 --dtype float33", "line 2: dtype 'float33' is unknown to JAX"),
+        ("matmul 8 8 '8", "line 2: No closing quotation"),
+        ('{"op": "matmul", "m": 8}', "line 2: .*missing.*'n'"),
+        ('{"op": "sort"}', "line 2: op 'sort' must be one of matmul"),
+        ("{op: matmul}", "line 2: .*property name"),
+    ],
+)
+def test_a_line_that_is_no_problem_is_named(capsys, tuned, tmp_path, line, message):
+    path = tmp_path / "problems.txt"
+    path.write_text(f"matmul 8 8 8\n{line}\n")
+    status, out, err = run(capsys, "tune", "--file", str(path))
+    assert (status, out, tuned) == (1, "", [])
+    assert re.fullmatch(f"tracea: {re.escape(str(path))}, {message}.*\n", err)
+
+
+def test_drawing_needs_matplotlib_before_any_work(capsys, tuned, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run(capsys, *"tune matmul 8 8 8 --plot a.png".split())
+    assert (status, tuned) == (1, [])
+    assert "needs matplotlib" in err and "pip install 'tracea_jax[bench]'" in err
+    status, _, err = run(capsys, *"tune matmul 8 8 8 --plot a.txt".split())
+    assert status == 1 and "'a.txt' must end in one of .pdf, .png, .svg" in err
+
+
+def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
+    path = tmp_path / "problems.txt"
+    path.write_text("# none\n")
+    status, _, err = run(capsys, "tune", "--file", str(path))
+    assert status == 1 and f"{path} has nothing to tune" in err
+    status, _, err = run(capsys, "tune", "--file", str(tmp_path / "missing"))
+    assert status == 1 and "No such file" in err
 
 
 @pytest.mark.parametrize(
@@ -133,7 +233,8 @@ def test_another_op_is_tuned_and_listed(capsys):
     how = "--effort none --budget-s 0.3"
     status, out, _ = run(capsys, "tune", *f"attention 1 8 8 2 4 {how}".split())
     assert status == 0 and out.startswith("attention 1x8x8 heads 2 dim 4 float32: xla")
-    assert out in run(capsys, "cache", "list")[1]
+    line, *_ = out.splitlines()
+    assert line in run(capsys, "cache", "list")[1]
 
 
 MODEL = """
@@ -174,6 +275,40 @@ def model(tmp_path, monkeypatch):
     yield
     for name in ("model", "broken"):
         sys.modules.pop(name, None)
+
+
+def test_a_function_is_tuned(capsys, model, tuned):
+    status, _, err = run(capsys, "tune", "model:step", "--effort", "quick")
+    assert (status, err) == (0, "")
+    shapes = ("--args", "f32[4,6]", "f32[6,5]")
+    assert run(capsys, "tune", "--budget-s", "9", "model:step", *shapes)[0] == 0
+    (graph, how), (other, also) = tuned
+    assert nodes(graph) == [(1, "matmul 16x8x8 bfloat16 nn relu")]
+    assert nodes(other) == [(1, "matmul 4x5x6 float32 nn relu")]
+    assert how["effort"] == "quick" and also["budget_s"] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("models:step", "there is no module 'models', in .* or else"),
+        ("model:plain", r"model:plain takes arguments: .*--args .* plain_args\(\)"),
+        ("model:step --ops sort", "ops=.*sort.* must be some of"),
+        ("model:step --ops conv2d", "model:step has nothing to tune"),
+    ],
+)
+def test_a_function_that_cannot_be_tuned_is_one_line(
+    capsys, model, tuned, arguments, message
+):
+    status, out, err = run(capsys, "tune", *arguments.split())
+    assert (status, out, tuned) == (1, "", [])
+    assert re.fullmatch(f"tracea: .*{message}.*\n", err)
+
+
+def test_tuning_a_function_that_fails_shows_where(capsys, model, tuned):
+    status, _, err = run(capsys, "tune", "model:fails", "--args", "f32[8]")
+    assert status == 1 and "model.py" in err and "ValueError: as models do" in err
+    assert err.endswith("tracea: model:fails cannot be traced\n")
 
 
 def test_explain(capsys, model):
@@ -259,10 +394,12 @@ def test_an_empty_cache_is_listed(capsys, cache_dir):
         (("cache",), "required: ACTION"),
         (("tune", "matmul", "64", "64"), "required: K"),
         (("tune", "matmul", "0", "64", "64"), "M: 0 must be at least 1"),
-        (("tune", "matmul", "64", "many", "64"), "N: invalid _positive value: 'many'"),
+        (("tune", "matmul", "64", "many", "64"), "N: invalid positive value: 'many'"),
         (("tune", "conv", "64", "64", "64"), "invalid choice: 'conv'"),
         (("tune", "matmul", "8", "8", "8", "--layout", "xy"), "invalid choice: 'xy'"),
-        (("tune",), "required: OP"),
+        (("tune",), "give one of OP, MODULE:FUNCTION and --file FILE"),
+        (("tune", "--file", "x", "matmul", "8", "8", "8"), "give one of OP"),
+        (("tune", "model:"), "invalid choice: 'model:'"),
         (("tune", "attention", "1", "8", "8", "2"), "required: HEAD_DIM"),
         (("tune", *"conv2d 1 8 8 4 3 3 4 --stride 1x2x3".split()), "1x2x3 must be a"),
         (("explain",), "required: MODULE:FUNCTION"),
@@ -276,7 +413,7 @@ def test_a_malformed_command_is_answered_with_usage(capsys, arguments, message):
 def test_a_gradient_takes_no_epilogue(capsys):
     gradient = "conv2d 1 8 8 4 3 3 4 --direction input_grad --bias".split()
     status, _, err = run(capsys, "tune", *gradient)
-    assert status == 1 and "a gradient takes no --bias" in err
+    assert status == 1 and "a gradient takes no bias" in err
 
 
 @pytest.mark.parametrize(
@@ -321,26 +458,46 @@ class Terminal(io.StringIO):
         return True
 
 
+def steps(progress, **first):
+    """Two steps of a search, and its end."""
+    for done, message in ((0, "a long message"), (1, "short")):
+        progress._last_s = None  # as if time had passed
+        how = {"phase": "search", "done": done, "total": 2, "best_us": None, **first}
+        progress(**how, message=message)
+    progress(phase="done", done=1, total=1, best_us=1.25, message="", node=1)
+    progress.close()
+
+
 def test_progress_on_a_terminal_is_one_line_that_changes():
     stream = Terminal()
-    progress = cli.Progress(stream)
-    for done, message in ((0, "a long message"), (1, "short")):
-        progress._last_s = 0.0  # as if time had passed
-        progress(phase="sweep", done=done, total=2, best_us=None, message=message)
-    progress(phase="done", done=1, total=1, best_us=1.25, message="")
-    progress.close()
+    steps(Progress(stream))
     assert stream.getvalue().count("\n") == 1
     _, first, second, last = stream.getvalue().split("\r")
-    assert first == "sweep 0/2, a long message"
-    assert second == "sweep 1/2, short".ljust(len(first))  # covers what was there
-    assert last.rstrip() == "done, best 1.2 us"
+    assert first == "[--------------------] search 0/2, a long message"
+    assert second == "[##########----------] search 1/2, short".ljust(len(first))
+    assert last.rstrip() == "[####################] done, best 1.2 us"
 
 
-def test_progress_elsewhere_is_at_most_a_line_a_second():
+def test_progress_tells_of_the_graph_and_of_the_time(monkeypatch):
+    graph = {"problem": "matmul 8x8x8 float32 nn", "node": 3, "nodes": 4}
+    where = {**graph, "share": 0.76, "left_s": 3725.4, "xla_us": 3.0, "best_us": 2.0}
+    text = "[###############-----] 3/4 matmul 8x8x8 float32 nn: search 1/2, "
+    text += "best 2.0 us, 1.50x XLA, 1:02:05 left, short"
+    for columns in (200, 40):  # a longer line would not change but repeat
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        steps(Progress(stream), **where)
+        assert stream.getvalue().split("\r")[2].rstrip() == text[: columns - 1].rstrip()
+
+
+def test_progress_elsewhere_is_a_line_every_few_seconds():
     stream = io.StringIO()
-    progress = cli.Progress(stream)
+    progress = Progress(stream)
     for done in range(100):
         progress(phase="race", done=done, total=100, best_us=2.0, message="")
+    progress(phase="done", done=1, total=1, best_us=2.0, message="", node=1)
     progress.close()
-    assert stream.getvalue().startswith("race 0/100, best 2.0 us\n")
+    first, *_, last = stream.getvalue().splitlines()
+    assert first == "race 0/100, best 2.0 us"
+    assert last == "done, best 2.0 us"
     assert stream.getvalue().count("\n") < 50

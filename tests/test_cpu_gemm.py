@@ -14,6 +14,7 @@ import pytest
 from gates import multiplied
 from numerics import Exact, normal
 from processes import run_python
+from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.problem import Epilogue, GemmProblem
@@ -129,9 +130,28 @@ def test_the_isa_is_the_one_that_was_asked_for():
     assert bits["baseline"] not in [bits[isa] for isa in ISAS[1:]]
 
 
-@pytest.mark.parametrize("config", GEMM_CPU.space(gemm(1, 1, 1), local_cpu()), ids=str)
+WIDEST = GEMM_CPU.space(gemm(4096, 4096, 4096), local_cpu())
+
+
+@pytest.mark.parametrize("config", one_of_each(WIDEST, "kc", "nc"), ids=str)
 def test_every_config_at_one_awkward_shape(config):
     run_and_check(gemm(29, 771, 521, epilogue=FULL), config=config)
+
+
+@pytest.mark.parametrize("shape", [(37, 71, 300), (37, 71, 521), (3, 71, 300)])
+def test_a_depth_that_the_space_leaves_out_changes_nothing(shape):
+    """One depth stands for others that cut k alike: then the sums round alike."""
+    problem = gemm(*shape)
+    inputs = operands(problem)
+
+    def result(kc: int) -> bytes:
+        config = GemmCpuConfig(kc=kc, nc=512, tasks=2)
+        return np.asarray(results(problem, inputs, config)[0]).tobytes()
+
+    kept = {c.kc: result(c.kc) for c in GEMM_CPU.space(problem, local_cpu()).configs()}
+    left_out = {c.kc: result(c.kc) for c in WIDEST.configs() if c.kc not in kept}
+    assert left_out and set(left_out.values()) <= set(kept.values())
+    assert len(set(kept.values())) == len(kept)
 
 
 AWKWARD = (

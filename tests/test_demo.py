@@ -13,6 +13,7 @@ from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.transform import transform
+from tracea_jax.tune import graph_of
 from tracea_jax.tuning import measure
 
 TINY = demo.Sizes(
@@ -35,17 +36,17 @@ TINY = demo.Sizes(
 
 @pytest.fixture
 def tuned(monkeypatch):
-    """The tiny demo; the problems that it would tune, with their time."""
-    problems = {}
+    """The tiny demo; the graphs that it would tune, with their time."""
+    graphs = []
 
-    def noted(problem, *, budget_s, **how):
-        problems[problem] = budget_s
+    def noted(fn, *args, budget_s, **how):
+        graphs.append((graph_of(fn, args), budget_s))
 
     monkeypatch.setattr(demo, "tune", noted)
     monkeypatch.setitem(demo.SIZES, "cpu", TINY)
     timing = functools.partial(measure.Timing, race_s=0.1)
     monkeypatch.setattr(demo.measure, "Timing", timing)
-    return problems
+    return graphs
 
 
 def test_demo(capsys, tuned):
@@ -55,8 +56,10 @@ def test_demo(capsys, tuned):
     assert "1 layers, 1 x 8 tokens, width 16, 4/2 heads" in out
     assert "1 x 5 x 5 x 8" in out and "3 conv2d" in out
     # on CPUs a gradient of attention is that of the code itself
-    assert {p.op for p in tuned} >= {"matmul", "gated_matmul", "conv2d"}
-    assert sum(tuned.values()) == pytest.approx(14)
+    (model, budget_s), (block, same) = tuned
+    assert {n.problem.op for n in model} == {"matmul", "gated_matmul"}
+    assert {n.problem.op for n in block} == {"conv2d"}
+    assert budget_s == same == 7
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,11 @@ def test_the_tuned_answer_outranks_the_policy():
     assert (found.variant, found.config, found.origin) == ("gemm_cpu", CONFIG, "tuned")
     assert (found.time_us, found.xla_us) == (10.0, 15.0)
     other = dataclasses.replace(SMALL, m=17)
-    assert plan(other, CPU).origin == "policy"
+    near = plan(other, CPU)
+    assert (near.config, near.origin) == (CONFIG, "interpolated")
+    assert "scored best by the model from 1 tuned neighbour" in near.reason
+    assert (near.time_us, near.xla_us) == (None, None)  # nothing was measured
+    assert plan(dataclasses.replace(SMALL, layout="nt"), CPU).origin == "policy"
 
 
 def test_the_caller_outranks_the_tuned_answer():
@@ -129,19 +133,21 @@ def test_on_miss_error():
         assert plan(SMALL, CPU, implementation="xla").origin == "user"
         remember(SMALL, CPU, "xla", {})
         assert plan(SMALL, CPU).origin == "tuned"
+        with pytest.raises(LookupError, match="matmul 17x24x8"):
+            plan(dataclasses.replace(SMALL, m=17), CPU)
 
 
 @pytest.fixture
 def quick_tuning(monkeypatch):
     """A short search space; gives the problems that were tuned."""
     tuned = []
-    tune = dispatch.tuner.tune
+    tuning = dispatch.tuning
 
     def counted(problem, *args, **how):
         tuned.append(problem)
-        return tune(problem, *args, **{**how, "effort": "none", "budget_s": 0.5})
+        return tuning(problem, *args, **{**how, "effort": "none", "budget_s": 0.5})
 
-    monkeypatch.setattr(dispatch.tuner, "tune", counted)
+    monkeypatch.setattr(dispatch, "tuning", counted)
     return tuned
 
 
@@ -158,9 +164,17 @@ def test_on_miss_tune_measures_while_lowering(quick_tuning, cache_dir):
     assert quick_tuning == [SMALL]
 
 
+def test_on_miss_tune_measures_what_was_interpolated(quick_tuning):
+    remember(SMALL, CPU, "xla", {})
+    near = dataclasses.replace(SMALL, m=17)
+    with tracea.options(on_miss="tune"):
+        assert plan(near, CPU).origin == "tuned"
+    assert quick_tuning == [near]
+
+
 def test_on_miss_tune_never_measures_for_another_machine(quick_tuning):
     with tracea.options(on_miss="tune"):
-        assert plan(WIDE, H200).origin == "policy"
+        assert plan(WIDE, H200).origin in ("interpolated", "policy")
         assert plan(SMALL, dataclasses.replace(CPU, name="another")).origin == "policy"
     assert quick_tuning == []
 
@@ -267,7 +281,7 @@ def test_the_tuned_config_is_the_one_that_is_lowered():
     problem = GemmProblem(
         m=64, n=64, k=64, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
     )
-    configs = GEMM_SM90.space(problem, H200)
+    configs = GEMM_SM90.space(problem, H200).configs()
 
     def f(a):
         return matmul(a, a, implementation="gemm_sm90")

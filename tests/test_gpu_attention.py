@@ -315,6 +315,6 @@ def test_tuning_prefers_cudnn_at_long_sequences(direction, device):
     problem = dataclasses.replace(
         BASE, q_len=4096, kv_len=4096, head_dim=128, direction=direction, is_causal=True
     )
-    entry = tracea.tune(problem, effort="none", budget_s=20)
+    entry = tracea.tune(problem, effort="none", budget_s=20).entry
     assert entry.best.variant == "cudnn"
     assert plan(problem, device).origin == "tuned"

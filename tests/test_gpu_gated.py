@@ -155,7 +155,7 @@ def test_tuning_finds_a_correct_answer():
     problem = GatedMatmulProblem(
         m=2048, n=4096, k=1024, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
     )
-    entry = tracea.tune(problem, effort="none", budget_s=20)
+    entry = tracea.tune(problem, effort="none", budget_s=20).entry
     assert entry.verified["ok"] and entry.best.xla_us
     failures = [o.failure for o in entry.observations]
     assert failures == [None] * 3, entry.observations

@@ -16,6 +16,7 @@ from gates import multiplied
 from jax import export
 from numerics import exact, normal
 from processes import run_python
+from spaces import one_of_each
 
 import tracea_jax as tracea
 from tracea_jax.dispatch import device_for, plan
@@ -76,12 +77,13 @@ def run_and_check(problem: GemmProblem, config=None) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_config_at_one_awkward_shape(layout, hopper):
+def test_every_tile_and_cluster_at_one_awkward_shape(layout, hopper):
     problem = gemm(331, 520, 200, layout=layout, epilogue=FULL)
     if layout[0] == "t":
         problem = dataclasses.replace(problem, m=328)
     gated = dataclasses.replace(problem, epilogue=GATE)
-    for config in GEMM_SM90.space(problem, hopper):
+    fields = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n")
+    for config in one_of_each(GEMM_SM90.space(problem, hopper), *fields):
         run_and_check(problem, config)
         run_and_check(gated, config)
 
@@ -222,7 +224,7 @@ def test_empty_operands(shape):
 
 def test_tuning_finds_a_correct_answer():
     problem = gemm(1024, 1024, 1024, epilogue=Epilogue(bias="row", activation="gelu"))
-    entry = tracea.tune(problem, effort="quick", budget_s=20)
+    entry = tracea.tune(problem, effort="quick", budget_s=20).entry
     assert entry.best.time_us and entry.best.xla_us
     found = plan(problem, device_for("cuda"))
     assert (found.origin, found.variant) == ("tuned", entry.best.variant)

@@ -191,7 +191,7 @@ def test_an_exported_program_carries_its_kernels():
 
 def test_a_second_process_finds_the_tuned_answer():
     problem = tracea.GemmProblem(m=16, n=24, k=8)
-    entry = tracea.tune(problem, effort="none", budget_s=1)
+    entry = tracea.tune(problem, effort="none", budget_s=1).entry
     plan = run_python(
         """
         import tracea_jax as tracea

@@ -27,11 +27,16 @@ def test_the_environment_sets_every_option():
         "TRACEA_IMPLEMENTATION": "tracea",
         "TRACEA_DEVICE": "A100",
         "TRACEA_CACHE_DIR": "/somewhere",
+        "TRACEA_CUBIN_LIMIT": "1000000",
         "TRACEA_CPU_ISA": "avx2",  # belongs to the device profile
         "HOME": "/root",
     }
     assert from_environment(given) == Options(
-        on_miss="error", implementation="tracea", device="A100", cache_dir="/somewhere"
+        on_miss="error",
+        implementation="tracea",
+        device="A100",
+        cache_dir="/somewhere",
+        cubin_limit=1_000_000,
     )
     assert from_environment({"TRACEA_DEVICE": ""}) == Options()
 
@@ -46,6 +51,7 @@ def test_the_environment_sets_every_option():
             "cublas",
             "implementation='cublas'.*tracea, .*gemm_cpu, gemm_sm90, xla",
         ),
+        ("TRACEA_CUBIN_LIMIT", "2 GiB", "'2 GiB' must be a number of bytes"),
         ("TRACEA_CACHEDIR", "/x", "TRACEA_CACHEDIR is no setting.*TRACEA_CACHE_DIR"),
     ],
 )

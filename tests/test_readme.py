@@ -17,7 +17,7 @@ README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
 def test_the_example_runs(monkeypatch, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     tuned = []
-    monkeypatch.setattr(tracea, "tune", lambda problem: tuned.append(problem))
+    monkeypatch.setattr(tracea, "tune", lambda what, *_, **__: tuned.append(what))
     monkeypatch.setattr(
         dispatch, "tune", lambda problem, *_, **__: tuned.append(problem)
     )
@@ -31,7 +31,8 @@ def test_the_example_runs(monkeypatch, capsys):
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
     exec(compile(example, "README.md", "exec"), names)
-    assert tuned[0].m == 4096 and len(tuned) > 1
+    assert tuned[0] is names["model"] and len(tuned) > 2
+    assert [(node.problem.m, node.count) for node in tuned[1]] == [(4096, 32)]
     gradient = jax.grad(lambda w: jax.nn.silu(names["x"] @ w).sum())(names["w"])
     assert jnp.allclose(names["y"], gradient, atol=1e-5)
     assert "caches" in capsys.readouterr().out

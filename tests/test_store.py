@@ -1,4 +1,5 @@
-"""The cubin store under faults: nothing is compiled twice, nothing damaged is used."""
+"""The cubin store under faults: nothing is compiled twice, nothing damaged is used,
+what failed is not tried again, and what is too much is removed."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import warnings
 
 import pytest
 import sample_kernels
 
+from tracea_jax.emit.kernel import Kernel
 from tracea_jax.runtime import nvrtc, store
 
 pytestmark = pytest.mark.nvrtc
@@ -228,3 +231,232 @@ def test_concurrent_writers_never_show_a_partial_image(tmp_path):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert reads > 2
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+# What could not be compiled.
+
+
+def broken() -> Kernel:
+    return dataclasses.replace(sample_kernels.scale(), source="int broken = ;")
+
+
+def failure_path(directory) -> pathlib.Path:
+    kernel = broken()
+    file = store.path(directory, kernel.arch, nvrtc.key(kernel))
+    return file.with_suffix(".failed.json")
+
+
+def test_what_the_compiler_refused_is_not_tried_again(tmp_path, compilations):
+    with pytest.raises(nvrtc.CompileError, match="expected an expression") as first:
+        store.get_or_compile(broken(), tmp_path)
+    assert not isinstance(first.value, store.KnownFailure)
+    forget()
+    with pytest.raises(store.KnownFailure, match="NVRTC_ERROR_COMPILATION") as again:
+        store.get_or_compile(broken(), tmp_path)
+    assert compilations == ["scale"]
+    assert again.value.kind == "compile_error"
+    assert ">    1 | int broken = ;" in again.value.log
+    assert str(failure_path(tmp_path)) in str(again.value)
+    # As the message says.
+    failure_path(tmp_path).unlink()
+    with pytest.raises(nvrtc.CompileError):
+        store.get_or_compile(broken(), tmp_path)
+    assert compilations == ["scale"] * 2
+
+
+def test_a_failure_belongs_to_source_options_and_compiler(
+    tmp_path, compilations, monkeypatch
+):
+    store.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
+    with pytest.raises(store.KnownFailure) as caught:
+        store.get_or_compile(sample_kernels.scale(), tmp_path)
+    assert caught.value.kind == "timeout" and compilations == []
+    other = dataclasses.replace(sample_kernels.scale(), options=("-lineinfo",))
+    store.get_or_compile(other, tmp_path)
+    monkeypatch.setattr(nvrtc, "ABI", nvrtc.ABI + 1)
+    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    assert len(compilations) == 2
+
+
+def test_an_image_outweighs_a_failure(tmp_path, compilations):
+    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    store.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
+    forget()
+    assert store.get_or_compile(sample_kernels.scale(), tmp_path).registers
+    assert compilations == ["scale"]
+
+
+def test_want_of_memory_is_not_remembered(tmp_path, monkeypatch):
+    def compile(kernel):
+        raise nvrtc.CompileError("NVRTC 13.0: NVRTC_ERROR_OUT_OF_MEMORY", "")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nvrtc, "compile", compile)
+        with pytest.raises(nvrtc.CompileError, match="OUT_OF_MEMORY"):
+            store.get_or_compile(sample_kernels.scale(), tmp_path)
+    assert store.get_or_compile(sample_kernels.scale(), tmp_path).registers
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff", b"[]", b"{}", b'{"kind": "rain", "message": "", "log": ""}'],
+)
+def test_a_damaged_failure_is_no_failure(tmp_path, compilations, content):
+    with pytest.raises(nvrtc.CompileError):
+        store.get_or_compile(broken(), tmp_path)
+    good = failure_path(tmp_path).read_bytes()
+    failure_path(tmp_path).write_bytes(content)
+    with pytest.raises(nvrtc.CompileError):
+        store.get_or_compile(broken(), tmp_path)
+    assert compilations == ["scale"] * 2
+    assert failure_path(tmp_path).read_bytes() == good
+
+
+def test_a_failure_that_cannot_be_written_costs_a_warning(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.warns(RuntimeWarning, match="TRACEA_CACHE_DIR"):
+        with pytest.raises(nvrtc.CompileError, match="expected an expression"):
+            store.get_or_compile(broken(), tmp_path / "file" / "cache")
+
+
+def test_an_unknown_kind_of_failure_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="compile_error, timeout"):
+        store.record_failure(tmp_path, broken(), "rain", "wet")
+
+
+# Too many kernels.
+
+
+def variation(number: int) -> Kernel:
+    return dataclasses.replace(sample_kernels.scale(), options=(f"-DX={number}",))
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Five kernels, the first unused for longest; all older than an hour."""
+    kernels = [variation(i) for i in range(5)]
+    for age, kernel in zip((9, 8, 7, 6, 5), kernels, strict=True):
+        store.get_or_compile(kernel, tmp_path)
+        grow_old(tmp_path, kernel, hours=age)
+    return kernels
+
+
+def grow_old(directory, kernel, hours):
+    then = time.time() - 3600 * hours
+    file = store.path(directory, kernel.arch, nvrtc.key(kernel))
+    for path in file.parent.glob(f"{file.stem}.*"):
+        os.utime(path, (then, then))
+
+
+def size(directory) -> int:
+    return sum(f.stat().st_size for f in (directory / "cubin").glob("*/*"))
+
+
+def left(directory, kernels) -> list[int]:
+    return [i for i, k in enumerate(kernels) if store.has(directory, k)]
+
+
+def test_the_longest_unused_kernels_go_first(tmp_path, stored):
+    before = size(tmp_path)
+    each = before / 5
+    done = store.collect(tmp_path, int(2.5 * each))
+    assert left(tmp_path, stored) == [3, 4]
+    assert done.kernels == 3
+    assert done.left_bytes == size(tmp_path)
+    assert done.freed_bytes == before - size(tmp_path)
+    assert store.collect(tmp_path, int(2.5 * each)).kernels == 0
+    for i in (3, 4):  # what is left is whole
+        assert store.load(tmp_path, "sm_90a", nvrtc.key(stored[i])) is not None
+    assert {f.name.partition(".")[0] for f in (tmp_path / "cubin").glob("*/*")} == {
+        nvrtc.key(stored[i]) for i in (3, 4)
+    }
+
+
+def test_reading_a_kernel_keeps_it(tmp_path, stored):
+    assert store.load(tmp_path, "sm_90a", nvrtc.key(stored[0])) is not None
+    store.collect(tmp_path, 0)
+    assert left(tmp_path, stored) == [0]  # used just now
+
+
+def test_answers_of_tunings_go_last_and_kept_ones_never(tmp_path, stored):
+    store.mark_winner(tmp_path, stored[0])
+    grow_old(tmp_path, stored[0], hours=9)
+    each = size(tmp_path) / 5
+    keep = frozenset({nvrtc.key(stored[1])})
+    store.collect(tmp_path, int(2.5 * each), keep)
+    assert left(tmp_path, stored) == [0, 1]
+    store.collect(tmp_path, 0, keep)
+    assert left(tmp_path, stored) == [1]
+
+
+def test_young_kernels_stay_whatever_the_limit(tmp_path, stored):
+    store.get_or_compile(variation(5), tmp_path)
+    store.collect(tmp_path, 0)
+    assert left(tmp_path, [*stored, variation(5)]) == [5]
+    store.collect(tmp_path, 0, min_age_s=-60)
+    assert left(tmp_path, [*stored, variation(5)]) == []
+
+
+def test_a_clock_set_back_removes_nothing(tmp_path, stored, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert store.collect(tmp_path, 0).kernels == 0
+    assert left(tmp_path, stored) == [0, 1, 2, 3, 4]
+
+
+def test_what_a_kill_left_goes_even_if_there_is_room(tmp_path, stored):
+    directory = image_path(tmp_path).parent
+    key = "0" * 64
+    torn = [directory / f"{key}.cu", directory / f"{key}.json"]
+    torn.append(directory / f".{key}.cubin.0123456789abcdef.tmp")
+    young = directory / f".{'1' * 64}.cubin.0123456789abcdef.tmp"
+    for file in (*torn, young):
+        file.write_bytes(b"half")
+        if file != young:
+            os.utime(file, (1e9, 1e9))
+    done = store.collect(tmp_path, 1 << 30)
+    assert (done.kernels, done.freed_bytes) == (0, 12)
+    assert not any(file.exists() for file in torn) and young.exists()
+    assert left(tmp_path, stored) == [0, 1, 2, 3, 4]
+
+
+def test_failures_are_collected_like_kernels(tmp_path):
+    store.record_failure(tmp_path, broken(), "timeout", "60 s")
+    grow_old(tmp_path, broken(), hours=2)
+    store.collect(tmp_path, 1 << 30)
+    assert failure_path(tmp_path).exists()
+    store.collect(tmp_path, 0)
+    assert not failure_path(tmp_path).exists()
+
+
+def test_a_store_that_is_not_there_is_small(tmp_path):
+    assert store.collect(tmp_path / "none", 0) == store.Collected(
+        kernels=0, freed_bytes=0, left_bytes=0
+    )
+    assert not (tmp_path / "none").exists()
+
+
+COLLECTOR = """
+import pathlib, sys
+from tracea_jax.runtime import store
+while not pathlib.Path({directory!r}, "stop").exists():
+    store.collect(pathlib.Path({directory!r}), 0, min_age_s=-60)
+"""
+
+
+def test_readers_and_writers_bear_a_collector(tmp_path, recwarn):
+    """Whoever asks gets a whole kernel or none, without a warning."""
+    script = COLLECTOR.format(directory=str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", script], cwd="/") as collector:
+        kernels, removed = [variation(i) for i in range(3)], 0
+        images = [nvrtc.compile(k) for k in kernels]
+        end = time.monotonic() + 2
+        while (time.monotonic() < end or removed < 10) and collector.poll() is None:
+            for kernel, cubin in zip(kernels, images, strict=True):
+                store._save(tmp_path, kernel, cubin)
+                loaded = store.load(tmp_path, kernel.arch, cubin.key)
+                removed += loaded is None
+                assert loaded is None or loaded.image == cubin.image
+        (tmp_path / "stop").touch()
+    assert collector.returncode == 0
+    assert removed >= 10
+    assert list(recwarn) == []

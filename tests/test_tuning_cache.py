@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import json
 
 import hypothesis
 import pytest
 import synthetic_bench as synthetic
+from any_entries import ENTRIES, OBSERVATIONS
 from hypothesis import strategies as st
 from synthetic_bench import (
     DEVICE,
@@ -26,9 +26,9 @@ from synthetic_bench import (
 from tracea_jax import variants
 from tracea_jax.device import NAMED, CpuDevice, OtherDevice
 from tracea_jax.policy import Choice
-from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import environment as environments
-from tracea_jax.tuning import files, records
+from tracea_jax.tuning import files, formats, records
 from tracea_jax.tuning.cache import Best, Database, Entry, Environment, Observation
 from tracea_jax.tuning.environment import environment
 from tracea_jax.variants.base import Xla
@@ -37,47 +37,6 @@ from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 GPU_CONFIG = GEMM_SM90.heuristic(
     GemmProblem(m=512, n=512, k=512, lhs="bfloat16", rhs="bfloat16", out="bfloat16"),
     NAMED["H200"],
-)
-SCALARS = st.none() | st.integers() | st.text(max_size=5) | st.floats(-1e300, 1e300)
-PLAIN = SCALARS | st.lists(SCALARS, max_size=3)
-CONFIGS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=2)
-TIMES = st.floats(1e-3, 1e9)
-MEASURED = st.builds(
-    Observation,
-    variant=st.sampled_from(["gemm_cpu", "xla"]),
-    config=CONFIGS,
-    time_us=TIMES,
-    repeats=st.integers(1, 5),
-    extra=st.dictionaries(st.text(), PLAIN, max_size=2),
-)
-FAILED = st.builds(
-    Observation,
-    variant=st.sampled_from(["gemm_cpu", "xla"]),
-    config=CONFIGS,
-    failure=st.sampled_from(records.FAILURES),
-    message=st.text(),
-)
-OBSERVATIONS = st.lists(MEASURED | FAILED, max_size=4)
-PLACES = st.builds(
-    Environment, device=st.text(), arch=st.text(), units=st.integers(0, 1 << 20)
-)
-ENTRIES = st.builds(
-    Entry,
-    problem=st.builds(
-        GemmProblem,
-        m=st.integers(1, 1 << 40),
-        n=st.integers(1, 99),
-        k=st.integers(1, 99),
-        epilogue=st.builds(Epilogue, residual=st.booleans()),
-    ).map(GemmProblem.to_json),
-    environment=PLACES,
-    best=st.builds(
-        Best, variant=st.text(), config=CONFIGS, time_us=TIMES, xla_us=TIMES
-    ),
-    observations=OBSERVATIONS.map(records.union),
-    verified=st.dictionaries(st.text(), PLAIN, max_size=2),
-    tuner=st.dictionaries(st.text(), PLAIN, max_size=2),
-    written=st.datetimes().map(datetime.datetime.isoformat),
 )
 
 
@@ -91,7 +50,9 @@ def test_entries_survive_the_round_trip(original):
     assert Entry.from_bytes(data) == original
     head = dataclasses.replace(original, observations=())
     assert Entry.from_bytes(data, complete=False) == head
-    assert json.loads(data)["schema"] == records.SCHEMA  # any JSON reader can read it
+    assert (
+        json.loads(data)["schema"] == environments.SCHEMA
+    )  # any JSON reader can read it
 
 
 @hypothesis.given(ENTRIES, st.data())
@@ -104,10 +65,26 @@ def test_any_damage_is_noticed(original, data):
     for damaged in (flipped, content[:at], content + b"x", b""):
         try:
             read = Entry.from_bytes(damaged)
-        except (records.Damaged, records.NewerSchema):
+        except (formats.Damaged, formats.NewerSchema):
             continue
         # White space and the like in the first line, which no checksum covers.
         assert read == original and at < content.index(b"\n")
+
+
+def test_fields_that_are_not_known_are_ignored(tmp_path):
+    head = entry().to_json()
+    del head["observations"]
+    observations = [{**dataclasses.asdict(measured(3)), "later": 1}]
+    head["later"] = head["best"]["later"] = {"of": "another version"}
+    body = (
+        f'"head": {json.dumps(head)},\n"observations": {json.dumps(observations)}}}\n'
+    )
+    file_of(tmp_path).parent.mkdir(parents=True)
+    file_of(tmp_path).write_bytes(formats.signed(body))
+    (read,) = Database(tmp_path).entries(complete=True)
+    assert read == entry(observations=[measured(3)])
+    line = json.dumps(observations[0])
+    assert records.parse_observation(line) == measured(3)
 
 
 @hypothesis.given(OBSERVATIONS, OBSERVATIONS, OBSERVATIONS)
@@ -300,6 +277,26 @@ def test_recording_unites_with_what_is_stored(tmp_path):
     assert stored.observations == (measured(1), measured(2))
 
 
+@pytest.mark.parametrize("wrong", ["2999-01-01T00:00:00.000000+00:00", "2999", "~"])
+def test_what_is_recorded_after_a_clock_jump_counts(tmp_path, wrong):
+    """The clock was ahead, and is right or even behind now."""
+    database = Database(tmp_path)
+    database.record(entry(choice(3), written=wrong, observations=[measured(3)]))
+    for kc, written in ((4, "2026-01-01"), (5, "1970-01-01"), (6, "2026-01-02")):
+        told = entry(choice(kc), written=written, observations=[measured(kc)])
+        stored = database.record(told)
+        assert stored.best == told.best and stored.written > wrong
+        assert found(Database(tmp_path)).choice == choice(kc)
+    assert [o.config["kc"] for o in stored.observations] == [3, 4, 5, 6]
+
+
+def test_a_race_that_ended_before_the_stored_one_does_not_replace_it(tmp_path):
+    # It waited for the lock while another process recorded.
+    Database(tmp_path).record(entry(choice(4), written="2026-01-02T00:00:01"))
+    stored = Database(tmp_path).record(entry(choice(3), written="2026-01-02T00:00:00"))
+    assert stored.best.config["kc"] == 4
+
+
 def test_remove_forgets_one_problem(tmp_path):
     database = Database(tmp_path)
     other = dataclasses.replace(PROBLEM, m=7)
@@ -383,7 +380,7 @@ def test_the_config_of_every_variant_survives_the_cache(tmp_path):
     for device in (DEVICE, NAMED["H200"]):
         for variant in variants.of("matmul"):
             if variant.why_not(bf16, device) is None:
-                wanted = variant.space(bf16, device)[-1]
+                wanted = variant.space(bf16, device).configs()[-1]
                 config = dataclasses.asdict(wanted)
                 record = dataclasses.replace(
                     entry(problem=bf16),

@@ -28,14 +28,14 @@ from synthetic_bench import (
     why_missed,
 )
 
-from tracea_jax.tuning import files, records, store
+from tracea_jax.tuning import exchange, files, formats, store, upkeep
 from tracea_jax.tuning.cache import Database
 from tracea_jax.tuning.session import identity_of
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
-def start(what: str, root: pathlib.Path, *arguments: str) -> None:
+def start(what: str, root: pathlib.Path, *arguments: str) -> str:
     script = pathlib.Path(__file__).parent / "tuning_victim.py"
     done = subprocess.run(
         [sys.executable, str(script), what, str(root), *arguments],
@@ -44,6 +44,7 @@ def start(what: str, root: pathlib.Path, *arguments: str) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # Damage.
@@ -98,7 +99,7 @@ def test_recording_over_a_damaged_file_sets_it_aside(tmp_path):
 def test_a_file_that_was_replaced_meanwhile_is_not_set_aside(tmp_path, repaired):
     Database(tmp_path).record(entry())
     file_of(tmp_path).write_bytes(repaired)
-    store.Store(tmp_path / "tuned")._set_aside(file_of(tmp_path), records.Damaged("?"))
+    store.Store(tmp_path / "tuned")._set_aside(file_of(tmp_path), formats.Damaged("?"))
     assert file_of(tmp_path).read_bytes() == repaired
 
 
@@ -232,7 +233,9 @@ def test_a_journal_goes_on_after_a_full_disk(tmp_path, monkeypatch):
 def without_times(entries):
     """What must be equal, however often a tuning was begun."""
     return [
-        dataclasses.replace(e, written="", tuner={**e.tuner, "wall_s": 0})
+        dataclasses.replace(
+            e, written="", tuner={**e.tuner, "wall_s": 0, "compiles": 0}
+        )
         for e in entries
     ]
 
@@ -258,7 +261,9 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, before):
         assert (run / "code").read_text() == str(-signal.SIGKILL)
         resumed = json.loads((run / "resumed.json").read_text())
         finished = (run / "finished.log").read_text().split("\n")[:-1]
-        names = {str(c): identity_of(c) for c in synthetic.decision(victim.SIZE).space}
+        names = {
+            str(c): identity_of(c) for c in synthetic.decision(victim.SIZE).choices
+        }
         assert {names[f] for f in finished} <= set(resumed["known"])
         assert not set(resumed["known"]) & set(resumed["swept"])
         resumed_somewhere |= bool(resumed["known"] and resumed["swept"])
@@ -267,6 +272,64 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, before):
         files = {p.suffix for p in (run / "cache").rglob("*") if p.is_file()}
         assert files <= {".json", ".lock", ""}
     assert resumed_somewhere
+
+
+@posix
+@pytest.mark.parametrize("what", ["merge", "export", "prune"])
+def test_a_kill_while_a_command_works_loses_nothing(tmp_path, what):
+    """SIGKILL at each call that writes; afterwards the command is run again."""
+    start("kill_maintenance", tmp_path, what)
+    *killed, survivor = sorted(tmp_path.iterdir(), key=lambda run: int(run.name))
+    assert (survivor / "code").read_text() == "0" and len(killed) >= 3
+    victim.prepare(tmp_path / "fresh")
+    before, after = observed(tmp_path / "fresh"), observed(survivor)
+    assert (before == after) == (what == "export")
+    for run in killed:
+        assert (run / "code").read_text() == str(-signal.SIGKILL)
+        _, findings = upkeep.verify(store.Store(run / "after_kill" / "tuned"), [DEVICE])
+        assert not any(finding.is_wrong for finding in findings)
+        # Every entry is as it was or as it should be, never between and never gone.
+        for m, seen in observed(run, "after_kill").items():
+            assert seen in (before.get(m), after.get(m))
+        if what == "merge":
+            assert set(observed(run, "after_kill")) >= set(before)
+        assert exchange.read(run / "out_after_kill.json")
+        # Run again, it does what was left to do.
+        assert observed(run) == after
+        assert (run / "out.json").read_bytes() == (survivor / "out.json").read_bytes()
+
+
+def observed(directory, cache="cache"):
+    """The configs that were measured, by the problem's m."""
+    return {
+        e.problem["m"]: [o.config["kc"] for o in e.observations]
+        for e in Database(directory / cache).entries(complete=True)
+    }
+
+
+@posix
+def test_eight_processes_merging_and_exporting_at_once_lose_nothing(tmp_path):
+    start("merge_many", tmp_path)
+    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
+    (stored,) = Database(tmp_path / "cache").entries(complete=True)
+    everything = set(range(1, victim.WRITERS * victim.RECORDS + 1))
+    assert {o.config["kc"] for o in stored.observations} == everything
+    assert stored.best.config["kc"] == max(everything)  # the most often measured
+    assert exchange.read(tmp_path / "out.json")
+    assert not [p.name for p in tmp_path.rglob("*") if "corrupt" in p.name]
+
+
+@posix
+def test_a_disk_that_is_really_full_keeps_what_was_there(tmp_path):
+    told = json.loads(start("write_on_a_full_disk", tmp_path))
+    assert len(told["warnings"]) == 1 and "cannot be written" in told["warnings"][0]
+    assert "kc=3" in told["kept"][0] and "tuned" in told["kept"][0]
+    assert [e.split()[0] for e in told["errors"]] == ["merge", "export"]
+    victim.prepare(tmp_path / "fresh")
+    assert observed(tmp_path) == observed(tmp_path / "fresh")
+    whole = (tmp_path / "fresh" / "out.json").read_bytes()
+    assert (tmp_path / "out.json").read_bytes() == whole
+    assert list(tmp_path.rglob("*.tmp")) == []
 
 
 @posix
@@ -292,7 +355,7 @@ def test_eight_processes_tuning_one_problem_lose_nothing(tmp_path):
     start("tune_at_once", tmp_path)
     assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
     (stored,) = Database(tmp_path / "cache").entries(complete=True)
-    widest = synthetic.decision(victim.WRITERS + 3).space
+    widest = synthetic.decision(victim.WRITERS + 3).choices
     assert {o.identity for o in stored.observations} == {identity_of(c) for c in widest}
     assert stored.best.config == dataclasses.asdict(choice(3).config)
     assert list((tmp_path / "cache").rglob("*.journal")) == []

@@ -10,17 +10,21 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 
 import synthetic_bench as synthetic
 from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, Bench, Clock, choice
 
-from tracea_jax.tuning import measure, records
+from tracea_jax.problem import GemmProblem
+from tracea_jax.tuning import exchange, measure, records, upkeep
 from tracea_jax.tuning.cache import Best, Database, Entry, Observation
 from tracea_jax.tuning.environment import environment
 from tracea_jax.tuning.session import identity_of
+from tracea_jax.tuning.store import Store
 
 SIZE = 5
 WRITERS = 8
@@ -56,7 +60,7 @@ def tune_and_die(directory: pathlib.Path, at: int) -> None:
 
     def progress(*, phase, message, **_):
         # When the next choice is announced, all those before are evaluated.
-        if phase == "sweep":
+        if phase == "search":
             write(log, "".join(f"{e}\n" for e in evaluated[-1:]).encode())
             evaluated.append(message)
 
@@ -69,13 +73,13 @@ def tune_and_die(directory: pathlib.Path, at: int) -> None:
 
 def tune_again(directory: pathlib.Path) -> None:
     """Tunes to the end and tells what the sweep measured."""
-    swept, phase = [], ["sweep"]
+    swept, phase = [], ["search"]
     resumed = bench()
 
     def hook(step, c):
         if step == "verify":
             phase[0] = "race"
-        if step == "prepare" and phase[0] == "sweep":
+        if step == "prepare" and phase[0] == "search":
             swept.append(identity_of(c))
 
     before = Database(directory / "cache").observations(PROBLEM, DEVICE)
@@ -111,6 +115,103 @@ def record_many(directory: pathlib.Path, writer: int) -> None:
 def tune_at_once(directory: pathlib.Path, writer: int) -> None:
     """Tunes the shared problem over a space that grows with the writer's number."""
     synthetic.tune(bench(), directory / "cache", size=writer + 4)
+
+
+def shaped(m: int) -> GemmProblem:
+    return dataclasses.replace(PROBLEM, m=m)
+
+
+def prepare(directory: pathlib.Path) -> None:
+    """A cache, a journal of an ended tuning, and a file to merge."""
+    database = Database(directory / "cache")
+    for m in (1, 2, 3):
+        database.record(
+            synthetic.entry(
+                problem=shaped(m),
+                observations=[synthetic.measured(m), synthetic.measured(9)],
+                written=f"2026-01-0{m}",
+            )
+        )
+    journal = database.journal(shaped(4), DEVICE)
+    database.append(journal, (synthetic.measured(4),))
+    journal.close()
+    theirs = [
+        synthetic.entry(
+            choice(kc),
+            problem=shaped(m),
+            observations=[synthetic.measured(kc, 5.0, repeats=50)],
+        )
+        for m, kc in ((2, 7), (4, 8), (5, 6))
+    ]
+    (directory / "theirs.json").write_bytes(exchange.pack(theirs))
+    exchange.export(Store(directory / "cache" / "tuned"), directory / "out.json")
+
+
+def maintain(directory: pathlib.Path, what: str) -> None:
+    """Merges, exports or prunes."""
+    cache = Store(directory / "cache" / "tuned")
+    if what == "merge":
+        exchange.merge(cache, exchange.read(directory / "theirs.json"))
+    elif what == "export":
+        exchange.export(cache, directory / "out.json", ops=["matmul"])
+    else:
+        upkeep.prune(cache, max_entries=1, journals=True, now_s=0)
+
+
+def maintain_and_die(directory: pathlib.Path, what: str, at: int) -> None:
+    countdown = [at]
+    for name in ("write", "fsync", "replace", "unlink"):
+        call = killing(getattr(os, name), countdown, torn=name == "write")
+        setattr(os, name, call)
+    maintain(directory, what)
+
+
+def kill_maintenance(root: pathlib.Path, what: str) -> None:
+    """Kills at the first writing call, at the second, ... until one run survives."""
+    for at in range(1, 100):
+        directory = root / str(at)
+        directory.mkdir()
+        prepare(directory)
+        code = ended(forked(maintain_and_die, directory, what, at))
+        (directory / "code").write_text(str(code))
+        shutil.copytree(directory / "cache", directory / "after_kill")
+        shutil.copy(directory / "out.json", directory / "out_after_kill.json")
+        if code != -signal.SIGKILL:
+            return
+        if again := ended(forked(maintain, directory, what)):
+            sys.exit(again)
+
+
+def merge_many(directory: pathlib.Path, writer: int) -> None:
+    """Merges observations of one shared problem, and exports all that is there."""
+    cache = Store(directory / "cache" / "tuned")
+    for number in range(RECORDS):
+        kc = writer * RECORDS + number + 1
+        seen = synthetic.measured(kc, 100.0 - kc, repeats=kc)
+        exchange.merge(cache, [synthetic.entry(choice(kc), observations=[seen])])
+        exchange.export(cache, directory / "out.json")
+        if not exchange.read(directory / "out.json"):
+            sys.exit("what this process wrote was lost")
+
+
+def write_on_a_full_disk(directory: pathlib.Path) -> None:
+    """No file may grow beyond a few bytes; what cannot be written fails, or warns."""
+    import resource  # not everywhere
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+    told: dict[str, list[str]] = {"warnings": [], "errors": []}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        synthetic.tune(bench(), directory / "cache", size=SIZE)
+    told["warnings"] = [str(w.message) for w in caught]
+    told["kept"] = [str(Database(directory / "cache").lookup(PROBLEM, DEVICE))]
+    for what in ("merge", "export"):
+        try:
+            maintain(directory, what)
+        except OSError as e:
+            told["errors"].append(f"{what} {e.strerror}")
+    write(1, json.dumps(told).encode())
 
 
 def measure_alone(directory: pathlib.Path, writer: int) -> None:
@@ -168,5 +269,10 @@ if __name__ == "__main__":
     root = pathlib.Path(sys.argv[2])
     if sys.argv[1] == "kill_everywhere":
         kill_everywhere(root, int(sys.argv[3]))
+    elif sys.argv[1] == "kill_maintenance":
+        kill_maintenance(root, sys.argv[3])
+    elif sys.argv[1] == "write_on_a_full_disk":
+        prepare(root)
+        write_on_a_full_disk(root)
     else:
         together(root, globals()[sys.argv[1]])

@@ -28,8 +28,10 @@ _HOMES = {
     "Explanation": "explain",
     "GatedMatmulProblem": "problem",
     "GemmProblem": "problem",
+    "Graph": "graph",
     "Options": "options",
     "Plan": "dispatch",
+    "TuneReport": "tune.report",
     "Unsupported": "dispatch",
     "doctor": "report",
     "explain": "explain",
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from tracea_jax.dispatch import Unsupported as Unsupported
     from tracea_jax.explain import Explanation as Explanation
     from tracea_jax.explain import explain as explain
+    from tracea_jax.graph import Graph as Graph
     from tracea_jax.options import Options as Options
     from tracea_jax.options import options as options
     from tracea_jax.problem import AttentionProblem as AttentionProblem
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from tracea_jax.report import doctor as doctor
     from tracea_jax.transform import transform as transform
     from tracea_jax.tune import tune as tune
+    from tracea_jax.tune.report import TuneReport as TuneReport
 
 
 class _Package(types.ModuleType):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -46,6 +47,38 @@ def scan_constants(params: dict[str, Any]) -> int:
     if "num_consts" in params:
         return params["num_consts"]
     return len(params["ft_in"].unpack()[0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KeyValueStore:
+    """The store of ``jax.distributed``'s coordinator.
+
+    JAX has no public way to it; ``multihost_utils`` is made of collectives, which must
+    not run while a program is lowered.
+    """
+
+    client: Any
+
+    def set(self, key: str, value: bytes) -> None:
+        self.client.key_value_set_bytes(key, value, allow_overwrite=True)
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value as soon as it is set; None if it is not set in time."""
+        try:
+            timeout_ms = round(timeout_s * 1e3)
+            return self.client.blocking_key_value_get_bytes(key, timeout_ms)
+        except jax.errors.JaxRuntimeError as e:
+            if "DEADLINE_EXCEEDED" in str(e):
+                return None
+            raise
+
+
+def key_value_store() -> KeyValueStore | None:
+    """The store that all processes of the program reach; None without a coordinator."""
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    return None if client is None else KeyValueStore(client)
 
 
 # Every argument of JAX's lowering rules that the functions below know about.

@@ -31,6 +31,7 @@ class CpuDevice:
       isa: the widest instruction set our kernels may use, one of ``CPU_ISAS``.
       cores: processors this process may run on.
       l1d_bytes, l2_bytes: caches of one core.
+      l3_bytes: the last-level cache that cores share; 0 if there is none.
     """
 
     platform: ClassVar[str] = "cpu"
@@ -39,6 +40,7 @@ class CpuDevice:
     cores: int
     l1d_bytes: int = 32 << 10
     l2_bytes: int = 1 << 20
+    l3_bytes: int = 0
 
     @property
     def arch(self) -> str:
@@ -163,6 +165,7 @@ def local_cpu() -> CpuDevice:
         cores=_available_cores(),
         l1d_bytes=_cache_bytes(1) or 32 << 10,
         l2_bytes=_cache_bytes(2) or 1 << 20,
+        l3_bytes=_cache_bytes(3) or 0,
     )
 
 

@@ -1,6 +1,7 @@
 """From a problem to a plan: the only place where choosing meets JAX.
 
-    problem, device -> diagnose -> decide -> (user > tuned > shipped > policy) -> Plan
+    problem, device -> diagnose -> decide
+      -> (user > tuned > shipped > interpolated > policy) -> Plan
 
 The plan is a pure function of the problem, the device and an immutable snapshot of the
 tuning database, so all processes of a program lower the same HLO.
@@ -8,23 +9,31 @@ tuning database, so all processes of a program lower the same HLO.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 
 from tracea_jax import device as devices
 from tracea_jax import policy, variants
-from tracea_jax.device import Device
+from tracea_jax._compat import KeyValueStore, key_value_store
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.doctor import Diagnosis, Rejection, diagnose
 from tracea_jax.options import Options, current, publish_epoch
-from tracea_jax.problem import Problem
+from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import launch, nvrtc, store
-from tracea_jax.tuning import cache, measure, tuner
+from tracea_jax.tuning import answers, cache, exchange, measure, tuner
+from tracea_jax.tuning.agreement import Agreement
+from tracea_jax.tuning.ahead import kernel_of
+from tracea_jax.tuning.child import FACTORY as CHILD_FACTORY
+from tracea_jax.tuning.child import ChildLab
+from tracea_jax.tuning.lab import Lab, LabError, LocalLab
 
 SHIPPED = pathlib.Path(__file__).parent / "data" / "tuned"
 
@@ -40,10 +49,11 @@ class Plan:
     Attributes:
       problem, device: what was asked.
       variant, config: what runs.
-      origin: "user", "tuned", "shipped" or "policy".
+      origin: "user", "tuned", "shipped", "interpolated" or "policy".
       reason: why, as a sentence.
       rejected: the variants that could not, with their reasons.
-      time_us, xla_us: measured times of this choice and of XLA, if any.
+      time_us, xla_us: measured times of this choice and of XLA, if any; predictions are
+        in ``reason``.
     """
 
     problem: Problem
@@ -83,9 +93,10 @@ def plan(
     | given                       | chosen                                         |
     |-----------------------------|------------------------------------------------|
     | ``config``                  | that config of the variant it fits ("user")    |
-    | ``implementation`` a name   | that variant; config tuned, shipped or policy  |
+    | ``implementation`` a name   | that variant, its config as below              |
     | ``implementation="tracea"`` | the same among our own variants                |
-    | nothing                     | tuned, else shipped, else the policy's default |
+    | nothing                     | tuned, else shipped, else interpolated from    |
+    |                             | other shapes, else the policy's default        |
 
     Raises:
       Unsupported: if what was asked for cannot run, with every reason.
@@ -113,12 +124,12 @@ def plan(
         )
     answer = _answer(problem, device, allowed, settings)
     if answer is not None:
+        measured: Any = {"time_us": answer.time_us, "xla_us": answer.xla_us}
         return make(
             **_fields(answer.choice),
             origin=answer.origin,
-            reason="it was the fastest measured",
-            time_us=answer.time_us,
-            xla_us=answer.xla_us,
+            reason=_why(answer),
+            **(measured if answer.is_exact else {}),
         )
     decision = policy.decide(diagnosis)
     if decision.choice.variant in allowed:
@@ -140,19 +151,34 @@ def _fields(choice: policy.Choice) -> dict[str, Any]:
     return {"variant": choice.variant, "config": choice.config}
 
 
+def _why(answer: cache.Answer) -> str:
+    if answer.is_exact:
+        return "it was the fastest measured"
+    count = answer.neighbours
+    reason = f"scored best by the model from {count} tuned neighbour"
+    reason += "s" if count > 1 else ""
+    if answer.time_us is not None:
+        predicted = f"{answer.time_us:.1f} us"
+        if answer.xla_us is not None and answer.choice.variant != "xla":
+            predicted += f", XLA {answer.xla_us:.1f} us"
+        reason += f" (predicted: {predicted})"
+    return reason
+
+
 def _answer(
     problem: Problem, device: Device, allowed: tuple[str, ...], settings: Options
 ) -> cache.Answer | None:
-    """What was measured for the problem, measured now if the settings say so.
+    """What is known of the problem, measured now if the settings say so.
 
     Raises:
-      LookupError: if nothing was measured and ``on_miss="error"``.
+      LookupError: if it was not measured itself and ``on_miss="error"``.
     """
-    answer = database(settings).fastest(problem, device, allowed)
-    if answer is None and settings.on_miss == "tune" and _may_tune(problem, device):
+    answer = _agreed(settings, device).fastest(problem, device, allowed)
+    is_missed = answer is None or not answer.is_exact
+    if is_missed and settings.on_miss == "tune" and _may_tune(problem, device):
         tune(problem, device, settings=settings)
-        answer = database(settings).fastest(problem, device, allowed)
-    if answer is None and settings.on_miss == "error":
+        return _agreed(settings, device).fastest(problem, device, allowed)
+    if is_missed and settings.on_miss == "error":
         raise LookupError(
             f"{problem} on {device.name} has no tuned answer and on_miss='error'; "
             "run `tracea tune` for it or allow on_miss='heuristic'"
@@ -178,29 +204,157 @@ def tune(
       publish: whether functions that are already jitted shall see the result.
       **search: effort, budget_s, seed, goal, progress of ``tuner.tune``.
 
+    In a program of several processes all must call this; process 0 tunes for them.
+
     Raises:
       ValueError: if the device is not the local one.
     """
     settings = settings or current()
-    if device != (local := device_for(device.platform, Options())):
-        raise ValueError(f"only the local device can be tuned, {local}; not {device}")
-    diagnosis = diagnose(problem, device)
-    for part in variants.parts(problem):
-        if database(settings).lookup(part, device) is None:
-            tune(part, device, settings=settings, **search)
-    entry = tuner.tune(
-        problem,
-        diagnosis,
-        policy.decide(diagnosis),
-        BENCHES[problem.op](problem, device),
-        database(settings),
-        device,
-        **search,
+    check_local(device)
+    entries = by_process_0(
+        lambda: _tuned(problem, device, settings, search),
+        settings,
+        search.get("progress"),
     )
     refresh(settings)
     if publish:
         publish_epoch()
-    return entry
+    return entries[-1]
+
+
+def check_local(device: Device) -> None:
+    """Raises ValueError unless the device is one of this machine's."""
+    if device != (local := device_for(device.platform, Options())):
+        raise ValueError(f"only the local device can be tuned, {local}; not {device}")
+
+
+def _tuned(
+    problem: Problem, device: Device, settings: Options, search: dict[str, Any]
+) -> list[cache.Entry]:
+    """Tunes the parts that are not tuned yet, then the problem."""
+    entries = []
+    for part in variants.parts(problem):
+        known = database(settings).lookup(part, device)
+        if known is None or not known.is_exact:
+            entries += _tuned(part, device, settings, search)
+    with contextlib.closing(open_lab(device, problem, settings=settings)) as lab:
+        entry = tuner.finished(
+            tuning(problem, device, settings=settings, lab=lab, **search)
+        )
+    tidy([entry], device, settings)
+    refresh(settings)
+    return [*entries, entry]
+
+
+def tidy(entries: Iterable[cache.Entry], device: Device, settings: Options) -> None:
+    """Removes compiled kernels beyond the limit, the answers of these entries last."""
+    for entry in entries:
+        choice = answers.legal_choice(
+            entry.best.variant,
+            entry.best.config,
+            problem_from_json(entry.problem),
+            device,
+        )
+        if isinstance(choice, policy.Choice):
+            kernel = kernel_of(problem_from_json(entry.problem), choice, device)
+            if kernel is not None:
+                store.mark_winner(settings.directory, kernel)
+    store.collect(settings.directory, settings.cubin_limit)
+
+
+def tuning(
+    problem: Problem,
+    device: Device,
+    *,
+    lab: Lab,
+    settings: Options | None = None,
+    **search: Any,
+) -> tuner.Tuning:
+    """A problem ready to be tuned; ``search`` is the rest of ``tuner.Tuning``'s."""
+    diagnosis = diagnose(problem, device)
+    return tuner.Tuning(
+        problem,
+        diagnosis,
+        policy.decide(diagnosis),
+        lab,
+        database(settings or current()),
+        device,
+        **search,
+    )
+
+
+def open_lab(
+    device: Device,
+    problem: Problem,
+    *,
+    settings: Options | None = None,
+    timing: measure.Timing | None = None,
+) -> Lab:
+    """Where choices are measured; the caller closes it.
+
+    On a GPU that is a child process, as an illegal access ends a process's use of it;
+    or this process, if the GPU admits no second one.
+
+    Args:
+      device: the local device.
+      problem: one of those to be measured, to try the child with.
+      settings: where the cache is.
+      timing: the measuring protocol.
+    """
+    directory = (settings or current()).directory
+    exclusive = functools.partial(measure.exclusive, directory, device)
+    if isinstance(device, CudaDevice):
+        x64 = str(int(jax.config.read("jax_enable_x64")))
+        child = ChildLab(
+            CHILD_FACTORY,
+            device,
+            timing,
+            directory=directory,
+            environment={"JAX_ENABLE_X64": x64},
+            exclusive=exclusive,
+        )
+        try:
+            child.start(problem)
+            return child
+        except LabError as e:
+            child.close()
+            message = f"measuring in this process, where a crash would end it: {e}"
+            warnings.warn(message, stacklevel=2)
+    return LocalLab(bench_of, device, timing, exclusive=exclusive)
+
+
+def bench_of(problem: Problem, device: Device) -> measure.Bench:
+    """What measures and verifies the choices of a problem."""
+    return BENCHES[problem.op](problem, device)
+
+
+def by_process_0(
+    tune: Callable[[], list[cache.Entry]],
+    settings: Options,
+    progress: tuner.Progress | None = None,
+) -> list[cache.Entry]:
+    """The entries that ``tune`` returns in process 0, which alone calls it.
+
+    The other processes wait and keep the entries in memory, so that all answer alike.
+    A program of one process just tunes.
+
+    Raises:
+      agreement.Disagreement: in the others, if the tuning failed.
+    """
+    if (agreement := _agreement()) is None:
+        return tune()
+
+    def on_wait() -> None:
+        if progress is not None:
+            message = "process 0 is tuning"
+            progress(phase="wait", done=0, total=1, best_us=None, message=message)
+
+    data = agreement.share(lambda: exchange.pack(tune()), on_wait)
+    entries = exchange.unpack(data)
+    if jax.process_index() != 0:
+        for entry in entries:
+            database(settings).hold(entry)
+    return list(entries)
 
 
 # How each op measures a problem; ops register themselves.
@@ -218,6 +372,40 @@ def database(settings: Options) -> cache.Database:
         snapshot = cache.Database(directory, shipped=(SHIPPED,))
         return _snapshots.setdefault(directory, snapshot)
     return _snapshots[directory]
+
+
+def _agreed(settings: Options, device: Device) -> cache.Database:
+    """The snapshot, once it is known that all processes have the same.
+
+    Raises:
+      agreement.Disagreement: if they have not.
+    """
+    snapshot = database(settings)
+    compared = _compared.setdefault(snapshot, set())
+    if device not in compared:
+        if (agreement := _agreement()) is not None:
+            agreement.check(device.platform, snapshot.digest(device))
+        compared.add(device)
+    return snapshot
+
+
+# Devices whose answers were compared with those of the other processes.
+_compared: weakref.WeakKeyDictionary[cache.Database, set[Device]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _agreement() -> Agreement | None:
+    """How this process agrees with the others; None if there are none."""
+    if jax.process_count() == 1:
+        return None
+    store = key_value_store()
+    return None if store is None else _agreement_over(store)
+
+
+@functools.cache  # one for each coordinator: it counts what was agreed on
+def _agreement_over(store: KeyValueStore) -> Agreement:
+    return Agreement(store, jax.process_index())
 
 
 def refresh(settings: Options) -> None:

@@ -17,6 +17,7 @@ import jax
 
 from tracea_jax import variants
 from tracea_jax.device import NAMED
+from tracea_jax.runtime.collect import LIMIT_BYTES
 
 ON_MISS = ("heuristic", "tune", "error")
 
@@ -32,14 +33,19 @@ class Options:
       implementation: default of the ops' own argument of that name.
       device: a named GPU to lower for instead of the local one (``device.NAMED``).
       cache_dir: where tuned answers and compiled kernels are kept.
+      cubin_limit: bytes that compiled kernels may take there; after a tuning those that
+        were not used for longest are removed.
     """
 
     on_miss: str = "heuristic"
     implementation: str | None = None
     device: str | None = None
     cache_dir: str | None = None
+    cubin_limit: int = LIMIT_BYTES
 
     def __post_init__(self) -> None:
+        if self.cubin_limit < 0:
+            raise ValueError(f"cubin_limit={self.cubin_limit} must not be negative")
         _check("on_miss", self.on_miss, ON_MISS)
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
@@ -71,7 +77,12 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
             + ", ".join(sorted(known))
         )
     values = {field: environ[env] for env, field in names.items() if environ.get(env)}
-    return Options(**values)
+    limit = values.pop("cubin_limit", None)
+    if limit is None:
+        return Options(**values)
+    if not limit.isdecimal():
+        raise ValueError(f"TRACEA_CUBIN_LIMIT={limit!r} must be a number of bytes")
+    return Options(**values, cubin_limit=int(limit))
 
 
 _context = jax.make_user_context(None)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
 
 from tracea_jax import variants
+from tracea_jax.device import Device
 from tracea_jax.doctor import Diagnosis
-from tracea_jax.variants import Config
+from tracea_jax.problem import Problem
+from tracea_jax.variants import Config, Space, Variant
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +31,53 @@ class Decision:
     Attributes:
       choice: what runs when nothing was measured.
       heroes: the default config of every candidate; always in the final race.
-      space: every choice worth measuring, heroes first.
+      spaces: the legal configs of every candidate, by variant, in catalogue order.
       reason: why ``choice`` was chosen.
     """
 
     choice: Choice
     heroes: tuple[Choice, ...]
-    space: tuple[Choice, ...]
+    spaces: Mapping[str, Space]
     reason: str
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """Every choice of the spaces in canonical order, heroes first."""
+        rest = (
+            Choice(variant=name, config=config)
+            for name, space in self.spaces.items()
+            for config in space.configs()
+        )
+        return tuple(dict.fromkeys((*self.heroes, *rest)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spaces(Mapping[str, Space]):
+    """The spaces of some variants, each made when it is first asked for.
+
+    Most decisions are about what runs unmeasured and never look at a space.
+    """
+
+    problem: Problem
+    device: Device
+    names: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Space:
+        if name not in self.names:
+            raise KeyError(name)
+        return space_of(variants.get(self.problem.op, name), self.problem, self.device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@functools.lru_cache(maxsize=64)
+def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
+    """The legal configs of a variant; those asked for last are kept."""
+    return variant.space(problem, device)
 
 
 def decide(diagnosis: Diagnosis) -> Decision:
@@ -48,11 +91,6 @@ def decide(diagnosis: Diagnosis) -> Decision:
     heroes = tuple(
         Choice(variant=v.name, config=v.heuristic(problem, device)) for v in candidates
     )
-    rest = (
-        Choice(variant=v.name, config=config)
-        for v in candidates
-        for config in v.space(problem, device)
-    )
     winners = [v.name for v in candidates if v.expects_to_win(problem, device)]
     name = winners[0] if winners else "xla"
     reason = (
@@ -63,6 +101,6 @@ def decide(diagnosis: Diagnosis) -> Decision:
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
-        space=(*heroes, *(c for c in rest if c not in heroes)),
+        spaces=Spaces(problem, device, diagnosis.candidates),
         reason=reason,
     )

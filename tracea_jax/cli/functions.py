@@ -6,17 +6,20 @@ for ``step`` it is ``step_args``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+
+from tracea_jax.graph.builders import array
 
 _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint"}
 _SHORT |= {"c": "complex"}
@@ -51,6 +54,20 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
     return fn, []
 
 
+@contextlib.contextmanager
+def tracing(target: str) -> Iterator[None]:
+    """Shows where an error of the user's function is.
+
+    Raises:
+      ValueError: in place of any error.
+    """
+    try:
+        yield
+    except Exception as e:
+        traceback.print_exc()
+        raise ValueError(f"{target} cannot be traced") from e
+
+
 def parse(spec: str) -> jax.ShapeDtypeStruct:
     """An array from text: ``f32[8,128]``, ``bf16[4096]``, ``i32[]``, ``bool[2]``.
 
@@ -65,21 +82,6 @@ def parse(spec: str) -> jax.ShapeDtypeStruct:
     if short and short[1] in _SHORT:
         dtype = _SHORT[short[1]] + short[2]
     return array(dtype, tuple(int(size) for size in sizes.split(",") if size))
-
-
-def array(dtype: str, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    """An abstract array.
-
-    Raises:
-      ValueError: on a dtype that JAX does not know, or has not enabled.
-    """
-    try:
-        wanted = jnp.dtype(dtype)
-    except TypeError as e:
-        raise ValueError(f"dtype {dtype!r} is unknown to JAX") from e
-    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise ValueError(f"{wanted} arrays need the variable JAX_ENABLE_X64=1")
-    return jax.ShapeDtypeStruct(shape, wanted)
 
 
 def _module(name: str) -> Any:

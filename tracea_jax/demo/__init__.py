@@ -167,8 +167,8 @@ def _compare(
     budget_s: float,
 ) -> Row:
     args = model.inputs()
+    tune(ours, *args, effort="quick", budget_s=budget_s, progress=progress)
     explanation = explain(ours)(*args)
-    _tune(explanation, progress, budget_s)
     calls = {"ours": jax.jit(ours), "plain": jax.jit(plain)}
     exact = _in_f64(plain, args)
     errors = {name: _relative_error(call(*args), exact) for name, call in calls.items()}
@@ -190,19 +190,6 @@ def _compare(
         plain_error=errors["plain"],
         unit=float(jnp.finfo(model.dtype).eps) / 2,
     )
-
-
-def _tune(explanation: Explanation, progress: Any, budget_s: float) -> None:
-    """Tunes every problem of ours, the largest with the largest share of the time."""
-    work: dict[Any, int] = {}
-    for site in explanation.sites:
-        if site.problem is not None:
-            flops = site.problem.flops * (site.count or 1)
-            work[site.problem] = work.get(site.problem, 0) + flops
-    total = sum(work.values())
-    for problem, flops in work.items():
-        share = budget_s * (0.5 * flops / total + 0.5 / len(work))
-        tune(problem, effort="quick", budget_s=share, progress=progress)
 
 
 def _counted(explanation: Explanation) -> str:

@@ -28,6 +28,7 @@ TILE_K = 64  # one 128-byte row of 16-bit elements: the widest swizzled box
 ROW_BYTES = 128
 SLAB = 64  # rows of one wgmma; also elements of one row of an m- or n-major tile
 WARPGROUP = 128
+MAX_STAGES = 12
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
 
 _CXX_TYPE = {"bfloat16": "tracea::bf16", "float16": "tracea::f16", "float32": "float"}
@@ -110,28 +111,27 @@ def storage(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) -> S
     saves = 1 + problem.epilogue.save_preactivation
     columns = ROW_BYTES // ITEMSIZE[problem.out]
     stores = saves * config.slabs * config.tile_n // columns
-
-    def total(buffers: int) -> int:
-        ring = config.stages * (config.tile_m + config.tile_n) * ROW_BYTES
-        staging = config.consumers * buffers * SUBTILE_BYTES
-        bias = 4 * config.consumers * config.tile_n
-        barriers = 2 * 8 * config.stages
-        period = SWIZZLE_128B.period_bytes
-        return -(-(ring + staging + bias + barriers) // period) * period
-
-    fitting = (b for b in range(max(stores, 2), 2, -1) if total(b) <= limit_bytes)
+    counts = range(max(stores, 2), 2, -1)
+    fitting = (b for b in counts if smem_bytes(config, b) <= limit_bytes)
     buffers = next(fitting, 2)
-    return Storage(epilogue_buffers=buffers, smem_bytes=total(buffers))
+    return Storage(epilogue_buffers=buffers, smem_bytes=smem_bytes(config, buffers))
 
 
-def most_stages(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) -> int:
+def smem_bytes(config: GemmSm90Config, epilogue_buffers: int = 2) -> int:
+    """Shared memory of one block; without a count, the least that the kernel needs."""
+    ring = config.stages * (config.tile_m + config.tile_n) * ROW_BYTES
+    staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
+    bias = 4 * config.consumers * config.tile_n
+    barriers = 2 * 8 * config.stages
+    period = SWIZZLE_128B.period_bytes
+    return -(-(ring + staging + bias + barriers) // period) * period
+
+
+def most_stages(config: GemmSm90Config, limit_bytes: int) -> int:
     """The deepest ring that fits beside two staging buffers; 0 if none does."""
-
-    def fits(stages: int) -> bool:
-        deeper = dataclasses.replace(config, stages=stages)
-        return storage(problem, deeper, limit_bytes).smem_bytes <= limit_bytes
-
-    return max((s for s in range(1, 13) if fits(s)), default=0)
+    rings = (dataclasses.replace(config, stages=s) for s in range(1, MAX_STAGES + 1))
+    fitting = (r.stages for r in rings if smem_bytes(r) <= limit_bytes)
+    return max(fitting, default=0)
 
 
 def registers(config: GemmSm90Config) -> tuple[int, int]:

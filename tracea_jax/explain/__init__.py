@@ -20,7 +20,6 @@ from tracea_jax.explain.sites import Site, hidden, sites
 from tracea_jax.options import current, options
 from tracea_jax.rewrite import RULES, Miss
 from tracea_jax.transform import Call, check_ops, spliced
-from tracea_jax.tune import local_device
 
 _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
@@ -73,6 +72,12 @@ def explain(
         )
 
     return explained
+
+
+def local_device() -> Device:
+    """The profile of the device that JAX computes on by default."""
+    platform = jax.default_backend()
+    return device_for({"gpu": "cuda"}.get(platform, platform))
 
 
 def _device(name: str | None) -> Device | None:

@@ -1,4 +1,7 @@
-"""Running one problem by choice: what the tuner measures and verifies with."""
+"""Running one problem by choice: what the tuner measures and verifies with.
+
+A tuner's child process imports ``bench_of`` from here, which registers the ops as well.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.dispatch import bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure
 
 _MAX_INPUT_SETS = 32
+_MIN_CPU_CACHE_BYTES = 16 << 20  # where the system does not tell
+_MAX_CPU_CACHE_BYTES = 128 << 20  # what a virtual machine is told is not all its own
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +54,17 @@ class OpBench:
     workload: Workload
     problem: Problem
     device: Device
+    # What all choices share, made when first needed: inputs, and what flushes caches.
+    _shared: dict[str, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         self.workload.check(self.problem)
 
     def prepare(self, choice: Choice) -> measure.Run:
         """Compiles the choice for random inputs; see ``measure.Bench``."""
-        sets = [self._operands(self.problem, seed) for seed in range(self._sets)]
+        sets = self._inputs()
         run = self._run(self.problem, choice)
         many = _compiled(lambda sets: [run(*x)[0] for x in sets], sets)
         one = many if len(sets) == 1 else _compiled(lambda x: run(*x)[0], sets[0])
@@ -70,9 +80,36 @@ class OpBench:
 
         return executions
 
+    def flush(self) -> None:
+        """Writes a buffer of twice the last cache, so that nothing else is left in it.
+
+        What is written is read first: stores alone may go past the caches of a CPU.
+        """
+        # Popped, as the buffer is donated: were this interrupted, it would be lost.
+        write, buffer = self._shared.pop("flush", None) or self._flusher()
+        self._shared["flush"] = write, jax.block_until_ready(write(buffer))
+
+    def _flusher(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+        if isinstance(self.device, CudaDevice):
+            size = 2 * self.device.l2_bytes
+        else:
+            last = max(self.device.l3_bytes, _MIN_CPU_CACHE_BYTES)
+            size = 2 * min(last, _MAX_CPU_CACHE_BYTES)
+        with jax.default_device(self._jax_device):
+            buffer = jnp.zeros(size // 4, jnp.float32)
+        write = jax.jit(lambda x: x + 1, donate_argnums=0).lower(buffer).compile()
+        return write, buffer
+
+    def _inputs(self) -> list[list[jax.Array]]:
+        """The input sets that one compiled call works through, for all choices."""
+        if "inputs" not in self._shared:
+            sets = [self._operands(self.problem, seed) for seed in range(self._sets)]
+            self._shared["inputs"] = sets
+        return self._shared["inputs"]
+
     @property
     def _sets(self) -> int:
-        """Input sets that one compiled call works through.
+        """How many input sets there are.
 
         On a GPU enough of them leave the L2 cache and hide the dispatch of the call; on
         a CPU calls are cheap and caches stay warm.
@@ -114,9 +151,13 @@ class OpBench:
         return functools.partial(self.workload.execute, problem=problem, choice=choice)
 
     def _operands(self, problem: Problem, seed: int) -> list[jax.Array]:
-        platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
-        with jax.default_device(jax.local_devices(backend=platform)[0]):
+        with jax.default_device(self._jax_device):
             return self.workload.operands(problem, seed)
+
+    @property
+    def _jax_device(self) -> Any:
+        platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
+        return jax.local_devices(backend=platform)[0]
 
 
 def forced(choice: Choice) -> dict[str, Any]:
@@ -167,3 +208,15 @@ def _poisoned(run: Callable[..., Any], inputs: list[jax.Array]) -> list[jax.Arra
         poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in shapes]
     call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
     return call(poison, *inputs)
+
+
+__all__ = [
+    "OpBench",
+    "Workload",
+    "bench_of",
+    "check_dtype",
+    "forced",
+    "operand_roundoff",
+    "random_normal",
+    "unit_roundoff",
+]

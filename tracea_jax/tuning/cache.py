@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from tracea_jax import variants
 from tracea_jax.device import Device
-from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.tuning import interpolate
+from tracea_jax.tuning.answers import Answer, legal, timed
 from tracea_jax.tuning.environment import (
     Environment,
     canonical,
+    digest,
     environment,
     environment_key,
-    problem_key,
 )
 from tracea_jax.tuning.files import Journal
+from tracea_jax.tuning.formats import (
+    Damaged,
+    NewerSchema,
+)
+from tracea_jax.tuning.neighbours import NEAREST, Nearby, Neighbour
 from tracea_jax.tuning.records import (
     Best,
-    Damaged,
     Entry,
-    NewerSchema,
     Observation,
-    merge,
     union,
 )
-from tracea_jax.tuning.store import Name, Store, warn_once
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A remembered choice, legal for the problem that was asked.
-
-    Attributes:
-      choice: variant and config.
-      origin: "tuned" on this machine, or "shipped" with the package.
-      time_us, xla_us, ratio: as in ``Best``.
-    """
-
-    choice: Choice
-    origin: str
-    time_us: float | None
-    xla_us: float | None
-    ratio: float | None
-
+from tracea_jax.tuning.sources import Memory, Sources, freeze
+from tracea_jax.tuning.store import Name, Store, recorded, warn_once
 
 # What a directory could not take, by directory, for the life of the process: the next
 # snapshot of a read-only cache still has what was tuned.
@@ -78,15 +62,26 @@ class Database:
         if directory is not None:
             self._store = Store(directory / "tuned")
             self._memory = _unwritten.setdefault(directory.absolute(), {})
-        self._shipped = tuple(Store(path, read_only=True) for path in shipped)
+        # Asked in this order; the first one that has an entry counts.
+        self._sources: Sources = (
+            ("tuned", Memory(self._memory)),
+            *([("tuned", self._store)] if self._store else []),
+            *(("shipped", Store(path, read_only=True)) for path in shipped),
+        )
         self._answers: dict[Device, dict[Problem, Answer | str]] = {}
         self._fastest: dict[tuple[Problem, Device, tuple[str, ...]], Answer | None] = {}
+        self._nearby: dict[tuple[str, str], Nearby] = {}
+        self._digests: dict[Device, str] = {}
+        # By environment, in place of the sources that they were copied from.
+        self._fixed: dict[str, Sources] = {}
 
     def lookup(self, problem: Problem, device: Device) -> Answer | None:
         """The remembered answer or None; always the same for one instance.
 
-        An entry that is damaged, written by a newer version, or no longer legal on the
-        device is passed over; ``why_missed`` tells.
+        What was tuned here comes first, then what was shipped, then what other shapes
+        of the same problem let expect ("interpolated"; see ``interpolate``). An entry
+        that is damaged, written by a newer version, or no longer legal on the device is
+        passed over; ``why_missed`` tells.
         """
         try:
             answer = self._answers[device][problem]
@@ -97,35 +92,42 @@ class Database:
     def fastest(
         self, problem: Problem, device: Device, allowed: tuple[str, ...]
     ) -> Answer | None:
-        """The fastest measured choice among some variants; settled like ``lookup``.
+        """The fastest choice known among some variants; settled like ``lookup``.
 
-        Where the answer is another variant's, that is the best observation of these.
+        Where the answer is another variant's, that is the best observation of these, or
+        what is expected of these.
         """
         answer = self.lookup(problem, device)
         if answer is None or answer.choice.variant in allowed:
             return answer
         key = (problem, device, allowed)
         if key not in self._fastest:
-            self._fastest[key] = self._best_observed(*key, xla_us=answer.xla_us)
+            if answer.is_exact:
+                found = self._best_observed(*key)
+            else:
+                found = interpolate.answer(*key[:2], self._near(*key[:2]), allowed)
+            self._fastest[key] = found
         return self._fastest[key]
 
     def _best_observed(
-        self,
-        problem: Problem,
-        device: Device,
-        allowed: tuple[str, ...],
-        xla_us: float | None,
+        self, problem: Problem, device: Device, allowed: tuple[str, ...]
     ) -> Answer | None:
-        observed = self.observations(problem, device)
-        timed = [(o.time_us, o) for o in observed if o.time_us and o.variant in allowed]
-        if not timed:
-            return None
-        time_us, best = min(timed, key=lambda pair: (pair[0], pair[1].identity))
-        best = Best(
-            variant=best.variant, config=best.config, time_us=time_us, xla_us=xla_us
-        )
-        answer = _legal(best, "tuned", problem, device)
-        return answer if isinstance(answer, Answer) else None
+        """The fastest of what raced for this very problem."""
+        for origin, entry in self._entries(problem, device, complete=True):
+            if not isinstance(entry, Entry):
+                continue
+            for t in timed(entry.best, entry.observations):
+                if t.is_verified and t.variant in allowed:
+                    best = Best(
+                        variant=t.variant,
+                        config=t.config,
+                        time_us=t.time_us,
+                        xla_us=entry.best.xla_us,
+                    )
+                    answer = legal(best, origin, problem, device)
+                    if isinstance(answer, Answer):
+                        return answer
+        return None
 
     def why_missed(self, problem: Problem, device: Device) -> str | None:
         """Why ``lookup`` has no answer, as a phrase; None if it has one."""
@@ -135,17 +137,43 @@ class Database:
 
     def observations(self, problem: Problem, device: Device) -> tuple[Observation, ...]:
         """All that was measured on this machine, finished or not; read at each call."""
-        name = _name(problem.to_json(), environment_key(problem.op, device))
+        name = Name.of(problem.to_json(), environment_key(problem.op, device))
         memory = self._memory.get(name)
         stored = self._store.observations(name) if self._store else ()
         return union(memory.observations if memory else (), stored)
 
+    def neighbours(
+        self, problem: Problem, device: Device, limit: int = NEAREST
+    ) -> tuple[Neighbour, ...]:
+        """The nearest problems that something is known about; read at each call.
+
+        They differ from the problem in their extents only. Tunings that were not
+        finished count.
+        """
+        key = environment_key(problem.op, device)
+        nearby = Nearby(self._sources, key, problem.op, journals=True)
+        return nearby.of(problem, limit)
+
+    def digest(self, device: Device) -> str:
+        """Hash of every answer that this snapshot can give for a device.
+
+        The first call fixes them: from then on nothing is read from directories, so
+        that processes with equal digests give equal answers.
+        """
+        if device not in self._digests:
+            keys = {op: environment_key(op, device) for op in variants.CATALOGUE}
+            held = freeze(self._sources, keys)
+            self._fixed |= dict.fromkeys(keys.values(), held)
+            text = canonical([keys, [(o, source.digest()) for o, source in held]])
+            self._digests[device] = digest(text, 64)
+        return self._digests[device]
+
     def journal(self, problem: Problem, device: Device) -> Journal:
         """A new journal for one tuning; it keeps nothing if it cannot be written."""
         if self._store is not None:
-            place = environment(problem.op, device)
+            place, asked = environment(problem.op, device), problem.to_json()
             try:
-                return self._store.journal(_name(problem.to_json(), place.key), place)
+                return self._store.journal(Name.of(asked, place.key), place, asked)
             except OSError as e:
                 self._warn_unwritten(e)
         return Journal(None)
@@ -157,19 +185,30 @@ class Database:
         except OSError as e:
             self._warn_unwritten(e)
 
-    def record(self, entry: Entry, journal: Journal | None = None) -> Entry:
+    def record(
+        self,
+        entry: Entry,
+        journal: Journal | None = None,
+        combine: Callable[[Entry, Entry], Entry] = recorded,
+    ) -> Entry:
         """Stores an entry, united with what is stored already; returns the union.
 
         Journals whose writers are gone are folded in and removed, as is ``journal``,
         the caller's own. If the directory cannot be written, the entry is kept for the
         life of the process, and a warning says so once.
+
+        Args:
+          entry: what to store.
+          journal: holds what the entry has.
+          combine: makes one entry of (the new, the stored); by default the best of the
+            new one counts, unless the stored one is more recent.
         """
-        name = _name(entry.problem, entry.environment.key)
+        name = Name.of(entry.problem, entry.environment.key)
         if name in self._memory:
-            entry = merge(entry, self._memory[name])
+            entry = combine(entry, self._memory[name])
         if self._store is not None:
             try:
-                entry = self._store.write(name, entry, journal)
+                entry = self._store.write(name, entry, journal, combine)
             except (OSError, NewerSchema) as e:
                 self._warn_unwritten(e)
             else:
@@ -177,6 +216,10 @@ class Database:
                 return entry
         self._memory[name] = entry
         return entry
+
+    def hold(self, entry: Entry) -> None:
+        """Keeps an entry that another process stored, for the life of this one."""
+        self._memory[Name.of(entry.problem, entry.environment.key)] = entry
 
     def entries(self, *, complete: bool = False) -> Iterator[Entry]:
         """The user's entries of all environments and ops.
@@ -198,33 +241,57 @@ class Database:
 
     def remove(self, entry: Entry) -> bool:
         """Forgets an entry of the user's; whether it was there."""
-        name = _name(entry.problem, entry.environment.key)
+        name = Name.of(entry.problem, entry.environment.key)
         in_memory = self._memory.pop(name, None) is not None
         return (self._store is not None and self._store.remove(name)) or in_memory
 
     def _settle(self, problem: Problem, device: Device) -> Answer | str:
         """Finds the answer, or the reason for having none, and fixes it."""
-        asked = problem.to_json()
-        name = _name(asked, environment_key(problem.op, device))
-        memory = self._memory.get(name)
-        answer: Answer | str = "it was never tuned in this environment"
-        if memory is not None:
-            answer = _legal(memory.best, "tuned", problem, device)
-        stores = [("tuned", self._store)] if self._store else []
-        for origin, store in (*stores, *(("shipped", s) for s in self._shipped)):
-            if isinstance(answer, Answer):
-                break
-            try:
-                entry = store.read(name, complete=False)
-            except (Damaged, NewerSchema) as e:
-                answer = f"the {origin} entry cannot be read: {e}"
-                continue
-            if entry is not None and canonical(entry.problem) != canonical(asked):
-                answer = f"the {origin} entry is about another problem"
-            elif entry is not None:
-                answer = _legal(entry.best, origin, problem, device)
+        answer = self._exact(problem, device)
+        if isinstance(answer, str):
+            near = self._near(problem, device)
+            answer = interpolate.answer(problem, device, near) or answer
         # setdefault: if two threads come here at once, both get the first one's answer.
         return self._answers.setdefault(device, {}).setdefault(problem, answer)
+
+    def _exact(self, problem: Problem, device: Device) -> Answer | str:
+        """What was measured for this very problem, or why nothing can be used."""
+        answer: Answer | str = "it was never tuned in this environment"
+        for origin, entry in self._entries(problem, device, complete=False):
+            if isinstance(entry, str):
+                answer = entry
+            else:
+                answer = legal(entry.best, origin, problem, device)
+            if isinstance(answer, Answer):
+                break
+        return answer
+
+    def _entries(
+        self, problem: Problem, device: Device, *, complete: bool
+    ) -> Iterator[tuple[str, Entry | str]]:
+        """Origin and entry of each source that has one, or why it is of no use."""
+        asked = problem.to_json()
+        key = environment_key(problem.op, device)
+        name = Name.of(asked, key)
+        for origin, source in self._fixed.get(key, self._sources):
+            try:
+                entry = source.read(name, complete=complete)
+            except (Damaged, NewerSchema) as e:
+                yield origin, f"the {origin} entry cannot be read: {e}"
+                continue
+            if entry is not None and canonical(entry.problem) != canonical(asked):
+                yield origin, f"the {origin} entry is about another problem"
+            elif entry is not None:
+                yield origin, entry
+
+    def _near(self, problem: Problem, device: Device) -> tuple[Neighbour, ...]:
+        """The neighbours that an answer may be made from: tuned to the end."""
+        key = environment_key(problem.op, device)
+        if (key, problem.op) not in self._nearby:
+            sources = self._fixed.get(key, self._sources)
+            nearby = Nearby(sources, key, problem.op)
+            self._nearby.setdefault((key, problem.op), nearby)
+        return self._nearby[key, problem.op].of(problem)
 
     def _warn_unwritten(self, error: Exception) -> None:
         warn_once(
@@ -235,36 +302,6 @@ class Database:
 
 def _brief(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def _name(problem: dict[str, Any], environment_key: str) -> Name:
-    return Name(
-        environment=environment_key, op=problem["op"], problem=problem_key(problem)
-    )
-
-
-def _legal(best: Best, origin: str, problem: Problem, device: Device) -> Answer | str:
-    """The answer that ``best`` stands for, or why it may not be used any more."""
-    try:
-        variant = variants.get(problem.op, best.variant)
-        config = variants.config_from_json(variant, _hashable(best.config))
-        if (reason := variant.why_not(problem, device)) is not None:
-            return f"the {origin} answer {best.variant} cannot run: {reason}"
-        variant.check(problem, config, device)
-    except (ValueError, TypeError) as e:
-        return f"the {origin} answer {best.variant} is not legal: {e}"
-    return Answer(
-        choice=Choice(variant=best.variant, config=config),
-        origin=origin,
-        time_us=best.time_us,
-        xla_us=best.xla_us,
-        ratio=best.ratio,
-    )
-
-
-def _hashable(config: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where configs have tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
 
 
 __all__ = [

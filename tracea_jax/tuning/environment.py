@@ -20,7 +20,24 @@ SCHEMA = 1  # of the files; raised when an older reader would misunderstand a ne
 
 def canonical(data: Any) -> str:
     """JSON that is equal for equal data; the text that identities are hashes of."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _ENCODER.encode(data)
+
+
+# Made once: most of what ``json.dumps`` would take for a config.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def known_fields(kind: type, data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass; what a later version added is left out."""
+    names = _field_names(kind)
+    if data.keys() <= names:
+        return data
+    return {name: value for name, value in data.items() if name in names}
+
+
+@functools.cache
+def _field_names(kind: type) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind))
 
 
 def digest(text: str, digits: int) -> str:

@@ -6,8 +6,16 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from tracea_jax.tuning.records import Observation, observation_line, parse_observation
+from tracea_jax.tuning.formats import (
+    parse_problem,
+)
+from tracea_jax.tuning.records import (
+    Observation,
+    observation_line,
+    parse_observation,
+)
 
 try:
     import fcntl
@@ -22,8 +30,12 @@ def make_private_directory(path: pathlib.Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_atomically(path: pathlib.Path, data: bytes) -> None:
+def write_atomically(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
     """Replaces the file at once: a reader sees the old content or the new, never half.
+
+    Args:
+      path, data: what to write where.
+      mode: who may read it, before the umask; by default the user alone.
 
     Raises:
       OSError: as the system reports it; the old content is untouched.
@@ -31,7 +43,7 @@ def write_atomically(path: pathlib.Path, data: bytes) -> None:
     # The process in the name keeps writers apart where there are no locks.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         try:
             _write_all(fd, data)
             os.fsync(fd)
@@ -110,13 +122,18 @@ class Journal:
     free: their writers are gone, killed or not. The rest are left to their owners.
     """
 
-    def __init__(self, path: pathlib.Path | None) -> None:
+    def __init__(self, path: pathlib.Path | None, title: str = "") -> None:
         """Opens the journal; None keeps nothing.
+
+        Args:
+          path: of the file, which is created.
+          title: the first line, written with the first observations.
 
         Raises:
           OSError: if the file cannot be created.
         """
         self.path = path
+        self._title = title
         self._is_torn = False
         self._fd = -1
         if path is not None:
@@ -133,12 +150,15 @@ class Journal:
         if self._fd < 0:
             return
         lines = "".join(observation_line(o) + "\n" for o in observations)
+        if self._title:
+            lines = f"{self._title}\n{lines}"
         # What a full disk cut off must not swallow the first line after it.
         start = "\n" if self._is_torn else ""
         self._is_torn = True
         _write_all(self._fd, (start + lines).encode())
         os.fsync(self._fd)
         self._is_torn = False
+        self._title = ""
 
     def discard(self) -> None:
         """Removes the file: its observations are in the entry."""
@@ -148,8 +168,11 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        """Releases the lock; the file stays for the next tuning."""
+        """Releases the lock; the file stays for the next tuning, unless it is empty."""
         if self._fd >= 0:
+            if self.path is not None and os.fstat(self._fd).st_size == 0:
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
             os.close(self._fd)
             self._fd = -1
 
@@ -175,6 +198,15 @@ def read_journal(path: pathlib.Path) -> list[Observation]:
     except OSError:
         return []
     return [o for o in map(parse_observation, lines) if o is not None]
+
+
+def read_title(path: pathlib.Path) -> dict[str, Any] | None:
+    """The problem that the journal is about; None if it does not tell."""
+    try:
+        with path.open("rb") as file:
+            return parse_problem(file.readline())
+    except OSError:
+        return None
 
 
 def is_orphan(path: pathlib.Path) -> bool:

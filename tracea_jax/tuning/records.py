@@ -3,18 +3,22 @@
 An entry is one JSON file. Its first line holds schema and checksum (of all that comes
 after that line), its second the answer, the rest one observation a line, so that a
 lookup need not parse what only a tuner reads.
+
+Readers ignore fields that they do not know, so a new field needs no new schema; the
+schema is raised when an older reader would misunderstand the fields that it knows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import datetime
 import json
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from tracea_jax.tuning.environment import SCHEMA, Environment, canonical
+from tracea_jax.tuning.environment import Environment, canonical, known_fields
+from tracea_jax.tuning.formats import UNREADABLE, Damaged, checked, signed
 
 FAILURES = (
     "compile_error",
@@ -28,21 +32,14 @@ FAILURES = (
 DISQUALIFYING = ("wrong_result", "nan")  # no later measurement can outweigh these
 
 
-class Damaged(ValueError):
-    """The bytes are not an entry as it was written."""
-
-
-class NewerSchema(ValueError):
-    """The file was written by a newer version of the package."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """One config, measured or failed.
 
     Attributes:
       variant, config: what was measured, the config as plain data.
-      time_us: median time of one execution; None if it failed.
+      time_us: median time of one execution among many in a row; None if it failed.
+      cold_us: median time of a single execution on cold caches; None if not measured.
       failure: one of ``FAILURES``, or None.
       message: what the failure said.
       repeats: executions behind ``time_us``; 0 for a failure.
@@ -56,6 +53,7 @@ class Observation:
     message: str = ""
     repeats: int = 0
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    cold_us: float | None = None
 
     def __post_init__(self) -> None:
         if self.failure is not None and self.failure not in FAILURES:
@@ -69,6 +67,8 @@ class Observation:
                 f"an observation has a positive time or a failure, not {self.time_us=} "
                 f"with {self.failure=}"
             )
+        if self.cold_us is not None and not (measured and 0 < self.cold_us < math.inf):
+            raise ValueError(f"{self.cold_us=} must be a positive time beside time_us")
 
     @property
     def identity(self) -> str:
@@ -87,9 +87,11 @@ class Best:
     Attributes:
       variant, config: what to run, the config as plain data.
       time_us, xla_us: medians in the race; None if there was none.
+      cold_us, xla_cold_us: the same of single executions on cold caches.
       ratio: median over the rounds of XLA's time by ours; above 1, ours is faster.
       runner_up: variant, config and time_us of the next best; empty if there is none.
-      origin: how the winner came into the race: "sweep", "hero" or "xla".
+      origin: how the winner came into the race, as the tuner names it.
+      goal: what the winner was chosen for, as the tuner names it.
     """
 
     variant: str
@@ -99,6 +101,9 @@ class Best:
     ratio: float | None = None
     runner_up: dict[str, Any] = dataclasses.field(default_factory=dict)
     origin: str = "xla"
+    cold_us: float | None = None
+    xla_cold_us: float | None = None
+    goal: str = "latency"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,20 +128,40 @@ class Entry:
     tuner: dict[str, Any] = dataclasses.field(default_factory=dict)
     written: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """The entry as plain data."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data["environment"] = dataclasses.asdict(self.environment)
+        data["best"] = dataclasses.asdict(self.best)
+        data["observations"] = [observation_json(o) for o in self.observations]
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Entry:
+        """The inverse of ``to_json``; fields that are not known are left out.
+
+        Raises:
+          ValueError, TypeError, KeyError, AttributeError: if it is no entry.
+        """
+        observations = data.get("observations", ())
+        fields = {
+            **known_fields(cls, data),
+            "environment": Environment(
+                **known_fields(Environment, data["environment"])
+            ),
+            "best": Best(**known_fields(Best, data["best"])),
+            "observations": tuple(
+                Observation(**known_fields(Observation, o)) for o in observations
+            ),
+        }
+        return cls(**fields)
+
     def to_bytes(self) -> bytes:
         """The content of the entry's file."""
-        head = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name != "observations"
-        }
-        head["environment"] = dataclasses.asdict(self.environment)
-        head["best"] = dataclasses.asdict(self.best)
+        head = self.to_json()
+        del head["observations"]
         lines = ",\n".join(observation_line(o) for o in self.observations)
-        body = f'"head": {canonical(head)},\n"observations": [\n{lines}\n]}}\n'.encode()
-        checksum = f"sha256:{hashlib.sha256(body).hexdigest()}"
-        first = f'{{"schema": {SCHEMA}, "checksum": "{checksum}",\n'
-        return first.encode() + body
+        return signed(f'"head": {canonical(head)},\n"observations": [\n{lines}\n]}}\n')
 
     @classmethod
     def from_bytes(cls, data: bytes, *, complete: bool = True) -> Entry:
@@ -146,54 +171,37 @@ class Entry:
           NewerSchema: if only a newer version can read it.
           Damaged: if it is not what was written.
         """
-        first, _, body = data.partition(b"\n")
+        body = checked(data)
         try:
-            header = json.loads(first.rstrip(b",") + b"}")
-            if header["schema"] != SCHEMA:
-                raise Damaged(f"schema {header['schema']!r}")
-            if header["checksum"] != f"sha256:{hashlib.sha256(body).hexdigest()}":
-                raise Damaged("its checksum is wrong")
-            head = json.loads(body[len(b'"head": ') : body.index(b"\n") - 1])
-            head["environment"] = Environment(**head["environment"])
-            head["best"] = Best(**head["best"])
+            end = body.index(b"\n")
+            head = json.loads(body[len(b'"head": ') : end - 1])
             if complete:
-                observations = json.loads(b"{" + body[body.index(b"\n") + 1 :])
-                head["observations"] = tuple(
-                    Observation(**o) for o in observations["observations"]
-                )
-            return cls(**head)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
-            if (newer := _schema(data)) is not None and newer > SCHEMA:
-                raise NewerSchema(f"schema {newer} is newer than {SCHEMA}") from None
+                rest = json.loads(b"{" + body[end + 1 :])
+                head["observations"] = rest["observations"]
+            return cls.from_json(head)
+        except UNREADABLE as e:
             raise Damaged(str(e) or type(e).__name__) from e
 
 
-def _schema(data: bytes) -> int | None:
-    """The schema number of any JSON object that has one, whatever its layout."""
-    for text in (data, data.partition(b"\n")[0].rstrip(b",") + b"}"):
-        try:
-            schema = json.loads(text).get("schema")
-        except (ValueError, AttributeError, RecursionError):
-            continue
-        if isinstance(schema, int):
-            return schema
-    return None
+def observation_json(observation: Observation) -> dict[str, Any]:
+    """The observation as plain data, without what has its default."""
+    data = {"variant": observation.variant, "config": observation.config}
+    for name in ("time_us", "failure", "message", "repeats", "extra", "cold_us"):
+        if value := getattr(observation, name):
+            data[name] = value
+    return data
 
 
 def observation_line(observation: Observation) -> str:
-    """The observation as one line of JSON, without what has its default."""
-    line = {"variant": observation.variant, "config": observation.config}
-    for name in ("time_us", "failure", "message", "repeats", "extra"):
-        if value := getattr(observation, name):
-            line[name] = value
-    return canonical(line)
+    """The observation as one line of JSON."""
+    return canonical(observation_json(observation))
 
 
 def parse_observation(line: bytes | str) -> Observation | None:
     """The observation of one line; None if the line is torn or foreign."""
     try:
-        return Observation(**json.loads(line))
-    except (ValueError, TypeError, RecursionError):
+        return Observation(**known_fields(Observation, json.loads(line)))
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -207,15 +215,32 @@ def union(*groups: Iterable[Observation]) -> tuple[Observation, ...]:
     return tuple(kept[name] for name in sorted(kept))
 
 
-def _weight(observation: Observation) -> tuple[bool, int, bool, float, str]:
+def _weight(observation: Observation) -> tuple[bool, int, bool, float, bool, str]:
     """A total order, so that a union does not depend on the order of its parts."""
     return (
         observation.failure in DISQUALIFYING,
         observation.repeats,
         observation.failure is None,
         -(observation.time_us or 0.0),
+        observation.cold_us is not None,
         observation_line(observation),
     )
+
+
+def after(written: str, now: str, stored: str) -> str:
+    """When an entry that is recorded now was written, given what is stored.
+
+    What is recorded later must count as later, also when a clock was wrong: a stored
+    time in the future is one that the clock had before it was set back.
+    """
+    if stored <= max(written, now):
+        return written
+    try:
+        moment = datetime.datetime.fromisoformat(stored)
+        moment += datetime.timedelta(microseconds=1)
+    except (ValueError, OverflowError):
+        return f"{stored}+"
+    return max(moment.isoformat(timespec="microseconds"), f"{stored}+")
 
 
 def merge(one: Entry, other: Entry) -> Entry:

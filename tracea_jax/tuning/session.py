@@ -5,29 +5,32 @@ A search decides only which choices are evaluated, and in which order.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
-from tracea_jax.tuning import measure, select
+from tracea_jax.problem import Problem
+from tracea_jax.tuning import goals, measure, select
 from tracea_jax.tuning.cache import Best, Database, Observation
+from tracea_jax.tuning.candidates import config_json, identity_of
 from tracea_jax.tuning.files import Journal
+from tracea_jax.tuning.lab import Lab, LabError
 from tracea_jax.tuning.measure import (
-    Bench,
     CandidateError,
     Race,
-    Run,
+    Reference,
     Timing,
     Verification,
 )
-from tracea_jax.tuning.records import FAILURES, identity, union
+from tracea_jax.tuning.records import union
 
-FINALISTS = 4  # of the search, beside the heroes and XLA
+FINALISTS = 8  # of the search, beside the heroes and XLA
 MAX_REJECTED = 8  # finalists that fail verification before no more are tried
 MAX_MESSAGE = 1000  # characters of a failure's message that are kept
+DRIFT_EVERY = 10  # evaluations, after which the reference is measured again
 
 
 class TuningError(RuntimeError):
@@ -43,7 +46,7 @@ class Progress(Protocol):
         """One step.
 
         Args:
-          phase: "sweep", "verify", "race", "wait" for another process, or "done".
+          phase: "search", "verify", "race", "wait" for another process, or "done".
           done, total: steps of the phase.
           best_us: lowest time so far, if any.
           message: the choice at hand, or what is waited for.
@@ -56,25 +59,35 @@ class Session:
     """What a tuning knows and how it measures.
 
     Attributes:
-      bench, database, device, journal, timing, progress: as given to ``tuner.tune``.
-      space: every choice, in the order that breaks ties.
+      problem, lab, database, device, timing, progress, observe: as in ``tuner.Tuning``.
+      journal: receives every observation at once.
+      order: every choice, in the order that breaks ties; XLA's last.
       heroes: the defaults, XLA's among them.
+      reference: the hero that tells the machine's drift.
       budget_s: seconds for everything, may be infinite.
+      goal: one of ``goals.GOALS``.
       known: the observation of each choice seen so far, by identity.
+      compiles: choices that were prepared.
     """
 
-    bench: Bench
+    problem: Problem
+    lab: Lab
     database: Database
     device: Device
     journal: Journal
     timing: Timing
     progress: Progress | None
-    space: tuple[Choice, ...]
+    observe: Callable[[Observation], None]
+    order: tuple[Choice, ...]
     heroes: tuple[Choice, ...]
+    reference: Choice
     budget_s: float
+    goal: str
     known: dict[str, Observation]
     start_s: float = 0.0
-    is_settled: bool = False
+    compiles: int = 0
+    drift: Reference = Reference()
+    since_drift: int = 0
     verified: dict[Choice, Verification] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,6 +110,19 @@ class Session:
     def observed(self, choice: Choice) -> Observation | None:
         return self.known.get(identity_of(choice))
 
+    def time_us(self, choice: Choice) -> float | None:
+        """The steady time of a choice, if it is known."""
+        observation = self.observed(choice)
+        return observation.time_us if observation is not None else None
+
+    def score_us(self, choice: Choice) -> float | None:
+        """What the search is told: the time by the goal, the drift taken out."""
+        observation = self.observed(choice)
+        if observation is None:
+            return None
+        score = goals.score_us(observation, self.goal)
+        return score and score / float(observation.extra.get("drift", 1.0))
+
     def tell(self, phase: str, done: int, total: int, message: str) -> None:
         if self.progress is not None:
             self.progress(
@@ -113,23 +139,36 @@ class Session:
         Raises:
           TuningError: if the device no longer works after the failure.
         """
-        start = self.timing.now_s()
-        run = self._prepare(choice)
-        if isinstance(run, Observation):
-            return run
-        prepare_s = self.timing.now_s() - start
+        self._check_drift()
+        self.compiles += choice.variant != "xla"
         try:
-            with self._exclusive():
-                self._settle(run)
-                sample = measure.time_us(run, self.timing, incumbent_us=self.best_us)
-        except Exception as e:
-            return self._failed_running(choice, e)
-        extra: dict[str, Any] = {"protocol": "steady", "prepare_s": round(prepare_s, 3)}
+            sample = self.lab.sample(self.problem, choice, incumbent_us=self.best_us)
+        except CandidateError as e:
+            return self._failed(choice, e)
+        except LabError as e:
+            raise self._lost(e) from e
+        if choice == self.reference:
+            self.drift = self.drift.measured(sample.time_us)
+        extra: dict[str, Any] = {
+            "protocol": "steady",
+            "prepare_s": round(sample.prepare_s, 3),
+        }
+        if self.drift.has_drifted():
+            extra["drift"] = round(self.drift.factor, 4)
         if sample.abandoned:
             extra["abandoned"] = True
         else:
             extra["spread"] = round(sample.spread, 5)
-        return self._remember(_measured(choice, sample.time_us, sample.repeats, extra))
+        return self._remember(
+            Observation(
+                variant=choice.variant,
+                config=config_json(choice),
+                time_us=sample.time_us,
+                cold_us=sample.cold_us,
+                repeats=sample.repeats,
+                extra=extra,
+            )
+        )
 
     def finish(self, *, bounded_s: float | None = None) -> tuple[Best, dict[str, Any]]:
         """Verifies the leading choices and races them against the heroes and XLA.
@@ -148,15 +187,23 @@ class Session:
         if not race.times_us:
             why = next(iter(race.failures.values()), None)
             raise TuningError(f"nothing could be run, not even by XLA: {why}")
-        order = (*self.space, self.xla)
-        chosen = select.winner(race, order, self.heroes)
-        second = select.runner_up(race, chosen, order)
-        best = Best(
+        chosen = select.winner(race, self.order, self.heroes, self.goal)
+        verification = self.verified.get(chosen)
+        verified = dataclasses.asdict(verification) if verification else {}
+        best = self._best(race, chosen)
+        return best, {**verified, "rounds": race.rounds} if verified else {}
+
+    def _best(self, race: Race, chosen: Choice) -> Best:
+        second = select.runner_up(race, chosen, self.order, self.goal)
+        return Best(
             variant=chosen.variant,
             config=config_json(chosen),
             time_us=_median(race, chosen),
             xla_us=_median(race, self.xla),
             ratio=_ratio(race, self.xla, chosen),
+            cold_us=_median(race, chosen, "cold"),
+            xla_cold_us=_median(race, self.xla, "cold"),
+            goal=self.goal,
             runner_up={}
             if second is None
             else {
@@ -166,11 +213,8 @@ class Session:
             },
             origin="xla"
             if chosen == self.xla
-            else ("hero" if chosen in self.heroes else "sweep"),
+            else ("hero" if chosen in self.heroes else "search"),
         )
-        verification = self.verified.get(chosen)
-        verified = dataclasses.asdict(verification) if verification else {}
-        return best, {**verified, "rounds": race.rounds} if verified else {}
 
     def _verify(self, wanted: int) -> list[Choice]:
         """The heroes of ours and the leading choices, those that compute correctly."""
@@ -183,8 +227,8 @@ class Session:
         ]
         accepted = rejected = 0
         for choice in leaders:
-            late = accepted > 0 and self.elapsed_s > self.budget_s
-            if late or accepted == wanted or rejected == MAX_REJECTED:
+            enough = self.elapsed_s > self.budget_s or self._is_hopeless(choice, passed)
+            if accepted == wanted or rejected == MAX_REJECTED or accepted and enough:
                 break
             self.tell("verify", accepted, wanted, str(choice))
             if self._is_correct(choice):
@@ -195,10 +239,20 @@ class Session:
         return passed
 
     def _ranked(self) -> list[Choice]:
-        """Measured choices of the space, the fastest first; ties in its order."""
-        seen = {c: self.observed(c) for c in self.space}
-        times = {c: o.time_us for c, o in seen.items() if o and o.time_us is not None}
-        return sorted(times, key=times.__getitem__)
+        """Measured choices, the best first; ties in their order."""
+        scores = {c: self.score_us(c) for c in self.order}
+        known = {c: score for c, score in scores.items() if score is not None}
+        return sorted(known, key=known.__getitem__)
+
+    def _is_hopeless(self, choice: Choice, passed: Sequence[Choice]) -> bool:
+        """Whether it is so much slower than a correct one that no race can help it.
+
+        What the search gave up may not be: it was compared with all, wrong ones too.
+        """
+        scores = [score for c in passed if (score := self.score_us(c)) is not None]
+        score = self.score_us(choice)
+        limit = self.timing.abandon * min(scores, default=math.inf)
+        return score is not None and score > limit
 
     def _is_rejected(self, choice: Choice) -> bool:
         observation = self.observed(choice)
@@ -211,10 +265,12 @@ class Session:
         if self._is_rejected(choice):
             return False
         try:
-            result = self.bench.verify(choice)
-        except Exception as e:
-            self._failed_running(choice, e)
+            result = self.lab.verify(self.problem, choice)
+        except CandidateError as e:
+            self._failed(choice, e)
             return False
+        except LabError as e:
+            raise self._lost(e) from e
         if result.failure is None:
             self.verified[choice] = result
             return True
@@ -226,60 +282,57 @@ class Session:
         return False
 
     def _race(self, choices: Sequence[Choice], bounded_s: float | None) -> Race:
-        runs: dict[Choice, Run] = {}
-        for choice in choices:
-            run = self._prepare(choice)
-            if not isinstance(run, Observation):
-                runs[choice] = run
-
         def on_round(done: int, total: int) -> None:
-            self.tell("race", done, max(done, total), f"{len(runs)} finalists")
+            self.tell("race", done, max(done, total), f"{len(choices)} finalists")
 
-        with self._exclusive():
-            for run in list(runs.values())[:1]:
-                with contextlib.suppress(Exception):  # the race will see it fail
-                    self._settle(run)
-            limit_s = self.budget_s - self.elapsed_s if bounded_s is None else bounded_s
-            race = measure.race(runs, self.timing, limit_s=limit_s, on_round=on_round)
+        limit_s = self.budget_s - self.elapsed_s if bounded_s is None else bounded_s
+        try:
+            race = self.lab.race(
+                self.problem, choices, limit_s=limit_s, on_round=on_round
+            )
+        except LabError as e:
+            raise self._lost(e) from e
         for choice, times in race.times_us.items():
-            repeats = race.repeats[choice] * len(times)
-            extra = {
-                "protocol": "race",
-                "spread": round(measure.relative_deviation(times), 5),
-            }
-            self._remember(_measured(choice, race.median_us(choice), repeats, extra))
+            spread = round(measure.relative_deviation(times), 5)
+            self._remember(
+                Observation(
+                    variant=choice.variant,
+                    config=config_json(choice),
+                    time_us=race.median_us(choice),
+                    cold_us=_median(race, choice, "cold"),
+                    repeats=race.repeats[choice] * len(times),
+                    extra={"protocol": "race", "spread": spread},
+                )
+            )
         for choice, error in race.failures.items():
-            self._failed_running(choice, error)
+            if isinstance(error, CandidateError):
+                self._failed(choice, error)
         return race
 
-    def _prepare(self, choice: Choice) -> Run | Observation:
+    def _check_drift(self) -> None:
+        """Measures the reference again, now and then; its failure tells nothing."""
+        if self.drift.count == 0:
+            return
+        self.since_drift += 1
+        if self.since_drift < DRIFT_EVERY:
+            return
+        self.since_drift = 0
         try:
-            return self.bench.prepare(choice)
-        except Exception as e:
-            return self._remember(_failure_of(choice, e, "compile_error"))
+            sample = self.lab.sample(self.problem, self.reference)
+        except CandidateError:
+            return
+        except LabError as e:
+            raise self._lost(e) from e
+        self.drift = self.drift.measured(sample.time_us)
 
-    def _settle(self, run: Run) -> None:
-        if not self.is_settled:
-            measure.settle(run, self.timing)
-            self.is_settled = True
+    def _failed(self, choice: Choice, error: CandidateError) -> Observation:
+        return self._remember(_failure(choice, error.kind, str(error)))
 
-    def _failed_running(self, choice: Choice, error: Exception) -> Observation:
-        """Remembers the failure, then makes sure that the device still works.
-
-        Some errors leave a GPU's context unusable. All later candidates would fail too
-        and, were that remembered, never be tried again.
-        """
-        observation = self._remember(_failure_of(choice, error, "launch_error"))
-        if choice != self.xla:
-            try:
-                self.bench.prepare(self.xla)(1)
-            except Exception as e:
-                raise TuningError(
-                    f"{self.device.name} no longer runs even XLA's code after {choice} "
-                    f"failed ({observation.message}); that choice is remembered and "
-                    "will be left out: start the tuning again in a new process"
-                ) from e
-        return observation
+    def _lost(self, error: LabError) -> TuningError:
+        """What to raise; the choice that is to blame is never tried again."""
+        if error.choice is not None and error.failure is not None:
+            self._failed(error.choice, error.failure)
+        return TuningError(str(error))
 
     def _remember(self, observation: Observation) -> Observation:
         """Journals an observation; keeps the better-measured one of its choice."""
@@ -287,39 +340,8 @@ class Session:
         known = [self.known[name]] if name in self.known else []
         (self.known[name],) = union(known, [observation])
         self.database.append(self.journal, (observation,))
+        self.observe(observation)
         return observation
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        message = f"another process is measuring on {self.device.name}"
-
-        def on_wait() -> None:
-            self.tell("wait", 0, 1, message)
-
-        with measure.exclusive(self.database.directory, self.device, on_wait):
-            yield
-
-
-def config_json(choice: Choice) -> dict[str, Any]:
-    """The choice's config as plain data."""
-    return dataclasses.asdict(choice.config)
-
-
-def identity_of(choice: Choice) -> str:
-    """The identity of observations of this choice."""
-    return identity(choice.variant, config_json(choice))
-
-
-def _measured(
-    choice: Choice, time_us: float, repeats: int, extra: dict[str, Any]
-) -> Observation:
-    return Observation(
-        variant=choice.variant,
-        config=config_json(choice),
-        time_us=time_us,
-        repeats=repeats,
-        extra=extra,
-    )
 
 
 def _failure(choice: Choice, kind: str, message: str) -> Observation:
@@ -331,19 +353,16 @@ def _failure(choice: Choice, kind: str, message: str) -> Observation:
     )
 
 
-def _failure_of(choice: Choice, error: Exception, kind: str) -> Observation:
-    """The failure that an exception stands for; ``kind`` if it does not tell."""
-    if isinstance(error, TimeoutError):
-        kind = "timeout"
-    if isinstance(error, CandidateError) and error.kind in FAILURES:
-        kind = error.kind
-    return _failure(choice, kind, f"{type(error).__name__}: {error}")
-
-
-def _median(race: Race, choice: Choice) -> float | None:
-    return race.median_us(choice) if choice in race.times_us else None
+def _median(race: Race, choice: Choice, protocol: str = "steady") -> float | None:
+    times = race.times_us if protocol == "steady" else race.cold_us
+    return race.median_us(choice, protocol) if times.get(choice) else None
 
 
 def _ratio(race: Race, slow: Choice, fast: Choice) -> float | None:
     both = slow in race.times_us and fast in race.times_us
     return race.ratio(slow, fast) if both else None
+
+
+def no_limit(budget_s: float | None) -> float:
+    """The budget as a number."""
+    return math.inf if budget_s is None else budget_s

@@ -9,23 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import pathlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tracea_jax.tuning import files
-from tracea_jax.tuning.environment import Environment
-from tracea_jax.tuning.records import (
+from tracea_jax.tuning.environment import Environment, problem_key
+from tracea_jax.tuning.formats import (
     Damaged,
-    Entry,
     NewerSchema,
+    head_problem,
+    problem_line,
+)
+from tracea_jax.tuning.records import (
+    Entry,
     Observation,
+    after,
     merge,
     union,
 )
+
+_HEAD_BYTES = 4096  # more than a head has, unless failures talk a lot
 
 _warned: set[str] = set()
 
@@ -45,6 +54,12 @@ class Name:
     op: str
     problem: str
 
+    @classmethod
+    def of(cls, problem: dict[str, Any], environment: str) -> Name:
+        """The name for ``Problem.to_json()`` in the environment with this key."""
+        key = problem_key(problem)
+        return cls(environment=environment, op=problem["op"], problem=key)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Store:
@@ -57,7 +72,11 @@ class Store:
     read_only: bool = False
 
     def path(self, name: Name) -> pathlib.Path:
-        return self.directory / name.environment / name.op / f"{name.problem}.json"
+        return pathlib.Path(self._path(name))
+
+    def _path(self, name: Name) -> str:
+        # Text, as making a ``pathlib.Path`` takes as long as reading the file.
+        return f"{self.directory}/{name.environment}/{name.op}/{name.problem}.json"
 
     def read(self, name: Name, *, complete: bool) -> Entry | None:
         """The entry, or None if there is none.
@@ -66,24 +85,48 @@ class Store:
           NewerSchema: if a newer version wrote it.
           Damaged: if it is unreadable; the file is set aside and a warning says where.
         """
-        path = f"{self.directory}/{name.environment}/{name.op}/{name.problem}.json"
+        data = self._bytes(name)
+        return None if data is None else self._entry(name, data, complete=complete)
+
+    def content(self, name: Name) -> bytes | None:
+        """The file of an entry that can be read; None without one."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                data = file.read()
+            data = self._bytes(name)
+            if data is not None:
+                self._entry(name, data, complete=False)
+        except (Damaged, NewerSchema):
+            return None
+        return data
+
+    def _bytes(self, name: Name) -> bytes | None:
+        try:
+            with open(self._path(name), "rb", buffering=0) as file:
+                return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
             raise Damaged(str(e)) from e
+
+    def _entry(self, name: Name, data: bytes, *, complete: bool) -> Entry:
         try:
             return Entry.from_bytes(data, complete=complete)
         except Damaged as e:
-            self._set_aside(pathlib.Path(path), e)
+            self._set_aside(self.path(name), e)
             raise
 
     def write(
-        self, name: Name, entry: Entry, journal: files.Journal | None = None
+        self,
+        name: Name,
+        entry: Entry,
+        journal: files.Journal | None = None,
+        combine: Callable[[Entry, Entry], Entry] | None = None,
     ) -> Entry:
         """Unites the entry with the stored one and with orphaned journals.
+
+        Args:
+          name, entry: what to write.
+          journal: the caller's own, removed when its content is in the entry.
+          combine: makes one of (the entry, the stored one), in place of ``recorded``.
 
         Raises:
           NewerSchema: if the stored one must not be overwritten.
@@ -94,7 +137,8 @@ class Store:
             found = union(entry.observations, *map(files.read_journal, orphans))
             entry = dataclasses.replace(entry, observations=found)
             try:
-                entry = merge(entry, Entry.from_bytes(path.read_bytes()))
+                stored = Entry.from_bytes(path.read_bytes())
+                entry = (combine or recorded)(entry, stored)
             except FileNotFoundError:
                 pass
             except Damaged as e:
@@ -107,15 +151,18 @@ class Store:
                 journal.discard()
         return entry
 
-    def journal(self, name: Name, environment: Environment) -> files.Journal:
-        """A new journal of this process for one problem.
+    def journal(
+        self, name: Name, environment: Environment, problem: dict[str, Any]
+    ) -> files.Journal:
+        """A new journal of this process for one problem, ``Problem.to_json()``.
 
         Raises:
           OSError: if the directory cannot be written.
         """
         # Under the lock, because a journal that is not locked yet looks orphaned.
         with self._writing(name, environment) as path:
-            return files.Journal(files.journal_path(path.parent, path.stem))
+            file = files.journal_path(path.parent, path.stem)
+            return files.Journal(file, problem_line(problem))
 
     def observations(self, name: Name) -> tuple[Observation, ...]:
         """All observations of the entry and of every journal, finished or not."""
@@ -131,17 +178,83 @@ class Store:
         """Names of all entries, sorted."""
         for environment in _subdirectories(self.directory):
             for op in _subdirectories(f"{self.directory}/{environment}"):
-                for file in sorted(os.listdir(f"{self.directory}/{environment}/{op}")):
-                    problem, dot, suffix = file.partition(".")
-                    if dot + suffix == ".json":
-                        yield Name(environment=environment, op=op, problem=problem)
+                yield from self._names(environment, op)
 
-    def remove(self, name: Name) -> bool:
-        """Removes an entry and its orphaned journals; whether there was anything."""
+    def _names(self, environment: str, op: str) -> Iterator[Name]:
+        for file in _files(f"{self.directory}/{environment}/{op}"):
+            problem, dot, suffix = file.partition(".")
+            if dot + suffix == ".json":
+                yield Name(environment=environment, op=op, problem=problem)
+
+    def heads(self) -> Iterator[tuple[Name, Entry]]:
+        """All entries that can be read, sorted by name, without observations."""
+        for name in self.names():
+            try:
+                entry = self.read(name, complete=False)
+            except (Damaged, NewerSchema):
+                continue
+            if entry is not None:
+                yield name, entry
+
+    def others(self) -> Iterator[pathlib.Path]:
+        """All files that are no entries, sorted."""
+        for environment in _subdirectories(self.directory):
+            place = self.directory / environment
+            if (place / "environment.json").exists():
+                yield place / "environment.json"
+            for op in _subdirectories(place):
+                yield from (
+                    place / op / file
+                    for file in _files(place / op)
+                    if file.count(".") > 1 or not file.endswith(".json")
+                )
+
+    def problems(
+        self, environment: str, op: str, *, journals: bool
+    ) -> Iterator[tuple[Name, dict[str, Any]]]:
+        """What is known of in one environment, from heads alone: quick, unchecked.
+
+        Args:
+          environment, op: as in ``Name``.
+          journals: whether problems whose tuning was never finished count.
+        """
+        for name in self._names(environment, op):
+            problem = head_problem(self._head(name))
+            if problem is not None:
+                yield name, problem
+        if not journals:
+            return
+        directory = self.directory / environment / op
+        for file in _files(directory):
+            if file.endswith(".journal"):
+                key = file.partition(".")[0]
+                problem = files.read_title(directory / file)
+                if problem is not None:
+                    yield Name(environment=environment, op=op, problem=key), problem
+
+    def _head(self, name: Name) -> bytes:
+        try:
+            with open(self._path(name), "rb", buffering=0) as file:
+                data = file.read(_HEAD_BYTES)
+                while data.count(b"\n") < 2 and (more := file.read(_HEAD_BYTES)):
+                    data += more
+        except OSError:
+            return b""
+        return data
+
+    def remove(self, name: Name, expected: Entry | None = None) -> bool:
+        """Removes an entry and its orphaned journals; whether there was anything.
+
+        With ``expected``, only if the entry was not written again since it was read.
+        """
         path = self.path(name)
         if not path.parent.is_dir():
             return False
         with self._locked(name.environment):
+            if expected is not None:
+                found = self.read(name, complete=False)
+                if found is None or found.written != expected.written:
+                    return False
             doomed = [j for j in self._journals(name) if files.is_orphan(j)]
             doomed += [path] if path.exists() else []
             for file in doomed:
@@ -185,6 +298,13 @@ class Store:
         warn_once(_damage(path, why, aside))
 
 
+def recorded(entry: Entry, stored: Entry) -> Entry:
+    """The union of an entry that is recorded now with what was stored before."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+    written = after(entry.written, now, stored.written)
+    return merge(dataclasses.replace(entry, written=written), stored)
+
+
 def _remove_leftovers(path: pathlib.Path) -> None:
     """Removes temporary files of writers that were killed; we hold their lock."""
     for leftover in path.parent.glob(f"{path.name}.*.tmp"):
@@ -211,6 +331,13 @@ def _rename_aside(path: pathlib.Path) -> pathlib.Path:
 def _damage(path: pathlib.Path, why: Damaged, aside: pathlib.Path | None) -> str:
     renamed = f"; it was renamed to {aside.name}" if aside else ""
     return f"the tuning cache file {path} is damaged ({why}) and not used{renamed}"
+
+
+def _files(directory: str | os.PathLike[str]) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _subdirectories(directory: str | os.PathLike[str]) -> list[str]:

@@ -1,6 +1,6 @@
-"""The tuner: sweep a list of choices, race the best against the defaults, remember.
+"""The tuner: search a space, race the best against the defaults, remember.
 
-    cache and journals -> sweep -> verify -> race -> select.winner -> entry -> cache
+    cache and journals -> search -> verify -> race -> select.winner -> entry -> cache
 
 Every measurement is on disk before the next one starts, so a tuning that is killed goes
 on where it was. A choice that fails is remembered with its reason and never scored; one
@@ -9,163 +9,339 @@ whose results are wrong cannot win.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
+import functools
 import math
-import random
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.doctor import Diagnosis
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import Problem
+from tracea_jax.tuning import history
 from tracea_jax.tuning.cache import Database, Entry, environment
+from tracea_jax.tuning.candidates import Candidates, identity_of
 from tracea_jax.tuning.environment import canonical, digest
-from tracea_jax.tuning.measure import Bench, Timing
-from tracea_jax.tuning.session import Progress, Session, TuningError, identity_of
+from tracea_jax.tuning.goals import GOALS
+from tracea_jax.tuning.lab import Lab
+from tracea_jax.tuning.measure import Timing
+from tracea_jax.tuning.records import Observation
+from tracea_jax.tuning.search import SWEPT, Search
+from tracea_jax.tuning.session import (
+    Progress,
+    Session,
+    TuningError,
+    no_limit,
+)
 
-VERSION = 1  # of the method; entries tell by which one they were made
+VERSION = 2  # of the method; entries tell by which one they were made
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
-GOALS = ("latency", "throughput")
-SWEEP_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
+GAINS = {"max": 0.003}  # expected gain that a search goes on for; 1 % for other efforts
+SEARCH_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
 BOUNDED_S = 2.0  # for the race after Ctrl-C
+
+
+class Tuning:
+    """One problem being tuned, batch by batch.
+
+        while tuning.step():
+            ...
+        entry = tuning.finish()
+
+    The winner beats the best default by 1 % or is that default, and beats XLA or is
+    XLA. What this machine measured before is not measured again, but races again.
+
+    Attributes:
+      stop: why the search is over: "complete", "converged", "budget" or what the caller
+        sets; None while it goes on.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        diagnosis: Diagnosis,
+        decision: Decision,
+        lab: Lab,
+        database: Database,
+        device: Device,
+        *,
+        effort: str = "default",
+        budget_s: float | None = None,
+        seed: int = 0,
+        progress: Progress | None = None,
+        goal: str = "latency",
+        timing: Timing | None = None,
+        observe: Callable[[Observation], None] = lambda observation: None,
+    ) -> None:
+        """Measures nothing yet.
+
+        Args:
+          problem, diagnosis, decision: what to tune, and the choices to try.
+          lab: runs and verifies choices.
+          database: supplies what was measured before; receives the entry.
+          device: the local device.
+          effort: "none" (the defaults and XLA race, nothing is searched), "quick" (at
+            most 16 choices are evaluated), "default" (64) or "max" (256). Spaces of at
+            most 200 are swept by the latter two.
+          budget_s: seconds for everything; the step at hand is finished, and a race has
+            a few rounds at least.
+          seed: of the search.
+          progress: told about every step.
+          goal: "latency", "throughput" or "balanced"; see ``goals``.
+          timing: the measuring protocol.
+          observe: given every observation as it is made.
+
+        Raises:
+          ValueError: on an unknown effort or goal, or a budget that is not positive.
+        """
+        _check(effort, goal, budget_s)
+        self.problem = problem
+        self.stop: str | None = None
+        self._database, self._device = database, device
+        self._candidates = Candidates.of(decision)
+        self._default = decision.choice
+        self._effort, self._seed, self._goal = effort, seed, goal
+        heroes = _with_xla(
+            tuple(h for h in decision.heroes if h.variant in diagnosis.candidates),
+            problem,
+            device,
+        )
+        journal = database.journal(problem, device)
+        self._close = weakref.finalize(self, journal.close)
+        self._session = Session(
+            problem=problem,
+            lab=lab,
+            database=database,
+            device=device,
+            journal=journal,
+            timing=timing or Timing(),
+            progress=progress,
+            observe=observe,
+            order=(*self._candidates.choices, next(_of_xla(heroes))),
+            heroes=heroes,
+            reference=heroes[0],
+            budget_s=no_limit(budget_s),
+            goal=goal,
+            known={o.identity: o for o in database.observations(problem, device)},
+        )
+        self._search = self._begun()
+        self._batch: list[int] = []  # asked for and not measured yet
+
+    @property
+    def expected_gain(self) -> float:
+        """What more searching is expected to gain, in log units; 0 when it is over."""
+        return 0.0 if self.stop is not None else float(self._search.expected_gain)
+
+    @property
+    def best_us(self) -> float | None:
+        """The lowest steady time known."""
+        return self._session.best_us
+
+    @property
+    def default_us(self) -> float | None:
+        """The steady time of what runs untuned."""
+        return self._session.time_us(self._default)
+
+    @property
+    def xla_us(self) -> float | None:
+        return self._session.time_us(self._session.xla)
+
+    @property
+    def compiles(self) -> int:
+        """Configs that this tuning has compiled."""
+        return self._session.compiles
+
+    @property
+    def evals(self) -> int:
+        """Choices of the space that the search knows, measured here or before."""
+        return self._search.evals
+
+    def step(self, *, limit_s: float = math.inf) -> bool:
+        """Measures one batch, or what of it fits in the time; False when it is over.
+
+        Args:
+          limit_s: seconds after which no other choice is begun; one always is.
+        """
+        session, end_s = self._session, self._session.elapsed_s + limit_s
+        if self.stop is None and not self._batch:
+            self._ask()
+        if self.stop is None and session.observed(session.xla) is None:
+            session.evaluate(session.xla)
+        while self._batch and self.stop is None:
+            index = self._batch.pop(0)
+            choice = self._candidates.choices[index]
+            if session.observed(choice) is None:
+                session.tell("search", self.evals, self._allowed, str(choice))
+                session.evaluate(choice)
+            self._search.tell(index, self._value(choice))
+            if self._is_late:
+                self.stop = "budget"
+            if session.elapsed_s >= end_s:
+                break
+        return self.stop is None
+
+    def _ask(self) -> None:
+        """The next batch, its compilation begun; or why there is none."""
+        if self._is_late:
+            self.stop = "budget"
+            return
+        self._batch = list(self._search.ask()) if self._allowed else []
+        if not self._batch:
+            self.stop = self._search.stop if self._allowed else "complete"
+        choices = [self._candidates.choices[index] for index in self._batch]
+        fresh = [c for c in choices if self._session.observed(c) is None]
+        self._session.lab.compile(self.problem, fresh)
+
+    def finish(self, *, bounded_s: float | None = None) -> Entry:
+        """Verifies and races the best, and records what was found.
+
+        Args:
+          bounded_s: if given, only the leader and the heroes race, for so long.
+
+        Raises:
+          TuningError: if the device stopped working.
+        """
+        session = self._session
+        best, verified = session.finish(bounded_s=bounded_s)
+        entry = Entry(
+            problem=self.problem.to_json(),
+            environment=environment(self.problem.op, self._device),
+            best=best,
+            observations=tuple(session.known[name] for name in sorted(session.known)),
+            verified=verified,
+            tuner=self._summary(),
+            written=_now(),
+        )
+        entry = self._database.record(entry, session.journal)
+        self._close()
+        session.tell("done", 1, 1, entry.best.variant)
+        return entry
+
+    @property
+    def _is_late(self) -> bool:
+        session = self._session
+        return session.elapsed_s >= SEARCH_SHARE * session.budget_s
+
+    @property
+    def _allowed(self) -> int:
+        """Evaluations at most; small spaces are swept but for a quick look."""
+        size, most = len(self._candidates.choices), EFFORTS[self._effort]
+        swept = most >= EFFORTS["default"] and size <= SWEPT
+        return size if swept else min(size, most)
+
+    def _begun(self) -> Search:
+        """The search, told what is known already."""
+        candidates, session = self._candidates, self._session
+        near = self._database.neighbours(self.problem, self._device)
+        seeds = (*session.heroes, *history.seeds(near, self.problem, self._device))
+        search = Search(
+            candidates.features,
+            codes=candidates.codes,
+            log_prior=self._log_prior,
+            first=candidates.indices(seeds),
+            budget=self._allowed,
+            seed=int(digest(canonical([self.problem.to_json(), self._seed]), 8), 16),
+            gain=GAINS.get(self._effort, 0.01),
+            history=history.of(
+                near, self.problem, self._device, candidates, self._goal
+            ),
+        )
+        known = [c for c in candidates.choices if session.observed(c) is not None]
+        for index, choice in zip(candidates.indices(known), known, strict=True):
+            search.tell(index, self._value(choice))
+        return search
+
+    def _value(self, choice: Choice) -> float | None:
+        """What the surrogate learns: the time by what the problem takes at least."""
+        score = self._session.score_us(choice)
+        return score and score / self._floor_us
+
+    @property
+    def _log_prior(self) -> np.ndarray | None:
+        """The modelled times by the same bound."""
+        prior = self._candidates.log_prior
+        return None if prior is None else prior - np.log(self._floor_us)
+
+    @functools.cached_property
+    def _floor_us(self) -> float:
+        return history.floor_us(self.problem, self._device)
+
+    def _summary(self) -> dict[str, Any]:
+        session, gain = self._session, float(self._search.expected_gain)
+        return {
+            "version": VERSION,
+            "effort": self._effort,
+            "seed": self._seed,
+            "goal": self._goal,
+            "space": digest(canonical([identity_of(c) for c in session.order]), 16),
+            "legal": len(self._candidates.choices),
+            "pruned": self._candidates.pruned,
+            "evals": self.evals,
+            "compiles": session.compiles,
+            "wall_s": round(session.elapsed_s, 3),
+            "expected_gain": gain if gain < 1e300 else None,
+            "stop": self.stop or "bounded",
+        }
 
 
 def tune(
     problem: Problem,
     diagnosis: Diagnosis,
     decision: Decision,
-    bench: Bench,
+    lab: Lab,
     database: Database,
     device: Device,
-    *,
-    effort: str = "default",
-    budget_s: float | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-    goal: str = "latency",
-    timing: Timing | None = None,
+    **search: Any,
 ) -> Entry:
-    """Measures the decision's choices and records the best.
-
-    The winner beats the best default by 1 % or is that default, and beats XLA or is
-    XLA. What this machine measured before is not measured again, but races again.
-    Ctrl-C ends the sweep; what was measured until then still races, shortly.
-
-    Args:
-      problem, diagnosis, decision: what to tune, and the choices to try.
-      bench: runs and verifies choices of this problem.
-      database: supplies what was measured before; receives the entry.
-      device: the local device.
-      effort: "none" (the defaults and XLA race, nothing is swept), "quick" (at most 16
-        choices are evaluated), "default" (64) or "max" (256). A larger space is
-        sampled; the defaults are always in.
-      budget_s: seconds for everything; the step at hand is finished, and a race has a
-        few rounds at least.
-      seed: decides which choices of a large space are evaluated.
-      progress: told about every step.
-      goal: "latency" or "throughput". For one problem both mean least time; what is
-        measured is the time of executions in a row, for either.
-      timing: the measuring protocol.
-
-    Returns:
-      The entry as stored, with what other processes found meanwhile.
+    """Tunes one problem to the end; arguments as of ``Tuning``.
 
     Raises:
       ValueError: on an unknown effort or goal, or a budget that is not positive.
       TuningError: if the device stopped working.
     """
-    _check(effort, goal, budget_s)
-    space = tuple(c for c in decision.space if c.variant in diagnosis.candidates)
-    heroes = tuple(h for h in decision.heroes if h.variant in diagnosis.candidates)
-    space_hash = digest(canonical([identity_of(c) for c in space]), 16)
-    key = digest(canonical([problem.to_json(), space_hash, seed]), 16)
-    choices = sample(space, heroes, EFFORTS[effort], int(key, 16))
-    with contextlib.closing(database.journal(problem, device)) as journal:
-        session = Session(
-            bench=bench,
-            database=database,
-            device=device,
-            journal=journal,
-            timing=timing or Timing(),
-            progress=progress,
-            space=space,
-            heroes=_with_xla(heroes, problem, device),
-            budget_s=math.inf if budget_s is None else budget_s,
-            known={o.identity: o for o in database.observations(problem, device)},
-        )
-        stop = sweep(session, choices)
-        try:
-            bounded_s = BOUNDED_S if stop == "interrupted" else None
-            best, verified = session.finish(bounded_s=bounded_s)
-        except KeyboardInterrupt:
-            if stop == "interrupted":
-                raise  # asked twice: the journal keeps what was measured
-            stop = "interrupted"
-            best, verified = session.finish(bounded_s=BOUNDED_S)
-        entry = Entry(
-            problem=problem.to_json(),
-            environment=environment(problem.op, device),
-            best=best,
-            observations=tuple(session.known[name] for name in sorted(session.known)),
-            verified=verified,
-            tuner={
-                "version": VERSION,
-                "effort": effort,
-                "seed": seed,
-                "goal": goal,
-                "space": space_hash,
-                "evals": sum(session.observed(c) is not None for c in choices),
-                "wall_s": round(session.elapsed_s, 3),
-                "stop": stop,
-            },
-            written=_now(),
-        )
-        entry = database.record(entry, journal)
-    session.tell("done", 1, 1, entry.best.variant)
-    return entry
+    return finished(
+        Tuning(problem, diagnosis, decision, lab, database, device, **search)
+    )
 
 
-def sweep(session: Session, choices: Sequence[Choice]) -> str:
-    """Evaluates the choices in order; says why it stopped.
+def finished(tuning: Tuning) -> Entry:
+    """Searches to the end, races and records.
+
+    Ctrl-C ends the search; what was measured until then still races, shortly.
 
     Returns:
-      "complete", "budget" or "interrupted".
+      The entry as stored, with what other processes found meanwhile.
     """
     try:
-        for done, choice in enumerate(choices):
-            if session.observed(choice) is not None:
-                continue
-            if session.elapsed_s >= SWEEP_SHARE * session.budget_s:
-                return "budget"
-            session.tell("sweep", done, len(choices), str(choice))
-            session.evaluate(choice)
+        while tuning.step():
+            pass
     except KeyboardInterrupt:
-        return "interrupted"
-    return "complete"
-
-
-def sample(
-    space: Sequence[Choice], heroes: Sequence[Choice], count: int, seed: int
-) -> tuple[Choice, ...]:
-    """The heroes, then others of the space in its order: ``count`` in all, or none."""
-    if count == 0:
-        return ()
-    others = [c for c in space if c not in heroes]
-    size = min(len(others), max(count - len(heroes), 0))
-    picked = sorted(random.Random(seed).sample(range(len(others)), size))
-    return (*heroes, *(others[i] for i in picked))
+        tuning.stop = "interrupted"
+        return tuning.finish(bounded_s=BOUNDED_S)
+    try:
+        return tuning.finish()
+    except KeyboardInterrupt:
+        tuning.stop = "interrupted"
+        return tuning.finish(bounded_s=BOUNDED_S)
 
 
 def _with_xla(
     heroes: tuple[Choice, ...], problem: Problem, device: Device
 ) -> tuple[Choice, ...]:
     """XLA is raced whether or not the policy lists it."""
-    if any(h.variant == "xla" for h in heroes):
+    if any(_of_xla(heroes)):
         return heroes
     config = variants.XLA.heuristic(problem, device)
     return (*heroes, Choice(variant="xla", config=config))
+
+
+def _of_xla(choices: Sequence[Choice]) -> Any:
+    return (choice for choice in choices if choice.variant == "xla")
 
 
 def _check(effort: str, goal: str, budget_s: float | None) -> None:
@@ -181,4 +357,4 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
-__all__ = ["EFFORTS", "GOALS", "Progress", "TuningError", "sample", "sweep", "tune"]
+__all__ = ["EFFORTS", "GOALS", "Progress", "Tuning", "TuningError", "tune"]

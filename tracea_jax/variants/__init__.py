@@ -17,6 +17,7 @@ from tracea_jax.variants.base import (
 from tracea_jax.variants.gated import GATED_FUSED, GATED_UNFUSED
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.space import Space
 
 CATALOGUE: dict[str, tuple[Variant, ...]] = {
     "matmul": (GEMM_SM90, GEMM_CPU, XLA),
@@ -66,6 +67,7 @@ __all__ = [
     "Config",
     "CpuCall",
     "Inline",
+    "Space",
     "Variant",
     "check_implementation",
     "config_from_json",

@@ -7,6 +7,7 @@ import dataclasses
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.base import Call, Config, Inline
+from tracea_jax.variants.space import Space
 
 DTYPES = ("bfloat16", "float16")
 _FEWEST_SCORES = 128 * 128  # of a head: below, XLA's few small kernels are as fast
@@ -64,10 +65,8 @@ class AttentionCudnn:
     def check(self, problem: AttentionProblem, config: Config, device: Device) -> None:
         return None
 
-    def space(
-        self, problem: AttentionProblem, device: Device
-    ) -> tuple[CudnnConfig, ...]:
-        return (CudnnConfig(),)
+    def space(self, problem: AttentionProblem, device: Device) -> Space:
+        return Space.of(CudnnConfig())
 
     def heuristic(self, problem: AttentionProblem, device: Device) -> CudnnConfig:
         return CudnnConfig()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import Problem
+from tracea_jax.variants.space import Space
 
 Config = Any  # a frozen dataclass of free choices, the variant's own type
 
@@ -65,8 +66,8 @@ class Variant(Protocol):
         """Raises ValueError if the config is not legal for this problem."""
         ...
 
-    def space(self, problem: Any, device: Device) -> tuple[Config, ...]:
-        """Legal configs worth measuring, the heuristic's first."""
+    def space(self, problem: Any, device: Device) -> Space:
+        """The legal configs worth measuring; the heuristic's is one of them."""
         ...
 
     def heuristic(self, problem: Any, device: Device) -> Config:
@@ -104,8 +105,8 @@ class Xla:
     def check(self, problem: Problem, config: Config, device: Device) -> None:
         return None
 
-    def space(self, problem: Problem, device: Device) -> tuple[Config, ...]:
-        return (XlaConfig(),)
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space.of(XlaConfig())
 
     def heuristic(self, problem: Problem, device: Device) -> Config:
         return XlaConfig()

@@ -20,6 +20,7 @@ from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
 from tracea_jax.variants.base import Call, Inline
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.space import Space
 
 PRODUCT_FIELDS = tuple(
     f.name for f in dataclasses.fields(GemmProblem) if f.name != "epilogue"
@@ -86,10 +87,8 @@ class Gated:
     ) -> None:
         return None
 
-    def space(
-        self, problem: GatedMatmulProblem, device: Device
-    ) -> tuple[GatedConfig, ...]:
-        return (GatedConfig(),)
+    def space(self, problem: GatedMatmulProblem, device: Device) -> Space:
+        return Space.of(GatedConfig())
 
     def heuristic(self, problem: GatedMatmulProblem, device: Device) -> GatedConfig:
         return GatedConfig()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import GemmProblem
 from tracea_jax.variants.base import Call, CpuCall
+from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
 
 DTYPES = ("float32", "bfloat16", "float16")
 TARGET = "tracea_cpu_gemm_v1"
@@ -32,8 +37,15 @@ class GemmCpuConfig:
         return f"kc {self.kc} nc {self.nc} tasks {self.tasks}"
 
 
+_LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
 _KC = 384  # deep enough to amortise the partial sums, shallow enough for L1
 _PANEL_SHARE = 0.4  # of L2 for the packed block of B; A and C pass through the rest
+_MOST_NC = 4096  # wider blocks are cut to this
+_SKINNY_ROWS = 4  # up to as many rows of A, B is streamed and never packed
+# With the heuristic's own width these are few enough to measure all.
+_DEPTHS = (128, 192, 256, 384, 512, 768)
+_WIDTHS = (128, 256, 384, 512, 768, 1024)
+_TASKS = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,27 +73,31 @@ class GemmCpu:
     def check(
         self, problem: GemmProblem, config: GemmCpuConfig, device: Device
     ) -> None:
-        for name, limit in (("kc", 8192), ("nc", 8192), ("tasks", 64)):
+        for name, limit in _LIMITS.items():
             value = getattr(config, name)
             if not (isinstance(value, int) and 1 <= value <= limit):
                 raise ValueError(
                     f"{name}={value!r} must be an integer from 1 to {limit}"
                 )
 
-    def space(self, problem: GemmProblem, device: Device) -> tuple[GemmCpuConfig, ...]:
-        grid = [
-            GemmCpuConfig(kc=kc, nc=nc, tasks=tasks)
-            for kc in (256, 384, 512)
-            for nc in (256, 512, 768)
-            for tasks in (1, 2, 4)
-        ]
+    def space(self, problem: GemmProblem, device: Device) -> Space:
+        assert isinstance(device, CpuDevice)
         hero = self.heuristic(problem, device)
-        return (hero, *(c for c in grid if c != hero))
+        widths = sorted({*_WIDTHS, hero.nc})
+        columns = grid(kc=_DEPTHS, nc=widths, tasks=_TASKS)
+        alive, pruned = survivors(_repeats(problem, device, hero, columns))
+        columns = {name: values[alive] for name, values in columns.items()}
+        return Space(
+            config_type=GemmCpuConfig,
+            columns=columns,
+            derived=_derived(problem, device, columns),
+            pruned=pruned,
+        )
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmCpuConfig:
         assert isinstance(device, CpuDevice)
-        columns = _PANEL_SHARE * device.l2_bytes / (4 * _KC)
-        return GemmCpuConfig(kc=_KC, nc=max(64, int(columns) // 32 * 32), tasks=2)
+        columns = int(_PANEL_SHARE * device.l2_bytes / (4 * _KC)) // 32 * 32
+        return GemmCpuConfig(kc=_KC, nc=min(max(64, columns), _MOST_NC), tasks=2)
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # 16-bit operands are widened to f32 here; XLA may have matrix units for them.
@@ -106,6 +122,47 @@ class GemmCpu:
                 ("tasks", config.tasks),
             ),
         )
+
+
+def _repeats(
+    problem: GemmProblem, device: CpuDevice, hero: GemmCpuConfig, columns: Columns
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Which configs run exactly as another one, by the choice that makes no difference.
+
+    Of those the heuristic's stands for the others, else the smallest.
+    """
+    effects = {
+        "kc": lambda kc: block_depth(problem, kc),
+        "nc": lambda nc: 0 if problem.m <= _SKINNY_ROWS else np.minimum(nc, problem.n),
+        "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
+    }
+    for name, effect in effects.items():
+        values = columns[name]
+        choices = (getattr(hero, name), *np.unique(values).tolist())
+        yield name, representative(values, choices, effect) != values
+
+
+def block_depth(problem: GemmProblem, kc: Any) -> Any:
+    """Depth of the packed blocks: k in equal steps of a multiple of 8, at most kc."""
+    if problem.m <= _SKINNY_ROWS:
+        return 0
+    blocks = np.maximum(_ceil_div(problem.k, 8 * _ceil_div(kc, 8)), 1)
+    return 8 * _ceil_div(_ceil_div(problem.k, blocks), 8)
+
+
+def _ceil_div(a: Any, b: Any) -> Any:
+    return -(-a // b)
+
+
+def _derived(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Columns:
+    """Features that say how a blocking fits the problem and the caches."""
+    depth = np.maximum(block_depth(problem, columns["kc"]), 1)
+    width = np.clip(columns["nc"], 1, max(problem.n, 1))
+    return {
+        "log2_panel_per_l2": np.log2(4 * depth * width / device.l2_bytes),
+        "log2_depth_blocks": np.log2(np.maximum(_ceil_div(problem.k, depth), 1)),
+        "log2_strips": np.log2(np.maximum(_ceil_div(problem.n, width), 1)),
+    }
 
 
 GEMM_CPU = GemmCpu()

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
+from tracea_jax.variants import gemm_sm90_space as space
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
+from tracea_jax.variants.space import Space, first_refusal
 
 _TMA_ALIGNMENT_BYTES = 16
 _INT32_MAX = 2**31 - 1
 _MOST_ROWS = _INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
 _EXACT_PRECISIONS = ("default", "high", "highest")  # alike for 16-bit operands
-
-_CHOICES: dict[str, tuple[int, ...]] = {
-    "tile_m": (64, 128, 256),
-    "tile_n": (64, 128, 192, 256),
-    "consumers": (1, 2),
-    "cluster_m": (1, 2),
-    "cluster_n": (1, 2),
-    "wait_depth": (0, 1),
-}
-# Of each thread, by consumers; more leaves the epilogue too few registers.
-_MAX_ACCUMULATORS = {1: 96, 2: 128}
-_SPACE_SHAPES = 6  # best tile and cluster shapes in the search space ...
-_SPACE_ORDERS = ((8, 1), (16, 1), (8, 0), (16, 0))  # ... each with (band, wait depth)
-
-# Cost model, in cycles of one SM. It only has to rank.
-_L2_BYTES_PER_CYCLE = 40.0
-_EPILOGUE_BYTES_PER_CYCLE = 24.0
-_TILE_OVERHEAD = 600.0
+_MAX_BAND = 1024
+_TOLD_APART = 1.02  # ratio of modelled times that means something
+# What the heuristic chooses from: deeper rings were not seen to gain anything, and
+# other bands gain less than the model can tell.
+_CHOICES = space.GRID | {"stages": tuple(range(2, 9)), "raster_band": (2, 8, 16)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,32 +46,36 @@ class GemmSm90:
     def check(
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
     ) -> None:
-        for name, allowed in _CHOICES.items():
+        assert isinstance(device, CudaDevice)
+        for name, allowed in space.CHOICES.items():
             value = getattr(config, name)
             if value not in allowed:
                 listed = ", ".join(map(str, allowed))
                 raise ValueError(f"{name}={value!r} must be one of {listed}")
-        for name, limit in (("stages", 12), ("raster_band", 1024)):
+        for name, limit in (("stages", emit.MAX_STAGES), ("raster_band", _MAX_BAND)):
             value = getattr(config, name)
             if not (isinstance(value, int) and 1 <= value <= limit):
                 raise ValueError(
                     f"{name}={value!r} must be an integer from 1 to {limit}"
                 )
-        if fault := _fault(problem, config, device):
-            raise ValueError(fault)
+        if rule := first_refusal(space.LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
 
-    def space(self, problem: GemmProblem, device: Device) -> tuple[GemmSm90Config, ...]:
-        hero = self.heuristic(problem, device)
-        shapes = _ranked_shapes(problem, device)[:_SPACE_SHAPES]
-        configs = (
-            dataclasses.replace(shape, raster_band=band, wait_depth=depth)
-            for (band, depth), shape in itertools.product(_SPACE_ORDERS, shapes)
+    def space(self, problem: GemmProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        columns, pruned = space.columns_of(problem, device, **space.GRID)
+        config = space.of_columns(columns)
+        return Space(
+            config_type=GemmSm90Config,
+            columns=columns,
+            derived=space.derived(problem, config, device),
+            modelled_us=modelled_us(problem, config, device),
+            pruned=pruned,
         )
-        return tuple(dict.fromkeys((hero, *configs)))
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm90Config:
-        """The tile and cluster of the least modelled time, see ``modelled_cycles``."""
-        return _ranked_shapes(problem, device)[0]
+        assert isinstance(device, CudaDevice)
+        return choose(problem, device)
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # XLA computes these in a second kernel that reads and writes the output; bias,
@@ -99,26 +95,33 @@ class GemmSm90:
 GEMM_SM90 = GemmSm90()
 
 
-def modelled_cycles(
-    problem: GemmProblem, config: GemmSm90Config, device: Device
-) -> float:
-    """Time of a problem in SM cycles: waves of tiles, each bound by its slowest unit.
+def choose(
+    problem: GemmProblem, device: CudaDevice, constants: Constants = CONSTANTS
+) -> GemmSm90Config:
+    """The config to use unmeasured: of the least modelled time, see ``preferred``."""
+    columns, _ = space.columns_of(problem, device, **_CHOICES)
+    config = space.of_columns(columns)
+    best = preferred(config, modelled_us(problem, config, device, constants))
+    return Space(config_type=GemmSm90Config, columns=columns).config(best)
 
-    A 64-deep step of a tile costs the larger of its multiplications (2048 a cycle) and
-    of its bytes from L2, halved for what the cluster shares; then comes the epilogue.
+
+def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
+    """The number of the config to prefer, of columns of them with modelled times.
+
+    The model cannot tell times within 2 % of the least apart: there, larger and wider
+    tiles come first, then blocks that need no partner, then the usual band.
     """
-    assert isinstance(device, CudaDevice)
-    elements = config.tile_m * config.tile_n
-    # Below 128 columns the tensor cores wait for shared memory.
-    multiply = elements * emit.TILE_K / 2048 * (1.0 if config.tile_n > 64 else 1.3)
-    rows = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
-    load = rows * emit.ROW_BYTES / _L2_BYTES_PER_CYCLE
-    steps = -(-problem.k // emit.TILE_K)
-    results = 1 + problem.epilogue.save_preactivation + problem.epilogue.residual
-    stores = elements * ITEMSIZE[problem.out] * results / _EPILOGUE_BYTES_PER_CYCLE
-    blocks = emit.grid(problem, config, device.sm_count)
-    waves = -(-emit.tile_count(problem, config) // (blocks // config.cluster_size))
-    return waves * (steps * max(multiply, load) + stores + _TILE_OVERHEAD)
+    time = np.maximum(times, _TOLD_APART * times.min())
+    # From the last to the first that decides.
+    keys: tuple[Any, ...] = (
+        -times,
+        config.raster_band == space.USUAL_BAND,
+        -config.cluster_size,
+        config.tile_n,
+        config.tile_m * config.tile_n,
+        -time,
+    )
+    return int(np.lexsort(keys)[-1])
 
 
 def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
@@ -174,71 +177,3 @@ def _misaligned_rows(problem: GemmProblem) -> Iterator[str]:
                 f"rows of {role} must be multiples of 16 bytes for TMA: "
                 f"{extent}={value} is not a multiple of {unit} ({dtype})"
             )
-
-
-def _fault(problem: GemmProblem, config: GemmSm90Config, device: Device) -> str | None:
-    """Why choices that are each allowed do not go together, or None."""
-    assert isinstance(device, CudaDevice)
-    if config.tile_m % (emit.SLAB * config.consumers):
-        return (
-            f"tile_m={config.tile_m} must be a multiple of 64 for each of "
-            f"{config.consumers} consumers"
-        )
-    if config.accumulators > _MAX_ACCUMULATORS[config.consumers]:
-        return (
-            f"a {config.tile_m}x{config.tile_n} tile needs {config.accumulators} "
-            f"accumulators a thread with {config.consumers} consumers; at most "
-            f"{_MAX_ACCUMULATORS[config.consumers]} fit"
-        )
-    if config.cluster_size > 2:
-        return "a cluster has at most 2 blocks: cluster_m * cluster_n <= 2"
-    limit = device.smem_per_block_bytes
-    if emit.storage(problem, config, limit).smem_bytes > limit:
-        fitting = emit.most_stages(problem, config, limit)
-        return (
-            f"stages={config.stages} of {config.tile_m}x{config.tile_n} tiles exceed "
-            f"{limit} bytes of shared memory; at most {fitting} fit"
-        )
-    if config.stages <= config.wait_depth:
-        return (
-            f"stages={config.stages} must exceed wait_depth={config.wait_depth}, or "
-            "producer and consumers wait for each other"
-        )
-    return None
-
-
-def _ranked_shapes(problem: GemmProblem, device: Device) -> tuple[GemmSm90Config, ...]:
-    """Every legal tile and cluster shape with its deepest ring, fastest first.
-
-    The model cannot tell times within 5 % apart: there, larger and wider tiles come
-    first, then pairs of blocks along m.
-    """
-    shapes = tuple(_shapes(problem, device))
-    cycles = {shape: modelled_cycles(problem, shape, device) for shape in shapes}
-    close = 1.05 * min(cycles.values())
-
-    def rank(shape: GemmSm90Config) -> tuple[float, int, int, int]:
-        time = max(cycles[shape], close)
-        return time, -shape.tile_m * shape.tile_n, -shape.tile_n, -shape.cluster_m
-
-    return tuple(sorted(shapes, key=rank))
-
-
-def _shapes(problem: GemmProblem, device: Device) -> Iterator[GemmSm90Config]:
-    assert isinstance(device, CudaDevice)
-    clusters = ((1, 1), (2, 1), (1, 2))
-    tiles = itertools.product(_CHOICES["tile_m"], _CHOICES["tile_n"], (1, 2), clusters)
-    for tile_m, tile_n, consumers, (cluster_m, cluster_n) in tiles:
-        shape = GemmSm90Config(
-            tile_m=tile_m,
-            tile_n=tile_n,
-            stages=2,
-            consumers=consumers,
-            cluster_m=cluster_m,
-            cluster_n=cluster_n,
-        )
-        if _fault(problem, shape, device):
-            continue
-        limit = device.smem_per_block_bytes
-        stages = min(8, emit.most_stages(problem, shape, limit))
-        yield dataclasses.replace(shape, stages=stages)

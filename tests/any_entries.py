@@ -1,0 +1,60 @@
+"""Entries of every kind, for hypothesis."""
+
+from __future__ import annotations
+
+import datetime
+
+from hypothesis import strategies as st
+
+from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.tuning import records
+from tracea_jax.tuning.cache import Best, Entry, Environment, Observation
+
+SCALARS = st.none() | st.integers() | st.text(max_size=5) | st.floats(-1e300, 1e300)
+PLAIN = SCALARS | st.lists(SCALARS, max_size=3)
+CONFIGS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=2)
+TIMES = st.floats(1e-3, 1e9)
+MEASURED = st.builds(
+    Observation,
+    variant=st.sampled_from(["gemm_cpu", "xla"]),
+    config=CONFIGS,
+    time_us=TIMES,
+    repeats=st.integers(1, 5),
+    cold_us=st.none() | TIMES,
+    extra=st.dictionaries(st.text(), PLAIN, max_size=2),
+)
+FAILED = st.builds(
+    Observation,
+    variant=st.sampled_from(["gemm_cpu", "xla"]),
+    config=CONFIGS,
+    failure=st.sampled_from(records.FAILURES),
+    message=st.text(),
+)
+OBSERVATIONS = st.lists(MEASURED | FAILED, max_size=4)
+PLACES = st.builds(
+    Environment, device=st.text(), arch=st.text(), units=st.integers(0, 1 << 20)
+)
+ENTRIES = st.builds(
+    Entry,
+    problem=st.builds(
+        GemmProblem,
+        m=st.integers(1, 1 << 40),
+        n=st.integers(1, 99),
+        k=st.integers(1, 99),
+        epilogue=st.builds(Epilogue, residual=st.booleans()),
+    ).map(GemmProblem.to_json),
+    environment=PLACES,
+    best=st.builds(
+        Best,
+        variant=st.text(),
+        config=CONFIGS,
+        time_us=TIMES,
+        xla_us=TIMES,
+        cold_us=st.none() | TIMES,
+        goal=st.sampled_from(["latency", "throughput"]),
+    ),
+    observations=OBSERVATIONS.map(records.union),
+    verified=st.dictionaries(st.text(), PLAIN, max_size=2),
+    tuner=st.dictionaries(st.text(), PLAIN, max_size=2),
+    written=st.datetimes().map(datetime.datetime.isoformat),
+)

@@ -1,0 +1,71 @@
+"""A bench for the child of ``test_gpu_child``: some configs do real harm to the GPU.
+
+Others are measured by the op's own bench. A config of 2 stages stores to address 16,
+one of 3 never ends.
+"""
+
+from __future__ import annotations
+
+from cuda.bindings import driver, nvrtc
+
+from tracea_jax.ops.bench import bench_of as sound_bench_of
+from tracea_jax.policy import Choice
+from tracea_jax.tuning.measure import Run, Verification
+
+SOURCES = {
+    2: b'extern "C" __global__ void fault() { *(volatile int*)16 = 1; }',
+    3: b'extern "C" __global__ void fault() { for (volatile int i = 0;; ++i) {} }',
+}
+
+
+class Bench:
+    def __init__(self, problem, device):
+        self._sound = sound_bench_of(problem, device)
+
+    def prepare(self, choice: Choice) -> Run:
+        run = self._sound.prepare(choice)
+        source = SOURCES.get(getattr(choice.config, "stages", 0))
+        if source is None:
+            return run
+
+        def harm(count: int) -> None:
+            launch(source)
+            run(count)
+
+        return harm
+
+    def verify(self, choice: Choice) -> Verification:
+        return self._sound.verify(choice)
+
+    def flush(self) -> None:
+        self._sound.flush()
+
+
+def bench_of(problem, device):
+    return Bench(problem, device)
+
+
+def launch(source: bytes) -> None:
+    """Runs the kernel in the context that JAX uses, and waits for it."""
+    checked(driver.cuInit(0))
+    context = checked(driver.cuDevicePrimaryCtxRetain(checked(driver.cuDeviceGet(0))))
+    checked(driver.cuCtxSetCurrent(context))
+    module = checked(driver.cuModuleLoadData(cubin(source)))
+    function = checked(driver.cuModuleGetFunction(module, b"fault"))
+    checked(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+    checked(driver.cuCtxSynchronize())
+
+
+def cubin(source: bytes) -> bytes:
+    program = checked(nvrtc.nvrtcCreateProgram(source, b"fault.cu", 0, [], []))
+    checked(nvrtc.nvrtcCompileProgram(program, 1, [b"--gpu-architecture=sm_90a"]))
+    image = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, image))
+    return image
+
+
+def checked(result):
+    status, *values = result
+    if int(status):
+        raise RuntimeError(f"{type(status).__name__} {status.name}")
+    return values[0] if values else None

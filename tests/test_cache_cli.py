@@ -1,0 +1,439 @@
+"""tracea cache: list, show, export, merge, verify, prune, and what is behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import hypothesis
+import pytest
+from any_entries import ENTRIES
+from hypothesis import strategies as st
+from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, file_of, measured
+
+from tracea_jax import cli
+from tracea_jax.device import local_cpu
+from tracea_jax.ops import bench
+from tracea_jax.tuning import exchange, measure, upkeep
+from tracea_jax.tuning.cache import Best, Database
+from tracea_jax.tuning.environment import SCHEMA, environment
+from tracea_jax.tuning.formats import Damaged, NewerSchema
+from tracea_jax.tuning.records import identity, union
+from tracea_jax.tuning.store import Store
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    """(exit status, output, error output) of ``tracea cache``."""
+    try:
+        status = cli.main(["cache", *map(str, arguments)])
+    except SystemExit as e:  # argparse
+        assert isinstance(e.code, int)
+        status = e.code
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def store_in(directory: pathlib.Path) -> Store:
+    return Store(directory / "tuned")
+
+
+def shaped(m):
+    return dataclasses.replace(PROBLEM, m=m)
+
+
+def local(entry):
+    """The entry as if it was made on this machine."""
+    return dataclasses.replace(entry, environment=environment("matmul", local_cpu()))
+
+
+def record(directory, *entries):
+    for e in entries:
+        Database(directory).record(e)
+
+
+# --- list and show --------------------------------------------------------------------
+
+
+def test_list_has_one_sorted_line_for_each(capsys, cache_dir):
+    assert run(capsys, "list")[:2] == (0, "")
+    record(cache_dir, entry(problem=shaped(7)), entry(choice(9), problem=shaped(5)))
+    xla = Best(variant="xla", config={}, time_us=3.0, xla_us=3.0)
+    gone = Best(variant="gemm_gone", config={})
+    record(cache_dir, dataclasses.replace(entry(), best=xla))
+    record(cache_dir, dataclasses.replace(entry(problem=shaped(8)), best=gone))
+    status, out, err = run(capsys, "list")
+    assert status == 0 and err == f"4 tuned problems in {cache_dir}\n"
+    times = "10.0 us, XLA 15.0 us, 1.50x"
+    assert out.splitlines() == [
+        f"{DEVICE.name}: matmul 5x80x64 float32 nn: gemm_cpu [kc 9, nc 512, tasks 2], "
+        + times,
+        f"{DEVICE.name}: matmul 7x80x64 float32 nn: gemm_cpu [kc 8, nc 512, tasks 2], "
+        + times,
+        f"{DEVICE.name}: matmul 8x80x64 float32 nn: gemm_gone (unknown variant), "
+        "not timed",
+        f"{DEVICE.name}: matmul 96x80x64 float32 nn: xla, 3.0 us",
+    ]
+
+
+def test_show_tells_everything(capsys, cache_dir):
+    best = dataclasses.replace(
+        entry().best,
+        cold_us=30.0,
+        xla_cold_us=40.0,
+        runner_up={
+            "variant": "gemm_cpu",
+            "config": dataclasses.asdict(choice(9).config),
+            "time_us": 11.0,
+        },
+    )
+    cold = dataclasses.replace(measured(8), cold_us=31.0)
+    full = dataclasses.replace(
+        entry(observations=[cold, measured(9, 11.0), failed(4), failed(5, "timeout")]),
+        best=best,
+        verified={"max_rel_error": 1e-6, "ok": True},
+        tuner={"evals": 4, "merged": [{"written": "2025-05-05", "evals": 2}]},
+    )
+    record(cache_dir, full, entry(problem=shaped(7)))
+    status, out, _ = run(capsys, "show", "MATMUL", "96x80")
+    assert status == 0 and out.startswith("matmul 96x80x64 float32 nn\n")
+    for part in (
+        str(file_of(cache_dir)),
+        DEVICE.name,
+        "gemm_cpu [kc 8, nc 512, tasks 2], 10.0 us, XLA 15.0 us, 1.50x",
+        "30.0 us, XLA 40.0 us",
+        "[kc 9, nc 512, tasks 2], 11.0 us",
+        "max rel error 1e-06",
+        "2026-01-01, evals 4",
+        "2025-05-05, evals 2",
+        "4, failed 2: timeout 1, wrong_result 1",
+        "wrong_result bad",
+    ):
+        assert part in out, part
+    rows = [line.split() for line in out.splitlines() if "gemm_cpu [kc" in line][2:]
+    assert rows[0][:4] == ["10.00", "31.00", "5", "gemm_cpu"]
+    assert rows[1][:4] == ["11.00", "-", "5", "gemm_cpu"]
+    assert run(capsys, "show", "matmul")[1].count("observed") == 2
+    status, _, err = run(capsys, "show", "conv2d")
+    assert status == 1 and "no tuned problem has 'conv2d'" in err
+
+
+# --- export and merge -----------------------------------------------------------------
+
+
+@hypothesis.given(st.lists(ENTRIES, max_size=3))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_exported_entries_survive_the_round_trip(entries):
+    data = exchange.pack(entries)
+    assert exchange.unpack(data) == tuple(entries)
+    assert json.loads(data)["schema"] == SCHEMA  # any JSON reader can read it
+
+
+@hypothesis.given(ENTRIES, st.data())
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_any_damage_of_an_exported_file_is_noticed(original, data):
+    content = exchange.pack([original])
+    at = data.draw(st.integers(0, len(content) - 1))
+    other = data.draw(st.integers(0, 255).filter(lambda b: b != content[at]))
+    for damaged in (
+        content[:at] + bytes([other]) + content[at + 1 :],
+        content[:at],
+        content + b"x",
+    ):
+        try:
+            assert exchange.unpack(damaged) == (original,)
+        except (Damaged, NewerSchema):
+            continue
+        assert at < content.index(b"\n")  # white space in the first line
+
+
+def test_export_then_merge_elsewhere_gives_the_same(capsys, cache_dir, tmp_path):
+    record(
+        cache_dir,
+        *(entry(problem=shaped(m), observations=[measured(m)]) for m in (3, 1)),
+    )
+    abroad = dataclasses.replace(DEVICE, name="other")
+    record(
+        cache_dir,
+        dataclasses.replace(entry(), environment=environment("matmul", abroad)),
+    )
+    file = tmp_path / "tuning_cache.json"
+    status, _, err = run(capsys, "export", file)
+    assert (status, err) == (0, f"3 tuned problems written to {file}\n")
+    first = file.read_bytes()
+    assert exchange.merge(store_in(tmp_path), exchange.read(file)).added == 3
+    exchange.export(store_in(tmp_path), file)
+    assert file.read_bytes() == first
+    again = run(capsys, "merge", file, file)
+    assert again[:2] == (0, "")
+    assert again[2] == ("0 added, 0 changed, 6 as they were, 0 conflicts, 0 left out\n")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert file.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_export_of_a_selection(capsys, cache_dir, tmp_path):
+    abroad = environment("matmul", dataclasses.replace(DEVICE, name="other"))
+    record(cache_dir, entry(), dataclasses.replace(entry(), environment=abroad))
+    file = tmp_path / "some.json"
+    run(capsys, "export", file, "--environment", abroad.key)
+    assert [e.environment for e in exchange.read(file)] == [abroad]
+    run(capsys, "export", file, "--op", "conv2d")
+    assert exchange.read(file) == ()
+    status, _, err = run(capsys, "export", file, "--environment", "0123")
+    assert status == 1 and abroad.key in err
+    (tmp_path / "directory").mkdir()
+    assert run(capsys, "export", tmp_path / "directory")[0] == 1
+
+
+def test_more_repetitions_win_then_the_lower_time(capsys, cache_dir, tmp_path):
+    def timed(kc, time_us, repeats, written):
+        best = dataclasses.replace(entry(choice(kc)).best, time_us=time_us)
+        seen = measured(kc, time_us, repeats)
+        made = entry(choice(kc), observations=[seen], written=written)
+        return dataclasses.replace(made, best=best, tuner={"seed": kc})
+
+    ours = timed(3, 10.0, 100, "2026")
+    for theirs, kept in (
+        (timed(4, 5.0, 99, "2027"), 3),
+        (timed(4, 20.0, 101, "2025"), 4),
+        (timed(4, 9.0, 100, "2025"), 4),
+        (timed(4, 11.0, 100, "2027"), 3),
+    ):
+        for one, other in ((ours, theirs), (theirs, ours)):
+            united = exchange.reconcile(one, other)
+            assert united.best.config["kc"] == kept
+            assert united.observations == union(ours.observations, theirs.observations)
+            # Where the other one came from is not forgotten, nor told twice.
+            dropped = theirs if kept == 3 else ours
+            assert united.tuner["seed"] == kept
+            assert united.tuner["merged"] == [
+                {**dropped.tuner, "written": dropped.written}
+            ]
+            assert exchange.reconcile(united, other) == united
+    record(cache_dir, ours)
+    file = tmp_path / "theirs.json"
+    file.write_bytes(exchange.pack([timed(4, 20.0, 101, "2025")]))
+    status, out, err = run(capsys, "merge", file)
+    assert status == 0 and "1 changed" in err and "1 conflicts" in err
+    assert out.startswith("conflict: matmul 96x80x64 float32 nn in ")
+    assert "kept    gemm_cpu [kc 4" in out and "(101x)" in out
+    assert "dropped gemm_cpu [kc 3" in out and "(100x)" in out
+
+
+def test_merging_never_keeps_what_one_side_found_wrong(tmp_path):
+    store = store_in(tmp_path)
+    record(tmp_path, entry(choice(3), observations=[measured(3), failed(4)]))
+    good = entry(choice(4), observations=[measured(4, 1.0, repeats=10**6)])
+    merged = exchange.merge(store, [good])
+    (stored,) = Database(tmp_path).entries(complete=True)
+    assert stored.best.config["kc"] == 3 and failed(4) in stored.observations
+    assert [c.dropped.config["kc"] for c in merged.conflicts] == [4]
+    exchange.merge(store, [entry(choice(3), observations=[failed(3)])])
+    (stored,) = Database(tmp_path).entries()
+    assert stored.best.variant == "xla"
+
+
+def test_a_bad_file_changes_nothing(capsys, cache_dir, tmp_path):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_bytes(content := exchange.pack([entry()]))
+    for damaged, reason in (
+        (content[:-9], "is damaged.*export it again"),
+        (b"garbage", "is damaged"),
+        (entry().to_bytes(), "is damaged or no exported"),
+        (content.replace(b'"schema": 1', b'"schema": 99', 1), "newer than.*install"),
+    ):
+        bad.write_bytes(damaged)
+        status, _, err = run(capsys, "merge", good, bad)
+        assert status == 1 and str(bad) in err
+        with pytest.raises(ValueError, match=reason):
+            exchange.read(bad)
+        assert list(store_in(cache_dir).names()) == []
+    assert run(capsys, "merge", good, tmp_path / "missing.json")[0] == 1
+    assert run(capsys, "merge", good)[0] == 0
+
+
+def test_what_this_version_cannot_place_is_left_out(capsys, cache_dir, tmp_path):
+    file = tmp_path / "file.json"
+    strange = dataclasses.replace(entry(), problem={"op": "../../outside", "m": 1})
+    file.write_bytes(exchange.pack([strange, entry()]))
+    status, _, err = run(capsys, "merge", file)
+    assert status == 0 and "left out: a problem that this version" in err
+    assert "1 added" in err and len(list(store_in(cache_dir).names())) == 1
+    newer = file_of(cache_dir)
+    newer.write_bytes(b'{"schema":99}')
+    status, _, err = run(capsys, "merge", file)
+    assert status == 0 and "is kept as it is" in err
+    assert newer.read_bytes() == b'{"schema":99}'
+
+
+def test_fields_of_a_later_version_are_ignored():
+    data = entry(observations=[measured(3)]).to_json()
+    data["later"] = data["best"]["later"] = data["observations"][0]["later"] = [1]
+    data["environment"]["later"] = "x"
+    read = type(entry()).from_json(data)
+    assert read == entry(observations=[measured(3)])
+
+
+# --- verify ---------------------------------------------------------------------------
+
+
+def test_verify_finds_what_is_wrong_and_changes_nothing(capsys, cache_dir):
+    assert run(capsys, "verify")[0] == 0
+    record(cache_dir, *(local(entry(problem=shaped(m))) for m in (1, 2, 3, 4)))
+    assert run(capsys, "verify") == (0, "", "4 tuned problems, 0 wrong\n")
+    store = store_in(cache_dir)
+    paths = [store.path(name) for name in store.names()]
+    paths[0].write_bytes(paths[0].read_bytes()[:-3])
+    paths[1].rename(misnamed := paths[1].with_name("0123456789abcdef.json"))
+    paths[2].write_bytes(b'{"schema":99}')
+    illegal = dataclasses.replace(entry(), best=Best(variant="gemm_cpu", config={}))
+    record(cache_dir, local(illegal))
+    described = paths[0].parents[1] / "environment.json"
+    described.write_text(described.read_text().replace('"units": ', '"units": 9'))
+    aside = paths[0].with_name("a.json.corrupt-1")
+    aside.write_bytes(b"")
+    before = sorted((p, p.read_bytes()) for p in cache_dir.rglob("*") if p.is_file())
+    status, out, err = run(capsys, "verify")
+    after = sorted((p, p.read_bytes()) for p in cache_dir.rglob("*") if p.is_file())
+    assert status == 1 and before == after
+    lines = out.splitlines()
+    for prefix, path, message in (
+        ("wrong", paths[0], "damaged"),
+        ("wrong", misnamed, "nothing finds it"),
+        ("note", paths[2], "newer"),
+        ("wrong", described, "describes"),
+        ("note", aside, "set aside"),
+    ):
+        (line,) = [text for text in lines if str(path) in text.partition(": it b")[0]]
+        assert line.startswith(prefix) and message in line
+    assert any("does not fit" in line for line in lines)
+    assert err == "5 tuned problems, 4 wrong\n"
+
+
+def test_verify_knows_other_devices_by_their_names(tmp_path):
+    record(tmp_path, dataclasses.replace(entry(), best=Best(variant="gone", config={})))
+    count, findings = upkeep.verify(store_in(tmp_path), [])
+    assert (count, findings) == (1, ())  # of a device that is not known
+    _, (finding,) = upkeep.verify(store_in(tmp_path), [DEVICE])
+    assert "no variant" in finding.message
+
+
+def test_verify_can_run_the_answers_of_this_machine(capsys, cache_dir, monkeypatch):
+    record(cache_dir, local(entry()), entry(problem=shaped(5)))
+    ran = []
+
+    class Bench:
+        def __init__(self, problem, device):
+            ran.append(problem)
+
+        def verify(self, choice):
+            ok = choice.config.kc != 9
+            return measure.Verification(
+                max_rel_error=1.0, tolerance=0.5, ok=ok, repeatable=True
+            )
+
+    monkeypatch.setattr(bench, "bench_of", Bench)
+    assert run(capsys, "verify", "--run")[0] == 0 and ran == [PROBLEM]
+    record(cache_dir, local(entry(choice(9), written="2027")))
+    status, out, _ = run(capsys, "verify", "--run")
+    assert status == 1 and "fails: wrong_result" in out
+
+
+# --- prune ----------------------------------------------------------------------------
+
+DAY_S = 86400.0
+
+
+def left(directory):
+    return sorted(e.problem["m"] for e in Database(directory).entries())
+
+
+def dated(m, day):
+    return local(entry(problem=shaped(m), written=f"2026-01-{day:02}T00:00:00+00:00"))
+
+
+@pytest.fixture
+def aged(cache_dir):
+    """Four entries of four days, an old journal, a damaged file, another machine's."""
+    record(cache_dir, *(dated(m, m) for m in (1, 2, 3, 4)))
+    record(cache_dir, entry(problem=shaped(9), written="2026-01-04T00:00:00+00:00"))
+    database = Database(cache_dir)
+    journal = database.journal(shaped(77), local_cpu())
+    database.append(journal, (measured(1),))
+    journal.close()
+    aside = file_of(cache_dir, shaped(9)).with_name("x.json.corrupt-1")
+    aside.write_bytes(b"garbage")
+    old = time.mktime((2026, 1, 2, 0, 0, 0, 0, 0, 0))
+    for path in (aside, *journals(cache_dir)):
+        os.utime(path, (old, old))
+    return cache_dir
+
+
+def journals(directory):
+    return [p for p in directory.rglob("*.journal")]
+
+
+def test_prune_by_age(capsys, aged):
+    store = store_in(aged)
+    now_s = time.mktime((2026, 1, 5, 0, 0, 0, 0, 0, 0))
+    how: Any = {"older_than_s": 2.5 * DAY_S, "now_s": now_s}
+    told = upkeep.prune(store, **how, dry_run=True)
+    assert left(aged) == [1, 2, 3, 4, 9] and journals(aged)
+    assert upkeep.prune(store, **how) == told and len(told) == 4
+    assert left(aged) == [3, 4, 9] and not journals(aged)
+    assert upkeep.prune(store, **how) == ()
+
+
+def test_prune_by_number_environment_and_kind(capsys, aged):
+    assert run(capsys, "prune", "--max-entries", 3)[0] == 0
+    assert left(aged) == [3, 4, 9]  # the newest
+    status, out, err = run(capsys, "prune", "--other-environments", "--dry-run")
+    assert status == 0 and "matmul 9x80x64" in out and "would be removed" in err
+    run(capsys, "prune", "--other-environments")
+    assert left(aged) == [3, 4] and journals(aged)
+    run(capsys, "prune", "--journals")
+    assert not journals(aged) and left(aged) == [3, 4]
+    status, _, err = run(capsys, "prune")
+    assert status == 2 and "name what to remove" in err
+    assert run(capsys, "prune", "--older-than", "soon")[0] == 2
+    assert run(capsys, "prune", "--older-than", "1000w")[0] == 0
+    assert left(aged) == [3, 4]
+
+
+def test_prune_leaves_what_is_in_use(cache_dir):
+    database = Database(cache_dir)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(1),))
+    store = store_in(cache_dir)
+    assert upkeep.prune(store, journals=True, now_s=time.time()) == ()
+    assert journals(cache_dir)
+    journal.close()
+    record(cache_dir, entry(problem=shaped(3)))
+    ((name, stale),) = store.heads()
+    record(cache_dir, entry(choice(9), problem=shaped(3), written="2027"))
+    assert not store.remove(name, expected=stale)  # it was tuned again meanwhile
+    assert left(cache_dir) == [3]
+
+
+def test_prune_compiled_kernels(capsys, cache_dir):
+    kernels = cache_dir / "cubin" / "sm_90a"
+    kernels.mkdir(parents=True)
+    for name in ("a" * 64, "b" * 64):
+        for suffix in (".cubin", ".json", ".cu"):
+            file = kernels / f"{name}{suffix}"
+            file.write_bytes(b"x" * 1000)
+            os.utime(file, (1, 1))
+    status, _, err = run(capsys, "prune", "--cubins", "3kB")
+    assert status == 0 and "1 compiled kernels removed" in err
+    assert len(list(kernels.glob("*.cubin"))) == 1
+    assert run(capsys, "prune", "--cubins", "much")[0] == 2
+
+
+def test_identities_of_observations_do_not_depend_on_new_fields():
+    cold = dataclasses.replace(measured(3), cold_us=12.0)
+    assert cold.identity == measured(3).identity == identity("gemm_cpu", cold.config)
+    assert union([cold], [measured(3)]) == union([measured(3)], [cold]) == (cold,)

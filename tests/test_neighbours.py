@@ -1,0 +1,407 @@
+"""What other shapes tell about one: the nearest of them, and the answer they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import synthetic_bench as synthetic
+from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, found, measured
+
+from tracea_jax import variants
+from tracea_jax.device import NAMED
+from tracea_jax.problem import AttentionProblem, Conv2dProblem, Epilogue, GemmProblem
+from tracea_jax.tuning import interpolate, neighbours
+from tracea_jax.tuning.cache import Best, Database, Observation
+from tracea_jax.tuning.neighbours import Neighbour
+from tracea_jax.tuning.records import union
+from tracea_jax.variants.base import Xla
+from tracea_jax.variants.space import Space
+
+
+def rows(neighbour: Any) -> int:
+    return neighbour.problem.m
+
+
+def shaped(m=96, n=80, k=64, **other) -> GemmProblem:
+    return dataclasses.replace(PROBLEM, m=m, n=n, k=k, **other)
+
+
+# --- the nearest ----------------------------------------------------------------------
+
+
+def test_neighbours_are_sorted_by_octaves(tmp_path):
+    database = Database(tmp_path)
+    for m in (12, 48, 97, 192, 96 * 32):
+        database.record(entry(problem=shaped(m), observations=[measured(m)]))
+    database.record(entry(problem=shaped(192, 160)))
+    database.record(entry())  # the problem itself is no neighbour
+    near = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+    assert [rows(n) for n in near] == [97, 48, 192, 192, 12]
+    octaves = [math.log2(97 / 96), 1, 1, math.sqrt(2), 3]
+    assert sorted(n.distance for n in near) == pytest.approx(octaves)
+    assert near[0].observations == (measured(97),)
+    assert near[0].best == entry().best and near[0].origin == "tuned"
+    assert [rows(n) for n in database.neighbours(PROBLEM, DEVICE, 2)] == [97, 48]
+
+
+def test_all_but_the_extents_must_be_equal(tmp_path):
+    database = Database(tmp_path)
+    for problem in (
+        shaped(97, lhs="bfloat16"),
+        shaped(97, layout="nt"),
+        shaped(97, epilogue=Epilogue(bias="row")),
+        shaped(97, precision="highest"),
+        shaped(97, batch=2, rhs_batched=True),
+    ):
+        database.record(entry(problem=problem))
+    assert database.neighbours(PROBLEM, DEVICE) == ()
+    assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+    other = dataclasses.replace(DEVICE, name="another")
+    database.record(entry(problem=shaped(97)))
+    assert len(database.neighbours(PROBLEM, DEVICE)) == 1
+    assert database.neighbours(PROBLEM, other) == ()
+
+
+def test_every_op_says_which_of_its_fields_are_extents():
+    image = Conv2dProblem(
+        batch=1,
+        height=8,
+        width=8,
+        in_channels=3,
+        kernel_height=3,
+        kernel_width=3,
+        out_channels=4,
+    )
+    heads = AttentionProblem(
+        batch=1, q_len=4, kv_len=4, heads=2, kv_heads=2, head_dim=8, scale=1.0
+    )
+    assert set(neighbours.EXTENTS) == set(variants.CATALOGUE)
+    problems: tuple[Any, ...] = (PROBLEM, image, heads)
+    for problem in problems:
+        for name in neighbours.EXTENTS[problem.op]:
+            doubled = dataclasses.replace(problem, **{name: 2 * getattr(problem, name)})
+            shift = np.subtract(
+                neighbours.octaves(doubled), neighbours.octaves(problem)
+            )
+            assert np.linalg.norm(shift) == 1.0
+
+
+def test_an_empty_problem_has_no_neighbours(tmp_path):
+    database = Database(tmp_path)
+    database.record(entry(problem=shaped(1)))
+    database.record(entry(problem=shaped(0)))
+    assert database.neighbours(shaped(0), DEVICE) == ()
+    assert [rows(n) for n in database.neighbours(shaped(2), DEVICE)] == [1]
+
+
+def test_a_tuning_that_was_not_finished_is_a_neighbour_but_gives_no_answer(tmp_path):
+    database = Database(tmp_path)
+    journal = database.journal(shaped(97), DEVICE)
+    database.append(journal, (measured(3), failed(4)))
+    database.append(journal, (measured(5),))
+    (near,) = Database(tmp_path).neighbours(PROBLEM, DEVICE)  # also while it goes on
+    assert near.problem == shaped(97) and near.best is None
+    assert near.observations == union([measured(3), failed(4), measured(5)])
+    journal.close()
+    assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+    database.record(entry(problem=shaped(97)))
+    (near,) = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+    assert near.best is not None and len(near.observations) == 3
+
+
+def test_shipped_neighbours_come_where_there_are_no_own_ones(tmp_path):
+    shipped = Database(tmp_path / "shipped")
+    for m in (97, 98):
+        shipped.record(entry(choice(3), problem=shaped(m)))
+    own = Database(tmp_path / "own", shipped=(tmp_path / "shipped" / "tuned",))
+    own.record(entry(choice(4), problem=shaped(97)))
+    near = own.neighbours(PROBLEM, DEVICE)
+    assert [(rows(n), n.origin) for n in near] == [(97, "tuned"), (98, "shipped")]
+    assert near[0].best and near[0].best.config["kc"] == 4
+
+
+def test_damaged_and_renamed_files_are_passed_over(tmp_path):
+    database = Database(tmp_path)
+    for m in (97, 98, 99):
+        database.record(entry(problem=shaped(m)))
+    synthetic.file_of(tmp_path, shaped(97)).write_bytes(b"garbage")
+    whole = synthetic.file_of(tmp_path, shaped(98))
+    whole.write_bytes(whole.read_bytes()[:-2])  # its head is intact
+    misnamed = synthetic.file_of(tmp_path, shaped(50))
+    misnamed.write_bytes(synthetic.file_of(tmp_path, shaped(99)).read_bytes())
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        near = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+    assert [rows(n) for n in near] == [99]
+
+
+# --- the answer -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TileConfig:
+    tile: int
+
+
+TILES = (16, 32, 64, 128, 256)
+
+
+def modelled(problem: Any, tile: int) -> float:
+    """Rows that the last tile wastes cost as much as others; small tiles cost more."""
+    rows = -(-problem.m // tile) * tile
+    return rows * problem.n * problem.k * 1e-4 * (1 + 8 / tile)
+
+
+class Tiled(Xla):
+    """A variant with one choice and a model of it."""
+
+    def check(self, problem: Any, config, device):
+        if config.tile > problem.m:
+            raise ValueError("a tile must not be taller than the matrix")
+
+    def space(self, problem: Any, device):
+        tiles = np.array([tile for tile in TILES if tile <= problem.m])
+        times = np.array([modelled(problem, int(tile)) for tile in tiles])
+        return Space(config_type=TileConfig, columns={"tile": tiles}, modelled_us=times)
+
+    def heuristic(self, problem, device):
+        return TileConfig(tile=16)
+
+
+TILED = Tiled(name="tiled", config_type=TileConfig)
+
+
+@pytest.fixture
+def tiled(monkeypatch):
+    monkeypatch.setitem(variants.CATALOGUE, "matmul", (TILED, variants.XLA))
+    interpolate._modelled.cache_clear()
+    yield
+    interpolate._modelled.cache_clear()
+
+
+def observed(tile, time_us, raced=True):
+    extra = {"protocol": "race" if raced else "steady"}
+    return Observation(
+        variant="tiled",
+        config={"tile": tile},
+        time_us=time_us,
+        repeats=9,
+        extra=extra,
+    )
+
+
+def near(problem, times, *, to=PROBLEM, xla_us=1e9, extra=()):
+    """A neighbour with the times of its tiles, all of which raced."""
+    best = min(times, key=times.__getitem__)
+    shift = np.subtract(neighbours.octaves(problem), neighbours.octaves(to))
+    return Neighbour(
+        problem=problem,
+        distance=float(np.linalg.norm(shift)),
+        origin="tuned",
+        best=Best(
+            variant="tiled",
+            config={"tile": best},
+            time_us=times[best],
+            xla_us=xla_us,
+        ),
+        observations=union([*(observed(t, us) for t, us in times.items()), *extra]),
+    )
+
+
+def true_times(problem: Any, factor=1.3) -> dict[int, float]:
+    return {t: factor * modelled(problem, t) for t in TILES if t <= problem.m}
+
+
+def answered(problem, *near, **how):
+    answer = interpolate.answer(problem, DEVICE, near, **how)
+    assert answer is not None and answer.origin == "interpolated"
+    assert not answer.is_exact
+    return answer
+
+
+def test_the_nearest_best_is_not_just_copied(tiled):
+    asked, nearest = shaped(136), shaped(128)
+    times = true_times(nearest)
+    assert min(times, key=times.__getitem__) == 128  # which would waste 120 rows
+    answer = answered(asked, near(nearest, times, to=asked))
+    assert answer.choice.config == TileConfig(tile=32)
+    assert answer.time_us == pytest.approx(1.3 * modelled(asked, 32))
+    assert answer.neighbours == 1
+
+
+def test_where_the_model_is_right_but_for_a_factor_so_is_the_answer(tiled):
+    draw = random.Random(0)
+    for _ in range(30):
+        asked = shaped(draw.randrange(20, 400))
+        others = [shaped(draw.randrange(20, 400), n=draw.choice((40, 80, 160)))]
+        others += [shaped(max(16, asked.m + draw.choice((-3, 3))))]
+        around = [near(p, true_times(p), to=asked) for p in others]
+        around.sort(key=lambda n: n.distance)
+        answer = answered(asked, *around)
+        tile = answer.choice.config.tile
+        assert answer.time_us == pytest.approx(1.3 * modelled(asked, tile))
+        raced = {16} | {
+            t
+            for p in others
+            for t in sorted(true_times(p), key=true_times(p).__getitem__)[:3]
+            if t <= asked.m
+        }
+        assert modelled(asked, tile) == min(modelled(asked, t) for t in raced)
+
+
+def test_what_the_model_misses_is_learnt_from_the_neighbours(tiled):
+    # The model says 64; what was measured on either side says that 32 is faster.
+    asked = shaped(128)
+    slow_64 = {16: 3.0, 32: 1.0, 64: 2.0, 128: 2.0}
+    around = [
+        near(p, {t: f * modelled(p, t) for t, f in slow_64.items()}, to=asked)
+        for p in (shaped(129), shaped(160))
+    ]
+    assert modelled(asked, 64) < modelled(asked, 32)
+    assert answered(asked, *around).choice.config == TileConfig(tile=32)
+
+
+def test_xla_wins_where_it_did(tiled):
+    asked, other = shaped(100), shaped(110)
+    times = true_times(other)
+    fast = near(other, times, to=asked, xla_us=0.7 * min(times.values()))
+    answer = answered(asked, fast)
+    assert answer.choice.variant == "xla"
+    assert answer.time_us == answer.xla_us and answer.ratio == 1.0
+    ours = answered(asked, fast, allowed=("tiled",))
+    assert ours.choice.variant == "tiled" and ours.ratio and ours.ratio < 1
+    slow = near(other, times, to=asked, xla_us=1.4 * min(times.values()))
+    assert answered(asked, slow).choice.variant == "tiled"
+
+
+def test_what_is_illegal_or_failed_or_unverified_is_no_candidate(tiled):
+    asked, other = shaped(130), shaped(260)
+    times = true_times(other)
+    times[256] = 1e-3  # taller than the matrix that is asked
+    wrong = Observation(
+        variant="tiled", config={"tile": 128}, failure="wrong_result", message="bad"
+    )
+    unverified = observed(64, 1e-3, raced=False)
+    times = {t: us for t, us in times.items() if t not in (64, 128)}
+    around = near(other, times, to=asked, extra=(wrong, unverified))
+    assert answered(asked, around).choice.config == TileConfig(tile=32)
+
+
+def test_nothing_is_said_about_shapes_that_are_far(tiled):
+    asked = shaped(128)
+    for m, is_near in ((128 * 5, True), (128 * 6, False)):
+        around = near(shaped(m), true_times(shaped(m)), to=asked)
+        assert (interpolate.answer(asked, DEVICE, [around]) is not None) == is_near
+    assert interpolate.answer(asked, DEVICE, []) is None
+
+
+def test_without_a_model_the_work_tells_the_time(tmp_path):
+    database = Database(tmp_path)
+    for n in (40, 160):
+        # Twice the work takes twice the time, for us and for XLA.
+        best = Best(
+            variant="gemm_cpu",
+            config=dataclasses.asdict(choice(8).config),
+            time_us=float(n),
+            xla_us=1.5 * n,
+        )
+        record = dataclasses.replace(entry(problem=shaped(n=n)), best=best)
+        database.record(record)
+    answer = found(Database(tmp_path))
+    assert answer.choice == choice(8) and answer.origin == "interpolated"
+    assert answer.time_us == pytest.approx(80.0, rel=0.3)
+    assert answer.ratio == pytest.approx(1.5)
+
+
+def test_the_order_of_records_does_not_matter(tiled, tmp_path):
+    draw, answers = random.Random(1), set()
+    problems = [shaped(m, n) for m, n in itertools.product((100, 120, 150), (64, 128))]
+    for attempt in range(4):
+        directory = tmp_path / str(attempt)
+        for problem in problems:
+            known = near(problem, true_times(problem, 1 + problem.m / 100))
+            record = dataclasses.replace(
+                entry(problem=problem), best=known.best, observations=known.observations
+            )
+            Database(directory).record(record)
+        draw.shuffle(problems)
+        answers.add(found(Database(directory), shaped(130)))
+    (answer,) = answers
+    assert answer.neighbours == 6
+
+
+# --- the database ---------------------------------------------------------------------
+
+
+def test_tuned_then_shipped_then_interpolated(tmp_path):
+    shipped = (tmp_path / "shipped" / "tuned",)
+    Database(tmp_path).record(entry(choice(3), problem=shaped(97)))
+    assert found(Database(tmp_path)).origin == "interpolated"
+    assert found(Database(tmp_path)).choice == choice(3)
+    Database(tmp_path / "shipped").record(entry(choice(4)))
+    assert found(Database(tmp_path, shipped)).origin == "shipped"
+    Database(tmp_path).record(entry(choice(5)))
+    assert found(Database(tmp_path, shipped)).origin == "tuned"
+
+
+def test_an_interpolated_answer_is_settled_like_any_other(tmp_path):
+    Database(tmp_path).record(entry(choice(3), problem=shaped(97)))
+    database = Database(tmp_path)
+    first = found(database)
+    Database(tmp_path).record(entry(choice(4)))
+    Database(tmp_path).record(entry(choice(5), problem=shaped(95)))
+    assert found(database) is first
+    # The index too is of one moment.
+    assert found(database, shaped(94)).neighbours == 1
+    assert found(Database(tmp_path), shaped(94)).neighbours == 3
+
+
+def test_answers_among_some_variants(tmp_path):
+    best = Best(variant="xla", config={}, time_us=5.0, xla_us=5.0)
+    ours = dataclasses.replace(measured(3, 8.0), extra={"protocol": "race"})
+    lucky = measured(4, 1.0)  # never verified
+    for problem in (PROBLEM, shaped(97)):
+        record = dataclasses.replace(
+            entry(problem=problem), best=best, observations=union([ours, lucky])
+        )
+        Database(tmp_path).record(record)
+    database = Database(tmp_path)
+    for problem, origin in ((PROBLEM, "tuned"), (shaped(98), "interpolated")):
+        answer = database.lookup(problem, DEVICE)
+        assert answer and (answer.choice.variant, answer.origin) == ("xla", origin)
+        ours = database.fastest(problem, DEVICE, ("gemm_cpu",))
+        assert ours and (ours.choice, ours.origin) == (choice(3), origin)
+        assert database.fastest(problem, DEVICE, ("gemm_sm90",)) is None
+
+
+def test_the_variant_with_a_model_of_its_own():
+    h200 = NAMED["H200"]
+    bf16: dict = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}
+    around = []
+    for m in (4096, 2048):
+        problem = GemmProblem(m=m, n=4096, k=4096, **bf16)
+        config = variants.get("matmul", "gemm_sm90").heuristic(problem, h200)
+        best = Best(
+            variant="gemm_sm90",
+            config=dataclasses.asdict(config),
+            time_us=m / 20,
+            xla_us=m / 18,
+        )
+        around.append(
+            Neighbour(
+                problem=problem,
+                distance=abs(math.log2(m / 3072)),
+                origin="shipped",
+                best=best,
+                observations=(),
+            )
+        )
+    asked = GemmProblem(m=3072, n=4096, k=4096, **bf16)
+    answer = interpolate.answer(asked, h200, around)
+    assert answer and answer.choice.variant == "gemm_sm90"
+    assert answer.time_us == pytest.approx(3072 / 20, rel=0.15)

@@ -1,0 +1,271 @@
+"""tracea cache: what was tuned, and looking after it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tracea_jax.cli.entries import choice, line, shown, times
+
+if TYPE_CHECKING:
+    from tracea_jax.device import Device
+    from tracea_jax.policy import Choice
+    from tracea_jax.problem import Problem
+    from tracea_jax.tuning.store import Store
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+_BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+
+def add(commands: Any) -> None:
+    """Adds the command with its actions."""
+    text = "what was tuned: list, show, export, merge, verify, prune"
+    cache = commands.add_parser("cache", help=text, description=text)
+    actions = cache.add_subparsers(required=True, metavar="ACTION")
+
+    def action(run: Callable[..., int], text: str) -> argparse.ArgumentParser:
+        name = run.__name__.strip("_")
+        parser = actions.add_parser(name, help=text, description=text)
+        parser.set_defaults(command=run)
+        return parser
+
+    action(_list, "one line for each tuned problem")
+    show = action(_show, "all that is known of some problems")
+    show.add_argument("words", nargs="+", metavar="WORD", help="all are in its line")
+    export = action(_export, "write entries into one file, to be merged elsewhere")
+    export.add_argument("file", type=pathlib.Path, metavar="FILE")
+    export.add_argument("--op", nargs="+", default=[], help="of these ops only")
+    export.add_argument(
+        "--environment", nargs="+", default=[], metavar="KEY", help="of these only"
+    )
+    merge = action(_merge, "unite exported files with what is here")
+    merge.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
+    verify = action(_verify, "check every file; exit status 1 if one is wrong")
+    verify.add_argument(
+        "--run", action="store_true", help="also run the answers of this machine"
+    )
+    _add_prune(action(_prune, "remove what is named here, and nothing else"))
+
+
+def _add_prune(prune: argparse.ArgumentParser) -> None:
+    prune.set_defaults(error=prune.error)
+    prune.add_argument(
+        "--older-than", type=_seconds, metavar="AGE", help="such as 90d, 12h"
+    )
+    prune.add_argument(
+        "--other-environments",
+        action="store_true",
+        help="entries of devices and toolchains that are not the ones of this machine",
+    )
+    prune.add_argument(
+        "--max-entries", type=_count, metavar="N", help="keep the N newest"
+    )
+    prune.add_argument(
+        "--journals", action="store_true", help="what tunings that were ended measured"
+    )
+    prune.add_argument(
+        "--cubins", type=_bytes, metavar="SIZE", help="compiled kernels above 2GiB, ..."
+    )
+    prune.add_argument("--dry-run", action="store_true", help="only tell")
+
+
+# --- list and show --------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    lines = sorted(f"{e.environment.device}: {line(e)}" for _, e in _store().heads())
+    print("\n".join(lines) + "\n" * bool(lines), end="")
+    print(f"{len(lines)} tuned problems in {_directory()}", file=sys.stderr)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    store = _store()
+    count = 0
+    for name, head in store.heads():
+        text = f"{name.problem} {name.environment} {head.environment}: {line(head)}"
+        if not all(word.lower() in text.lower() for word in args.words):
+            continue
+        entry = store.read(name, complete=True)
+        if entry is not None:
+            print("\n".join([""] * (count > 0) + list(shown(store, name, entry))))
+            count += 1
+    if not count:
+        words = " ".join(args.words)
+        raise LookupError(f"no tuned problem has {words!r} in its line; `cache list`")
+    return 0
+
+
+# --- export and merge -----------------------------------------------------------------
+
+
+def _export(args: argparse.Namespace) -> int:
+    from tracea_jax.tuning import exchange
+
+    store = _store()
+    known = {name.environment for name in store.names()}
+    if unknown := sorted(set(args.environment) - known):
+        raise ValueError(
+            f"environment {', '.join(unknown)} has no entries; there are "
+            + (", ".join(sorted(known)) or "none")
+        )
+    count = exchange.export(
+        store, args.file, environments=args.environment, ops=args.op
+    )
+    print(f"{count} tuned problems written to {args.file}", file=sys.stderr)
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from tracea_jax.problem import problem_from_json
+    from tracea_jax.tuning import exchange
+
+    # All are read before anything is written: a bad file changes nothing.
+    entries = [entry for file in args.files for entry in exchange.read(file)]
+    merged = exchange.merge(_store(), entries)
+    for conflict in merged.conflicts:
+        more, fewer = conflict.repeats
+        problem = problem_from_json(conflict.problem)
+        print(f"conflict: {problem} in {conflict.environment}")
+        print(f"  kept    {choice(conflict.kept)}, {times(conflict.kept)} ({more}x)")
+        dropped = conflict.dropped
+        print(f"  dropped {choice(dropped)}, {times(dropped)} ({fewer}x)")
+    for reason in merged.refused:
+        print(f"left out: {reason}", file=sys.stderr)
+    print(
+        f"{merged.added} added, {merged.changed} changed, {merged.unchanged} as they "
+        f"were, {len(merged.conflicts)} conflicts, {len(merged.refused)} left out",
+        file=sys.stderr,
+    )
+    return 0
+
+
+# --- verify and prune -----------------------------------------------------------------
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from tracea_jax.tuning import upkeep
+
+    check = _check if args.run else None
+    count, findings = upkeep.verify(_store(), _devices(), check)
+    for finding in findings:
+        print(f"{'wrong' if finding.is_wrong else 'note'}: {finding}")
+    wrong = sum(finding.is_wrong for finding in findings)
+    print(f"{count} tuned problems, {wrong} wrong", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _devices() -> list[Device]:
+    """The devices of this machine, then those that are known by name."""
+    from tracea_jax.device import NAMED
+
+    return [*_local_devices(), *NAMED.values()]
+
+
+def _local_devices() -> list[Device]:
+    from tracea_jax.dispatch import device_for
+    from tracea_jax.tune import local_device
+
+    return list(dict.fromkeys([device_for("cpu"), local_device()]))
+
+
+def _check(problem: Problem, choice: Choice, device: Device) -> str | None:
+    """Runs an answer on this machine; what is wrong with its results, or None."""
+    from tracea_jax.ops.bench import bench_of
+
+    if choice.variant == "xla" or device not in _local_devices():
+        return None
+    print(f"running {problem}", file=sys.stderr)
+    try:
+        result = bench_of(problem, device).verify(choice)
+    except Exception as e:  # whatever a kernel does is a finding
+        return f"{type(e).__name__}: {e}"
+    return None if result.failure is None else f"{result.failure}: {result.message}"
+
+
+def _prune(args: argparse.Namespace) -> int:
+    from tracea_jax.tuning import upkeep
+
+    given = (args.older_than, args.max_entries, args.cubins)
+    if given == (None,) * 3 and not (args.other_environments or args.journals):
+        args.error("name what to remove: --older-than, --other-environments, ...")
+    pruned = upkeep.prune(
+        _store(),
+        older_than_s=args.older_than,
+        current=_current() if args.other_environments else None,
+        max_entries=args.max_entries,
+        journals=args.journals,
+        now_s=time.time(),
+        dry_run=args.dry_run,
+    )
+    for item in pruned:
+        what = item.path if item.entry is None else f"{item.path}: {line(item.entry)}"
+        print(f"{what}: {item.reason}")
+    would = "would be " if args.dry_run else ""
+    print(f"{len(pruned)} files {would}removed", file=sys.stderr)
+    if args.cubins is not None and not args.dry_run:
+        _prune_cubins(args.cubins)
+    return 0
+
+
+def _prune_cubins(limit_bytes: int) -> None:
+    from tracea_jax.runtime.collect import collect
+
+    done = collect(_directory(), limit_bytes)
+    print(
+        f"{done.kernels} compiled kernels removed, {done.freed_bytes / 1e6:.1f} MB; "
+        f"{done.left_bytes / 1e6:.1f} MB are left",
+        file=sys.stderr,
+    )
+
+
+def _current() -> set[str]:
+    """Keys of the environments in which this machine measures."""
+    from tracea_jax import variants
+    from tracea_jax.tuning.environment import environment_key
+
+    devices = _local_devices()
+    return {environment_key(op, d) for op in variants.CATALOGUE for d in devices}
+
+
+# --- shared ---------------------------------------------------------------------------
+
+
+def _directory() -> pathlib.Path:
+    from tracea_jax.options import current
+
+    return current().directory
+
+
+def _store() -> Store:
+    from tracea_jax.tuning.store import Store
+
+    return Store(_directory() / "tuned")
+
+
+def _seconds(text: str) -> float:
+    """ "90d" in seconds, as a type of argparse."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no age; write 90d, 12h, 30m or 2w")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def _bytes(text: str) -> int:
+    """ "2GiB" in bytes, as a type of argparse."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]i?)?b?", text.lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is no size; write 2GiB or 500MB")
+    return int(float(match[1]) * {**_BYTES, **_BINARY}[match[2] or ""])
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is no number of entries")
+    return int(text)

@@ -1,0 +1,100 @@
+"""What the command prints of an entry of the cache: a line, or everything."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tracea_jax.tuning.records import Best, Entry, Observation
+    from tracea_jax.tuning.store import Name, Store
+
+
+def line(entry: Entry) -> str:
+    """The problem, its answer and the times, without the device."""
+    from tracea_jax import variants
+
+    best = entry.best
+    op = entry.problem["op"]
+    known = op in variants.CATALOGUE and best.variant in {
+        v.name for v in variants.of(op)
+    }
+    unknown = "" if known else " (unknown variant)"
+    return f"{_problem(entry)}: {choice(best)}{unknown}, {times(best)}"
+
+
+def _problem(entry: Entry) -> str:
+    from tracea_jax.problem import problem_from_json
+
+    try:
+        return str(problem_from_json(entry.problem))
+    except (ValueError, TypeError):  # of another version of the package
+        return json.dumps(entry.problem)
+
+
+def choice(of: Any) -> str:
+    """Variant and config of an answer or an observation."""
+    config = ", ".join(f"{k} {v}" for k, v in of.config.items())
+    return of.variant + (f" [{config}]" if config else "")
+
+
+def times(best: Best) -> str:
+    """Our time, XLA's and their ratio, as far as they are known."""
+    times = f"{best.time_us:.1f} us" if best.time_us else "not timed"
+    if best.xla_us and best.variant != "xla":
+        times += f", XLA {best.xla_us:.1f} us"
+        times += f", {best.ratio:.2f}x" if best.ratio else ""
+    return times
+
+
+def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
+    """The lines that tell everything about a complete entry."""
+    best, tuner = entry.best, entry.tuner
+    yield _problem(entry)
+    yield f"  file         {store.path(name)}"
+    yield f"  environment  {entry.environment} ({name.environment})"
+    yield f"  best         {choice(best)}, {times(best)}"
+    if best.cold_us:
+        xla = f", XLA {best.xla_cold_us:.1f} us" if best.xla_cold_us else ""
+        yield f"  cold         {best.cold_us:.1f} us{xla}"
+    if second := best.runner_up:
+        config = ", ".join(f"{k} {v}" for k, v in second.get("config", {}).items())
+        time_us = second.get("time_us")
+        yield f"  runner-up    {second.get('variant')} [{config}]" + (
+            f", {time_us:.1f} us" if time_us else ""
+        )
+    yield f"  chosen       for {best.goal}, by {best.origin}"
+    yield f"  verified     {_facts(entry.verified) or 'no'}"
+    facts = {k: v for k, v in tuner.items() if k != "merged"}
+    yield f"  tuned        {entry.written}, {_facts(facts)}"
+    for other in tuner.get("merged", ()):
+        yield f"  merged       {other.get('written')}, {_facts(other)}"
+    yield from _observations(entry.observations)
+
+
+def _facts(data: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+        for k, v in data.items()
+        if v not in ("", None) and k != "written"
+    )
+
+
+def _observations(observations: tuple[Observation, ...]) -> Iterator[str]:
+    failed = collections.Counter(o.failure for o in observations if o.failure)
+    kinds = ", ".join(f"{kind} {n}" for kind, n in sorted(failed.items()))
+    count = len(observations)
+    yield f"  observed     {count}" + (
+        f", failed {failed.total()}: {kinds}" * bool(kinds)
+    )
+    if count:
+        yield f"    {'us':>10} {'cold us':>10} {'repeats':>8}  config"
+    for o in sorted(
+        observations, key=lambda o: (o.time_us or float("inf"), o.identity)
+    ):
+        cold = f"{o.cold_us:.2f}" if o.cold_us else "-"
+        time_us = f"{o.time_us:.2f}" if o.time_us else "-"
+        why = f": {o.failure} {o.message}".rstrip() if o.failure else ""
+        yield f"    {time_us:>10} {cold:>10} {o.repeats:>8}  {choice(o)}{why}"

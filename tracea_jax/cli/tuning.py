@@ -1,0 +1,147 @@
+"""tracea tune: problems from the command line, a file or a function."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tracea_jax.cli import problems
+from tracea_jax.cli.progress import Progress
+
+_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
+
+_EXAMPLES = """\
+  tracea tune matmul 4096 4096 4096 --dtype bfloat16
+  tracea tune model:step --args 'f32[8,128]' 'f32[128,64]' --budget-s 60
+  tracea tune --file problems.txt --portfolio 0.02 --log tuning.jsonl
+"""
+
+
+def add(commands: Any, argv: Sequence[str]) -> None:
+    """Adds the command, which takes the functions that ``argv`` names."""
+    text = "measure the candidates of problems and keep the best"
+    tune = commands.add_parser(
+        "tune",
+        help=text,
+        description=text,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tune.set_defaults(command=_run, op=None, function=None, parser=tune)
+    _add_options(tune, {})
+    tune.add_argument("--file", metavar="FILE", help="problems, one a line, as here")
+    # The same options after OP: absent ones leave what was given before it.
+    search = argparse.ArgumentParser(add_help=False)
+    _add_options(search, {"default": argparse.SUPPRESS})
+    whats = tune.add_subparsers(metavar="OP or MODULE:FUNCTION")
+    problems.add_ops(whats, parents=[search])
+    for name in dict.fromkeys(word for word in argv if _FUNCTION.fullmatch(word)):
+        function = whats.add_parser(name, parents=[search])
+        function.set_defaults(function=name)
+        add_function_options(function)
+
+
+def add_function_options(parser: argparse.ArgumentParser) -> None:
+    """What a function is called with, and what of it is meant."""
+    parser.add_argument(
+        "--args",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="SHAPE",
+        help="its arguments, such as 'f32[8,128]'; else what FUNCTION_args() returns",
+    )
+    parser.add_argument("--ops", nargs="+", help="which to use; all by default")
+    parser.add_argument(
+        "--after-grad", action="store_true", help="the function differentiates inside"
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> None:
+    def option(name: str, **how: Any) -> None:
+        parser.add_argument(name, **{**how, **default})
+
+    option("--goal", default="latency", help="latency, throughput or balanced")
+    option("--effort", default="default", help="none, quick, default or max")
+    option("--budget-s", type=float, help="seconds for everything")
+    option("--seed", type=int, default=0)
+    option(
+        "--portfolio",
+        type=float,
+        metavar="FRACTION",
+        help="few configs for all problems, each within this of its best, such as 0.02",
+    )
+    option("--log", metavar="FILE", help="appends every observation as a line of JSON")
+    option("--plot", metavar="FILE", help="draws the search; needs matplotlib")
+    option("--json", action="store_true", help="for tools")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from tracea_jax.tune import plot, tune
+    from tracea_jax.tuning.session import TuningError
+
+    if args.plot:
+        plot.check(args.plot)  # before hours of work
+    graph = _graph(args)
+    progress = Progress()
+    try:
+        report = tune(
+            graph,
+            goal=args.goal,
+            effort=args.effort,
+            budget_s=args.budget_s,
+            seed=args.seed,
+            portfolio=args.portfolio,
+            log=args.log,
+            progress=progress,
+        )
+    except TuningError as e:
+        raise ValueError(str(e)) from e
+    finally:
+        progress.close()
+    print(json.dumps(report.to_json(), indent=1) if args.json else report)
+    if args.plot:
+        plot.save(report, args.plot)
+        print(f"drawn: {args.plot}", file=sys.stderr)
+    return 0
+
+
+def _graph(args: argparse.Namespace) -> Any:
+    """The ``graph.Graph`` of what is to be tuned.
+
+    Raises:
+      ValueError: if there is nothing to tune.
+    """
+    given = [args.op, args.function, args.file]
+    if sum(x is not None for x in given) != 1:
+        args.parser.error("give one of OP, MODULE:FUNCTION and --file FILE")
+    from tracea_jax.graph import Graph
+
+    graph = Graph()
+    if args.op is not None:
+        graph.add(problems.problem_of(args))
+    elif args.function is not None:
+        graph = _of_function(args)
+    else:
+        for problem, count in problems.read(args.file):
+            graph.add(problem, count)
+    if not graph:
+        raise ValueError(f"{args.function or args.file} has nothing to tune")
+    return graph
+
+
+def _of_function(args: argparse.Namespace) -> Any:
+    from tracea_jax.cli.functions import load, tracing
+    from tracea_jax.graph import Graph
+    from tracea_jax.transform import check_ops
+
+    check_ops(args.ops, args.after_grad)
+    fn, arguments = load(args.function, args.args)
+    with tracing(args.function):
+        return Graph.from_function(
+            fn, *arguments, ops=args.ops, after_grad=args.after_grad
+        )

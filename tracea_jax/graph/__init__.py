@@ -1,0 +1,184 @@
+"""Graph: the problems of a program, each with how often it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tracea_jax.explain import explain
+from tracea_jax.explain.sites import Site
+from tracea_jax.graph import builders
+from tracea_jax.options import options
+from tracea_jax.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A problem, and how often it runs."""
+
+    problem: Problem
+    count: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Of all runs."""
+        return self.count * self.problem.flops
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.problem}"
+
+
+class Graph:
+    """What a program asks of the ops, for tuning it as a whole.
+
+        graph = tracea.Graph()
+        graph.add_matmul(4096, 4096, 4096, dtype="bfloat16", count=32)
+        graph.add_attention(2, 4096, 4096, 32, 128, dtype="bfloat16", is_causal=True)
+        print(tracea.tune(graph, goal="throughput"))
+
+    Equal problems are one node whose count is their sum. Iterating gives the nodes in
+    the order in which they were added first.
+    """
+
+    def __init__(self, problems: Iterable[Problem] = ()) -> None:
+        self._counts: dict[Problem, int] = {}
+        for problem in problems:
+            self.add(problem)
+
+    @classmethod
+    def from_function(
+        cls,
+        fn: Callable[..., Any],
+        *args: Any,
+        ops: Iterable[str] | None = None,
+        after_grad: bool = False,
+    ) -> Graph:
+        """What ``transform(fn)`` asks when it is called with these arguments.
+
+        Calls of our ops that fn makes itself are included. What tuning cannot change
+        is left out: calls with a config of their own, those that ask for XLA, symbolic
+        shapes, arrays that are partitioned automatically. A problem in a scan counts as
+        often as the scan is long; one in a loop of unknown length counts once.
+
+        Args:
+          fn: traced, never run. Bind keyword arguments with ``functools.partial``.
+          *args: arrays, ``jax.ShapeDtypeStruct``, or pytrees of them.
+          ops: which ops to take, of "matmul", "gated_matmul", "conv2d", "attention";
+            all by default.
+          after_grad: as in ``transform``.
+
+        Raises:
+          ValueError: on an unknown op.
+        """
+        ops = None if ops is None else tuple(ops)
+        explained = explain(fn, ops=ops, after_grad=after_grad)
+        with options(on_miss="heuristic"):  # what was never tuned is wanted above all
+            found = explained(*args)
+        graph = cls()
+        for site in found.sites:
+            if _is_tunable(site) and (ops is None or site.op in ops):
+                graph.add(site.problem, 1 if site.count is None else site.count)
+        return graph
+
+    def add(self, problem: Problem | None, count: int = 1) -> None:
+        """Adds a problem that runs so many times.
+
+        Raises:
+          TypeError: if it is no problem.
+          ValueError: if the count is negative.
+        """
+        if not isinstance(problem, Problem):
+            raise TypeError(f"{problem!r} is no problem, such as tracea.GemmProblem")
+        if not (isinstance(count, int) and count >= 0):
+            raise ValueError(f"{count=} must be a number of runs, 0 or more")
+        if count:
+            self._counts[problem] = self._counts.get(problem, 0) + count
+
+    def add_matmul(self, m: int, n: int, k: int, *, count: int = 1, **how: Any) -> None:
+        """Adds (m, k) @ (k, n).
+
+        Args:
+          m, n, k: sizes.
+          count: how often it runs.
+          **how: dtype, out, batch, layout, precision, bias, activation, residual of
+            ``builders.matmul``.
+        """
+        self.add(builders.matmul(m, n, k, **how), count)
+
+    def add_gated_matmul(
+        self, m: int, n: int, k: int, *, count: int = 1, **how: Any
+    ) -> None:
+        """Adds activation(a @ w_gate) * (a @ w_up).
+
+        Args:
+          m, n, k: sizes; both weights are (k, n).
+          count: how often it runs.
+          **how: dtype, out, batch, layout, precision, activation of
+            ``builders.gated_matmul``.
+        """
+        self.add(builders.gated_matmul(m, n, k, **how), count)
+
+    def add_conv2d(self, *sizes: int, count: int = 1, **how: Any) -> None:
+        """Adds a convolution, or a gradient of one.
+
+        Args:
+          *sizes: batch, height, width, in_channels, kernel_height, kernel_width,
+            out_channels; also by name.
+          count: how often it runs.
+          **how: dtype, strides, padding, dilation, groups, layout, bias, activation,
+            residual, direction of ``builders.conv2d``.
+        """
+        self.add(builders.conv2d(*sizes, **how), count)
+
+    def add_attention(self, *sizes: int, count: int = 1, **how: Any) -> None:
+        """Adds an attention, or its gradient.
+
+        Args:
+          *sizes: batch, q_len, kv_len, heads, head_dim; also by name.
+          count: how often it runs.
+          **how: dtype, kv_heads, is_causal, local_window_size, direction of
+            ``builders.attention``.
+        """
+        self.add(builders.attention(*sizes, **how), count)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(Node(problem=p, count=n) for p, n in self._counts.items())
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, problem: object) -> bool:
+        return problem in self._counts
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self._counts == other._counts
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  it changes
+
+    def __str__(self) -> str:
+        runs = sum(self._counts.values())
+        title = f"{_counted(len(self), 'problem')}, {_counted(runs, 'run')}"
+        width = max((len(str(n)) for n in self._counts.values()), default=0)
+        lines = [f"  {n:{width}} x {p}" for p, n in self._counts.items()]
+        return "\n".join([title, *lines])
+
+    def __repr__(self) -> str:
+        return f"<Graph of {self}>"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _is_tunable(site: Site) -> bool:
+    """Whether another answer for its problem would change what the site runs."""
+    if site.problem is None or site.plan is None:
+        return False
+    return site.plan.origin != "user"

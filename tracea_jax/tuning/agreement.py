@@ -1,0 +1,98 @@
+"""Agreement: all processes of a program answer alike, or it ends with an error.
+
+Processes that lower different programs hang in the first collective. So process 0 tells
+what it answers from, and every other one compares. They do so through the key-value
+store of the program's coordinator, one-sided: lowering must not run collectives, which
+could meet those of a program that is running.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+PATIENCE_S = 300.0  # for process 0 to come to where another process is
+_SLICE_S = 5.0  # between two signs of life while waiting
+
+
+class KeyValue(Protocol):
+    """A store that all processes reach."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The value as soon as it is set; None if it is not set in time."""
+        ...
+
+
+class Disagreement(RuntimeError):
+    """The processes of a program would not choose alike."""
+
+
+class Agreement:
+    """One process's side; the n-th call of each must be the n-th one everywhere."""
+
+    def __init__(self, store: KeyValue, process: int) -> None:
+        self._store = store
+        self._process = process
+        self._count = collections.Counter[str]()
+        self._lock = threading.Lock()
+
+    def check(self, subject: str, digest: str) -> None:
+        """Compares with process 0's digest of the same subject, its n-th.
+
+        Raises:
+          Disagreement: if they differ, or process 0 has told none for minutes.
+        """
+        key = self._next(subject)
+        if self._process == 0:
+            self._store.set(key, digest.encode())
+            return
+        told = self._store.get(key, PATIENCE_S)
+        if told is None:
+            raise Disagreement(
+                f"process {self._process} waited {PATIENCE_S:.0f} s for what process 0 "
+                f"answers from ({key}); all processes must lower the same programs and "
+                "call tracea.tune alike, process 0 too"
+            )
+        if told.decode() != digest:
+            raise Disagreement(
+                f"the tuned answers of process {self._process} differ from those of "
+                f"process 0 ({digest[:12]}, not {told.decode()[:12]}), so they would "
+                "lower different programs. Give all processes one TRACEA_CACHE_DIR, or "
+                "copy process 0's answers: `tracea cache export FILE` there, `tracea "
+                "cache merge FILE` here; and install the same tracea_jax for the same "
+                "kind of device everywhere"
+            )
+
+    def share(self, work: Callable[[], bytes], on_wait: Callable[[], None]) -> bytes:
+        """What ``work`` returns in process 0, which alone does it.
+
+        Args:
+          work: done in process 0; the others wait for as long as it takes.
+          on_wait: called every few seconds while waiting.
+
+        Raises:
+          Disagreement: if the work failed in process 0, where its own error is raised.
+        """
+        key = self._next("work")
+        if self._process == 0:
+            try:
+                result = work()
+            except BaseException as e:
+                self._store.set(key, b"-" + f"{type(e).__name__}: {e}".encode())
+                raise
+            self._store.set(key, b"+" + result)
+            return result
+        while (told := self._store.get(key, _SLICE_S)) is None:
+            on_wait()
+        if told.startswith(b"-"):
+            raise Disagreement(f"process 0 failed: {told[1:].decode()}")
+        return told[1:]
+
+    def _next(self, subject: str) -> str:
+        with self._lock:
+            self._count[subject] += 1
+            return f"tracea_jax/{subject}/{self._count[subject]}"

@@ -1,0 +1,58 @@
+"""Compiling the kernels of choices before they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from tracea_jax import variants
+from tracea_jax.device import Device
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Problem
+from tracea_jax.tuning.bench import candidate_error
+from tracea_jax.tuning.compile_pool import CompilePool
+
+
+class Ahead:
+    """Kernels of choices, compiled by a pool before they are needed."""
+
+    def __init__(self, pool: CompilePool | None, device: Device) -> None:
+        self._pool = pool
+        self._device = device
+
+    def start(self, problem: Problem, choices: Sequence[Choice]) -> None:
+        """Submits the choices' kernels."""
+        if self._pool is None:
+            return
+        for choice in choices:
+            with contextlib.suppress(Exception):  # ``wait`` or preparing will report it
+                kernel = kernel_of(problem, choice, self._device)
+                if kernel is not None:
+                    self._pool.submit(kernel)
+
+    def wait(self, problem: Problem, choice: Choice) -> None:
+        """Returns when the choice's kernel is compiled, at once if there is none.
+
+        Raises:
+          CandidateError: if it cannot be compiled.
+        """
+        if self._pool is None:
+            return
+        try:
+            kernel = kernel_of(problem, choice, self._device)
+            if kernel is not None:
+                self._pool.submit(kernel).result()
+        except Exception as e:
+            raise candidate_error(e, "compile_error") from e
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def kernel_of(problem: Problem, choice: Choice, device: Device) -> Kernel | None:
+    """The kernel that a choice has to compile, None if it compiles none of ours."""
+    variant = variants.get(problem.op, choice.variant)
+    call = variant.call(problem, choice.config, device)
+    return call if isinstance(call, Kernel) else None

@@ -1,0 +1,64 @@
+"""The least time that a problem can take on a device: a bound, for setting priorities.
+
+floor = max(flops / peak, bytes / bandwidth)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tracea_jax.device import CpuDevice, CudaDevice, Device
+from tracea_jax.problem import ITEMSIZE, Problem
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What a device does at most.
+
+    Attributes:
+      flops: floating-point operations a second on 16-bit operands.
+      wide_flops: the same on float32 operands, rounded as JAX's default allows.
+      bytes: of memory a second; infinite where caches hide it.
+    """
+
+    flops: float
+    wide_flops: float
+    bytes: float
+
+
+# From the vendor's data sheets: dense, not sparse.
+_GPUS = {
+    "NVIDIA H200": Peak(flops=989e12, wide_flops=494e12, bytes=4.8e12),
+    "NVIDIA H100 80GB HBM3": Peak(flops=989e12, wide_flops=494e12, bytes=3.35e12),
+    "NVIDIA A100-SXM4-80GB": Peak(flops=312e12, wide_flops=156e12, bytes=2.0e12),
+}
+
+# Of a core in a cycle, by instruction set: two fused multiply-adds on full vectors. For
+# 16-bit operands those of the matrix units that processors with AVX-512 may have.
+_CORE_FLOPS = {"baseline": (16, 16), "avx2": (32, 32), "avx512": (64, 1024)}
+_CPU_HZ = 4e9  # no profile tells the clock rate: a high one keeps the bound a bound
+
+
+def peak(device: Device) -> Peak | None:
+    """The device's peak; None if it is not known."""
+    if isinstance(device, CudaDevice):
+        return _GPUS.get(device.name)
+    if isinstance(device, CpuDevice) and device.isa in _CORE_FLOPS:
+        wide, narrow = (x * device.cores * _CPU_HZ for x in _CORE_FLOPS[device.isa])
+        return Peak(flops=narrow, wide_flops=wide, bytes=float("inf"))
+    return None
+
+
+def floor_us(problem: Problem, device: Device) -> float | None:
+    """Microseconds that no implementation can be expected to beat; None if unknown."""
+    found = peak(device)
+    if found is None:
+        return None
+    is_wide = ITEMSIZE.get(_operand(problem), 4) >= 4
+    flops = found.wide_flops if is_wide else found.flops
+    return 1e6 * max(problem.flops / flops, problem.bytes / found.bytes)
+
+
+def _operand(problem: Any) -> str:
+    return problem.dtype if problem.op == "attention" else problem.lhs

@@ -1,0 +1,287 @@
+"""Lets problems share configs: measures who can, races, and records the answers.
+
+entries -> gaps measured -> portfolio.cover -> verify, race against the own best
+        -> entries with the shared answers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+
+from tracea_jax.device import Device
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.tuning import goals, portfolio
+from tracea_jax.tuning.answers import legal_choice
+from tracea_jax.tuning.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.lab import Lab, xla_choice
+from tracea_jax.tuning.measure import CandidateError, Race
+from tracea_jax.tuning.portfolio import Portfolio, Shared
+from tracea_jax.tuning.records import identity, union
+
+ORIGIN = "portfolio"  # of answers that another problem's config gives
+RACE_S = 2.0  # for a shared config against the problem's own best
+MIN_LEFT_S = 0.5  # of the budget; with less, nothing more is measured
+
+Observe = Callable[[Problem, Observation], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slowness:
+    """Times of a problem's new answer by those of its own best, in one race.
+
+    Attributes:
+      steady, cold: by protocol; 1 if the answer stayed, or cold was not measured.
+      goal: by the goal.
+    """
+
+    steady: float = 1.0
+    cold: float = 1.0
+    goal: float = 1.0
+
+    @property
+    def worst(self) -> float:
+        """What must not exceed 1 + fraction: whatever the goal, most run in a row."""
+        return max(self.steady, self.goal)
+
+
+Changed = dict[Problem, tuple[Entry, Slowness]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """What is shared with, and where it is written down.
+
+    Attributes:
+      lab, database, device, goal: as in ``tuner``.
+      fraction: see ``Portfolio``.
+      left_s: seconds that are left for measuring.
+      observe: told every observation.
+    """
+
+    lab: Lab
+    database: Database
+    device: Device
+    goal: str
+    fraction: float
+    left_s: Callable[[], float]
+    observe: Observe = lambda problem, observation: None
+
+    def share(self, entries: Iterable[Entry]) -> tuple[Portfolio, Changed]:
+        """Finds the portfolio of these entries and records it as their answers.
+
+        Problems that XLA serves best, and variants without choices, take no part. A
+        config that is not measured on a problem, and for which no time is left, counts
+        as one that does not serve it.
+
+        Returns:
+          The portfolio, and every entry that has changed with how its answer compares.
+
+        Raises:
+          LabError: if nothing can be measured any more.
+        """
+        groups: dict[str, dict[Problem, Entry]] = {}
+        for entry in entries:
+            best = entry.best
+            if best.variant != "xla" and best.config and best.time_us is not None:
+                problem = problem_from_json(entry.problem)
+                groups.setdefault(problem.op, {})[problem] = entry
+        configs: list[Shared] = []
+        changed: Changed = {}
+        measured = 0
+        for op, group in groups.items():
+            known, new, slowness = self._served(group)
+            measured += new
+            configs += _shared(op, known, slowness)
+            for problem, entry in known.items():
+                if entry != group[problem]:
+                    entry = self.database.record(entry)
+                    changed[problem] = entry, slowness[problem]
+        configs.sort(key=lambda shared: -len(shared.problems))
+        found = Portfolio(
+            fraction=self.fraction, configs=tuple(configs), measured=measured
+        )
+        return found, changed
+
+    def _served(
+        self, group: Mapping[Problem, Entry]
+    ) -> tuple[dict[Problem, Entry], int, dict[Problem, Slowness]]:
+        """Entries with the shared answers, new times, and how answers compare."""
+        known = dict(group)
+        times = {problem: self._times(entry) for problem, entry in known.items()}
+        best = {p: times[p][_own(entry)] for p, entry in known.items()}
+        measured = 0
+        for problem, name in portfolio.gaps(times, best, self.fraction):
+            if self.left_s() < MIN_LEFT_S:
+                break
+            if any(o.identity == name for o in known[problem].observations):
+                continue  # it failed
+            choice = self._choice(problem, name, known.values())
+            if choice is not None:
+                seen = self._measured(problem, choice, known[problem].best.time_us)
+                known[problem] = _with(known[problem], seen)
+                times[problem] |= self._scores([seen])
+                measured += 1
+        chosen = portfolio.cover(times, best, self.fraction)
+        slowness = dict.fromkeys(known, Slowness())
+        for problem, entry in known.items():
+            served = [name for name in chosen if name in times[problem]]
+            name = min(served, key=lambda n: (times[problem][n], n))
+            choice = self._choice(problem, name, known.values())
+            if _own(entry) not in chosen and choice is not None:
+                known[problem], slowness[problem] = self._raced(problem, entry, choice)
+        return known, measured, slowness
+
+    def _times(self, entry: Entry) -> dict[str, float]:
+        """What our configs took by the goal, the answer as in its race."""
+        best = entry.best
+        answer = Observation(
+            variant=best.variant,
+            config=best.config,
+            time_us=best.time_us,
+            cold_us=best.cold_us,
+        )
+        return self._scores([*entry.observations, answer])
+
+    def _scores(self, observations: Iterable[Observation]) -> dict[str, float]:
+        scores = {
+            o.identity: goals.score_us(o, self.goal) for o in observations if o.config
+        }
+        return {name: us for name, us in scores.items() if us is not None}
+
+    def _choice(
+        self, problem: Problem, name: str, entries: Iterable[Entry]
+    ) -> Choice | None:
+        """The choice of this identity, if it is legal for the problem."""
+        known = (o for e in entries for o in e.observations if o.identity == name)
+        seen = next(known)
+        found = legal_choice(seen.variant, seen.config, problem, self.device)
+        return None if isinstance(found, str) else found
+
+    def _measured(
+        self, problem: Problem, choice: Choice, best_us: float | None
+    ) -> Observation:
+        config = dataclasses.asdict(choice.config)
+        try:
+            sample = self.lab.sample(problem, choice, incumbent_us=best_us)
+        except CandidateError as e:
+            observation = Observation(
+                variant=choice.variant, config=config, failure=e.kind, message=str(e)
+            )
+        else:
+            observation = Observation(
+                variant=choice.variant,
+                config=config,
+                time_us=sample.time_us,
+                cold_us=sample.cold_us,
+                repeats=sample.repeats,
+                extra={"protocol": "steady", "for": ORIGIN},
+            )
+        self.observe(problem, observation)
+        return observation
+
+    def _raced(
+        self, problem: Problem, entry: Entry, choice: Choice
+    ) -> tuple[Entry, Slowness]:
+        """The entry with this answer, if it is correct and near its own best."""
+        best = entry.best
+        own = legal_choice(best.variant, best.config, problem, self.device)
+        assert isinstance(own, Choice)
+        try:
+            verification = self.lab.verify(problem, choice)
+        except CandidateError as e:
+            return self._failed(problem, entry, choice, e.kind, str(e)), Slowness()
+        if (kind := verification.failure) is not None:
+            message = verification.message
+            return self._failed(problem, entry, choice, kind, message), Slowness()
+        xla = xla_choice(problem, self.device)
+        limit_s = max(min(RACE_S, self.left_s()), 0.0)
+        race = self.lab.race(problem, (choice, own, xla), limit_s=limit_s)
+        if not {choice, own, xla} <= set(race.times_us):
+            return entry, Slowness()
+        slowness = self._slowness(race, choice, own)
+        if slowness.worst > 1 + self.fraction or race.ratio(xla, choice) < 1:
+            return entry, Slowness()
+        verified = {**dataclasses.asdict(verification), "rounds": race.rounds}
+        answer = _answer(race, choice, own, xla, best)
+        changed = dataclasses.replace(
+            entry, best=answer, verified=verified, written=_now()
+        )
+        return changed, slowness
+
+    def _slowness(self, race: Race, choice: Choice, own: Choice) -> Slowness:
+        was_cold = all(race.cold_us.get(racer) for racer in (choice, own))
+        return Slowness(
+            steady=race.ratio(choice, own),
+            cold=race.ratio(choice, own, "cold") if was_cold else 1.0,
+            goal=goals.ratio(race, choice, own, self.goal),
+        )
+
+    def _failed(
+        self, problem: Problem, entry: Entry, choice: Choice, kind: str, message: str
+    ) -> Entry:
+        observation = Observation(
+            variant=choice.variant,
+            config=dataclasses.asdict(choice.config),
+            failure=kind,
+            message=message,
+        )
+        self.observe(problem, observation)
+        return _with(entry, observation)
+
+
+def _own(entry: Entry) -> str:
+    """The identity of its answer."""
+    return identity(entry.best.variant, entry.best.config)
+
+
+def _with(entry: Entry, observation: Observation) -> Entry:
+    observations = union(entry.observations, [observation])
+    return dataclasses.replace(entry, observations=observations, written=_now())
+
+
+def _answer(race: Race, choice: Choice, own: Choice, xla: Choice, before: Best) -> Best:
+    return dataclasses.replace(
+        before,
+        variant=choice.variant,
+        config=dataclasses.asdict(choice.config),
+        time_us=race.median_us(choice),
+        xla_us=race.median_us(xla),
+        ratio=race.ratio(xla, choice),
+        cold_us=_cold_us(race, choice),
+        xla_cold_us=_cold_us(race, xla),
+        runner_up={
+            "variant": own.variant,
+            "config": dataclasses.asdict(own.config),
+            "time_us": race.median_us(own),
+        },
+        origin=ORIGIN,
+    )
+
+
+def _cold_us(race: Race, choice: Choice) -> float | None:
+    return race.median_us(choice, "cold") if race.cold_us.get(choice) else None
+
+
+def _shared(
+    op: str, known: Mapping[Problem, Entry], slowness: Mapping[Problem, Slowness]
+) -> list[Shared]:
+    users: dict[str, list[Problem]] = {}
+    for problem, entry in known.items():
+        users.setdefault(_own(entry), []).append(problem)
+    return [
+        Shared(
+            op=op,
+            variant=known[problems[0]].best.variant,
+            config=known[problems[0]].best.config,
+            problems=tuple(problems),
+            worst=max(1.0, *(slowness[problem].worst for problem in problems)),
+        )
+        for problems in users.values()
+    ]
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")

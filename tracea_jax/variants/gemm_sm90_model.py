@@ -1,0 +1,242 @@
+"""How long gemm_sm90 takes: an analytic model, to rank configs before measuring any.
+
+Every formula takes a config whose fields may be columns. A tile takes ``steps`` stages
+of 64 along k and an epilogue, in cycles of an SM:
+
+    multiply = tile_m tile_n 64 / 2048                               tensor cores
+    smem     = (tile_m / 64 (64 + tile_n) + tile_m + tile_n) / rate  rows of 128 bytes
+    busy     = max(multiply, smem) + drain
+    wait     = time to refill a stage, shared by the stages of the ring
+    tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead
+
+A problem takes ``waves`` of tiles, or longer if the device's limits of power, L2,
+memory or the edge of the output say so; near several limits each of them slows it down:
+
+    time = (sm^p + power^p + l2^p + memory^p + edge^p)^(1/p) + launch
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.problem import ITEMSIZE, GemmProblem
+from tracea_jax.variants.gemm_sm90_space import slots, steps, waves
+
+_MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
+_PORT_BYTES_PER_CYCLE = 64  # into one SM
+_FITS_IN_L2 = 0.5  # of it is left for what shall be read again
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What the formulas leave open, fitted by ``benchmarks/fit_model.py``.
+
+    The values come from an H200: the time of every legal config of 8 shapes, and the
+    shipped observations, 15 configs of each of 20 problems.
+
+    Attributes:
+      cycles_per_us: clock of an SM that power does not limit.
+      macs_per_us: of the device, sustained under its power limit.
+      smem_rows_per_cycle: rows of 128 bytes that one SM's shared memory moves.
+      latency_cycles: until the first bytes of a stage arrive.
+      pair_latency_cycles: more if two blocks must have freed the stage.
+      drain_cycles: lost in each step if no wgmma stays in flight and no other consumer
+        fills the gap.
+      tile_cycles: of each tile, whatever its size.
+      epilogue_bytes_per_cycle: results and residuals of one consumer.
+      store_bytes_per_cycle: of results that must leave before others are staged.
+      activation_cycles: of one consumer, for 128 elements through an exponential.
+      l2_bytes_per_us: read from L2 by the device, in lines of 128 bytes.
+      neighbours: consecutive blocks whose reads of the same lines L2 can serve as one.
+      unshared: the part of such reads that it serves one by one.
+      memory_bytes_per_us: of the device.
+      edge_bytes_per_us: of zeros that stand for rows of the left operand past its edge.
+      launch_us: of each execution.
+      pair_us: more if the blocks run in clusters of two.
+      refill_overlap, overlap: the exponents q and p.
+    """
+
+    cycles_per_us: float = 1860.0
+    macs_per_us: float = 3.75e8
+    smem_rows_per_cycle: float = 1.31
+    latency_cycles: float = 919.0
+    pair_latency_cycles: float = 156.0
+    drain_cycles: float = 88.4
+    tile_cycles: float = 587.0
+    epilogue_bytes_per_cycle: float = 5.68
+    store_bytes_per_cycle: float = 12.4
+    activation_cycles: float = 10.7
+    l2_bytes_per_us: float = 1.1e7
+    neighbours: float = 9.0
+    unshared: float = 0.398
+    memory_bytes_per_us: float = 3.85e6
+    edge_bytes_per_us: float = 1.72e6
+    launch_us: float = 3.13
+    pair_us: float = 0.969
+    refill_overlap: float = 10.2
+    overlap: float = 4.81
+
+
+CONSTANTS = Constants()
+
+
+def modelled_us(
+    problem: GemmProblem,
+    config: GemmSm90Config,
+    device: CudaDevice,
+    constants: Constants = CONSTANTS,
+) -> Any:
+    """Time of one execution in microseconds; an array if the config holds columns."""
+    a = constants
+    tile = steps(problem) * _step_cycles(config, a)
+    tile += _tile_cycles(problem, config, device, a)
+    blocks = emit.tile_count(problem, config) * config.cluster_size
+    macs = blocks * steps(problem) * emit.TILE_K * config.tile_m * config.tile_n
+    row_bytes = steps(problem) * emit.ROW_BYTES
+    limits = (
+        waves(problem, config, device) * tile / a.cycles_per_us,
+        macs / a.macs_per_us,
+        blocks * _block_rows(problem, config, a) * row_bytes / a.l2_bytes_per_us,
+        _memory_bytes(problem, config, device) / a.memory_bytes_per_us,
+        _edge_rows(problem, config) * row_bytes / a.edge_bytes_per_us,
+    )
+    bound = sum(limit**a.overlap for limit in limits) ** (1 / a.overlap)
+    return bound + a.launch_us + a.pair_us * (config.cluster_size - 1)
+
+
+# ---- one SM --------------------------------------------------------------------------
+
+
+def _step_cycles(config: GemmSm90Config, a: Constants) -> Any:
+    """One step of a tile: the tensor cores, shared memory or the wait for a stage."""
+    multiply = config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
+    loaded = config.tile_m + config.tile_n
+    read = config.tile_m // emit.SLAB * (emit.SLAB + config.tile_n)
+    busy = np.maximum(multiply, (read + loaded) / a.smem_rows_per_cycle)
+    refill = a.latency_cycles + loaded * emit.ROW_BYTES / _PORT_BYTES_PER_CYCLE
+    refill += a.pair_latency_cycles * (config.cluster_size - 1)
+    # With a batch in flight, a stage is held until the next one has been issued.
+    wait = np.where(
+        config.wait_depth == 0,
+        (busy + refill) / config.stages,
+        refill / np.maximum(config.stages - 1, 1),
+    )
+    exposed = (config.wait_depth == 0) & (config.consumers == 1)
+    q = a.refill_overlap
+    return ((busy + a.drain_cycles * exposed) ** q + wait**q) ** (1 / q)
+
+
+def _tile_cycles(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice, a: Constants
+) -> Any:
+    """What a tile takes beside its steps; the consumers finish their own rows."""
+    elements = config.tile_m * config.tile_n / config.consumers
+    stored = elements * ITEMSIZE[problem.out] * _results(problem)
+    has_exponential = problem.epilogue.activation not in ("none", "relu")
+    return (
+        a.tile_cycles
+        + stored / a.epilogue_bytes_per_cycle
+        + late_bytes(problem, config, device) / a.store_bytes_per_cycle
+        + has_exponential * elements / 128 * a.activation_cycles
+    )
+
+
+def late_bytes(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
+    """Results of one consumer's tile that find no staging buffer free.
+
+    The ring leaves room for as many buffers as ``emit.storage`` counts.
+    """
+    saves = 1 + problem.epilogue.save_preactivation
+    columns = emit.ROW_BYTES // ITEMSIZE[problem.out]
+    stores = saves * config.slabs * config.tile_n // columns
+    room = device.smem_per_block_bytes - emit.smem_bytes(config, 0)
+    buffers = np.maximum(room // (config.consumers * emit.SUBTILE_BYTES), 2)
+    return np.maximum(stores - buffers, 0) * emit.SUBTILE_BYTES
+
+
+def _results(problem: GemmProblem) -> int:
+    """Matrices of the output's size that the epilogue reads or writes."""
+    return 1 + problem.epilogue.save_preactivation + problem.epilogue.residual
+
+
+# ---- the device ----------------------------------------------------------------------
+
+
+def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> Any:
+    """Lines of 128 bytes that a block makes L2 read in one step.
+
+    A block of a cluster shares an operand with its partner. Other blocks share theirs
+    with the neighbours in the raster that read the same lines at the same time, if the
+    lines are whole: so much of A with those of its band's columns, of B of its rows.
+    """
+    m_tiles, n_tiles, _ = emit.tile_grid(problem, config)
+    high = np.minimum(np.minimum(config.raster_band, m_tiles), a.neighbours)
+    wide = np.minimum(n_tiles, a.neighbours / high)
+    left, right = problem.layout
+    lhs_lines = _lines_of_row(problem.m if left == "t" else problem.k)
+    rhs_lines = _lines_of_row(problem.k if right == "t" else problem.n)
+    lhs = lhs_lines * _once(wide, (config.cluster_size == 1) & (lhs_lines == 1), a)
+    rhs = rhs_lines * _once(high, (config.cluster_size == 1) & (rhs_lines == 1), a)
+    return (
+        lhs * config.tile_m / config.cluster_n + rhs * config.tile_n / config.cluster_m
+    )
+
+
+def _once(readers: Any, shares: Any, a: Constants) -> Any:
+    """The part of a block's reads that L2 serves, if some readers share them."""
+    return np.where(shares, a.unshared + (1 - a.unshared) / readers, 1.0)
+
+
+def _lines_of_row(extent: int) -> float:
+    """Lines of 128 bytes that 128 bytes of a stored row lie in, on average.
+
+    Rows of an odd number of 16-byte units start anywhere in a line.
+    """
+    return 2 - math.gcd(2 * extent, emit.ROW_BYTES) / emit.ROW_BYTES
+
+
+def _edge_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Rows of A past its edge that the blocks ask for in one step.
+
+    With 16 rows, copies of 64 take longer than with 64, the more blocks copy.
+    """
+    m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
+    past = m_tiles * config.cluster_m * config.tile_m - problem.m
+    return past * n_tiles * config.cluster_n * batch
+
+
+def _memory_bytes(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
+) -> Any:
+    """Moved between memory and L2, with what the raster makes it read again.
+
+    A wave reads the rows of its bands and some columns. What of both does not fit in L2
+    is read again by the next wave, and what of B does not fit by the next bands.
+    """
+    m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
+    places = slots(config, device)
+    band = np.minimum(config.raster_band, m_tiles)
+    width = np.minimum(-(-places // band), n_tiles)
+    height = np.minimum(np.maximum(band, places / width), m_tiles)  # of several bands
+    rows = np.minimum(height * config.tile_m * config.cluster_m, problem.m)
+    cols = np.minimum(width * config.tile_n * config.cluster_n, problem.n)
+    depth = problem.k * ITEMSIZE[problem.lhs]  # bytes of a row or column
+    room = _FITS_IN_L2 * device.l2_bytes / depth
+    waves_again = -(-n_tiles // width) - 1
+    bands_again = m_tiles / height - 1
+    lhs = problem.m * (1 + waves_again * _misses(rows + cols, room))
+    rhs = problem.n * (1 + bands_again * _misses(problem.n, room))
+    out = problem.m * problem.n * ITEMSIZE[problem.out] * _results(problem)
+    return batch * ((lhs + rhs) * depth + out)
+
+
+def _misses(wanted: Any, room: float) -> Any:
+    """The fraction of something that does not fit."""
+    return 1 - np.minimum(room / wanted, 1.0)
