@@ -6,11 +6,15 @@ one of 3 never ends.
 
 from __future__ import annotations
 
-from cuda.bindings import driver, nvrtc
+import importlib
+from typing import Any
 
 from tracea_jax.ops.bench import bench_of as sound_bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.measure import Run, Verification
+
+driver: Any = importlib.import_module("cuda.bindings.driver")
+nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
 
 SOURCES = {
     2: b'extern "C" __global__ void fault() { *(volatile int*)16 = 1; }',
@@ -64,7 +68,7 @@ def cubin(source: bytes) -> bytes:
     return image
 
 
-def checked(result):
+def checked(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if int(status):
         raise RuntimeError(f"{type(status).__name__} {status.name}")

@@ -76,7 +76,9 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
             f"{', '.join(unknown)} is no setting; the settings are "
             + ", ".join(sorted(known))
         )
-    values = {field: environ[env] for env, field in names.items() if environ.get(env)}
+    values: dict[str, Any] = {
+        field: environ[env] for env, field in names.items() if environ.get(env)
+    }
     limit = values.pop("cubin_limit", None)
     if limit is None:
         return Options(**values)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.dispatch import bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
@@ -90,11 +90,7 @@ class OpBench:
         self._shared["flush"] = write, jax.block_until_ready(write(buffer))
 
     def _flusher(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-        if isinstance(self.device, CudaDevice):
-            size = 2 * self.device.l2_bytes
-        else:
-            last = max(self.device.l3_bytes, _MIN_CPU_CACHE_BYTES)
-            size = 2 * min(last, _MAX_CPU_CACHE_BYTES)
+        size = 2 * _cache_bytes(self.device)
         with jax.default_device(self._jax_device):
             buffer = jnp.zeros(size // 4, jnp.float32)
         write = jax.jit(lambda x: x + 1, donate_argnums=0).lower(buffer).compile()
@@ -158,6 +154,14 @@ class OpBench:
     def _jax_device(self) -> Any:
         platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
         return jax.local_devices(backend=platform)[0]
+
+
+def _cache_bytes(device: Device) -> int:
+    """Size of the last cache, or what is written for it where that is enough."""
+    if isinstance(device, CudaDevice):
+        return device.l2_bytes
+    last = device.l3_bytes if isinstance(device, CpuDevice) else 0
+    return min(max(last, _MIN_CPU_CACHE_BYTES), _MAX_CPU_CACHE_BYTES)
 
 
 def forced(choice: Choice) -> dict[str, Any]:
