@@ -28,6 +28,7 @@ class Unsendable(Exception):
 
 
 _lost: list[str] = []  # a fault that lasts as long as the process
+_interrupted: list[int] = []
 
 
 def _abort() -> None:
@@ -89,6 +90,14 @@ def _jump() -> None:
     time.time = lambda: float(next(clock))
 
 
+def _interrupt_parent() -> None:
+    """Ctrl-C in the parent, once, while it waits for us, who go on."""
+    if not _interrupted:
+        _interrupted.append(os.getppid())
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.02)
+
+
 FAULTS: dict[int, Callable[[], None]] = {
     100: _abort,
     101: _segfault,
@@ -103,6 +112,7 @@ FAULTS: dict[int, Callable[[], None]] = {
     110: _half_a_frame,
     111: _chatter,
     112: _jump,
+    113: _interrupt_parent,
 }
 KC = {fault.__name__[1:]: kc for kc, fault in FAULTS.items()}
 
