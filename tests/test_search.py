@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -90,10 +92,12 @@ def test_it_finds_the_optimum_in_few_evaluations():
         assert cost[order].min() == 1.0  # by luck once in ten times
 
 
-def test_batches_are_full_disjoint_and_within_the_budget():
-    batches = run(Search(FEATURES, budget=43, gain=0.0), times())
-    assert [len(b) for b in batches] == [8, 8, 8, 8, 8, 3]
-    assert len(set(flat(batches))) == 43
+def test_batches_are_disjoint_and_within_the_budget():
+    batches = run(Search(FEATURES, budget=99, batch=8, gain=0.0), times())
+    assert len(set(flat(batches))) == len(flat(batches)) == 99
+    sizes = [len(b) for b in batches[:-1]]
+    assert max(sizes) == sizes[-1] == 8  # once enough is known
+    assert max(map(len, run(Search(FEATURES, batch=3), times()))) == 3
 
 
 def test_a_seed_decides_everything():
@@ -134,8 +138,8 @@ def test_nothing_is_asked_twice_while_batches_are_pending():
 
 def test_it_asks_on_when_nothing_was_told():
     tuner = Search(FEATURES, budget=40)
-    asked = flat([tuner.ask() for _ in range(5)])
-    assert len(set(asked)) == 40
+    asked = flat(iter(tuner.ask, ()))
+    assert len(set(asked)) == len(asked) == 40
     assert tuner.ask() == () and tuner.stop == "budget"
 
 
@@ -178,8 +182,10 @@ def test_only_times_can_be_told(wrong):
     tuner = Search(FEATURES)
     with pytest.raises(ValueError, match="positive"):
         tuner.tell(0, wrong)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="from 0 to 511"):
         tuner.tell(512, 1.0)
+    with pytest.raises(IndexError, match="candidate -1"):
+        Search(FEATURES, first=[3, -1])
 
 
 # Stopping.
@@ -276,6 +282,28 @@ def test_a_like_problem_saves_evaluations():
     cost = times()
     order = flat(run(Search(FEATURES, history=history((5, 3, 2, 1)), budget=16), cost))
     assert cost[order].min() < 1.1
+
+
+def test_an_empty_history_is_none():
+    empty = History(
+        features=FEATURES[:0],
+        shapes=np.zeros((0, 1)),
+        values=np.zeros(0),
+        shape=np.ones(1),
+    )
+    cost = times()
+    batches = run(Search(FEATURES, history=empty, budget=32), cost)
+    assert batches == run(Search(FEATURES, budget=32), cost)
+
+
+def test_a_model_and_a_history_work_together():
+    cost = times()
+    prior = np.log(cost)[::-1].copy()  # misleading
+    some = history((5, 3, 2, 1))
+    for log_prior in (None, np.zeros(64)):
+        both = dataclasses.replace(some, log_prior=log_prior)
+        tuner = Search(FEATURES, history=both, log_prior=prior, budget=48, gain=0.0)
+        assert cost[flat(run(tuner, cost))].min() < 1.1
 
 
 def test_an_unlike_problem_does_not_mislead():

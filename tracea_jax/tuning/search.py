@@ -35,6 +35,9 @@ class Recipe:
       diverse: the same from the analytic model, where there is one.
       others: as many at random, whatever the model or the history say.
       feature: whether the surrogate sees the analytic model.
+      per_pick: evaluations told for each candidate of a batch: with few, the choices
+        of a batch after its first rest on little but the surrogate's own guesses.
+      smallest: batch, however few they are.
       local: share of a batch that goes to neighbours of the incumbents.
       local_from: evaluations after which it does.
       failed: percentile of the observed times that a failure counts as.
@@ -44,8 +47,10 @@ class Recipe:
     diverse: int = 12
     others: int = 2
     feature: bool = True
+    per_pick: int = 8
+    smallest: int = 4
     local: float = 0.25
-    local_from: int = 16
+    local_from: int = 64
     failed: float = 90.0
 
 
@@ -80,7 +85,7 @@ class Search:
       log_prior: logarithm of a predicted time of each (n,); infinite for hopeless ones.
       first: candidates to evaluate before anything else.
       budget: evaluations at most, failures included.
-      batch: candidates asked for at a time.
+      batch: candidates asked for at a time, at most.
       seed: of everything random.
       gain: expected gain (0.01: 1 % of the time) below which the search is over, once
         two fits in a row expect no more and ``floor`` evaluations are told.
@@ -117,7 +122,7 @@ class Search:
         self._batch = batch
         self._gain = gain
         self._floor = floor
-        self._history = history
+        self._history = history if history is not None and len(history.values) else None
         self._recipe = recipe or Recipe()
         self._random = np.random.default_rng(seed)
         self._values: dict[int, float | None] = {}  # log times; None: it failed
@@ -126,7 +131,7 @@ class Search:
         self._fitted = 0  # evaluations behind the last fit
         self._calm = 0  # fits in a row that expected no gain
         self._inputs, self._known = self._make_inputs()
-        self._design = self._make_design([int(i) for i in dict.fromkeys(first)])
+        self._design = self._make_design(self._checked(first))
 
     @property
     def evals(self) -> int:
@@ -148,19 +153,27 @@ class Search:
         picked, self._design = self._design[:count], self._design[count:]
         self._pending.update(dict.fromkeys(picked))
         if not picked:
-            picked = self._improving(count)
+            known = len(self._values) // self._recipe.per_pick
+            picked = self._improving(min(count, max(known, self._recipe.smallest)))
             self._pending.update(dict.fromkeys(picked))
         return tuple(picked)
 
     def tell(self, index: int, time: float | None) -> None:
         """Reports the time of a candidate, asked for or not; None: it failed."""
-        if not 0 <= index < len(self._features):
-            raise IndexError(f"{index=} is none of {len(self._features)} candidates")
+        (index,) = self._checked([index])
         if time is not None and not 0 < time < np.inf:
             raise ValueError(f"{time=} must be positive and finite, or None: failed")
         self._pending.pop(index, None)
         self._design = [i for i in self._design if i != index]
         self._values[index] = None if time is None else float(np.log(time))
+
+    def _checked(self, indices: Sequence[int]) -> list[int]:
+        """The indices without repetitions."""
+        n = len(self._features)
+        for index in indices:
+            if not 0 <= index < n:
+                raise IndexError(f"candidate {index} must be from 0 to {n - 1}")
+        return [int(i) for i in dict.fromkeys(indices)]
 
     def _make_inputs(self) -> tuple[np.ndarray, np.ndarray]:
         """What the surrogate sees of the candidates and of the history.
@@ -190,11 +203,13 @@ class Search:
         n, recipe, prior = len(self._features), self._recipe, self._log_prior
         if n <= min(self._budget, SWEPT):
             return first + [i for i in range(n) if i not in first]
-        count = recipe.others
-        if self._history is None and prior is not None:
+        count, past = recipe.others, self._history
+        if past is not None and len(past.values) >= recipe.diverse:
+            pass  # the surrogate can choose
+        elif prior is not None:
             more = max(recipe.diverse - len(first), recipe.diverse // 2)
             first += seeding.diverse(self._features, prior, more, first)
-        elif self._history is None:
+        else:
             count = max(recipe.design - len(first), count)
         return first + seeding.spread(self._features, count, first, self._random)
 
