@@ -61,6 +61,30 @@ def _models_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def tuner(results: pathlib.Path) -> str:
+    """F(n) of the methods that ``bench_tuner`` compares, means over the spaces."""
+    rows = json.loads((results / "replay" / "tuner.json").read_text())["rows"]
+    scores = {(r["method"], r["space"]): r for r in rows if "seeds" in r}
+    counts = ("16", "32", "64", "96")
+    lines = [f"| search | {' | '.join(counts)} |", "|---|" + "---:|" * len(counts)]
+    for method, space, text in _SEARCHES:
+        fraction = scores[method, space]["fraction"]
+        numbers = " | ".join(f"{fraction[n]:.3f}" for n in counts)
+        lines.append(f"| {text} | {numbers} |")
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
+_SEARCHES = (
+    ("ours", "mean", "ours, nothing known"),
+    ("random", "mean", "random"),
+    ("kernel_tuner adaptive_tabu_greywolf", "mean", "adaptive_tabu_greywolf"),
+    ("kernel_tuner genetic_algorithm", "mean", "genetic_algorithm"),
+    ("kernel_tuner bayes_opt", "mean", "bayes_opt"),
+    ("best of kernel_tuner", "mean", "best of 12 for each space and n"),
+    ("ours, analytic model", "gemm_rtx3090", "ours with an analytic model, GEMM only"),
+)
+
+
 def _head(where: dict[str, Any]) -> str:
     return (
         f"\n{where['device']} ({where['arch']}, {where['units']} units), "
@@ -68,7 +92,7 @@ def _head(where: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"matmul": matmul, "models": models}
+TABLES = {"matmul": matmul, "models": models, "tuner": tuner}
 
 
 def main() -> None:
