@@ -209,17 +209,20 @@ def test_the_floor_is_kept():
 
 
 def test_asking_again_is_no_confirmation():
-    """Two fits in a row must agree on new evidence, not on the same."""
+    """That nothing is to be gained must hold on new evidence, not on the same."""
     cost = times()
     tuner = Search(FEATURES, budget=400, gain=1e9, floor=0)
-    asked = [tuner.ask(), tuner.ask()]
-    for i in flat(asked):
-        tuner.tell(i, float(cost[i]))
-    for _ in range(4):
-        batch = tuner.ask()
-        assert batch
-    for i in batch:
-        tuner.tell(i, float(cost[i]))
+
+    def answer(asked):
+        for i in asked:
+            tuner.tell(i, float(cost[i]))
+
+    answer(tuner.ask())
+    asked = flat(tuner.ask() for _ in range(6))
+    assert tuner.expected_gain < 1e9 and tuner.stop is None
+    answer(asked[:11])
+    assert tuner.ask() and tuner.stop is None
+    answer(asked[11:12])
     assert tuner.ask() == () and tuner.stop == "converged"
 
 

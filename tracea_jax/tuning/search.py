@@ -21,7 +21,7 @@ SWEPT = 200  # spaces of at most this many candidates are swept if the budget al
 CANDIDATES = 20_000  # scored for a batch, at most
 CENTRES = 3  # incumbents whose neighbours are tried
 CAP = 512  # observations the surrogate sees
-CONFIRMATIONS = 2  # fits in a row that must expect no gain
+CALM = 12  # evaluations told while every fit expected no gain, to stop
 FIRST_ITERATIONS, WARM_ITERATIONS = 40, 15  # of fitting the surrogate
 
 
@@ -88,7 +88,7 @@ class Search:
       batch: candidates asked for at a time, at most.
       seed: of everything random.
       gain: expected gain (0.01: 1 % of the time) below which the search is over, once
-        two fits in a row expect no more and ``floor`` evaluations are told.
+        no fit has expected more while 12 evaluations were told, and ``floor`` are.
       history: what is known from other problems.
 
     Attributes:
@@ -128,8 +128,7 @@ class Search:
         self._values: dict[int, float | None] = {}  # log times; None: it failed
         self._pending: dict[int, None] = {}  # asked and not told, in order
         self._theta: np.ndarray | None = None
-        self._fitted = 0  # evaluations behind the last fit
-        self._calm = 0  # fits in a row that expected no gain
+        self._calm: int | None = None  # evaluations told when gains ended
         self._inputs, self._known = self._make_inputs()
         self._design = self._make_design(self._checked(first))
 
@@ -295,11 +294,13 @@ class Search:
     def _judge(self, gain: float) -> bool:
         """Takes note of the expected gain; whether the search is over."""
         self.expected_gain = gain
-        if len(self._values) > self._fitted:  # else it is no confirmation
-            self._fitted = len(self._values)
-            self._calm = self._calm + 1 if gain < self._gain else 0
-            if self._calm >= CONFIRMATIONS and self._fitted >= self._floor:
-                self.stop = "converged"
+        told = len(self._values)
+        if gain >= self._gain:
+            self._calm = None
+        elif self._calm is None:
+            self._calm = told
+        if self._calm is not None and told >= max(self._floor, self._calm + CALM):
+            self.stop = "converged"
         return self.stop is not None
 
 
