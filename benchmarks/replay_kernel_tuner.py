@@ -83,7 +83,7 @@ def run(
 ) -> list[float | None]:
     """One replay with the strategy's default options."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002: the strategies draw from the global state
+    np.random.seed(seed)  # noqa: NPY002 (the strategies draw from the global state)
     names = list(space["columns"])
     with recorded_order() as order, contextlib.redirect_stdout(io.StringIO()):
         kernel_tuner.tune_kernel(
