@@ -94,6 +94,7 @@ def _interrupt_parent() -> None:
     """Ctrl-C in the parent, once, while it waits for us, who go on."""
     if not _interrupted:
         _interrupted.append(os.getppid())
+        time.sleep(0.5)  # until it does wait: half a question would end us
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(0.02)
 
