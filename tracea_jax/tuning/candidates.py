@@ -98,7 +98,7 @@ def _features(spaces: Mapping[str, Space], count: int) -> np.ndarray:
 def _codes(spaces: Mapping[str, Space]) -> np.ndarray:
     """Fields in the order of each variant; those of different variants all differ."""
     width = 1 + max((len(s.columns) for s in spaces.values()), default=0)
-    parts = [np.empty((0, width), dtype=int)]
+    parts: list[np.ndarray] = [np.empty((0, width), dtype=int)]
     for number, space in enumerate(spaces.values()):
         part = np.full((len(space), width), number)
         if space.columns:
