@@ -22,6 +22,7 @@ import replay
 from replay import Method, Recorded
 
 COUNTS = (8, 16, 24, 32, 48, 64, 96)
+UNSEEN = 1000  # first of the seeds that were not looked at when the search was made
 LIMIT = 256  # evaluations when the search is left to stop by itself
 STRATEGIES = (
     "adaptive_tabu_greywolf",
@@ -81,8 +82,17 @@ def arguments() -> argparse.Namespace:
 
 
 def methods(args: argparse.Namespace) -> dict[str, Method]:
-    ours: dict[str, Method] = {"ours": replay.tuned(), "random": replay.random}
-    return {**ours, **(replay.ablations() if args.ablations else {})}
+    ours = replay.tuned()
+
+    def fresh(space: Recorded, seed: int, evaluations: int) -> Any:
+        return ours(space, UNSEEN + seed, evaluations)
+
+    always: dict[str, Method] = {
+        "ours": ours,
+        "ours, fresh seeds": fresh,
+        "random": replay.random,
+    }
+    return {**always, **(replay.ablations() if args.ablations else {})}
 
 
 def replayed(
