@@ -5,6 +5,9 @@
 Every tuning has an empty cache and a seed of its own. Then all their answers race in
 turns with the default, XLA, and the best configs of a recorded table of the space, if
 there is one (``record_space.py``).
+
+Answers are compared as the tuner compares them, by the rounds in which the machine was
+quiet (``tuning.race``); by all rounds, and by cold executions, they are recorded too.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from tracea_jax.tuning.candidates import config_json
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 COMPILES = 32  # that a search is judged after
-RACE = measure.Timing(rounds=31, max_rounds=31, race_s=60.0, race_limit_s=120.0)
+RACE = measure.Timing(
+    rounds=401, max_rounds=1, cold_rounds=101, race_s=60.0, race_limit_s=120.0
+)
 
 
 def tuned(problem: GemmProblem, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -118,6 +123,11 @@ def main() -> None:
     for tuning, choice in zip(tunings, choices, strict=True):
         tuning["by_fastest"] = race.ratio(choice, fastest)
         tuning["by_default"] = race.ratio(choice, default)
+        tuning["by_fastest_cold"] = race.ratio(choice, fastest, "cold")
+        tuning["by_default_cold"] = race.ratio(choice, default, "cold")
+        times = race.times_us
+        tuning["by_fastest_all"] = common.median_ratio(times, choice, fastest)
+        tuning["by_default_all"] = common.median_ratio(times, choice, default)
         print(
             f"seed {tuning['seed']}: {choice}, {tuning['evals']} evaluations "
             f"({tuning['compiles']} compiled), {tuning['seconds']:.0f} s, "
@@ -141,6 +151,7 @@ def main() -> None:
         "slowest_by_default": max(t["by_default"] for t in tunings),
         "mean_evals": statistics.fmean(t["evals"] for t in tunings),
         "rounds": race.rounds,
+        "quiet_rounds": len(race.quiet_us(default)),
         "times_us": {str(c): race.median_us(c) for c in race.times_us},
     }
     rows = [{**summary, "tunings": tunings}]

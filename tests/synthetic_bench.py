@@ -76,6 +76,7 @@ class Bench:
       broken: choices that do not compile; crashing: that fail when they run.
       cold_us: time of the first execution after a flush; as any other, if not named.
       flush_us: time that a flush takes.
+      burden: by how much an execution takes longer, at a time in seconds.
       hook: called at each step with "prepare", "run" or "verify" and the choice.
     """
 
@@ -91,6 +92,7 @@ class Bench:
     crashing: frozenset[Choice] = frozenset()
     cold_us: dict[Choice, float] = dataclasses.field(default_factory=dict)
     flush_us: float = 0.0
+    burden: Callable[[float, Choice], float] = lambda now_s, choice: 1.0
     hook: Callable[[str, Choice], None] = lambda step, choice: None
 
     def __post_init__(self) -> None:
@@ -118,6 +120,7 @@ class Bench:
                 raise RuntimeError("illegal address")
             self.executed[choice] = self.executed.get(choice, 0) + repeats
             factor = max(1 + self.noise * self.random.gauss(0, 1), 0.1)
+            factor *= self.burden(self.clock.ns * 1e-9, choice)
             time_us = self.time_us(choice)
             if self.is_cold:
                 extra_us = self.cold_us.get(choice, time_us) - time_us

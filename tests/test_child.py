@@ -31,7 +31,7 @@ TIMING = measure.Timing(
     candidate_s=0.01,
     rounds=3,
     max_rounds=3,
-    race_s=0.01,
+    race_s=1e-4,
     cold_runs=2,
     max_repeats=4,
 )
@@ -90,6 +90,8 @@ def test_it_measures_verifies_and_races_like_a_local_lab(shared):
         race = lab.race(PROBLEM, (HERO, XLA), on_round=lambda *r: rounds.extend(r))  # noqa: B023
         assert rounds == [1, 3, 2, 3, 3, 3]
         assert set(race.times_us) == set(race.cold_us) == {HERO, XLA}
+        heat = lab.race(PROBLEM, (HERO, XLA), known_us={HERO: 1e9}, is_heat=True)
+        assert set(heat.times_us) == {HERO, XLA} and heat.cold_us == {}
     assert pid_of(local) == os.getpid() != pid_of(shared)
 
 

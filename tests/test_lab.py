@@ -218,8 +218,8 @@ def test_a_race_compares_by_either_protocol():
     assert race.ratio(XLA, HERO) == pytest.approx(2.0)
     assert race.ratio(XLA, HERO, "cold") == pytest.approx(0.5)
     assert race.median_us(HERO, "cold") == pytest.approx(300.0)
-    assert race.deviation(XLA, HERO, "cold") == pytest.approx(0.0)
-    assert {len(t) for t in race.cold_us.values()} == {measure.Timing().cold_runs}
+    assert race.error(XLA, HERO, "cold") == pytest.approx(0.0)
+    assert {len(t) for t in race.cold_us.values()} == {measure.Timing().cold_rounds}
     with pytest.raises(ValueError, match="steady, cold"):
         race.ratio(XLA, HERO, "warm")
 
@@ -235,7 +235,7 @@ def test_a_racer_that_fails_cold_has_no_times_at_all():
     race = synthetic.local_lab(bench).race(PROBLEM, (HERO, choice(5), XLA))
     assert set(race.times_us) == set(race.cold_us) == set(race.repeats) == {HERO, XLA}
     assert set(race.failures) == {choice(5)}
-    assert {len(t) for t in race.cold_us.values()} == {measure.Timing().cold_runs}
+    assert {len(t) for t in race.cold_us.values()} == {measure.Timing().cold_rounds}
 
 
 def test_turns_are_announced_before_they_are_taken():

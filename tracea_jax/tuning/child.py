@@ -132,6 +132,8 @@ class ChildLab:
         choices: Sequence[Choice],
         *,
         limit_s: float = math.inf,
+        known_us: Mapping[Choice, float] | None = None,
+        is_heat: bool = False,
         on_round: OnRound = lambda done, total: None,
     ) -> Race:
         failures: dict[Choice, CandidateError] = {}
@@ -159,6 +161,8 @@ class ChildLab:
                         problem,
                         left,
                         limit_s,
+                        known_us,
+                        is_heat,
                         on_event=on_event,
                     )
             except _ChildLost as e:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tracea_jax.device import Device
@@ -41,11 +41,15 @@ class _Server:
         problem: Problem,
         choices: Sequence[Choice],
         limit_s: float,
+        known_us: Mapping[Choice, float] | None,
+        is_heat: bool,
     ) -> Race:
         return lab.race(
             problem,
             choices,
             limit_s=limit_s,
+            known_us=known_us,
+            is_heat=is_heat,
             on_round=lambda done, total: tell(("round", done, total)),
             on_turn=lambda choice: tell(("turn", choices.index(choice))),
         )

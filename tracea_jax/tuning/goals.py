@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable
+from typing import Any
 
 from tracea_jax.tuning.measure import Race
 from tracea_jax.tuning.records import Observation
 
 GOALS = ("latency", "throughput", "balanced")
-ENOUGH = 7  # cold executions of each, before latency goes by them
+ENOUGH = 7  # cold executions of each while it was quiet, before goals go by them
+SIGNIFICANT = 3  # standard errors
 
 
 def score_us(observation: Observation, goal: str) -> float | None:
@@ -30,39 +32,37 @@ def score_us(observation: Observation, goal: str) -> float | None:
     return math.sqrt(steady * cold)
 
 
-def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
-    """How many times faster ``fast`` is than ``slow``: above 1, it is.
+def times(race: Race, goal: str) -> dict[Any, float]:
+    """Time by the goal of each racer, in units of the race's own.
 
-    Cold times that are few, or differ by no more than their noise, tell nothing: then
-    latency, too, goes by the steady ones.
+    Single executions are timed roughly. Of who is cold as much slower than steady as
+    the others are, but for noise, the steady times tell more: then they count instead.
     """
-    steady = race.ratio(slow, fast)
-    if goal == "throughput" or not _were_cold(race, slow, fast):
+    steady = {racer: race.relative(racer) for racer in race.times_us}
+    if goal == "throughput" or not _were_cold(race):
         return steady
-    cold = race.ratio(slow, fast, "cold")
-    if goal == "balanced":
-        return math.sqrt(steady * cold)
-    noise = 2 * race.deviation(slow, fast, "cold")
-    is_few = min(len(race.cold_us[racer]) for racer in (slow, fast)) < ENOUGH
-    return steady if is_few or abs(cold - 1) <= noise else cold
+    cold = {racer: race.relative(racer, "cold") for racer in steady}
+    usual = statistics.median(cold[racer] / steady[racer] for racer in steady)
+    for racer in steady:
+        expected = steady[racer] * usual
+        noise = SIGNIFICANT * race.relative_error(racer, "cold")
+        if abs(math.log(cold[racer] / expected)) <= noise:
+            cold[racer] = expected
+    if goal == "latency":
+        return cold
+    return {racer: math.sqrt(steady[racer] * cold[racer]) for racer in steady}
 
 
-def deviation(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
-    """The noise of that ratio, as a fraction of it."""
-    steady = race.deviation(slow, fast)
-    if goal == "throughput" or not _were_cold(race, slow, fast):
-        return steady
-    return max(steady, race.deviation(slow, fast, "cold"))
+def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
+    """How many times faster ``fast`` is than ``slow``: above 1, it is."""
+    if goal == "throughput":
+        return race.ratio(slow, fast)
+    by_goal = times(race, goal)
+    return by_goal[slow] / by_goal[fast]
 
 
-def median_us(race: Race, racer: Hashable, goal: str) -> float:
-    """Time by the goal of one racer."""
-    steady = race.median_us(racer)
-    if goal == "throughput" or racer not in race.cold_us:
-        return steady
-    cold = statistics.median(race.cold_us[racer])
-    return cold if goal == "latency" else math.sqrt(steady * cold)
-
-
-def _were_cold(race: Race, *racers: Hashable) -> bool:
-    return all(race.cold_us.get(racer) for racer in racers)
+def _were_cold(race: Race) -> bool:
+    return all(
+        racer in race.cold_us and len(race.quiet_us(racer, "cold")) >= ENOUGH
+        for racer in race.times_us
+    )

@@ -13,7 +13,7 @@ import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from tracea_jax import variants
@@ -39,7 +39,7 @@ Exclusive = Callable[[], contextlib.AbstractContextManager[Any]]
 OnRound = Callable[[int, int], None]
 
 _KEPT_PROBLEMS = 2  # their inputs stay in the memory of the device
-_KEPT_RUNS = 16  # as many as race together
+_KEPT_RUNS = 80  # as many as race together
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -98,11 +98,14 @@ class Lab(Protocol):
         choices: Sequence[Choice],
         *,
         limit_s: float = math.inf,
+        known_us: Mapping[Choice, float] | None = None,
+        is_heat: bool = False,
         on_round: OnRound = lambda done, total: None,
     ) -> Race:
         """Measures choices in turns; see ``measure.race``.
 
-        Those that fail are in ``Race.failures`` with a ``CandidateError``.
+        A heat is brief and measures nothing cold. Those that fail are in
+        ``Race.failures`` with a ``CandidateError``.
 
         Raises:
           LabError: if the device does not work any more.
@@ -181,6 +184,8 @@ class LocalLab:
         choices: Sequence[Choice],
         *,
         limit_s: float = math.inf,
+        known_us: Mapping[Choice, float] | None = None,
+        is_heat: bool = False,
         on_round: OnRound = lambda done, total: None,
         on_turn: Callable[[Choice], None] = lambda choice: None,
     ) -> Race:
@@ -199,10 +204,11 @@ class LocalLab:
                     self._settle(run)
             race = measure.race(
                 runs,
-                self._timing,
+                self._timing.heat if is_heat else self._timing.final,
+                known_us=known_us,
                 limit_s=limit_s,
                 on_round=on_round,
-                flush=measure.flush_of(self._place(problem).bench),
+                flush=None if is_heat else measure.flush_of(self._place(problem).bench),
                 on_turn=on_turn,
             )
         failed = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tracea_jax.policy import Choice
 from tracea_jax.tuning import goals
@@ -10,7 +10,7 @@ from tracea_jax.tuning.measure import Race
 
 HERO_MARGIN = 0.01  # a challenger must beat the best default by this much
 TIE = 0.005  # candidates this close are equal ...
-NOISY_TIE = 0.02  # ... or as close as the race's own noise, up to this
+NOISY_TIE = 0.01  # ... or as close as the race's standard error, up to this
 SLACK = 0.99  # executions in a row may lose this much to who is replaced, whatever for
 
 
@@ -38,30 +38,36 @@ def winner(
       heroes: the defaults.
       goal: one of ``goals.GOALS``.
     """
+    by_goal = goals.times(race, goal)
     xla = next(h for h in heroes if h.variant == "xla")
-    ours = [c for c in order if c in race.times_us and c.variant != "xla"]
-    if xla in race.times_us:
-        ours = [c for c in ours if _beats(race, c, xla, goal)]
-    defaults = [h for h in heroes if h in race.times_us and h.variant != "xla"]
+    ours = [c for c in order if c in by_goal and c.variant != "xla"]
+
+    def beats(choice: Choice, other: Choice, margin: float) -> bool:
+        faster = by_goal[other] / by_goal[choice]
+        return faster > 1 + margin and race.ratio(other, choice) >= SLACK
+
+    if xla in by_goal:
+        ours = [c for c in ours if beats(c, xla, 0.0)]
+    defaults = [h for h in heroes if h in by_goal and h.variant != "xla"]
     challengers = [c for c in ours if c not in defaults]
     if defaults:
-        best = fastest(race, defaults, goal)
-        challengers = [
-            c for c in challengers if _beats(race, c, best, goal, HERO_MARGIN)
-        ]
+        best = fastest(race, defaults, by_goal)
+        challengers = [c for c in challengers if beats(c, best, HERO_MARGIN)]
     for group in (challengers, [c for c in ours if c in defaults]):
         if group:
-            return fastest(race, group, goal)
+            return fastest(race, group, by_goal)
     return xla
 
 
-def fastest(race: Race, group: Sequence[Choice], goal: str = "throughput") -> Choice:
-    """The first of the group that ties with its lowest median."""
-    lowest = min(group, key=lambda choice: goals.median_us(race, choice, goal))
+def fastest(
+    race: Race, group: Sequence[Choice], by_goal: Mapping[Choice, float]
+) -> Choice:
+    """The first of the group that ties with its fastest."""
+    lowest = min(group, key=by_goal.__getitem__)
 
     def ties(choice: Choice) -> bool:
-        noise = min(2 * goals.deviation(race, choice, lowest, goal), NOISY_TIE)
-        return goals.ratio(race, choice, lowest, goal) <= 1 + max(TIE, noise)
+        noise = min(race.error(choice, lowest), NOISY_TIE)
+        return by_goal[choice] / by_goal[lowest] <= 1 + max(TIE, noise)
 
     return next(c for c in group if c == lowest or ties(c))
 
@@ -69,15 +75,7 @@ def fastest(race: Race, group: Sequence[Choice], goal: str = "throughput") -> Ch
 def runner_up(
     race: Race, chosen: Choice, order: Sequence[Choice], goal: str = "throughput"
 ) -> Choice | None:
-    """The next best racer by its median."""
-    others = [c for c in order if c in race.times_us and c != chosen]
-    return min(others, key=lambda c: goals.median_us(race, c, goal), default=None)
-
-
-def _beats(
-    race: Race, choice: Choice, other: Choice, goal: str, margin: float = 0.0
-) -> bool:
-    steady = race.ratio(other, choice)
-    faster = goals.ratio(race, other, choice, goal)
-    is_enough = faster > 1 if not margin else faster >= 1 + margin
-    return is_enough and steady >= SLACK
+    """The next best racer by the goal."""
+    by_goal = goals.times(race, goal)
+    others = [c for c in order if c in by_goal and c != chosen]
+    return min(others, key=by_goal.__getitem__, default=None)

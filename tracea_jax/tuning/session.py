@@ -25,9 +25,12 @@ from tracea_jax.tuning.measure import (
     Timing,
     Verification,
 )
+from tracea_jax.tuning.race import QUIET
 from tracea_jax.tuning.records import union
 
 FINALISTS = 8  # of the search, beside the heroes and XLA
+CONTENDERS = 64  # for the final, if samples were too rough to name the finalists
+HEAT_SHARE = 0.3  # of the time that is left
 MAX_REJECTED = 8  # finalists that fail verification before no more are tried
 MAX_MESSAGE = 1000  # characters of a failure's message that are kept
 DRIFT_EVERY = 10  # evaluations, after which the reference is measured again
@@ -68,6 +71,7 @@ class Session:
       goal: one of ``goals.GOALS``.
       known: the observation of each choice seen so far, by identity.
       compiles: choices that were prepared.
+      heat: the contenders' times by each other, if there was a heat.
     """
 
     problem: Problem
@@ -89,6 +93,7 @@ class Session:
     drift: Reference = Reference()
     since_drift: int = 0
     verified: dict[Choice, Verification] = dataclasses.field(default_factory=dict)
+    heat: dict[Choice, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start_s = self.timing.now_s()
@@ -182,8 +187,11 @@ class Session:
         Raises:
           TuningError: if no choice runs.
         """
+        if bounded_s is None:
+            self._hold_heat()
         finalists = self._verify(1 if bounded_s is not None else FINALISTS)
-        race = self._race((*finalists, self.xla), bounded_s)
+        limit_s = self.budget_s - self.elapsed_s if bounded_s is None else bounded_s
+        race = self._race((*finalists, self.xla), limit_s)
         if not race.times_us:
             why = next(iter(race.failures.values()), None)
             raise TuningError(f"nothing could be run, not even by XLA: {why}")
@@ -216,6 +224,37 @@ class Session:
             else ("hero" if chosen in self.heroes else "search"),
         )
 
+    @property
+    def _is_restless(self) -> bool:
+        """Whether the machine's speed changes, as where others use it as well.
+
+        A GPU is nobody else's: what changes are its clocks, which no waiting calms.
+        """
+        return self.device.platform == "cpu" and self.drift.unrest > 1 + QUIET
+
+    def _hold_heat(self) -> None:
+        """Lets all race shortly who may be among the best, if samples cannot tell.
+
+        Samples are taken one after the other. Where the machine's speed changes, those
+        of equal choices are as far apart as those of the reference are, and as far
+        again by the drift that was taken out.
+        """
+        self._measure_drift()
+        ranked = [c for c in self._ranked() if not self._is_rejected(c)]
+        if not self._is_restless or len(ranked) <= FINALISTS:
+            return
+        limit_us = (self.score_us(ranked[0]) or math.inf) * self.drift.unrest**2
+        close = [c for c in ranked if (self.score_us(c) or math.inf) <= limit_us]
+        contenders = close[:CONTENDERS]
+        limit_s = HEAT_SHARE * (self.budget_s - self.elapsed_s)
+        if len(contenders) <= FINALISTS or limit_s <= 0:
+            return
+        racers = tuple(dict.fromkeys((*contenders, self.reference)))
+        race = self._race(racers, limit_s, is_heat=True)
+        self.heat = {c: race.relative(c) for c in race.times_us}
+        if self.reference in self.heat:
+            self.drift = self.drift.measured(race.median_us(self.reference))
+
     def _verify(self, wanted: int) -> list[Choice]:
         """The heroes of ours and the leading choices, those that compute correctly."""
         heroes = [h for h in self.heroes if h.variant != "xla"]
@@ -239,10 +278,13 @@ class Session:
         return passed
 
     def _ranked(self) -> list[Choice]:
-        """Measured choices, the best first; ties in their order."""
+        """Measured choices, the best first; ties in their order.
+
+        The racers of a heat lead, by its times.
+        """
         scores = {c: self.score_us(c) for c in self.order}
         known = {c: score for c, score in scores.items() if score is not None}
-        return sorted(known, key=known.__getitem__)
+        return sorted(known, key=lambda c: (self.heat.get(c, math.inf), known[c]))
 
     def _is_hopeless(self, choice: Choice, passed: Sequence[Choice]) -> bool:
         """Whether it is so much slower than a correct one that no race can help it.
@@ -281,27 +323,37 @@ class Session:
         self._remember(_failure(choice, result.failure, message))
         return False
 
-    def _race(self, choices: Sequence[Choice], bounded_s: float | None) -> Race:
-        def on_round(done: int, total: int) -> None:
-            self.tell("race", done, max(done, total), f"{len(choices)} finalists")
+    def _race(
+        self, choices: Sequence[Choice], limit_s: float, is_heat: bool = False
+    ) -> Race:
+        who = "contenders" if is_heat else "finalists"
 
-        limit_s = self.budget_s - self.elapsed_s if bounded_s is None else bounded_s
+        def on_round(done: int, total: int) -> None:
+            self.tell("race", done, max(done, total), f"{len(choices)} {who}")
+
+        quiet = {self.reference: self.drift.least_us} if self._is_restless else {}
         try:
             race = self.lab.race(
-                self.problem, choices, limit_s=limit_s, on_round=on_round
+                self.problem,
+                choices,
+                limit_s=limit_s,
+                known_us=quiet,
+                is_heat=is_heat,
+                on_round=on_round,
             )
         except LabError as e:
             raise self._lost(e) from e
         for choice, times in race.times_us.items():
-            spread = round(measure.relative_deviation(times), 5)
+            spread = round(measure.relative_deviation(race.quiet_us(choice)), 5)
+            known = self.observed(choice)
             self._remember(
                 Observation(
                     variant=choice.variant,
                     config=config_json(choice),
                     time_us=race.median_us(choice),
-                    cold_us=_median(race, choice, "cold"),
+                    cold_us=_median(race, choice, "cold") or (known and known.cold_us),
                     repeats=race.repeats[choice] * len(times),
-                    extra={"protocol": "race", "spread": spread},
+                    extra={"protocol": "heat" if is_heat else "race", "spread": spread},
                 )
             )
         for choice, error in race.failures.items():
@@ -310,13 +362,16 @@ class Session:
         return race
 
     def _check_drift(self) -> None:
-        """Measures the reference again, now and then; its failure tells nothing."""
+        """Measures the reference again, now and then."""
+        self.since_drift += 1
+        if self.since_drift >= DRIFT_EVERY:
+            self._measure_drift()
+
+    def _measure_drift(self) -> None:
+        """Measures the reference again if it was before; its failure tells nothing."""
+        self.since_drift = 0
         if self.drift.count == 0:
             return
-        self.since_drift += 1
-        if self.since_drift < DRIFT_EVERY:
-            return
-        self.since_drift = 0
         try:
             sample = self.lab.sample(self.problem, self.reference)
         except CandidateError:

@@ -31,9 +31,13 @@ class Timing:
       race_s: see above.
       race_limit_s: a race of slow candidates ends here, after ``min_rounds`` at least.
       min_rounds: see above.
+      quiet_rounds, precision: a race on a machine that others use goes on until it had
+        so many quiet rounds and its standard errors are this small, as fractions ...
+      patience_s: ... or until it has lasted this long.
       cold_runs: single executions from flushed caches of one candidate; fewer if they
-        and the flushing exceed cold_s. In a race rounds of them, for race_s.
+        and the flushing exceed cold_s.
       cold_s: see above.
+      cold_rounds: such executions of each in a race; fewer if they exceed race_s.
       clock: monotonic time in nanoseconds; wall-clock time may jump.
     """
 
@@ -49,12 +53,33 @@ class Timing:
     race_s: float = 3.0
     race_limit_s: float = 30.0
     min_rounds: int = 3
+    quiet_rounds: int = 44
+    precision: float = 0.004
+    patience_s: float = 30.0
     cold_runs: int = 11
     cold_s: float = 0.25
+    cold_rounds: int = 31
     clock: Callable[[], int] = time.perf_counter_ns
 
     def now_s(self) -> float:
         return self.clock() * 1e-9
+
+    @property
+    def final(self) -> Timing:
+        """For racing: slices are short, so that a disturbance is in few rounds."""
+        return dataclasses.replace(
+            self, slice_s=self.slice_s / 4, max_rounds=4 * self.max_rounds
+        )
+
+    @property
+    def heat(self) -> Timing:
+        """For racing many candidates shortly, of which the best will race again."""
+        return dataclasses.replace(
+            self.final,
+            max_rounds=self.rounds,
+            quiet_rounds=2 * self.rounds,
+            precision=math.inf,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +192,14 @@ class Reference:
 
     Attributes:
       first_us, latest_us: its times; None before the first measurement.
+      least_us, most_us: the lowest and highest of its times.
       count: measurements so far.
     """
 
     first_us: float | None = None
     latest_us: float | None = None
+    least_us: float = math.inf
+    most_us: float = 0.0
     count: int = 0
 
     @property
@@ -180,6 +208,11 @@ class Reference:
         if not self.first_us or not self.latest_us:
             return 1.0
         return self.latest_us / self.first_us
+
+    @property
+    def unrest(self) -> float:
+        """Highest time by lowest: so far apart may samples of equal candidates be."""
+        return self.most_us / self.least_us if self.count else 1.0
 
     def measured(self, time_us: float) -> Reference:
         """The reference after another measurement of its candidate.
@@ -190,7 +223,13 @@ class Reference:
         if not 0 < time_us < math.inf:
             raise ValueError(f"{time_us=} must be positive and finite")
         first = time_us if self.first_us is None else self.first_us
-        return Reference(first_us=first, latest_us=time_us, count=self.count + 1)
+        return Reference(
+            first_us=first,
+            latest_us=time_us,
+            least_us=min(time_us, self.least_us),
+            most_us=max(time_us, self.most_us),
+            count=self.count + 1,
+        )
 
     def has_drifted(self, tolerance: float = 0.03) -> bool:
         """Whether times taken now differ from the first by more than this fraction."""
