@@ -47,11 +47,23 @@ MUTANTS = [
         "compute_stage(int k) { return k %",
         "compute_stage(int k) { return 1 +",
     ),
+    ("tile/swizzle.cuh", "applied ^ (d & kMask)", "applied ^ (distance & kMask)"),
+    ("tile/operand_map.cuh", "lane % 8 + 8 * (lane / 16)", "lane % 16"),
+    ("tile/operand_map.cuh", ": lane % 16;", ": lane % 8;"),
+    ("tile/operand_map.cuh", "? lane / 8 % 2", "? lane / 16"),
+    ("tile/operand_map.cuh", "kIsA ? i % 2 : i / 2", "kIsA ? i / 2 : i % 2"),
+    ("tile/operand_map.cuh", "lane / 4 * kElementBytes", "lane / 8 * kElementBytes"),
+    ("tile/operand_map.cuh", "block * 16 * kRowBytes", "block * 8 * kRowBytes"),
+    ("tile/operand_map.cuh", "step * kStepRows", "step * 16"),
+    ("tile/operand_map.cuh", "i * (kThreads / kUnitsPerRow)", "i * kUnitsPerRow"),
+    ("tile/operand_map.cuh", "i % (kUnitsPerRow / kThreads)", "i"),
+    ("tile/operand_map.cuh", "apply(thread * kUnitBytes)", "apply(thread)"),
 ]
 
 
 CLAIMS_OF = {
-    "tile/swizzle.cuh": parity.swizzle_cases,
+    "tile/swizzle.cuh": lambda: (*parity.swizzle_cases(), *parity.operand_cases()),
+    "tile/operand_map.cuh": parity.operand_cases,
     "tile/fragment.cuh": lambda: (*parity.fragment_cases(), *parity.staging_cases()),
     "tile/pipeline.cuh": parity.pipeline_cases,
 }

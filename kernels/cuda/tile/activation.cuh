@@ -1,4 +1,4 @@
-// Activations on f32, for the epilogues.
+// Activations on f32 and what follows them, for the epilogues.
 //
 // All but relu take one exponential and one reciprocal. Their relative error is below 2e-6
 // for x > -6 and below 1e-5 as far as f32 reaches, also where the result is tiny, so every
@@ -52,6 +52,16 @@ TRACEA_DEVICE float activate(float x) {
     return x * sigmoid_of_exponent(-kLog2E * x);
   } else {
     return x;
+  }
+}
+
+// What follows an activation: a residual is added, or multiplied with.
+template <bool kMultiplies>
+TRACEA_DEVICE Pair join(Pair y, Pair residual) {
+  if constexpr (kMultiplies) {
+    return {y.x * residual.x, y.y * residual.y};
+  } else {
+    return {y.x + residual.x, y.y + residual.y};
   }
 }
 

@@ -27,6 +27,13 @@ struct Swizzle {
   TRACEA_HOST_DEVICE static constexpr u32 apply(u32 byte) {
     return byte ^ ((byte >> S) & kMask);
   }
+
+  // apply(byte + distance), given apply(byte), where the two share no bit: a swizzle is
+  // linear over xor. For constant distances most of it is an immediate offset.
+  TRACEA_HOST_DEVICE static constexpr u32 move(u32 applied, u32 distance) {
+    const u32 d = apply(distance);
+    return (applied ^ (d & kMask)) + (d & ~kMask);
+  }
 };
 
 // The modes of a tensor map; NoSwizzle leaves every address alone.

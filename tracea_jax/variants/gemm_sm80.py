@@ -1,0 +1,467 @@
+"""gemm_sm80: the portable mma.sync GEMM for every NVIDIA GPU since Ampere.
+
+What it may choose from and the analytic model that ranks it are formulas over the
+fields of a config, which may be columns. A block takes for a stage of its ring, in
+cycles of an SM:
+
+    multiply = tile_m tile_n tile_k / macs                           tensor cores
+    smem     = (bytes the warps read and the copies write) / 128
+    issue    = (copies, each of a warp) / rate
+    busy     = max(multiply, smem, issue)
+    stage    = max(busy, latency / (stages - 1) / blocks of an SM)
+
+and a problem as many of these as the SM with most blocks works through, each block
+with an epilogue, but at least the time of its bytes through memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import gemm_sm80 as emit
+from tracea_jax.emit.gemm_sm80 import GemmSm80Config
+from tracea_jax.problem import ITEMSIZE, GemmProblem
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.space import (
+    Columns,
+    Rule,
+    Space,
+    first_refusal,
+    grid,
+    representative,
+    survivors,
+)
+
+CHOICES: dict[str, tuple[int, ...]] = {
+    "tile_m": (32, 64, 128, 256),
+    "tile_n": (32, 64, 128, 256),
+    "tile_k": (16, 32, 64),
+    "warps_m": (1, 2, 4),
+    "warps_n": (1, 2, 4),
+}
+GRID = CHOICES | {"stages": (3, 4, 6), "raster_band": (2, 8)}
+USUAL_BAND = 8
+_USUAL_RING_BYTES = 256  # of k
+MAX_STAGES = 16
+_MAX_BAND = 1024
+_ROW_BYTES = (64, 128)  # of a tile along k: 2 or 4 steps
+_MOST_WARPS = 8
+_LARGEST_WARP_SIDE = 64
+# Registers end where a thread has more accumulators and, together with them, more
+# copies to start for a stage. Elements of odd rows pass through registers, too.
+_MOST_WITH_COPIES = 160
+_MOST_WITH_ODD_COPIES = 128
+_MOST_WITH_ELEMENTS = 112
+_WARP_TILES = (32, 64)  # sides of the warp tiles that are worth measuring
+_WARPS = (4, 8)
+_MOST_ELONGATED = 4  # ratio of the sides of a tile
+_SMALLEST = GemmSm80Config(
+    tile_m=32, tile_n=32, tile_k=16, warps_m=1, warps_n=1, stages=2
+)
+_INT32_MAX = 2**31 - 1
+_MOST_ROWS = _INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
+_EXACT_PRECISIONS = ("default", "high", "highest")  # alike for 16-bit operands
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GemmSm80:
+    """See the module; the methods are ``variants.base.Variant``'s."""
+
+    name: str = "gemm_sm80"
+    config_type: type = GemmSm80Config
+    sources: tuple[str, ...] = ("cuda/gemm_sm80.cuh", "cuda/ptx/", "cuda/tile/")
+
+    def reasons(self, problem: GemmProblem, device: Device) -> tuple[str, ...]:
+        """Every sentence why the problem cannot be served; empty if it can."""
+        return tuple(_reasons(problem, device))
+
+    def why_not(self, problem: GemmProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: GemmProblem, config: GemmSm80Config, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        for name, allowed in CHOICES.items():
+            value = getattr(config, name)
+            if value not in allowed:
+                listed = ", ".join(map(str, allowed))
+                raise ValueError(f"{name}={value!r} must be one of {listed}")
+        limits = (("stages", 2, MAX_STAGES), ("raster_band", 1, _MAX_BAND))
+        for name, least, most in limits:
+            value = getattr(config, name)
+            if not (isinstance(value, int) and least <= value <= most):
+                raise ValueError(
+                    f"{name}={value!r} must be an integer from {least} to {most}"
+                )
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: GemmProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        columns, pruned = columns_of(problem, device, **GRID)
+        config = _of_columns(columns)
+        return Space(
+            config_type=GemmSm80Config,
+            columns=columns,
+            derived=derived(problem, config, device),
+            modelled_us=modelled_us(problem, config, device),
+            pruned=pruned,
+        )
+
+    def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm80Config:
+        assert isinstance(device, CudaDevice)
+        columns, _ = columns_of(problem, device, **GRID)
+        config = _of_columns(columns)
+        # Of those that the model cannot tell apart, the usual band, larger tiles, and
+        # the usual depth of the ring.
+        time = np.round(np.log(modelled_us(problem, config, device)), 3)
+        larger = -config.tile_m * config.tile_n
+        unusual = config.raster_band != USUAL_BAND
+        depth = abs(config.stages * _row_bytes(problem, config) - _USUAL_RING_BYTES)
+        best = int(np.lexsort((depth, larger, unusual, time))[0])
+        return Space(config_type=GemmSm80Config, columns=columns).config(best)
+
+    def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
+        # XLA's libraries and its Triton kernels are tuned for these GPUs.
+        return False
+
+    def call(
+        self, problem: GemmProblem, config: GemmSm80Config, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        return emit.kernel(problem, config, device)
+
+
+GEMM_SM80 = GemmSm80()
+
+
+def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
+    """The conditions, the ones no other problem could change first."""
+    if not isinstance(device, CudaDevice):
+        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
+    elif device.capability < (8, 0):
+        yield f"it needs sm_80 or newer; the device is {device.arch}"
+    if problem.lhs != problem.rhs:
+        yield f"operands must share a dtype; they are {problem.lhs} and {problem.rhs}"
+    elif problem.lhs not in emit.DTYPES:
+        yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
+    if problem.out not in emit.OUT_DTYPES:
+        yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
+    for role in ("bias", "residual"):
+        dtype = getattr(problem.epilogue, f"{role}_dtype")
+        if dtype not in (None, *emit.OUT_DTYPES):
+            yield f"{role} of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
+    if problem.lhs == "float32" and problem.precision in _EXACT_PRECISIONS[1:]:
+        yield (
+            f"precision {problem.precision} of float32 operands; it multiplies them "
+            "as TF32, which is the default precision"
+        )
+    elif problem.precision not in _EXACT_PRECISIONS:
+        yield f"precision {problem.precision} names an algorithm only XLA has"
+    if min(problem.batch, problem.m, problem.n, problem.k) < 1:
+        yield "an extent is 0, so there is nothing to multiply"
+        return
+    for extent in ("m", "n", "k"):
+        if getattr(problem, extent) > _MOST_ROWS:
+            yield (
+                f"{extent}={getattr(problem, extent)} is above {_MOST_ROWS}, what "
+                "32-bit coordinates reach"
+            )
+    if emit.tile_count(problem, _SMALLEST) > _INT32_MAX:
+        yield "the output has more than 2^31 - 1 tiles of 32 x 32"
+
+
+def columns_of(
+    problem: GemmProblem, device: CudaDevice, **choices: Sequence[int]
+) -> tuple[Columns, dict[str, int]]:
+    """The configs of a grid worth measuring, and how many were refused for what."""
+    everything = grid(**choices)
+    config = _of_columns(everything)
+    refusals = ((r.code, r.refuses(problem, config, device)) for r in (*LEGAL, *WORTH))
+    alive, pruned = survivors(refusals)
+    return {name: values[alive] for name, values in everything.items()}, pruned
+
+
+def _of_columns(columns: Columns) -> GemmSm80Config:
+    """Columns in the place of a config's numbers; its properties are columns too."""
+    fields: dict[str, Any] = columns
+    return GemmSm80Config(**fields)
+
+
+# ---- what the kernel can do ----------------------------------------------------------
+
+
+def _row_bytes(p: GemmProblem, c: GemmSm80Config) -> Any:
+    return c.tile_k * ITEMSIZE[p.lhs]
+
+
+def _has_no_such_rows(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    return ~np.isin(_row_bytes(p, c), _ROW_BYTES)
+
+
+def _has_too_many_warps(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    return c.warps_m * c.warps_n > _MOST_WARPS
+
+
+def _splits_unevenly(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    sides = c.warp_tile_m, c.warp_tile_n
+    smallest, largest = np.minimum(*sides), np.maximum(*sides)
+    return (smallest < emit.BLOCK) | (largest > _LARGEST_WARP_SIDE)
+
+
+def _copies_unevenly(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    smaller = np.minimum(c.tile_m, c.tile_n) * _row_bytes(p, c)
+    return smaller < c.threads * emit.WIDEST_COPY_BYTES
+
+
+def _copies_too_much(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    staged = emit.staged_registers(p, c)
+    most = np.where(staged > 0, _MOST_WITH_ODD_COPIES, _MOST_WITH_COPIES)
+    elements = (staged > 0) & (c.accumulators + staged > _MOST_WITH_ELEMENTS)
+    return elements | (c.accumulators + emit.copies(p, c) > most)
+
+
+def _does_not_fit(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    return emit.smem_bytes(p, c) > d.smem_per_block_bytes
+
+
+LEGAL = (
+    Rule(
+        code="rows",
+        refuses=_has_no_such_rows,
+        why=lambda p, c, d: (
+            f"tile_k={c.tile_k} must be one of "
+            f"{', '.join(str(b // ITEMSIZE[p.lhs]) for b in _ROW_BYTES)} for {p.lhs}"
+        ),
+    ),
+    Rule(
+        code="warps",
+        refuses=_has_too_many_warps,
+        why=lambda p, c, d: (
+            f"{c.warps_m}x{c.warps_n} warps leave a thread too few registers; at most "
+            f"{_MOST_WARPS} do not"
+        ),
+    ),
+    Rule(
+        code="warp_tile",
+        refuses=_splits_unevenly,
+        why=lambda p, c, d: (
+            f"{c.warps_m}x{c.warps_n} warps split a {c.tile_m}x{c.tile_n} tile into "
+            f"{c.warp_tile_m}x{c.warp_tile_n}; the sides must be from {emit.BLOCK} to "
+            f"{_LARGEST_WARP_SIDE}"
+        ),
+    ),
+    Rule(
+        code="copies",
+        refuses=_copies_unevenly,
+        why=lambda p, c, d: (
+            f"{c.threads} threads have no 16 bytes each to copy of a side of "
+            f"{min(c.tile_m, c.tile_n)}; use fewer warps"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=_copies_too_much,
+        why=lambda p, c, d: (
+            f"{c.accumulators} accumulators a thread leave no room for "
+            f"{emit.copies(p, c)} copies of a stage of such short or odd rows; use "
+            "more warps or a smaller tile"
+        ),
+    ),
+    Rule(
+        code="smem",
+        refuses=_does_not_fit,
+        why=lambda p, c, d: (
+            f"stages={c.stages} of {c.tile_m}x{c.tile_n}x{c.tile_k} tiles exceed "
+            f"{d.smem_per_block_bytes} bytes of shared memory; at most "
+            f"{emit.most_stages(p, c, d.smem_per_block_bytes)} fit"
+        ),
+    ),
+)
+
+
+# ---- what is worth measuring ---------------------------------------------------------
+
+
+def _is_no_usual_split(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    """Warp tiles that read too much, too many or too few warps, elongated tiles."""
+    usual = np.isin(c.warps_m * c.warps_n, _WARPS)
+    for side in (c.warp_tile_m, c.warp_tile_n):
+        usual &= np.isin(side, _WARP_TILES)
+    sides = np.maximum(c.tile_m, c.tile_n), np.minimum(c.tile_m, c.tile_n)
+    return ~(usual & (sides[0] <= _MOST_ELONGATED * sides[1]))
+
+
+def _reads_more_than_another(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    """As many warps split the same tile so that they read less of it, or as much."""
+    reads = fragment_rows(c)
+    better = np.zeros(np.shape(reads), bool)
+    for warps_m in CHOICES["warps_m"]:
+        warps_n = c.warps_m * c.warps_n // warps_m
+        other = dataclasses.replace(c, warps_m=warps_m, warps_n=np.maximum(warps_n, 1))
+        possible = np.isin(warps_n, CHOICES["warps_n"])
+        possible &= ~np.asarray(_is_no_usual_split(p, other, d))
+        less = fragment_rows(other) < reads
+        as_much = (fragment_rows(other) == reads) & (warps_m < c.warps_m)
+        better |= possible & (less | as_much)
+    return better
+
+
+def _computes_only_padding(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    """A tile half as high or wide would hold all of the output."""
+    return ((c.tile_m > 64) & (p.m <= c.tile_m // 2)) | (
+        (c.tile_n > 64) & (p.n <= c.tile_n // 2)
+    )
+
+
+def _has_idle_stages(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    return (c.stages > min(GRID["stages"])) & (c.stages > steps(p, c))
+
+
+def _is_deeper_than_latency(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    """Rings of long rows cover the latency with few stages."""
+    return (_row_bytes(p, c) == max(_ROW_BYTES)) & (c.stages > 4)
+
+
+def _repeats_a_raster(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
+    """Another band walks the tiles in the same order, or all of them run at once."""
+    m_tiles, n_tiles, _ = emit.tile_grid(p, c)
+    alike = (n_tiles == 1) | (emit.tile_count(p, c) <= d.sm_count)
+    rows = np.where(alike, 1, m_tiles)
+    bands = (USUAL_BAND, *GRID["raster_band"])
+    usual = representative(c.raster_band, bands, lambda b: np.minimum(b, rows))
+    return usual != c.raster_band
+
+
+WORTH = (
+    Rule(
+        code="split",
+        refuses=_is_no_usual_split,
+        why=lambda p, c, d: (
+            f"warps of {c.warp_tile_m}x{c.warp_tile_n} in {c.warps_m}x{c.warps_n} are "
+            "not among the usual ones"
+        ),
+    ),
+    Rule(
+        code="reads",
+        refuses=_reads_more_than_another,
+        why=lambda p, c, d: "another split of the tile reads less of shared memory",
+    ),
+    Rule(
+        code="padding",
+        refuses=_computes_only_padding,
+        why=lambda p, c, d: (
+            f"a {c.tile_m}x{c.tile_n} tile is too large for the output, {p.m}x{p.n}"
+        ),
+    ),
+    Rule(
+        code="idle_stages",
+        refuses=_has_idle_stages,
+        why=lambda p, c, d: f"a block never reads as much as {c.stages} stages hold",
+    ),
+    Rule(
+        code="latency",
+        refuses=_is_deeper_than_latency,
+        why=lambda p, c, d: f"{c.stages} stages of such rows are more than it takes",
+    ),
+    Rule(
+        code="raster",
+        refuses=_repeats_a_raster,
+        why=lambda p, c, d: (
+            f"raster_band={c.raster_band} makes no difference here: another stands "
+            "for it"
+        ),
+    ),
+)
+
+
+# ---- the model -----------------------------------------------------------------------
+
+_CYCLES_PER_US = 1500.0
+_MACS_PER_CYCLE = 1024  # of 16-bit elements, of one SM; half as many of TF32
+_SMEM_BYTES_PER_CYCLE = 128
+_COPIES_PER_CYCLE = 0.5  # of a whole warp
+_LATENCY_CYCLES = 900.0
+_BLOCK_CYCLES = 1500.0  # to start, to fill the ring and to leave
+_STORES_PER_CYCLE = 0.25  # of a whole warp
+_MEMORY_BYTES_PER_US = 1.5e6
+_REGISTERS = 65536  # of one SM
+_OTHER_REGISTERS = 100  # of a thread, beside its accumulators
+_LAUNCH_US = 3.0
+
+
+def steps(problem: GemmProblem, config: GemmSm80Config) -> Any:
+    """Stages of k that each block reads."""
+    return -(-problem.k // config.tile_k)
+
+
+def fragment_rows(config: GemmSm80Config) -> Any:
+    """Rows and columns of a stage that all warps together read."""
+    return config.warps_n * config.tile_m + config.warps_m * config.tile_n
+
+
+def resident(problem: GemmProblem, config: GemmSm80Config, device: CudaDevice) -> Any:
+    """Blocks that fit on one SM at the same time."""
+    smem = device.smem_per_block_bytes // emit.smem_bytes(problem, config)
+    held = np.minimum(config.accumulators + _OTHER_REGISTERS, 255)
+    return np.maximum(np.minimum(smem, _REGISTERS // (held * config.threads)), 1)
+
+
+def modelled_us(
+    problem: GemmProblem, config: GemmSm80Config, device: CudaDevice
+) -> Any:
+    """Time of one execution in microseconds; an array if the config holds columns."""
+    busy = _busy_cycles(problem, config)
+    most = -(-emit.tile_count(problem, config) // device.sm_count)  # blocks of an SM
+    together = np.minimum(resident(problem, config, device), most)
+    wait = _LATENCY_CYCLES / (config.stages - 1) / together
+    stage = np.maximum(busy, wait)
+    block = steps(problem, config) * stage + _epilogue_cycles(problem, config)
+    cycles = most * block + -(-most // together) * _BLOCK_CYCLES
+    memory = problem.bytes / _MEMORY_BYTES_PER_US
+    return np.maximum(cycles / _CYCLES_PER_US, memory) + _LAUNCH_US
+
+
+def _busy_cycles(problem: GemmProblem, config: GemmSm80Config) -> Any:
+    """Of one stage, whatever unit of the SM is the slowest."""
+    itemsize = ITEMSIZE[problem.lhs]
+    macs = config.tile_m * config.tile_n * config.tile_k
+    multiply = macs / (_MACS_PER_CYCLE * 2 / itemsize)
+    rows = fragment_rows(config) + config.tile_m + config.tile_n
+    smem = rows * _row_bytes(problem, config) / _SMEM_BYTES_PER_CYCLE
+    copied = emit.copies(problem, config) * config.threads
+    copied = copied + emit.staged_registers(problem, config) * config.threads
+    copies = copied / emit.WARP / _COPIES_PER_CYCLE
+    return np.maximum(np.maximum(multiply, smem), copies)
+
+
+def _epilogue_cycles(problem: GemmProblem, config: GemmSm80Config) -> Any:
+    epilogue = problem.epilogue
+    arrays = 1 + epilogue.residual + epilogue.save_preactivation
+    width = 1 + emit.pairs(problem)
+    accesses = arrays * config.tile_m * config.tile_n / width / emit.WARP
+    return accesses / _STORES_PER_CYCLE
+
+
+def derived(
+    problem: GemmProblem, config: GemmSm80Config, device: CudaDevice
+) -> Columns:
+    """Features that say how a config fits the problem, for a surrogate model."""
+    blocks: Any = emit.tile_count(problem, config)
+    most = -(-blocks // device.sm_count)
+    outputs = config.tile_m * config.tile_n
+    wanted = problem.batch * problem.m * problem.n
+    return {
+        "log2_accumulators": np.log2(config.accumulators),
+        "log2_smem_bytes": np.log2(emit.smem_bytes(problem, config)),
+        "wave_efficiency": blocks / (most * device.sm_count),
+        "log2_padding": np.log2(blocks * outputs / wanted),
+        "log2_l2_bytes_per_mac": np.log2((config.tile_m + config.tile_n) / outputs),
+        "log2_k_steps": np.log2(most * steps(problem, config)),
+    }
