@@ -180,8 +180,7 @@ def gpu_choice():
 @nvrtc_needed
 def test_a_choice_is_prepared_when_its_kernel_is_in_the_store(tmp_path, pool):
     bench, there = Bench(Clock(), {}), []
-    kernel = ahead.kernel_of(GEMM, gpu_choice(), GPU)
-    assert kernel is not None
+    (kernel,) = ahead.kernels_of(GEMM, gpu_choice(), GPU)
     bench.hook = lambda step, c: there.append(store.has(tmp_path, kernel))
     timing = synthetic.timing(bench.clock)
     here = lab.LocalLab(lambda p, d: bench, GPU, timing, pool=pool)
@@ -201,8 +200,8 @@ def test_a_kernel_that_cannot_be_had_fails_its_choice(
     tmp_path, monkeypatch, source, kind
 ):
     kernel, bench = stubborn.with_source(source), Bench(Clock(), {})
-    kernels = {"gemm_sm90": kernel, "xla": None}
-    monkeypatch.setattr(ahead, "kernel_of", lambda p, c, d: kernels[c.variant])
+    kernels = {"gemm_sm90": (kernel,), "xla": ()}
+    monkeypatch.setattr(ahead, "kernels_of", lambda p, c, d: kernels[c.variant])
     pool = CompilePool(tmp_path, workers=1, timeout_s=0.5)
     timing = synthetic.timing(bench.clock)
     with contextlib.closing(

@@ -218,8 +218,9 @@ def test_a_platform_without_kernels_is_lowered_to_plain_xla():
 def test_a_plan_prints_choice_origin_and_refusals():
     lines = str(plan(INTEGER, CPU)).splitlines()
     assert lines[0].startswith("matmul 16x24x8 int32 nn: xla, policy: ")
-    assert lines[1].startswith("  not gemm_sm90: it runs on NVIDIA GPUs")
-    assert lines[2].startswith("  not gemm_cpu: operands of dtype int32")
+    assert lines[1].startswith("  not gemm_sm90, gemm_sm90_padded")
+    assert lines[1].endswith(": it runs on NVIDIA GPUs; the device is cpu")
+    assert lines[-1].startswith("  not gemm_cpu: operands of dtype int32")
     ours = str(plan(SMALL, CPU, config=CONFIG))
     assert ours.startswith(
         "matmul 16x24x8 float32 nn: gemm_cpu [kc 48 nc 80 tasks 3], user"
@@ -230,7 +231,7 @@ def test_a_missing_compiler_is_the_reason(monkeypatch):
     why = "cuda-bindings is not installed; pip install 'tracea_jax[cuda13]'"
     monkeypatch.setattr(nvrtc, "why_unavailable", lambda: why)
     found = plan(WIDE, H200)
-    assert found.variant == "xla" and f"not gemm_sm90: {why}" in str(found)
+    assert found.variant == "xla" and f": {why}\n" in str(found)
     with pytest.raises(tracea.Unsupported, match="gemm_sm90: cuda-bindings is not"):
         plan(WIDE, H200, implementation="tracea")
 

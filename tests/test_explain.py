@@ -158,11 +158,11 @@ def test_a_gpu_that_is_not_there(with_compiler):
     assert site.plan and site.variant == "gemm_sm90"
     assert site.plan.origin in ("shipped", "policy")
     assert f"gemm_sm90 [{site.plan.config}], {site.plan.origin}" in str(found)
-    assert [r.variant for r in site.plan.rejected] == ["gemm_cpu"]
+    assert {"gemm_cpu"} < {r.variant for r in site.plan.rejected}
     narrow = explain(layer, device="H200")(*arrays((64, 64), (64, 64), (64,)))
     (site,) = narrow.sites
     assert site.variant == "xla"
-    assert "not gemm_sm90: " in str(narrow) and "float32" in str(narrow)
+    assert "not gemm_sm90" in str(narrow) and "float32" in str(narrow)
 
 
 def test_the_cpu_by_name():
@@ -188,8 +188,12 @@ def test_options_apply():
 
 def test_what_cannot_run_is_a_reason(with_compiler):
     shapes = arrays((8, 8), (8, 8))
+
+    def precise(a, b):
+        return jnp.matmul(a, b, precision="highest")
+
     with tracea.options(implementation="tracea"):
-        found = explain(product, device="A100")(*shapes)
+        found = explain(precise, device="A100")(*shapes)
     (site,) = found.sites
     assert site.variant is None and site.plan is None
     assert "implementation='tracea' cannot run" in site.reason
@@ -286,9 +290,9 @@ own.defvjp(lambda x, w: (own(x, w), (x, w)), lambda saved, ct: (ct, ct))
     [
         (product, "int32", "int32 is left to XLA"),
         (
-            lambda x, w: jnp.matmul(x, w, precision="highest"),
+            lambda x, w: jnp.matmul(x, w, precision="high"),
             "float32",
-            "it asks for a precision other than the default",
+            "it asks for a precision other than the default or the highest",
         ),
         (own, "float32", "bodies of custom_vjp functions are left as they are"),
     ],
@@ -346,7 +350,8 @@ def test_plain_data_describes_every_site():
     (site,), (row,) = found.sites, data["sites"]
     assert problem_from_json(row["problem"]) == site.problem
     assert site.plan and row["config"] == dataclasses.asdict(site.plan.config)
-    assert [r["variant"] for r in row["rejected"]] == ["gemm_sm90"]
+    assert row["rejected"] == [dataclasses.asdict(r) for r in site.plan.rejected]
+    assert "gemm_sm90" in {r["variant"] for r in row["rejected"]}
     for name in ("scope", "op", "count", "variant", "reason"):
         assert row[name] == getattr(site, name)
     assert data["misses"] == [dataclasses.asdict(m) for m in found.misses]

@@ -14,9 +14,16 @@ from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit import sources
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
-from tracea_jax.emit.wgmma import Wgmma
-from tracea_jax.problem import ACTIVATIONS, Epilogue, GemmProblem
+from tracea_jax.emit.wgmma import PTX_TYPE, Wgmma
+from tracea_jax.problem import (
+    ACTIVATIONS,
+    Epilogue,
+    GatedMatmulProblem,
+    GemmProblem,
+    Layout,
+)
 from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 H200 = NAMED["H200"]
@@ -37,10 +44,20 @@ def problem(
 # ---- what it refuses ----------------------------------------------------------------
 
 
-def test_serves_aligned_16_bit_problems():
-    for dtype, out in itertools.product(emit.DTYPES, emit.OUT_DTYPES):
+BITS_16 = ("bfloat16", "float16")
+BITS_8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def test_serves_aligned_operands_and_any_output():
+    for dtype, out in itertools.product(BITS_16, emit.OUT_DTYPES):
         assert GEMM_SM90.reasons(problem(1, 8, 8, dtype, out=out), H200) == ()
+        odd = problem(1, 7, 8, dtype, out=out, layout="nt")
+        assert GEMM_SM90.reasons(odd, H200) == ()
     assert GEMM_SM90.why_not(problem(precision="highest"), H200) is None
+    for lhs, rhs in itertools.product(BITS_8, repeat=2):
+        asked = problem(dtype=lhs, rhs=rhs, out="bfloat16", layout="nt")
+        assert GEMM_SM90.reasons(asked, H200) == ()
+    assert GEMM_SM90.reasons(problem(dtype="float32", layout="nt"), H200) == ()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +66,19 @@ def test_serves_aligned_16_bit_problems():
         (problem(), CPU, "runs on NVIDIA GPUs; the device is cpu"),
         (problem(), NAMED["A100"], "only on sm_90a; the device is sm_80"),
         (problem(rhs="float16"), H200, "they are bfloat16 and float16"),
-        (problem(dtype="float32"), H200, "it takes bfloat16, float16"),
+        (problem(rhs="float8_e5m2"), H200, "they are bfloat16 and float8_e5m2"),
+        (problem(dtype="float64"), H200, "it takes bfloat16, float16, float32"),
+        (problem(dtype="float32"), H200, "with k contiguous, layout nt; it is nn"),
+        (
+            problem(dtype="float8_e5m2", out="bfloat16", layout="tt"),
+            H200,
+            "with k contiguous, layout nt; it is tt",
+        ),
+        (
+            problem(dtype="float32", layout="nt", precision="highest"),
+            H200,
+            "float32 as TF32; precision is highest",
+        ),
         (problem(out="float64"), H200, "output of dtype float64"),
         (problem(precision="BF16_BF16_F32_X3"), H200, "precision BF16_BF16_F32_X3"),
         (problem(k=0), H200, "an extent is 0"),
@@ -57,7 +86,11 @@ def test_serves_aligned_16_bit_problems():
         (problem(n=12), H200, "right operand .* n=12 is not a multiple of 8"),
         (problem(m=12, layout="tn"), H200, "left operand .* m=12 is not a multiple"),
         (problem(k=12, layout="tt"), H200, "right operand .* k=12 is not a multiple"),
-        (problem(n=12, layout="nt"), H200, "the output .* n=12 is not a multiple of 8"),
+        (
+            problem(k=24, dtype="float8_e5m2", out="bfloat16", layout="nt"),
+            H200,
+            "k=24 is not a multiple of 16",
+        ),
         (problem(m=2**31), H200, "m=2147483648 is above"),
         (
             problem(epilogue=Epilogue(bias="row", bias_dtype="float64")),
@@ -83,18 +116,10 @@ def test_says_why_not(asked, device, words):
             raise AssertionError(reason)
 
 
-def test_f32_output_needs_rows_of_four():
-    asked = problem(130, 260, 200, layout="nt", out="float32")
-    assert GEMM_SM90.why_not(asked, H200) is None
-    assert "n=262 is not a multiple of 4 (float32)" in str(
-        GEMM_SM90.why_not(dataclasses.replace(asked, n=262), H200)
-    )
-
-
 def test_collects_all_reasons():
-    asked = problem(8, 12, 20, dtype="float32", precision="F8")
+    asked = problem(8, 13, 21, dtype="float32", precision="F8")
     reasons = GEMM_SM90.reasons(asked, NAMED["A100"])
-    assert len(reasons) == 3 and len(set(reasons)) == 3
+    assert len(reasons) == 5 and len(set(reasons)) == 5
 
 
 @pytest.mark.parametrize(
@@ -108,6 +133,8 @@ def test_collects_all_reasons():
         ({"tile_m": 256}, "needs 256 accumulators a thread with 2 consumers"),
         ({"consumers": 1}, "needs 256 accumulators a thread with 1 consumers"),
         ({"cluster_n": 2}, "at most 2 blocks"),
+        ({"cluster_k": 2}, "at most 2 blocks"),
+        ({"cluster_m": 1, "cluster_k": 2}, "cluster_k=2 needs as many steps of k"),
     ],
 )
 def test_refuses_illegal_configs(changes, words):
@@ -216,9 +243,54 @@ def test_sizes_and_batching_are_run_time_parameters():
 
 def test_wgmma_refuses_shapes_the_instruction_does_not_have():
     with pytest.raises(ValueError, match="n=20 must be a multiple of 8"):
-        Wgmma(n=20, dtype="bfloat16")
-    with pytest.raises(ValueError, match="dtype='float32'"):
-        Wgmma(n=64, dtype="float32")
+        Wgmma(n=20, lhs="bfloat16", rhs="bfloat16")
+    with pytest.raises(ValueError, match="rhs='float32'"):
+        Wgmma(n=64, lhs="tfloat32", rhs="float32")
+    with pytest.raises(ValueError, match="must be equal or have 8 bits"):
+        Wgmma(n=64, lhs="bfloat16", rhs="float16")
+
+
+def test_wgmma_contracts_32_bytes():
+    ks = {t: Wgmma(n=64, lhs=t, rhs=t).k for t in PTX_TYPE}
+    assert ks == {
+        "bfloat16": 16,
+        "float16": 16,
+        "tfloat32": 8,
+        "float8_e4m3fn": 32,
+        "float8_e5m2": 32,
+    }
+
+
+# ---- narrow operands and split sums --------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "rows"), [(1, 8), (8, 8), (9, 16), (32, 32), (33, 64)])
+def test_few_rows_are_loaded_without_the_slab_around_them(m, rows):
+    small = GemmSm90Config(tile_m=64, tile_n=64, stages=8, consumers=1)
+    lhs, *_ = maps(emit.kernel(problem(m), small, H200))
+    assert lhs.box == (64, rows, 1)
+    # Stored along m, a tile has its 64 columns of it in each row of 128 bytes.
+    lhs, *_ = maps(emit.kernel(problem(m + -m % 8, layout="tn"), small, H200))
+    assert lhs.box == (64, 64, 1)
+
+
+def test_blocks_share_k_only_where_all_tiles_run_at_once():
+    deep = problem(256, 256, 65536)
+    space = GEMM_SM90.space(deep, H200)
+    assert {c.cluster_k for c in space.configs()} == {1, 2, 4}
+    assert {c.cluster_k for c in GEMM_SM90.space(problem(), H200).configs()} == {1}
+    shallow = problem(64, 64, 100)
+    assert {c.cluster_k for c in GEMM_SM90.space(shallow, H200).configs()} == {1, 2}
+
+
+def test_parts_are_read_one_after_another():
+    asked = problem(200, 264, 136, "bfloat16x3", out="float32", batch=5)
+    asked = dataclasses.replace(asked, lhs_batched=True)
+    config = GEMM_SM90.heuristic(asked, H200)
+    lhs, rhs, out = maps(emit.kernel(asked, config, H200))
+    assert (lhs.dims, rhs.dims) == ((136, 200, 15), (264, 136, 3))
+    assert {lhs.dtype, rhs.dtype} == {"bfloat16"} and out.dtype == "float32"
+    assert config.wait_depth == 0 and config.accumulators <= 64
 
 
 # ---- that all of it compiles --------------------------------------------------------
@@ -244,6 +316,46 @@ def test_every_shape_of_the_space_compiles(config):
     steps = Epilogue(bias="row", activation="gelu", residual=True)
     check_compiles(problem(epilogue=steps), config)
     check_compiles(problem(epilogue=GATE), config)
+
+
+# Kernels of every other kind, with the epilogues that need most registers.
+ALL_STEPS = Epilogue(bias="row", activation="gelu", residual=True)
+SAVED = dataclasses.replace(ALL_STEPS, save_preactivation=True)
+KINDS = (
+    problem(17, 264, 776, epilogue=SAVED),
+    problem(136, 200, 1000, epilogue=SAVED),
+    problem(136, 200, 1000, out="float32", epilogue=SAVED),
+    problem(331, 521, 200, layout="nt", epilogue=SAVED),
+    problem(331, 521, 200, layout="nt", out="float32", epilogue=GATE),
+    problem(dtype="bfloat16x3", out="float32", epilogue=SAVED),
+    problem(dtype="float32", layout="nt", epilogue=SAVED),
+    problem(dtype="float8_e4m3fn", rhs="float8_e5m2", out="bfloat16", layout="nt"),
+)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("asked", KINDS, ids=str)
+def test_every_kind_of_kernel_compiles(asked):
+    fields = ("tile_m", "tile_n", "consumers", "cluster_k")
+    for config in one_of_each(GEMM_SM90.space(asked, H200), *fields)[::3]:
+        check_compiles(asked, config)
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("out", emit.OUT_DTYPES)
+@pytest.mark.parametrize("n", [4096, 4095])
+def test_gated_kernels_compile(n, out):
+    forms: tuple[tuple[Layout, bool], ...] = (("nn", False), ("nt", True))
+    for layout, saves in forms:
+        asked = GatedMatmulProblem(
+            m=4096, n=n, k=4096, lhs="bfloat16", rhs="bfloat16", out=out,
+            layout=layout, save_products=saves,
+        )  # fmt: skip
+        for config in one_of_each(GATED_SM90.space(asked, H200), "tile_m", "tile_n"):
+            kernel = GATED_SM90.call(asked, config, H200)
+            assert isinstance(kernel, Kernel)
+            cubin = nvrtc.compile(kernel)
+            assert (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings) == (0, 0, ())
 
 
 @pytest.mark.nvrtc
@@ -310,7 +422,7 @@ def test_dtypes_layouts_and_epilogues_compile(dtype, out, layout, epilogue):
 
 def test_combinations_name_every_value():
     dtypes, outs, layouts, epilogues = map(set, zip(*COMBINATIONS, strict=True))
-    assert dtypes == set(emit.DTYPES) and outs == set(emit.OUT_DTYPES)
+    assert dtypes == set(BITS_16) and outs == set(emit.OUT_DTYPES)
     assert layouts == {"nn", "nt", "tn", "tt"}
     assert {e.activation for e in epilogues} == set(ACTIVATIONS)
     assert {e.residual_op for e in epilogues} == {"add", "multiply"}

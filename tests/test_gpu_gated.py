@@ -9,19 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ahead import compiled_ahead
 from gates import assert_gated, plain_gated
 from numerics import ACTIVATIONS, exact, normal
+from spaces import one_of_each
 
 import tracea_jax as tracea
 from tracea_jax.dispatch import device_for, plan
 from tracea_jax.ops import gated_bench, gated_matmul
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem
-from tracea_jax.variants.gated import GatedConfig
+from tracea_jax.variants import get
+from tracea_jax.variants.gated_sm90 import GATED_SM90
 
 pytestmark = pytest.mark.gpu
 
-ROUNDINGS = {"gated_fused": 2, "gated_unfused": 3}
+ROUNDINGS = {"gated_sm90": 1, "gated_fused": 2, "gated_unfused": 3}
 NAMES = tuple(ROUNDINGS)
 
 
@@ -55,7 +58,37 @@ def test_values(dtype, shape, name):
     for activation in ACTIVATIONS:
         f = functools.partial(gated_matmul, activation=activation, implementation=name)
         assert_gated(jax.jit(f)(*args), *args, activation, roundings=ROUNDINGS[name])
-    assert kernels(f, *args) == 2
+    assert kernels(f, *args) == (1 if name == "gated_sm90" else 2)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_every_tile_and_cluster_of_the_one_kernel(layout, hopper):
+    for save in (False, True):
+        problem = GatedMatmulProblem(
+            m=136, n=264, k=520, lhs="bfloat16", rhs="bfloat16", out="bfloat16",
+            layout=layout, save_products=save,
+        )  # fmt: skip
+        fields = ("tile_m", "tile_n", "cluster_m", "cluster_n", "cluster_k")
+        configs = one_of_each(GATED_SM90.space(problem, hopper), *fields)
+        choices = [Choice(variant="gated_sm90", config=c) for c in configs]
+        with compiled_ahead(problem, choices, hopper):
+            for choice in choices:
+                check_products(problem, choice)
+
+
+def check_products(problem: GatedMatmulProblem, choice: Choice) -> None:
+    """Runs one choice and compares all its results with float64."""
+    stored = gated_bench.operands(problem, seed=1)
+    run = functools.partial(gated_bench.execute, problem=problem, choice=choice)
+    y, *saved = jax.jit(run)(*stored)
+    sides = problem.layout + problem.layout[1]
+    x, *weights = (
+        np.asarray(a, np.float64).swapaxes(-1, -2) if side == "t" else a
+        for a, side in zip(stored, sides, strict=True)
+    )
+    assert_gated(y, x, *weights, roundings=ROUNDINGS[choice.variant])
+    for product, weight in zip(saved, weights, strict=False):
+        exact(x, weight).assert_near(product)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -68,7 +101,7 @@ def test_a_wide_result_of_narrow_operands(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_batched_products_are_further_results(layout, name):
+def test_batched_products_are_further_results(layout, name, hopper):
     problem = GatedMatmulProblem(
         batch=3,
         m=136,
@@ -81,17 +114,8 @@ def test_batched_products_are_further_results(layout, name):
         lhs_batched=True,
         save_products=True,
     )
-    stored = gated_bench.operands(problem, seed=1)
-    choice = Choice(variant=name, config=GatedConfig())
-    run = functools.partial(gated_bench.execute, problem=problem, choice=choice)
-    y, g, u = jax.jit(run)(*stored)
-    x, *weights = (
-        np.asarray(a, np.float64).swapaxes(-1, -2) if side == "t" else a
-        for a, side in zip(stored, layout + layout[1], strict=True)
-    )
-    assert_gated(y, x, *weights, roundings=ROUNDINGS[name])
-    exact(x, weights[0]).assert_near(g)
-    exact(x, weights[1]).assert_near(u)
+    config = get("gated_matmul", name).heuristic(problem, hopper)
+    check_products(problem, Choice(variant=name, config=config))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,8 +137,9 @@ def test_derivatives(activation, name):
     for x, y in zip(found, expected, strict=True):
         assert x.dtype == "bfloat16"
         assert abs(x.astype("float32") - y).max() <= 3e-2 * abs(y).max()
-    # Two products forward and four for the gradients: all are ours.
-    assert kernels(functools.partial(gradients, f), args) == 6
+    # The products forward and four for the gradients: all are ours.
+    forward = 1 if name == "gated_sm90" else 2
+    assert kernels(functools.partial(gradients, f), args) == 4 + forward
 
 
 def test_vmap_and_scan():
@@ -130,25 +155,26 @@ def test_vmap_and_scan():
 
     found, expected = (
         jax.jit(functools.partial(run, name))(x, layers)
-        for name in ("gated_fused", "xla")
+        for name in ("gated_sm90", "xla")
     )
     difference = abs(found - expected).astype("float32").max()
     assert difference <= 0.05 * abs(expected).astype("float32").max()
 
 
-def test_what_the_kernels_cannot_take_is_left_to_xla():
+def test_what_the_one_kernel_cannot_take_is_left_to_others():
     args = arguments(64, 63, 64)
     problem = GatedMatmulProblem(
         m=64, n=63, k=64, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
     )
     found = plan(problem, device_for("cuda"))
     assert found.variant == "xla" and "n=63 is not a multiple of 8" in str(found)
+    assert_gated(gated_matmul(*args, implementation="tracea"), *args, roundings=3)
     plain = jax.jit(functools.partial(plain_gated, "silu"))
     expected = plain(*args).astype("float32")
     difference = abs(gated_matmul(*args).astype("float32") - expected)
     assert difference.max() <= 0.02 * abs(expected).max()
     with pytest.raises(tracea.Unsupported, match="n=63 is not a multiple of 8"):
-        gated_matmul(*args, implementation="tracea")
+        gated_matmul(*args, implementation="gated_sm90")
 
 
 def test_tuning_finds_a_correct_answer():
@@ -158,14 +184,14 @@ def test_tuning_finds_a_correct_answer():
     entry = tracea.tune(problem, effort="none", budget_s=20).entry
     assert entry.verified["ok"] and entry.best.xla_us
     failures = [o.failure for o in entry.observations]
-    assert failures == [None] * 3, entry.observations
+    assert failures == [None] * 4, entry.observations
     found = plan(problem, device_for("cuda"))
     assert (found.origin, found.variant) == ("tuned", entry.best.variant)
 
 
 def test_large_products_are_fused_unmeasured():
     args = arguments(2048, 4096, 1024)
-    assert kernels(gated_matmul, *args) == 2
+    assert kernels(gated_matmul, *args) == 1
     y, plain = (
         jax.jit(f)(*args).astype(jnp.float32)
         for f in (gated_matmul, functools.partial(gated_matmul, implementation="xla"))

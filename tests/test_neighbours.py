@@ -405,3 +405,17 @@ def test_the_variant_with_a_model_of_its_own():
     answer = interpolate.answer(asked, h200, around)
     assert answer and answer.choice.variant == "gemm_sm90"
     assert answer.time_us == pytest.approx(3072 / 20, rel=0.15)
+
+
+def test_a_neighbour_that_other_variants_can_serve_tells_nothing(tiled, monkeypatch):
+    monkeypatch.setattr(
+        Tiled, "why_not", lambda _, p, device: "odd rows" if p.m % 2 else None
+    )
+    even, odd = (
+        near(shaped(m), {16: 9.0, 32: 1.0}, to=shaped(128), xla_us=0.1)
+        for m in (130, 129)
+    )
+    assert answered(shaped(128), even).neighbours == 1
+    assert answered(shaped(128), odd, even).neighbours == 1
+    assert interpolate.answer(shaped(128), DEVICE, (odd,)) is None
+    assert answered(shaped(131), odd).choice.variant == "xla"

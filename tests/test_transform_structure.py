@@ -17,7 +17,14 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import normal
-from transformed import assert_alike, assert_near, epilogues, jit, remaining
+from transformed import (
+    assert_alike,
+    assert_near,
+    epilogues,
+    jit,
+    only_matmul,
+    remaining,
+)
 
 import tracea_jax as tracea
 from tracea_jax.rewrite import RULES, splice
@@ -456,7 +463,7 @@ def test_float64_is_left():
         assert_left(wide, x.astype("float32"), w.astype("float32"))
 
 
-@pytest.mark.parametrize("precision", ["highest", "high", "float32", "tensorfloat32"])
+@pytest.mark.parametrize("precision", ["high", "tensorfloat32"])
 def test_precision_is_left(precision):
     x, w = normal(4, 5), normal(5, 3)
     assert_left(functools.partial(jnp.matmul, precision=precision), x, w)
@@ -472,6 +479,18 @@ def test_default_precision_is_not():
         f = functools.partial(jnp.matmul, precision=precision)
         assert epilogues(f, x, w) == ["none"]
         assert_alike(f, x, w)
+
+
+@pytest.mark.parametrize("precision", ["highest", "float32", lax.Precision.HIGHEST])
+def test_the_highest_precision_is_kept(precision):
+    x, w = normal(4, 5), normal(5, 3)
+    f = functools.partial(jnp.matmul, precision=precision)
+    highest = (lax.Precision.HIGHEST, lax.Precision.HIGHEST)
+    assert only_matmul(f, x, w)["precision"] == highest
+    assert_alike(f, x, w)
+    with jax.default_matmul_precision("highest"):
+        assert only_matmul(dense, x, w)["precision"] == highest
+        assert_alike(dense, x, w)
 
 
 def test_what_has_no_product_is_left():
@@ -506,7 +525,7 @@ def test_barriers_are_not_crossed():
 
 def test_what_is_beside_a_product_stays():
     def f(x, w, i):
-        return jax.nn.relu(x @ w), i @ i, jnp.matmul(x, w, precision="highest")
+        return jax.nn.relu(x @ w), i @ i, jnp.matmul(x, w, precision="high")
 
     args = normal(4, 5), normal(5, 3), jnp.arange(9).reshape(3, 3)
     jaxpr, misses = jax.make_jaxpr(f)(*args), []

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import warnings
 import weakref
@@ -19,18 +20,20 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.interpreters import mlir
 
 from tracea_jax import device as devices
 from tracea_jax import policy, variants
 from tracea_jax._compat import KeyValueStore, key_value_store
 from tracea_jax.device import CudaDevice, Device
-from tracea_jax.doctor import Diagnosis, Rejection, diagnose
+from tracea_jax.doctor import Diagnosis, Rejection, by_reason, diagnose
+from tracea_jax.emit.kernel import Kernel
 from tracea_jax.options import Options, current, publish_epoch
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import launch, nvrtc, store
 from tracea_jax.tuning import answers, cache, exchange, measure, tuner
 from tracea_jax.tuning.agreement import Agreement
-from tracea_jax.tuning.ahead import kernel_of
+from tracea_jax.tuning.ahead import kernels_of
 from tracea_jax.tuning.child import FACTORY as CHILD_FACTORY
 from tracea_jax.tuning.child import ChildLab
 from tracea_jax.tuning.lab import Lab, LabError, LocalLab
@@ -76,7 +79,7 @@ class Plan:
         config = str(self.config)
         choice = self.variant if config == "-" else f"{self.variant} [{config}]"
         lines = [f"{self.problem}: {choice}, {self.origin}: {self.reason}"]
-        lines += [f"  not {r}" for r in self.rejected]
+        lines += [f"  not {r}" for r in by_reason(self.rejected)]
         return "\n".join(lines)
 
 
@@ -256,8 +259,7 @@ def tidy(entries: Iterable[cache.Entry], device: Device, settings: Options) -> N
             device,
         )
         if isinstance(choice, policy.Choice):
-            kernel = kernel_of(problem_from_json(entry.problem), choice, device)
-            if kernel is not None:
+            for kernel in kernels_of(problem_from_json(entry.problem), choice, device):
                 store.mark_winner(settings.directory, kernel)
     store.collect(settings.directory, settings.cubin_limit)
 
@@ -438,20 +440,48 @@ def _cuda_ordinal() -> int:
 
 
 def lower(ctx: Any, operands: tuple[Any, ...], plan: Plan) -> Any | None:
-    """Emits the plan's custom call; None if its kernel cannot be compiled."""
+    """Emits the plan's custom calls; None if a kernel of them cannot be compiled."""
     call = plan.call
-    assert not isinstance(call, variants.Inline)
     if isinstance(call, variants.CpuCall):
         return launch.cpu_lowering(ctx, operands, call.target, dict(call.attributes))
+    kernels = variants.kernels_in(call)
+    assert kernels
     try:
-        cubin = store.get_or_compile(call, current().directory)
+        cubins = {k: store.get_or_compile(k, current().directory) for k in kernels}
     except nvrtc.CompileError as e:
         if plan.origin == "user":
             raise
         warnings.warn(f"{plan.problem} is left to XLA: {e}", stacklevel=2)
         return None
     embed = ctx.module_context.lowering_parameters.for_export
-    return launch.cuda_lowering(ctx, operands, call, cubin, embed=embed)
+    if not isinstance(call, variants.Prepared):
+        return launch.cuda_lowering(
+            ctx, operands, kernels[0], cubins[kernels[0]], embed=embed
+        )
+
+    def run(kernel: Kernel, *operands: Any, results: Any) -> Any:
+        cubin = cubins[kernel]
+        return launch.cuda_call(
+            *operands, results=results, kernel=kernel, cubin=cubin, embed=embed
+        )
+
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ctx.avals_out]
+    code = functools.partial(_prepared, run, call, results)
+    return mlir.lower_fun(code, multiple_results=True)(ctx, *operands)
+
+
+def _prepared(
+    run: Callable[..., Any], call: variants.Prepared, results: Any, *operands: Any
+) -> Any:
+    """The kernels of a call one after another, in JAX."""
+    relaid = []
+    for x, how in itertools.zip_longest(operands, call.operands):
+        if how is not None:
+            (x,) = run(
+                how.kernel, x, results=[jax.ShapeDtypeStruct(how.shape, how.dtype)]
+            )
+        relaid.append(x)
+    return run(call.kernel, *relaid, results=results)
 
 
 def _allowed(diagnosis: Diagnosis, implementation: str | None) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from tracea_jax import variants
 from tracea_jax.device import Device
@@ -19,6 +20,14 @@ class Rejection:
 
     def __str__(self) -> str:
         return f"{self.variant}: {self.reason}"
+
+
+def by_reason(rejected: Iterable[Rejection]) -> tuple[str, ...]:
+    """A line for each reason, "variant, another: reason"."""
+    names: dict[str, list[str]] = {}
+    for rejection in rejected:
+        names.setdefault(rejection.reason, []).append(rejection.variant)
+    return tuple(f"{', '.join(own)}: {reason}" for reason, own in names.items())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +52,7 @@ class Diagnosis:
     def __str__(self) -> str:
         lines = [f"{self.problem} on {self.device}"]
         lines += [f"  can run: {', '.join(self.candidates)}"]
-        lines += [f"  cannot:  {r}" for r in self.rejected]
+        lines += [f"  cannot:  {r}" for r in by_reason(self.rejected)]
         return "\n".join(lines)
 
 

@@ -29,14 +29,19 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def _examples(op: str, dtype: str) -> dict[str, Problem]:
-    """A typical problem for each direction of an op; what variants say of it is shown.
+    """Typical problems of an op, by what tells them apart, as the direction may.
 
-    An op without gradients of its own has the direction "".
+    What variants say of them is shown. The only problem of an op is called "".
     """
     dtypes: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype}
     match op:
         case "matmul":
-            return {"": GemmProblem(m=4096, n=4096, k=4096, **dtypes)}
+            size = {"m": 4096, "n": 4096, "k": 4096}
+            return {
+                "aligned": GemmProblem(**size, **dtypes),
+                "unaligned": GemmProblem(m=4095, n=4097, k=4099, **dtypes),
+                "highest precision": GemmProblem(**size, **dtypes, precision="highest"),
+            }
         case "gated_matmul":
             return {"": GatedMatmulProblem(m=4096, n=8192, k=4096, **dtypes)}
         case "conv2d":
@@ -129,11 +134,11 @@ def _variants(op: str, device: Device) -> list[str]:
         takes: dict[str, list[str]] = {}
         refused: dict[str, None] = {}
         for dtype in _DTYPES:
-            for direction, problem in _examples(op, dtype).items():
+            for kind, problem in _examples(op, dtype).items():
                 reason = variant.why_not(problem, device)
-                takes.setdefault(direction, [])
+                takes.setdefault(kind, [])
                 if reason is None:
-                    takes[direction].append(dtype)
+                    takes[kind].append(dtype)
                 else:
                     refused[reason] = None
         lines.append(f"{variant.name}: " + "; ".join([_taken(takes), *refused]))
@@ -141,7 +146,7 @@ def _variants(op: str, device: Device) -> list[str]:
 
 
 def _taken(takes: dict[str, list[str]]) -> str:
-    """ "runs float32", or what each direction runs where they differ."""
+    """ "runs float32", or what runs of each kind where they differ."""
     if not any(takes.values()):
         return "cannot run"
     first, *others = takes.values()

@@ -48,8 +48,9 @@ def transform(
     are constants of the trace, and must be hashable.
 
     Left exactly as they are: integer, complex and float64 products, any precision but
-    the default, bodies of ``custom_vjp`` functions and of Pallas kernels. ``explain``
-    lists every site, and what was left with its reason.
+    the default (and for matrix products the highest), bodies of ``custom_vjp``
+    functions and of Pallas kernels. ``explain`` lists every site, and what was left
+    with its reason.
 
     Args:
       fn: a pure function of pytrees.

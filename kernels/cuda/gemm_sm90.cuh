@@ -1,4 +1,4 @@
-// gemm_sm90: C[b] = epilogue(op(A[b]) @ op(B[b])) on Hopper, f16 or bf16 in, f32 inside.
+// gemm_sm90: C[b] = epilogue(op(A[b]) @ op(B[b])) on Hopper, accumulated in f32.
 //
 // A persistent grid of clusters walks the output tiles. In each block one warp keeps a
 // ring of stages full with tensor-map copies, and one or two warpgroups multiply from the
@@ -7,17 +7,29 @@
 //            kTileN                producer:   wait empty -> expect bytes -> copy A, B
 //         +----------+             consumer w: wait full -> wgmma -> arrive empty
 //   64 *  | consumer | 0
-//  kSlabs +----------+             A stage is A (kTileM x 64) and B (64 x kTileN), each in
-//         | consumer | 1           rows of 128 swizzled bytes: along k if the operand is
-//         +----------+             stored with k contiguous, else along m or n in slabs
-//                                  of 64 (the tensor cores read both).
+//  kSlabs +----------+             A stage is A (kTileM x kTileK) and B (kTileK x kTileN),
+//         | consumer | 1           each in rows of 128 swizzled bytes: along k if the
+//         +----------+             operand is stored with k contiguous, else along m or n
+//                                  in slabs of 64 (tensor cores read both if 16-bit).
 //
 // Two blocks of a cluster lie side by side along m (sharing B) or n (sharing A). Each
 // copies half of the shared operand into both. Tiles past the edge of the output are
 // computed on zeros and stored nowhere, so that partners always work in step.
 //
-// Assumes k >= 1, every stored row of A, B and C a multiple of 16 bytes, and fewer than
-// 2^31 tiles. PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
+// Or the kClusterK blocks of a cluster compute one tile, each a range of k. Their sums meet
+// through distributed shared memory, added in the order of k: results do not depend on
+// which block is first.
+//
+// A gated product y = activation(A G) * (A U) is one with B = [G, U] by half tiles. Both
+// accumulators of an entry of y belong to one thread.
+//
+// f32 operands as three bf16 parts, x = x0 + x1 + x2, are 3 A tiles and 3 B tiles in one
+// stage. The six products of parts above 2^-24 of the result, smallest first, are summed
+// over one stage and only then added to the total: in f32 units, which round to nearest,
+// as the tensor cores' own additions truncate.
+//
+// Assumes k >= 1, every stored row of A and B a multiple of 16 bytes, and fewer than 2^31
+// tiles. PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -28,45 +40,52 @@
 #include "tile/epilogue.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/scheduler.cuh"
+#include "tile/split_k.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
 
+template <class Traits>
 struct GemmSm90Params {
   const TensorMap* a;
   const TensorMap* b;
-  EpilogueParams epilogue;
+  const TensorMap* up;  // the second right operand of a gated product, else null
+  EpilogueParams<Traits> epilogue;
   int m, n, k, batch;
   int a_batched, b_batched;  // 0 if all batches share the operand
 };
 
-// One operand of one stage: kExtent rows or columns of C by 64 elements of k, copied by
-// kParts blocks, each a part.
-template <int kExtent, bool kMnMajor, int kParts>
+// A tile of one operand: kExtent rows or columns of C by 128 bytes of k, copied by kSharers
+// blocks, each its share. Of a K-major tile only the first kLoaded rows exist: where C has
+// fewer rows than the tensor cores multiply, what they find in the others stays in the
+// others.
+template <int kExtent, bool kMnMajor, int kSharers, int kLoaded = kExtent>
 struct OperandTile {
-  static constexpr int kTileK = 64;
-  static constexpr u32 kBytes = kExtent * 128;
+  static constexpr int kTileK = 64;  // of an MN-major tile, whose elements have 16 bits
+  static constexpr u32 kBytes = kLoaded * 128;
   static constexpr u32 kSlabBytes = 64 * 128;  // 64 rows or columns, both majornesses
   static constexpr int kSlabs = kExtent / 64;
   // MN-major slabs are dealt out whole if that is even, else cut along k.
-  static constexpr bool kWholeSlabs = kSlabs % kParts == 0;
-  static constexpr int kCopies = kWholeSlabs ? kSlabs / kParts : kSlabs;
-  static constexpr int kBoxK = kWholeSlabs ? kTileK : kTileK / kParts;
-  static constexpr int kBoxRows = kMnMajor ? kBoxK : kExtent / kParts;
+  static constexpr bool kWholeSlabs = kSlabs % kSharers == 0;
+  static constexpr int kCopies = kWholeSlabs ? kSlabs / kSharers : kSlabs;
+  static constexpr int kBoxK = kWholeSlabs ? kTileK : kTileK / kSharers;
+  static constexpr int kBoxRows = kMnMajor ? kBoxK : kLoaded / kSharers;
   static_assert(kExtent % 64 == 0 && kBoxRows % 8 == 0 && kBoxRows <= 256,
-                "parts must be whole groups of 8 rows, in one box");
+                "shares must be whole groups of 8 rows, in one box");
+  static_assert(kLoaded == kExtent || (!kMnMajor && kSharers == 1 && kExtent == 64),
+                "only a lone K-major slab may be loaded in part");
 
-  // Copies this block's part of the tile at (mn, k) of `batch` to `smem`.
+  // Copies this block's share of the tile at (mn, k) of `batch` to `smem`.
   TRACEA_DEVICE static void copy(u32 smem, const TensorMap* map, int mn, int k, int batch,
-                                 u32 barrier, int part) {
+                                 u32 barrier, int share) {
     if constexpr (!kMnMajor) {
-      const int row = part * kBoxRows;
+      const int row = share * kBoxRows;
       copy_box(smem + row * 128, map, k, mn + row, batch, barrier);
     } else {
       TRACEA_UNROLL
       for (int i = 0; i < kCopies; ++i) {
-        const int slab = kWholeSlabs ? part * kCopies + i : i;
-        const int row = kWholeSlabs ? 0 : part * kBoxK;
+        const int slab = kWholeSlabs ? share * kCopies + i : i;
+        const int row = kWholeSlabs ? 0 : share * kBoxK;
         copy_box(smem + slab * kSlabBytes + row * 128, map, mn + 64 * slab, k + row, batch,
                  barrier);
       }
@@ -75,19 +94,33 @@ struct OperandTile {
 
   TRACEA_DEVICE static void copy_box(u32 smem, const TensorMap* map, int c0, int c1, int c2,
                                      u32 barrier) {
-    if constexpr (kParts == 1) {
+    if constexpr (kSharers == 1) {
       cp_async_bulk_tensor_3d(smem, map, c0, c1, c2, barrier);
     } else {
-      constexpr u16 kEveryBlock = (1u << kParts) - 1u;
+      constexpr u16 kEveryBlock = (1u << kSharers) - 1u;
       cp_async_bulk_tensor_3d_multicast(smem, map, c0, c1, c2, barrier, kEveryBlock);
     }
   }
 };
 
+// Which parts of A and B one stage multiplies, in this order.
+template <int kParts>
+struct PartProducts;
+template <>
+struct PartProducts<1> {
+  static constexpr int kCount = 1;
+  static constexpr int kLhs[kCount] = {0}, kRhs[kCount] = {0};
+};
+template <>
+struct PartProducts<3> {
+  static constexpr int kCount = 6;
+  static constexpr int kLhs[kCount] = {0, 2, 1, 0, 1, 0}, kRhs[kCount] = {2, 0, 1, 1, 0, 0};
+};
+
 template <class Traits>
 struct GemmSm90Shared {
-  alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
-  alignas(1024) u8 b[Traits::kStages][Traits::kTileN * 128];
+  alignas(1024) u8 a[Traits::kStages][Traits::kParts * Traits::kRowsA * 128];
+  alignas(1024) u8 b[Traits::kStages][Traits::kParts * Traits::kTileN * 128];
   alignas(1024) u8 staging[Traits::kConsumers][Traits::kEpilogueBuffers][64 * 128];
   alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
   u64 full_barrier[Traits::kStages];
@@ -99,45 +132,68 @@ struct GemmSm90 {
   using Shared = GemmSm90Shared<Traits>;
   using Mma = typename Traits::Mma;
   using State = PipelineState<Traits::kStages>;
-  using TileA = OperandTile<Traits::kTileM, Traits::kTransA, Traits::kClusterN>;
-  using TileB = OperandTile<Traits::kTileN, !Traits::kTransB, Traits::kClusterM>;
+  // Columns of B that come from one array: those of C, as a gated product has two.
+  static constexpr int kArraysB = Traits::kGated ? 2 : 1;
+  static constexpr int kColumns = Traits::kTileN / kArraysB;
+  using TileA =
+      OperandTile<Traits::kTileM, Traits::kTransA, Traits::kClusterN, Traits::kRowsA>;
+  using TileB = OperandTile<kColumns, !Traits::kTransB, Traits::kClusterM>;
   using DescriptorA = OperandDescriptor<Traits::kTransA, TileA::kSlabBytes>;
   using DescriptorB = OperandDescriptor<!Traits::kTransB, TileB::kSlabBytes>;
   using Raster = BandedRaster<Traits::kRasterBand>;
+  using Products = PartProducts<Traits::kParts>;
 
-  static constexpr int kTileK = 64;
+  static constexpr int kTileK = 128 / Traits::kElementBytes;
+  static constexpr int kStepsK = 4;  // of one instruction each, 32 bytes deep
+  static constexpr int kParts = Traits::kParts;
   static constexpr int kSlabs = Traits::kSlabs;
   static constexpr int kConsumers = Traits::kConsumers;
-  static constexpr int kClusterSize = Traits::kClusterM * Traits::kClusterN;
-  static constexpr u32 kStageBytes = TileA::kBytes + TileB::kBytes;
+  static constexpr int kSharers = Traits::kClusterM * Traits::kClusterN;
+  static constexpr int kClusterSize = kSharers * Traits::kClusterK;
+  static constexpr bool kPromotes = kParts > 1;
+  static constexpr u32 kStageBytesA = kParts * TileA::kBytes;
+  static constexpr u32 kStageBytesB = kParts * kArraysB * TileB::kBytes;
 
   static_assert(sizeof(Shared) == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize,
                 "one producer warpgroup and the consumers");
   static_assert(Traits::kTileM == kConsumers * kSlabs * 64, "consumers split the rows");
-  static_assert(kConsumers <= 2 && kClusterSize <= 2, "named barriers, cluster partners");
+  static_assert(kConsumers <= 2 && kSharers <= 2, "named barriers, cluster partners");
+  static_assert(kSharers == 1 || Traits::kClusterK == 1, "a cluster shares k or operands");
   static_assert(Mma::kN == Traits::kTileN && Mma::kAccumulators == Traits::kTileN / 2,
                 "one instruction spans the columns of the tile");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
+  static_assert(Traits::kElementBytes == 2 || (!Traits::kTransA && Traits::kTransB),
+                "the tensor cores read only 16-bit operands along m or n");
   static_assert(TileA::kBoxRows == Traits::kBoxRowsA && TileB::kBoxRows == Traits::kBoxRowsB,
                 "tensor maps must move exactly the boxes that are counted here");
   static_assert(State::at(0).producer_parity() == Traits::kFirstEmptyParity,
                 "every stage starts free");
-  static_assert(empty_arrivals(kConsumers, kClusterSize) == Traits::kEmptyArrivals,
-                "every consumer of the cluster releases a stage");
+  static_assert(empty_arrivals(kConsumers, kSharers) == Traits::kEmptyArrivals,
+                "every consumer that shares a stage releases it");
+  static_assert(!kPromotes || Traits::kWaitDepth == 0, "a promotion waits for its sums");
 
-  const GemmSm90Params& p;
+  const GemmSm90Params<Traits>& p;
   Shared& smem;
-  const int cluster_m, cluster_n;  // this block's place in its cluster
+  const int cluster_m, cluster_n, cluster_k;  // this block's place in its cluster
 
   TRACEA_DEVICE int m_clusters() const {
     return ceil_div(p.m, Traits::kTileM * Traits::kClusterM);
   }
   TRACEA_DEVICE int n_clusters() const {
-    return ceil_div(p.n, Traits::kTileN * Traits::kClusterN);
+    return ceil_div(p.n, kColumns * Traits::kClusterN);
   }
+
+  // The tiles of k that this block multiplies: [first, last).
+  TRACEA_DEVICE int k_tile_bound(int rank) const {
+    const int k_tiles = ceil_div(p.k, kTileK);
+    if constexpr (Traits::kClusterK == 1) return rank * k_tiles;
+    return static_cast<int>(static_cast<i64>(k_tiles) * rank / Traits::kClusterK);
+  }
+  TRACEA_DEVICE int first_k_tile() const { return k_tile_bound(cluster_k); }
+  TRACEA_DEVICE int last_k_tile() const { return k_tile_bound(cluster_k + 1); }
 
   // Calls body(m, n, batch) with the first row and column of each tile of this block.
   template <class Body>
@@ -149,7 +205,7 @@ struct GemmSm90 {
          tile += gridDim.x / kClusterSize) {
       const TileCoordinate at = raster.at(tile);
       body((at.m * Traits::kClusterM + cluster_m) * Traits::kTileM,
-           (at.n * Traits::kClusterN + cluster_n) * Traits::kTileN, at.batch);
+           (at.n * Traits::kClusterN + cluster_n) * kColumns, at.batch);
     }
   }
 
@@ -159,7 +215,7 @@ struct GemmSm90 {
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(kConsumers, kClusterSize));
+                      empty_arrivals(kConsumers, kSharers));
       }
       fence_mbarrier_init();
     }
@@ -183,33 +239,68 @@ struct GemmSm90 {
   // One thread of the block.
   TRACEA_DEVICE void produce() const {
     State state;
-    const int k_tiles = ceil_div(p.k, kTileK);
+    const int first = first_k_tile(), last = last_k_tile();
     for_each_tile([&](int m, int n, int batch) {
-      const int batch_a = p.a_batched ? batch : 0, batch_b = p.b_batched ? batch : 0;
       TRACEA_NO_UNROLL
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
+      for (int k_tile = first; k_tile < last; ++k_tile, state.advance()) {
         const u32 full = shared_address(&smem.full_barrier[state.stage_idx]);
         wait(shared_address(&smem.empty_barrier[state.stage_idx]),
              state.producer_parity());
         // The whole stage, whichever block of the cluster copies it.
-        mbarrier_arrive_expect_tx(full, kStageBytes);
-        TileA::copy(shared_address(smem.a[state.stage_idx]), p.a, m, k_tile * kTileK,
-                    batch_a, full, cluster_n);
-        TileB::copy(shared_address(smem.b[state.stage_idx]), p.b, n, k_tile * kTileK,
-                    batch_b, full, cluster_m);
+        mbarrier_arrive_expect_tx(full, kStageBytesA + kStageBytesB);
+        fill(state.stage_idx, m, n, k_tile * kTileK, batch, full);
       }
     });
+  }
+
+  // Parts of an operand lie one after another, each with all of its batches.
+  TRACEA_DEVICE void fill(int stage, int m, int n, int k, int batch, u32 full) const {
+    u32 a = shared_address(smem.a[stage]), b = shared_address(smem.b[stage]);
+    int batch_a = p.a_batched ? batch : 0, batch_b = p.b_batched ? batch : 0;
+    TRACEA_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      TileA::copy(a, p.a, m, k, batch_a, full, cluster_n);
+      TileB::copy(b, p.b, n, k, batch_b, full, cluster_m);
+      if constexpr (Traits::kGated) {
+        TileB::copy(b + TileB::kBytes, p.up, n, k, batch_b, full, cluster_m);
+      }
+      a += TileA::kBytes;
+      b += kArraysB * TileB::kBytes;
+      batch_a += p.a_batched ? p.batch : 1;
+      batch_b += p.b_batched ? p.batch : 1;
+    }
   }
 
   // Tells every block that copies into the stage that this warpgroup has read it. One
   // thread may speak for all: a finished wgmma is finished for the warpgroup.
   TRACEA_DEVICE void release(const State& state, int thread) const {
     const u32 empty = shared_address(&smem.empty_barrier[state.stage_idx]);
-    if constexpr (kClusterSize > 1) {
-      if (thread < kClusterSize) mbarrier_arrive_cluster(empty, thread);
+    if constexpr (kSharers > 1) {
+      if (thread < kSharers) mbarrier_arrive_cluster(empty, thread);
     } else {
       if (thread == 0) mbarrier_arrive(empty);
     }
+  }
+
+  // Issues the products of one stage; `accumulate` is false if they overwrite.
+  TRACEA_DEVICE static void multiply(float (&accumulators)[kSlabs][Mma::kAccumulators],
+                                     u64 stage_a, u64 stage_b, bool accumulate) {
+    wgmma_fence();
+    TRACEA_UNROLL
+    for (int i = 0; i < Products::kCount; ++i) {
+      const u64 a = stage_a + Products::kLhs[i] * (TileA::kBytes / 16);
+      const u64 b = stage_b + Products::kRhs[i] * (kArraysB * TileB::kBytes / 16);
+      TRACEA_UNROLL
+      for (int step = 0; step < kStepsK; ++step) {
+        TRACEA_UNROLL
+        for (int slab = 0; slab < kSlabs; ++slab) {
+          Mma::mma(accumulators[slab],
+                   a + slab * (TileA::kSlabBytes / 16) + step * DescriptorA::kStep,
+                   b + step * DescriptorB::kStep, accumulate || (i | step) != 0);
+        }
+      }
+    }
+    wgmma_commit_group();
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -217,7 +308,7 @@ struct GemmSm90 {
     const int row = consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
-    const int k_tiles = ceil_div(p.k, kTileK);
+    const int first = first_k_tile(), last = last_k_tile();
     WarpgroupEpilogue<Traits> epilogue(p.epilogue,
                                        shared_address(smem.staging[consumer]),
                                        shared_address(smem.bias[consumer]), consumer);
@@ -226,30 +317,23 @@ struct GemmSm90 {
     for_each_tile([&](int m, int n, int batch) {
       epilogue.prefetch(m + row, n, batch);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
+      float totals[kPromotes ? kSlabs : 1][kPromotes ? Mma::kAccumulators : 1];
+      if constexpr (kPromotes) fill_zero(totals);
 
       TRACEA_NO_UNROLL
-      for (int k_tile = 0; k_tile < k_tiles; ++k_tile, state.advance()) {
+      for (int k_tile = first; k_tile < last; ++k_tile, state.advance()) {
         wait(shared_address(&smem.full_barrier[state.stage_idx]),
              state.consumer_parity());
-        const u64 stage_a = first_a + state.stage_idx * (TileA::kBytes / 16);
-        const u64 stage_b = first_b + state.stage_idx * (TileB::kBytes / 16);
-        wgmma_fence();
-        TRACEA_UNROLL
-        for (int k16 = 0; k16 < kTileK / 16; ++k16) {
-          TRACEA_UNROLL
-          for (int slab = 0; slab < kSlabs; ++slab) {
-            // The first step of a tile overwrites the accumulators.
-            Mma::mma(accumulators[slab],
-                     stage_a + slab * (TileA::kSlabBytes / 16) + k16 * DescriptorA::kStep,
-                     stage_b + k16 * DescriptorB::kStep, (k_tile | k16) != 0);
-          }
-        }
-        wgmma_commit_group();
+        // The first step of a tile, or of a promoted sum, overwrites the accumulators.
+        multiply(accumulators, first_a + state.stage_idx * (kStageBytesA / 16),
+                 first_b + state.stage_idx * (kStageBytesB / 16),
+                 !kPromotes && k_tile != first);
         wgmma_wait_group<Traits::kWaitDepth>();
-        if (k_tile >= Traits::kWaitDepth) {
+        if (k_tile >= first + Traits::kWaitDepth) {
           release(finished, thread);
           finished.advance();
         }
+        if constexpr (kPromotes) promote(accumulators, totals);
       }
       if constexpr (Traits::kWaitDepth > 0) {
         wgmma_wait_group<0>();
@@ -258,33 +342,81 @@ struct GemmSm90 {
           release(finished, thread);
         }
       }
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-
-      epilogue.store(accumulators, m + row, n, batch);
+      if constexpr (kPromotes) {
+        finish(epilogue, totals, m + row, n, batch, consumer, thread);
+      } else {
+        fence_operands(accumulators);
+        finish(epilogue, accumulators, m + row, n, batch, consumer, thread);
+      }
     });
     epilogue.drain();
+  }
+
+  // Stores this consumer's rows, or the block's share of what the cluster computed of them.
+  TRACEA_DEVICE void finish(WarpgroupEpilogue<Traits>& epilogue,
+                            float (&sums)[kSlabs][Mma::kAccumulators], int m, int n,
+                            int batch, int consumer, int thread) const {
+    if constexpr (Traits::kClusterK > 1) {
+      using Exchange = SplitK<Traits::kClusterK, kConsumers, kSlabs, Mma::kAccumulators>;
+      static_assert(Exchange::kBytes <= sizeof(smem.a) + sizeof(smem.b),
+                    "sums of the whole tile must fit where the ring was");
+      const Exchange exchange(shared_address(smem.a[0]), cluster_k, consumer, thread);
+      exchange.publish(sums);
+      epilogue.store_shares(sums, m, n, batch, exchange);
+    } else {
+      epilogue.store(sums, m, n, batch);
+    }
+  }
+
+  template <int kCount>
+  TRACEA_DEVICE static void fill_zero(float (&values)[kSlabs][kCount]) {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      TRACEA_UNROLL
+      for (int i = 0; i < kCount; ++i) values[slab][i] = 0.0f;
+    }
+  }
+
+  template <int kCount>
+  TRACEA_DEVICE static void fence_operands(float (&values)[kSlabs][kCount]) {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(values[slab]);
+  }
+
+  template <int kCount>
+  TRACEA_DEVICE static void promote(float (&sums)[kSlabs][kCount],
+                                    float (&totals)[kSlabs][kCount]) {
+    fence_operands(sums);
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      TRACEA_UNROLL
+      for (int i = 0; i < kCount; ++i) totals[slab][i] += sums[slab][i];
+    }
   }
 };
 
 template <class Traits>
-TRACEA_DEVICE void gemm_sm90(const GemmSm90Params& p) {
+TRACEA_DEVICE void gemm_sm90(const GemmSm90Params<Traits>& p) {
   using Kernel = GemmSm90<Traits>;
   extern __shared__ __align__(1024) u8 smem_bytes[];
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   const int rank = Kernel::kClusterSize > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes),
-                      rank / Traits::kClusterN, rank % Traits::kClusterN};
+  const int sharer = rank % Kernel::kSharers;
+  const Kernel kernel{p,
+                      *reinterpret_cast<typename Kernel::Shared*>(smem_bytes),
+                      sharer / Traits::kClusterN,
+                      sharer % Traits::kClusterN,
+                      rank / Kernel::kSharers};
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
 
   if (threadIdx.x == 0) {
     prefetch_tensormap(p.a);
     prefetch_tensormap(p.b);
-    prefetch_tensormap(p.epilogue.out);
-    if constexpr (Traits::kSavesPreactivation) prefetch_tensormap(p.epilogue.preactivation);
+    if constexpr (Traits::kGated) prefetch_tensormap(p.up);
+    if constexpr (Traits::kMapsResults) prefetch_tensormap(p.epilogue.out);
   }
   kernel.initialize();
 
@@ -293,6 +425,10 @@ TRACEA_DEVICE void gemm_sm90(const GemmSm90Params& p) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
     }
     if (warp == 0 && elect_one()) kernel.produce();
+    if constexpr (Traits::kClusterK > 1) {
+      __syncwarp();
+      cluster_barrier();  // the consumers' sums, see SplitK
+    }
   } else {
     if constexpr (Traits::kConsumerRegisters > 0) {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
@@ -300,7 +436,8 @@ TRACEA_DEVICE void gemm_sm90(const GemmSm90Params& p) {
     kernel.consume(warpgroup - 1);
   }
 
-  // A block must outlive its partner's copies into it and arrivals at its barriers.
+  // A block must outlive its partner's copies into it, arrivals at its barriers and reads
+  // of its sums.
   if constexpr (Kernel::kClusterSize > 1) {
     __syncwarp();
     cluster_barrier();

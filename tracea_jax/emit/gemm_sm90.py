@@ -8,9 +8,14 @@ device code, which asserts that it arrives at the same numbers.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from tracea_jax.device import CudaDevice
-from tracea_jax.emit import sources
+from tracea_jax.emit import epilogue as epilogues
+from tracea_jax.emit import relayout, sources
+from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
     Param,
@@ -19,27 +24,26 @@ from tracea_jax.emit.kernel import (
     TensorMap,
     TensorMapSwizzle,
 )
-from tracea_jax.emit.wgmma import PTX_TYPE, Wgmma
+from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.pipeline import Ring
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 
-TILE_K = 64  # one 128-byte row of 16-bit elements: the widest swizzled box
-ROW_BYTES = 128
+ROW_UNIT_BYTES = 16  # rows that tensor maps can have are multiples
+ROW_BYTES = 128  # of a tile along k, or of m or n: the widest swizzled box
+TILE_K = 64  # of 16-bit elements: one row
 SLAB = 64  # rows of one wgmma; also elements of one row of an m- or n-major tile
 WARPGROUP = 128
 MAX_STAGES = 12
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
 
-_CXX_TYPE = {"bfloat16": "tracea::bf16", "float16": "tracea::f16", "float32": "float"}
-_SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_ACTIVATION = {
-    "none": "kNone",
-    "relu": "kRelu",
-    "gelu": "kGelu",
-    "gelu_exact": "kGeluExact",
-    "silu": "kSilu",
+_SHORT = epilogues.SHORT | {
+    "bfloat16x3": "bf16x3",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
 }
+# What the tensor cores multiply of an operand: f32 as TF32, its parts as they are.
+_MULTIPLIED = {"float32": "tfloat32", "bfloat16x3": "bfloat16"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +52,10 @@ class GemmSm90Config:
 
     Attributes:
       tile_m, tile_n: rows and columns of the output that one block computes at a time.
-      stages: depth of the ring of operand tiles, each 64 deep in k.
+      stages: depth of the ring of operand tiles, each 128 bytes deep in k.
       consumers: warpgroups that multiply; they split the rows of the tile.
       cluster_m, cluster_n: blocks that share operand copies, along m or n.
+      cluster_k: blocks that share the work of one tile, each a range of k.
       raster_band: rows of clusters of one band of the tile order.
       wait_depth: batches of wgmma that stay in flight while the next one is issued.
     """
@@ -61,12 +66,18 @@ class GemmSm90Config:
     consumers: int = 2
     cluster_m: int = 1
     cluster_n: int = 1
+    cluster_k: int = 1
     raster_band: int = 8
     wait_depth: int = 1
 
     @property
-    def cluster_size(self) -> int:
+    def sharers(self) -> int:
+        """Blocks that copy each operand tile of a cluster together."""
         return self.cluster_m * self.cluster_n
+
+    @property
+    def cluster_size(self) -> int:
+        return self.sharers * self.cluster_k
 
     @property
     def slabs(self) -> int:
@@ -85,8 +96,9 @@ class GemmSm90Config:
 
     def __str__(self) -> str:
         return (
-            f"{self.tile_m}x{self.tile_n}x{TILE_K} s{self.stages} w{self.consumers} "
-            f"c{self.cluster_m}x{self.cluster_n} r{self.raster_band} d{self.wait_depth}"
+            f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers} "
+            f"c{self.cluster_m}x{self.cluster_n}x{self.cluster_k} "
+            f"r{self.raster_band} d{self.wait_depth}"
         )
 
 
@@ -103,23 +115,42 @@ class Storage:
     smem_bytes: int
 
 
-def storage(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) -> Storage:
+def storage(
+    problem: GemmProblem,
+    config: GemmSm90Config,
+    limit_bytes: int,
+    *,
+    gated: bool = False,
+) -> Storage:
     """The layout with as many staging buffers as fit, from 2 to one for every store.
 
     The result of two buffers may exceed the limit; then the config is not legal.
     """
-    saves = 1 + problem.epilogue.save_preactivation
-    columns = ROW_BYTES // ITEMSIZE[problem.out]
-    stores = saves * config.slabs * config.tile_n // columns
-    counts = range(max(stores, 2), 2, -1)
-    fitting = (b for b in counts if smem_bytes(config, b) <= limit_bytes)
+    per_tile = stores(problem, config, gated=gated)
+    counts = range(max(per_tile, 2), 2, -1)
+    fitting = (b for b in counts if smem_bytes(problem, config, b) <= limit_bytes)
     buffers = next(fitting, 2)
-    return Storage(epilogue_buffers=buffers, smem_bytes=smem_bytes(config, buffers))
+    return Storage(
+        epilogue_buffers=buffers, smem_bytes=int(smem_bytes(problem, config, buffers))
+    )
 
 
-def smem_bytes(config: GemmSm90Config, epilogue_buffers: int = 2) -> int:
+def stores(problem: GemmProblem, config: GemmSm90Config, *, gated: bool = False) -> Any:
+    """Sub-tiles that one consumer stores of each tile."""
+    columns = ROW_BYTES // ITEMSIZE[problem.out]
+    tiles = config.slabs * config.tile_n // columns
+    saved = problem.epilogue.save_preactivation
+    if gated:  # half of the columns are y's; g and u are saved together
+        return tiles // 2 * (1 + 2 * saved)
+    return tiles * (1 + saved)
+
+
+def smem_bytes(
+    problem: GemmProblem, config: GemmSm90Config, epilogue_buffers: int = 2
+) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    ring = config.stages * (config.tile_m + config.tile_n) * ROW_BYTES
+    rows = loaded_rows(problem, config) + config.tile_n
+    ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
     bias = 4 * config.consumers * config.tile_n
     barriers = 2 * 8 * config.stages
@@ -127,11 +158,44 @@ def smem_bytes(config: GemmSm90Config, epilogue_buffers: int = 2) -> int:
     return -(-(ring + staging + bias + barriers) // period) * period
 
 
-def most_stages(config: GemmSm90Config, limit_bytes: int) -> int:
+def most_stages(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) -> int:
     """The deepest ring that fits beside two staging buffers; 0 if none does."""
     rings = (dataclasses.replace(config, stages=s) for s in range(1, MAX_STAGES + 1))
-    fitting = (r.stages for r in rings if smem_bytes(r) <= limit_bytes)
+    fitting = (r.stages for r in rings if smem_bytes(problem, r) <= limit_bytes)
     return max(fitting, default=0)
+
+
+def parts(problem: GemmProblem) -> int:
+    """Arrays that each operand consists of, one after another."""
+    return 3 if problem.lhs == "bfloat16x3" else 1
+
+
+def part_products(problem: GemmProblem) -> int:
+    """Products of parts of one stage."""
+    return {1: 1, 3: 6}[parts(problem)]
+
+
+def element_bytes(problem: GemmProblem) -> int:
+    """Of what the tensor cores multiply."""
+    return ITEMSIZE[problem.lhs] // parts(problem)
+
+
+def tile_k(problem: GemmProblem) -> int:
+    """Elements of k in one stage."""
+    return ROW_BYTES // element_bytes(problem)
+
+
+def loaded_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Rows of the left operand's tile that are copied.
+
+    The tensor cores multiply 64 rows at least. If C has fewer and A is stored along k,
+    the next power of two is enough: the others never reach the rows that are stored.
+    """
+    if problem.m > SLAB // 2 or problem.layout[0] == "t":
+        return config.tile_m
+    few = max(8, 1 << (problem.m - 1).bit_length())
+    alone = (config.tile_m == SLAB) & (config.cluster_n == 1)
+    return np.where(alone, few, config.tile_m)
 
 
 def registers(config: GemmSm90Config) -> tuple[int, int]:
@@ -179,167 +243,224 @@ def box_rows(extent: int, mn_major: bool, parts: int) -> int:
     return TILE_K if extent // SLAB % parts == 0 else TILE_K // parts
 
 
-def kernel(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Kernel:
+def kernel(
+    problem: GemmProblem,
+    config: GemmSm90Config,
+    device: CudaDevice,
+    *,
+    gated: bool = False,
+) -> Kernel:
     """The kernel that computes the problem with this config.
 
     Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
-    are the output, then the preactivation if it is saved. Everything that only the
-    launch needs (m, n, k, batch, which operands are batched) stays out of the source:
-    one cubin serves all shapes.
+    are the output, then the preactivation if it is saved. Rows of lhs and rhs that are
+    not multiples of 16 bytes, and parts, are as ``relayout`` writes them. Everything
+    that only the launch needs (m, n, k, batch, which operands are batched) stays out of
+    the source: one cubin serves all shapes with more than 32 rows.
+
+    Args:
+      problem: lhs and rhs may be "bfloat16x3": f32 operands of three parts, arrays of
+        (3, [batch,] rows, columns).
+      gated: y = activation(lhs @ gate) * (lhs @ up): operands are lhs, gate and up,
+        results y, then both products if the preactivation is saved. ``problem`` is the
+        product with [gate, up]: n counts the columns of both, as tile_n does.
     """
-    wgmma = Wgmma(n=config.tile_n, dtype=problem.lhs)
+    wgmma = Wgmma(
+        n=config.tile_n,
+        lhs=_MULTIPLIED.get(problem.lhs, problem.lhs),
+        rhs=_MULTIPLIED.get(problem.rhs, problem.rhs),
+    )
     headers = sources.headers("gemm_sm90.cuh")
-    layout = storage(problem, config, device.smem_per_block_bytes)
+    layout = storage(problem, config, device.smem_per_block_bytes, gated=gated)
     return Kernel(
-        entry=entry_name(problem, config),
-        source=_source(problem, config, layout, wgmma),
+        entry=entry_name(problem, config, gated=gated),
+        source=_source(problem, config, layout, wgmma, gated),
         headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
         arch=device.arch,
         grid=(grid(problem, config, device.sm_count), 1, 1),
         block=(config.threads, 1, 1),
         cluster=(config.cluster_size, 1, 1),
         smem_bytes=layout.smem_bytes,
-        params=_params(problem, config),
+        params=_gated_params(problem, config) if gated else _params(problem, config),
     )
 
 
-def entry_name(problem: GemmProblem, config: GemmSm90Config) -> str:
+def entry_name(
+    problem: GemmProblem, config: GemmSm90Config, *, gated: bool = False
+) -> str:
     """What the kernel computes and how, readable in a profiler; free of shapes."""
-    epilogue = problem.epilogue
-    joined = {"add": "res", "multiply": "mul"}[epilogue.residual_op]
+    rows = int(loaded_rows(problem, config))
+    one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     steps = (
-        {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
-        + _SHORT.get(epilogue.bias_dtype or "", ""),
-        "" if epilogue.activation == "none" else epilogue.activation,
-        f"{joined}{_SHORT.get(epilogue.residual_dtype or '', '')}" * epilogue.residual,
-        "z" if epilogue.save_preactivation else "",
+        *epilogues.name_parts(problem.epilogue),
+        "" if rows == config.tile_m else f"rows{rows}",
+        "" if maps_results(one) else "anyn",
     )
     choices = str(config).replace(" ", "_")
-    types = f"{_SHORT[problem.lhs]}_{_SHORT[problem.out]}_{problem.layout}"
-    return "_".join(("gemm_sm90", types, *filter(None, steps), choices))
-
-
-def _has_bias(problem: GemmProblem) -> bool:
-    return problem.epilogue.bias != "none"
+    operands = "".join(_SHORT[t] for t in dict.fromkeys((problem.lhs, problem.rhs)))
+    types = f"{operands}_{_SHORT[problem.out]}_{problem.layout}"
+    name = "gemm_sm90_gated" if gated else "gemm_sm90"
+    return "_".join((name, types, *filter(None, steps), choices))
 
 
 def _params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
     """The arguments of the entry point, in the order of ``_signature``."""
     epilogue = problem.epilogue
-    bias, residual = 2, 2 + _has_bias(problem)
+    bias, residual = 2, 2 + epilogues.has_bias(problem.epilogue)
     out = residual + epilogue.residual
     results = (out, out + 1) if epilogue.save_preactivation else (out,)
     params: list[Param] = [_lhs_map(problem, config), _rhs_map(problem, config)]
-    params += [_result_map(problem, operand) for operand in results]
-    if _has_bias(problem):
+    params += [_result(problem, operand) for operand in results]
+    if epilogues.has_bias(problem.epilogue):
         params.append(Pointer(operand=bias))
     if epilogue.residual:
         params.append(Pointer(operand=residual))
+    return (*params, *_sizes(problem))
+
+
+def _gated_params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
+    """The arguments of a gated product's entry, in the order of ``_signature``."""
+    one = dataclasses.replace(problem, n=problem.n // 2)
+    results = (3, 4, 5) if problem.epilogue.save_preactivation else (3,)
+    rhs = _rhs_map(one, dataclasses.replace(config, tile_n=config.tile_n // 2))
+    return (
+        _lhs_map(one, config),
+        rhs,
+        dataclasses.replace(rhs, operand=2),
+        *(_result(one, operand) for operand in results),
+        *_sizes(one),
+    )
+
+
+def _sizes(problem: GemmProblem) -> tuple[Scalar, ...]:
     sizes = (problem.m, problem.n, problem.k, problem.batch)
     batched = (int(problem.lhs_batched), int(problem.rhs_batched))
-    return (*params, *(Scalar(value=v) for v in (*sizes, *batched)))
+    return tuple(Scalar(value=v) for v in (*sizes, *batched))
 
 
 def _lhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
-    transposed = problem.layout[0] == "t"
     return _operand_map(
         0,
-        problem.lhs,
-        (problem.m, problem.k) if transposed else (problem.k, problem.m),
-        problem.batch if problem.lhs_batched else 1,
-        box_rows(config.tile_m, transposed, config.cluster_n),
+        _MULTIPLIED.get(problem.lhs, problem.lhs),
+        (problem.m, problem.k) if problem.layout[0] == "t" else (problem.k, problem.m),
+        parts(problem) * (problem.batch if problem.lhs_batched else 1),
+        _box_rows_a(problem, config),
+        is_part=parts(problem) > 1,
     )
 
 
 def _rhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
-    transposed = problem.layout[1] == "t"
     return _operand_map(
         1,
-        problem.rhs,
-        (problem.k, problem.n) if transposed else (problem.n, problem.k),
-        problem.batch if problem.rhs_batched else 1,
-        box_rows(config.tile_n, not transposed, config.cluster_m),
+        _MULTIPLIED.get(problem.rhs, problem.rhs),
+        (problem.k, problem.n) if problem.layout[1] == "t" else (problem.n, problem.k),
+        parts(problem) * (problem.batch if problem.rhs_batched else 1),
+        _box_rows_b(problem, config.tile_n, config),
+        is_part=parts(problem) > 1,
     )
 
 
-def _result_map(problem: GemmProblem, operand: int) -> TensorMap:
-    return _operand_map(
-        operand, problem.out, (problem.n, problem.m), problem.batch, rows=SLAB
-    )
+def _box_rows_a(problem: GemmProblem, config: GemmSm90Config) -> int:
+    rows = int(loaded_rows(problem, config))
+    return box_rows(rows, problem.layout[0] == "t", config.cluster_n)
+
+
+def _box_rows_b(problem: GemmProblem, columns: int, config: GemmSm90Config) -> int:
+    return box_rows(columns, problem.layout[1] == "n", config.cluster_m)
+
+
+def maps_results(problem: GemmProblem) -> bool:
+    """Whether rows of the results are multiples of 16 bytes, as tensor maps have."""
+    return problem.n * ITEMSIZE[problem.out] % ROW_UNIT_BYTES == 0
+
+
+def _result(problem: GemmProblem, operand: int) -> Param:
+    if not maps_results(problem):
+        return Pointer(operand=operand)
+    matrix = (problem.n, problem.m)
+    return _operand_map(operand, problem.out, matrix, problem.batch, rows=SLAB)
 
 
 def _operand_map(
-    operand: int, dtype: str, matrix: tuple[int, int], batch: int, rows: int
+    operand: int,
+    dtype: str,
+    matrix: tuple[int, int],
+    batch: int,
+    rows: int,
+    is_part: bool = False,
 ) -> TensorMap:
     """Boxes of ``rows`` rows of 128 bytes of a batch of row-major matrices.
 
-    The batch is a dimension of its own: a box that leaves its matrix meets zeros and
-    not the next matrix.
+    Rows that tensor maps cannot have are those that relayout writes; what is behind the
+    columns is never read. The batch is a dimension of its own: a box that leaves its
+    matrix meets zeros and not the next matrix.
     """
-    itemsize = ITEMSIZE[dtype]
+    memory = "float32" if dtype == "tfloat32" else dtype
+    itemsize = ITEMSIZE[memory]
     columns, height = matrix
+    is_relaid = is_part or columns * itemsize % ROW_UNIT_BYTES != 0
+    row = itemsize * (relayout.stride(columns, memory) if is_relaid else columns)
     return TensorMap(
         operand=operand,
         dtype=dtype,
         dims=(columns, height, batch),
-        strides=(columns * itemsize, columns * height * itemsize),
+        strides=(row, row * height),
         box=(ROW_BYTES // itemsize, rows, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 
 
 def _source(
-    problem: GemmProblem, config: GemmSm90Config, layout: Storage, wgmma: Wgmma
+    problem: GemmProblem,
+    config: GemmSm90Config,
+    layout: Storage,
+    wgmma: Wgmma,
+    gated: bool,
 ) -> str:
     """The translation unit: Traits and one entry."""
     trans_a, trans_b = (side == "t" for side in problem.layout)
     epilogue = problem.epilogue
     producer, consumer = registers(config)
     ring = Ring(stages=config.stages)
-    arrivals = ring.empty_arrivals(
-        consumers=config.consumers, cluster=config.cluster_size
-    )
-    rows_a = box_rows(config.tile_m, trans_a, config.cluster_n)
-    rows_b = box_rows(config.tile_n, not trans_b, config.cluster_m)
-    types = f"{problem.lhs} -> {problem.out} {problem.layout}"
-    signature, arguments = _signature(problem)
+    arrivals = ring.empty_arrivals(consumers=config.consumers, cluster=config.sharers)
+    one = dataclasses.replace(problem, n=problem.n // (1 + gated))
+    rows = int(loaded_rows(problem, config))
+    rows_a = _box_rows_a(problem, config)
+    rows_b = _box_rows_b(problem, config.tile_n // (1 + gated), config)
+    types = f"{problem.lhs}, {problem.rhs} -> {problem.out} {problem.layout}"
+    signature, arguments = _gated_signature(problem) if gated else _signature(problem)
     return f"""\
-// gemm_sm90 | {types}, epilogue {epilogue} | {config}
+// gemm_sm90 | {types}, epilogue {epilogue}{" gated" * gated} | {config}
 #include "gemm_sm90.cuh"
 #include "{wgmma.header_name}"
 
 namespace {{
 struct Traits {{
-  using ElementOut = {_CXX_TYPE[problem.out]};
-  using ElementBias = {_CXX_TYPE[epilogue.bias_dtype or problem.out]};
-  using ElementResidual = {_CXX_TYPE[epilogue.residual_dtype or problem.out]};
   using Mma = tracea::{wgmma.type_name}<{int(trans_a)}, {int(not trans_b)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kTransA = {_cxx(trans_a)}, kTransB = {_cxx(trans_b)};
+  static constexpr bool kTransA = {cxx(trans_a)}, kTransB = {cxx(trans_b)}, \
+kGated = {cxx(gated)}, \
+kMapsResults = {cxx(maps_results(one))};
+  static constexpr int kElementBytes = {element_bytes(problem)}, \
+kParts = {parts(problem)}, kRowsA = {rows};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {config.consumers};
   static constexpr int kStages = {config.stages}, kWaitDepth = {config.wait_depth}, \
 kRasterBand = {config.raster_band};
   static constexpr int kClusterM = {config.cluster_m}, kClusterN = {config.cluster_n}, \
-kBoxRowsA = {rows_a}, kBoxRowsB = {rows_b};
+kClusterK = {config.cluster_k}, kBoxRowsA = {rows_a}, kBoxRowsB = {rows_b};
   static constexpr unsigned kFirstEmptyParity = {ring.producer_parity(0)}, \
 kEmptyArrivals = {arrivals};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
   static constexpr int kEpilogueBuffers = {layout.epilogue_buffers}, \
 kSmemBytes = {layout.smem_bytes};
-  static constexpr bool kHasBias = {_cxx(_has_bias(problem))}, \
-kBiasIsBatched = {_cxx(epilogue.bias == "batched_row")};
-  static constexpr bool kHasResidual = {_cxx(epilogue.residual)}, \
-kMultipliesResidual = {_cxx(epilogue.residual_op == "multiply")}, \
-kSavesPreactivation = {_cxx(epilogue.save_preactivation)};
-  static constexpr auto kActivation = \
-tracea::Activation::{_ACTIVATION[epilogue.activation]};
+{epilogues.traits(problem)}
 }};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, 1)
-{entry_name(problem, config)}({signature}) {{
+{entry_name(problem, config, gated=gated)}({signature}) {{
   tracea::gemm_sm90<Traits>({{{arguments}}});
 }}
 """
@@ -348,23 +469,44 @@ extern "C" __global__ void __launch_bounds__({config.threads}, 1)
 def _signature(problem: GemmProblem) -> tuple[str, str]:
     """Parameters of the entry, and the fields of ``GemmSm90Params`` made of them."""
     epilogue = problem.epilogue
-    maps = ["a", "b", "out"] + ["z"] * epilogue.save_preactivation
-    pointers = ["bias"] * _has_bias(problem) + ["residual"] * epilogue.residual
+    maps = ["a", "b"]
+    results = ["out"] + ["z"] * epilogue.save_preactivation
+    pointers = ["bias"] * epilogues.has_bias(problem.epilogue) + [
+        "residual"
+    ] * epilogue.residual
     scalars = ["m", "n", "k", "batch", "a_batched", "b_batched"]
-    parameters = [f"const __grid_constant__ tracea::TensorMap {name}" for name in maps]
+    of = "&" if maps_results(problem) else ""
+    parameters = _parameters(maps, results, maps_results(problem))
     parameters += [f"const void* {name}" for name in pointers]
     parameters += [f"int {name}" for name in scalars]
-    z = "&z" if epilogue.save_preactivation else "nullptr"
+    z = f"{of}z" if epilogue.save_preactivation else "nullptr"
     bias, residual = (
         name if name in pointers else "nullptr" for name in ("bias", "residual")
     )
-    finish = f"{{&out, {z}, {bias}, {residual}, m, n}}"
-    return ", ".join(parameters), f"&a, &b, {finish}, {', '.join(scalars)}"
+    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, m, n}}"
+    return ", ".join(parameters), f"&a, &b, nullptr, {finish}, {', '.join(scalars)}"
 
 
-def _cxx(value: bool) -> str:
-    return "true" if value else "false"
+def _parameters(maps: list[str], results: list[str], mapped: bool) -> list[str]:
+    """Operands and results of an entry; results that are not mapped by address."""
+    maps = [*maps, *results] if mapped else maps
+    texts = [f"const __grid_constant__ tracea::TensorMap {name}" for name in maps]
+    return texts if mapped else texts + [f"void* {name}" for name in results]
 
 
-DTYPES = tuple(PTX_TYPE)
-OUT_DTYPES = tuple(_CXX_TYPE)
+def _gated_signature(problem: GemmProblem) -> tuple[str, str]:
+    """The same of a gated product."""
+    saves = problem.epilogue.save_preactivation
+    mapped = maps_results(dataclasses.replace(problem, n=problem.n // 2))
+    results = ["out"] + ["g", "u"] * saves
+    scalars = ["m", "n", "k", "batch", "a_batched", "b_batched"]
+    parameters = _parameters(["a", "gate", "up"], results, mapped)
+    parameters += [f"int {name}" for name in scalars]
+    of = "&" if mapped else ""
+    saved = f"{of}g, {of}u" if saves else "nullptr, nullptr"
+    finish = f"{{{of}out, {saved}, nullptr, nullptr, m, n}}"
+    return ", ".join(parameters), f"&a, &gate, &up, {finish}, {', '.join(scalars)}"
+
+
+DTYPES = tuple(_SHORT)
+OUT_DTYPES = tuple(epilogues.CXX_TYPE)

@@ -1,4 +1,4 @@
-"""C++ wrappers of wgmma.mma_async for 16-bit operands, one generated header per shape.
+"""C++ wrappers of wgmma.mma_async, one generated header for each shape and dtypes.
 
 The instruction names each of its N / 2 accumulator registers, so a wrapper for one N is
 mechanical text; nobody should write or read 128 operands. (PTX ISA, "wgmma.mma_async".)
@@ -8,30 +8,54 @@ from __future__ import annotations
 
 import dataclasses
 
-PTX_TYPE = {"bfloat16": "bf16", "float16": "f16"}
+# Types of the operands, alike or, of 8 bits, in any combination.
+PTX_TYPE = {
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "tfloat32": "tf32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+}
+_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
+STEP_BYTES = 32  # of k that one instruction contracts, whatever the type
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wgmma:
-    """wgmma.m64nNk16 of two shared-memory operands into f32.
+    """wgmma.m64nNkK of two shared-memory operands into f32; K elements are 32 bytes.
 
     Attributes:
       n: columns of B, a multiple of 8 up to 256.
-      dtype: operand type, "bfloat16" or "float16".
+      lhs, rhs: operand types, keys of ``PTX_TYPE``; equal unless both have 8 bits.
     """
 
     n: int
-    dtype: str
+    lhs: str
+    rhs: str
 
     def __post_init__(self) -> None:
         if self.n % 8 or not 8 <= self.n <= 256:
             raise ValueError(
                 f"n={self.n} must be a multiple of 8 from 8 to 256 for wgmma"
             )
-        if self.dtype not in PTX_TYPE:
+        for side, dtype in (("lhs", self.lhs), ("rhs", self.rhs)):
+            if dtype not in PTX_TYPE:
+                raise ValueError(
+                    f"{side}={dtype!r} must be one of {', '.join(PTX_TYPE)}"
+                )
+        if self.lhs != self.rhs and {_BYTES[t] for t in self._types} != {1}:
             raise ValueError(
-                f"dtype={self.dtype!r} must be one of {', '.join(PTX_TYPE)}"
+                f"lhs={self.lhs!r} and rhs={self.rhs!r} must be equal or have 8 bits"
             )
+
+    @property
+    def _types(self) -> tuple[str, str]:
+        return PTX_TYPE[self.lhs], PTX_TYPE[self.rhs]
+
+    @property
+    def k(self) -> int:
+        """Elements contracted."""
+        return STEP_BYTES // _BYTES[self._types[0]]
 
     @property
     def accumulators(self) -> int:
@@ -39,24 +63,40 @@ class Wgmma:
         return self.n // 2
 
     @property
+    def takes_mn_major(self) -> bool:
+        """Whether operands may be stored along m or n."""
+        return _BYTES[self._types[0]] == 2
+
+    @property
     def type_name(self) -> str:
         """The C++ template, over the majorness of A and of B (0: k, 1: m or n)."""
-        return f"WgmmaM64N{self.n}K16{PTX_TYPE[self.dtype].capitalize()}"
+        types = "".join(t.capitalize() for t in dict.fromkeys(self._types))
+        return f"WgmmaM64N{self.n}K{self.k}{types}"
 
     @property
     def header_name(self) -> str:
         """The name by which a translation unit includes ``header``."""
-        return f"wgmma_m64n{self.n}k16_{PTX_TYPE[self.dtype]}.cuh"
+        types = "_".join(dict.fromkeys(self._types))
+        return f"wgmma_m64n{self.n}k{self.k}_{types}.cuh"
 
     @property
     def header(self) -> str:
         """The text of the header."""
         count = self.accumulators
-        ptx = PTX_TYPE[self.dtype]
+        lhs, rhs = self._types
         registers = _wrapped([f"%{i}" for i in range(count)], '        "', ', "')
         operands = _wrapped([f'"+f"(d[{i}])' for i in range(count)], "        ", ",")
+        majors = f", %{count + 3}, %{count + 4}" if self.takes_mn_major else ""
+        check, major_operands = "", ', "n"(kMajorA), "n"(kMajorB)'
+        if not self.takes_mn_major:
+            major_operands = ""
+            check = (
+                "    static_assert(kMajorA == 0 && kMajorB == 0,\n"
+                '                  "rows must run along k");\n'
+            )
         return f"""\
-// Generated: wgmma.m64n{self.n}k16, {ptx} operands in shared memory, f32 accumulators.
+// Generated: wgmma.m64n{self.n}k{self.k}, {lhs} and {rhs} operands in shared memory,
+// f32 accumulators.
 #pragma once
 
 #include "tile/common.cuh"
@@ -69,17 +109,17 @@ struct {self.type_name} {{
   static constexpr int kN = {self.n}, kAccumulators = {count};
 
   TRACEA_DEVICE static void mma(float (&d)[{count}], u64 a, u64 b, bool accumulate) {{
-    asm volatile(
+{check}    asm volatile(
         "{{\\n"
         ".reg .pred p;\\n"
         "setp.ne.b32 p, %{count + 2}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.m64n{self.n}k16.f32.{ptx}.{ptx} {{"
+        "wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.f32.{lhs}.{rhs} {{"
 {registers[:-3]}"
-        "}}, %{count}, %{count + 1}, p, 1, 1, %{count + 3}, %{count + 4};\\n"
+        "}}, %{count}, %{count + 1}, p, 1, 1{majors};\\n"
         "}}"
         :
 {operands[:-1]}
-        : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)), "n"(kMajorA), "n"(kMajorB)
+        : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)){major_operands}
         : "memory");
   }}
 }};

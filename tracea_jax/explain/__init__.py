@@ -16,6 +16,7 @@ import jax
 from tracea_jax import device as devices
 from tracea_jax.device import Device
 from tracea_jax.dispatch import device_for
+from tracea_jax.doctor import by_reason
 from tracea_jax.explain.sites import Site, hidden, sites
 from tracea_jax.options import current, options
 from tracea_jax.rewrite import RULES, Miss
@@ -212,7 +213,7 @@ def _row(alike: list[Site]) -> list[str]:
         f"  {_choice(site)}: {site.reason}{_times(site)}",
     ]
     rejected = site.plan.rejected if site.plan else ()
-    return lines + [f"    not {r}" for r in rejected]
+    return lines + [f"    not {r}" for r in by_reason(rejected)]
 
 
 def _choice(site: Site) -> str:

@@ -198,6 +198,8 @@ def operand_roundoff(dtypes: tuple[str, ...], precision: str, device: Device) ->
         return unit_roundoff("float64")
     if "float32" in dtypes and precision != "highest" and device.platform != "cpu":
         return 2.0**-11  # TF32
+    if device.platform != "cpu" and any(d.startswith("float8") for d in dtypes):
+        return 2.0**-13  # what Hopper's tensor cores keep of sums of their products
     return unit_roundoff("float32")
 
 

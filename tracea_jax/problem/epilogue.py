@@ -16,6 +16,7 @@ ITEMSIZE = {
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "bfloat16x3": 6,  # a float32 in three parts, as some kernels take it
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }

@@ -87,7 +87,7 @@ def product_at(view: View, index: int) -> Product | str:
     if one order of the operands gives the transposed result at once.
     """
     eqn = view.eqns[index]
-    if reason := why_not(eqn):
+    if reason := why_not(eqn, takes_highest=True):
         return reason
     left, right = eqn.invars
     numbers = eqn.params["dimension_numbers"]
@@ -117,8 +117,13 @@ def product_at(view: View, index: int) -> Product | str:
     raise AssertionError("dot_general has its results in a canonical order")
 
 
-def why_not(eqn: Equation) -> str | None:
-    """Why a ``dot_general`` or convolution must stay as it is; None if it need not."""
+def why_not(eqn: Equation, *, takes_highest: bool = False) -> str | None:
+    """Why a ``dot_general`` or convolution must stay as it is; None if it need not.
+
+    Args:
+      eqn: the equation.
+      takes_highest: whether the op is as accurate as XLA at the highest precision.
+    """
     for atom in (*eqn.invars, *eqn.outvars):
         if reason := _why_not_array(atom.aval):
             return reason
@@ -127,7 +132,7 @@ def why_not(eqn: Equation) -> str | None:
     sharding = eqn.params.get("out_sharding")
     if sharding is not None and any(axis is not None for axis in sharding.spec):
         return "it asks for a sharding of its result"
-    return _why_not_precision(eqn.params["precision"])
+    return _why_not_precision(eqn.params["precision"], takes_highest)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -141,13 +146,14 @@ def _why_not_array(aval: Any) -> str | None:
     return None
 
 
-def _why_not_precision(precision: Any) -> str | None:
+def _why_not_precision(precision: Any, takes_highest: bool) -> str | None:
     if precision is None or getattr(precision, "name", "") in _ALGORITHMS:
         return None
-    default = lax.Precision.DEFAULT
-    if precision == default or precision == (default, default):
+    levels = [lax.Precision.DEFAULT, lax.Precision.HIGHEST][: 1 + takes_highest]
+    if any(precision in (level, (level, level)) for level in levels):
         return None
-    return "it asks for a precision other than the default"
+    others = " or the highest" if takes_highest else ""
+    return f"it asks for a precision other than the default{others}"
 
 
 # --- labels of dimensions -------------------------------------------------------------

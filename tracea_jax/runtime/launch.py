@@ -104,13 +104,37 @@ def cuda_lowering(
     Raises:
       ValueError: naming the limit that the launch breaks.
     """
+    attributes = _ready(kernel, cubin, embed)
+    return jax.ffi.ffi_lowering(CUDA_TARGET)(ctx, *operands, **attributes)
+
+
+def cuda_call(
+    *operands: jax.Array,
+    results: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel,
+    cubin: Cubin,
+    embed: bool,
+) -> Sequence[jax.Array]:
+    """Launches a kernel from JAX code that is being traced for a GPU.
+
+    Args:
+      operands: the kernel's first operands.
+      results: shapes and dtypes of the others.
+      kernel, cubin, embed: as in ``cuda_lowering``; it raises the same.
+    """
+    attributes = _ready(kernel, cubin, embed)
+    return jax.ffi.ffi_call(CUDA_TARGET, results)(*operands, **attributes)
+
+
+def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
+    """The attributes of a launch whose code this process, or the program, has."""
     register()
     attributes = cuda_attributes(kernel, cubin.key)
     _native.check_launch(attributes["launch"].tolist(), attributes["params"].tolist())
     _native.put_cubin(cubin.key, cubin.image)
     if embed:
         attributes["cubin"] = base64.b64encode(cubin.image).decode()
-    return jax.ffi.ffi_lowering(CUDA_TARGET)(ctx, *operands, **attributes)
+    return attributes
 
 
 def cuda_attributes(kernel: Kernel, key: str) -> dict[str, Any]:

@@ -27,12 +27,11 @@ class Ahead:
             return
         for choice in choices:
             with contextlib.suppress(Exception):  # ``wait`` or preparing will report it
-                kernel = kernel_of(problem, choice, self._device)
-                if kernel is not None:
+                for kernel in kernels_of(problem, choice, self._device):
                     self._pool.submit(kernel)
 
     def wait(self, problem: Problem, choice: Choice) -> None:
-        """Returns when the choice's kernel is compiled, at once if there is none.
+        """Returns when the choice's kernels are compiled, at once if there are none.
 
         Raises:
           CandidateError: if it cannot be compiled.
@@ -40,8 +39,7 @@ class Ahead:
         if self._pool is None:
             return
         try:
-            kernel = kernel_of(problem, choice, self._device)
-            if kernel is not None:
+            for kernel in kernels_of(problem, choice, self._device):
                 self._pool.submit(kernel).result()
         except Exception as e:
             raise candidate_error(e, "compile_error") from e
@@ -51,8 +49,7 @@ class Ahead:
             self._pool.close()
 
 
-def kernel_of(problem: Problem, choice: Choice, device: Device) -> Kernel | None:
-    """The kernel that a choice has to compile, None if it compiles none of ours."""
+def kernels_of(problem: Problem, choice: Choice, device: Device) -> tuple[Kernel, ...]:
+    """The kernels that a choice has to compile."""
     variant = variants.get(problem.op, choice.variant)
-    call = variant.call(problem, choice.config, device)
-    return call if isinstance(call, Kernel) else None
+    return variants.kernels_in(variant.call(problem, choice.config, device))

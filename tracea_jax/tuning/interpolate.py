@@ -11,7 +11,9 @@ with the distance of the shapes and with that of the configs.
 
 Candidates are the neighbours' best and the policy's defaults, those that are legal for
 the problem; the one of the least time is the answer, XLA being one of them. So it
-depends on all neighbours, and the nearest one's answer is never just copied.
+depends on all neighbours, and the nearest one's answer is never just copied. Neighbours
+that other variants can serve tell nothing: what rules a variant out, as rows that are
+not aligned do, changes the times of XLA as well.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ def answer(
       near: finished neighbours, the nearest first.
       allowed: variants that the answer may be of; any by default.
     """
+    served = _served(problem, device)
+    near = [n for n in near if _served(n.problem, device) == served]
     if not near or near[0].distance > REACH:
         return None
     seen = [
@@ -82,6 +86,13 @@ def answer(
         xla_us=xla_us,
         ratio=xla_us / times[chosen] if xla_us else None,
         neighbours=len(near),
+    )
+
+
+def _served(problem: Problem, device: Device) -> frozenset[str]:
+    """Names of the variants that can serve a problem."""
+    return frozenset(
+        v.name for v in variants.of(problem.op) if v.why_not(problem, device) is None
     )
 
 

@@ -11,17 +11,23 @@ from tracea_jax.variants.base import (
     Config,
     CpuCall,
     Inline,
+    Prepared,
+    Relaid,
     Variant,
     config_from_json,
+    kernels_in,
 )
 from tracea_jax.variants.gated import GATED_FUSED, GATED_UNFUSED
+from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
+from tracea_jax.variants.gemm_sm80 import GEMM_SM80
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 from tracea_jax.variants.space import Space
 
 CATALOGUE: dict[str, tuple[Variant, ...]] = {
-    "matmul": (GEMM_SM90, GEMM_CPU, XLA),
-    "gated_matmul": (GATED_FUSED, GATED_UNFUSED, XLA),
+    "matmul": (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_SM80, GEMM_CPU, XLA),
+    "gated_matmul": (GATED_SM90, GATED_FUSED, GATED_UNFUSED, XLA),
     "conv2d": (XLA,),
     "attention": (ATTENTION_CUDNN, XLA),
 }
@@ -67,11 +73,14 @@ __all__ = [
     "Config",
     "CpuCall",
     "Inline",
+    "Prepared",
+    "Relaid",
     "Space",
     "Variant",
     "check_implementation",
     "config_from_json",
     "get",
+    "kernels_in",
     "of",
     "parts",
 ]

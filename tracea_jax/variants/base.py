@@ -37,7 +37,41 @@ class Inline:
     rule: str = "xla"
 
 
-Call = Kernel | CpuCall | Inline
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Relaid:
+    """An operand that a kernel of ours writes down anew for another one.
+
+    Attributes:
+      kernel: of one operand and one result.
+      shape, dtype: of that result.
+    """
+
+    kernel: Kernel
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A kernel, some of whose operands other kernels lay out first.
+
+    Attributes:
+      kernel: what computes the results.
+      operands: for its first operands, None if it reads one as it is.
+    """
+
+    kernel: Kernel
+    operands: tuple[Relaid | None, ...]
+
+
+Call = Kernel | CpuCall | Prepared | Inline
+
+
+def kernels_in(call: Call) -> tuple[Kernel, ...]:
+    """The kernels that a call has to compile, the one that computes first."""
+    if isinstance(call, Prepared):
+        return (call.kernel, *(r.kernel for r in call.operands if r))
+    return (call,) if isinstance(call, Kernel) else ()
 
 
 class Variant(Protocol):

@@ -20,13 +20,14 @@ from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
 from tracea_jax.variants.base import Call, Inline
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 from tracea_jax.variants.space import Space
 
 PRODUCT_FIELDS = tuple(
     f.name for f in dataclasses.fields(GemmProblem) if f.name != "epilogue"
 )  # what a gated problem has in common with its products
 
-_KERNELS = (GEMM_SM90, GEMM_CPU)
+_KERNELS = (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_CPU)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

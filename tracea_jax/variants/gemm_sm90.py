@@ -17,10 +17,10 @@ from tracea_jax.variants.base import Call
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
 from tracea_jax.variants.space import Space, first_refusal
 
-_TMA_ALIGNMENT_BYTES = 16
 _INT32_MAX = 2**31 - 1
 _MOST_ROWS = _INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
-_EXACT_PRECISIONS = ("default", "high", "highest")  # alike for 16-bit operands
+_EXACT_PRECISIONS = ("default", "high", "highest")  # alike but for float32 operands
+_TF32_PRECISIONS = ("default", "TF32_TF32_F32")
 _MAX_BAND = 1024
 _TOLD_APART = 1.02  # ratio of modelled times that means something
 # What the heuristic chooses from: deeper rings were not seen to gain anything, and
@@ -38,10 +38,11 @@ class GemmSm90:
 
     def reasons(self, problem: GemmProblem, device: Device) -> tuple[str, ...]:
         """Every sentence why the problem cannot be served; empty if it can."""
-        return tuple(_reasons(problem, device))
+        aligned = reasons(problem, device)
+        return (*aligned, *(str(row) for row in misaligned_rows(problem)))
 
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
+        return next(iter(self.reasons(problem, device)), None)
 
     def check(
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
@@ -63,15 +64,7 @@ class GemmSm90:
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
-        columns, pruned = space.columns_of(problem, device, **space.GRID)
-        config = space.of_columns(columns)
-        return Space(
-            config_type=GemmSm90Config,
-            columns=columns,
-            derived=space.derived(problem, config, device),
-            modelled_us=modelled_us(problem, config, device),
-            pruned=pruned,
-        )
+        return space_of(problem, device)
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm90Config:
         assert isinstance(device, CudaDevice)
@@ -79,11 +72,13 @@ class GemmSm90:
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # XLA computes these in a second kernel that reads and writes the output; bias,
-        # relu and an added residual are part of its own products.
+        # relu and an added residual are part of its own products. It is slow on odd
+        # rows.
         epilogue = problem.epilogue
         multiplies = epilogue.residual and epilogue.residual_op == "multiply"
         unfused = epilogue.activation not in ("none", "relu") or multiplies
-        return unfused and problem.flops >= 2**33
+        odd = not emit.maps_results(problem)
+        return (unfused or odd) and problem.flops >= 2**33
 
     def call(
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
@@ -95,11 +90,33 @@ class GemmSm90:
 GEMM_SM90 = GemmSm90()
 
 
+def space_of(
+    problem: GemmProblem, device: CudaDevice, **choices: tuple[int, ...]
+) -> Space:
+    """The configs worth measuring, some fields limited to these choices."""
+    columns, pruned = space.columns_of(problem, device, **{**space.GRID, **choices})
+    config = space.of_columns(columns)
+    return Space(
+        config_type=GemmSm90Config,
+        columns=columns,
+        derived=space.derived(problem, config, device),
+        modelled_us=modelled_us(problem, config, device),
+        pruned=pruned,
+    )
+
+
 def choose(
-    problem: GemmProblem, device: CudaDevice, constants: Constants = CONSTANTS
+    problem: GemmProblem,
+    device: CudaDevice,
+    constants: Constants = CONSTANTS,
+    **choices: tuple[int, ...],
 ) -> GemmSm90Config:
-    """The config to use unmeasured: of the least modelled time, see ``preferred``."""
-    columns, _ = space.columns_of(problem, device, **_CHOICES)
+    """The config to use unmeasured: of the least modelled time, see ``preferred``.
+
+    Args:
+      choices: the values that some fields are limited to.
+    """
+    columns, _ = space.columns_of(problem, device, **{**_CHOICES, **choices})
     config = space.of_columns(columns)
     best = preferred(config, modelled_us(problem, config, device, constants))
     return Space(config_type=GemmSm90Config, columns=columns).config(best)
@@ -124,16 +141,18 @@ def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
     return int(np.lexsort(keys)[-1])
 
 
-def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
-    """The conditions, the ones no other problem could change first."""
+def wrong_device(device: Device) -> Iterator[str]:
+    """Why the device cannot run the kernel, whatever is asked."""
     if not isinstance(device, CudaDevice):
         yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
     elif device.capability != (9, 0):
         yield f"wgmma exists only on sm_90a; the device is {device.arch}"
-    if problem.lhs != problem.rhs:
-        yield f"operands must share a dtype; they are {problem.lhs} and {problem.rhs}"
-    elif problem.lhs not in emit.DTYPES:
-        yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
+
+
+def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
+    """Conditions but those of rows, the ones no other problem could change first."""
+    yield from wrong_device(device)
+    yield from _unknown_operands(problem)
     if problem.out not in emit.OUT_DTYPES:
         yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
     for role in ("bias", "residual"):
@@ -144,12 +163,13 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
     if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
         # Prefetched ahead of the stores, it would not fit in the registers.
         yield f"residual of dtype {residual}; it must not be wider than the output's"
-    if problem.precision not in _EXACT_PRECISIONS:
+    if problem.lhs == "float32" and problem.precision not in _TF32_PRECISIONS:
+        yield f"it multiplies float32 as TF32; precision is {problem.precision}"
+    elif problem.lhs != "float32" and problem.precision not in _EXACT_PRECISIONS:
         yield f"precision {problem.precision} names an algorithm only XLA has"
     if min(problem.batch, problem.m, problem.n, problem.k) < 1:
         yield "an extent is 0, so there is nothing to multiply"
         return
-    yield from _misaligned_rows(problem)
     for extent in ("batch", "m", "n", "k"):
         if getattr(problem, extent) > _MOST_ROWS:
             yield (
@@ -161,19 +181,64 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield "the output has more than 2^31 - 1 tiles of 64 x 64"
 
 
-def _misaligned_rows(problem: GemmProblem) -> Iterator[str]:
-    """Tensor maps need the stored rows of all operands to be multiples of 16 bytes."""
+def _unknown_operands(problem: GemmProblem) -> Iterator[str]:
+    """What the tensor cores cannot multiply, or not as it is stored."""
+    lhs, rhs = problem.lhs, problem.rhs
+    for dtype in dict.fromkeys((lhs, rhs)):
+        if dtype not in emit.DTYPES:
+            yield f"operands of dtype {dtype}; it takes {', '.join(emit.DTYPES)}"
+            return
+    if lhs != rhs and {ITEMSIZE[lhs], ITEMSIZE[rhs]} != {1}:
+        yield (
+            "operands must share a dtype unless both have 8 bits; they are "
+            f"{lhs} and {rhs}"
+        )
+    elif emit.element_bytes(problem) != 2 and problem.layout != "nt":
+        yield (
+            f"operands of dtype {lhs} must be stored with k contiguous, layout nt; it "
+            f"is {problem.layout}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MisalignedRows:
+    """Why an operand cannot be read as it is stored.
+
+    Attributes:
+      operand: 0 for the left, 1 for the right.
+      extent: name of what its rows hold.
+      value: its size.
+      unit: of which that must be a multiple.
+      dtype: of the elements.
+    """
+
+    operand: int
+    extent: str
+    value: int
+    unit: int
+    dtype: str
+
+    def __str__(self) -> str:
+        role = ("left", "right")[self.operand]
+        return (
+            f"rows of the {role} operand must be multiples of 16 bytes for TMA: "
+            f"{self.extent}={self.value} is not a multiple of {self.unit} "
+            f"({self.dtype})"
+        )
+
+
+def misaligned_rows(problem: GemmProblem) -> Iterator[MisalignedRows]:
+    """The operands whose stored rows are not multiples of 16 bytes."""
     left, right = problem.layout
-    rows = (
-        ("the left operand", "m" if left == "t" else "k", problem.lhs),
-        ("the right operand", "k" if right == "t" else "n", problem.rhs),
-        ("the output", "n", problem.out),
+    operands = (
+        ("m" if left == "t" else "k", problem.lhs),
+        ("k" if right == "t" else "n", problem.rhs),
     )
-    for role, extent, dtype in rows:
-        unit = _TMA_ALIGNMENT_BYTES // ITEMSIZE.get(dtype, _TMA_ALIGNMENT_BYTES)
+    for operand, (extent, dtype) in enumerate(operands):
+        element = dtype.removesuffix("x3")  # parts are stored one after another
+        unit = emit.ROW_UNIT_BYTES // ITEMSIZE.get(element, emit.ROW_UNIT_BYTES)
         value = getattr(problem, extent)
         if value % unit:
-            yield (
-                f"rows of {role} must be multiples of 16 bytes for TMA: "
-                f"{extent}={value} is not a multiple of {unit} ({dtype})"
+            yield MisalignedRows(
+                operand=operand, extent=extent, value=value, unit=unit, dtype=dtype
             )

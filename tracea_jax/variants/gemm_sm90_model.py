@@ -1,10 +1,12 @@
 """How long gemm_sm90 takes: an analytic model, to rank configs before measuring any.
 
 Every formula takes a config whose fields may be columns. A tile takes ``steps`` stages
-of 64 along k and an epilogue, in cycles of an SM:
+of 128 bytes along k and an epilogue, in cycles of an SM:
 
     multiply = tile_m tile_n 64 / 2048                               tensor cores
     smem     = (tile_m / 64 (64 + tile_n) + tile_m + tile_n) / rate  rows of 128 bytes
+
+(more of both where operands have several parts)
     busy     = max(multiply, smem) + drain
     wait     = time to refill a stage, shared by the stages of the ring
     tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead
@@ -27,7 +29,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
-from tracea_jax.variants.gemm_sm90_space import slots, steps, waves
+from tracea_jax.variants.gemm_sm90_space import block_steps, slots, steps, waves
 
 _MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
 _PORT_BYTES_PER_CYCLE = 64  # into one SM
@@ -39,7 +41,8 @@ class Constants:
     """What the formulas leave open, fitted by ``benchmarks/fit_model.py``.
 
     The values come from an H200: the time of every legal config of 8 shapes, and the
-    shipped observations, 15 configs of each of 20 problems.
+    shipped observations, 15 configs of each of 20 problems. Those of the exchange are
+    estimates: split tiles of small products took 1.5 us more.
 
     Attributes:
       cycles_per_us: clock of an SM that power does not limit.
@@ -60,6 +63,8 @@ class Constants:
       edge_bytes_per_us: of zeros that stand for rows of the left operand past its edge.
       launch_us: of each execution.
       pair_us: more if the blocks run in clusters of two.
+      exchange_cycles: of each tile whose sums meet in a cluster, and ...
+      exchange_bytes_per_cycle: ... of the sums of a block.
       refill_overlap, overlap: the exponents q and p.
     """
 
@@ -80,6 +85,8 @@ class Constants:
     edge_bytes_per_us: float = 1.72e6
     launch_us: float = 3.13
     pair_us: float = 0.969
+    exchange_cycles: float = 2500.0
+    exchange_bytes_per_cycle: float = 64.0
     refill_overlap: float = 10.2
     overlap: float = 4.81
 
@@ -95,11 +102,12 @@ def modelled_us(
 ) -> Any:
     """Time of one execution in microseconds; an array if the config holds columns."""
     a = constants
-    tile = steps(problem) * _step_cycles(config, a)
+    tile = block_steps(problem, config) * _step_cycles(problem, config, a)
     tile += _tile_cycles(problem, config, device, a)
-    blocks = emit.tile_count(problem, config) * config.cluster_size
-    macs = blocks * steps(problem) * emit.TILE_K * config.tile_m * config.tile_n
-    row_bytes = steps(problem) * emit.ROW_BYTES
+    blocks = emit.tile_count(problem, config) * config.sharers
+    depth = steps(problem) * emit.TILE_K * emit.part_products(problem)
+    macs = blocks * depth * config.tile_m * config.tile_n
+    row_bytes = steps(problem) * emit.ROW_BYTES * emit.parts(problem)
     limits = (
         waves(problem, config, device) * tile / a.cycles_per_us,
         macs / a.macs_per_us,
@@ -108,20 +116,22 @@ def modelled_us(
         _edge_rows(problem, config) * row_bytes / a.edge_bytes_per_us,
     )
     bound = sum(limit**a.overlap for limit in limits) ** (1 / a.overlap)
-    return bound + a.launch_us + a.pair_us * (config.cluster_size - 1)
+    return bound + a.launch_us + a.pair_us * (config.cluster_size > 1)
 
 
 # ---- one SM --------------------------------------------------------------------------
 
 
-def _step_cycles(config: GemmSm90Config, a: Constants) -> Any:
+def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> Any:
     """One step of a tile: the tensor cores, shared memory or the wait for a stage."""
-    multiply = config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
-    loaded = config.tile_m + config.tile_n
-    read = config.tile_m // emit.SLAB * (emit.SLAB + config.tile_n)
+    products = emit.part_products(problem)
+    multiply = products * config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
+    loaded = emit.loaded_rows(problem, config) + config.tile_n
+    loaded = loaded * emit.parts(problem)
+    read = products * (config.tile_m // emit.SLAB) * (emit.SLAB + config.tile_n)
     busy = np.maximum(multiply, (read + loaded) / a.smem_rows_per_cycle)
     refill = a.latency_cycles + loaded * emit.ROW_BYTES / _PORT_BYTES_PER_CYCLE
-    refill += a.pair_latency_cycles * (config.cluster_size - 1)
+    refill += a.pair_latency_cycles * (config.sharers - 1)
     # With a batch in flight, a stage is held until the next one has been issued.
     wait = np.where(
         config.wait_depth == 0,
@@ -140,8 +150,11 @@ def _tile_cycles(
     elements = config.tile_m * config.tile_n / config.consumers
     stored = elements * ITEMSIZE[problem.out] * _results(problem)
     has_exponential = problem.epilogue.activation not in ("none", "relu")
+    exchanged = a.exchange_cycles
+    exchanged += 4 * config.tile_m * config.tile_n / a.exchange_bytes_per_cycle
     return (
         a.tile_cycles
+        + (config.cluster_k > 1) * exchanged
         + stored / a.epilogue_bytes_per_cycle
         + late_bytes(problem, config, device) / a.store_bytes_per_cycle
         + has_exponential * elements / 128 * a.activation_cycles
@@ -153,11 +166,9 @@ def late_bytes(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice)
 
     The ring leaves room for as many buffers as ``emit.storage`` counts.
     """
-    saves = 1 + problem.epilogue.save_preactivation
-    columns = emit.ROW_BYTES // ITEMSIZE[problem.out]
-    stores = saves * config.slabs * config.tile_n // columns
-    room = device.smem_per_block_bytes - emit.smem_bytes(config, 0)
+    room = device.smem_per_block_bytes - emit.smem_bytes(problem, config, 0)
     buffers = np.maximum(room // (config.consumers * emit.SUBTILE_BYTES), 2)
+    stores = emit.stores(problem, config)
     return np.maximum(stores - buffers, 0) * emit.SUBTILE_BYTES
 
 
@@ -182,11 +193,10 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     left, right = problem.layout
     lhs_lines = _lines_of_row(problem.m if left == "t" else problem.k)
     rhs_lines = _lines_of_row(problem.k if right == "t" else problem.n)
-    lhs = lhs_lines * _once(wide, (config.cluster_size == 1) & (lhs_lines == 1), a)
-    rhs = rhs_lines * _once(high, (config.cluster_size == 1) & (rhs_lines == 1), a)
-    return (
-        lhs * config.tile_m / config.cluster_n + rhs * config.tile_n / config.cluster_m
-    )
+    lhs = lhs_lines * _once(wide, (config.sharers == 1) & (lhs_lines == 1), a)
+    rhs = rhs_lines * _once(high, (config.sharers == 1) & (rhs_lines == 1), a)
+    rows = emit.loaded_rows(problem, config)
+    return lhs * rows / config.cluster_n + rhs * config.tile_n / config.cluster_m
 
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:
@@ -208,7 +218,8 @@ def _edge_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     With 16 rows, copies of 64 take longer than with 64, the more blocks copy.
     """
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
-    past = m_tiles * config.cluster_m * config.tile_m - problem.m
+    rows = m_tiles * config.cluster_m * emit.loaded_rows(problem, config)
+    past = np.maximum(rows - problem.m, 0)
     return past * n_tiles * config.cluster_n * batch
 
 

@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "consumers": (1, 2),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
+    "cluster_k": (1, 2, 4),
     "wait_depth": (0, 1),
 }
 GRID: dict[str, tuple[int, ...]] = {
@@ -31,17 +32,18 @@ GRID: dict[str, tuple[int, ...]] = {
     "consumers": CHOICES["consumers"],
     "cluster_m": CHOICES["cluster_m"],
     "cluster_n": CHOICES["cluster_n"],
+    "cluster_k": CHOICES["cluster_k"],
     "raster_band": (1, 2, 4, 8, 16, 32),
     "wait_depth": CHOICES["wait_depth"],
 }
 USUAL_BAND = GemmSm90Config(tile_m=64, tile_n=64, stages=2).raster_band
-# Accumulators of each thread, by consumers; more leaves the epilogue too few registers.
-_MAX_ACCUMULATORS = {1: 96, 2: 128}
+# Accumulators of each thread; more leaves the epilogue too few registers.
+_MAX_ACCUMULATORS = 128
 
 
-def accumulator_limit(config: GemmSm90Config) -> Any:
-    """Most f32 accumulators of a consumer thread."""
-    return np.where(config.consumers == 1, *_MAX_ACCUMULATORS.values())
+def accumulator_limit(problem: GemmProblem) -> int:
+    """Most f32 accumulators of a consumer thread; sums of parts need totals, too."""
+    return _MAX_ACCUMULATORS // (2 if emit.parts(problem) > 1 else 1)
 
 
 def slots(config: GemmSm90Config, device: CudaDevice) -> Any:
@@ -56,7 +58,12 @@ def waves(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> A
 
 def steps(problem: GemmProblem) -> int:
     """Stages of k that each tile reads."""
-    return -(-problem.k // emit.TILE_K)
+    return -(-problem.k // emit.tile_k(problem))
+
+
+def block_steps(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Stages of k that the busiest block of a cluster reads for a tile."""
+    return -(-steps(problem) // config.cluster_k)
 
 
 def columns_of(
@@ -86,13 +93,13 @@ def derived(
     loaded = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
     return {
         "log2_accumulators": np.log2(config.accumulators),
-        "log2_smem_bytes": np.log2(emit.smem_bytes(config)),
+        "log2_smem_bytes": np.log2(emit.smem_bytes(problem, config)),
         "wave_efficiency": m_tiles * n_tiles * batch / (rounds * places),
         "log2_padding": np.log2(
             m_tiles * rows / problem.m * n_tiles * cols / problem.n
         ),
         "log2_l2_bytes_per_mac": np.log2(loaded / (config.tile_m * config.tile_n)),
-        "log2_k_steps": np.log2(rounds * steps(problem)),
+        "log2_k_steps": np.log2(rounds * block_steps(problem, config)),
     }
 
 
@@ -104,19 +111,39 @@ def _splits_unevenly(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
 
 
 def _holds_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return c.accumulators > accumulator_limit(c)
+    return c.accumulators > accumulator_limit(p)
 
 
 def _is_a_large_cluster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return c.cluster_size > 2
+    return (c.sharers > 2) | ((c.sharers > 1) & (c.cluster_k > 1))
+
+
+def _splits_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """A block of a split tile has one tile and something to multiply in it."""
+    busy = (waves(p, c, d) == 1) & (steps(p) >= c.cluster_k)
+    return (c.cluster_k > 1) & ~busy
+
+
+def _has_no_room_for_sums(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    ring = emit.smem_bytes(p, c, 0) - emit.SUBTILE_BYTES  # at least
+    return (c.cluster_k > 1) & (4 * c.tile_m * c.tile_n > ring)
 
 
 def _does_not_fit(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return emit.smem_bytes(c) > d.smem_per_block_bytes
+    return emit.smem_bytes(p, c) > d.smem_per_block_bytes
 
 
 def _deadlocks(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     return c.stages <= c.wait_depth
+
+
+def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """Entries of residuals in odd rows are loaded one by one, each from its address."""
+    return (c.slabs > 1) & (p.epilogue.residual and not emit.maps_results(p))
+
+
+def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    return (emit.parts(p) > 1) & (c.wait_depth > 0)
 
 
 LEGAL = (
@@ -133,14 +160,30 @@ LEGAL = (
         refuses=_holds_too_much,
         why=lambda p, c, d: (
             f"a {c.tile_m}x{c.tile_n} tile needs {c.accumulators} accumulators a "
-            f"thread with {c.consumers} consumers; at most {accumulator_limit(c)} fit"
+            f"thread with {c.consumers} consumers; at most {accumulator_limit(p)} fit"
         ),
     ),
     Rule(
         code="cluster",
         refuses=_is_a_large_cluster,
         why=lambda p, c, d: (
-            "a cluster has at most 2 blocks: cluster_m * cluster_n <= 2"
+            "a cluster has at most 2 blocks: cluster_m * cluster_n <= 2, or both are 1 "
+            "and blocks share k"
+        ),
+    ),
+    Rule(
+        code="split",
+        refuses=_splits_too_much,
+        why=lambda p, c, d: (
+            f"cluster_k={c.cluster_k} needs as many steps of k and room for all tiles "
+            f"at once; there are {steps(p)} steps and {emit.tile_count(p, c)} tiles"
+        ),
+    ),
+    Rule(
+        code="exchange",
+        refuses=_has_no_room_for_sums,
+        why=lambda p, c, d: (
+            f"sums of a {c.tile_m}x{c.tile_n} tile do not fit into {c.stages} stages"
         ),
     ),
     Rule(
@@ -149,7 +192,7 @@ LEGAL = (
         why=lambda p, c, d: (
             f"stages={c.stages} of {c.tile_m}x{c.tile_n} tiles exceed "
             f"{d.smem_per_block_bytes} bytes of shared memory; at most "
-            f"{emit.most_stages(c, d.smem_per_block_bytes)} fit"
+            f"{emit.most_stages(p, c, d.smem_per_block_bytes)} fit"
         ),
     ),
     Rule(
@@ -159,6 +202,19 @@ LEGAL = (
             f"stages={c.stages} must exceed wait_depth={c.wait_depth}, or "
             "producer and consumers wait for each other"
         ),
+    ),
+    Rule(
+        code="registers",
+        refuses=_runs_out_of_registers,
+        why=lambda p, c, d: (
+            f"a residual in rows of n={p.n} takes the registers of more than 64 rows a "
+            "consumer"
+        ),
+    ),
+    Rule(
+        code="parts",
+        refuses=_does_not_wait,
+        why=lambda p, c, d: "sums of parts are promoted at each step: wait_depth=0",
     ),
 )
 
@@ -177,7 +233,7 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
 
 def _has_idle_stages(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """Fewer stages would already hold all that a block ever reads."""
-    return (c.stages > 2) & (c.stages > waves(p, c, d) * steps(p))
+    return (c.stages > 2) & (c.stages > waves(p, c, d) * block_steps(p, c))
 
 
 def _repeats_a_raster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:

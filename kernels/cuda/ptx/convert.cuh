@@ -91,6 +91,42 @@ TRACEA_DEVICE Packed<float> load_pair_before(const float* first, int count) {
   return packed;
 }
 
+// The same for elements that may lie at any multiple of their size.
+template <int kOffset, class Element>
+TRACEA_DEVICE Packed<Element> load_each_before(const Element* first, int count) {
+  static_assert(sizeof(Element) == 2, "f32 has its own overload");
+  u16 pair[2] = {0, 0};
+  TRACEA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.gt.s32 p, %2, %3;\n"
+        "@p ld.global.b16 %0, [%1];\n"
+        "}"
+        : "+h"(pair[i])
+        : "l"(first + kOffset + i), "r"(count), "r"(kOffset + i));
+  }
+  return {static_cast<u32>(pair[1]) << 16 | pair[0]};
+}
+template <int kOffset>
+TRACEA_DEVICE Packed<float> load_each_before(const float* first, int count) {
+  Packed<float> packed{{0.0f, 0.0f}};
+  float* pair[2] = {&packed.value.x, &packed.value.y};
+  TRACEA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.gt.s32 p, %2, %3;\n"
+        "@p ld.global.f32 %0, [%1];\n"
+        "}"
+        : "+f"(*pair[i])
+        : "l"(first + kOffset + i), "r"(count), "r"(kOffset + i));
+  }
+  return packed;
+}
+
 // One element of memory as f32.
 TRACEA_DEVICE float widen(float v) { return v; }
 TRACEA_DEVICE float widen(bf16 v) { return __uint_as_float(static_cast<u32>(v.bits) << 16); }

@@ -1,4 +1,5 @@
-// Stores of register fragments into shared memory.
+// Stores of register fragments into shared memory, and what is read back, also from the
+// shared memory of other blocks of the cluster.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -23,9 +24,43 @@ TRACEA_DEVICE void st_shared(u32 address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
 
+// The bits of one element.
+TRACEA_DEVICE void ld_shared(u32 address, u16& v) {
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+}
+TRACEA_DEVICE void ld_shared(u32 address, u32& v) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+}
+
 TRACEA_DEVICE Pair ld_shared_pair(u32 address) {
   Pair v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address)
+               : "memory");
+  return v;
+}
+
+struct Quad {
+  float x[4];
+};
+
+TRACEA_DEVICE void st_shared(u32 address, const Quad& v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x[0]),
+               "f"(v.x[1]), "f"(v.x[2]), "f"(v.x[3])
+               : "memory");
+}
+
+// The same address in block `rank` of the cluster.
+TRACEA_DEVICE u32 cluster_address(u32 address, u32 rank) {
+  u32 remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+TRACEA_DEVICE Quad ld_shared_cluster(u32 address) {
+  Quad v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x[0]), "=f"(v.x[1]), "=f"(v.x[2]), "=f"(v.x[3])
+               : "r"(address)
                : "memory");
   return v;
 }

@@ -34,6 +34,12 @@ TRACEA_DEVICE void warpgroup_barrier(int warpgroup) {
   }
 }
 
+// Barrier 3 among all consumers.
+template <int kThreads>
+TRACEA_DEVICE void consumers_barrier() {
+  asm volatile("bar.sync 3, %0;" ::"n"(kThreads) : "memory");
+}
+
 TRACEA_DEVICE u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

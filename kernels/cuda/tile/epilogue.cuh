@@ -1,5 +1,7 @@
 // What happens to a warpgroup's accumulators: z = acc + bias, y = activation(z) + residual
-// (or times residual), one rounding, and a store through shared memory that runs on while the next tile starts.
+// (or times residual), one rounding, and a store through shared memory that runs on while
+// the next tile starts. Of a gated product y = activation(g) * u, the accumulators are
+// those of g and then, as many columns, those of u.
 //
 // A 64 x N slab leaves in sub-tiles of 64 rows x 128 bytes, the widest box of a swizzled
 // tensor map. They take turns in a ring of buffers that belongs to the warpgroup alone:
@@ -8,9 +10,13 @@
 //            leader: store buffer j
 //
 // One barrier serves both ways: it publishes buffer j and frees buffer j+1.
-// Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs,
-// kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual, kMultipliesResidual,
-// kSavesPreactivation, kActivation. Rows of the results are multiples of 16 bytes.
+//
+// Rows that are no multiples of 16 bytes have no tensor map. Each warp then writes the rows
+// that it staged itself, element by element.
+//
+// Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
+// kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual,
+// kMultipliesResidual, kSavesPreactivation, kActivation.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
@@ -28,12 +34,36 @@
 
 namespace tracea {
 
+// How a result is written: through its tensor map, or to its address.
+template <bool kMapped>
+struct ResultPointer {
+  using Type = const TensorMap*;
+};
+template <>
+struct ResultPointer<false> {
+  using Type = void*;
+};
+
+template <class Traits>
 struct EpilogueParams {
-  const TensorMap* out;
-  const TensorMap* preactivation;  // null unless it is saved
-  const void* bias;                // (n) or (batch, n), or null
-  const void* residual;            // (batch, m, n), or null
+  using Result = typename ResultPointer<Traits::kMapsResults>::Type;
+  Result out;
+  Result preactivation;  // z, or g; null unless it is saved
+  Result factor;         // u, null unless it is saved
+  const void* bias;      // (n) or (batch, n), or null
+  const void* residual;  // (batch, m, n), or null
   int m, n;
+};
+
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<2> {
+  using Type = u16;
+};
+template <>
+struct BitsOf<4> {
+  using Type = u32;
 };
 
 // A sub-tile and its chunks: two blocks of 8 columns that a warpgroup stages together.
@@ -91,16 +121,20 @@ class WarpgroupEpilogue {
   using ElementBias = typename Traits::ElementBias;
   using ElementResidual = typename Traits::ElementResidual;
   using Tile = SubTile<Element>;
-  static constexpr int kSubTiles = Traits::kTileN / Tile::kColumns;
+  static constexpr int kColumns = Traits::kGated ? Traits::kTileN / 2 : Traits::kTileN;
+  static constexpr int kSubTiles = kColumns / Tile::kColumns;
   static constexpr int kAccumulators = Traits::kTileN / 2;
+  static constexpr int kFactor = kColumns / 2;  // register of u's first column
   static constexpr int kBiasPerThread = ceil_div(Traits::kTileN, kWarpgroupSize);
-  static constexpr bool kAddsBias =
-      Traits::kHasBias || Traits::kHasResidual || Traits::kSavesPreactivation;
-  static_assert(Traits::kTileN % Tile::kColumns == 0, "sub-tiles must fill the tile");
+  static constexpr bool kAddsBias = Traits::kHasBias || Traits::kHasResidual ||
+                                    Traits::kSavesPreactivation;
+  static_assert(kColumns % Tile::kColumns == 0, "sub-tiles must fill the tile");
+  static_assert(!Traits::kGated || !(Traits::kHasBias || Traits::kHasResidual),
+                "a gated product has neither bias nor residual");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
   // `buffers` and `bias` are shared-memory addresses of this warpgroup's own space.
-  TRACEA_DEVICE WarpgroupEpilogue(const EpilogueParams& params, u32 buffers, u32 bias,
+  TRACEA_DEVICE WarpgroupEpilogue(const EpilogueParams<Traits>& params, u32 buffers, u32 bias,
                                   int warpgroup)
       : params_(params),
         buffers_(buffers),
@@ -112,39 +146,72 @@ class WarpgroupEpilogue {
   // Starts the loads that the tile at (m, n) of `batch` will need, ahead of its mainloop.
   TRACEA_DEVICE void prefetch(int m, int n, int batch) {
     if constexpr (kAddsBias) load_bias(n, batch);
-    if constexpr (Traits::kHasResidual) load_residual(m, n, batch, 0);
+    if constexpr (kPrefetchesResidual) load_residual(m, n, batch, 0);
   }
 
-  // Finishes and stores the rows m .. m + 64 kSlabs - 1, columns n .. n + kTileN - 1.
+  // Finishes and stores the rows m .. m + 64 kSlabs - 1, columns n .. n + kColumns - 1.
   TRACEA_DEVICE void store(float (&accumulators)[Traits::kSlabs][kAccumulators], int m, int n,
                            int batch) {
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
-    for (int slab = 0; slab < Traits::kSlabs; ++slab) {
-      TRACEA_UNROLL
-      for (int sub = 0; sub < kSubTiles; ++sub) {
-        const int row = m + slab * Tile::kRows, column = n + sub * Tile::kColumns;
-        if constexpr (kAddsBias) add_bias(accumulators[slab], sub);
-        if constexpr (Traits::kSavesPreactivation) {
-          stage_all<Activation::kNone, false>(accumulators[slab], sub);
-          publish(params_.preactivation, column, row, batch);
-        }
-        stage_all<Traits::kActivation, Traits::kHasResidual>(accumulators[slab], sub);
-        if constexpr (Traits::kHasResidual) {
-          const int next = slab * kSubTiles + sub + 1;
-          if (next < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, next);
-        }
-        publish(params_.out, column, row, batch);
+    for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
+      store_sub_tile(accumulators[index / kSubTiles], m, n, batch, index);
+    }
+  }
+
+  // The same for the sub-tiles that are this block's share of sums over a cluster.
+  template <class Exchange>
+  TRACEA_DEVICE void store_shares(float (&accumulators)[Traits::kSlabs][kAccumulators], int m,
+                                  int n, int batch, const Exchange& exchange) {
+    constexpr int kRegisters = Tile::kColumns / 2;
+    if constexpr (kAddsBias) share_bias();
+    TRACEA_UNROLL
+    for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
+      if (!exchange.owns(index)) continue;
+      const int slab = index / kSubTiles, first = index % kSubTiles * kRegisters;
+      exchange.gather(accumulators[slab], slab, first, kRegisters);
+      if constexpr (Traits::kGated) {
+        exchange.gather(accumulators[slab], slab, kFactor + first, kRegisters);
       }
+      store_sub_tile(accumulators[slab], m, n, batch, index);
     }
   }
 
   // Shared memory may be given up after this.
   TRACEA_DEVICE void drain() {
-    if (leader_) cp_async_bulk_wait_group_read<0>();
+    if (Traits::kMapsResults && leader_) cp_async_bulk_wait_group_read<0>();
   }
 
  private:
+  // The residual of a sub-tile is fetched as soon as that of the one before is used: if they
+  // follow each other, and loads of whole pairs leave enough registers.
+  static constexpr bool kPrefetchesResidual =
+      Traits::kHasResidual && Traits::kClusterK == 1 && Traits::kMapsResults;
+
+  // Sub-tile `index` of the consumer's rows, counted along n first.
+  TRACEA_DEVICE void store_sub_tile(float (&accumulators)[kAccumulators], int m, int n,
+                                    int batch, int index) {
+    const int sub = index % kSubTiles;
+    const int row = m + index / kSubTiles * Tile::kRows, column = n + sub * Tile::kColumns;
+    if constexpr (kAddsBias) add_bias(accumulators, sub);
+    if constexpr (Traits::kSavesPreactivation) {
+      stage_all<Activation::kNone, false>(accumulators, sub);
+      publish(params_.preactivation, column, row, batch);
+      if constexpr (Traits::kGated) {
+        stage_all<Activation::kNone, false, kFactor>(accumulators, sub);
+        publish(params_.factor, column, row, batch);
+      }
+    }
+    if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
+      load_residual(m, n, batch, index);
+    }
+    stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(accumulators, sub);
+    if constexpr (kPrefetchesResidual) {
+      if (index + 1 < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, index + 1);
+    }
+    publish(params_.out, column, row, batch);
+  }
+
   // Each thread fetches a column or two; all threads will need all of them.
   TRACEA_DEVICE void load_bias(int n, int batch) {
     const u64 first = Traits::kBiasIsBatched ? static_cast<u64>(batch) * params_.n : 0;
@@ -186,7 +253,11 @@ class WarpgroupEpilogue {
   template <int kBlock>
   TRACEA_DEVICE void load_residual_row(const ElementResidual* row, int count, int half) {
     if constexpr (kBlock < Tile::kBlocks) {
-      residual_[kBlock][half] = load_pair_before<8 * kBlock>(row, count);
+      if constexpr (Traits::kMapsResults) {
+        residual_[kBlock][half] = load_pair_before<8 * kBlock>(row, count);
+      } else {
+        residual_[kBlock][half] = load_each_before<8 * kBlock>(row, count);
+      }
       load_residual_row<kBlock + 1>(row, count, half);
     }
   }
@@ -207,8 +278,9 @@ class WarpgroupEpilogue {
     }
   }
 
-  // Rounds a sub-tile of the result, or of z, into the buffer whose turn it is.
-  template <Activation kActivation, bool kJoinsResidual>
+  // Rounds a sub-tile of the result, or of z, into the buffer whose turn it is. kFirst is
+  // the register of the first column.
+  template <Activation kActivation, bool kJoins, int kFirst = 0>
   TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int sub) {
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     TRACEA_UNROLL
@@ -217,37 +289,63 @@ class WarpgroupEpilogue {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int which = i / 2, half = i % 2, block = Tile::block(chunk, which);
-        const float* z = accumulators + 4 * (sub * Tile::kBlocks + block) + 2 * half;
+        const float* z =
+            accumulators + kFirst + 4 * (sub * Tile::kBlocks + block) + 2 * half;
         Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[1])};
-        if constexpr (kJoinsResidual) y = join(y, residual_[block][half].widen());
+        if constexpr (kJoins && Traits::kGated) {
+          y = join<true>(y, {z[kFactor], z[kFactor + 1]});
+        } else if constexpr (kJoins) {
+          y = join<Traits::kMultipliesResidual>(y, residual_[block][half].widen());
+        }
         c.pairs[which][half] = Packed<Element>::from(y);
       }
       stage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
     }
   }
 
-  TRACEA_DEVICE static Pair join(Pair y, Pair residual) {
-    if constexpr (Traits::kMultipliesResidual) {
-      return {y.x * residual.x, y.y * residual.y};
-    } else {
-      return {y.x + residual.x, y.y + residual.y};
-    }
-  }
-
   // Sends the staged buffer on its way; the next one is free to stage into.
-  TRACEA_DEVICE void publish(const TensorMap* map, int column, int row, int batch) {
-    fence_proxy_async_shared();
-    if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
-    warpgroup_barrier(warpgroup_);
-    if (leader_) {
-      const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
-      cp_async_bulk_tensor_3d_store(map, buffer, column, row, batch);
-      cp_async_bulk_commit_group();
+  TRACEA_DEVICE void publish(typename EpilogueParams<Traits>::Result result, int column,
+                             int row, int batch) {
+    const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
+    if constexpr (Traits::kMapsResults) {
+      fence_proxy_async_shared();
+      if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
+      warpgroup_barrier(warpgroup_);
+      if (leader_) {
+        cp_async_bulk_tensor_3d_store(result, buffer, column, row, batch);
+        cp_async_bulk_commit_group();
+      }
+    } else {
+      write_rows(static_cast<Element*>(result), buffer, column, row, batch);
     }
     buffer_idx_ = buffer_idx_ + 1 == Traits::kEpilogueBuffers ? 0 : buffer_idx_ + 1;
   }
 
-  const EpilogueParams& params_;
+  // Writes this warp's 16 rows of a staged sub-tile, which start at (row, column).
+  TRACEA_DEVICE void write_rows(Element* result, u32 buffer, int column, int row,
+                                int batch) const {
+    using Bits = typename BitsOf<sizeof(Element)>::Type;
+    constexpr int kWarpRows = 16;
+    const int lane = thread_ % kWarpSize, first = thread_ / kWarpSize * kWarpRows;
+    const u64 start = (static_cast<u64>(batch) * params_.m + row + first) * params_.n;
+    Bits* out = reinterpret_cast<Bits*>(result) + start + column;
+    const int rows = params_.m - row - first;
+    __syncwarp();
+    TRACEA_NO_UNROLL
+    for (int i = 0; i < kWarpRows; ++i, out += params_.n) {
+      TRACEA_UNROLL
+      for (int j = lane; j < Tile::kColumns; j += kWarpSize) {
+        Bits bits;
+        ld_shared(buffer + Traits::Swizzle::apply(Tile::kRowBytes * (first + i) +
+                                                  static_cast<u32>(sizeof(Bits)) * j),
+                  bits);
+        if (i < rows && column + j < params_.n) out[j] = bits;
+      }
+    }
+    __syncwarp();
+  }
+
+  const EpilogueParams<Traits>& params_;
   const u32 buffers_, smem_bias_;
   const int warpgroup_, thread_;
   const bool leader_;

@@ -1,0 +1,84 @@
+"""Products on gemm_sm90, run in poisoned memory and compared with float64."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numerics
+import numpy as np
+from ahead import compiled_ahead
+from gates import multiplied
+from numerics import exact
+from spaces import one_of_each
+
+from tracea_jax.dispatch import device_for
+from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+GATE = Epilogue(
+    activation="silu", residual=True, residual_op="multiply", save_preactivation=True
+)
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "bfloat16", **changes) -> GemmProblem:
+    fields = {"lhs": dtype, "rhs": dtype, "out": dtype, **changes}
+    return GemmProblem(m=m, n=n, k=k, **fields)
+
+
+def run_and_check(problem: GemmProblem, config=None, unit: float = 2.0**-24) -> None:
+    """Runs the kernel in buffers full of NaN and compares every entry with float64.
+
+    Two runs must give the same bits.
+    """
+    p, epilogue = problem, problem.epilogue
+    config = config or GEMM_SM90.heuristic(p, device_for("cuda"))
+    inputs = bench.operands(p, seed=3)
+    run = functools.partial(
+        bench.execute, problem=p, choice=Choice(variant="gemm_sm90", config=config)
+    )
+    poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in jax.eval_shape(run, *inputs)]
+    call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
+    again = [jnp.copy(x) for x in poison]
+    y, *z = call(poison, *inputs)
+    for first, second in zip((y, *z), call(again, *inputs), strict=True):
+        np.testing.assert_array_equal(first, second, strict=True)
+    lhs, rhs, *rest = (numerics.f64(x) for x in inputs)
+    lhs = lhs.swapaxes(-1, -2) if p.layout[0] == "t" else lhs
+    rhs = rhs.swapaxes(-1, -2) if p.layout[1] == "t" else rhs
+    bias = rest.pop(0) if epilogue.bias != "none" else None
+    if bias is not None and epilogue.bias == "batched_row":
+        bias = bias[:, None]
+    residual = rest.pop(0) if epilogue.residual else None
+    if epilogue.residual_op == "multiply":
+        product = exact(lhs, rhs, bias, epilogue.activation)
+        multiplied(product, residual).assert_near(y, unit=unit)
+    else:
+        expected = exact(lhs, rhs, bias, epilogue.activation, residual)
+        expected.assert_near(y, unit=unit)
+    if z:
+        exact(lhs, rhs, bias).assert_near(z[0], unit=unit)
+
+
+def sweep(problem: GemmProblem, *fields: str, unit: float = 2.0**-24, **only) -> int:
+    """``run_and_check`` of a config for each combination of these fields.
+
+    Args:
+      only: fields and predicates that the configs must fulfil.
+    """
+    device = device_for("cuda")
+    configs = [
+        config
+        for config in one_of_each(GEMM_SM90.space(problem, device), *fields)
+        if all(is_meant(getattr(config, name)) for name, is_meant in only.items())
+    ]
+    choices = [Choice(variant="gemm_sm90", config=config) for config in configs]
+    with compiled_ahead(problem, choices, device):
+        for config in configs:
+            run_and_check(problem, config, unit)
+    return len(configs)

@@ -1,0 +1,170 @@
+"""gemm_sm90 for operands that it cannot read as they are: relayout writes them anew.
+
+gemm_sm90_padded   rows that are no multiples of 16 bytes become such
+gemm_sm90_split    float32 operands become three bfloat16 parts, whose products have
+                   the accuracy of float32
+
+With x = x0 + x1 + x2 exactly for every entry of both operands, the kernel sums six of
+the nine products of parts: those left out are below 2^-24 of a product, the rounding of
+a float32. What else differs from float32: an infinite entry of an operand makes entries
+NaN that are infinite in float32 (never finite ones, and no others than in float32), and
+of entries below 2^-110, what bfloat16 cannot represent is lost: at most 2^-134.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit import relayout
+from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.problem import GemmProblem
+from tracea_jax.variants import gemm_sm90
+from tracea_jax.variants.base import Call, Prepared, Relaid
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
+from tracea_jax.variants.space import Space
+
+# Below, XLA loses less by its slower products than our copies of the operands take. On
+# an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 3 TB/s; for float32
+# at highest precision these are 51 and 115 TFLOP/s.
+_FLOPS_PER_BYTE = {"padded": 128, "split": 64}
+
+
+def split(problem: GemmProblem) -> GemmProblem:
+    """The problem with operands in three bfloat16 parts."""
+    parts = {"lhs": "bfloat16x3", "rhs": "bfloat16x3", "precision": "default"}
+    return dataclasses.replace(problem, **parts)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSm90Prepared:
+    """See the module; the methods are ``variants.base.Variant``'s.
+
+    Attributes:
+      seen: the problem that the kernel sees.
+      relaid: which operands are written anew.
+      reasons: the sentences why it cannot serve a problem.
+      wins: whether it is expected to beat XLA, unmeasured.
+    """
+
+    name: str
+    seen: Callable[[GemmProblem], GemmProblem]
+    relaid: Callable[[GemmProblem], tuple[int, ...]]
+    reasons: Callable[[GemmProblem, Device], Iterator[str]]
+    wins: Callable[[GemmProblem], bool]
+    config_type: type = GemmSm90Config
+    sources: tuple[str, ...] = (*GEMM_SM90.sources, "cuda/relayout.cuh")
+
+    def why_not(self, problem: GemmProblem, device: Device) -> str | None:
+        return next(self.reasons(problem, device), None)
+
+    def check(
+        self, problem: GemmProblem, config: GemmSm90Config, device: Device
+    ) -> None:
+        GEMM_SM90.check(self.seen(problem), config, device)
+
+    def space(self, problem: GemmProblem, device: Device) -> Space:
+        return GEMM_SM90.space(self.seen(problem), device)
+
+    def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm90Config:
+        return GEMM_SM90.heuristic(self.seen(problem), device)
+
+    def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
+        return self.wins(problem)
+
+    def call(
+        self, problem: GemmProblem, config: GemmSm90Config, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        seen, written = self.seen(problem), self.relaid(problem)
+        operands = tuple(
+            _relaid(problem, seen, operand, device) if operand in written else None
+            for operand in (0, 1)
+        )
+        return Prepared(kernel=emit.kernel(seen, config, device), operands=operands)
+
+
+def _relaid(
+    problem: GemmProblem, seen: GemmProblem, operand: int, device: CudaDevice
+) -> Relaid:
+    """The kernel that writes an operand as the product reads it."""
+    batch, rows, columns = _stored(problem, operand)
+    dtype = (problem.lhs, problem.rhs)[operand]
+    is_split = emit.parts(seen) > 1
+    kernel = relayout.kernel(batch * rows, columns, dtype, device, split=is_split)
+    out = "bfloat16" if is_split else dtype
+    shape = (emit.parts(seen) * batch, rows, relayout.stride(columns, out))
+    return Relaid(kernel=kernel, shape=shape, dtype=out)
+
+
+def _stored(problem: GemmProblem, operand: int) -> tuple[int, int, int]:
+    """Batch, rows and columns of an operand in memory."""
+    p = problem
+    batched = (p.lhs_batched, p.rhs_batched)[operand]
+    rows, columns = ((p.m, p.k), (p.k, p.n))[operand]
+    if p.layout[operand] == "t":
+        rows, columns = columns, rows
+    return p.batch if batched else 1, rows, columns
+
+
+def _misaligned(problem: GemmProblem) -> tuple[int, ...]:
+    return tuple(row.operand for row in misaligned_rows(problem))
+
+
+def _too_large(problem: GemmProblem) -> Iterator[str]:
+    for operand, role in enumerate(("left", "right")):
+        batch, rows, columns = _stored(problem, operand)
+        if batch * rows * columns > relayout.MOST_ELEMENTS:
+            yield (
+                f"the {role} operand has more than {relayout.MOST_ELEMENTS} elements, "
+                "too many to be written anew"
+            )
+
+
+def _why_not_padded(problem: GemmProblem, device: Device) -> Iterator[str]:
+    yield from gemm_sm90.reasons(problem, device)
+    if not _misaligned(problem):
+        yield "rows are multiples of 16 bytes: gemm_sm90 reads them as they are"
+    yield from _too_large(problem)
+
+
+def _padded_wins(problem: GemmProblem) -> bool:
+    return problem.flops >= max(2**33, _FLOPS_PER_BYTE["padded"] * problem.bytes)
+
+
+def _why_not_split(problem: GemmProblem, device: Device) -> Iterator[str]:
+    yield from gemm_sm90.wrong_device(device)
+    dtypes = (problem.lhs, problem.rhs, problem.out)
+    if set(dtypes) != {"float32"}:
+        yield f"dtypes {', '.join(dtypes)}; it takes float32 operands and gives float32"
+    if problem.precision not in ("high", "highest"):
+        yield (
+            f"precision {problem.precision}; it computes to the accuracy of float32, "
+            "for precision high or highest"
+        )
+    yield from gemm_sm90.reasons(split(problem), device)
+    yield from _too_large(problem)
+
+
+def _split_wins(problem: GemmProblem) -> bool:
+    # At "high" XLA may use TF32, which is faster.
+    enough = max(2**31, _FLOPS_PER_BYTE["split"] * problem.bytes)
+    return problem.precision == "highest" and problem.flops >= enough
+
+
+GEMM_SM90_PADDED = GemmSm90Prepared(
+    name="gemm_sm90_padded",
+    seen=lambda problem: problem,
+    relaid=_misaligned,
+    reasons=_why_not_padded,
+    wins=_padded_wins,
+)
+GEMM_SM90_SPLIT = GemmSm90Prepared(
+    name="gemm_sm90_split",
+    seen=split,
+    relaid=lambda problem: (0, 1),
+    reasons=_why_not_split,
+    wins=_split_wins,
+)
