@@ -1,164 +1,376 @@
-"""matmul against XLA: python benchmarks/bench_matmul.py [--quick] [--out DIRECTORY]
+"""matmul against XLA: python benchmarks/bench_matmul.py [--quick] [--only GROUP ...]
 
-The peer is the code people write, compiled by jit with XLA's defaults. Ours is the op
-with the kernel named in the row, at its tuned config. Inputs are random normal.
+The peer is the code people write, compiled by jit with XLA's defaults. Beside it race,
+in turns, the fastest of our own kernels, and the default: what a call without
+``implementation`` runs after the tuning, which may be XLA. Inputs are random normal.
+
+Problems of a group are tuned together first. Results are saved after every case; with
+``--only`` the rows of other groups stay as they are, with ``--resume`` what is there is
+not measured again. Both need the same device, versions and commit.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import math
+import os
+import pathlib
 import statistics
+import sys
+import time
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import common
 import jax
 import jax.numpy as jnp
+import numpy as np
+from matmul_suite import FIGURES, Case, Row, suite, summary
 
-from tracea_jax import variants
+from tracea_jax import dispatch
 from tracea_jax.cli import Progress
 from tracea_jax.ops import epilogue as epilogues
-from tracea_jax.ops import matmul_bench as benches
-from tracea_jax.ops.matmul import split
-from tracea_jax.policy import Choice
-from tracea_jax.problem import Epilogue, GemmProblem
-from tracea_jax.tune import local_device, tune
+from tracea_jax.ops import gated_bench, matmul_bench
+from tracea_jax.ops.gated_matmul import gated_matmul_p
+from tracea_jax.ops.matmul import matmul_p, split
+from tracea_jax.ops.precision import precision_from_name
+from tracea_jax.problem import ITEMSIZE, GatedMatmulProblem, GemmProblem
+from tracea_jax.tune import local_device
 
-GELU = Epilogue(bias="row", activation="gelu")
-SILU = Epilogue(bias="row", activation="silu", residual=True)
+Problem = GemmProblem | GatedMatmulProblem
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One row of the suite."""
-
-    group: str
-    problem: GemmProblem
+COPY_FLOATS = 1 << 29  # 2 GiB that the copy reads, and as many that it writes
+HEAVY_BYTES = 100e6  # weights above are held to the bandwidth of a copy
+CHECKED_COLUMNS = 256  # that errors are looked for in, beside every 64th row
 
 
-def suite(platform: str, quick: bool) -> list[Case]:
-    """The problems of a platform; ``quick`` keeps those that the bars name."""
-    if platform == "cuda":
-        sizes = [(s, s, s) for s in ((4096, 8192) if quick else (2048, 4096, 8192))]
-        wide = [] if quick else [(4096, 14336, 4096), (512, 4096, 4096)]
-        dtypes = ("bfloat16",) if quick else ("bfloat16", "float16")
-        plain = [_case("plain", s, d) for d in dtypes for s in sizes]
-        fused = [
-            _case("fused", s, "bfloat16", epilogue=e)
-            for s in (*sizes, *wide)
-            for e in (GELU, SILU)
-        ]
-        layouts = (
-            []
-            if quick
-            else [
-                _case("layouts", (4096, 4096, 4096), "bfloat16", layout=layout)
-                for layout in ("nt", "tn", "tt")
-            ]
-        )
-        return [*plain, *fused, *layouts]
-    sizes = [(s, s, s) for s in (1024, 2048, 4096)]
-    mlp = [(512, 3072, 768), (512, 768, 3072)]
-    plain = [_case("plain", s, "float32") for s in sizes]
-    if quick:
-        return plain
-    small = [_case("plain", (s, s, s), "float32") for s in (256, 512)]
-    fused = [_case("fused", s, "float32", epilogue=GELU) for s in (*mlp, sizes[0])]
-    half = [_case("bf16", s, "bfloat16") for s in sizes[:1]]
-    return [*small, *plain, *fused, *half]
+# --- the three sides ------------------------------------------------------------------
 
 
-def _case(group: str, sizes: tuple[int, int, int], dtype: str, **rest: Any) -> Case:
-    m, n, k = sizes
-    problem = GemmProblem(m=m, n=n, k=k, lhs=dtype, rhs=dtype, out=dtype, **rest)
-    return Case(group=group, problem=problem)
+def ours(
+    *operands: jax.Array, problem: Problem, implementation: str | None
+) -> jax.Array:
+    """The problem on the op, as it plans it."""
+    how: dict[str, Any] = {
+        "layout": problem.layout,
+        "out": jnp.dtype(problem.out),
+        "precision": precision_from_name(problem.precision),
+        "implementation": implementation,
+        "config": None,
+    }
+    if isinstance(problem, GatedMatmulProblem):
+        how |= {"activation": problem.activation, "save_products": False}
+        return gated_matmul_p.bind(*operands, **how)[0]
+    return matmul_p.bind(*operands, epilogue=problem.epilogue, **how)[0]
 
 
-def plain(*operands: jax.Array, problem: GemmProblem) -> jax.Array:
+def plain(*operands: jax.Array, problem: Problem) -> jax.Array:
     """The problem as people write it, every step in the output's dtype."""
-    lhs, rhs, bias, residual = split(operands, problem.epilogue)
-    lhs = lhs if problem.layout[0] == "n" else lhs.swapaxes(-1, -2)
-    rhs = rhs if problem.layout[1] == "n" else rhs.swapaxes(-1, -2)
-    y = jnp.matmul(lhs, rhs, preferred_element_type=problem.out)
+    lhs, *rest = operands
+    left = lhs if problem.layout[0] == "n" else lhs.swapaxes(-1, -2)
+
+    def product(rhs: jax.Array) -> jax.Array:
+        return jnp.matmul(
+            left,
+            rhs if problem.layout[1] == "n" else rhs.swapaxes(-1, -2),
+            precision=precision_from_name(problem.precision),
+            preferred_element_type=problem.out,
+        )
+
+    if isinstance(problem, GatedMatmulProblem):
+        gate, up = rest
+        activation = epilogues.ACTIVATION_FUNCTIONS[problem.activation]
+        return activation(product(gate)) * product(up)
+    _, rhs, bias, residual = split(operands, problem.epilogue)
+    y = product(rhs)
     y = y if bias is None else y + bias
     y = epilogues.ACTIVATION_FUNCTIONS[problem.epilogue.activation](y)
     return y if residual is None else y + residual
 
 
-def measure(case: Case, effort: str, progress: Any) -> dict[str, Any]:
-    """Tunes our kernels for one case and races the best against the peer."""
-    problem = case.problem
-    entry = tune(problem, effort=effort, progress=progress).entry
-    ours = _best_of_ours(entry)
-    variant = variants.get("matmul", ours.variant)
-    config = variants.config_from_json(variant, ours.config)
-    choice = Choice(variant=ours.variant, config=config)
-    device = jax.local_devices()[0]
-    with jax.default_device(device):
-        operands = benches.operands(problem, seed=1)
-    mine = jax.jit(lambda *x: benches.execute(*x, problem=problem, choice=choice)[0])
-    peer = jax.jit(lambda *x: plain(*x, problem=problem))
-    times = common.race(
-        {"ours": lambda: mine(*operands), "xla": lambda: peer(*operands)}
-    )
-    ours_us = statistics.median(times["ours"])
-    error = benches.relative_error(
-        problem, local_device(), operands, mine(*operands), "y", seed=1
-    )
+def planned(problem: Problem) -> tuple[dispatch.Plan | None, str]:
+    """What ``implementation="tracea"`` runs, or None and why nothing of ours can."""
+    try:
+        plan = dispatch.plan(problem, local_device(), implementation="tracea")
+    except dispatch.Unsupported as e:
+        return None, str(e)
+    return plan, ""
+
+
+# --- measuring ------------------------------------------------------------------------
+
+
+def measure(case: Case, rounds: int) -> Row:
+    """Races the three sides of a case that was tuned."""
+    problem, device = case.problem, local_device()
+    own, why = planned(problem)
+    default = dispatch.plan(problem, device)
+    inputs = operands(problem)
+    sides = _sides(problem, with_own=own is not None)
+    with warnings.catch_warnings():
+        # What cannot be compiled would be XLA under our name.
+        warnings.filterwarnings("error", message=".*is left to XLA")
+        results = {name: side(*inputs) for name, side in sides.items()}
+    errors = {name: error(problem, inputs, y) for name, y in results.items()}
+    if bad := [name for name, worst in errors.items() if not math.isfinite(worst)]:
+        raise ValueError(f"not-a-number or infinity computed by {', '.join(bad)}")
+    del results  # the race needs the memory
+    calls = {name: functools.partial(side, *inputs) for name, side in sides.items()}
+    row: Row = {
+        "variant": own and own.variant,
+        "config": own and dataclasses.asdict(own.config),
+        "origin": own and own.origin,
+        "why_no_own": why or None,
+        "default_variant": default.variant,
+        **_times(problem, common.race(calls, rounds)),
+        **_errors(errors),
+    }
+    weights = problem.n * problem.k * ITEMSIZE.get(problem.rhs, 4)
+    if case.group == "skinny" and weights > HEAVY_BYTES and device.platform == "cuda":
+        row["copy_gbs"] = copy_gbs()
+        row["copy_fraction"] = row["gbs"] / copy_gbs() if own else None
+    return row
+
+
+def _sides(problem: Problem, *, with_own: bool) -> dict[str, Any]:
+    """The compiled functions that race."""
+    ways: dict[str, Any] = {"own": "tracea"} if with_own else {}
+    ways["default"] = None
+    sides = {
+        name: jax.jit(functools.partial(ours, problem=problem, implementation=way))
+        for name, way in ways.items()
+    }
+    return {**sides, "xla": jax.jit(functools.partial(plain, problem=problem))}
+
+
+def _times(problem: Problem, times: dict[str, list[float]]) -> Row:
+    """The part of a row that a race tells; rates are of our kernel if there is one."""
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    ratios = {n: common.median_ratio(times, "xla", n) for n in times if n != "xla"}
+    us = medians.get("own", medians["default"])
     return {
-        "group": case.group,
-        "problem": problem.to_json(),
-        "text": str(problem),
-        "variant": ours.variant,
-        "config": ours.config,
-        "ours_us": ours_us,
-        "xla_us": statistics.median(times["xla"]),
-        "tflops": problem.flops / ours_us * 1e-6,
-        "ratio": common.median_ratio(times, "xla", "ours"),
-        "error_of_bound": error,
-        "default": entry.best.variant,
+        "own_us": medians.get("own"),
+        "default_us": medians["default"],
+        "xla_us": medians["xla"],
+        "ratio_own": ratios.get("own"),
+        "ratio_default": ratios["default"],
+        "tflops": problem.flops / us * 1e-6,
+        "gbs": problem.bytes / us * 1e-3,
     }
 
 
-def _best_of_ours(entry: Any) -> Any:
-    """The fastest of our own kernels, whether or not XLA beat it."""
-    if entry.best.variant != "xla":
-        return entry.best
-    ours = [o for o in entry.observations if o.variant != "xla" and o.time_us]
-    return min(ours, key=lambda o: o.time_us)
+def _errors(errors: dict[str, float]) -> Row:
+    ours = errors.get("own", errors["default"])
+    return {
+        "error_of_bound": ours,
+        "xla_error_of_bound": errors["xla"],
+        "error_by_xla": ours / max(errors["xla"], 1e-9),
+    }
+
+
+def operands(problem: Problem) -> list[jax.Array]:
+    """Random normal operands on the device, in the primitive's order."""
+    with jax.default_device(jax.local_devices()[0]):
+        return _bench(problem).operands(problem, 1)
+
+
+def error(problem: Problem, inputs: list[jax.Array], result: jax.Array) -> float:
+    """The largest error in some rows and columns, in units of what rounding allows."""
+    rng = np.random.default_rng(0)
+    count = min(CHECKED_COLUMNS, problem.n)
+    inner = rng.choice(problem.n, count, replace=False)
+    columns = jnp.asarray(np.unique([0, problem.n - 1, *inner]))
+
+    def cut(x: jax.Array, axis: int = -1) -> jax.Array:
+        return jnp.take(x, columns, axis=axis)
+
+    rhs_axis = -1 if problem.layout[1] == "n" else -2
+    lhs, *rest = inputs
+    products = 2 if isinstance(problem, GatedMatmulProblem) else 1
+    weights = [cut(x, rhs_axis) for x in rest[:products]]
+    cut_inputs = [lhs, *weights, *(cut(x) for x in rest[products:])]
+    fewer = dataclasses.replace(problem, n=len(columns))
+    return _bench(problem).error(fewer, local_device(), cut_inputs, [cut(result)], 1)
+
+
+@functools.cache
+def copy_gbs() -> float:
+    """GB/s, read and written, of adding one to every element of an array."""
+    with jax.default_device(jax.local_devices()[0]):
+        x = jnp.ones(COPY_FLOATS, jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    times = common.race({"copy": lambda: copy(x)})
+    return 2 * x.nbytes / statistics.median(times["copy"]) * 1e-3
+
+
+def _bench(problem: Problem) -> Any:
+    is_gated = isinstance(problem, GatedMatmulProblem)
+    return gated_bench.GATED_MATMUL if is_gated else matmul_bench.MATMUL
+
+
+# --- the program ----------------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
-    common.add_arguments(parser)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a few of each group")
+    parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups")
+    parser.add_argument("--resume", action="store_true", help="what is missing only")
     parser.add_argument("--effort", default="default", help="of tuning each case")
+    parser.add_argument("--goal", default="throughput", help="of tuning")
+    parser.add_argument(
+        "--budget-s", type=float, default=3.0, help="of tuning, for each case"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="of each race")
+    common.add_arguments(parser)
     args = parser.parse_args()
-    progress = Progress()
-    rows = []
-    for case in suite(local_device().platform, args.quick):
-        rows.append(measure(case, args.effort, progress))
+    cases = suite(local_device().platform, args.quick)
+    if unknown := set(args.only or ()) - {case.group for case in cases}:
+        names = ", ".join(dict.fromkeys(case.group for case in cases))
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {names}")
+    run(cases, args)
+
+
+def run(cases: list[Case], args: argparse.Namespace) -> None:
+    """Tunes and measures the cases that are asked for, group by group, and reports."""
+    chosen = [c for c in cases if args.only is None or c.group in args.only]
+    rows = kept(common.saved("matmul", args), chosen, args)
+    done = {str(row["problem"]) for row in rows}
+    left = [c for c in chosen if str(c.problem.to_json()) not in done]
+    progress, start = Progress(), time.monotonic()
+    for group in dict.fromkeys(case.group for case in left):
+        own = [case for case in left if case.group == group]
+        untuned = common.tune_together(
+            [case.problem for case in own],
+            budget_s=args.budget_s * len(own),
+            effort=args.effort,
+            goal=args.goal,
+            progress=progress,
+        )
         progress.close()
-        path = common.save("matmul", rows, args)
+        for case in own:
+            rows.append(row_of(case, args.rounds, untuned.get(case.problem)))
+            rows = ordered(rows, cases)
+            save(rows, args)
+            print(line(rows, case), f"{time.monotonic() - start:.0f} s", flush=True)
+            if not _works():
+                print("the device stopped working; a new process goes on", flush=True)
+                again = [] if "--resume" in sys.argv else ["--resume"]
+                os.execv(sys.executable, [sys.executable, *sys.argv, *again])
+    path = save(rows, args)
     print(render(rows))
     print(path)
+    if groups := judged(rows):
+        print(render_groups(groups))
 
 
-def render(rows: list[dict[str, Any]]) -> str:
-    head = ("problem", "ours us", "XLA us", "XLA/ours", "TFLOP/s", "error", "config")
+def save(rows: list[Row], args: argparse.Namespace) -> pathlib.Path:
+    return common.save("matmul", rows, args, groups=judged(rows))
+
+
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """The groups with their bars, which are those of a GPU."""
+    return summary(rows) if local_device().platform == "cuda" else []
+
+
+def kept(
+    earlier: list[Row], chosen: Sequence[Case], args: argparse.Namespace
+) -> list[Row]:
+    """The rows of an earlier run that stay: of other groups, or all to go on."""
+    if args.resume:
+        return earlier
+    groups = {case.group for case in chosen}
+    return [r for r in earlier if r["group"] not in groups] if args.only else []
+
+
+def ordered(rows: list[Row], cases: Sequence[Case]) -> list[Row]:
+    """The rows in the order of the cases; others last."""
+    places = {str(case.problem.to_json()): i for i, case in enumerate(cases)}
+    return sorted(rows, key=lambda r: places.get(str(r["problem"]), len(places)))
+
+
+def row_of(case: Case, rounds: int, untuned: str | None) -> Row:
+    """The row of a case, with the error if it fails."""
+    head: Row = {
+        "group": case.group,
+        "problem": case.problem.to_json(),
+        "text": str(case.problem),
+    }
+    if untuned:
+        head["untuned"] = untuned
+    try:
+        return {**head, **measure(case, rounds)}
+    except Exception as e:  # recorded, and the rest goes on
+        return {**head, "error": f"{type(e).__name__}: {e}"[:1000]}
+
+
+def _works() -> bool:
+    """Whether the device still computes; an illegal access ends a process's use."""
+    try:
+        return float(jnp.ones(2).sum()) == 2
+    except Exception:
+        return False
+
+
+# --- tables ---------------------------------------------------------------------------
+
+
+def line(rows: Sequence[Row], case: Case) -> str:
+    """What is printed of a case when it is done."""
+    (row,) = [r for r in rows if r["problem"] == case.problem.to_json()]
+    if "error" in row:
+        return f"{row['group']}: {row['text']}: {row['error'].splitlines()[0]}"
+    ratios = f"own {_number(row['ratio_own'], 3)}, default {row['ratio_default']:.3f}"
+    return f"{row['group']}: {row['text']}: {ratios}"
+
+
+def render(rows: Sequence[Row]) -> str:
+    head = ("problem", "group", "own us", "default us", "XLA us", "XLA/own")
+    head += ("XLA/default", "TFLOP/s", "GB/s", "error", "XLA's", "default", "own")
+    return common.table(head, [_cells(row) for row in rows])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    if "error" in row:
+        empty = ("-",) * 9
+        return row["text"], row["group"], *empty, "-", row["error"].splitlines()[0]
+    config = ",".join(str(v) for v in (row["config"] or {}).values())
+    return (
+        row["text"],
+        row["group"],
+        *(_number(row[name], 1) for name in ("own_us", "default_us", "xla_us")),
+        *(_number(row[name], 3) for name in ("ratio_own", "ratio_default")),
+        f"{row['tflops']:.3g}",
+        f"{row['gbs']:.0f}",
+        f"{row['error_of_bound']:.2f}",
+        f"{row['xla_error_of_bound']:.2f}",
+        row["default_variant"],
+        f"{row['variant']} {config}" if row["variant"] else row["why_no_own"][:80],
+    )
+
+
+def render_groups(groups: Sequence[Row]) -> str:
+    """Each bar, the figure, and whether it is met."""
+    head = ("group", "cases", "failed", "no own", "figure", "bar", "is", "met")
     body = [
         (
-            r["text"],
-            f"{r['ours_us']:.1f}",
-            f"{r['xla_us']:.1f}",
-            f"{r['ratio']:.3f}",
-            f"{r['tflops']:.1f}" if r["tflops"] >= 10 else f"{r['tflops']:.3f}",
-            f"{r['error_of_bound']:.2f}",
-            f"{r['variant']} {','.join(str(v) for v in r['config'].values())}",
+            *(str(g[name]) for name in ("group", "cases", "failed", "without_own")),
+            FIGURES[bar["figure"]],
+            f"{'<=' if bar['is_upper'] else '>='} {bar['limit']:.2f}",
+            _number(bar["value"], 3),
+            "yes" if bar["is_met"] else "NO",
         )
-        for r in rows
+        for g in groups
+        for bar in g["bars"]
     ]
     return common.table(head, body)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 if __name__ == "__main__":

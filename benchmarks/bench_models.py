@@ -1,14 +1,16 @@
-"""Whole models through ``tracea.transform`` against plain ``jax.jit``.
+"""Whole models on our ops against plain ``jax.jit``.
 
-    python benchmarks/bench_models.py [--effort quick] [--out DIRECTORY]
+    python benchmarks/bench_models.py [--only NAME] [--effort quick] [--out DIRECTORY]
 
 On a GPU: a block of Llama 3 8B's sizes (width 4096, 32/8 heads, MLP 14336, 2 x 4096
-tokens, bfloat16), forward, and forward with gradients of parameters and input. On a
-CPU the demo's language model. Both functions are compiled by ``jax.jit``; the model is
-written in plain JAX with ``jax.nn.dot_product_attention`` and its defaults. Every
-problem that the rewritten model asks for is tuned first. Times are sums of kernel times
-on a GPU, wall-clock times on a CPU, both sides in one run and in turns; ``wall_ratio``
-is of wall-clock times on either.
+tokens, bfloat16), forward, and forward with gradients of parameters and input; and
+value and gradients of a gelu MLP's loss (4 layers with bias, width 4096, 8192 rows,
+bfloat16) with respect to its parameters, by ``tracea.transform`` and written with
+``tracea.ops``. On a CPU the demo's language model. All functions are compiled by
+``jax.jit``; models are plain JAX, attention by ``jax.nn.dot_product_attention`` with
+its defaults. Every problem that our side asks for is tuned first. Times are sums of
+kernel times on a GPU, wall-clock times on a CPU, all sides in one run and in turns;
+``wall_ratio`` is of wall-clock times on either.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import common
@@ -23,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import tracea_jax as tracea
 from tracea_jax.cli import Progress
 from tracea_jax.demo import SIZES
 from tracea_jax.demo.language_model import LanguageModel
@@ -31,6 +35,8 @@ from tracea_jax.explain import explain
 from tracea_jax.transform import transform
 from tracea_jax.tune import local_device, tune
 from tracea_jax.tuning import measure
+
+Function = Callable[..., Any]
 
 LLAMA_3_8B = LanguageModel(
     batch=2,
@@ -45,21 +51,88 @@ LLAMA_3_8B = LanguageModel(
 )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """x -> gelu(x w + b), layer after layer; the loss is the mean squared error."""
+
+    layers: int
+    width: int
+    batch: int
+    dtype: str
+
+    def inputs(self) -> tuple[Any, jax.Array, jax.Array]:
+        """Random parameters, rows and targets; weights keep the size of activations."""
+        keys = jax.random.split(jax.random.key(0), 2 * self.layers + 2)
+        scale = (2 / self.width) ** 0.5
+
+        def normal(key: jax.Array, *shape: int) -> jax.Array:
+            return jax.random.normal(key, shape).astype(self.dtype)
+
+        parameters = [
+            (
+                (scale * normal(w, self.width, self.width)).astype(self.dtype),
+                normal(b, self.width),
+            )
+            for w, b in zip(keys[0:-2:2], keys[1:-2:2], strict=True)
+        ]
+        x, target = (normal(k, self.batch, self.width) for k in keys[-2:])
+        return parameters, x, target
+
+    @staticmethod
+    def plain_layer(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x @ w + b)
+
+    @staticmethod
+    def op_layer(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        return tracea.ops.matmul(x, w, bias=b, activation="gelu")
+
+    def loss(
+        self, layer: Function, parameters: Any, x: jax.Array, target: jax.Array
+    ) -> jax.Array:
+        for w, b in parameters:
+            x = layer(x, w, b)
+        return jnp.square((x - target).astype(jnp.float32)).mean()
+
+
+GELU_MLP = Mlp(layers=4, width=4096, batch=8192, dtype="bfloat16")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One race: a plain function, and the same on our ops in one or several ways.
+
+    Attributes:
+      name: of the row, followed by the key of ``ours`` if that is not empty.
+      model: what it is a function of, told in the row.
+      plain, ours, inputs: the functions and their arguments.
+      bar: the least ratio that will do, if there is one.
+    """
+
+    name: str
+    model: LanguageModel | Mlp
+    plain: Function
+    ours: dict[str, Function]
+    inputs: tuple[Any, ...]
+    bar: float | None = None
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
+    parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--effort", default="quick", help="of tuning")
+    parser.add_argument("--goal", default="latency", help="of tuning")
     parser.add_argument("--budget-s", type=float, default=120.0, help="for each case")
     parser.add_argument("--tune", nargs="*", help="ops; all by default")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    gpu = isinstance(local_device(), CudaDevice)
-    model = LLAMA_3_8B if gpu else SIZES["cpu"].language_model
-    rows = [
-        measured(name, model, plain, ours, inputs, args)
-        for name, plain, ours, inputs in cases(model)
-    ]
-    path = common.save("models", rows, args)
+    earlier = common.saved("models", args) if args.only else []
+    rows = [row for row in earlier if args.only not in row["name"]]
+    path = None
+    for case in cases(isinstance(local_device(), CudaDevice)):
+        if args.only is None or args.only in case.name:
+            rows += measured(case, args)
+            path = common.save("models", rows, args)
     head = ("case", "ours us", "plain us", "ratio", "wall", "error", "plain error")
     body = [
         (r["name"], f"{r['ours_us']:.1f}", f"{r['plain_us']:.1f}")
@@ -71,8 +144,14 @@ def main() -> None:
     print(path)
 
 
-def cases(model: LanguageModel) -> Any:
-    """(name, plain function, ours, arguments) of what is measured."""
+def cases(gpu: bool) -> Iterator[Case]:
+    """What is measured; inputs are made when a case is asked for."""
+    yield from _language(LLAMA_3_8B if gpu else SIZES["cpu"].language_model)
+    if gpu:
+        yield training(GELU_MLP, bar=1.08)
+
+
+def _language(model: LanguageModel) -> Iterator[Case]:
     keys = jax.random.split(jax.random.key(0), 3)
     layer = model.layer_parameters(keys[0])
     shape = (model.batch, model.tokens, model.width)
@@ -86,42 +165,70 @@ def cases(model: LanguageModel) -> Any:
         return both
 
     ours = transform(model.block)
-    yield "block forward", model.block, ours, (layer, x)
-    yield "block forward+backward", step(model.block), step(ours), (layer, x, ct)
+    forward, backward = {"": ours}, {"": step(ours)}
+    known = {"model": model, "plain": model.block}
+    yield Case(name="block forward", ours=forward, inputs=(layer, x), **known)
+    known["plain"] = step(model.block)
+    inputs = (layer, x, ct)
+    yield Case(name="block forward+backward", ours=backward, inputs=inputs, **known)
 
 
-def measured(
-    name: str, model: LanguageModel, plain: Any, ours: Any, inputs: Any, args: Any
-) -> dict[str, Any]:
-    """One row: tuned, checked and timed."""
-    progress = Progress()
-    how = {"effort": args.effort, "budget_s": args.budget_s, "ops": args.tune}
-    print(tune(ours, *inputs, **how, progress=progress))
-    progress.close()
-    calls = {"ours": jax.jit(ours), "plain": jax.jit(plain)}
-    errors = _errors(calls, plain, inputs)
+def training(model: Mlp, bar: float | None = None) -> Case:
+    """The loss and its gradients: plain, transformed, and written with our op."""
+
+    def loss(layer: Function) -> Function:
+        return lambda parameters, x, y: model.loss(layer, parameters, x, y)
+
+    ours = {"transform": transform(loss(Mlp.plain_layer)), "ops": loss(Mlp.op_layer)}
+    return Case(
+        name="gelu MLP step",
+        model=model,
+        plain=jax.value_and_grad(loss(Mlp.plain_layer)),
+        ours={name: jax.value_and_grad(function) for name, function in ours.items()},
+        inputs=model.inputs(),
+        bar=bar,
+    )
+
+
+def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each way of ours: tuned, checked and timed in one race."""
+    inputs, progress = case.inputs, Progress()
+    how = {"effort": args.effort, "goal": args.goal, "ops": args.tune}
+    for function in case.ours.values():
+        budget_s = args.budget_s / len(case.ours)
+        print(tune(function, *inputs, **how, budget_s=budget_s, progress=progress))
+        progress.close()
+    sides = {**case.ours, "plain": case.plain}
+    calls = {name: jax.jit(function) for name, function in sides.items()}
+    errors = _errors(calls, case.plain, inputs)
     bound = {n: (lambda f=f: f(*inputs)) for n, f in calls.items()}
     times = common.race(bound, args.rounds)
     wall = measure.race(
         {n: common.repeating(f) for n, f in bound.items()}, measure.Timing()
     )
-    explanation = explain(ours)(*inputs)
-    print(explanation)
-    return {
-        "name": name,
-        "model": dataclasses.asdict(model),
-        "ours_us": statistics.median(times["ours"]),
-        "plain_us": statistics.median(times["plain"]),
-        "ratio": common.median_ratio(times, "plain", "ours"),
-        "wall_ratio": wall.ratio("plain", "ours"),
-        "error": errors["ours"],
-        "plain_error": errors["plain"],
-        "sites": [
-            {"problem": str(s.problem), "variant": s.plan.variant}
-            for s in explanation.sites
-            if s.problem and s.plan
-        ],
-    }
+    rows = []
+    for name, function in case.ours.items():
+        explanation = explain(function)(*inputs)
+        print(explanation)
+        row = {
+            "name": f"{case.name}, {name}" if name else case.name,
+            "model": dataclasses.asdict(case.model),
+            "ours_us": statistics.median(times[name]),
+            "plain_us": statistics.median(times["plain"]),
+            "ratio": common.median_ratio(times, "plain", name),
+            "wall_ours_us": wall.median_us(name),
+            "wall_plain_us": wall.median_us("plain"),
+            "wall_ratio": wall.ratio("plain", name),
+            "error": errors[name],
+            "plain_error": errors["plain"],
+            "sites": [
+                {"problem": str(s.problem), "variant": s.plan.variant}
+                for s in explanation.sites
+                if s.problem and s.plan
+            ],
+        }
+        rows.append(row if case.bar is None else {**row, "bar": case.bar})
+    return rows
 
 
 def _errors(calls: dict[str, Any], plain: Any, inputs: Any) -> dict[str, float]:

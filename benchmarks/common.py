@@ -17,18 +17,23 @@ import re
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tracea_jax.device import CudaDevice, cuda_driver_version
+from tracea_jax.graph import Graph
+from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
-from tracea_jax.tune import local_device
-from tracea_jax.tuning import measure
+from tracea_jax.tune import local_device, tune
+from tracea_jax.tuning import measure, roofline
 
 ROOT = pathlib.Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
+
+_PROFILES = 3  # before it counts as failed that a profile lost something
+_HOST_COPIES = ("memcpyh2d", "memcpyd2h")
 
 Call = Callable[[], Any]  # dispatches one execution and returns its result
 
@@ -49,10 +54,43 @@ def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
     return {name: list(times) for name, times in result.times_us.items()}
 
 
-def median_ratio(times: dict[str, list[float]], slow: str, fast: str) -> float:
+def median_ratio(
+    times: Mapping[Any, Sequence[float]], slow: Hashable, fast: Hashable
+) -> float:
     """Median over the rounds of slow's time by fast's."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(s / f for s, f in pairs)
+
+
+def tune_together(
+    problems: Sequence[Problem], *, budget_s: float, **how: Any
+) -> dict[Problem, str]:
+    """Tunes problems, each worth the same; those without an answer then, and why.
+
+    One tuning of all starts one child process. If it fails as a whole they are tuned
+    one by one, each with its share of the time.
+
+    Args:
+      problems: at least one.
+      budget_s: seconds for all.
+      **how: effort, goal, progress of ``tune``.
+    """
+    graph = Graph()
+    floors = {p: roofline.floor_us(p, local_device()) or 1.0 for p in problems}
+    for problem, floor in floors.items():
+        # As many runs of each as take equally long, so that large ones are not
+        # preferred; ten of the largest, as numbers of runs are whole.
+        graph.add(problem, max(1, round(10 * max(floors.values()) / floor)))
+    try:
+        report = tune(graph, budget_s=budget_s, **how)
+    except Exception as e:  # whatever a kernel does must not end the run
+        if len(problems) == 1:
+            return {problems[0]: f"{type(e).__name__}: {e}"}
+        share_s = budget_s / len(problems)
+        alone = (tune_together([p], budget_s=share_s, **how) for p in problems)
+        return {problem: why for found in alone for problem, why in found.items()}
+    untuned = {row.problem: row.stop for row in report.rows if row.entry is None}
+    return {problem: untuned[problem] for problem in problems if problem in untuned}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +117,47 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
 
 def save(
-    benchmark: str, rows: list[dict[str, Any]], args: argparse.Namespace
+    benchmark: str,
+    rows: list[dict[str, Any]],
+    args: argparse.Namespace,
+    **more: Any,
 ) -> pathlib.Path:
-    """Writes a result file, as the common arguments say, and returns its path."""
+    """Writes a result file, as the common arguments say, and returns its path.
+
+    The file is replaced at once: whoever is killed while measuring leaves a valid one.
+
+    Args:
+      benchmark, rows, args: name, content, and where to.
+      **more: further entries beside "environment" and "rows".
+    """
     where = environment(args.commit)
-    path = (args.out or RESULTS) / slug(where["device"]) / f"{benchmark}.json"
+    path = _path(benchmark, where, args)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"environment": where, "rows": rows}, indent=1) + "\n")
+    text = json.dumps({"environment": where, "rows": rows, **more}, indent=1) + "\n"
+    new = path.with_suffix(".tmp")
+    new.write_text(text)
+    new.replace(path)
     return path
+
+
+def saved(benchmark: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of an earlier run's file, if they can stand beside those of this one.
+
+    That is if device, versions and commit are the same.
+    """
+    where = environment(args.commit)
+    path = _path(benchmark, where, args)
+    if not path.exists():
+        return []
+    earlier = json.loads(path.read_text())
+    is_same = {**earlier["environment"], "date": where["date"]} == where
+    return earlier["rows"] if is_same else []
+
+
+def _path(
+    benchmark: str, where: dict[str, Any], args: argparse.Namespace
+) -> pathlib.Path:
+    return (args.out or RESULTS) / slug(where["device"]) / f"{benchmark}.json"
 
 
 def slug(name: str) -> str:
@@ -129,14 +200,17 @@ def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]
     for call in calls.values():
         for _ in range(3):
             jax.block_until_ready(call())
-    counts = {name: len(_profile([call])) for name, call in calls.items()}
     order = [name for i in range(rounds) for name in _turned(list(calls), i)]
-    durations = _profile([calls[name] for name in order])
-    if len(durations) != sum(counts[name] for name in order):
-        raise RuntimeError(
-            f"the profiler saw {len(durations)} kernels, not "
-            f"{sum(counts[name] for name in order)}; {counts=}"
-        )
+    for attempt in range(_PROFILES):
+        counts = {name: len(_profile([call])) for name, call in calls.items()}
+        durations = _profile([calls[name] for name in order])
+        wanted = sum(counts[name] for name in order)
+        if len(durations) == wanted:
+            break
+        if attempt == _PROFILES - 1:
+            raise RuntimeError(
+                f"the profiler saw {len(durations)} kernels, not {wanted}; {counts=}"
+            )
     times: dict[str, list[float]] = {name: [] for name in calls}
     position = 0
     for name in order:
@@ -151,23 +225,30 @@ def _turned(names: list[str], i: int) -> list[str]:
 
 
 def _profile(calls: list[Call]) -> list[float]:
-    """Durations in nanoseconds of the kernels that the calls launch, in order."""
+    """Durations in nanoseconds of what the calls launch, in order.
+
+    That is kernels, and copies and fills within the device's memory.
+    """
+    events = [
+        (event.start_ns, event.duration_ns)
+        for plane in profiled(calls).planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+        if not any(name in event.name.lower() for name in _HOST_COPIES)
+    ]
+    return [duration for _, duration in sorted(events)]
+
+
+def profiled(calls: Sequence[Call]) -> Any:
+    """The ``jax.profiler.ProfileData`` of calls, made one at a time and waited for."""
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             for call in calls:
                 jax.block_until_ready(call())
         (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        data = jax.profiler.ProfileData.from_file(str(path))
-    events = [
-        (event.start_ns, event.duration_ns)
-        for plane in data.planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        if line.name.startswith("Stream")
-        for event in line.events
-        if not event.name.startswith(("Memcpy", "Memset", "memcpy", "memset"))
-    ]
-    return [duration for _, duration in sorted(events)]
+        return jax.profiler.ProfileData.from_file(str(path))
 
 
 def _commit() -> str:

@@ -17,10 +17,8 @@ import dataclasses
 import itertools
 import math
 import os
-import pathlib
 import random
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -131,15 +129,9 @@ def _run(
 
 def _profiled(call: Any, repeats: int) -> list[tuple[str, float]]:
     """(name, microseconds) of every kernel of some calls."""
-    with tempfile.TemporaryDirectory() as directory:
-        with jax.profiler.trace(directory):
-            for _ in range(repeats):
-                jax.block_until_ready(call())
-        (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        data = jax.profiler.ProfileData.from_file(str(path))
     return [
         (event.name, event.duration_ns * 1e-3)
-        for plane in data.planes
+        for plane in common.profiled([call] * repeats).planes
         if plane.name.startswith("/device:GPU")
         for line in plane.lines
         if line.name.startswith("Stream")

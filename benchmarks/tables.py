@@ -30,15 +30,80 @@ def matmul(results: pathlib.Path) -> str:
 def _matmul_table(result: dict[str, Any]) -> str:
     lines = [
         _head(result["environment"]),
-        "| problem | kernel | ours, us | XLA, us | XLA / ours | TFLOP/s |",
-        "|---|---|---:|---:|---:|---:|",
+        "| group | problem | kernel | ours, us | XLA, us | XLA / ours "
+        "| XLA / default |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
-    lines += [
-        f"| {r['text'].removeprefix('matmul ')} | {r['variant']} | {r['ours_us']:.1f} "
-        f"| {r['xla_us']:.1f} | {r['ratio']:.2f} | {r['tflops']:.3g} |"
-        for r in result["rows"]
-    ]
+    lines += [f"| {' | '.join(_matmul_cells(row))} |" for row in result["rows"]]
     return "\n".join(lines) + "\n\n"
+
+
+def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    problem = row["text"].removeprefix("matmul ")
+    if "error" in row:
+        return row["group"], problem, "failed", "-", "-", "-", "-"
+    return (
+        row["group"],
+        problem,
+        row["variant"] or "-",
+        _number(row["own_us"], 1),
+        _number(row["xla_us"], 1),
+        _number(row["ratio_own"], 2),
+        _number(row["ratio_default"], 2),
+    )
+
+
+def bars(results: pathlib.Path) -> str:
+    """For each device with results: what groups of cases must reach, and whether."""
+    tables = [
+        _bars_table(file.parent) for file in sorted(results.glob("*/matmul.json"))
+    ]
+    return "".join(tables) or "\n"
+
+
+def _bars_table(device: pathlib.Path) -> str:
+    """Of ``bench_matmul``'s groups, and of the rows of ``bench_models`` with a bar."""
+    products = json.loads((device / "matmul.json").read_text())
+    lines = [
+        _bar_line(group["group"], _FIGURES[bar["figure"]], bar)
+        for group in products.get("groups", ())
+        for bar in group["bars"]
+    ]
+    if (file := device / "models.json").exists():
+        for row in json.loads(file.read_text())["rows"]:
+            if (limit := row.get("bar")) is not None:
+                value = row["ratio"]
+                bar = {"limit": limit, "value": value, "is_met": value >= limit}
+                lines.append(_bar_line("training", row["name"], bar))
+    if not lines:
+        return ""
+    head = [
+        _head(products["environment"]),
+        "| group | figure | goal | measured | met |",
+        "|---|---|---:|---:|---|",
+    ]
+    return "\n".join([*head, *lines]) + "\n\n"
+
+
+def _bar_line(group: str, figure: str, bar: dict[str, Any]) -> str:
+    sign = "<=" if bar.get("is_upper") else ">="
+    met = "yes" if bar["is_met"] else "no"
+    goal, value = f"{sign} {bar['limit']:.2f}", _number(bar["value"], 3)
+    return f"| {group} | {figure} | {goal} | {value} | {met} |"
+
+
+_FIGURES = {
+    "own_geomean": "XLA / ours, geometric mean",
+    "own_min": "XLA / ours, lowest",
+    "default_geomean": "XLA / default, geometric mean",
+    "default_min": "XLA / default, lowest",
+    "copy_fraction_min": "bandwidth by that of a copy, lowest",
+    "error_by_xla_max": "error by XLA's, highest",
+}
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def models(results: pathlib.Path) -> str:
@@ -93,7 +158,7 @@ def _head(where: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"matmul": matmul, "models": models, "tuner": tuner}
+TABLES = {"matmul": matmul, "bars": bars, "models": models, "tuner": tuner}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tracea_jax.device import NAMED
 from tracea_jax.dispatch import SHIPPED
-from tracea_jax.problem import GemmProblem
+from tracea_jax.problem import problem_from_json
 from tracea_jax.tuning import environment as environments
 from tracea_jax.tuning.cache import Database, Entry
 from tracea_jax.tuning.environment import Environment
@@ -69,13 +69,14 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
         monkeypatch.setattr(environments.nvrtc, "version", lambda d=described: d.nvrtc)
         environments.environment.cache_clear()
         environments.environment_key.cache_clear()
-        assert environments.environment("matmul", device) == described, (
-            f"the kernels changed since {path.parent} was tuned; tune again"
-        )
         database = Database(None, shipped=(SHIPPED,))
-        for entry in path.parent.glob("matmul/*.json"):
-            head = Entry.from_bytes(entry.read_bytes(), complete=False)
-            problem = GemmProblem.from_json(head.problem)
+        for file in path.parent.glob("*/*.json"):
+            head = Entry.from_bytes(file.read_bytes(), complete=False)
+            problem = problem_from_json(head.problem)
+            assert problem.op == file.parent.name
+            assert environments.environment(problem.op, device) == described, (
+                f"the kernels changed since {path.parent} was tuned; tune again"
+            )
             answer = database.lookup(problem, device)
             assert answer is not None, database.why_missed(problem, device)
             assert answer.origin == "shipped"

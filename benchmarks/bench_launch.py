@@ -1,0 +1,227 @@
+"""What our kernels cost beside running: launching them and compiling them.
+
+    python benchmarks/bench_launch.py [--chain 256] [--out DIRECTORY]
+
+Launching (on a GPU): chains of tiny products, each of which needs the one before, on
+our kernel and on XLA's, without command buffers, which would replay launches. For each
+side
+
+- ``interval_us``: from the start of one launch call to that of the next, on the host,
+  by the profiler, whose own cost is in it. Launches do not wait for the device, so this
+  is all that the host does for one: XLA's call of our handler, our encoding of tensor
+  maps, the launch.
+- ``call_us``: of the launch call of the driver alone, by the profiler.
+- ``wall_us``: what one more product adds to the wall-clock time of an execution without
+  a profiler: the longer of what host and device take for it.
+- ``processor_us``: what it adds to the processor time of the whole process.
+- ``kernel_us``: of the kernel.
+
+Compiling (anywhere with NVRTC): for some problems the kernel that runs on an H200 when
+nothing is tuned, compiled several times from nothing, and what it needs: registers,
+spills, stack, and warnings of the assembler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import common
+import jax
+import jax.numpy as jnp
+from matmul_suite import GELU, SILU
+
+import tracea_jax as tracea
+from tracea_jax import variants
+from tracea_jax.device import NAMED, CudaDevice
+from tracea_jax.doctor import diagnose
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.problem import GatedMatmulProblem, GemmProblem, Problem
+from tracea_jax.runtime import nvrtc
+from tracea_jax.tune import local_device
+from tracea_jax.tuning import measure
+
+SIZE = 64  # of the products in a chain
+SHORT = 32  # products of the shorter chain
+
+
+# --- launching ------------------------------------------------------------------------
+
+
+def launching(length: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for our kernel and one for XLA's."""
+    rows = []
+    chains = {
+        (side, count): chain(side, count)
+        for side in ("tracea", "xla")
+        for count in (SHORT, length)
+    }
+    runs = {key: common.repeating(call) for key, call in chains.items()}
+    timing = measure.Timing(slice_s=0.05, rounds=rounds, max_rounds=rounds)
+    race = measure.race(runs, timing)
+    for failure in race.failures.values():
+        raise failure
+    for side in ("tracea", "xla"):
+        short, long = (side, SHORT), (side, length)
+        added = length - SHORT
+        wall = race.median_us(long) - race.median_us(short)
+        busy = _processor_us(chains[long]) - _processor_us(chains[short])
+        kernels = common.race({"long": chains[long]}, rounds)["long"]
+        rows.append(
+            {
+                "kind": "launch",
+                "name": side,
+                "wall_us": wall / added,
+                "processor_us": busy / added,
+                "kernel_us": statistics.median(kernels) / length,
+                **_host_us(chains[long], length),
+            }
+        )
+    return rows
+
+
+def chain(side: str, count: int) -> common.Call:
+    """A compiled function of so many products in a row."""
+
+    @jax.jit
+    def run(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(count):
+            x = tracea.ops.matmul(x, w, implementation=side)
+        return x
+
+    keys = jax.random.split(jax.random.key(0))
+    x, w = (jax.random.normal(k, (SIZE, SIZE)).astype(jnp.bfloat16) for k in keys)
+    w = w / SIZE**0.5  # or else the chain overflows
+    return lambda: run(x, w)
+
+
+def _processor_us(call: common.Call, repeats: int = 50) -> float:
+    """Processor time of one execution, all threads together."""
+    run = common.repeating(call)
+    run(repeats)
+    start = time.process_time()
+    run(repeats)
+    return 1e6 * (time.process_time() - start) / repeats
+
+
+def _host_us(call: common.Call, length: int) -> dict[str, float | None]:
+    """Medians over the launch calls of a profiled execution; None if it has none."""
+    jax.block_until_ready(call())
+    found: list[tuple[float, float]] = []
+    for plane in common.profiled([call]).planes:
+        if plane.name.startswith("/device:"):
+            continue
+        for line in plane.lines:
+            events = [e for e in line.events if e.name.startswith("cuLaunchKernel")]
+            # The thread that enqueued the chain, and no other.
+            if len(events) >= length > len(found):
+                found = sorted((e.start_ns, e.duration_ns) for e in events)
+    if not found:
+        return {"interval_us": None, "call_us": None}
+    starts = [start for start, _ in found]
+    gaps = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    return {
+        "interval_us": statistics.median(gaps) * 1e-3,
+        "call_us": statistics.median(duration for _, duration in found) * 1e-3,
+    }
+
+
+# --- compiling ------------------------------------------------------------------------
+
+
+def problems() -> list[Problem]:
+    """Kernels that differ in what they are made of."""
+    half: Any = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}
+    square: Any = {"m": 4096, "n": 4096, "k": 4096}
+    fp8: Any = {**half, "lhs": "float8_e4m3fn", "rhs": "float8_e4m3fn", "layout": "nt"}
+    return [
+        GemmProblem(**square, **half),
+        GemmProblem(**square, **half, epilogue=GELU),
+        GemmProblem(**square, **half, epilogue=SILU),
+        GatedMatmulProblem(**square, **half),
+        GemmProblem(m=16, n=28672, k=8192, **half),
+        GemmProblem(m=4095, n=4097, k=4099, **half),
+        GemmProblem(**square, precision="highest"),
+        GemmProblem(**square),
+        GemmProblem(**square, **fp8),
+    ]
+
+
+def kernels(problem: Problem, device: CudaDevice) -> Iterator[tuple[str, Kernel]]:
+    """Variant and kernel of all of ours that can serve a problem, by default."""
+    diagnosis = diagnose(problem, device)
+    for name in diagnosis.candidates:
+        variant = variants.get(problem.op, name)
+        call = variant.call(problem, variant.heuristic(problem, device), device)
+        for kernel in variants.kernels_in(call):
+            yield name, kernel
+
+
+def compiling(device: CudaDevice, times: int) -> Iterator[dict[str, Any]]:
+    """A row for every kernel; only the first has NVRTC itself to load."""
+    for problem in problems():
+        for name, kernel in kernels(problem, device):
+            cubins = [nvrtc.compile(kernel) for _ in range(times)]
+            seconds = [cubin.compile_s for cubin in cubins]
+            cubin = cubins[-1]
+            yield {
+                "kind": "compile",
+                "name": f"{problem}: {name}",
+                "entry": kernel.entry,
+                "arch": cubin.arch,
+                "first_s": seconds[0],
+                "median_s": statistics.median(seconds),
+                "longest_s": max(seconds),
+                "registers": cubin.registers,
+                "spill_bytes": cubin.spill_bytes,
+                "stack_bytes": cubin.stack_bytes,
+                "smem_static_bytes": cubin.smem_static_bytes,
+                "warnings": list(cubin.warnings),
+                "cubin_bytes": len(cubin.image),
+            }
+
+
+# --- the program ----------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    common.add_arguments(parser)
+    parser.add_argument("--chain", type=int, default=256, help="products in a row")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--times", type=int, default=3, help="to compile each kernel")
+    args = parser.parse_args()
+    # Before the device is first used: a replayed graph launches once.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {flags}"
+    device = local_device()
+    is_gpu = isinstance(device, CudaDevice)
+    target = device if isinstance(device, CudaDevice) else NAMED["H200"]
+    rows = list(compiling(target, args.times))
+    print(render(rows))
+    if is_gpu:
+        launches = launching(args.chain, args.rounds)
+        print(render(launches))
+        rows += launches
+    print(common.save("launch", rows, args))
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of numbers, their names from the first row."""
+    names = [k for k, v in rows[0].items() if isinstance(v, int | float | None)]
+    body = [
+        (
+            row["name"],
+            *("-" if row[n] is None else f"{row[n]:.4g}" for n in names),
+        )
+        for row in rows
+    ]
+    return common.table(("name", *names), body)
+
+
+if __name__ == "__main__":
+    main()

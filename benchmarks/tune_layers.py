@@ -1,0 +1,251 @@
+"""Makes the tuned answers that ship with the package.
+
+    python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
+
+Tunes the cases of ``bench_matmul`` and the products of well-known models on this
+machine, the most important first, until the time is over. After every few problems the
+answers are written to ``DIRECTORY/<environment>/`` as they lie in
+``tracea_jax/data/tuned``: copy what is there into it. Answers that ``bench_matmul`` has
+found already are taken from its results (``--results``).
+
+What has an answer is not tuned again: in the cache of this machine, shipped with the
+installed package, or in a directory that an earlier run wrote (``--from``); a run on
+another machine of the kind goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import common
+from matmul_suite import suite
+from model_layers import order
+
+from tracea_jax import dispatch
+from tracea_jax.cli import Progress
+from tracea_jax.device import Device
+from tracea_jax.options import current
+from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.tune import local_device
+from tracea_jax.tuning import exchange, files, tuner
+from tracea_jax.tuning.cache import Entry
+from tracea_jax.tuning.environment import environment, environment_key
+from tracea_jax.tuning.records import Best, Observation
+from tracea_jax.tuning.store import Name, Store
+
+KEPT = 6  # observations of an entry that ships, beside XLA's
+TOGETHER = 16  # problems that one child process tunes
+
+
+def wanted(platform: str) -> tuple[Problem, ...]:
+    """What is to be tuned, the most important first."""
+    cases = [case.problem for case in suite(platform, quick=False)]
+    return tuple(dict.fromkeys([*cases, *order()] if platform == "cuda" else cases))
+
+
+def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
+    """Those without an answer of their own."""
+    database = dispatch.database(current())
+    answers = {p: database.lookup(p, device) for p in problems}
+    return [p for p, a in answers.items() if a is None or not a.is_exact]
+
+
+def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
+    """Tunes problems until the time is over; says what was done after every few."""
+    end, progress = time.monotonic() + args.budget_s, Progress()
+    for start in range(0, len(problems), TOGETHER):
+        few = problems[start : start + TOGETHER]
+        left_s = end - time.monotonic()
+        if left_s < args.each_s:
+            break
+        budget_s = min(left_s, args.each_s * len(few))
+        failed = common.tune_together(
+            few,
+            budget_s=budget_s,
+            effort=args.effort,
+            goal=args.goal,
+            progress=progress,
+        )
+        progress.close()
+        count = export(args.out, local_device())
+        done = start + len(few) - len(failed)
+        yield f"{done} of {len(problems)} tuned, {count} answers, {left_s:.0f} s left"
+        yield from (f"  not {problem}: {why}" for problem, why in failed.items())
+
+
+# --- what ships -----------------------------------------------------------------------
+
+
+def export(directory: pathlib.Path, device: Device) -> int:
+    """Writes the answers of this machine that are known now; their number.
+
+    Shipped ones of the same environment are among them, so that the directory can take
+    the place of the shipped one. Nothing but what ships is written: no locks.
+    """
+    entries = list(known(device))
+    for entry in entries:
+        place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
+        described = json.dumps(dataclasses.asdict(entry.environment), indent=1) + "\n"
+        environment = place.parent.parent / "environment.json"
+        files.write_atomically(environment, described.encode(), mode=0o644)
+    return len(entries)
+
+
+def known(device: Device) -> Iterator[Entry]:
+    """The entries of the device's environments, this machine's before shipped ones."""
+    keys = {environment_key(op, device) for op in dispatch.BENCHES}
+    stores = (Store(current().directory / "tuned"), Store(dispatch.SHIPPED, True))
+    seen: set[Name] = set()
+    for store in stores:
+        for name in store.names():
+            if name.environment in keys and name not in seen:
+                seen.add(name)
+                if (entry := store.read(name, complete=True)) is not None:
+                    yield entry
+
+
+def slim(entry: Entry) -> Entry:
+    """The answer with the few observations that other shapes are answered from."""
+    raced = [o for o in entry.observations if o.extra.get("protocol") == "race"]
+    ours = sorted(
+        (o for o in raced if o.variant != "xla" and o.time_us is not None),
+        key=lambda o: (o.time_us, o.identity),
+    )
+    kept = [*ours[:KEPT], *(o for o in raced if o.variant == "xla")]
+    return dataclasses.replace(
+        entry,
+        best=_rounded(entry.best),
+        observations=tuple(sorted(map(_brief, kept), key=lambda o: o.identity)),
+        verified={k: v for k, v in entry.verified.items() if k != "message"},
+    )
+
+
+def _brief(observation: Observation) -> Observation:
+    return dataclasses.replace(_rounded(observation), extra={"protocol": "race"})
+
+
+def _rounded(record: Any) -> Any:
+    """A dataclass with its times to five digits: more than they are good to."""
+    fields = ("time_us", "cold_us", "xla_us", "xla_cold_us", "ratio")
+    found = {name: getattr(record, name, None) for name in fields}
+    return dataclasses.replace(
+        record, **{k: float(f"{v:.5g}") for k, v in found.items() if v is not None}
+    )
+
+
+def raced(results: pathlib.Path, device: Device) -> int:
+    """Puts the answers that ``bench_matmul`` raced into the cache; their number.
+
+    An answer is the fastest kernel of ours if it won its race, else XLA.
+    """
+    entries = []
+    for row in json.loads(results.read_text())["rows"]:
+        if row.get("ratio_own") is None:
+            continue
+        problem = problem_from_json(row["problem"])
+        own = Observation(
+            variant=row["variant"],
+            config=row["config"],
+            time_us=row["own_us"],
+            extra={"protocol": "race"},
+        )
+        xla = Observation(
+            variant="xla", config={}, time_us=row["xla_us"], extra={"protocol": "race"}
+        )
+        chosen = own if row["ratio_own"] > 1 else xla
+        best = Best(
+            variant=chosen.variant,
+            config=chosen.config,
+            time_us=chosen.time_us,
+            xla_us=row["xla_us"],
+            ratio=row["ratio_own"] if chosen is own else 1.0,
+            origin="search" if chosen is own else "xla",
+            goal="throughput",
+        )
+        entries.append(
+            Entry(
+                problem=problem.to_json(),
+                environment=environment(problem.op, device),
+                best=best,
+                observations=tuple(sorted((own, xla), key=lambda o: o.identity)),
+                verified=_judged(row) if chosen is own else {},
+                tuner={"version": tuner.VERSION, "effort": "quick"},
+                written=_now(),
+            )
+        )
+    exchange.merge(Store(current().directory / "tuned"), entries)
+    dispatch.refresh(current())
+    return len(entries)
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """What the benchmark found about the correctness of a result."""
+    error = row["error_of_bound"]
+    return {"ok": error <= 1.0, "max_rel_error": error, "tolerance": 1.0}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+
+
+def take(directories: Iterable[pathlib.Path]) -> int:
+    """Puts what earlier runs wrote into the cache of this machine; their number."""
+    entries = [
+        entry
+        for directory in directories
+        for store in [Store(directory, read_only=True)]
+        for name in store.names()
+        if (entry := store.read(name, complete=True)) is not None
+    ]
+    exchange.merge(Store(current().directory / "tuned"), entries)
+    dispatch.refresh(current())
+    return len(entries)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument(
+        "--from", dest="earlier", type=pathlib.Path, nargs="*", default=[]
+    )
+    parser.add_argument(
+        "--results", type=pathlib.Path, help="of bench_matmul, whose answers to take"
+    )
+    parser.add_argument("--effort", default="quick", help="of tuning each problem")
+    parser.add_argument("--goal", default="throughput", help="of tuning")
+    parser.add_argument("--budget-s", type=float, default=500.0, help="for everything")
+    parser.add_argument(
+        "--each-s", type=float, default=4.0, help="for each problem, on average"
+    )
+    parser.add_argument("--again", action="store_true", help="what has answers, too")
+    parser.add_argument("--list", action="store_true", help="only tell what is left")
+    args = parser.parse_args()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a child measures
+    device = local_device()
+    if args.results:
+        print(f"{raced(args.results, device)} answers taken from results")
+    if args.earlier:
+        print(f"{take(args.earlier)} answers taken from earlier runs")
+    problems = wanted(device.platform)
+    problems = problems if args.again else left(problems, device)
+    if args.list:
+        print("\n".join(map(str, problems)))
+        return
+    for text in tune_all(problems, args):
+        print(text, flush=True)
+    rest = len(left(problems, device))
+    print(f"{export(args.out, device)} answers in {args.out}; {rest} problems are left")
+
+
+if __name__ == "__main__":
+    main()
