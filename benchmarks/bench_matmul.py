@@ -193,7 +193,7 @@ def error(problem: Problem, inputs: list[jax.Array], result: jax.Array) -> float
     weights = [cut(x, rhs_axis) for x in rest[:products]]
     cut_inputs = [lhs, *weights, *(cut(x) for x in rest[products:])]
     fewer = dataclasses.replace(problem, n=len(columns))
-    return _bench(problem).error(fewer, local_device(), cut_inputs, [cut(result)], 1)
+    return _bench(problem).judge(fewer, local_device(), cut_inputs, 1)([cut(result)])
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from tracea_jax.ops import attention_exact as exact
 from tracea_jax.ops.attention_primitives import attention_backward_p, attention_p
 from tracea_jax.ops.attention_reference import OPTIONAL, Spec, reference
 from tracea_jax.ops.bench import (
+    Judge,
     OpBench,
     Workload,
     check_dtype,
@@ -170,12 +171,19 @@ def error(
     return exact.backward_error(problem, arrays, found, units, seed)
 
 
+def judge(
+    problem: AttentionProblem, device: Device, inputs: list[jax.Array], seed: int
+) -> Judge:
+    """See ``Workload``."""
+    return lambda results: error(problem, device, inputs, results, seed)
+
+
 ATTENTION = Workload(
     check=check,
     operands=operands,
     execute=execute,
     ragged=ragged,
-    error=error,
+    judge=judge,
     unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
 )
 dispatch.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)

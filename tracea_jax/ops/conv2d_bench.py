@@ -13,6 +13,7 @@ import numpy as np
 from tracea_jax import dispatch
 from tracea_jax.device import Device
 from tracea_jax.ops.bench import (
+    Judge,
     OpBench,
     Workload,
     check_dtype,
@@ -275,7 +276,14 @@ def error(
     )
 
 
+def judge(
+    problem: Conv2dProblem, device: Device, inputs: list[jax.Array], seed: int
+) -> Judge:
+    """See ``Workload``."""
+    return lambda results: error(problem, device, inputs, results, seed)
+
+
 CONV2D = Workload(
-    check=check, operands=operands, execute=execute, ragged=ragged, error=error
+    check=check, operands=operands, execute=execute, ragged=ragged, judge=judge
 )
 dispatch.BENCHES["conv2d"] = functools.partial(OpBench, CONV2D)

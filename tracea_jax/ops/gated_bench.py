@@ -11,7 +11,7 @@ import numpy as np
 from tracea_jax import dispatch
 from tracea_jax.device import Device
 from tracea_jax.ops import matmul_bench
-from tracea_jax.ops.bench import OpBench, Workload, forced, random_normal
+from tracea_jax.ops.bench import Judge, OpBench, Workload, forced, random_normal
 from tracea_jax.ops.exact import ACTIVATIONS_F64
 from tracea_jax.ops.gated_matmul import gated_matmul_p
 from tracea_jax.ops.precision import precision_from_name
@@ -48,27 +48,24 @@ def operands(problem: GatedMatmulProblem, seed: int) -> list[jax.Array]:
     return [x, *((w.astype(jnp.float32) * scale).astype(w.dtype) for w in weights)]
 
 
-def error(
-    problem: GatedMatmulProblem,
-    device: Device,
-    inputs: list[jax.Array],
-    results: list[jax.Array],
-    seed: int,
-) -> float:
-    """The worst ``matmul_bench.worst_error`` of the results, y, g and u.
+def judge(
+    problem: GatedMatmulProblem, device: Device, inputs: list[jax.Array], seed: int
+) -> Judge:
+    """The worst ``matmul_bench.worst_error`` of y, g and u.
 
     y's scale is |u| times g's plus |activation(g)| times u's.
     """
-    return max(
-        matmul_bench.worst_error(
-            problem,
-            device,
-            result,
-            functools.partial(_exact_rows, problem, inputs, which),
-            seed,
-            _ROUNDINGS[which],
+    exact = {
+        which: matmul_bench.remembered(
+            functools.partial(_exact_rows, problem, inputs, which)
         )
-        for which, result in zip("ygu", results, strict=False)
+        for which in _ROUNDINGS
+    }
+    return lambda results: max(
+        matmul_bench.worst_error(
+            problem, device, result, exact[which], seed, _ROUNDINGS[which]
+        )
+        for which, result in zip(_ROUNDINGS, results, strict=False)
     )
 
 
@@ -88,6 +85,6 @@ GATED_MATMUL = Workload(
     operands=operands,
     execute=execute,
     ragged=matmul_bench.ragged,
-    error=error,
+    judge=judge,
 )
 dispatch.BENCHES["gated_matmul"] = functools.partial(OpBench, GATED_MATMUL)

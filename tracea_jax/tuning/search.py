@@ -94,8 +94,9 @@ class Search:
     Attributes:
       stop: why the search is over, or None: "complete" (nothing is left to try),
         "converged" (no gain is expected) or "budget".
-      expected_gain: largest expected improvement at the last fit, in log units;
-        infinite before the first.
+      expected_gain: largest expected improvement at the last fit, in log units. Before
+        the first it is what as many more would gain if candidates came by chance;
+        infinite before two times are known.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Search:
         count = min(self._batch, room)
         picked, self._design = self._design[:count], self._design[count:]
         self._pending.update(dict.fromkeys(picked))
+        self.expected_gain = self._gain_by_chance() if picked else self.expected_gain
         if not picked:
             known = len(self._values) // self._recipe.per_pick
             picked = self._improving(min(count, max(known, self._recipe.smallest)))
@@ -201,7 +203,8 @@ class Search:
         """What to evaluate before anything is known."""
         n, recipe, prior = len(self._features), self._recipe, self._log_prior
         if n <= min(self._budget, SWEPT):
-            return first + [i for i in range(n) if i not in first]
+            order = range(n) if prior is None else np.argsort(prior, kind="stable")
+            return first + [int(i) for i in order if i not in first]
         count, past = recipe.others, self._history
         if past is not None and len(past.values) >= recipe.diverse:
             pass  # the surrogate can choose
@@ -243,6 +246,17 @@ class Search:
         )
         picked += acquisition.batch(posterior, best, free, count - len(picked))[0]
         return rows[picked].tolist()
+
+    def _gain_by_chance(self) -> float:
+        """What a batch of candidates in random order gains over those that are known.
+
+        One of them is the best of all with probability batch / (known + batch), and
+        then better by about a standard deviation of the log times.
+        """
+        known = [v for v in self._values.values() if v is not None]
+        if len(known) < 2:
+            return np.inf
+        return self._batch / (len(known) + self._batch) * float(np.std(known))
 
     def _local(self, count: int) -> int:
         started = len(self._values) >= self._recipe.local_from
