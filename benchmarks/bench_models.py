@@ -126,13 +126,13 @@ def main() -> None:
     parser.add_argument("--tune", nargs="*", help="ops; all by default")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    earlier = common.saved("models", args) if args.only else []
-    rows = [row for row in earlier if args.only not in row["name"]]
-    path = None
+    # Some cases go to a file of their own: each file is of one run.
+    name = f"models_{common.slug(args.only)}" if args.only else "models"
+    rows, path = [], None
     for case in cases(isinstance(local_device(), CudaDevice)):
         if args.only is None or args.only in case.name:
             rows += measured(case, args)
-            path = common.save("models", rows, args)
+            path = common.save(name, rows, args)
     head = ("case", "ours us", "plain us", "ratio", "wall", "error", "plain error")
     body = [
         (r["name"], f"{r['ours_us']:.1f}", f"{r['plain_us']:.1f}")

@@ -69,7 +69,7 @@ def _bars_table(device: pathlib.Path) -> str:
         for group in products.get("groups", ())
         for bar in group["bars"]
     ]
-    if (file := device / "models.json").exists():
+    for file in sorted(device.glob("models*.json")):
         for row in json.loads(file.read_text())["rows"]:
             if (limit := row.get("bar")) is not None:
                 value = row["ratio"]
@@ -108,7 +108,7 @@ def _number(value: float | None, digits: int) -> str:
 
 def models(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_models``."""
-    files = sorted(results.glob("*/models.json"))
+    files = sorted(results.glob("*/models*.json"))
     return "".join(_models_table(json.loads(f.read_text())) for f in files) or "\n"
 
 
