@@ -85,7 +85,7 @@ cpu::DType ParseDType(const char* name, const ffi::AnyBuffer& buffer) {
 
 struct Options {
   bool has_bias, has_mask, has_q_lengths, has_kv_lengths;
-  const cpu::AttentionIsa* isa;
+  cpu::Isa isa;
   cpu::AttentionConfig config;
 
   size_t operands() const {
@@ -105,9 +105,8 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   options.has_q_lengths = Attribute<bool>(attrs, "has_q_lengths");
   options.has_kv_lengths = Attribute<bool>(attrs, "has_kv_lengths");
   const std::string isa(Attribute<std::string_view>(attrs, "isa"));
-  options.isa = cpu::UsableAttentionIsa(isa.c_str());
-  if (!options.isa) {
-    Refuse("isa is '", isa, "', which is no instruction set of this package.");
+  if (!cpu::ParseIsa(isa.c_str(), &options.isa)) {
+    Refuse("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
   }
   options.config.block_q = Attribute<int64_t>(attrs, "block_q");
   options.config.block_kv = Attribute<int64_t>(attrs, "block_kv");
@@ -263,8 +262,9 @@ int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
 ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
                       const cpu::AttentionArgs& args) {
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const cpu::AttentionIsa& isa = *cpu::UsableAttentionIsa(options.isa, args.type);
   const cpu::AttentionPlan plan =
-      cpu::PlanAttention(*options.isa, args, options.config, threads);
+      cpu::PlanAttention(isa, args, options.config, threads);
   if (plan.num_tasks() == 0) return ffi::Error::Success();
   cpu::AdviseHugePages(args.out, args.batch * args.q_len * args.heads * args.head_dim *
                                      ItemSize(args.type));
@@ -278,7 +278,7 @@ ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
           out_of_memory = true;
           return;
         }
-        options.isa->forward(args, plan.block_kv, plan.range(task), workspace);
+        isa.forward(args, plan.block_kv, plan.range(task), workspace);
       });
   if (out_of_memory) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,

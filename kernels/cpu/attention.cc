@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 namespace tracea::cpu {
 
@@ -13,11 +12,23 @@ extern const AttentionIsa kBaselineAttention;
 #if defined(__x86_64__)
 extern const AttentionIsa kAvx2Attention;
 extern const AttentionIsa kAvx512Attention;
+#if !defined(TRACEA_WITHOUT_AMX)
+extern const AttentionIsa kAmxAttention;
+#endif
 #endif
 
 namespace {
 
-constexpr int64_t kChunk = 16;  // rows and head_dim are padded to it
+// By Isa; AMX helps some dtypes only.
+constexpr const AttentionIsa* kAttentions[] = {
+    &kBaselineAttention,
+#if defined(__x86_64__)
+    &kAvx2Attention,
+    &kAvx512Attention,
+    &kAvx512Attention,
+#endif
+};
+
 constexpr int64_t kMinBlock = 64;
 constexpr int64_t kMaxBlockKv = 1024;
 constexpr int64_t kMaxBlockQ = 2048;
@@ -52,28 +63,25 @@ int64_t RowStep(const AttentionIsa& isa, const AttentionArgs& args, int64_t rows
   return std::max(RoundUp(CeilDiv(rows, parts), isa.tile_m), fewest);
 }
 
-// See `Forward` in attention_impl.h.
+// See `Forward` in attention_common_impl.h.
 int64_t WorkspaceBytes(const AttentionIsa& isa, const AttentionArgs& args,
                        const AttentionPlan& plan) {
-  const int64_t rows = RoundUp(plan.row_step, kChunk);
-  const int64_t depth = RoundUp(args.head_dim, kChunk);
-  const int64_t width = RoundUp(args.head_dim, isa.tile_n);
-  const int64_t packed = (plan.block_kv + rows) * (depth + width);
+  const int64_t rows = RoundUp(plan.row_step, kAttentionPad);
+  const int64_t packed =
+      (plan.block_kv + rows) * 2 * RoundUp(args.head_dim, kAttentionPad);
   const int64_t tiles = 2 * isa.tile_m * plan.block_kv;
   return 4 * (packed + tiles + (2 + 4) * rows);
 }
 
 }  // namespace
 
-const AttentionIsa* UsableAttentionIsa(const char* name) {
-  const GemmIsa* usable = UsableGemmIsa(name);
-  if (!usable) return nullptr;
-#if defined(__x86_64__)
-  for (const AttentionIsa* isa : {&kAvx512Attention, &kAvx2Attention}) {
-    if (std::strcmp(isa->name, usable->name) == 0) return isa;
-  }
+const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type) {
+  const Isa isa = UsableIsa(wanted);
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
+  if (isa == Isa::kAmx && type == DType::kBF16) return &kAmxAttention;
 #endif
-  return &kBaselineAttention;
+  (void)type;
+  return kAttentions[static_cast<int>(isa)];
 }
 
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,

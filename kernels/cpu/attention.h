@@ -22,6 +22,7 @@
 namespace tracea::cpu {
 
 constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kAttentionPad = 32;  // the workspace pads rows and head_dim to it
 
 // Query i sees keys j with i - left <= j <= i + right, j <= i if causal, and j below its
 // example's number of keys. Queries from its number of queries on see none and give zero;
@@ -89,8 +90,9 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,
                             const AttentionConfig& config, int64_t threads);
 
-// As `UsableGemmIsa`.
-const AttentionIsa* UsableAttentionIsa(const char* name);
+// The kernels of the best instruction set for these operands, `wanted` at most, that
+// build and machine have.
+const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type);
 
 }  // namespace tracea::cpu
 

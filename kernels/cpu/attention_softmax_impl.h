@@ -1,5 +1,5 @@
-// Softmax of rows of scores in base 2: the exponential, masks, bias and the online update.
-// A part of attention_impl.h.
+// Softmax of rows of scores in base 2: the exponential, masks and bias. A part of
+// attention_common_impl.h.
 
 constexpr float kLowest = -3.40282347e38f;
 constexpr float kForbidden = -__builtin_inff();  // a score that gets the weight 0
@@ -169,26 +169,4 @@ void ApplyMask(const AttentionArgs& args, int64_t b, int64_t h, int64_t i, int64
     Store(scores + j, Select(allowed, Load(scores + j), Splat(kForbidden)));
   }
   for (; j < count; ++j) scores[j] = mask[j] ? scores[j] : kForbidden;
-}
-
-// One row of the online softmax. `scores` has `vecs` vectors. Writes the weights
-// 2^(score - max) in chunks of the micro-kernel's lhs, `chunk_step` apart; updates the
-// row's maximum and its sum of weights; returns what earlier sums must be scaled by.
-TRACEA_INLINE float SoftmaxRow(const float* scores, int64_t vecs, float* weights,
-                               int64_t chunk_step, float* max, float* sum) {
-  Vec most = Splat(*max);
-  for (int64_t i = 0; i < vecs; ++i) most = Maximum(Load(scores + i * kLanes), most);
-  const float new_max = Fold<Largest>(most);
-  const Vec shift = Splat(new_max);
-  constexpr int64_t kPerChunk = kChunk / kLanes;
-  Vec total{};
-  for (int64_t i = 0; i < vecs; ++i) {
-    const Vec weight = Exp2(Load(scores + i * kLanes) - shift);
-    total += weight;
-    Store(weights + (i / kPerChunk) * chunk_step + (i % kPerChunk) * kLanes, weight);
-  }
-  const float alpha = Exp2(Splat(*max - new_max))[0];
-  *sum = *sum * alpha + Fold<Plus>(total);
-  *max = new_max;
-  return alpha;
 }
