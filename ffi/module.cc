@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu_attention.h"
 #include "cpu_gemm.h"
 #include "cubin_registry.h"
 #include "cuda_launch.h"
@@ -29,6 +30,11 @@ nb::dict FfiTargets() {
   nb::dict cpu;
   cpu["platform"] = "cpu";
   cpu["stages"] = cpu_stages;
+  nb::dict cpu_attention_stages;
+  cpu_attention_stages["execute"] = Capsule(tracea_cpu_attention_v1);
+  nb::dict cpu_attention;
+  cpu_attention["platform"] = "cpu";
+  cpu_attention["stages"] = cpu_attention_stages;
 
   nb::dict cuda_stages;
   cuda_stages["instantiate"] = Capsule(tracea_cuda_launch_v1_instantiate);
@@ -46,6 +52,7 @@ nb::dict FfiTargets() {
 
   nb::dict targets;
   targets["tracea_cpu_gemm_v1"] = cpu;
+  targets["tracea_cpu_attention_v1"] = cpu_attention;
   targets["tracea_cuda_launch_v1"] = cuda;
   return targets;
 }

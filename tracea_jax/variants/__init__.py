@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tracea_jax.problem import GatedMatmulProblem, Problem
 from tracea_jax.variants import gated
+from tracea_jax.variants.attention_cpu import ATTENTION_CPU
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.base import (
     XLA,
@@ -29,7 +30,7 @@ CATALOGUE: dict[str, tuple[Variant, ...]] = {
     "matmul": (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_SM80, GEMM_CPU, XLA),
     "gated_matmul": (GATED_SM90, GATED_FUSED, GATED_UNFUSED, XLA),
     "conv2d": (XLA,),
-    "attention": (ATTENTION_CUDNN, XLA),
+    "attention": (ATTENTION_CUDNN, ATTENTION_CPU, XLA),
 }
 
 

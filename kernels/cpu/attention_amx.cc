@@ -1,0 +1,21 @@
+// Attention in bf16 for AMX, on processors with AVX-512 BF16 as well.
+
+#include "attention.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+
+namespace tracea::cpu {
+namespace {
+#include "vec_impl.h"
+#include "amx_impl.h"
+#include "attention_amx_impl.h"
+}  // namespace
+
+extern const AttentionIsa kAmxAttention;
+const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention};
+
+}  // namespace tracea::cpu

@@ -1,0 +1,150 @@
+"""attention_cpu: flash attention in C++, prebuilt for each CPU ISA."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from tracea_jax.device import CPU_ISAS, CpuDevice, Device
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.base import Call, CpuCall
+from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
+
+DTYPES = ("float32", "bfloat16", "float16")
+TARGET = "tracea_cpu_attention_v1"
+ABI = 1
+
+_WIDEST_HEAD = 256
+_UNLIMITED = 1 << 40  # a side of a window that reaches everything
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCpuConfig:
+    """Cache blocking; the register tile follows from the ISA.
+
+    Attributes:
+      block_q: most queries of a task; fewer where threads would be left without one.
+        Queries of several heads count if these share their keys.
+      block_kv: keys that are packed at a time. The one choice that changes rounding.
+    """
+
+    block_q: int
+    block_kv: int
+
+    def __str__(self) -> str:
+        return f"q {self.block_q} kv {self.block_kv}"
+
+
+_LIMITS = {"block_q": 2048, "block_kv": 1024}
+_BLOCKS_Q = (64, 128, 256, 512, 1024)
+_BLOCKS_KV = (64, 128, 256, 512, 1024)
+_FEWEST_SCORES = 64 * 64  # of a head: below, XLA fuses what little there is to compute
+_UNIT_KV = 64  # the kernel rounds block_kv up to a multiple
+_QUERY_SHARE = 0.5  # of L2 for the queries and sums of a task
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionCpu:
+    """See the module; the methods are ``variants.base.Variant``'s."""
+
+    name: str = "attention_cpu"
+    config_type: type = AttentionCpuConfig
+    sources: tuple[str, ...] = ("cpu/",)
+
+    def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
+        p = problem
+        if not isinstance(device, CpuDevice):
+            return f"it runs on CPUs; the device is {device.platform}"
+        if p.dtype not in DTYPES:
+            return f"operands of dtype {p.dtype}; it takes {', '.join(DTYPES)}"
+        if p.bias and p.bias_dtype not in DTYPES:
+            return f"a bias of dtype {p.bias_dtype}; it takes {', '.join(DTYPES)}"
+        if not all((p.batch, p.q_len, p.kv_len, p.heads, p.head_dim)):
+            return "there is nothing to compute"
+        if p.head_dim > _WIDEST_HEAD:
+            return f"head_dim={p.head_dim}; it takes up to {_WIDEST_HEAD}"
+        if p.direction == "backward":
+            return "it has no backward pass"
+        return None
+
+    def check(
+        self, problem: AttentionProblem, config: AttentionCpuConfig, device: Device
+    ) -> None:
+        for name, limit in _LIMITS.items():
+            value = getattr(config, name)
+            if not (isinstance(value, int) and 1 <= value <= limit):
+                raise ValueError(
+                    f"{name}={value!r} must be an integer from 1 to {limit}"
+                )
+
+    def space(self, problem: AttentionProblem, device: Device) -> Space:
+        hero = self.heuristic(problem, device)
+        columns = grid(
+            block_q=sorted({*_BLOCKS_Q, hero.block_q}),
+            block_kv=sorted({*_BLOCKS_KV, hero.block_kv}),
+        )
+        alive, pruned = survivors(_repeats(problem, hero, columns))
+        columns = {name: values[alive] for name, values in columns.items()}
+        return Space(config_type=AttentionCpuConfig, columns=columns, pruned=pruned)
+
+    def heuristic(
+        self, problem: AttentionProblem, device: Device
+    ) -> AttentionCpuConfig:
+        assert isinstance(device, CpuDevice)
+        # Packed queries and sums are float32.
+        fitting = int(_QUERY_SHARE * device.l2_bytes / (8 * problem.head_dim))
+        block_q = max(b for b in _BLOCKS_Q[:-1] if b <= max(fitting, _BLOCKS_Q[0]))
+        return AttentionCpuConfig(block_q=block_q, block_kv=256)
+
+    def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
+        return problem.q_len * problem.kv_len >= _FEWEST_SCORES
+
+    def call(
+        self, problem: AttentionProblem, config: AttentionCpuConfig, device: Device
+    ) -> Call:
+        assert device.arch in CPU_ISAS
+        p = problem
+        left, right = p.window or (_UNLIMITED, _UNLIMITED)
+        return CpuCall(
+            target=TARGET,
+            attributes=(
+                ("abi", ABI),
+                ("has_bias", p.bias is not None),
+                ("has_mask", p.mask is not None),
+                ("has_q_lengths", p.q_lengths),
+                ("has_kv_lengths", p.kv_lengths),
+                ("scale", np.float64(p.scale)),
+                ("is_causal", p.is_causal),
+                ("left", left),
+                ("right", right),
+                ("isa", device.arch),
+                ("block_q", config.block_q),
+                ("block_kv", config.block_kv),
+            ),
+        )
+
+
+def _repeats(
+    problem: AttentionProblem, hero: AttentionCpuConfig, columns: Columns
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Which configs run exactly as another one, by the choice that makes no difference.
+
+    Of those the heuristic's stands for the others, else the smallest.
+    """
+    rows = problem.q_len * problem.heads // problem.kv_heads
+    keys = -(-problem.kv_len // _UNIT_KV) * _UNIT_KV
+    sizes = {"block_q": rows, "block_kv": keys}
+    for name, size in sizes.items():
+        values = columns[name]
+        choices = (getattr(hero, name), *np.unique(values).tolist())
+        effect = _at_most(size)
+        yield name, representative(values, choices, effect) != values
+
+
+def _at_most(size: int):
+    return lambda block: np.minimum(block, size)
+
+
+ATTENTION_CPU = AttentionCpu()
