@@ -27,6 +27,8 @@
 #include <utility>
 
 #include "gemm.h"
+#include "isa.h"
+#include "memory.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -74,7 +76,7 @@ struct Options {
   std::string_view bias;  // "none", "row" or "batched_row"
   bool has_residual, save_preactivation;
   cpu::ResidualOp residual_op;
-  const cpu::GemmIsa* isa;
+  cpu::Isa isa;
   cpu::GemmConfig config;
 };
 
@@ -114,9 +116,8 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   ParseResidual(Attribute<std::string_view>(attrs, "residual"), &options);
   options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
   const std::string isa(Attribute<std::string_view>(attrs, "isa"));
-  options.isa = cpu::UsableGemmIsa(isa.c_str());
-  if (!options.isa) {
-    Refuse("isa is '", isa, "'; it must be one of baseline, avx2, avx512.");
+  if (!cpu::ParseIsa(isa.c_str(), &options.isa)) {
+    Refuse("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
   }
   options.config.kc = Attribute<int64_t>(attrs, "kc");
   options.config.nc = Attribute<int64_t>(attrs, "nc");
@@ -361,8 +362,9 @@ bool RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& cal
 ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& call) {
   const cpu::GemmArgs args = MakeArgs(options, call);
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const cpu::GemmIsa& isa = *cpu::UsableGemmIsa(options.isa, args.in_type);
   const cpu::GemmPlan plan =
-      cpu::PlanGemm(*options.isa, args, call.batch, options.config, threads);
+      cpu::PlanGemm(isa, args, call.batch, options.config, threads);
   if (plan.num_tasks() == 0) return ffi::Error::Success();
   cpu::AdviseHugePages(args.out, call.out.size_bytes());
   if (args.preactivation) {
@@ -373,7 +375,7 @@ ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& ca
       plan.num_tasks(), threads,
       [&pool](auto helper) { pool.Schedule(std::move(helper)); },
       [&](int64_t task) {
-        if (!RunTask(*options.isa, plan, call, args, task)) out_of_memory = true;
+        if (!RunTask(isa, plan, call, args, task)) out_of_memory = true;
       });
   if (out_of_memory) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
@@ -400,7 +402,7 @@ ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingAr
 
 }  // namespace
 
-const char* SupportedCpuIsa() { return cpu::BestIsa(); }
+const char* SupportedCpuIsa() { return cpu::IsaName(cpu::UsableIsa(cpu::Isa::kAmx)); }
 
 }  // namespace tracea
 

@@ -10,7 +10,7 @@ extern "C" XLA_FFI_Error* tracea_cpu_gemm_v1(XLA_FFI_CallFrame* call_frame);
 namespace tracea {
 
 // The best instruction set that this build has kernels for and that the processor and
-// the operating system support: "baseline", "avx2" or "avx512".
+// the operating system support: one of kIsaNames.
 const char* SupportedCpuIsa();
 
 }  // namespace tracea

@@ -286,7 +286,7 @@ def test_the_handler_refuses_what_is_not_its_own():
 
     run()
     for change, message in (
-        ({"isa": "mmx"}, "isa is 'mmx'.*baseline, avx2, avx512"),
+        ({"isa": "mmx"}, "isa is 'mmx'.*baseline, avx2, avx512, amx"),
         ({"abi": 9}, "abi 9.*clear the compilation cache"),
         ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
         ({"bias": "column"}, "'column'.*none, row, batched_row"),

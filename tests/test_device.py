@@ -14,6 +14,7 @@ from tracea_jax.runtime.launch import cpu_isa
 
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
         (AVX2, "x86_64", "avx2"),
         (AVX2 | {"sse4_2"}, "AMD64", "avx2"),
         (AVX512, "x86_64", "avx512"),
+        (AVX512 | {"amx_tile"}, "x86_64", "avx512"),
+        (AMX, "x86_64", "amx"),
         (AVX512, "aarch64", "baseline"),
         *((AVX2 - {flag}, "x86_64", "baseline") for flag in sorted(AVX2)),
         *((AVX512 - {flag}, "x86_64", "avx2") for flag in sorted(AVX512 - AVX2)),
@@ -40,7 +43,7 @@ def test_an_isa_can_only_be_lowered():
             lower = CPU_ISAS[min(CPU_ISAS.index(detected), CPU_ISAS.index(wanted))]
             assert device.forced_isa(detected, wanted) == lower
     with pytest.raises(
-        ValueError, match="TRACEA_CPU_ISA='mmx'.*baseline, avx2, avx512"
+        ValueError, match="TRACEA_CPU_ISA='mmx'.*baseline, avx2, avx512, amx"
     ):
         device.forced_isa("avx2", "mmx")
 

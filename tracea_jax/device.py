@@ -14,11 +14,12 @@ import pathlib
 import platform
 from typing import Any, ClassVar
 
-CPU_ISAS = ("baseline", "avx2", "avx512")  # each includes the ones before it
+CPU_ISAS = ("baseline", "avx2", "avx512", "amx")  # each includes the ones before it
 _ISA_FLAGS = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
 }
+_ISA_FLAGS["amx"] = _ISA_FLAGS["avx512"] | {"avx512_bf16", "amx_tile", "amx_bf16"}
 _ARCH_SPECIFIC = {(9, 0): "sm_90a"}  # targets whose own instructions need the suffix
 
 

@@ -1,6 +1,6 @@
 // CPUID feature bits, and XCR0 for the register state the operating system saves: an
 // instruction set whose registers are not saved must not be used. Family and model are
-// never looked at. (Intel SDM volume 1, 13.3 and 15.2.)
+// never looked at. (Intel SDM volume 1, 13.3, 15.2 and 18.)
 
 #include "cpu_features.h"
 
@@ -8,6 +8,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 namespace tracea::cpu {
@@ -17,7 +21,7 @@ namespace tracea::cpu {
 namespace {
 
 struct Features {
-  bool avx2, avx512;
+  bool avx2, avx512, amx;
 };
 
 bool AllOf(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
@@ -28,6 +32,16 @@ uint64_t Xcr0() {
   uint32_t low, high;
   __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t{high} << 32) | low;
+}
+
+// The registers of AMX are large, so Linux saves them only for processes that ask.
+bool GetTilePermission() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr int kRequestComponent = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestComponent, kTileData) == 0;
+#else
+  return false;
+#endif
 }
 
 Features Detect() {
@@ -43,6 +57,10 @@ Features Detect() {
   // State: opmask, upper zmm halves, zmm16-31. Features: F, DQ, BW, VL.
   found.avx512 = found.avx2 && AllOf(saved, Bit(5) | Bit(6) | Bit(7)) &&
                  AllOf(b, Bit(16) | Bit(17) | Bit(30) | Bit(31));
+  // State: tile configuration and data. Features: AMX BF16 and TILE, AVX-512 BF16.
+  found.amx = found.avx512 && AllOf(saved, Bit(17) | Bit(18)) &&
+              AllOf(d, Bit(22) | Bit(24)) && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+              AllOf(a, Bit(5)) && GetTilePermission();
   return found;
 }
 
@@ -56,10 +74,17 @@ const Features& Found() {
 bool HasAvx2() { return Found().avx2; }
 bool HasAvx512() { return Found().avx512; }
 
+#if defined(TRACEA_WITHOUT_AMX)  // the compiler does not know it
+bool HasAmx() { return false; }
+#else
+bool HasAmx() { return Found().amx; }
+#endif
+
 #else
 
 bool HasAvx2() { return false; }
 bool HasAvx512() { return false; }
+bool HasAmx() { return false; }
 
 #endif
 

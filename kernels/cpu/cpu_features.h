@@ -8,6 +8,10 @@ namespace tracea::cpu {
 bool HasAvx2();    // AVX2, FMA and F16C
 bool HasAvx512();  // AVX2's set and AVX-512 F, BW, DQ, VL
 
+// AVX-512's set, AVX-512 BF16, and AMX tiles with BF16 products, which the operating
+// system grants to a process that asks: the first call does, and all threads inherit it.
+bool HasAmx();
+
 }  // namespace tracea::cpu
 
 #endif  // TRACEA_KERNELS_CPU_CPU_FEATURES_H_

@@ -1,22 +1,10 @@
 // Everything around the kernels that is compiled without any instruction set flag:
-// choice of instruction set, blocking, split into tasks, workspace.
+// choice of instruction set, blocking, split into tasks.
 
 #include "gemm.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-
-#include "cpu_features.h"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-#if defined(__unix__)
-#include <unistd.h>
-#endif
-
 namespace tracea::cpu {
 
 extern const GemmIsa kBaselineGemm;
@@ -33,25 +21,16 @@ constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of rhs
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;    // partial sums
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// Worse to better; `supported` is about the processor and the operating system.
-struct Level {
-  const GemmIsa* isa;
-  bool supported;
-};
-
-const Level* Levels(int* count) {
+// By Isa.
+constexpr const GemmIsa* kGemms[] = {
+    &kBaselineGemm,
 #if defined(__x86_64__)
-  static const Level levels[] = {
-      {&kBaselineGemm, true}, {&kAvx2Gemm, HasAvx2()}, {&kAvx512Gemm, HasAvx512()}};
-  *count = 3;
-#else
-  static const Level levels[] = {{&kBaselineGemm, true}};
-  *count = 1;
+    &kAvx2Gemm,
+    &kAvx512Gemm,
+    &kAvx512Gemm,
 #endif
-  return levels;
-}
+};
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
@@ -61,17 +40,6 @@ int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
   limit = std::max(RoundUp(limit, unit), unit);
   if (size <= limit) return std::max(RoundUp(size, unit), unit);
   return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
-}
-
-int64_t L2Bytes() {
-  static const int64_t bytes = [] {
-    int64_t found = 0;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return std::clamp<int64_t>(found > 0 ? found : 512 << 10, 256 << 10, 4 << 20);
-  }();
-  return bytes;
 }
 
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
@@ -133,25 +101,9 @@ bool IsSmall(const GemmArgs& args, int64_t batch) {
 
 }  // namespace
 
-const GemmIsa* UsableGemmIsa(const char* name) {
-  static const char* const known[] = {"baseline", "avx2", "avx512"};
-  int count = 0;
-  const Level* levels = Levels(&count);
-  for (int wanted = 0; wanted < 3; ++wanted) {
-    if (std::strcmp(known[wanted], name) != 0) continue;
-    int i = std::min(wanted, count - 1);
-    while (!levels[i].supported) --i;
-    return levels[i].isa;
-  }
-  return nullptr;
-}
-
-const char* BestIsa() {
-  int count = 0;
-  const Level* levels = Levels(&count);
-  int i = count - 1;
-  while (!levels[i].supported) --i;
-  return levels[i].isa->name;
+const GemmIsa* UsableGemmIsa(Isa wanted, DType in_type) {
+  (void)in_type;
+  return kGemms[static_cast<int>(UsableIsa(wanted))];
 }
 
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
@@ -169,39 +121,6 @@ GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
   PlanRanges(isa, args, batch >= tasks ? 1 : CeilDiv(tasks, std::max<int64_t>(batch, 1)),
              &plan);
   return plan;
-}
-
-float* ThreadWorkspace(int64_t bytes) {
-  struct Buffer {
-    void* data = nullptr;
-    int64_t bytes = 0;
-    ~Buffer() { std::free(data); }
-  };
-  thread_local Buffer buffer;
-  if (buffer.bytes < bytes) {
-    std::free(buffer.data);
-    const int64_t align = bytes >= kHugePage / 4 ? kHugePage : 64;
-    const int64_t size = RoundUp(bytes, align);
-    buffer.data = std::aligned_alloc(align, size);
-    buffer.bytes = buffer.data ? size : 0;
-#if defined(__linux__)
-    if (buffer.data && align == kHugePage) madvise(buffer.data, size, MADV_HUGEPAGE);
-#endif
-  }
-  return static_cast<float*>(buffer.data);
-}
-
-void AdviseHugePages(void* data, int64_t bytes) {
-#if defined(__linux__)
-  if (bytes < 2 * kHugePage) return;
-  const auto at = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (at + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t end = (at + bytes) & ~(kHugePage - 1);
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data;
-  (void)bytes;
-#endif
 }
 
 }  // namespace tracea::cpu

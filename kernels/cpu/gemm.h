@@ -17,6 +17,9 @@
 
 #include <cstdint>
 
+#include "isa.h"
+#include "memory.h"
+
 namespace tracea::cpu {
 
 enum class DType : int32_t { kF32, kBF16, kF16 };
@@ -82,20 +85,9 @@ struct GemmPlan {
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
                   const GemmConfig& config, int64_t threads);
 
-// The kernels of the requested set ("baseline", "avx2" or "avx512") or, where build or
-// machine lack it, of the best lower one. Null only for an unknown name.
-const GemmIsa* UsableGemmIsa(const char* name);
-
-// Name of the best instruction set that both this build and this machine have.
-const char* BestIsa();
-
-// Memory of the calling thread, 64-byte aligned, kept for its next call; null if there
-// is not enough. The largest plan needs less than 40 MB.
-float* ThreadWorkspace(int64_t bytes);
-
-// Asks for huge pages on the part of a large buffer that is about to be written for
-// the first time: fewer page faults. Does nothing below 4 MB or off Linux.
-void AdviseHugePages(void* data, int64_t bytes);
+// The kernels of the best instruction set for these operands, `wanted` at most, that
+// build and machine have.
+const GemmIsa* UsableGemmIsa(Isa wanted, DType in_type);
 
 }  // namespace tracea::cpu
 

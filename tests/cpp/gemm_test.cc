@@ -196,8 +196,9 @@ struct Case {
   }
 };
 
-int Check(const GemmIsa& isa, bool large) {
+int Check(Isa level, bool large) {
   Case c(large);
+  const GemmIsa& isa = *UsableGemmIsa(level, c.args.in_type);
   const int64_t kc = Pick({0, 16, 40, 100});
   c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
   const double error = c.Error();
@@ -218,15 +219,15 @@ int Check(const GemmIsa& isa, bool large) {
 
 int main() {
   int failures = 0;
-  for (const char* name : {"baseline", "avx2", "avx512"}) {
-    const GemmIsa* isa = UsableGemmIsa(name);
-    if (std::strcmp(isa->name, name) != 0) {
-      std::printf("%s: not on this machine\n", name);
+  for (int i = 0; i < kIsaCount; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (UsableIsa(isa) != isa) {
+      std::printf("%s: not on this machine\n", IsaName(isa));
       continue;
     }
-    for (int i = 0; i < 400; ++i) failures += Check(*isa, false);
-    for (int i = 0; i < 20; ++i) failures += Check(*isa, true);
-    std::printf("%s: checked\n", name);
+    for (int i = 0; i < 400; ++i) failures += Check(isa, false);
+    for (int i = 0; i < 20; ++i) failures += Check(isa, true);
+    std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);
   return failures != 0;

@@ -1,0 +1,249 @@
+// Products of bf16 matrices on AMX tiles: packing and the 32 x 32 product.
+//
+// Included by <op>_amx.cc inside an unnamed namespace, after vec_impl.h with 16 lanes and
+// under the same rules.
+//
+// A tile register has 16 rows of 64 bytes. One product needs eight of them: 2 x 2 of
+// sums (32 x 32 f32), 2 of lhs and 2 of rhs, each for a step of 32 of the depth:
+//
+//   tiles 0-3: sums   00 01   tiles 4, 5: lhs, upper and lower 16 rows, 32 elements each
+//                     10 11   tiles 6, 7: rhs, left and right 16 columns; row p has
+//                                         elements (2p, j), (2p + 1, j) side by side
+//
+// Packed operands, all padded with zeros to whole steps and blocks:
+//   rhs  per panel of 32 columns: per step of 32: [left 1 KB][right 1 KB]
+//   lhs  per block of 32 rows:    per step of 32: [upper 1 KB][lower 1 KB]
+
+constexpr int kAmxRows = 32;
+constexpr int kAmxCols = 32;
+constexpr int kAmxDepth = 32;                   // elements of bf16 in a step
+constexpr int64_t kAmxTile = 1024;              // bytes of a tile register
+constexpr int64_t kAmxStep = 2 * kAmxTile;      // bytes of a step of a packed operand
+constexpr int64_t kAmxStepSize = kAmxStep / 2;  // the same in elements
+
+// The operand of LDTILECFG: palette 1, eight tiles of 16 rows of 64 bytes.
+struct alignas(64) AmxConfig {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+constexpr AmxConfig kAmxConfig = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64},
+                                  {16, 16, 16, 16, 16, 16, 16, 16}};
+static_assert(sizeof(AmxConfig) == 64, "what the instruction reads");
+
+// Tile registers are usable while one lives. To be made once per task, not longer: a
+// thread of the pool runs other people's code next, which may need another configuration
+// or pay for saving these registers.
+struct AmxScope {
+  AmxScope() { _tile_loadconfig(&kAmxConfig); }
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
+};
+
+// ---- Packing --------------------------------------------------------------------------
+
+typedef uint16_t Half32 __attribute__((vector_size(64)));
+typedef uint16_t Half32Any __attribute__((vector_size(64), aligned(2), may_alias));
+
+// The first `count` elements; the other ones are zero and their memory is not touched.
+TRACEA_INLINE Half32 LoadHalves(const BF16* p, int64_t count) {
+  if (count >= 32) return *(const Half32Any*)p;
+  if (count <= 0) return Half32{};
+  return (Half32)_mm512_maskz_loadu_epi16((__mmask32)((1u << count) - 1), p);
+}
+
+TRACEA_INLINE void StoreHalves(BF16* p, Half32 x) { *(Half32Any*)p = x; }
+
+#define TRACEA_PAIRS(i) i, 32 + i, i + 1, 33 + i, i + 2, 34 + i, i + 3, 35 + i
+
+// Elements 0 to 15 (low) or 16 to 31 (high) of a and b, in turns.
+TRACEA_INLINE Half32 PairsLow(Half32 a, Half32 b) {
+  const Half32 order = {TRACEA_PAIRS(0), TRACEA_PAIRS(4), TRACEA_PAIRS(8),
+                        TRACEA_PAIRS(12)};
+  return (Half32)_mm512_permutex2var_epi16((__m512i)a, (__m512i)order, (__m512i)b);
+}
+TRACEA_INLINE Half32 PairsHigh(Half32 a, Half32 b) {
+  const Half32 order = {TRACEA_PAIRS(16), TRACEA_PAIRS(20), TRACEA_PAIRS(24),
+                        TRACEA_PAIRS(28)};
+  return (Half32)_mm512_permutex2var_epi16((__m512i)a, (__m512i)order, (__m512i)b);
+}
+
+// 16 rows of up to 32 elements into a tile of pairs, transposed: row p of the tile has
+// elements (2p, 2p + 1) of each of the rows.
+TRACEA_INLINE void TransposePairs(const BF16* from, int64_t stride, int64_t rows,
+                                  int64_t depth, BF16* to) {
+  Vec x[kLanes];
+  if (rows >= kLanes && depth >= kAmxDepth) {
+    TRACEA_UNROLL
+    for (int i = 0; i < kLanes; ++i) x[i] = *(const VecAny*)(from + i * stride);
+  } else {
+    for (int i = 0; i < kLanes; ++i) {
+      x[i] = (Vec)LoadHalves(from + i * stride, i < rows ? depth : 0);
+    }
+  }
+  Transpose(x);
+  TRACEA_UNROLL
+  for (int i = 0; i < kLanes; ++i) *(VecAny*)(to + 2 * kLanes * i) = x[i];
+}
+
+// Elements of a packed operand of this depth and of this many rows of lhs or columns of
+// rhs.
+TRACEA_INLINE int64_t AmxPackedSize(int64_t depth, int64_t width) {
+  return CeilDiv(depth, kAmxDepth) * CeilDiv(width, 32) * kAmxStepSize;
+}
+
+// rhs (depth, cols), stored by rows of which the next is `stride` elements away.
+inline void PackAmxRhs(const BF16* rhs, int64_t stride, int64_t depth, int64_t cols,
+                BF16* packed) {
+  const int64_t panel = CeilDiv(depth, kAmxDepth) * kAmxStepSize;
+  for (int64_t p = 0; p < CeilDiv(depth, kAmxDepth) * kAmxDepth; p += 2) {
+    const BF16* row = rhs + p * stride;
+    const BF16* ahead = p + 8 < depth ? row + 6 * stride : row;
+    BF16* to = packed + p / kAmxDepth * kAmxStepSize + p % kAmxDepth * kLanes;
+    for (int64_t j = 0; j < cols; j += kAmxCols) {
+      const int64_t first = p < depth ? cols - j : 0;
+      const int64_t second = p + 1 < depth ? cols - j : 0;
+      __builtin_prefetch(ahead + j, 0, 2);
+      __builtin_prefetch(ahead + stride + j, 0, 2);
+      const Half32 a = LoadHalves(row + j, first);
+      const Half32 b = LoadHalves(row + stride + j, second);
+      StoreHalves(to, PairsLow(a, b));
+      StoreHalves(to + kAmxTile / 2, PairsHigh(a, b));
+      to += panel;
+    }
+  }
+}
+
+// rhs (depth, cols), stored by columns: element (p, j) at rhs[j * stride + p].
+inline void PackAmxRhsTransposed(const BF16* rhs, int64_t stride, int64_t depth, int64_t cols,
+                          BF16* packed) {
+  for (int64_t j = 0; j < cols; j += kAmxCols) {
+    for (int64_t p = 0; p < depth; p += kAmxDepth) {
+      for (int64_t half = 0; half < kAmxCols; half += kLanes) {
+        TransposePairs(rhs + (j + half) * stride + p, stride, cols - j - half, depth - p,
+                       packed);
+        packed += kAmxTile / 2;
+      }
+    }
+  }
+}
+
+// lhs (rows, depth), stored by rows.
+inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t depth,
+                BF16* packed) {
+  const int64_t block = CeilDiv(depth, kAmxDepth) * kAmxStepSize;
+  for (int64_t i = 0; i < CeilDiv(rows, kAmxRows) * kAmxRows; ++i) {
+    const BF16* row = lhs + i * stride;
+    BF16* to = packed + i / kAmxRows * block + i % kAmxRows * kAmxDepth;
+    for (int64_t p = 0; p < depth; p += kAmxDepth, to += kAmxStepSize) {
+      StoreHalves(to, LoadHalves(row + p, i < rows ? depth - p : 0));
+    }
+  }
+}
+
+// lhs (rows, depth), stored by columns: element (i, p) at lhs[p * stride + i].
+inline void PackAmxLhsTransposed(const BF16* lhs, int64_t stride, int64_t rows, int64_t depth,
+                          BF16* packed) {
+  for (int64_t i = 0; i < rows; i += kAmxRows) {
+    for (int64_t p = 0; p < depth; p += kAmxDepth) {
+      Vec upper[kLanes], lower[kLanes];
+      TRACEA_UNROLL
+      for (int q = 0; q < kLanes; ++q) {
+        const int64_t at = p + 2 * q;
+        const BF16* column = lhs + at * stride + i;
+        const Half32 a = LoadHalves(column, at < depth ? rows - i : 0);
+        const Half32 b = LoadHalves(column + stride, at + 1 < depth ? rows - i : 0);
+        upper[q] = (Vec)PairsLow(a, b);
+        lower[q] = (Vec)PairsHigh(a, b);
+      }
+      Transpose(upper);
+      Transpose(lower);
+      TRACEA_UNROLL
+      for (int q = 0; q < kLanes; ++q) {
+        StoreHalves(packed + q * kAmxDepth, (Half32)upper[q]);
+        StoreHalves(packed + (kLanes + q) * kAmxDepth, (Half32)lower[q]);
+      }
+      packed += kAmxStepSize;
+    }
+  }
+}
+
+// ---- The product ----------------------------------------------------------------------
+
+// A block of 32 rows of lhs as the tiles are loaded from it. All in bytes.
+struct AmxLhs {
+  const void* data;
+  int64_t stride;  // from row to row
+  int64_t lower;   // from the upper 16 rows to the lower ones
+  int64_t step;    // from one step to the next
+};
+
+TRACEA_INLINE AmxLhs PackedLhs(const BF16* packed) {
+  return {packed, kAmxDepth * 2, kAmxTile, kAmxStep};
+}
+
+// 32 whole rows as they lie in memory, `stride` elements apart. Whole steps are read: the
+// depth must be a multiple of 32, or memory beyond it readable and either it or the rest
+// of rhs zero (and neither NaN nor infinite).
+TRACEA_INLINE AmxLhs StoredLhs(const BF16* rows, int64_t stride) {
+  return {rows, 2 * stride, 2 * stride * 16, kAmxDepth * 2};
+}
+
+// Compilers are not told that loading a tile reads memory: this makes them write first.
+TRACEA_INLINE void BeforeTileLoads() { __asm__ volatile("" ::: "memory"); }
+
+struct NoWork {
+  TRACEA_INLINE void operator()(int64_t) const {}
+};
+
+// sums = lhs @ rhs, or sums += lhs @ rhs if `accumulate`, for a block of 32 rows of lhs
+// and a panel of 32 columns of packed rhs. Rows of sums are `stride` f32 apart.
+//
+// work(step) is called once in each step, between the tile products, which leave most of
+// the core idle: the place for the epilogue of the block before.
+//
+// kRowTiles = 1: only the upper 16 rows are computed and stored; kColTiles alike.
+template <int kRowTiles = 2, int kColTiles = 2, typename Work = NoWork>
+TRACEA_INLINE void AmxProduct(int64_t steps, const AmxLhs& lhs, const BF16* rhs,
+                              float* sums, int64_t stride, bool accumulate,
+                              Work&& work = Work()) {
+  constexpr bool kLower = kRowTiles == 2, kRight = kColTiles == 2;
+  float* const below = sums + 16 * stride;
+  const int64_t row = stride * (int64_t)sizeof(float);
+  BeforeTileLoads();
+  if (accumulate) {
+    _tile_loadd(0, sums, row);
+    if (kRight) _tile_loadd(1, sums + 16, row);
+    if (kLower) _tile_loadd(2, below, row);
+    if (kLower && kRight) _tile_loadd(3, below + 16, row);
+  } else {
+    _tile_zero(0);
+    if (kRight) _tile_zero(1);
+    if (kLower) _tile_zero(2);
+    if (kLower && kRight) _tile_zero(3);
+  }
+  const char* a = (const char*)lhs.data;
+  const char* b = (const char*)rhs;
+  for (int64_t step = 0; step < steps; ++step) {
+    _tile_loadd(4, a, lhs.stride);
+    _tile_loadd(6, b, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kRight) {
+      _tile_loadd(7, b + kAmxTile, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    work(step);
+    if (kLower) {
+      _tile_loadd(5, a + lhs.lower, lhs.stride);
+      _tile_dpbf16ps(2, 5, 6);
+      if (kRight) _tile_dpbf16ps(3, 5, 7);
+    }
+    a += lhs.step;
+    b += kAmxStep;
+  }
+  _tile_stored(0, sums, row);
+  if (kRight) _tile_stored(1, sums + 16, row);
+  if (kLower) _tile_stored(2, below, row);
+  if (kLower && kRight) _tile_stored(3, below + 16, row);
+}

@@ -1,0 +1,27 @@
+// Instruction sets the kernels are built for, in one order for all operations.
+
+#ifndef TRACEA_KERNELS_CPU_ISA_H_
+#define TRACEA_KERNELS_CPU_ISA_H_
+
+#include <cstdint>
+
+namespace tracea::cpu {
+
+// Worse to better; each includes the ones before it. Where an operation has nothing of
+// its own for an instruction set and a dtype, it takes the next lower one's kernel.
+enum class Isa : int32_t { kBaseline, kAvx2, kAvx512, kAmx };
+constexpr int kIsaCount = 4;
+constexpr const char* kIsaNames = "baseline, avx2, avx512, amx";  // for messages
+
+const char* IsaName(Isa isa);
+
+// False if there is no instruction set of this name.
+bool ParseIsa(const char* name, Isa* isa);
+
+// The best instruction set, `wanted` at most, that build, processor and operating system
+// have. The first question for AMX asks the operating system for its use.
+Isa UsableIsa(Isa wanted);
+
+}  // namespace tracea::cpu
+
+#endif  // TRACEA_KERNELS_CPU_ISA_H_
