@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu_conv2d.h"
 #include "cpu_gemm.h"
 #include "cubin_registry.h"
 #include "cuda_launch.h"
@@ -30,6 +31,12 @@ nb::dict FfiTargets() {
   cpu["platform"] = "cpu";
   cpu["stages"] = cpu_stages;
 
+  nb::dict conv2d_stages;
+  conv2d_stages["execute"] = Capsule(tracea_cpu_conv2d_v1);
+  nb::dict conv2d;
+  conv2d["platform"] = "cpu";
+  conv2d["stages"] = conv2d_stages;
+
   nb::dict cuda_stages;
   cuda_stages["instantiate"] = Capsule(tracea_cuda_launch_v1_instantiate);
   cuda_stages["prepare"] = Capsule(tracea_cuda_launch_v1_prepare);
@@ -46,6 +53,7 @@ nb::dict FfiTargets() {
 
   nb::dict targets;
   targets["tracea_cpu_gemm_v1"] = cpu;
+  targets["tracea_cpu_conv2d_v1"] = conv2d;
   targets["tracea_cuda_launch_v1"] = cuda;
   return targets;
 }

@@ -156,6 +156,7 @@ struct Lines {
 template <typename T>
 void PackWindows(const ConvProduct& product, const Windows& windows, int64_t rows,
                  int64_t p, int64_t depth, const Lines<T>& lines, float* packed) {
+  if (depth == 0) return;
   const Runs runs = RunsOf(product);
   if (product.channels % kChunk == 0 && p % kChunk == 0) {
     for (int64_t i = 0; i < rows; ++i) {
