@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu_attention.h"
+#include "cpu_conv2d.h"
 #include "cpu_gemm.h"
 #include "cubin_registry.h"
 #include "cuda_launch.h"
@@ -23,19 +24,17 @@ nb::capsule Capsule(Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
+nb::dict CpuTarget(XLA_FFI_Error* (*execute)(XLA_FFI_CallFrame*)) {
+  nb::dict stages;
+  stages["execute"] = Capsule(execute);
+  nb::dict target;
+  target["platform"] = "cpu";
+  target["stages"] = stages;
+  return target;
+}
+
 // The tables that runtime/launch.py passes to jax.ffi, by target name.
 nb::dict FfiTargets() {
-  nb::dict cpu_stages;
-  cpu_stages["execute"] = Capsule(tracea_cpu_gemm_v1);
-  nb::dict cpu;
-  cpu["platform"] = "cpu";
-  cpu["stages"] = cpu_stages;
-  nb::dict cpu_attention_stages;
-  cpu_attention_stages["execute"] = Capsule(tracea_cpu_attention_v1);
-  nb::dict cpu_attention;
-  cpu_attention["platform"] = "cpu";
-  cpu_attention["stages"] = cpu_attention_stages;
-
   nb::dict cuda_stages;
   cuda_stages["instantiate"] = Capsule(tracea_cuda_launch_v1_instantiate);
   cuda_stages["prepare"] = Capsule(tracea_cuda_launch_v1_prepare);
@@ -51,8 +50,9 @@ nb::dict FfiTargets() {
   cuda["state"] = nb::make_tuple("tracea_cuda_launch_plan_v1", state);
 
   nb::dict targets;
-  targets["tracea_cpu_gemm_v1"] = cpu;
-  targets["tracea_cpu_attention_v1"] = cpu_attention;
+  targets["tracea_cpu_attention_v1"] = CpuTarget(tracea_cpu_attention_v1);
+  targets["tracea_cpu_conv2d_v1"] = CpuTarget(tracea_cpu_conv2d_v1);
+  targets["tracea_cpu_gemm_v1"] = CpuTarget(tracea_cpu_gemm_v1);
   targets["tracea_cuda_launch_v1"] = cuda;
   return targets;
 }

@@ -8,30 +8,6 @@ struct Tile {
   int64_t rows, cols;  // data holds whole vectors; the first `cols` columns are meant
 };
 
-// `count` elements, at most a vector of them, of a run-time type. The types are the same
-// for a whole product, so the branches are predicted.
-TRACEA_INLINE Vec LoadAs(DType type, const void* data, int64_t at, int64_t count) {
-  switch (type) {
-    case DType::kBF16:
-      return LoadUpTo((const BF16*)data + at, count);
-    case DType::kF16:
-      return LoadUpTo((const F16*)data + at, count);
-    default:
-      return LoadUpTo((const F32*)data + at, count);
-  }
-}
-
-TRACEA_INLINE void StoreAs(DType type, void* data, int64_t at, Vec x, int64_t count) {
-  switch (type) {
-    case DType::kBF16:
-      return StoreUpTo((BF16*)data + at, x, count);
-    case DType::kF16:
-      return StoreUpTo((F16*)data + at, x, count);
-    default:
-      return StoreUpTo((F32*)data + at, x, count);
-  }
-}
-
 // Bias (kTileN f32, or null), preactivation, activation, residual, store.
 template <typename Op>
 void FinishWith(const GemmArgs& args, const Tile& tile, const float* bias) {

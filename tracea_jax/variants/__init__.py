@@ -18,6 +18,7 @@ from tracea_jax.variants.base import (
     config_from_json,
     kernels_in,
 )
+from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
 from tracea_jax.variants.gated import GATED_FUSED, GATED_UNFUSED
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
@@ -29,7 +30,7 @@ from tracea_jax.variants.space import Space
 CATALOGUE: dict[str, tuple[Variant, ...]] = {
     "matmul": (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_SM80, GEMM_CPU, XLA),
     "gated_matmul": (GATED_SM90, GATED_FUSED, GATED_UNFUSED, XLA),
-    "conv2d": (XLA,),
+    "conv2d": (CONV2D_CPU, XLA),
     "attention": (ATTENTION_CUDNN, ATTENTION_CPU, XLA),
 }
 

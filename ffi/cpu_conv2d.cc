@@ -1,0 +1,280 @@
+// XLA FFI handler of CPU convolutions and their gradients:
+//
+//   z = conv(x, w) + bias + residual;   y = activation(z)
+//
+// Arrays, contiguous; f32, bf16 or f16:
+//   x  (batch, height, width, channels)
+//   w  (kernel height, kernel width, channels / groups, columns)
+//   y  (batch, out height, out width, columns)
+// Operands, in this order:
+//   lhs, rhs  x, w if direction="forward"; dy, w if "input_grad"; x, dy if "weight_grad";
+//             of one dtype
+//   bias      (columns,), if bias
+//   residual  y's shape, if residual
+// Results:
+//   out            y, dx or dw
+//   preactivation  z, of y's shape and dtype, if save_preactivation
+// Only a forward convolution has bias, residual, activation and preactivation. padding_*
+// is what lies before the first row and column; what follows the last ones is known from
+// the shapes.
+//
+// The handler is stateless. It runs on XLA's thread pool and on the calling thread.
+
+#include "cpu_conv2d.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "conv2d.h"
+#include "cpu_call.h"
+#include "isa.h"
+#include "memory.h"
+#include "parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace tracea {
+namespace {
+
+namespace ffi = ::xla::ffi;
+
+constexpr int64_t kAbi = 1;  // of the attributes
+constexpr int64_t kMostSize = int64_t{1} << 31;  // of strides, dilation and padding
+
+struct Options {
+  cpu::ConvDirection direction;
+  cpu::ConvExtent height, width;  // without sizes
+  int64_t groups;
+  cpu::Activation activation;
+  bool has_bias, has_residual, save_preactivation;
+  const cpu::ConvIsa* isa;
+  cpu::ConvConfig config;
+};
+
+cpu::ConvDirection ParseDirection(std::string_view name) {
+  if (name == "forward") return cpu::ConvDirection::kForward;
+  if (name == "input_grad") return cpu::ConvDirection::kInputGrad;
+  if (name == "weight_grad") return cpu::ConvDirection::kWeightGrad;
+  RefuseCall("direction is '", name,
+             "'; it must be one of forward, input_grad, weight_grad.");
+}
+
+int64_t ParseSize(const ffi::Dictionary& attrs, const std::string& name, int64_t least) {
+  const auto value = CallAttribute<int64_t>(attrs, name);
+  if (value < least || value >= kMostSize) {
+    RefuseCall(name, "=", value, " must be ", least, " or more, and less than 2^31.");
+  }
+  return value;
+}
+
+cpu::ConvExtent ParseExtent(const ffi::Dictionary& attrs, const std::string& axis) {
+  cpu::ConvExtent extent{};
+  extent.stride = ParseSize(attrs, "stride_" + axis, 1);
+  extent.dilation = ParseSize(attrs, "dilation_" + axis, 1);
+  extent.padding = ParseSize(attrs, "padding_" + axis, 1 - kMostSize);
+  return extent;
+}
+
+Options ParseOptions(const ffi::Dictionary& attrs) {
+  const auto abi = CallAttribute<int64_t>(attrs, "abi");
+  if (abi != kAbi) {
+    RefuseCall("the program was compiled for abi ", abi,
+               " of this handler, which has abi ", kAbi,
+               "; clear the compilation cache.");
+  }
+  Options options{};
+  options.direction = ParseDirection(CallAttribute<std::string_view>(attrs, "direction"));
+  options.height = ParseExtent(attrs, "height");
+  options.width = ParseExtent(attrs, "width");
+  options.groups = ParseSize(attrs, "groups", 1);
+  options.activation = ActivationOf(CallAttribute<std::string_view>(attrs, "activation"));
+  options.has_bias = CallAttribute<bool>(attrs, "bias");
+  options.has_residual = CallAttribute<bool>(attrs, "residual");
+  options.save_preactivation = CallAttribute<bool>(attrs, "save_preactivation");
+  const bool plain = !options.has_bias && !options.has_residual &&
+                     !options.save_preactivation &&
+                     options.activation == cpu::Activation::kNone;
+  if (options.direction != cpu::ConvDirection::kForward && !plain) {
+    RefuseCall("a gradient has neither bias, residual, activation nor preactivation.");
+  }
+  const std::string isa(CallAttribute<std::string_view>(attrs, "isa"));
+  options.isa = cpu::UsableConvIsa(isa.c_str());
+  if (!options.isa) RefuseCall("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
+  options.config.kc = ParseSize(attrs, "kc", 0);
+  options.config.nc = ParseSize(attrs, "nc", 0);
+  options.config.tasks = ParseSize(attrs, "tasks", 0);
+  return options;
+}
+
+struct Array {
+  const char* name;
+  ffi::AnyBuffer buffer;
+
+  int64_t dim(int i) const { return buffer.dimensions()[i]; }
+};
+
+Array Operand(const char* name, const ffi::RemainingArgs& args, size_t i) {
+  return {name, *args.get<ffi::AnyBuffer>(i)};
+}
+
+Array Result(const char* name, const ffi::RemainingRets& rets, size_t i) {
+  return {name, **rets.get<ffi::AnyBuffer>(i)};
+}
+
+void CheckCounts(const Options& options, size_t operands, size_t results) {
+  const size_t want_operands = 2 + options.has_bias + options.has_residual;
+  const size_t want_results = 1 + options.save_preactivation;
+  if (operands != want_operands || results != want_results) {
+    RefuseCall("got ", operands, " operands and ", results, " results; with bias=",
+               options.has_bias, ", residual=", options.has_residual,
+               ", save_preactivation=", options.save_preactivation, " it takes ",
+               want_operands, " operands and ", want_results, " results.");
+  }
+}
+
+template <typename... Sizes>
+void CheckShape(const Array& array, Sizes... sizes) {
+  const int64_t want[] = {sizes...};
+  const auto dims = array.buffer.dimensions();
+  if (dims.size() == sizeof...(sizes) && std::equal(dims.begin(), dims.end(), want)) {
+    return;
+  }
+  std::string text;
+  for (int64_t size : want) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  RefuseCall(array.name, " has shape ", ShapeText(array.buffer),
+             "; the other arrays ask for (", text, ").");
+}
+
+// Sizes of x, w and y, which must agree.
+void ParseShapes(const Options& options, const Array& x, const Array& w, const Array& y,
+                 cpu::ConvArgs* args) {
+  for (const Array& array : {x, w, y}) {
+    if (array.buffer.dimensions().size() != 4) {
+      RefuseCall(array.name, " has shape ", ShapeText(array.buffer),
+                 "; its rank must be 4.");
+    }
+  }
+  args->batch = x.dim(0);
+  args->channels = x.dim(3);
+  args->columns = y.dim(3);
+  args->groups = options.groups;
+  args->height = options.height;
+  args->width = options.width;
+  cpu::ConvExtent* const extents[] = {&args->height, &args->width};
+  for (int axis = 0; axis < 2; ++axis) {
+    extents[axis]->x = x.dim(1 + axis);
+    extents[axis]->w = w.dim(axis);
+    extents[axis]->y = y.dim(1 + axis);
+  }
+  if (args->channels % args->groups != 0 || args->columns % args->groups != 0) {
+    RefuseCall("groups=", args->groups, " must divide the ", args->channels,
+               " channels of x and the ", args->columns, " of y.");
+  }
+  CheckShape(w, w.dim(0), w.dim(1), args->channels / args->groups, args->columns);
+  CheckShape(y, args->batch, y.dim(1), y.dim(2), args->columns);
+}
+
+cpu::ConvArgs ParseCall(const Options& options, const ffi::RemainingArgs& operands,
+                        const ffi::RemainingRets& results) {
+  CheckCounts(options, operands.size(), results.size());
+  cpu::ConvArgs args{};
+  args.direction = options.direction;
+  args.activation = options.activation;
+  const Array lhs = Operand("lhs", operands, 0), rhs = Operand("rhs", operands, 1);
+  const Array out = Result("out", results, 0);
+  switch (options.direction) {
+    case cpu::ConvDirection::kForward:
+      ParseShapes(options, lhs, rhs, out, &args);
+      break;
+    case cpu::ConvDirection::kInputGrad:
+      ParseShapes(options, out, rhs, lhs, &args);
+      break;
+    case cpu::ConvDirection::kWeightGrad:
+      ParseShapes(options, lhs, out, rhs, &args);
+      break;
+  }
+  args.lhs = lhs.buffer.untyped_data();
+  args.rhs = rhs.buffer.untyped_data();
+  args.out = out.buffer.untyped_data();
+  args.in_type = DTypeOf("lhs", lhs.buffer);
+  args.out_type = DTypeOf("out", out.buffer);
+  if (args.in_type != DTypeOf("rhs", rhs.buffer)) {
+    RefuseCall("lhs has element type ", lhs.buffer.element_type(), " and rhs has ",
+               rhs.buffer.element_type(), "; they must be equal.");
+  }
+  size_t next = 2;
+  if (options.has_bias) {
+    const Array bias = Operand("bias", operands, next++);
+    CheckShape(bias, args.columns);
+    args.bias = bias.buffer.untyped_data();
+    args.bias_type = DTypeOf("bias", bias.buffer);
+  }
+  if (options.has_residual) {
+    const Array residual = Operand("residual", operands, next++);
+    CheckShape(residual, args.batch, args.height.y, args.width.y, args.columns);
+    args.residual = residual.buffer.untyped_data();
+    args.residual_type = DTypeOf("residual", residual.buffer);
+  }
+  if (options.save_preactivation) {
+    const Array z = Result("preactivation", results, 1);
+    CheckShape(z, args.batch, args.height.y, args.width.y, args.columns);
+    args.preactivation = z.buffer.untyped_data();
+    if (DTypeOf("preactivation", z.buffer) != args.out_type) {
+      RefuseCall("preactivation has element type ", z.buffer.element_type(),
+                 " and out has ", out.buffer.element_type(), "; they must be equal.");
+    }
+  }
+  return args;
+}
+
+ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options,
+                   const cpu::ConvArgs& args, int64_t out_bytes) {
+  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
+  const cpu::ConvPlan plan = cpu::PlanConv(*options.isa, args, options.config, threads);
+  if (plan.num_tasks() == 0) return ffi::Error::Success();
+  cpu::AdviseHugePages(args.out, out_bytes);
+  if (args.preactivation) cpu::AdviseHugePages(args.preactivation, out_bytes);
+  std::atomic<bool> out_of_memory{false};
+  cpu::ParallelFor(
+      plan.num_tasks(), threads,
+      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
+      [&](int64_t task) {
+        if (!cpu::RunConvTask(plan, args, task)) out_of_memory = true;
+      });
+  if (out_of_memory) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                      "tracea_cpu_conv2d_v1: a thread could not allocate " +
+                          std::to_string(plan.workspace_bytes) +
+                          " bytes of workspace; choose a smaller kc or nc.");
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error CpuConv2d(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,
+                     ffi::RemainingRets rets) {
+  try {
+    const Options options = ParseOptions(attrs);
+    const cpu::ConvArgs call = ParseCall(options, args, rets);
+    const Array out = Result("out", rets, 0);
+    return RunCall(pool, options, call, out.buffer.size_bytes());
+  } catch (const InvalidCall& error) {
+    return ffi::Error::InvalidArgument(std::string("tracea_cpu_conv2d_v1: ") +
+                                       error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("tracea_cpu_conv2d_v1: ") + error.what());
+  }
+}
+
+}  // namespace
+}  // namespace tracea
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tracea_cpu_conv2d_v1, tracea::CpuConv2d,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());

@@ -1,0 +1,22 @@
+// Convolutions for AVX-512 F, BW, DQ and VL.
+
+#include "conv2d.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+#define TRACEA_TILE_M 14  // 28 accumulators, 2 of rhs and 1 of lhs: 31 of 32 registers
+
+namespace tracea::cpu {
+namespace {
+#include "vec_impl.h"
+#include "conv2d_impl.h"
+}  // namespace
+
+extern const ConvIsa kAvx512Conv;
+const ConvIsa kAvx512Conv = {"avx512", kTileM, kTileN, RunConv, RunWeightGrad,
+                            RunDepthwise};
+
+}  // namespace tracea::cpu

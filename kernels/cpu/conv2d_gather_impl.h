@@ -1,0 +1,241 @@
+// Rows of the implicit matrix that a convolution multiplies, gathered from the image. A
+// part of conv2d_impl.h.
+//
+// A row is what one window of the kernel sees, in the order (tap y, tap x, channel).
+// Taps that are neighbours in the image are neighbours in the row too, so a row is a few
+// runs of contiguous memory: one for each tap, or one for each line of taps.
+
+constexpr int kMostRows = 32;  // of a block, for any instruction set
+
+// Where the windows of some rows begin, and where their results go.
+struct Windows {
+  int64_t image[kMostRows];  // pixels before this image
+  int64_t y[kMostRows], x[kMostRows];
+  int64_t out[kMostRows];    // elements
+};
+
+void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows* to) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t line = m / x.rows;
+  int64_t ox = m % x.rows, oy = line % y.rows, n = line / y.rows;
+  for (int64_t i = 0; i < rows; ++i) {
+    to->image[i] = n * y.size * x.size;
+    to->y[i] = oy * y.step + y.offset;
+    to->x[i] = ox * x.step + x.offset;
+    const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
+    to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+    if (++ox < x.rows) continue;
+    ox = 0;
+    if (++oy < y.rows) continue;
+    oy = 0;
+    ++n;
+  }
+}
+
+// How rows are cut into runs.
+struct Runs {
+  int64_t length;   // of a run, in elements
+  int64_t per_line; // runs for each tap y
+};
+
+Runs RunsOf(const ConvProduct& product) {
+  const bool merged = product.pixel == product.channels && product.x.tap_step == 1;
+  const int64_t taps = product.x.taps;
+  return merged ? Runs{taps * product.channels, 1} : Runs{product.channels, taps};
+}
+
+// Sends elements [p, p + depth) of a row to the sink, in pieces, ascending: those in the
+// image by sink.Copy(at, from, count), those outside by sink.Zero(at, count).
+template <typename T, typename Sink>
+TRACEA_INLINE void GatherRow(const ConvProduct& product, const Runs& runs,
+                             const Windows& windows, int64_t i, int64_t p, int64_t depth,
+                             const Sink& sink) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const T* image = (const T*)product.image + windows.image[i] * product.pixel;
+  const int64_t width = x.size * product.pixel;
+  int64_t run = p / runs.length, o = p % runs.length;
+  int64_t ty = run / runs.per_line, tx = run % runs.per_line;
+  for (int64_t at = 0; at < depth;) {
+    const int64_t count = Min(runs.length - o, depth - at);
+    const int64_t iy = windows.y[i] + ty * y.tap_step;
+    if ((uint64_t)iy >= (uint64_t)y.size) {
+      sink.Zero(at, count);
+    } else {
+      const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
+      const T* line = image + iy * width;
+      if (from >= 0 && from + count <= width) {
+        sink.Copy(at, line + from, count);
+      } else {
+        const int64_t before = Min(from < 0 ? -from : 0, count);
+        const int64_t inside = Min(count, width - from) - before;
+        if (before > 0) sink.Zero(at, before);
+        if (inside > 0) sink.Copy(at + before, line + from + before, inside);
+        const int64_t rest = count - before - (inside > 0 ? inside : 0);
+        if (rest > 0) sink.Zero(at + count - rest, rest);
+      }
+    }
+    at += count;
+    o = 0;
+    if (++tx == runs.per_line) {
+      tx = 0;
+      ++ty;
+    }
+  }
+}
+
+// Straight into chunks of packed lhs; all pieces must be multiples of kChunk.
+template <typename T>
+struct ChunkSink {
+  float* row;
+  int64_t step;  // from one chunk to the next
+
+  TRACEA_INLINE void Copy(int64_t at, const T* from, int64_t count) const {
+    float* to = row + at / kChunk * step;
+    for (int64_t c = 0; c < count; c += kChunk, to += step) {
+      TRACEA_UNROLL
+      for (int v = 0; v < kChunk; v += kLanes) Store(to + v, Load(from + c + v));
+    }
+  }
+  TRACEA_INLINE void Zero(int64_t at, int64_t count) const {
+    float* to = row + at / kChunk * step;
+    for (int64_t c = 0; c < count; c += kChunk, to += step) {
+      TRACEA_UNROLL
+      for (int v = 0; v < kChunk; v += kLanes) Store(to + v, Vec{});
+    }
+  }
+};
+
+TRACEA_INLINE void CopyRaw(const F32* from, F32* to) { *(VecAny*)to = *(const VecAny*)from; }
+TRACEA_INLINE void CopyRaw(const BF16* from, BF16* to) {
+  *(HalfAny*)to = *(const HalfAny*)from;
+}
+TRACEA_INLINE void CopyRaw(const F16* from, F16* to) {
+  *(HalfAny*)to = *(const HalfAny*)from;
+}
+TRACEA_INLINE void ZeroRaw(F32* to) { *(VecAny*)to = Vec{}; }
+TRACEA_INLINE void ZeroRaw(BF16* to) { *(HalfAny*)to = Half{}; }
+TRACEA_INLINE void ZeroRaw(F16* to) { *(HalfAny*)to = Half{}; }
+
+// Into memory, as it is. Up to a vector beyond each piece is overwritten, by the next
+// piece again: the memory must be so much longer than the row.
+template <typename T>
+struct LineSink {
+  T* row;
+  const T* end;  // of the image: no vector is read beyond
+
+  TRACEA_INLINE void Copy(int64_t at, const T* from, int64_t count) const {
+    T* to = row + at;
+    for (; count > 0 && from + kLanes <= end; count -= kLanes) {
+      CopyRaw(from, to);
+      from += kLanes;
+      to += kLanes;
+    }
+    for (int64_t c = 0; c < count; ++c) to[c] = from[c];
+  }
+  TRACEA_INLINE void Zero(int64_t at, int64_t count) const {
+    for (int64_t c = 0; c < count; c += kLanes) ZeroRaw(row + at + c);
+  }
+};
+
+template <typename T>
+const T* EndOfImage(const ConvProduct& product) {
+  // From the group's first channel: the last pixel's channels of this group.
+  return (const T*)product.image +
+         (product.batch * product.y.size * product.x.size - 1) * product.pixel +
+         product.channels;
+}
+
+// Room for a block of rows as they are, of at most kTileM.
+template <typename T>
+struct Lines {
+  T* data;
+  int64_t stride;
+};
+
+// rows x depth of the implicit lhs, packed as the micro-kernels read it.
+template <typename T>
+void PackWindows(const ConvProduct& product, const Windows& windows, int64_t rows,
+                 int64_t p, int64_t depth, const Lines<T>& lines, float* packed) {
+  if (depth == 0) return;
+  const Runs runs = RunsOf(product);
+  if (product.channels % kChunk == 0 && p % kChunk == 0) {
+    for (int64_t i = 0; i < rows; ++i) {
+      const ChunkSink<T> sink{packed + i * kChunk, rows * kChunk};
+      GatherRow<T>(product, runs, windows, i, p, depth, sink);
+    }
+    return;
+  }
+  const T* end = EndOfImage<T>(product);
+  for (int64_t i = 0; i < rows; ++i) {
+    const LineSink<T> sink{lines.data + i * lines.stride, end};
+    GatherRow<T>(product, runs, windows, i, p, depth, sink);
+  }
+  PackLhs(lines.data, lines.stride, rows, depth, packed);
+}
+
+// One tap's part of transposed weights: element (c, j) at weights[j * stride + c], to rows
+// of panels that are `depth` deep. Zeros fill the last panel.
+template <typename T>
+void PackTapTransposed(const T* weights, int64_t stride, int64_t channels, int64_t cols,
+                       int64_t depth, float* packed) {
+  for (int64_t j = 0; j < CeilDiv(cols, kTileN) * kTileN; j += kLanes) {
+    float* to = packed + (j / kTileN) * depth * kTileN + j % kTileN;
+    for (int64_t c = 0; c < channels; c += kLanes) {
+      Vec x[kLanes];
+      LoadTransposed(weights + j * stride + c, stride, cols - j, channels - c, x);
+      const int64_t count = Min(kLanes, channels - c);
+      for (int64_t r = 0; r < count; ++r) Store(to + (c + r) * kTileN, x[r]);
+    }
+  }
+}
+
+// One tap's part of weights stored by rows, likewise.
+template <typename T>
+void PackTap(const T* weights, int64_t stride, int64_t channels, int64_t cols,
+             int64_t depth, float* packed) {
+  for (int64_t c = 0; c < channels; ++c) {
+    const T* row = weights + c * stride;
+    float* to = packed + c * kTileN;
+    for (int64_t j = 0; j < cols; j += kTileN, to += depth * kTileN) {
+      TRACEA_UNROLL
+      for (int v = 0; v < kTileN; v += kLanes) {
+        const int64_t count = cols - j - v;
+        Store(to + v, count > 0 ? LoadUpTo(row + j + v, count) : Vec{});
+      }
+    }
+  }
+}
+
+// Calls visit(weights of the piece, its channels, its depth before) for each tap's part
+// of depth [p, p + depth).
+template <typename Visit>
+TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t depth,
+                              const Visit& visit) {
+  const ConvAxis &y = product.y, &x = product.x;
+  int64_t tap = p / product.channels, c = p % product.channels;
+  for (int64_t at = 0; at < depth; ++tap, c = 0) {
+    const int64_t count = Min(product.channels - c, depth - at);
+    const int64_t ty = y.first_tap + tap / x.taps * y.next_tap;
+    const int64_t tx = x.first_tap + tap % x.taps * x.next_tap;
+    const int64_t from = (ty * product.kernel_width + tx) * product.tap_size +
+                         c * (product.trans_weights ? 1 : product.weights_stride);
+    visit(from, count, at);
+    at += count;
+  }
+}
+
+// depth x cols of the weights, packed as the micro-kernels read them.
+template <typename T>
+void PackWeights(const ConvProduct& product, int64_t p, int64_t depth, int64_t j,
+                 int64_t cols, float* packed) {
+  const T* weights = (const T*)product.weights;
+  const int64_t stride = product.weights_stride;
+  ForEachTap(product, p, depth, [&](int64_t from, int64_t count, int64_t at) {
+    float* to = packed + at * kTileN;
+    if (product.trans_weights) {
+      PackTapTransposed(weights + from + j * stride, stride, count, cols, depth, to);
+    } else {
+      PackTap(weights + from + j, stride, count, cols, depth, to);
+    }
+  });
+}

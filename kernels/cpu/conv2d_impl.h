@@ -1,0 +1,93 @@
+// Convolutions for one instruction set: a matrix product whose lhs is gathered while it
+// is packed.
+//
+//   for column strip j   (nc wide)
+//     for row strip i    (mc rows: only if partial sums need a buffer of their own)
+//       for block p      (kc deep)
+//         pack weights[p, j]             -> panels [nc / kTileN][kc][kTileN], in L2
+//         for row block                  (up to kTileM rows)
+//           gather windows[row block, p] -> chunks [kc / kChunk][rows][kChunk], in L1
+//           for panel: micro-kernel, and after the last block the epilogue
+//
+// Included by conv2d_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
+// same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M.
+
+#include "activation_impl.h"
+#include "element_impl.h"
+#include "gemm_tile_impl.h"
+#include "gemm_pack_impl.h"
+#include "conv2d_gather_impl.h"
+#include "conv2d_epilogue_impl.h"
+#include "conv2d_tile_impl.h"
+#include "conv2d_weight_impl.h"
+#include "conv2d_depthwise_impl.h"
+
+static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
+
+template <typename T>
+void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
+                  const ConvSums& partial, const ConvWorkspace& space,
+                  const float* bias, int64_t kc) {
+  const Lines<T> lines{(T*)space.lines, kc + kChunk};
+  Windows windows;
+  int64_t row_blocks = CeilDiv(block.m1 - block.m0, kTileM);
+  for (int64_t m = block.m0; m < block.m1; --row_blocks) {
+    const int64_t rows = CeilDiv(block.m1 - m, row_blocks);
+    LocateWindows(product, m, rows, &windows);
+    PackWindows<T>(product, windows, rows, block.p, block.depth, lines, space.lhs);
+    for (int64_t c = 0; c < block.cols; c += kTileN) {
+      RunConvTile(product, block, partial, windows.out, m, rows, c, space.lhs,
+                  space.rhs + c * block.depth, bias);
+    }
+    m += rows;
+  }
+}
+
+// Whether rows of the product are consecutive pixels of the result.
+bool InOrder(const ConvProduct& product) {
+  return product.y.out_step == 1 && product.x.out_step == 1;
+}
+
+template <typename T>
+void RunConvAs(const ConvProduct& product, const ConvBlocks& blocks,
+               const ConvRange& range, float* memory) {
+  const ConvWorkspace space(blocks, memory);
+  const int64_t all = product.depth();
+  const bool in_place = product.out_type == DType::kF32 && InOrder(product);
+  const bool buffered = !in_place && blocks.kc < all;
+  const int64_t mc = buffered ? blocks.mc : range.m1 - range.m0;
+  // Strips of equal width: a narrow last one would use each gathered row too little.
+  const int64_t width = range.n1 - range.n0;
+  const int64_t nc =
+      CeilDiv(CeilDiv(width, CeilDiv(width, blocks.nc)), kTileN) * kTileN;
+  for (int64_t j = range.n0; j < range.n1; j += nc) {
+    const int64_t cols = Min(nc, range.n1 - j);
+    const float* bias = LoadConvBias(product, j, cols, space.bias);
+    for (int64_t m = range.m0; m < range.m1; m += mc) {
+      const int64_t m1 = Min(m + mc, range.m1);
+      ConvSums partial{nullptr, 0, true};
+      if (in_place) partial = {(float*)product.out, product.out_pixel, false};
+      if (buffered) partial = {space.sums - m * nc - j, nc, true};
+      int64_t p = 0;
+      do {  // once if there is no depth: the epilogue of zero
+        const int64_t depth = Min(blocks.kc, all - p);
+        if (depth > 0) PackWeights<T>(product, p, depth, j, cols, space.rhs);
+        const ConvBlock block{m, m1, j, cols, p, depth, p == 0, p + depth == all};
+        RunConvBlock<T>(product, block, partial, space, bias, blocks.kc);
+        p += depth;
+      } while (p < all);
+    }
+  }
+}
+
+void RunConv(const ConvProduct& product, const ConvBlocks& blocks, const ConvRange& range,
+             float* workspace) {
+  switch (product.in_type) {
+    case DType::kF32:
+      return RunConvAs<F32>(product, blocks, range, workspace);
+    case DType::kBF16:
+      return RunConvAs<BF16>(product, blocks, range, workspace);
+    case DType::kF16:
+      return RunConvAs<F16>(product, blocks, range, workspace);
+  }
+}

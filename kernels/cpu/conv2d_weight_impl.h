@@ -1,0 +1,124 @@
+// The gradient of a convolution's weights. A part of conv2d_impl.h.
+//
+//   out[(tap, c), j] = sum over windows of image[window, (tap, c)] * weights[window, j]
+//
+// `weights` is dy, stored by rows as the product wants it; the lhs is gathered windows,
+// transposed while they are packed.
+
+// `count` <= kLanes elements of a window from element o of a run; zeros outside of the
+// image.
+template <typename T>
+TRACEA_INLINE Vec LoadWindow(const ConvProduct& product, const Windows& windows,
+                             int64_t i, int64_t ty, int64_t tx, int64_t o,
+                             int64_t count) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t iy = windows.y[i] + ty * y.tap_step;
+  if ((uint64_t)iy >= (uint64_t)y.size) return Vec{};
+  const int64_t width = x.size * product.pixel;
+  const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
+  const T* line =
+      (const T*)product.image + (windows.image[i] + iy * x.size) * product.pixel;
+  if (from >= 0 && from + count <= width) return LoadUpTo(line + from, count);
+  T lanes[kLanes] = {};
+  for (int64_t c = 0; c < count; ++c) {
+    if ((uint64_t)(from + c) < (uint64_t)width) lanes[c] = line[from + c];
+  }
+  return Load(lanes);
+}
+
+// Rows [m, m + rows) of the lhs, `depth` windows deep, as the micro-kernels read them.
+template <typename T>
+void PackWindowsTransposed(const ConvProduct& product, const Windows* windows, int64_t m,
+                           int64_t rows, int64_t depth, float* packed) {
+  const Runs runs = RunsOf(product);
+  for (int64_t p = 0; p < depth; p += kLanes) {
+    const Windows& here = windows[p / kMostRows];
+    float* to = packed + p / kChunk * rows * kChunk + p % kChunk;
+    int64_t run = m / runs.length, o = m % runs.length;
+    for (int64_t i = 0; i < rows;) {
+      const int64_t count = Min(Min(runs.length - o, rows - i), kLanes);
+      const int64_t ty = run / runs.per_line, tx = run % runs.per_line;
+      Vec x[kLanes];
+      for (int q = 0; q < kLanes; ++q) {
+        x[q] = p + q < depth ? LoadWindow<T>(product, here, p % kMostRows + q, ty, tx, o,
+                                             count)
+                             : Vec{};
+      }
+      Transpose(x);
+      for (int64_t r = 0; r < count; ++r) Store(to + (i + r) * kChunk, x[r]);
+      i += count;
+      o += count;
+      if (o < runs.length) continue;
+      o = 0;
+      ++run;
+    }
+  }
+}
+
+template <typename T>
+void RunWeightBlock(const ConvProduct& product, const ConvBlock& block,
+                    const ConvSums& partial, const ConvWorkspace& space,
+                    const Windows* windows) {
+  int64_t out[kTileM];
+  int64_t row_blocks = CeilDiv(block.m1 - block.m0, kTileM);
+  for (int64_t m = block.m0; m < block.m1; --row_blocks) {
+    const int64_t rows = CeilDiv(block.m1 - m, row_blocks);
+    for (int64_t i = 0; i < rows; ++i) out[i] = (m + i) * product.out_pixel;
+    PackWindowsTransposed<T>(product, windows, m, rows, block.depth, space.lhs);
+    for (int64_t c = 0; c < block.cols; c += kTileN) {
+      RunConvTile(product, block, partial, out, m, rows, c, space.lhs,
+                  space.rhs + c * block.depth, nullptr);
+    }
+    m += rows;
+  }
+}
+
+static_assert(sizeof(Windows) <= kMostRows * kLineRows * sizeof(float),
+              "the windows of a block must fit where its lines would be");
+
+template <typename T>
+void RunWeightGradAs(const ConvProduct& product, const ConvBlocks& blocks,
+                     const ConvRange& range, float* memory) {
+  const ConvWorkspace space(blocks, memory);
+  Windows* windows = (Windows*)space.lines;
+  const int64_t all = product.rows();
+  const bool in_place = product.out_type == DType::kF32;
+  const bool buffered = !in_place && blocks.kc < all;
+  const int64_t mc = buffered ? blocks.mc : range.m1 - range.m0;
+  for (int64_t j = range.n0; j < range.n1; j += blocks.nc) {
+    const int64_t cols = Min(blocks.nc, range.n1 - j);
+    for (int64_t m = range.m0; m < range.m1; m += mc) {
+      const int64_t m1 = Min(m + mc, range.m1);
+      ConvSums partial{nullptr, 0, true};
+      if (in_place) partial = {(float*)product.out, product.out_pixel, false};
+      if (buffered) partial = {space.sums - m * blocks.nc - j, blocks.nc, true};
+      int64_t p = 0;
+      do {  // once if there are no windows: zeros
+        const int64_t depth = Min(blocks.kc, all - p);
+        for (int64_t q = 0; q < depth; q += kMostRows) {
+          LocateWindows(product, p + q, Min(kMostRows, depth - q),
+                        &windows[q / kMostRows]);
+        }
+        if (depth > 0) {
+          PackRhs((const T*)product.weights + p * product.weights_stride + j,
+                  product.weights_stride, depth, cols, space.rhs);
+        }
+        const ConvBlock block{m, m1, j, cols, p, depth, p == 0, p + depth == all};
+        RunWeightBlock<T>(product, block, partial, space, windows);
+        p += depth;
+      } while (p < all);
+    }
+  }
+}
+
+void RunWeightGrad(const ConvProduct& product, const ConvBlocks& blocks,
+                   const ConvRange& range, float* workspace) {
+  switch (product.in_type) {
+    case DType::kF32:
+      return RunWeightGradAs<F32>(product, blocks, range, workspace);
+    case DType::kBF16:
+      return RunWeightGradAs<BF16>(product, blocks, range, workspace);
+    case DType::kF16:
+      return RunWeightGradAs<F16>(product, blocks, range, workspace);
+  }
+}
