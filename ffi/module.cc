@@ -36,6 +36,12 @@ nb::dict FfiTargets() {
   cpu_attention["platform"] = "cpu";
   cpu_attention["stages"] = cpu_attention_stages;
 
+  nb::dict cpu_attention_gradient_stages;
+  cpu_attention_gradient_stages["execute"] = Capsule(tracea_cpu_attention_gradient_v1);
+  nb::dict cpu_attention_gradient;
+  cpu_attention_gradient["platform"] = "cpu";
+  cpu_attention_gradient["stages"] = cpu_attention_gradient_stages;
+
   nb::dict cuda_stages;
   cuda_stages["instantiate"] = Capsule(tracea_cuda_launch_v1_instantiate);
   cuda_stages["prepare"] = Capsule(tracea_cuda_launch_v1_prepare);
@@ -53,6 +59,7 @@ nb::dict FfiTargets() {
   nb::dict targets;
   targets["tracea_cpu_gemm_v1"] = cpu;
   targets["tracea_cpu_attention_v1"] = cpu_attention;
+  targets["tracea_cpu_attention_gradient_v1"] = cpu_attention_gradient;
   targets["tracea_cuda_launch_v1"] = cuda;
   return targets;
 }
