@@ -1,4 +1,4 @@
-// XLA FFI handler of attention on the CPU:
+// XLA FFI handlers of attention on the CPU and of its gradient:
 //
 //   o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head
 //
@@ -14,7 +14,14 @@
 //   o    q's shape and dtype
 //   lse  (batch, heads, q_len), f32, bf16 or f16: optional
 //
-// The handler is stateless. It runs on XLA's thread pool and on the calling thread.
+//
+// The gradient takes the same operands without a bias, then
+//   o    q's shape and dtype
+//   lse  (batch, heads, q_len), f32
+//   do   q's shape and dtype: the cotangent of o
+// and gives dq, dk and dv, of the shapes and dtype of q, k and v.
+//
+// The handlers are stateless. They run on XLA's thread pool and on the calling thread.
 
 #include "cpu_attention.h"
 
@@ -47,7 +54,7 @@ struct InvalidAttention : std::runtime_error {
 template <typename... Parts>
 [[noreturn]] void Refuse(const Parts&... parts) {
   std::ostringstream text;
-  text << "tracea_cpu_attention_v1: ";
+  text << "tracea_cpu_attention: ";
   (text << ... << parts);
   throw InvalidAttention(text.str());
 }
@@ -257,54 +264,141 @@ cpu::AttentionArgs ParseForward(const Options& options, const ffi::Dictionary& a
   return args;
 }
 
-int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
+cpu::AttentionGradientArgs ParseGradient(const Options& options,
+                                         const ffi::Dictionary& attrs,
+                                         const ffi::RemainingArgs& operands,
+                                         const ffi::RemainingRets& results) {
+  if (options.has_bias) Refuse("the gradient takes no bias.");
+  const size_t next = options.operands();
+  if (operands.size() != next + 3 || results.size() != 3) {
+    Refuse("got ", operands.size(), " operands and ", results.size(),
+           " results; it takes ", next + 3, " operands and 3 results.");
+  }
+  cpu::AttentionGradientArgs args{};
+  cpu::AttentionArgs& a = args.forward;
+  a = ParseInputs(options, attrs, operands);
+  const auto check = [&](const char* name, const ffi::AnyBuffer& buffer, bool is_key) {
+    CheckType(name, buffer, Operand(operands, 0).element_type());
+    CheckShape(name, buffer, {a.batch, is_key ? a.kv_len : a.q_len,
+                              is_key ? a.kv_heads : a.heads, a.head_dim});
+    return buffer.untyped_data();
+  };
+  const ffi::AnyBuffer lse = Operand(operands, next + 1);
+  CheckType("lse", lse, ffi::DataType::F32);
+  CheckShape("lse", lse, {a.batch, a.heads, a.q_len});
+  a.lse = lse.untyped_data();
+  a.out = check("o", Operand(operands, next), false);
+  args.dout = check("do", Operand(operands, next + 2), false);
+  args.dq = check("dq", Result(results, 0), false);
+  args.dk = check("dk", Result(results, 1), true);
+  args.dv = check("dv", Result(results, 2), true);
+  return args;
+}
 
-ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
-                      const cpu::AttentionArgs& args) {
-  const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const cpu::AttentionIsa& isa = *cpu::UsableAttentionIsa(options.isa, args.type);
-  const cpu::AttentionPlan plan =
-      cpu::PlanAttention(isa, args, options.config, threads);
-  if (plan.num_tasks() == 0) return ffi::Error::Success();
-  cpu::AdviseHugePages(args.out, args.batch * args.q_len * args.heads * args.head_dim *
-                                     ItemSize(args.type));
+// Calls body(task, workspace) for every task, on all threads.
+template <typename Body>
+ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t tasks, int64_t workspace_bytes,
+                    const Body& body) {
   std::atomic<bool> out_of_memory{false};
   cpu::ParallelFor(
-      plan.num_tasks(), threads,
+      tasks, std::max<int64_t>(pool.num_threads(), 1),
       [&pool](auto helper) { pool.Schedule(std::move(helper)); },
       [&](int64_t task) {
-        float* workspace = cpu::ThreadWorkspace(plan.workspace_bytes);
-        if (!workspace) {
+        float* workspace = cpu::ThreadWorkspace(workspace_bytes);
+        if (workspace) {
+          body(task, workspace);
+        } else {
           out_of_memory = true;
-          return;
         }
-        isa.forward(args, plan.block_kv, plan.range(task), workspace);
       });
   if (out_of_memory) {
     return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "tracea_cpu_attention_v1: a thread could not allocate " +
-                          std::to_string(plan.workspace_bytes) +
+                      "tracea_cpu_attention: a thread could not allocate " +
+                          std::to_string(workspace_bytes) +
                           " bytes of workspace; choose a smaller block_q or block_kv.");
   }
   return ffi::Error::Success();
 }
 
-ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,
-                        ffi::RemainingArgs args, ffi::RemainingRets rets) {
+void AdviseLike(void* data, const cpu::AttentionArgs& args, bool is_key) {
+  const int64_t rows = is_key ? args.kv_len * args.kv_heads : args.q_len * args.heads;
+  const int64_t item_size = args.type == cpu::DType::kF32 ? 4 : 2;
+  cpu::AdviseHugePages(data, args.batch * rows * args.head_dim * item_size);
+}
+
+ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
+                      const cpu::AttentionArgs& args) {
+  const cpu::AttentionIsa& isa = *cpu::UsableAttentionIsa(options.isa, args.type);
+  const cpu::AttentionPlan plan =
+      cpu::PlanAttention(isa, args, options.config, pool.num_threads());
+  AdviseLike(args.out, args, false);
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
+                  [&](int64_t task, float* workspace) {
+                    isa.forward(args, plan.block_kv, plan.range(task), workspace);
+                  });
+}
+
+ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
+                       const cpu::AttentionGradientArgs& args) {
+  const cpu::AttentionGradientIsa& isa =
+      *cpu::UsableAttentionGradientIsa(options.isa, args.forward.type);
+  const cpu::AttentionGradientPlan plan =
+      cpu::PlanAttentionGradient(isa, args, options.config, pool.num_threads());
+  AdviseLike(args.dq, args.forward, false);
+  AdviseLike(args.dk, args.forward, true);
+  AdviseLike(args.dv, args.forward, true);
+  const int64_t of_keys = plan.keys.num_tasks();  // the longer ones first
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes(),
+                  [&](int64_t task, float* workspace) {
+                    if (task < of_keys) {
+                      isa.keys(args, plan.keys.block_kv, plan.keys.range(task), workspace);
+                    } else {
+                      isa.queries(args, plan.queries.block_kv,
+                                  plan.queries.range(task - of_keys), workspace);
+                    }
+                  });
+}
+
+// The handlers' way from an exception to XLA's error.
+template <typename Body>
+ffi::Error Guarded(const Body& body) {
   try {
-    const Options options = ParseOptions(attrs);
-    return RunForward(pool, options, ParseForward(options, attrs, args, rets));
+    return body();
   } catch (const InvalidAttention& error) {
     return ffi::Error::InvalidArgument(error.what());
   } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("tracea_cpu_attention_v1: ") + error.what());
+    return ffi::Error::Internal(std::string("tracea_cpu_attention: ") + error.what());
   }
+}
+
+ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,
+                        ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return Guarded([&] {
+    const Options options = ParseOptions(attrs);
+    return RunForward(pool, options, ParseForward(options, attrs, args, rets));
+  });
+}
+
+ffi::Error CpuAttentionGradient(ffi::ThreadPool pool, ffi::Dictionary attrs,
+                                ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return Guarded([&] {
+    const Options options = ParseOptions(attrs);
+    return RunGradient(pool, options, ParseGradient(options, attrs, args, rets));
+  });
 }
 
 }  // namespace
 }  // namespace tracea
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tracea_cpu_attention_v1, tracea::CpuAttention,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Attrs()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tracea_cpu_attention_gradient_v1,
+                              tracea::CpuAttentionGradient,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Attrs()

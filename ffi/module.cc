@@ -51,6 +51,8 @@ nb::dict FfiTargets() {
 
   nb::dict targets;
   targets["tracea_cpu_attention_v1"] = CpuTarget(tracea_cpu_attention_v1);
+  targets["tracea_cpu_attention_gradient_v1"] =
+      CpuTarget(tracea_cpu_attention_gradient_v1);
   targets["tracea_cpu_conv2d_v1"] = CpuTarget(tracea_cpu_conv2d_v1);
   targets["tracea_cpu_gemm_v1"] = CpuTarget(tracea_cpu_gemm_v1);
   targets["tracea_cuda_launch_v1"] = cuda;

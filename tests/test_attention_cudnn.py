@@ -24,6 +24,7 @@ from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention, attention_cudnn
 from tracea_jax.ops.attention_reference import OPTIONAL, Spec, backward_reference
 from tracea_jax.ops.attention_reference import reference as forward_reference
+from tracea_jax.ops.export import export_checks
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN, masking
 
@@ -250,7 +251,8 @@ def test_where_one_pass_is_refused_xla_runs_both(for_gpu):
 
 def test_both_platforms_in_one_program(for_gpu):
     f = jax.jit(functools.partial(attention, is_causal=True))
-    checks = [export.DisabledSafetyCheck.custom_call("__cudnn$fmhaSoftmax")]
+    cudnn = export.DisabledSafetyCheck.custom_call("__cudnn$fmhaSoftmax")
+    checks = [cudnn, *export_checks()]
     program = export.export(f, platforms=["cpu", "cuda"], disabled_checks=checks)(*BF16)
     assert "__cudnn$fmhaSoftmax" in program.mlir_module()
     found = export.deserialize(program.serialize()).call(*BF16)

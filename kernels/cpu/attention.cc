@@ -9,9 +9,12 @@
 namespace tracea::cpu {
 
 extern const AttentionIsa kBaselineAttention;
+extern const AttentionGradientIsa kBaselineAttentionGradient;
 #if defined(__x86_64__)
 extern const AttentionIsa kAvx2Attention;
 extern const AttentionIsa kAvx512Attention;
+extern const AttentionGradientIsa kAvx2AttentionGradient;
+extern const AttentionGradientIsa kAvx512AttentionGradient;
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const AttentionIsa kAmxAttention;
 #endif
@@ -29,6 +32,15 @@ constexpr const AttentionIsa* kAttentions[] = {
 #endif
 };
 
+constexpr const AttentionGradientIsa* kGradients[] = {
+    &kBaselineAttentionGradient,
+#if defined(__x86_64__)
+    &kAvx2AttentionGradient,
+    &kAvx512AttentionGradient,
+    &kAvx512AttentionGradient,
+#endif
+};
+
 constexpr int64_t kMinBlock = 64;
 constexpr int64_t kMaxBlockKv = 1024;
 constexpr int64_t kMaxBlockQ = 2048;
@@ -43,15 +55,15 @@ bool IsSmall(const AttentionArgs& a) {
   return 2.0 * a.batch * a.heads * a.q_len * a.kv_len * a.head_dim < 3.5e6;
 }
 
-int64_t BlockKv(const AttentionArgs& args, const AttentionConfig& config) {
+int64_t Block(int64_t size, const AttentionConfig& config) {
   const int64_t wanted = config.block_kv > 0 ? config.block_kv : kDefaultBlockKv;
-  const int64_t block = std::min(wanted, RoundUp(args.kv_len, kMinBlock));
+  const int64_t block = std::min(wanted, RoundUp(size, kMinBlock));
   return std::clamp(RoundUp(block, kMinBlock), kMinBlock, kMaxBlockKv);
 }
 
 // Rows of a task: as many as allowed, but several tasks for each thread, as they differ
 // (causal ones by a factor of two) and other programs take time from some.
-int64_t RowStep(const AttentionIsa& isa, const AttentionArgs& args, int64_t rows,
+int64_t RowStep(int64_t tile_m, const AttentionArgs& args, int64_t rows,
                 const AttentionConfig& config, int64_t threads) {
   const int64_t wanted = config.block_q > 0 ? config.block_q : kDefaultBlockQ;
   const int64_t most = std::clamp<int64_t>(wanted, 1, kMaxBlockQ);
@@ -59,8 +71,8 @@ int64_t RowStep(const AttentionIsa& isa, const AttentionArgs& args, int64_t rows
   const int64_t tasks = threads <= 1 || IsSmall(args) ? 1 : threads * 4;
   const int64_t parts = std::max(CeilDiv(rows, most), CeilDiv(tasks, heads));
   // Every task packs all keys: that must pay.
-  const int64_t fewest = std::min(most, 4 * isa.tile_m);
-  return std::max(RoundUp(CeilDiv(rows, parts), isa.tile_m), fewest);
+  const int64_t fewest = std::min(most, 4 * tile_m);
+  return std::max(RoundUp(CeilDiv(rows, parts), tile_m), fewest);
 }
 
 // See `Forward` in attention_common_impl.h.
@@ -71,6 +83,28 @@ int64_t WorkspaceBytes(const AttentionIsa& isa, const AttentionArgs& args,
       (plan.block_kv + rows) * 2 * RoundUp(args.head_dim, kAttentionPad);
   const int64_t tiles = 2 * isa.tile_m * plan.block_kv;
   return 4 * (packed + tiles + (2 + 4) * rows);
+}
+
+// See `Gradient` in attention_gradient_impl.h.
+int64_t GradientWorkspaceBytes(int64_t tile_m, const AttentionArgs& args,
+                               const AttentionPlan& plan) {
+  const int64_t rows = RoundUp(plan.row_step, kAttentionPad);
+  const int64_t width = RoundUp(args.head_dim, kAttentionPad);
+  const int64_t packed = (plan.block_kv + rows) * 4 * width + width;
+  const int64_t tiles = 4 * tile_m * plan.block_kv;
+  return 4 * (packed + tiles + (2 + 4) * rows + 2 * plan.block_kv);
+}
+
+// The tasks of one pass: over `rows` rows a head of keys, each with `cols` columns.
+AttentionPlan PlanPass(int64_t tile_m, const AttentionArgs& args, int64_t rows,
+                       int64_t cols, const AttentionConfig& config, int64_t threads) {
+  AttentionPlan plan{};
+  plan.block_kv = Block(cols, config);
+  plan.batch = args.batch;
+  plan.kv_heads = args.kv_heads;
+  plan.rows = rows;
+  plan.row_step = RowStep(tile_m, args, std::max<int64_t>(rows, 1), config, threads);
+  return plan;
 }
 
 }  // namespace
@@ -84,15 +118,31 @@ const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type) {
   return kAttentions[static_cast<int>(isa)];
 }
 
+const AttentionGradientIsa* UsableAttentionGradientIsa(Isa wanted, DType type) {
+  (void)type;
+  return kGradients[static_cast<int>(UsableIsa(wanted))];
+}
+
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,
                             const AttentionConfig& config, int64_t threads) {
-  AttentionPlan plan{};
-  plan.block_kv = BlockKv(args, config);
-  plan.batch = args.batch;
-  plan.kv_heads = args.kv_heads;
-  plan.rows = args.q_len * args.group();
-  plan.row_step = RowStep(isa, args, std::max<int64_t>(plan.rows, 1), config, threads);
+  AttentionPlan plan = PlanPass(isa.tile_m, args, args.q_len * args.group(), args.kv_len,
+                                config, threads);
   plan.workspace_bytes = WorkspaceBytes(isa, args, plan);
+  return plan;
+}
+
+AttentionGradientPlan PlanAttentionGradient(const AttentionGradientIsa& isa,
+                                            const AttentionGradientArgs& args,
+                                            const AttentionConfig& config,
+                                            int64_t threads) {
+  const AttentionArgs& a = args.forward;
+  AttentionGradientPlan plan{};
+  plan.queries =
+      PlanPass(isa.tile_m, a, a.q_len * a.group(), a.kv_len, config, threads);
+  plan.keys = PlanPass(isa.tile_m, a, a.kv_len, a.q_len, config, threads);
+  for (AttentionPlan* pass : {&plan.queries, &plan.keys}) {
+    pass->workspace_bytes = GradientWorkspaceBytes(isa.tile_m, a, *pass);
+  }
   return plan;
 }
 

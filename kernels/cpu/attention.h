@@ -48,6 +48,16 @@ struct AttentionArgs {
   int64_t group() const { return heads / kv_heads; }  // heads that share keys
 };
 
+// The gradient's operands: those of the forward pass without a bias, of which `out` and
+// `lse` (f32) are inputs now.
+struct AttentionGradientArgs {
+  AttentionArgs forward;
+  const void* dout;  // as q: the output's cotangent
+  void* dq;          // as q
+  void* dk;          // as k
+  void* dv;          // as k
+};
+
 constexpr int64_t kUnlimited = int64_t{1} << 40;
 
 // The free choices; 0 means the default. Only block_kv changes the result's rounding.
@@ -69,9 +79,21 @@ struct AttentionIsa {
                   float* workspace);
 };
 
+// The gradient is computed in two passes, which both compute the weights once more: one
+// task gets dq of some rows, or dk and dv of some keys (`row0` and `row1` count keys then).
+// So no two tasks add to the same sum.
+struct AttentionGradientIsa {
+  const char* name;
+  int64_t tile_m, tile_n;
+  void (*queries)(const AttentionGradientArgs& args, int64_t block,
+                  const AttentionRange& range, float* workspace);
+  void (*keys)(const AttentionGradientArgs& args, int64_t block,
+               const AttentionRange& range, float* workspace);
+};
+
 // How a problem is cut into tasks.
 struct AttentionPlan {
-  int64_t block_kv;
+  int64_t block_kv;  // or queries that a task of the gradient's keys packs at a time
   int64_t batch, kv_heads, rows, row_step;
   int64_t workspace_bytes;  // for one running task, 64-byte aligned
 
@@ -90,9 +112,25 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,
                             const AttentionConfig& config, int64_t threads);
 
+// The tasks of the gradient's two passes.
+struct AttentionGradientPlan {
+  AttentionPlan queries, keys;
+  int64_t num_tasks() const { return queries.num_tasks() + keys.num_tasks(); }
+  int64_t workspace_bytes() const {
+    return queries.workspace_bytes > keys.workspace_bytes ? queries.workspace_bytes
+                                                          : keys.workspace_bytes;
+  }
+};
+
+AttentionGradientPlan PlanAttentionGradient(const AttentionGradientIsa& isa,
+                                            const AttentionGradientArgs& args,
+                                            const AttentionConfig& config,
+                                            int64_t threads);
+
 // The kernels of the best instruction set for these operands, `wanted` at most, that
 // build and machine have.
 const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type);
+const AttentionGradientIsa* UsableAttentionGradientIsa(Isa wanted, DType type);
 
 }  // namespace tracea::cpu
 

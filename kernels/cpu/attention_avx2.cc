@@ -13,9 +13,14 @@ namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
 #include "attention_impl.h"
+#include "attention_gradient_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx2Attention;
 const AttentionIsa kAvx2Attention = {"avx2", kTileM, kTileN, RunAttention};
+
+extern const AttentionGradientIsa kAvx2AttentionGradient;
+const AttentionGradientIsa kAvx2AttentionGradient = {"avx2", kTileM, kTileN,
+    RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

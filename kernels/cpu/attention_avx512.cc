@@ -13,9 +13,14 @@ namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
 #include "attention_impl.h"
+#include "attention_gradient_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx512Attention;
 const AttentionIsa kAvx512Attention = {"avx512", kTileM, kTileN, RunAttention};
+
+extern const AttentionGradientIsa kAvx512AttentionGradient;
+const AttentionGradientIsa kAvx512AttentionGradient = {"avx512", kTileM, kTileN,
+    RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

@@ -16,9 +16,14 @@ namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
 #include "attention_impl.h"
+#include "attention_gradient_impl.h"
 }  // namespace
 
 extern const AttentionIsa kBaselineAttention;
 const AttentionIsa kBaselineAttention = {"baseline", kTileM, kTileN, RunAttention};
+
+extern const AttentionGradientIsa kBaselineAttentionGradient;
+const AttentionGradientIsa kBaselineAttentionGradient = {"baseline", kTileM, kTileN,
+    RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

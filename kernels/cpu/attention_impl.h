@@ -61,15 +61,14 @@ TRACEA_INLINE void PackRows(const RowOf& row_of, int64_t rows, int64_t dim, floa
   }
 }
 
-// Scores of a row tile with the keys [j0 + at.lo, j0 + at.hi) of a packed block; at.lo is
-// a multiple of kTileN.
-TRACEA_INLINE void ComputeScores(const Forward& f, RowTile tile, Interval at) {
-  const float* lhs = f.queries + tile.first * f.depth;
-  const int64_t dim = f.args.head_dim;
-  for (int64_t c = at.lo; c < at.hi; c += kTileN) {
-    const MicroKernelFn micro =
-        kMicroKernels.table[at.hi - c > kLanes][tile.rows - 1];
-    micro(dim, lhs, f.keys + c * dim, nullptr, 0, f.scores + (c - at.lo), f.block);
+// out = lhs @ rhs, or out += lhs @ rhs if `accumulate`, for one row tile of packed lhs and
+// for panels of packed rhs, `panel` apart.
+TRACEA_INLINE void TileProduct(int64_t rows, int64_t depth, const float* lhs,
+                               const float* rhs, int64_t panel, int64_t cols, float* out,
+                               int64_t stride, bool accumulate) {
+  for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
+    const MicroKernelFn micro = kMicroKernels.table[cols - c > kLanes][rows - 1];
+    micro(depth, lhs, rhs, accumulate ? out : nullptr, stride, out, stride);
   }
 }
 
@@ -94,8 +93,9 @@ struct Tiled {
 
   static void UpdateTile(const Forward& f, RowTile tile, int64_t j0, int64_t count,
                            Interval at) {
-    ComputeScores(f, tile, at);
-    const int64_t keys = at.hi - at.lo;
+    const int64_t dim = f.args.head_dim, keys = at.hi - at.lo;
+    TileProduct(tile.rows, dim, f.queries + tile.first * f.depth, f.keys + at.lo * dim,
+                dim * kTileN, keys, f.scores, f.block, false);
     for (int64_t i = 0; i < tile.rows; ++i) {
       const int64_t row = tile.first + i;
       float* scores = f.scores + i * f.block;
@@ -105,13 +105,8 @@ struct Tiled {
                      tile.rows * kChunk, f.max + row, f.sum + row);
       if (alpha != 1.0f) ScaleRow(f.sums + row * f.width, f.width, alpha);
     }
-    for (int64_t d = 0; d < f.args.head_dim; d += kTileN) {
-      const MicroKernelFn micro =
-          kMicroKernels.table[f.args.head_dim - d > kLanes][tile.rows - 1];
-      float* sums = f.sums + tile.first * f.width + d;
-      const float* values = f.values + d * count + at.lo * kTileN;
-      micro(keys, f.weights, values, sums, f.width, sums, f.width);
-    }
+    TileProduct(tile.rows, keys, f.weights, f.values + at.lo * kTileN, count * kTileN, dim,
+                f.sums + tile.first * f.width, f.width, true);
   }
 };
 

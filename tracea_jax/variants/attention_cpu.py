@@ -13,7 +13,10 @@ from tracea_jax.variants.base import Call, CpuCall
 from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
 
 DTYPES = ("float32", "bfloat16", "float16")
-TARGET = "tracea_cpu_attention_v1"
+TARGETS = {
+    "forward": "tracea_cpu_attention_v1",
+    "backward": "tracea_cpu_attention_gradient_v1",
+}
 ABI = 1
 
 _WIDEST_HEAD = 256
@@ -65,8 +68,8 @@ class AttentionCpu:
             return "there is nothing to compute"
         if p.head_dim > _WIDEST_HEAD:
             return f"head_dim={p.head_dim}; it takes up to {_WIDEST_HEAD}"
-        if p.direction == "backward":
-            return "it has no backward pass"
+        if p.direction == "backward" and p.bias:
+            return "a bias; its backward pass has no gradient of one"
         return None
 
     def check(
@@ -108,7 +111,7 @@ class AttentionCpu:
         p = problem
         left, right = p.window or (_UNLIMITED, _UNLIMITED)
         return CpuCall(
-            target=TARGET,
+            target=TARGETS[p.direction],
             attributes=(
                 ("abi", ABI),
                 ("has_bias", p.bias is not None),
