@@ -42,7 +42,7 @@ class Conv2dCpuConfig:
 _LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
 _MOST_SIZE = 2**31  # of strides, dilation and padding
 _UNIT_DEPTH = 32  # blocks of depth are multiples of it
-_KC = 384  # deep enough to amortise the partial sums, shallow enough for L1
+_KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
 _PANEL_SHARE = 0.4  # of L2 for the packed weights; image and result pass through the rest
 _MOST_NC = 4096  # wider blocks are cut to this
 # With the heuristic's own width these are few enough to measure all.
