@@ -26,7 +26,7 @@ constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of weights
 constexpr int64_t kMaxSumsBytes = int64_t{4} << 20;    // partial sums
 constexpr int64_t kDepthwiseCols = 256;                // channels whose weights fit L1
-constexpr int64_t kLineRows = 8;                       // as in conv2d_tile_impl.h
+constexpr int64_t kLineRows = 10;                      // as in conv2d_tile_impl.h
 constexpr int64_t kPixels = 4;                         // as in conv2d_depthwise_impl.h
 
 // By Isa.
@@ -182,7 +182,7 @@ Shape ShapeOf(const ConvArgs& args, const ConvProduct& product) {
 
 ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& config) {
   ConvBlocks blocks{};
-  const int64_t kc = config.kc > 0 ? config.kc : 384;
+  const int64_t kc = config.kc > 0 ? config.kc : 576;
   blocks.kc = EqualStep(shape.k, std::min(kc, kMaxDepth), kUnitDepth);
   // The packed block may take under half of L2: image, result and prefetches share.
   const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * 4);

@@ -11,19 +11,28 @@ constexpr int kMostRows = 32;  // of a block, for any instruction set
 struct Windows {
   int64_t image[kMostRows];  // pixels before this image
   int64_t y[kMostRows], x[kMostRows];
-  int64_t out[kMostRows];    // elements
+  int64_t row[kMostRows];  // of the product
+  int64_t out[kMostRows];  // elements
 };
+
+// Row m = (n, oy, ox) as window i.
+TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy,
+                               int64_t ox, int64_t m, int64_t i, Windows* to) {
+  const ConvAxis &y = product.y, &x = product.x;
+  to->image[i] = n * y.size * x.size;
+  to->y[i] = oy * y.step + y.offset;
+  to->x[i] = ox * x.step + x.offset;
+  to->row[i] = m;
+  const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
+  to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+}
 
 void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows* to) {
   const ConvAxis &y = product.y, &x = product.x;
   const int64_t line = m / x.rows;
   int64_t ox = m % x.rows, oy = line % y.rows, n = line / y.rows;
   for (int64_t i = 0; i < rows; ++i) {
-    to->image[i] = n * y.size * x.size;
-    to->y[i] = oy * y.step + y.offset;
-    to->x[i] = ox * x.step + x.offset;
-    const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
-    to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+    PlaceWindow(product, n, oy, ox, m + i, i, to);
     if (++ox < x.rows) continue;
     ox = 0;
     if (++oy < y.rows) continue;
@@ -32,54 +41,77 @@ void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows*
   }
 }
 
-// How rows are cut into runs.
+// How rows are cut into runs, and where in a row a block of depth begins.
 struct Runs {
-  int64_t length;   // of a run, in elements
-  int64_t per_line; // runs for each tap y
+  int64_t length;    // of a run, in elements
+  int64_t per_line;  // runs for each tap y
+  int64_t ty, tx;    // the first run
+  int64_t o;         // elements of it before the block
 };
 
-Runs RunsOf(const ConvProduct& product) {
+Runs RunsFrom(const ConvProduct& product, int64_t p) {
   const bool merged = product.pixel == product.channels && product.x.tap_step == 1;
   const int64_t taps = product.x.taps;
-  return merged ? Runs{taps * product.channels, 1} : Runs{product.channels, taps};
+  Runs runs{product.channels, taps, 0, 0, 0};
+  if (merged) runs = {taps * product.channels, 1, 0, 0, 0};
+  const int64_t run = p / runs.length;
+  runs.o = p % runs.length;
+  runs.ty = run / runs.per_line;
+  runs.tx = run % runs.per_line;
+  return runs;
 }
 
-// Sends elements [p, p + depth) of a row to the sink, in pieces, ascending: those in the
+// Whether all of a window lies in the image.
+TRACEA_INLINE bool IsInside(const ConvAxis& axis, int64_t at) {
+  return at >= 0 && at + (axis.taps - 1) * axis.tap_step < axis.size;
+}
+
+// Sends a row's next `depth` elements to the sink, in pieces, ascending: those in the
 // image by sink.Copy(at, from, count), those outside by sink.Zero(at, count).
 template <typename T, typename Sink>
 TRACEA_INLINE void GatherRow(const ConvProduct& product, const Runs& runs,
-                             const Windows& windows, int64_t i, int64_t p, int64_t depth,
+                             const Windows& windows, int64_t i, int64_t depth,
                              const Sink& sink) {
   const ConvAxis &y = product.y, &x = product.x;
-  const T* image = (const T*)product.image + windows.image[i] * product.pixel;
   const int64_t width = x.size * product.pixel;
-  int64_t run = p / runs.length, o = p % runs.length;
-  int64_t ty = run / runs.per_line, tx = run % runs.per_line;
-  for (int64_t at = 0; at < depth;) {
-    const int64_t count = Min(runs.length - o, depth - at);
-    const int64_t iy = windows.y[i] + ty * y.tap_step;
+  const T* image = (const T*)product.image + windows.image[i] * product.pixel;
+  const int64_t next_line = y.tap_step * width, next_tap = x.tap_step * product.pixel;
+  int64_t tx = runs.tx, o = runs.o, count = Min(runs.length - o, depth);
+  if (IsInside(y, windows.y[i]) && IsInside(x, windows.x[i])) {
+    const T* line = image + windows.y[i] * width + windows.x[i] * product.pixel +
+                    runs.ty * next_line;
+    const T* from = line + tx * next_tap + o;
+    for (int64_t at = 0;;) {
+      sink.Copy(at, from, count);
+      at += count;
+      if (at >= depth) return;
+      count = Min(runs.length, depth - at);
+      from += next_tap - o;
+      o = 0;
+      if (++tx < runs.per_line) continue;
+      tx = 0;
+      line += next_line;
+      from = line;
+    }
+  }
+  int64_t iy = windows.y[i] + runs.ty * y.tap_step;
+  for (int64_t at = 0; at < depth; at += count, o = 0) {
+    count = Min(runs.length - o, depth - at);
     if ((uint64_t)iy >= (uint64_t)y.size) {
       sink.Zero(at, count);
     } else {
       const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
-      const T* line = image + iy * width;
-      if (from >= 0 && from + count <= width) {
-        sink.Copy(at, line + from, count);
-      } else {
-        const int64_t before = Min(from < 0 ? -from : 0, count);
-        const int64_t inside = Min(count, width - from) - before;
-        if (before > 0) sink.Zero(at, before);
-        if (inside > 0) sink.Copy(at + before, line + from + before, inside);
-        const int64_t rest = count - before - (inside > 0 ? inside : 0);
-        if (rest > 0) sink.Zero(at + count - rest, rest);
-      }
+      const int64_t before = Min(from < 0 ? -from : 0, count);
+      const int64_t end = Min(count, width - from);
+      const int64_t inside = end > before ? end - before : 0;
+      if (before > 0) sink.Zero(at, before);
+      if (inside > 0) sink.Copy(at + before, image + iy * width + from + before, inside);
+      const int64_t rest = count - before - inside;
+      if (rest > 0) sink.Zero(at + count - rest, rest);
     }
-    at += count;
-    o = 0;
-    if (++tx == runs.per_line) {
-      tx = 0;
-      ++ty;
-    }
+    if (++tx < runs.per_line) continue;
+    tx = 0;
+    iy += y.tap_step;
   }
 }
 
@@ -157,18 +189,18 @@ template <typename T>
 void PackWindows(const ConvProduct& product, const Windows& windows, int64_t rows,
                  int64_t p, int64_t depth, const Lines<T>& lines, float* packed) {
   if (depth == 0) return;
-  const Runs runs = RunsOf(product);
+  const Runs runs = RunsFrom(product, p);
   if (product.channels % kChunk == 0 && p % kChunk == 0) {
     for (int64_t i = 0; i < rows; ++i) {
       const ChunkSink<T> sink{packed + i * kChunk, rows * kChunk};
-      GatherRow<T>(product, runs, windows, i, p, depth, sink);
+      GatherRow<T>(product, runs, windows, i, depth, sink);
     }
     return;
   }
   const T* end = EndOfImage<T>(product);
   for (int64_t i = 0; i < rows; ++i) {
     const LineSink<T> sink{lines.data + i * lines.stride, end};
-    GatherRow<T>(product, runs, windows, i, p, depth, sink);
+    GatherRow<T>(product, runs, windows, i, depth, sink);
   }
   PackLhs(lines.data, lines.stride, rows, depth, packed);
 }

@@ -19,28 +19,55 @@
 #include "conv2d_gather_impl.h"
 #include "conv2d_epilogue_impl.h"
 #include "conv2d_tile_impl.h"
+#include "conv2d_line_impl.h"
 #include "conv2d_weight_impl.h"
 #include "conv2d_depthwise_impl.h"
 
 static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
+
+// Neighbours in a line, whose windows lie in the image.
+TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
+                           const ConvSums& partial, const ConvRows& rows,
+                           const Pieces& pieces, const float* windows,
+                           const float* weights, const float* bias) {
+  const int64_t stride = product.x.step * product.pixel;
+  for (int64_t c = 0; c < block.cols; c += kTileN) {
+    const float* rhs = weights + c * block.depth;
+    RunConvTile(product, block, partial, rows, c, bias,
+                [&](int vecs, const float* src, int64_t src_stride, float* dst,
+                    int64_t dst_stride) {
+                  kLineKernels.table[vecs - 1][rows.count - 1](
+                      pieces, windows, stride, rhs, src, src_stride, dst, dst_stride);
+                });
+  }
+}
 
 template <typename T>
 void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
                   const ConvSums& partial, const ConvWorkspace& space,
                   const float* bias, int64_t kc) {
   const Lines<T> lines{(T*)space.lines, kc + kChunk};
-  Windows windows;
-  int64_t row_blocks = CeilDiv(block.m1 - block.m0, kTileM);
-  for (int64_t m = block.m0; m < block.m1; --row_blocks) {
-    const int64_t rows = CeilDiv(block.m1 - m, row_blocks);
-    LocateWindows(product, m, rows, &windows);
-    PackWindows<T>(product, windows, rows, block.p, block.depth, lines, space.lhs);
-    for (int64_t c = 0; c < block.cols; c += kTileN) {
-      RunConvTile(product, block, partial, windows.out, m, rows, c, space.lhs,
-                  space.rhs + c * block.depth, bias);
+  Pieces pieces;
+  const bool as_it_is = product.in_type == DType::kF32 && ReadsWell(product) &&
+                        CutDepth(product, block.p, block.depth, &pieces);
+  const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
+    int64_t row[kTileM], out[kTileM];
+    Windows first;
+    PlaceWindow(product, n, oy, ox, m, 0, &first);
+    for (int64_t i = 0; i < count; ++i) {
+      row[i] = m + i;
+      out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
     }
-    m += rows;
-  }
+    const int64_t pixel = first.image[0] + first.y[0] * product.x.size + first.x[0];
+    RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
+            (const float*)product.image + pixel * product.pixel, space.rhs, bias);
+  };
+  const auto gather = [&](const Windows& windows, int64_t count) {
+    PackWindows<T>(product, windows, count, block.p, block.depth, lines, space.lhs);
+    RunPackedRows(product, block, partial, ConvRows{windows.row, windows.out, count},
+                  space, bias);
+  };
+  WalkRows(product, block.m0, block.m1, kTileM, as_it_is, line, gather);
 }
 
 // Whether rows of the product are consecutive pixels of the result.

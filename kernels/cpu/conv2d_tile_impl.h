@@ -1,7 +1,7 @@
 // One register tile of a convolution's product. A part of conv2d_impl.h.
 
 // The memory that a task works in; `WorkspaceBytes` in conv2d.cc adds it up.
-constexpr int kLineRows = kTileM < 8 ? 8 : kTileM;  // lines also keep a block's windows
+constexpr int kLineRows = kTileM < 10 ? 10 : kTileM;  // lines also keep a block's windows
 
 struct ConvWorkspace {
   float *rhs, *lhs, *bias, *lines, *sums;
@@ -27,44 +27,77 @@ struct ConvBlock {
   bool first, last;  // of the blocks of depth
 };
 
-TRACEA_INLINE void CopyTile(const float* from, int64_t from_stride, float* to,
-                            int64_t to_stride, int64_t rows, int64_t cols) {
-  for (int64_t row = 0; row < rows; ++row) {
-    memcpy(to + row * to_stride, from + row * from_stride, cols * sizeof(float));
+// Rows of a product's result: `count` of them, and where each lies.
+struct ConvRows {
+  const int64_t* row;  // of the product, ascending
+  const int64_t* out;  // elements
+  int64_t count;
+
+  bool neighbours() const { return row[count - 1] - row[0] == count - 1; }
+};
+
+void LoadSums(const ConvSums& sums, const ConvRows& rows, int64_t j, int64_t cols,
+              float* tile) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    memcpy(tile + i * kTileN, sums.data + rows.row[i] * sums.stride + j,
+           cols * sizeof(float));
   }
 }
 
-// The register tile at (m, j0 + c): product, then partial store or epilogue.
+void StoreSums(const ConvSums& sums, const ConvRows& rows, int64_t j, int64_t cols,
+               const float* tile) {
+  for (int64_t i = 0; i < rows.count; ++i) {
+    memcpy(sums.data + rows.row[i] * sums.stride + j, tile + i * kTileN,
+           cols * sizeof(float));
+  }
+}
+
+// One register tile: columns [j0 + c, ...) of these rows. Their sums so far, the product,
+// then partial store or epilogue. multiply(vecs, src, src_stride, dst, dst_stride) writes
+// src plus the product.
+template <typename Multiply>
 TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& block,
-                               const ConvSums& partial, const int64_t* out, int64_t m,
-                               int64_t rows, int64_t c, const float* lhs,
-                               const float* rhs, const float* bias) {
+                               const ConvSums& partial, const ConvRows& rows, int64_t c,
+                               const float* bias, const Multiply& multiply) {
   alignas(64) float buffer[kTileM * kTileN];
   const int64_t cols = Min(kTileN, block.cols - c);
   const int64_t j = block.j0 + c;
-  const bool whole = cols == kTileN || partial.padded;
-  float* sums = partial.data ? partial.data + m * partial.stride + j : nullptr;
-  const MicroKernelFn micro = kMicroKernels.table[cols > kLanes][rows - 1];
+  const int vecs = cols > kLanes ? 2 : 1;
+  const bool whole = (cols == kTileN || partial.padded) && rows.neighbours();
+  float* sums = partial.data ? partial.data + rows.row[0] * partial.stride + j : nullptr;
 
   const float* src = block.first ? nullptr : sums;
   int64_t src_stride = partial.stride;
   if (src && !whole) {
-    CopyTile(sums, partial.stride, buffer, kTileN, rows, cols);
+    LoadSums(partial, rows, j, cols, buffer);
     src = buffer;
     src_stride = kTileN;
   }
   const bool in_place = sums && !partial.padded;
-  const bool direct =
-      block.last ? in_place && cols == kTileN && IsPlainConv(product) : whole;
-  if (direct) {
-    micro(block.depth, lhs, rhs, src, src_stride, sums, partial.stride);
+  if (block.last ? whole && in_place && IsPlainConv(product) : whole) {
+    multiply(vecs, src, src_stride, sums, partial.stride);
     return;
   }
-  micro(block.depth, lhs, rhs, src, src_stride, buffer, kTileN);
+  multiply(vecs, src, src_stride, buffer, kTileN);
   if (block.last) {
-    FinishConv(product, ConvTile{buffer, kTileN, out, rows, j, cols},
+    FinishConv(product, ConvTile{buffer, kTileN, rows.out, rows.count, j, cols},
                bias ? bias + c : nullptr);
   } else {
-    CopyTile(buffer, kTileN, sums, partial.stride, rows, cols);
+    StoreSums(partial, rows, j, cols, buffer);
+  }
+}
+
+// The tiles of packed lhs rows, one for each panel of packed rhs.
+TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& block,
+                                 const ConvSums& partial, const ConvRows& rows,
+                                 const ConvWorkspace& space, const float* bias) {
+  for (int64_t c = 0; c < block.cols; c += kTileN) {
+    const float* rhs = space.rhs + c * block.depth;
+    RunConvTile(product, block, partial, rows, c, bias,
+                [&](int vecs, const float* src, int64_t src_stride, float* dst,
+                    int64_t dst_stride) {
+                  kMicroKernels.table[vecs - 1][rows.count - 1](
+                      block.depth, space.lhs, rhs, src, src_stride, dst, dst_stride);
+                });
   }
 }

@@ -30,14 +30,13 @@ TRACEA_INLINE Vec LoadWindow(const ConvProduct& product, const Windows& windows,
 template <typename T>
 void PackWindowsTransposed(const ConvProduct& product, const Windows* windows, int64_t m,
                            int64_t rows, int64_t depth, float* packed) {
-  const Runs runs = RunsOf(product);
+  const Runs runs = RunsFrom(product, m);
   for (int64_t p = 0; p < depth; p += kLanes) {
     const Windows& here = windows[p / kMostRows];
     float* to = packed + p / kChunk * rows * kChunk + p % kChunk;
-    int64_t run = m / runs.length, o = m % runs.length;
+    int64_t ty = runs.ty, tx = runs.tx, o = runs.o;
     for (int64_t i = 0; i < rows;) {
       const int64_t count = Min(Min(runs.length - o, rows - i), kLanes);
-      const int64_t ty = run / runs.per_line, tx = run % runs.per_line;
       Vec x[kLanes];
       for (int q = 0; q < kLanes; ++q) {
         x[q] = p + q < depth ? LoadWindow<T>(product, here, p % kMostRows + q, ty, tx, o,
@@ -50,7 +49,9 @@ void PackWindowsTransposed(const ConvProduct& product, const Windows* windows, i
       o += count;
       if (o < runs.length) continue;
       o = 0;
-      ++run;
+      if (++tx < runs.per_line) continue;
+      tx = 0;
+      ++ty;
     }
   }
 }
@@ -59,16 +60,16 @@ template <typename T>
 void RunWeightBlock(const ConvProduct& product, const ConvBlock& block,
                     const ConvSums& partial, const ConvWorkspace& space,
                     const Windows* windows) {
-  int64_t out[kTileM];
+  int64_t row[kTileM], out[kTileM];
   int64_t row_blocks = CeilDiv(block.m1 - block.m0, kTileM);
   for (int64_t m = block.m0; m < block.m1; --row_blocks) {
     const int64_t rows = CeilDiv(block.m1 - m, row_blocks);
-    for (int64_t i = 0; i < rows; ++i) out[i] = (m + i) * product.out_pixel;
-    PackWindowsTransposed<T>(product, windows, m, rows, block.depth, space.lhs);
-    for (int64_t c = 0; c < block.cols; c += kTileN) {
-      RunConvTile(product, block, partial, out, m, rows, c, space.lhs,
-                  space.rhs + c * block.depth, nullptr);
+    for (int64_t i = 0; i < rows; ++i) {
+      row[i] = m + i;
+      out[i] = (m + i) * product.out_pixel;
     }
+    PackWindowsTransposed<T>(product, windows, m, rows, block.depth, space.lhs);
+    RunPackedRows(product, block, partial, ConvRows{row, out, rows}, space, nullptr);
     m += rows;
   }
 }

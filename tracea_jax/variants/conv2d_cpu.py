@@ -42,8 +42,10 @@ class Conv2dCpuConfig:
 _LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
 _MOST_SIZE = 2**31  # of strides, dilation and padding
 _UNIT_DEPTH = 32  # blocks of depth are multiples of it
-_KC = 384  # deep enough to amortise the partial sums, shallow enough for L1
-_PANEL_SHARE = 0.4  # of L2 for the packed weights; image and result pass through the rest
+_KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
+_PANEL_SHARE = (
+    0.4  # of L2 for the packed weights; image and result pass through the rest
+)
 _MOST_NC = 4096  # wider blocks are cut to this
 # With the heuristic's own width these are few enough to measure all.
 _DEPTHS = (192, 288, 384, 576, 1152)
@@ -194,9 +196,7 @@ def _ceil_div(a: Any, b: Any) -> Any:
     return -(-a // b)
 
 
-def _derived(
-    problem: Conv2dProblem, device: CpuDevice, columns_: Columns
-) -> Columns:
+def _derived(problem: Conv2dProblem, device: CpuDevice, columns_: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
     deep = np.maximum(block_depth(problem, columns_["kc"]), 1)
     wide = np.clip(columns_["nc"], 1, max(columns(problem), 1))

@@ -1,0 +1,448 @@
+"""conv2d_cpu through XLA: every direction, ISA, config, epilogue; poisoned results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+from typing import Any
+
+import convolutions
+import jax
+import jax.numpy as jnp
+import numerics
+import numpy as np
+import pytest
+from numerics import Exact, f64, normal
+from processes import run_python
+from spaces import one_of_each
+
+from tracea_jax.device import CPU_ISAS, local_cpu
+from tracea_jax.ops import conv2d
+from tracea_jax.ops.conv2d_bench import _shape
+from tracea_jax.ops.conv2d_directions import ROLES
+from tracea_jax.problem import Conv2dProblem, Epilogue
+from tracea_jax.runtime.launch import cpu_isa
+from tracea_jax.variants import CpuCall
+from tracea_jax.variants.conv2d_cpu import CONV2D_CPU, DTYPES, Conv2dCpuConfig
+
+ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
+DIRECTIONS = tuple(ROLES)
+SMALL = Conv2dCpuConfig(kc=32, nc=32, tasks=2)  # several blocks of everything, soon
+FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+
+
+def conv(
+    size: tuple[int, int, int] = (2, 9, 11),
+    channels: tuple[int, int] = (19, 37),
+    kernel: tuple[int, int] = (3, 3),
+    dtype: str = "float32",
+    **changes: Any,
+) -> Conv2dProblem:
+    fields: dict[str, Any] = {"padding": ((1, 1), (1, 1))}
+    fields |= {"lhs": dtype, "rhs": dtype, "out": dtype, **changes}
+    return Conv2dProblem(
+        **dict(zip(("batch", "height", "width"), size, strict=True)),
+        **dict(zip(("in_channels", "out_channels"), channels, strict=True)),
+        **dict(zip(("kernel_height", "kernel_width"), kernel, strict=True)),
+        **fields,
+    )
+
+
+def operands(problem: Conv2dProblem, seed: int = 0) -> list[jax.Array]:
+    p, epilogue = problem, problem.epilogue
+    lhs, rhs, _ = ROLES[p.direction]
+    shapes = [(_shape(p, lhs), p.lhs), (_shape(p, rhs), p.rhs)]
+    if epilogue.bias != "none":
+        shapes.append(((p.out_channels,), epilogue.bias_dtype or p.out))
+    if epilogue.residual:
+        shapes.append((_shape(p, "y"), epilogue.residual_dtype or p.out))
+    return [normal(*s, dtype=d, seed=seed + i) for i, (s, d) in enumerate(shapes)]
+
+
+def all_directions(problem: Conv2dProblem) -> list[Conv2dProblem]:
+    plain = dataclasses.replace(problem, epilogue=Epilogue())
+    return [problem] + [
+        dataclasses.replace(plain, direction=direction) for direction in DIRECTIONS[1:]
+    ]
+
+
+def call_of(problem: Conv2dProblem, config: Conv2dCpuConfig, isa: str) -> CpuCall:
+    device = dataclasses.replace(local_cpu(), isa=isa)
+    assert CONV2D_CPU.why_not(problem, device) is None
+    CONV2D_CPU.check(problem, config, device)
+    call = CONV2D_CPU.call(problem, config, device)
+    assert isinstance(call, CpuCall)
+    return call
+
+
+Run = tuple[Conv2dProblem, list[jax.Array], Conv2dCpuConfig, str]
+
+
+def run_all(runs: list[Run]) -> list[list[jax.Array]]:
+    """The kernel's results, written into buffers that held nothing but NaN.
+
+    All in one program, as compiling one takes longer than running it.
+    """
+    shapes, kernels = [], []
+    for problem, _, config, isa in runs:
+        call = call_of(problem, config, isa)
+        shape = _shape(problem, ROLES[problem.direction][2])
+        count = 1 + problem.epilogue.save_preactivation
+        shapes.append([jax.ShapeDtypeStruct(shape, problem.out)] * count)
+        kernel = jax.ffi.ffi_call(call.target, shapes[-1])
+        kernels.append(functools.partial(kernel, **dict(call.attributes)))
+
+    def program(poison, inputs):
+        del poison
+        return [kernel(*x) for kernel, x in zip(kernels, inputs, strict=True)]
+
+    poison = jax.tree.map(
+        lambda x: jnp.array(np.full(x.shape, np.nan, x.dtype)), shapes
+    )
+    places = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(poison)}
+    run = jax.jit(program, donate_argnums=0, keep_unused=True)
+    found = run(poison, [inputs for _, inputs, *_ in runs])
+    assert places >= {
+        x.unsafe_buffer_pointer() for x in jax.tree.leaves(found) if x.size
+    }
+    return found
+
+
+def sums(problem: Conv2dProblem, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    """The direction's result in float64, tap by tap."""
+    p, groups = problem, problem.groups
+    lhs_role, rhs_role, result_role = ROLES[p.direction]
+    arrays = {role: np.zeros(_shape(p, role)) for role in "xwy"}
+    arrays[lhs_role], arrays[rhs_role] = lhs, rhs
+    x, w, y = (
+        a.reshape(*a.shape[:3], groups, a.shape[3] // groups) for a in arrays.values()
+    )
+    product = functools.partial(np.einsum, optimize=groups == 1)
+    for r, s in np.ndindex(p.kernel_height, p.kernel_width):
+        pairs = [
+            [
+                (out, i)
+                for out in range(count)
+                if 0 <= (i := out * step + tap * apart - pad[0]) < size
+            ]
+            for tap, count, step, apart, pad, size in zip(
+                *((r, s), p.out_size, p.strides, p.dilation, p.padding),
+                (p.height, p.width),
+                strict=True,
+            )
+        ]
+        if not all(pairs):
+            continue
+        outs, ins = zip(*(zip(*axis, strict=True) for axis in pairs), strict=True)
+        every = range(p.batch)
+        at_y, at_x = np.ix_(every, *outs), np.ix_(every, *ins)
+        if result_role == "y":
+            y[at_y] += product("nhwgc,cgo->nhwgo", x[at_x], w[r, s])
+        elif result_role == "x":
+            x[at_x] += product("nhwgo,cgo->nhwgc", y[at_y], w[r, s])
+        else:
+            w[r, s] += product("nhwgc,nhwgo->cgo", x[at_x], y[at_y])
+    shape = _shape(p, result_role)
+    return {"x": x, "w": w, "y": y}[result_role].reshape(shape)
+
+
+def expected(problem: Conv2dProblem, inputs: list[jax.Array]) -> list[Exact]:
+    """The results in float64: y, and z if it is saved."""
+    lhs, rhs, *added = (f64(x) for x in inputs)
+    value, scale = (
+        sums(problem, a, b) for a, b in ((lhs, rhs), (np.abs(lhs), np.abs(rhs)))
+    )
+    for term in added:
+        value, scale = value + term, scale + np.abs(term)
+    y = numerics.activate(value, problem.epilogue.activation)
+    exact = [Exact(value=v, scale=scale) for v in (y, value)]
+    return exact[: 1 + problem.epilogue.save_preactivation]
+
+
+def compare(exact: list[Exact], found: list[jax.Array]) -> None:
+    """Asserts that the results are right to the last rounding."""
+    for each, result in zip(exact, found, strict=True):
+        each.assert_near(result)
+
+
+def run_and_check(
+    *problems: Conv2dProblem,
+    config: Conv2dCpuConfig = SMALL,
+    isa: str = cpu_isa(),
+) -> None:
+    runs = [(p, operands(p, i), config, isa) for i, p in enumerate(problems)]
+    for (problem, inputs, *_), found in zip(runs, run_all(runs), strict=True):
+        compare(expected(problem, inputs), found)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_every_isa_in_every_direction(isa):
+    changes: tuple[dict[str, Any], ...] = (
+        {"channels": (32, 37), "strides": (1, 2), "epilogue": FULL},
+        {"channels": (5, 70), "kernel": (3, 5), "padding": ((2, 0), (1, 3))},
+        {"channels": (38, 38), "groups": 38, "strides": (2, 1), "epilogue": FULL},
+    )
+    run_and_check(
+        *(
+            problem
+            for dtype, change in itertools.product(DTYPES, changes)
+            for problem in all_directions(conv(dtype=dtype, **change))
+        ),
+        isa=isa,
+    )
+
+
+WIDEST = CONV2D_CPU.space(conv((8, 56, 56), (512, 512)), local_cpu())
+
+
+def test_every_config_at_one_awkward_shape():
+    problems = all_directions(conv((1, 7, 9), (131, 283), epilogue=FULL))
+    for dtype in ("float32", "bfloat16"):
+        cases = [dataclasses.replace(p, lhs=dtype, rhs=dtype) for p in problems]
+        inputs = [operands(problem, 0) for problem in cases]
+        configs = one_of_each(WIDEST, "kc", "nc")
+        runs = [
+            (problem, given, config, cpu_isa())
+            for problem, given in zip(cases, inputs, strict=True)
+            for config in configs
+        ]
+        exact = {
+            problem: expected(problem, x)
+            for problem, x in zip(cases, inputs, strict=True)
+        }
+        for (problem, *_), found in zip(runs, run_all(runs), strict=True):
+            compare(exact[problem], found)
+
+
+SIZES = ((1, 1, 1), (1, 1, 40), (2, 7, 3), (3, 5, 13), (1, 2, 31), (2, 16, 16))
+CHANNELS = ((1, 1), (3, 64), (16, 15), (48, 33), (64, 31), (17, 97))
+GEOMETRIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"kernel": (1, 1), "padding": ((0, 0), (0, 0))},
+    {"kernel": (1, 1), "padding": ((0, 0), (0, 0)), "strides": (2, 3)},
+    {"kernel": (7, 7), "padding": ((3, 3), (2, 4)), "strides": (2, 2)},
+    {"kernel": (2, 4), "padding": ((0, 3), (5, 0)), "dilation": (3, 2)},
+    {
+        "kernel": (3, 2),
+        "padding": ((2, 2), (4, 4)),
+        "dilation": (2, 3),
+        "strides": (4, 2),
+    },
+    {"kernel": (1, 3), "padding": ((-1, 2), (3, -1)), "strides": (1, 3)},
+    {"kernel": (5, 5), "padding": ((9, 4), (4, 9))},
+)
+
+
+@pytest.mark.parametrize("number", range(len(GEOMETRIES)))
+def test_one_config_at_every_awkward_shape(number):
+    def problem(i: int) -> Conv2dProblem:
+        channels = CHANNELS[(number * 5 + i) % len(CHANNELS)]
+        dtype = DTYPES[i % 3]
+        size = SIZES[(number + i) % len(SIZES)]
+        return conv(size, channels, dtype=dtype, epilogue=FULL, **GEOMETRIES[number])
+
+    run_and_check(*itertools.chain(*(all_directions(problem(i)) for i in range(9))))
+
+
+@pytest.mark.parametrize("groups", [2, 24])
+def test_groups(groups):
+    cases = itertools.product(((1, 1), (1, 2), (5, 17)), ((1, 1), (2, 1)))
+    problems = [
+        conv(
+            (2, 6, 5),
+            (inputs * groups, outputs * groups),
+            groups=groups,
+            strides=strides,
+            epilogue=FULL,
+        )
+        for (inputs, outputs), strides in cases
+    ]
+    run_and_check(*itertools.chain(*map(all_directions, problems)))
+
+
+def test_depthwise():
+    problems = [
+        conv(
+            size,
+            (channels, channels),
+            (3, 5),
+            dtype,
+            padding=((1, 1), (2, 2)),
+            groups=channels,
+            epilogue=FULL,
+        )
+        for channels in (1, 15, 70, 300)
+        for dtype, size in zip(DTYPES, SIZES[1:], strict=False)
+    ]
+    run_and_check(*itertools.chain(*map(all_directions, problems)))
+
+
+def test_nothing_to_do():
+    problems = [
+        conv((0, 4, 4)),
+        conv(channels=(0, 5)),
+        conv(channels=(5, 0)),
+        conv((2, 0, 4)),
+        conv((1, 2, 2), padding=((0, 0), (0, 0))),  # no window fits
+        conv(kernel=(0, 3), padding=((0, 0), (1, 1))),
+    ]
+    run_and_check(*itertools.chain(*map(all_directions, problems)))
+
+
+def test_every_epilogue():
+    flags = [False, True]
+    cases = itertools.product(numerics.ACTIVATIONS, flags, flags, ("none", "row"))
+    epilogues = [
+        Epilogue(bias=b, activation=a, residual=r, save_preactivation=s)
+        for a, r, s, b in cases
+    ]
+    run_and_check(*(conv(epilogue=epilogue) for epilogue in epilogues))
+    depthwise = conv(channels=(19, 19), groups=19)
+    run_and_check(*(dataclasses.replace(depthwise, epilogue=e) for e in epilogues))
+
+
+def test_every_dtype_beside_every_other():
+    problems = [
+        conv(
+            dtype=dtype,
+            out=out,
+            epilogue=dataclasses.replace(FULL, bias_dtype=other, residual_dtype=other),
+        )
+        for dtype, out, other in itertools.product(DTYPES, DTYPES, DTYPES)
+    ]
+    run_and_check(*itertools.chain(*map(all_directions, problems)))
+
+
+def test_tasks_do_not_change_bits():
+    for dtype in ("float32", "bfloat16"):
+        problem = conv((3, 8, 15), (32, 83), dtype=dtype, strides=(1, 2), epilogue=FULL)
+        for each in all_directions(problem):
+            inputs = operands(each, 0)
+            first, *rest = run_all(
+                [
+                    (each, inputs, dataclasses.replace(SMALL, tasks=tasks), cpu_isa())
+                    for tasks in (1, 2, 7, 64)
+                ]
+            )
+            for other in rest:
+                for a, b in zip(first, other, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+def test_threads_do_not_change_bits():
+    program = """
+        import hashlib, jax, jax.numpy as jnp, numpy as np
+        from tracea_jax.ops import conv2d
+        rng = np.random.default_rng(0)
+        for dtype in "float32", "bfloat16":
+            x, w = (
+                jnp.asarray(rng.normal(size=s), dtype)
+                for s in ((2, 30, 31, 35), (3, 3, 35, 70))
+            )
+            @jax.jit
+            def f(x, w):
+                y = conv2d(x, w, strides=2, implementation="conv2d_cpu")
+                return (y.astype("float32") ** 2).sum(), y
+            grads, y = jax.grad(f, (0, 1), has_aux=True)(x, w)
+            for a in (y, *grads):
+                print(hashlib.sha256(np.asarray(a)).hexdigest())
+    """
+    one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
+    assert one == many and len(set(one.split())) == 6
+
+
+def test_derivatives_of_the_op_use_it():
+    x, w, bias, residual = convolutions.arguments(stride=2, size=(9, 8))
+    how: dict[str, Any] = {"strides": (2, 2), "activation": "gelu"}
+
+    def ours(x, w, bias, residual):
+        y = conv2d(x, w, bias=bias, residual=residual, **how, implementation="tracea")
+        return (y**2).sum()
+
+    def plain(*args):
+        return (convolutions.plain(*args, **how) ** 2).sum()
+
+    gradients = jax.jit(jax.grad(ours, (0, 1, 2, 3)))
+    lowered = gradients.lower(x, w, bias, residual).as_text()
+    assert lowered.count("tracea_cpu_conv2d_v1") == 3
+    wanted = jax.jit(jax.grad(plain, (0, 1, 2, 3)))(x, w, bias, residual)
+    for a, b in zip(gradients(x, w, bias, residual), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_geometry(seed):
+    rng = random.Random(seed)
+
+    def pair(*choices: Any) -> tuple[Any, Any]:
+        return rng.choice(choices), rng.choice(choices)
+
+    def some() -> Conv2dProblem:
+        groups, inputs, outputs = rng.choice(
+            [(1, 3, 5), (1, 16, 33), (1, 32, 64), (2, 16, 8), (2, 3, 3), (7, 1, 1)]
+        )
+        return conv(
+            (rng.randint(1, 3), rng.randint(1, 12), rng.randint(1, 36)),
+            (groups * inputs, groups * outputs),
+            pair(1, 2, 3, 5),
+            rng.choice(DTYPES),
+            padding=pair((0, 0), (1, 1), (2, 0), (0, 7), (-1, 2), (3, -2)),
+            strides=pair(1, 2, 3),
+            dilation=pair(1, 2, 3),
+            groups=groups,
+            epilogue=FULL,
+        )
+
+    run_and_check(*itertools.chain(*(all_directions(some()) for _ in range(15))))
+
+
+def test_it_says_what_it_does_not_take():
+    def why(**changes: Any) -> str:
+        return CONV2D_CPU.why_not(conv(**changes), local_cpu()) or ""
+
+    assert why() == ""
+    assert "layout nchw; it takes nhwc" in why(layout="nchw")
+    assert "share a dtype" in why(rhs="bfloat16")
+    assert "float64; it takes float32" in why(dtype="float64")
+    assert "precision" in why(precision="BF16_BF16_F32_X3")
+    assert "strides" in why(strides=(2**31, 1))
+
+
+def test_the_handler_refuses_what_is_not_its_own():
+    problem = conv((1, 4, 5), (4, 6), (3, 3))
+    call = call_of(problem, SMALL, cpu_isa())
+    result = jax.ShapeDtypeStruct((1, 4, 5, 6), jnp.float32)
+    kernel = jax.ffi.ffi_call(call.target, [result])
+
+    def run(x=(1, 4, 5, 4), w=(3, 3, 4, 6), **attributes):
+        attributes = {**dict(call.attributes), **attributes}
+        return jax.block_until_ready(kernel(jnp.zeros(x), jnp.zeros(w), **attributes))
+
+    run()
+    for change, message in (
+        ({"isa": "mmx"}, "isa is 'mmx'.*baseline, avx2, avx512"),
+        ({"abi": 9}, "abi 9.*clear the compilation cache"),
+        ({"direction": "back"}, "'back'.*forward, input_grad, weight_grad"),
+        ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
+        ({"direction": "input_grad", "activation": "relu"}, "a gradient has neither"),
+        ({"bias": True}, "2 operands.*takes 3 operands"),
+        ({"stride_width": 0}, "stride_width=0 must be 1 or more"),
+        ({"kc": 1.5}, "'kc'.*wrong type"),
+        ({"groups": 3}, "groups=3 must divide the 4 channels"),
+        ({"w": (3, 3, 5, 6)}, r"rhs has shape \(3, 3, 5, 6\).*ask for \(3, 3, 4, 6\)"),
+        ({"x": (1, 4, 5)}, r"lhs has shape \(1, 4, 5\); its rank must be 4"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=f"(?s){message}"):
+            run(**change)
+
+
+def test_numbers_that_are_not_finite_come_through():
+    x = normal(1, 6, 6, 4).at[0, 2, 3, 1].set(jnp.nan)
+    w = normal(3, 3, 4, 8, seed=1)
+    y = conv2d(x, w, implementation="conv2d_cpu")
+    seen = np.zeros((6, 6), bool)
+    seen[1:4, 2:5] = True
+    np.testing.assert_array_equal(np.isnan(y).all(-1)[0], seen)
+    np.testing.assert_array_equal(np.isnan(y).any(-1)[0], seen)
