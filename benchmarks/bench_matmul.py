@@ -1,4 +1,4 @@
-"""matmul against XLA: python benchmarks/bench_matmul.py [--quick] [--only GROUP ...]
+"""matmul against XLA on a GPU: python benchmarks/bench_matmul.py [--quick] [--only ...]
 
 The peer is the code people write, compiled by jit with XLA's defaults. Beside it race,
 in turns, the fastest of our own kernels, and the default: what a call without
@@ -227,7 +227,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="of each race")
     common.add_arguments(parser)
     args = parser.parse_args()
-    cases = suite(local_device().platform, args.quick)
+    if local_device().platform != "cuda":
+        parser.error("it needs an NVIDIA GPU; on a CPU there is bench_cpu.py")
+    cases = suite(args.quick)
     if unknown := set(args.only or ()) - {case.group for case in cases}:
         names = ", ".join(dict.fromkeys(case.group for case in cases))
         parser.error(f"no group {', '.join(sorted(unknown))}; there are {names}")
@@ -263,17 +265,11 @@ def run(cases: list[Case], args: argparse.Namespace) -> None:
     path = save(rows, args)
     print(render(rows))
     print(path)
-    if groups := judged(rows):
-        print(render_groups(groups))
+    print(render_groups(summary(rows)))
 
 
 def save(rows: list[Row], args: argparse.Namespace) -> pathlib.Path:
-    return common.save("matmul", rows, args, groups=judged(rows))
-
-
-def judged(rows: Sequence[Row]) -> list[Row]:
-    """The groups with their bars, which are those of a GPU."""
-    return summary(rows) if local_device().platform == "cuda" else []
+    return common.save("matmul", rows, args, groups=summary(rows))
 
 
 def kept(

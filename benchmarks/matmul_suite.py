@@ -1,7 +1,7 @@
 """The cases of ``bench_matmul``, their groups, and the bars that groups are held to.
 
-Ratios are XLA's time by ours. Every group of GPU cases has bars; a bar names a figure
-of the group's rows, and how large or small it must be.
+Ratios are XLA's time by ours. Every group has bars; a bar names a figure of the group's
+rows, and how large or small it must be.
 """
 
 from __future__ import annotations
@@ -90,26 +90,11 @@ BARS: dict[str, tuple[Bar, ...]] = {
 # --- cases ----------------------------------------------------------------------------
 
 
-def suite(platform: str, quick: bool) -> list[Case]:
-    """The cases of a platform, those of a group in a row."""
-    if platform != "cuda":
-        return list(_cpu(quick))
+def suite(quick: bool) -> list[Case]:
+    """The cases, those of a group in a row."""
     makers = (_large, _fused, _unaligned, _single, _fp8, _small, _skinny)
     cases = [case for make in makers for case in make()]
     return [case for case in cases if case.is_quick or not quick]
-
-
-def _cpu(quick: bool) -> Iterator[Case]:
-    squares = [_square(size) for size in (1024, 2048, 4096)]
-    if not quick:
-        for size in (256, 512):
-            yield _case("plain", _square(size), "float32")
-    for sizes in squares:
-        yield _case("plain", sizes, "float32")
-    if not quick:
-        for sizes in ((512, 3072, 768), (512, 768, 3072), squares[0]):
-            yield _case("fused", sizes, "float32", epilogue=GELU)
-        yield _case("bf16", squares[0], "bfloat16")
 
 
 def _large() -> Iterator[Case]:

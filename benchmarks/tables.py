@@ -126,6 +126,47 @@ def _models_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def cpu(results: pathlib.Path) -> str:
+    """The rows and the figures of each machine that has results of ``bench_cpu``."""
+    files = sorted(results.glob("*/cpu.json"))
+    return "".join(_cpu_tables(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _cpu_tables(result: dict[str, Any]) -> str:
+    lines = [
+        _head(result["environment"]),
+        "| group | problem | kernel | ours, us | XLA / ours | goal | oneDNN / ours "
+        "| torch / ours |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [f"| {' | '.join(_cpu_cells(row))} |" for row in result["rows"]]
+    lines += ["", "| figure | measured | goal | met |", "|---|---:|---:|---|"]
+    for figure in result["figures"]:
+        value, must, name = figure["value"], figure["must"], figure["name"]
+        is_met = value <= must if figure["is_upper"] else value >= must
+        sign = "<=" if figure["is_upper"] else ">="
+        met = "yes" if is_met else "no"
+        lines.append(f"| {name} | {value:.2f} | {sign} {must:.2f} | {met} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def _cpu_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    problem = row["text"].partition(" ")[2]
+    goal = f"{row['must']:.2f}"
+    if "error" in row:
+        return row["group"], problem, "failed", "-", "-", goal, "-", "-"
+    return (
+        row["group"],
+        problem,
+        row["variant"],
+        _number(row["ours_us"], 1),
+        _number(row["ratio"], 2),
+        goal,
+        _number(row["ratio_onednn"], 2),
+        _number(row["ratio_torch"], 2),
+    )
+
+
 def tuner(results: pathlib.Path) -> str:
     """F(n) of the methods that ``bench_tuner`` compares, means over the spaces."""
     rows = json.loads((results / "replay" / "tuner.json").read_text())["rows"]
@@ -158,7 +199,7 @@ def _head(where: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"matmul": matmul, "bars": bars, "models": models, "tuner": tuner}
+TABLES = {"matmul": matmul, "bars": bars, "cpu": cpu, "models": models, "tuner": tuner}
 
 
 def main() -> None:

@@ -3,8 +3,9 @@
     python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
-machine, the most important first, until the time is over. After every few problems the
-answers are written to ``DIRECTORY/<environment>/`` as they lie in
+machine (a CPU: the cases of ``bench_cpu``), the most important first, until the time is
+over. After every few problems the answers are written to ``DIRECTORY/<environment>/`` as
+they lie in
 ``tracea_jax/data/tuned``: copy what is there into it. Answers that ``bench_matmul`` has
 found already are taken from its results (``--results``).
 
@@ -26,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import common
+import cpu_suite
 from matmul_suite import suite
 from model_layers import order
 
@@ -47,8 +49,10 @@ TOGETHER = 16  # problems that one child process tunes
 
 def wanted(platform: str) -> tuple[Problem, ...]:
     """What is to be tuned, the most important first."""
-    cases = [case.problem for case in suite(platform, quick=False)]
-    return tuple(dict.fromkeys([*cases, *order()] if platform == "cuda" else cases))
+    if platform != "cuda":
+        return tuple(case.problem for case in cpu_suite.suite(quick=False))
+    cases = [case.problem for case in suite(quick=False)]
+    return tuple(dict.fromkeys([*cases, *order()]))
 
 
 def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
