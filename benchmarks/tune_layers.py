@@ -4,8 +4,8 @@
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
 machine (a CPU: the cases of ``bench_cpu``), the most important first, until the time is
-over. After every few problems the answers are written to ``DIRECTORY/<environment>/`` as
-they lie in
+over. After every few problems the answers are written to ``DIRECTORY/<environment>/``
+as they lie in
 ``tracea_jax/data/tuned``: copy what is there into it. Answers that ``bench_matmul`` has
 found already are taken from its results (``--results``).
 
