@@ -362,7 +362,7 @@ bool RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& cal
 ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& call) {
   const cpu::GemmArgs args = MakeArgs(options, call);
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
-  const cpu::GemmIsa& isa = *cpu::UsableGemmIsa(options.isa, args.in_type);
+  const cpu::GemmIsa& isa = *cpu::UsableGemmIsa(options.isa, args);
   const cpu::GemmPlan plan =
       cpu::PlanGemm(isa, args, call.batch, options.config, threads);
   if (plan.num_tasks() == 0) return ffi::Error::Success();

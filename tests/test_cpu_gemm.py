@@ -133,9 +133,61 @@ def test_the_isa_is_the_one_that_was_asked_for():
 WIDEST = GEMM_CPU.space(gemm(4096, 4096, 4096), local_cpu())
 
 
+WIDEST_BF16 = GEMM_CPU.space(gemm(4096, 4096, 4096, "bfloat16"), local_cpu())
+
+
 @pytest.mark.parametrize("config", one_of_each(WIDEST, "kc", "nc"), ids=str)
 def test_every_config_at_one_awkward_shape(config):
     run_and_check(gemm(29, 771, 521, epilogue=FULL), config=config)
+
+
+@pytest.mark.parametrize("config", one_of_each(WIDEST_BF16, "kc", "nc"), ids=str)
+def test_every_config_of_bfloat16_at_one_awkward_shape(config):
+    run_and_check(gemm(71, 771, 521, "bfloat16", epilogue=FULL), config=config)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_row_strips_use_a_packed_rhs_again(layout):
+    """Of bfloat16 on AMX: partial sums of all rows would not stay in L2."""
+    rows = local_cpu().l2_bytes // 4 // (4 * 1024) + 40
+    config = GemmCpuConfig(kc=48, nc=1024, tasks=1)
+    problem = gemm(rows, 1050, 130, "bfloat16", layout=layout, epilogue=FULL)
+    run_and_check(problem, config=config)
+    run_and_check(dataclasses.replace(problem, m=rows - 72), config=config)
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 16, 32), (16, 17, 33), (17, 48, 31), (32, 32, 2)]
+)
+def test_parts_of_tiles(shape):
+    for layout in LAYOUTS:
+        run_and_check(gemm(*shape, "bfloat16", layout=layout, epilogue=FULL))
+        run_and_check(gemm(*shape, "bfloat16", layout=layout))
+
+
+def test_a_nan_stays_in_its_row():
+    lhs = np.ones((40, 70), np.float32)
+    lhs[3, 69], lhs[35, 0] = np.nan, np.inf
+    problem = gemm(40, 50, 70, "bfloat16")
+    rhs = jnp.ones((70, 50), jnp.bfloat16)
+    (y,) = results(problem, [jnp.asarray(lhs, jnp.bfloat16), rhs])
+    want = np.where(np.isfinite(lhs).all(1), 70, lhs.sum(1))[:, None]
+    np.testing.assert_array_equal(np.asarray(y, np.float32), want.repeat(50, 1))
+
+
+def test_space_of_amx():
+    """Other blocks than those of vectors, of at most three quarters of L2."""
+    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
+    large = gemm(4096, 4096, 4096, "bfloat16")
+    space = GEMM_CPU.space(large, device)
+    configs = list(space.configs())
+    assert GEMM_CPU.heuristic(large, device) in configs and len(configs) <= 64
+    assert all(2 * c.kc * c.nc <= 1.5 * (1 << 20) for c in configs)
+    vectors = dataclasses.replace(device, isa="avx512")
+    for other in gemm(4, 4096, 4096, "bfloat16"), gemm(64, 64, 64, "float16"):
+        assert GEMM_CPU.heuristic(other, device) == GEMM_CPU.heuristic(other, vectors)
+    assert GEMM_CPU.expects_to_win(large, device)
+    assert not GEMM_CPU.expects_to_win(large, vectors)
 
 
 @pytest.mark.parametrize("shape", [(37, 71, 300), (37, 71, 521), (3, 71, 300)])

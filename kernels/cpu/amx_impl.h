@@ -76,7 +76,7 @@ TRACEA_INLINE void TransposePairs(const BF16* from, int64_t stride, int64_t rows
   Vec x[kLanes];
   if (rows >= kLanes && depth >= kAmxDepth) {
     TRACEA_UNROLL
-    for (int i = 0; i < kLanes; ++i) x[i] = *(const VecAny*)(from + i * stride);
+    for (int i = 0; i < kLanes; ++i) x[i] = (Vec)*(const Half32Any*)(from + i * stride);
   } else {
     for (int i = 0; i < kLanes; ++i) {
       x[i] = (Vec)LoadHalves(from + i * stride, i < rows ? depth : 0);
@@ -93,31 +93,48 @@ TRACEA_INLINE int64_t AmxPackedSize(int64_t depth, int64_t width) {
   return CeilDiv(depth, kAmxDepth) * CeilDiv(width, 32) * kAmxStepSize;
 }
 
+// One step: 32 rows and 32 columns.
+TRACEA_INLINE void PackAmxRhsStep(const BF16* from, int64_t stride, BF16* to) {
+  TRACEA_UNROLL
+  for (int p = 0; p < kAmxDepth / 2; ++p) {
+    const Half32 a = *(const Half32Any*)(from + 2 * p * stride);
+    const Half32 b = *(const Half32Any*)(from + (2 * p + 1) * stride);
+    StoreHalves(to + 2 * kLanes * p, PairsLow(a, b));
+    StoreHalves(to + 2 * kLanes * p + kAmxTile / 2, PairsHigh(a, b));
+  }
+}
+
+// The same for the rows and columns that there are.
+TRACEA_INLINE void PackAmxRhsRest(const BF16* from, int64_t stride, int64_t rows,
+                                  int64_t cols, BF16* to) {
+  for (int64_t p = 0; p < kAmxDepth; p += 2) {
+    const Half32 a = LoadHalves(from + p * stride, p < rows ? cols : 0);
+    const Half32 b = LoadHalves(from + (p + 1) * stride, p + 1 < rows ? cols : 0);
+    StoreHalves(to + kLanes * p, PairsLow(a, b));
+    StoreHalves(to + kLanes * p + kAmxTile / 2, PairsHigh(a, b));
+  }
+}
+
 // rhs (depth, cols), stored by rows of which the next is `stride` elements away.
 inline void PackAmxRhs(const BF16* rhs, int64_t stride, int64_t depth, int64_t cols,
-                BF16* packed) {
+                       BF16* packed) {
   const int64_t panel = CeilDiv(depth, kAmxDepth) * kAmxStepSize;
-  for (int64_t p = 0; p < CeilDiv(depth, kAmxDepth) * kAmxDepth; p += 2) {
-    const BF16* row = rhs + p * stride;
-    const BF16* ahead = p + 8 < depth ? row + 6 * stride : row;
-    BF16* to = packed + p / kAmxDepth * kAmxStepSize + p % kAmxDepth * kLanes;
-    for (int64_t j = 0; j < cols; j += kAmxCols) {
-      const int64_t first = p < depth ? cols - j : 0;
-      const int64_t second = p + 1 < depth ? cols - j : 0;
-      __builtin_prefetch(ahead + j, 0, 2);
-      __builtin_prefetch(ahead + stride + j, 0, 2);
-      const Half32 a = LoadHalves(row + j, first);
-      const Half32 b = LoadHalves(row + stride + j, second);
-      StoreHalves(to, PairsLow(a, b));
-      StoreHalves(to + kAmxTile / 2, PairsHigh(a, b));
-      to += panel;
+  for (int64_t p = 0; p < depth; p += kAmxDepth) {
+    const BF16* from = rhs + p * stride;
+    BF16* to = packed + p / kAmxDepth * kAmxStepSize;
+    for (int64_t j = 0; j < cols; j += kAmxCols, to += panel) {
+      if (depth - p >= kAmxDepth && cols - j >= kAmxCols) {
+        PackAmxRhsStep(from + j, stride, to);
+      } else {
+        PackAmxRhsRest(from + j, stride, depth - p, cols - j, to);
+      }
     }
   }
 }
 
 // rhs (depth, cols), stored by columns: element (p, j) at rhs[j * stride + p].
-inline void PackAmxRhsTransposed(const BF16* rhs, int64_t stride, int64_t depth, int64_t cols,
-                          BF16* packed) {
+inline void PackAmxRhsTransposed(const BF16* rhs, int64_t stride, int64_t depth,
+                                 int64_t cols, BF16* packed) {
   for (int64_t j = 0; j < cols; j += kAmxCols) {
     for (int64_t p = 0; p < depth; p += kAmxDepth) {
       for (int64_t half = 0; half < kAmxCols; half += kLanes) {
@@ -131,7 +148,7 @@ inline void PackAmxRhsTransposed(const BF16* rhs, int64_t stride, int64_t depth,
 
 // lhs (rows, depth), stored by rows.
 inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t depth,
-                BF16* packed) {
+                       BF16* packed) {
   const int64_t block = CeilDiv(depth, kAmxDepth) * kAmxStepSize;
   for (int64_t i = 0; i < CeilDiv(rows, kAmxRows) * kAmxRows; ++i) {
     const BF16* row = lhs + i * stride;
@@ -143,8 +160,8 @@ inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t de
 }
 
 // lhs (rows, depth), stored by columns: element (i, p) at lhs[p * stride + i].
-inline void PackAmxLhsTransposed(const BF16* lhs, int64_t stride, int64_t rows, int64_t depth,
-                          BF16* packed) {
+inline void PackAmxLhsTransposed(const BF16* lhs, int64_t stride, int64_t rows,
+                                 int64_t depth, BF16* packed) {
   for (int64_t i = 0; i < rows; i += kAmxRows) {
     for (int64_t p = 0; p < depth; p += kAmxDepth) {
       Vec upper[kLanes], lower[kLanes];
@@ -200,6 +217,9 @@ struct NoWork {
 // sums = lhs @ rhs, or sums += lhs @ rhs if `accumulate`, for a block of 32 rows of lhs
 // and a panel of 32 columns of packed rhs. Rows of sums are `stride` f32 apart.
 //
+// rhs is loaded past L1 where the processor can, which leaves L1 to lhs: lhs is meant to
+// be used again for the next panel, and to have up to 32 KB, a depth of 512.
+//
 // work(step) is called once in each step, between the tile products, which leave most of
 // the core idle: the place for the epilogue of the block before.
 //
@@ -227,10 +247,10 @@ TRACEA_INLINE void AmxProduct(int64_t steps, const AmxLhs& lhs, const BF16* rhs,
   const char* b = (const char*)rhs;
   for (int64_t step = 0; step < steps; ++step) {
     _tile_loadd(4, a, lhs.stride);
-    _tile_loadd(6, b, 64);
+    _tile_stream_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     if (kRight) {
-      _tile_loadd(7, b + kAmxTile, 64);
+      _tile_stream_loadd(7, b + kAmxTile, 64);
       _tile_dpbf16ps(1, 4, 7);
     }
     work(step);

@@ -11,6 +11,9 @@ extern const GemmIsa kBaselineGemm;
 #if defined(__x86_64__)
 extern const GemmIsa kAvx2Gemm;
 extern const GemmIsa kAvx512Gemm;
+#if !defined(TRACEA_WITHOUT_AMX)
+extern const GemmIsa kAmxGemm;
+#endif
 #endif
 
 namespace {
@@ -22,13 +25,15 @@ constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of rhs
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;    // partial sums
 
-// By Isa.
-constexpr const GemmIsa* kGemms[] = {
+// By Isa, up to what this build has.
+constexpr const GemmIsa* kGemms[kIsaCount] = {
     &kBaselineGemm,
 #if defined(__x86_64__)
     &kAvx2Gemm,
     &kAvx512Gemm,
-    &kAvx512Gemm,
+#if !defined(TRACEA_WITHOUT_AMX)
+    &kAmxGemm,
+#endif
 #endif
 };
 
@@ -42,31 +47,43 @@ int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
   return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
 }
 
+// Blocks of rhs in f32. Partial sums of f32 are kept in the output.
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
                       const GemmConfig& config) {
   GemmBlocks blocks{};
   blocks.skinny = args.m <= kSkinnyRows;
-  const int64_t kc = config.kc > 0 ? config.kc : 384;
-  blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), 8);
-  // The packed block of rhs may take under half of L2: lhs, output and prefetches share.
-  const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * 4);
-  const int64_t nc = config.nc > 0 ? config.nc : fitting;
-  const int64_t most = std::min(kMaxCols, kMaxPanelBytes / (blocks.kc * 4));
+  const int64_t kc = config.kc > 0 ? config.kc : isa.packed_bytes == 2 ? 1024 : 384;
+  blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), isa.depth_unit);
+  // The packed block of rhs may take about half of L2: lhs, output and prefetches share.
+  const int64_t column = blocks.kc * isa.packed_bytes;
+  const int64_t share = isa.packed_bytes == 2 ? L2Bytes() / 2 : L2Bytes() * 2 / 5;
+  const int64_t nc = config.nc > 0 ? config.nc : share / column;
+  const int64_t most = std::min(kMaxCols, kMaxPanelBytes / column);
   const int64_t cols = std::min(RoundUp(nc, isa.tile_n), RoundUp(args.n, isa.tile_n));
   blocks.nc = std::max(std::min(cols, most / isa.tile_n * isa.tile_n), isa.tile_n);
-  blocks.mc = std::min(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m,
-                       RoundUp(args.m, isa.tile_m));
+  const int64_t rows = std::max(RoundUp(args.m, isa.tile_m), isa.tile_m);
+  blocks.mc = std::min(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m, rows);
+  blocks.rhs_depth = blocks.kc;
+  if (isa.packed_bytes == 4 || blocks.kc >= args.k) return blocks;
+  // Partial sums that stay in L2 ask for short row strips, and these for keeping rhs.
+  const int64_t near = L2Bytes() / 4 / (blocks.nc * 4) / isa.tile_m * isa.tile_m;
+  const int64_t depth = RoundUp(args.k, isa.depth_unit);
+  if (near >= rows || depth * blocks.nc * 2 > kMaxPanelBytes) return blocks;
+  blocks.mc = std::max(near, isa.tile_m);
+  blocks.rhs_depth = depth;
   return blocks;
 }
 
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
-  const int64_t skinny = kSkinnyRows * 2 * 1024;
-  const int64_t rhs = blocks.kc * blocks.nc;
-  const int64_t lhs = isa.tile_m * (blocks.kc + 16);
-  const bool buffered = args.out_type != DType::kF32 && blocks.kc < args.k;
+  if (blocks.skinny) return 4 * kSkinnyRows * 2 * 1024;
+  const bool amx = isa.packed_bytes == 2;
+  const int64_t rhs = blocks.rhs_depth * blocks.nc;
+  const int64_t lhs = amx ? 2 * isa.tile_m * blocks.kc : isa.tile_m * (blocks.kc + 16);
+  const bool buffered = (amx || args.out_type != DType::kF32) && blocks.kc < args.k;
   const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
-  return 4 * (blocks.skinny ? skinny : rhs + lhs + blocks.nc + sums);
+  const int64_t staging = amx ? 2 * isa.tile_m * isa.tile_n : 0;
+  return isa.packed_bytes * (rhs + lhs) + 4 * (blocks.nc + sums + staging);
 }
 
 // Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
@@ -101,9 +118,12 @@ bool IsSmall(const GemmArgs& args, int64_t batch) {
 
 }  // namespace
 
-const GemmIsa* UsableGemmIsa(Isa wanted, DType in_type) {
-  (void)in_type;
-  return kGemms[static_cast<int>(UsableIsa(wanted))];
+const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
+  Isa isa = UsableIsa(wanted);
+  // AMX has products of bf16, and few rows of lhs leave its tiles empty.
+  const bool tiles = args.in_type == DType::kBF16 && args.m > kSkinnyRows;
+  if (isa == Isa::kAmx && !tiles) isa = Isa::kAvx512;
+  return kGemms[static_cast<int>(isa)];
 }
 
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,

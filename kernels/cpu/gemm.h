@@ -58,12 +58,15 @@ struct GemmRange {
 // Blocking as the kernel uses it; made by `PlanGemm`.
 struct GemmBlocks {
   int64_t kc, nc, mc;
-  bool skinny;  // few rows: stream rhs once, unpacked
+  int64_t rhs_depth;  // of the packed rhs in memory: kc, or k to use it for all row strips
+  bool skinny;        // few rows: stream rhs once, unpacked
 };
 
 struct GemmIsa {
   const char* name;
   int64_t tile_m, tile_n;  // register tile, in elements
+  int64_t depth_unit;      // of k: packed blocks have a multiple of it
+  int64_t packed_bytes;    // of a packed element: 2 on AMX, else 4
   void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
               float* workspace);
 };
@@ -85,9 +88,9 @@ struct GemmPlan {
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
                   const GemmConfig& config, int64_t threads);
 
-// The kernels of the best instruction set for these operands, `wanted` at most, that
-// build and machine have.
-const GemmIsa* UsableGemmIsa(Isa wanted, DType in_type);
+// The kernels for this product of the best instruction set, `wanted` at most, that build
+// and machine have.
+const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args);
 
 }  // namespace tracea::cpu
 

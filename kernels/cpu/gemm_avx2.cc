@@ -16,6 +16,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAvx2Gemm;
-const GemmIsa kAvx2Gemm = {"avx2", kTileM, kTileN, RunGemm};
+const GemmIsa kAvx2Gemm = {"avx2", kTileM, kTileN, kDepthUnit, sizeof(float),
+                           RunGemm};
 
 }  // namespace tracea::cpu

@@ -16,6 +16,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAvx512Gemm;
-const GemmIsa kAvx512Gemm = {"avx512", kTileM, kTileN, RunGemm};
+const GemmIsa kAvx512Gemm = {"avx512", kTileM, kTileN, kDepthUnit, sizeof(float),
+                             RunGemm};
 
 }  // namespace tracea::cpu

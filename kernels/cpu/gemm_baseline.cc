@@ -19,6 +19,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kBaselineGemm;
-const GemmIsa kBaselineGemm = {"baseline", kTileM, kTileN, RunGemm};
+const GemmIsa kBaselineGemm = {"baseline", kTileM, kTileN, kDepthUnit, sizeof(float),
+                               RunGemm};
 
 }  // namespace tracea::cpu

@@ -55,7 +55,7 @@ void FinishWith(const GemmArgs& args, const Tile& tile, const float* bias) {
   }
 }
 
-void Finish(const GemmArgs& args, const Tile& tile, const float* bias) {
+inline void Finish(const GemmArgs& args, const Tile& tile, const float* bias) {
   switch (args.activation) {
     case Activation::kNone:
       return FinishWith<Identity>(args, tile, bias);
@@ -72,7 +72,7 @@ void Finish(const GemmArgs& args, const Tile& tile, const float* bias) {
 
 // Columns [j, j + cols) of the bias as f32, or null if there is none. `to` has room for
 // whole tiles.
-const float* LoadBias(const GemmArgs& args, int64_t j, int64_t cols, float* to) {
+inline const float* LoadBias(const GemmArgs& args, int64_t j, int64_t cols, float* to) {
   if (!args.bias) return nullptr;
   for (int64_t c = 0; c < cols; c += kLanes) {
     Store(to + c, LoadAs(args.bias_type, args.bias, j + c, cols - c));

@@ -3,6 +3,7 @@
 constexpr int kTileM = TRACEA_TILE_M;
 constexpr int kTileVecs = 2;
 constexpr int kTileN = kTileVecs * kLanes;
+constexpr int kDepthUnit = 8;
 constexpr int kChunk = 16;  // depth of a chunk of packed lhs: one cache line of f32
 
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors; a null src is

@@ -1,6 +1,6 @@
 // Vectors of f32 for the instruction set this translation unit is compiled for.
 //
-// Included once by each gemm_<isa>.cc inside an unnamed namespace, and by nothing else:
+// Included once by each <op>_<isa>.cc inside an unnamed namespace, and by nothing else:
 // everything here must have internal linkage, because an inline function compiled for
 // AVX-512 must never be the copy that the linker keeps for all. For the same reason
 // nothing here uses function templates of the standard library.
@@ -52,6 +52,9 @@ TRACEA_INLINE Vec FromBF16(Half h) {
 
 // Round to nearest, ties to even; a NaN stays a NaN (its quiet bit is set, so that
 // dropping the low half cannot turn it into infinity).
+#if defined(__AVX512BF16__)
+TRACEA_INLINE Half ToBF16(Vec x) { return (Half)_mm512_cvtneps_pbh((__m512)x); }
+#else
 TRACEA_INLINE Half ToBF16(Vec x) {
   const Bits u = AsBits(x);
   const Bits rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -59,6 +62,7 @@ TRACEA_INLINE Half ToBF16(Vec x) {
   const Bits is_nan = (Bits)(x != x);
   return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), Half);
 }
+#endif
 
 #if defined(__AVX512F__)
 // Zero-masked forms: the plain ones start from an undefined register, which GCC 12 takes

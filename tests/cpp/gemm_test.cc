@@ -198,7 +198,7 @@ struct Case {
 
 int Check(Isa level, bool large) {
   Case c(large);
-  const GemmIsa& isa = *UsableGemmIsa(level, c.args.in_type);
+  const GemmIsa& isa = *UsableGemmIsa(level, c.args);
   const int64_t kc = Pick({0, 16, 40, 100});
   c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
   const double error = c.Error();

@@ -38,14 +38,59 @@ class GemmCpuConfig:
 
 
 _LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
-_KC = 384  # deep enough to amortise the partial sums, shallow enough for L1
-_PANEL_SHARE = 0.4  # of L2 for the packed block of B; A and C pass through the rest
 _MOST_NC = 4096  # wider blocks are cut to this
 _SKINNY_ROWS = 4  # up to as many rows of A, B is streamed and never packed
-# With the heuristic's own width these are few enough to measure all.
-_DEPTHS = (128, 192, 256, 384, 512, 768)
-_WIDTHS = (128, 256, 384, 512, 768, 1024)
-_TASKS = (1, 2, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Blocking:
+    """What is known beforehand about the blocking of one kind of kernel.
+
+    Attributes:
+      itemsize: bytes of a packed element.
+      unit: packed blocks are a multiple of this deep.
+      kc: deep enough to amortise the partial sums, shallow enough for L1.
+      panel_share: of L2 for the packed block of B; A and C pass through the rest.
+      depths, widths, tasks: worth measuring. With the heuristic's own width these are
+        few enough to measure all.
+      most_share: of L2 for a packed block worth measuring.
+    """
+
+    itemsize: int
+    unit: int
+    kc: int
+    panel_share: float
+    depths: tuple[int, ...]
+    widths: tuple[int, ...]
+    tasks: tuple[int, ...]
+    most_share: float = float("inf")
+
+
+_VECTORS = Blocking(
+    itemsize=4,
+    unit=8,
+    kc=384,
+    panel_share=0.4,
+    depths=(128, 192, 256, 384, 512, 768),
+    widths=(128, 256, 384, 512, 768, 1024),
+    tasks=(1, 2, 4, 8),
+)
+_TILES = Blocking(
+    itemsize=2,
+    unit=32,
+    kc=1024,
+    panel_share=0.5,
+    depths=(256, 512, 1024, 2048),
+    widths=(128, 256, 512, 1024),
+    tasks=(1, 2, 4),
+    most_share=0.75,
+)
+
+
+def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
+    """Of AMX tiles for bf16 with enough rows, else of vectors of f32."""
+    tiles = device.isa == "amx" and problem.lhs == "bfloat16"
+    return _TILES if tiles and problem.m > _SKINNY_ROWS else _VECTORS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,9 +128,15 @@ class GemmCpu:
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CpuDevice)
         hero = self.heuristic(problem, device)
-        widths = sorted({*_WIDTHS, hero.nc})
-        columns = grid(kc=_DEPTHS, nc=widths, tasks=_TASKS)
-        alive, pruned = survivors(_repeats(problem, device, hero, columns))
+        known = blocking(problem, device)
+        columns = grid(
+            kc=known.depths, nc=sorted({*known.widths, hero.nc}), tasks=known.tasks
+        )
+        too_large = panel_bytes(problem, device, columns) > (
+            known.most_share * device.l2_bytes
+        )
+        repeats = _repeats(problem, device, hero, columns)
+        alive, pruned = survivors([("panel", too_large), *repeats])
         columns = {name: values[alive] for name, values in columns.items()}
         return Space(
             config_type=GemmCpuConfig,
@@ -96,11 +147,15 @@ class GemmCpu:
 
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmCpuConfig:
         assert isinstance(device, CpuDevice)
-        columns = int(_PANEL_SHARE * device.l2_bytes / (4 * _KC)) // 32 * 32
-        return GemmCpuConfig(kc=_KC, nc=min(max(64, columns), _MOST_NC), tasks=2)
+        known = blocking(problem, device)
+        columns = known.panel_share * device.l2_bytes / (known.itemsize * known.kc)
+        nc = min(max(64, int(columns) // 32 * 32), _MOST_NC)
+        return GemmCpuConfig(kc=known.kc, nc=nc, tasks=2)
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
-        # 16-bit operands are widened to f32 here; XLA may have matrix units for them.
+        # Other 16-bit operands are widened to f32 here; XLA may have better for them.
+        if problem.lhs == "bfloat16":
+            return isinstance(device, CpuDevice) and device.isa == "amx"
         return problem.lhs == "float32"
 
     def call(self, problem: GemmProblem, config: GemmCpuConfig, device: Device) -> Call:
@@ -132,7 +187,7 @@ def _repeats(
     Of those the heuristic's stands for the others, else the smallest.
     """
     effects = {
-        "kc": lambda kc: block_depth(problem, kc),
+        "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: 0 if problem.m <= _SKINNY_ROWS else np.minimum(nc, problem.n),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
@@ -142,12 +197,20 @@ def _repeats(
         yield name, representative(values, choices, effect) != values
 
 
-def block_depth(problem: GemmProblem, kc: Any) -> Any:
-    """Depth of the packed blocks: k in equal steps of a multiple of 8, at most kc."""
+def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
+    """Depth of the packed blocks: k in equal steps of a multiple of the unit."""
     if problem.m <= _SKINNY_ROWS:
         return 0
-    blocks = np.maximum(_ceil_div(problem.k, 8 * _ceil_div(kc, 8)), 1)
-    return 8 * _ceil_div(_ceil_div(problem.k, blocks), 8)
+    unit = blocking(problem, device).unit
+    blocks = np.maximum(_ceil_div(problem.k, unit * _ceil_div(kc, unit)), 1)
+    return unit * _ceil_div(_ceil_div(problem.k, blocks), unit)
+
+
+def panel_bytes(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Any:
+    """Of the packed block of B that each row of A passes."""
+    depth = np.maximum(block_depth(problem, device, columns["kc"]), 1)
+    width = np.clip(columns["nc"], 1, max(problem.n, 1))
+    return blocking(problem, device).itemsize * depth * width
 
 
 def _ceil_div(a: Any, b: Any) -> Any:
@@ -156,10 +219,11 @@ def _ceil_div(a: Any, b: Any) -> Any:
 
 def _derived(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
-    depth = np.maximum(block_depth(problem, columns["kc"]), 1)
+    depth = np.maximum(block_depth(problem, device, columns["kc"]), 1)
     width = np.clip(columns["nc"], 1, max(problem.n, 1))
+    panel = panel_bytes(problem, device, columns)
     return {
-        "log2_panel_per_l2": np.log2(4 * depth * width / device.l2_bytes),
+        "log2_panel_per_l2": np.log2(panel / device.l2_bytes),
         "log2_depth_blocks": np.log2(np.maximum(_ceil_div(problem.k, depth), 1)),
         "log2_strips": np.log2(np.maximum(_ceil_div(problem.n, width), 1)),
     }

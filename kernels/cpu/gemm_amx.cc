@@ -1,0 +1,21 @@
+// The matrix product of bf16 operands for AMX, where there are enough rows.
+
+#include "gemm.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+
+namespace tracea::cpu {
+namespace {
+#include "vec_impl.h"
+#include "amx_impl.h"
+#include "gemm_amx_impl.h"
+}  // namespace
+
+extern const GemmIsa kAmxGemm;
+const GemmIsa kAmxGemm = {"amx", kAmxRows, kAmxCols, kAmxDepth, sizeof(BF16), RunAmxGemm};
+
+}  // namespace tracea::cpu
