@@ -109,8 +109,9 @@ void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPla
 }
 
 // Below about 50 us of work, waking another thread costs more than it brings.
-bool IsSmall(const GemmArgs& args, int64_t batch) {
-  const double products = double(batch) * args.m * args.n * args.k;
+bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
+  const double speedup = isa.packed_bytes == 2 ? 8 : 1;  // of AMX
+  const double products = double(batch) * args.m * args.n * args.k / speedup;
   const double elements = double(args.m) * args.k + double(args.k) * args.n +
                           double(args.m) * args.n;
   return products < 3.5e6 && batch * elements < 2.5e5;
@@ -135,7 +136,7 @@ GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
   plan.m = args.m;
   plan.n = args.n;
   const int64_t per_thread = config.tasks > 0 ? std::min<int64_t>(config.tasks, 64) : 2;
-  const bool serial = threads <= 1 || IsSmall(args, batch);
+  const bool serial = threads <= 1 || IsSmall(isa, args, batch);
   const int64_t tasks = serial ? 1 : threads * per_thread;
   plan.batch_step = std::max<int64_t>(CeilDiv(batch, tasks), 1);
   PlanRanges(isa, args, batch >= tasks ? 1 : CeilDiv(tasks, std::max<int64_t>(batch, 1)),
