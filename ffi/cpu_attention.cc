@@ -26,17 +26,11 @@
 #include "cpu_attention.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <exception>
-#include <sstream>
-#include <stdexcept>
 #include <string>
-#include <string_view>
-#include <utility>
 
 #include "attention.h"
-#include "parallel.h"
+#include "cpu_call.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -45,50 +39,6 @@ namespace {
 namespace ffi = ::xla::ffi;
 
 constexpr int64_t kAbi = 1;  // of the attributes
-
-// A caller's mistake, on its way to the handler's return value.
-struct InvalidAttention : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-template <typename... Parts>
-[[noreturn]] void Refuse(const Parts&... parts) {
-  std::ostringstream text;
-  text << "tracea_cpu_attention: ";
-  (text << ... << parts);
-  throw InvalidAttention(text.str());
-}
-
-template <typename Dims>
-std::string ShapeText(const Dims& dims) {
-  std::string text;
-  for (int64_t dim : dims) text += (text.empty() ? "" : ", ") + std::to_string(dim);
-  return "(" + text + ")";
-}
-
-template <typename T>
-T Attribute(const ffi::Dictionary& attrs, std::string_view name) {
-  ffi::ErrorOr<T> value = attrs.get<T>(name);
-  if (value.has_error()) {
-    Refuse("attribute '", name, "' is missing or has the wrong type: ",
-           value.error().message());
-  }
-  return *value;
-}
-
-cpu::DType ParseDType(const char* name, const ffi::AnyBuffer& buffer) {
-  switch (buffer.element_type()) {
-    case ffi::DataType::F32:
-      return cpu::DType::kF32;
-    case ffi::DataType::BF16:
-      return cpu::DType::kBF16;
-    case ffi::DataType::F16:
-      return cpu::DType::kF16;
-    default:
-      Refuse(name, " has element type ", buffer.element_type(),
-             "; it must be one of F32, BF16, F16.");
-  }
-}
 
 struct Options {
   bool has_bias, has_mask, has_q_lengths, has_kv_lengths;
@@ -101,20 +51,13 @@ struct Options {
 };
 
 Options ParseOptions(const ffi::Dictionary& attrs) {
-  const auto abi = Attribute<int64_t>(attrs, "abi");
-  if (abi != kAbi) {
-    Refuse("the program was compiled for abi ", abi, " of this handler, which has abi ",
-           kAbi, "; clear the compilation cache.");
-  }
+  CheckAbi(attrs, kAbi);
   Options options{};
   options.has_bias = Attribute<bool>(attrs, "has_bias");
   options.has_mask = Attribute<bool>(attrs, "has_mask");
   options.has_q_lengths = Attribute<bool>(attrs, "has_q_lengths");
   options.has_kv_lengths = Attribute<bool>(attrs, "has_kv_lengths");
-  const std::string isa(Attribute<std::string_view>(attrs, "isa"));
-  if (!cpu::ParseIsa(isa.c_str(), &options.isa)) {
-    Refuse("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
-  }
+  options.isa = IsaAttribute(attrs);
   options.config.block_q = Attribute<int64_t>(attrs, "block_q");
   options.config.block_kv = Attribute<int64_t>(attrs, "block_kv");
   if (options.config.block_q < 0 || options.config.block_kv < 0) {
@@ -195,7 +138,7 @@ void ParseOptional(const Options& options, const ffi::RemainingArgs& operands,
   if (options.has_bias) {
     const ffi::AnyBuffer bias = Operand(operands, next++);
     args->bias = bias.untyped_data();
-    args->bias_type = ParseDType("bias", bias);
+    args->bias_type = DTypeOf("bias", bias);
     BroadcastStrides("bias", bias, *args, args->bias_strides);
   }
   if (options.has_mask) {
@@ -231,7 +174,7 @@ cpu::AttentionArgs ParseInputs(const Options& options, const ffi::Dictionary& at
   const ffi::AnyBuffer q = Operand(operands, 0), k = Operand(operands, 1),
                        v = Operand(operands, 2);
   ParseShapes(q, k, &args);
-  args.type = ParseDType("q", q);
+  args.type = DTypeOf("q", q);
   CheckType("k", k, q.element_type());
   CheckType("v", v, q.element_type());
   CheckShape("v", v, {args.batch, args.kv_len, args.kv_heads, args.head_dim});
@@ -257,7 +200,7 @@ cpu::AttentionArgs ParseForward(const Options& options, const ffi::Dictionary& a
   args.out = out.untyped_data();
   if (results.size() == 2) {
     const ffi::AnyBuffer lse = Result(results, 1);
-    args.lse_type = ParseDType("lse", lse);
+    args.lse_type = DTypeOf("lse", lse);
     CheckShape("lse", lse, {args.batch, args.heads, args.q_len});
     args.lse = lse.untyped_data();
   }
@@ -297,33 +240,18 @@ cpu::AttentionGradientArgs ParseGradient(const Options& options,
 
 // Calls body(task, workspace) for every task, on all threads.
 template <typename Body>
-ffi::Error RunTasks(ffi::ThreadPool& pool, int64_t tasks, int64_t workspace_bytes,
-                    const Body& body) {
-  std::atomic<bool> out_of_memory{false};
-  cpu::ParallelFor(
-      tasks, std::max<int64_t>(pool.num_threads(), 1),
-      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
-      [&](int64_t task) {
-        float* workspace = cpu::ThreadWorkspace(workspace_bytes);
-        if (workspace) {
-          body(task, workspace);
-        } else {
-          out_of_memory = true;
-        }
-      });
-  if (out_of_memory) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "tracea_cpu_attention: a thread could not allocate " +
-                          std::to_string(workspace_bytes) +
-                          " bytes of workspace; choose a smaller block_q or block_kv.");
-  }
-  return ffi::Error::Success();
+ffi::Error RunWithWorkspace(ffi::ThreadPool& pool, int64_t tasks, int64_t bytes,
+                            const Body& body) {
+  return RunTasks(pool, tasks, bytes, [&](int64_t task) {
+    float* workspace = cpu::ThreadWorkspace(bytes);
+    if (workspace) body(task, workspace);
+    return workspace != nullptr;
+  });
 }
 
 void AdviseLike(void* data, const cpu::AttentionArgs& args, bool is_key) {
   const int64_t rows = is_key ? args.kv_len * args.kv_heads : args.q_len * args.heads;
-  const int64_t item_size = args.type == cpu::DType::kF32 ? 4 : 2;
-  cpu::AdviseHugePages(data, args.batch * rows * args.head_dim * item_size);
+  cpu::AdviseHugePages(data, args.batch * rows * args.head_dim * ItemSize(args.type));
 }
 
 ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
@@ -332,7 +260,7 @@ ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
   const cpu::AttentionPlan plan =
       cpu::PlanAttention(isa, args, options.config, pool.num_threads());
   AdviseLike(args.out, args, false);
-  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
+  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes,
                   [&](int64_t task, float* workspace) {
                     isa.forward(args, plan.block_kv, plan.range(task), workspace);
                   });
@@ -348,7 +276,7 @@ ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
   AdviseLike(args.dk, args.forward, true);
   AdviseLike(args.dv, args.forward, true);
   const int64_t of_keys = plan.keys.num_tasks();  // the longer ones first
-  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes(),
+  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes(),
                   [&](int64_t task, float* workspace) {
                     if (task < of_keys) {
                       isa.keys(args, plan.keys.block_kv, plan.keys.range(task), workspace);
@@ -359,21 +287,9 @@ ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
                   });
 }
 
-// The handlers' way from an exception to XLA's error.
-template <typename Body>
-ffi::Error Guarded(const Body& body) {
-  try {
-    return body();
-  } catch (const InvalidAttention& error) {
-    return ffi::Error::InvalidArgument(error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("tracea_cpu_attention: ") + error.what());
-  }
-}
-
 ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,
                         ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  return Guarded([&] {
+  return Guarded("tracea_cpu_attention_v1", [&] {
     const Options options = ParseOptions(attrs);
     return RunForward(pool, options, ParseForward(options, attrs, args, rets));
   });
@@ -381,7 +297,7 @@ ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,
 
 ffi::Error CpuAttentionGradient(ffi::ThreadPool pool, ffi::Dictionary attrs,
                                 ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  return Guarded([&] {
+  return Guarded("tracea_cpu_attention_gradient_v1", [&] {
     const Options options = ParseOptions(attrs);
     return RunGradient(pool, options, ParseGradient(options, attrs, args, rets));
   });

@@ -1,15 +1,22 @@
-// What handlers of CPU kernels share: attributes, element types, refusals.
+// What the handlers of CPU kernels share: attributes, element types, refusals, tasks.
 
 #ifndef TRACEA_FFI_CPU_CALL_H_
 #define TRACEA_FFI_CPU_CALL_H_
 
+#include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "gemm.h"
+#include "isa.h"
+#include "memory.h"
+#include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -19,39 +26,65 @@ struct InvalidCall : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+struct OutOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 template <typename... Parts>
-[[noreturn]] void RefuseCall(const Parts&... parts) {
+[[noreturn]] void Refuse(const Parts&... parts) {
   std::ostringstream text;
   (text << ... << parts);
   throw InvalidCall(text.str());
 }
 
-inline std::string ShapeText(const xla::ffi::AnyBuffer& buffer) {
+template <typename Dims>
+std::string ShapeText(const Dims& dims) {
   std::string text;
-  for (int64_t dim : buffer.dimensions()) {
-    text += (text.empty() ? "" : ", ") + std::to_string(dim);
-  }
+  for (int64_t dim : dims) text += (text.empty() ? "" : ", ") + std::to_string(dim);
   return "(" + text + ")";
 }
 
+inline std::string ShapeText(const xla::ffi::AnyBuffer& buffer) {
+  return ShapeText(buffer.dimensions());
+}
+
 template <typename T>
-T CallAttribute(const xla::ffi::Dictionary& attrs, std::string_view name) {
+T Attribute(const xla::ffi::Dictionary& attrs, std::string_view name) {
   xla::ffi::ErrorOr<T> value = attrs.get<T>(name);
   if (value.has_error()) {
-    RefuseCall("attribute '", name, "' is missing or has the wrong type: ",
-               value.error().message());
+    Refuse("attribute '", name, "' is missing or has the wrong type: ",
+           value.error().message());
   }
   return *value;
 }
 
-inline cpu::Activation ActivationOf(std::string_view name) {
+// Refuses a program whose attributes have another meaning.
+inline void CheckAbi(const xla::ffi::Dictionary& attrs, int64_t known) {
+  const auto abi = Attribute<int64_t>(attrs, "abi");
+  if (abi != known) {
+    Refuse("the program was compiled for abi ", abi, " of this handler, which has abi ",
+           known, "; clear the compilation cache.");
+  }
+}
+
+inline cpu::Isa IsaAttribute(const xla::ffi::Dictionary& attrs) {
+  const std::string name(Attribute<std::string_view>(attrs, "isa"));
+  cpu::Isa isa;
+  if (!cpu::ParseIsa(name.c_str(), &isa)) {
+    Refuse("isa is '", name, "'; it must be one of ", cpu::kIsaNames, ".");
+  }
+  return isa;
+}
+
+inline cpu::Activation ActivationAttribute(const xla::ffi::Dictionary& attrs) {
+  const auto name = Attribute<std::string_view>(attrs, "activation");
   if (name == "none") return cpu::Activation::kNone;
   if (name == "relu") return cpu::Activation::kRelu;
   if (name == "gelu") return cpu::Activation::kGelu;
   if (name == "gelu_exact") return cpu::Activation::kGeluExact;
   if (name == "silu") return cpu::Activation::kSilu;
-  RefuseCall("activation is '", name,
-             "'; it must be one of none, relu, gelu, gelu_exact, silu.");
+  Refuse("activation is '", name,
+         "'; it must be one of none, relu, gelu, gelu_exact, silu.");
 }
 
 inline cpu::DType DTypeOf(const char* name, const xla::ffi::AnyBuffer& buffer) {
@@ -63,8 +96,46 @@ inline cpu::DType DTypeOf(const char* name, const xla::ffi::AnyBuffer& buffer) {
     case xla::ffi::DataType::F16:
       return cpu::DType::kF16;
     default:
-      RefuseCall(name, " has element type ", buffer.element_type(),
-                 "; it must be one of F32, BF16, F16.");
+      Refuse(name, " has element type ", buffer.element_type(),
+             "; it must be one of F32, BF16, F16.");
+  }
+}
+
+inline int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
+
+// Calls body(task), which tells whether its thread had memory, for every task, on all
+// threads.
+template <typename Body>
+xla::ffi::Error RunTasks(xla::ffi::ThreadPool& pool, int64_t tasks,
+                         int64_t workspace_bytes, const Body& body) {
+  std::atomic<bool> out_of_memory{false};
+  cpu::ParallelFor(
+      tasks, std::max<int64_t>(pool.num_threads(), 1),
+      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
+      [&](int64_t task) {
+        if (!body(task)) out_of_memory = true;
+      });
+  if (out_of_memory) {
+    throw OutOfMemory("a thread could not allocate " + std::to_string(workspace_bytes) +
+                      " bytes of workspace; choose smaller blocks.");
+  }
+  return xla::ffi::Error::Success();
+}
+
+// A handler's way from an exception to XLA's error.
+template <typename Body>
+xla::ffi::Error Guarded(const char* handler, const Body& body) {
+  const auto named = [&](const std::string& text) {
+    return std::string(handler) + ": " + text;
+  };
+  try {
+    return body();
+  } catch (const InvalidCall& error) {
+    return xla::ffi::Error::InvalidArgument(named(error.what()));
+  } catch (const OutOfMemory& error) {
+    return xla::ffi::Error(xla::ffi::ErrorCode::kResourceExhausted, named(error.what()));
+  } catch (const std::exception& error) {
+    return xla::ffi::Error::Internal(named(error.what()));
   }
 }
 

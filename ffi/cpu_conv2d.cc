@@ -23,18 +23,14 @@
 #include "cpu_conv2d.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <exception>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "conv2d.h"
 #include "cpu_call.h"
 #include "isa.h"
 #include "memory.h"
-#include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -59,14 +55,14 @@ cpu::ConvDirection ParseDirection(std::string_view name) {
   if (name == "forward") return cpu::ConvDirection::kForward;
   if (name == "input_grad") return cpu::ConvDirection::kInputGrad;
   if (name == "weight_grad") return cpu::ConvDirection::kWeightGrad;
-  RefuseCall("direction is '", name,
-             "'; it must be one of forward, input_grad, weight_grad.");
+  Refuse("direction is '", name,
+         "'; it must be one of forward, input_grad, weight_grad.");
 }
 
 int64_t ParseSize(const ffi::Dictionary& attrs, const std::string& name, int64_t least) {
-  const auto value = CallAttribute<int64_t>(attrs, name);
+  const auto value = Attribute<int64_t>(attrs, name);
   if (value < least || value >= kMostSize) {
-    RefuseCall(name, "=", value, " must be ", least, " or more, and less than 2^31.");
+    Refuse(name, "=", value, " must be ", least, " or more, and less than 2^31.");
   }
   return value;
 }
@@ -80,30 +76,23 @@ cpu::ConvExtent ParseExtent(const ffi::Dictionary& attrs, const std::string& axi
 }
 
 Options ParseOptions(const ffi::Dictionary& attrs) {
-  const auto abi = CallAttribute<int64_t>(attrs, "abi");
-  if (abi != kAbi) {
-    RefuseCall("the program was compiled for abi ", abi,
-               " of this handler, which has abi ", kAbi,
-               "; clear the compilation cache.");
-  }
+  CheckAbi(attrs, kAbi);
   Options options{};
-  options.direction = ParseDirection(CallAttribute<std::string_view>(attrs, "direction"));
+  options.direction = ParseDirection(Attribute<std::string_view>(attrs, "direction"));
   options.height = ParseExtent(attrs, "height");
   options.width = ParseExtent(attrs, "width");
   options.groups = ParseSize(attrs, "groups", 1);
-  options.activation = ActivationOf(CallAttribute<std::string_view>(attrs, "activation"));
-  options.has_bias = CallAttribute<bool>(attrs, "bias");
-  options.has_residual = CallAttribute<bool>(attrs, "residual");
-  options.save_preactivation = CallAttribute<bool>(attrs, "save_preactivation");
+  options.activation = ActivationAttribute(attrs);
+  options.has_bias = Attribute<bool>(attrs, "bias");
+  options.has_residual = Attribute<bool>(attrs, "residual");
+  options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
   const bool plain = !options.has_bias && !options.has_residual &&
                      !options.save_preactivation &&
                      options.activation == cpu::Activation::kNone;
   if (options.direction != cpu::ConvDirection::kForward && !plain) {
-    RefuseCall("a gradient has neither bias, residual, activation nor preactivation.");
+    Refuse("a gradient has neither bias, residual, activation nor preactivation.");
   }
-  const std::string isa(CallAttribute<std::string_view>(attrs, "isa"));
-  options.isa = cpu::UsableConvIsa(isa.c_str());
-  if (!options.isa) RefuseCall("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
+  options.isa = cpu::UsableConvIsa(cpu::IsaName(IsaAttribute(attrs)));
   options.config.kc = ParseSize(attrs, "kc", 0);
   options.config.nc = ParseSize(attrs, "nc", 0);
   options.config.tasks = ParseSize(attrs, "tasks", 0);
@@ -129,10 +118,10 @@ void CheckCounts(const Options& options, size_t operands, size_t results) {
   const size_t want_operands = 2 + options.has_bias + options.has_residual;
   const size_t want_results = 1 + options.save_preactivation;
   if (operands != want_operands || results != want_results) {
-    RefuseCall("got ", operands, " operands and ", results, " results; with bias=",
-               options.has_bias, ", residual=", options.has_residual,
-               ", save_preactivation=", options.save_preactivation, " it takes ",
-               want_operands, " operands and ", want_results, " results.");
+    Refuse("got ", operands, " operands and ", results, " results; with bias=",
+           options.has_bias, ", residual=", options.has_residual,
+           ", save_preactivation=", options.save_preactivation, " it takes ",
+           want_operands, " operands and ", want_results, " results.");
   }
 }
 
@@ -145,8 +134,8 @@ void CheckShape(const Array& array, Sizes... sizes) {
   }
   std::string text;
   for (int64_t size : want) text += (text.empty() ? "" : ", ") + std::to_string(size);
-  RefuseCall(array.name, " has shape ", ShapeText(array.buffer),
-             "; the other arrays ask for (", text, ").");
+  Refuse(array.name, " has shape ", ShapeText(array.buffer),
+         "; the other arrays ask for (", text, ").");
 }
 
 // Sizes of x, w and y, which must agree.
@@ -154,8 +143,8 @@ void ParseShapes(const Options& options, const Array& x, const Array& w, const A
                  cpu::ConvArgs* args) {
   for (const Array& array : {x, w, y}) {
     if (array.buffer.dimensions().size() != 4) {
-      RefuseCall(array.name, " has shape ", ShapeText(array.buffer),
-                 "; its rank must be 4.");
+      Refuse(array.name, " has shape ", ShapeText(array.buffer),
+             "; its rank must be 4.");
     }
   }
   args->batch = x.dim(0);
@@ -171,8 +160,8 @@ void ParseShapes(const Options& options, const Array& x, const Array& w, const A
     extents[axis]->y = y.dim(1 + axis);
   }
   if (args->channels % args->groups != 0 || args->columns % args->groups != 0) {
-    RefuseCall("groups=", args->groups, " must divide the ", args->channels,
-               " channels of x and the ", args->columns, " of y.");
+    Refuse("groups=", args->groups, " must divide the ", args->channels,
+           " channels of x and the ", args->columns, " of y.");
   }
   CheckShape(w, w.dim(0), w.dim(1), args->channels / args->groups, args->columns);
   CheckShape(y, args->batch, y.dim(1), y.dim(2), args->columns);
@@ -203,8 +192,8 @@ cpu::ConvArgs ParseCall(const Options& options, const ffi::RemainingArgs& operan
   args.in_type = DTypeOf("lhs", lhs.buffer);
   args.out_type = DTypeOf("out", out.buffer);
   if (args.in_type != DTypeOf("rhs", rhs.buffer)) {
-    RefuseCall("lhs has element type ", lhs.buffer.element_type(), " and rhs has ",
-               rhs.buffer.element_type(), "; they must be equal.");
+    Refuse("lhs has element type ", lhs.buffer.element_type(), " and rhs has ",
+           rhs.buffer.element_type(), "; they must be equal.");
   }
   size_t next = 2;
   if (options.has_bias) {
@@ -224,8 +213,8 @@ cpu::ConvArgs ParseCall(const Options& options, const ffi::RemainingArgs& operan
     CheckShape(z, args.batch, args.height.y, args.width.y, args.columns);
     args.preactivation = z.buffer.untyped_data();
     if (DTypeOf("preactivation", z.buffer) != args.out_type) {
-      RefuseCall("preactivation has element type ", z.buffer.element_type(),
-                 " and out has ", out.buffer.element_type(), "; they must be equal.");
+      Refuse("preactivation has element type ", z.buffer.element_type(),
+             " and out has ", out.buffer.element_type(), "; they must be equal.");
     }
   }
   return args;
@@ -238,35 +227,19 @@ ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options,
   if (plan.num_tasks() == 0) return ffi::Error::Success();
   cpu::AdviseHugePages(args.out, out_bytes);
   if (args.preactivation) cpu::AdviseHugePages(args.preactivation, out_bytes);
-  std::atomic<bool> out_of_memory{false};
-  cpu::ParallelFor(
-      plan.num_tasks(), threads,
-      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
-      [&](int64_t task) {
-        if (!cpu::RunConvTask(plan, args, task)) out_of_memory = true;
-      });
-  if (out_of_memory) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "tracea_cpu_conv2d_v1: a thread could not allocate " +
-                          std::to_string(plan.workspace_bytes) +
-                          " bytes of workspace; choose a smaller kc or nc.");
-  }
-  return ffi::Error::Success();
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes, [&](int64_t task) {
+    return cpu::RunConvTask(plan, args, task);
+  });
 }
 
 ffi::Error CpuConv2d(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,
                      ffi::RemainingRets rets) {
-  try {
+  return Guarded("tracea_cpu_conv2d_v1", [&] {
     const Options options = ParseOptions(attrs);
     const cpu::ConvArgs call = ParseCall(options, args, rets);
     const Array out = Result("out", rets, 0);
     return RunCall(pool, options, call, out.buffer.size_bytes());
-  } catch (const InvalidCall& error) {
-    return ffi::Error::InvalidArgument(std::string("tracea_cpu_conv2d_v1: ") +
-                                       error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("tracea_cpu_conv2d_v1: ") + error.what());
-  }
+  });
 }
 
 }  // namespace

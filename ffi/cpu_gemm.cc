@@ -17,19 +17,12 @@
 #include "cpu_gemm.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <exception>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
+#include "cpu_call.h"
 #include "gemm.h"
-#include "isa.h"
-#include "memory.h"
-#include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -38,37 +31,6 @@ namespace {
 namespace ffi = ::xla::ffi;
 
 constexpr int64_t kAbi = 2;  // of the attributes
-
-// A caller's mistake, on its way to the handler's return value.
-struct InvalidCall : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-template <typename... Parts>
-[[noreturn]] void Refuse(const Parts&... parts) {
-  std::ostringstream text;
-  text << "tracea_cpu_gemm_v1: ";
-  (text << ... << parts);
-  throw InvalidCall(text.str());
-}
-
-std::string ShapeOf(const ffi::AnyBuffer& buffer) {
-  std::string text;
-  for (int64_t dim : buffer.dimensions()) {
-    text += (text.empty() ? "" : ", ") + std::to_string(dim);
-  }
-  return "(" + text + ")";
-}
-
-template <typename T>
-T Attribute(const ffi::Dictionary& attrs, std::string_view name) {
-  ffi::ErrorOr<T> value = attrs.get<T>(name);
-  if (value.has_error()) {
-    Refuse("attribute '", name, "' is missing or has the wrong type: ",
-           value.error().message());
-  }
-  return *value;
-}
 
 struct Options {
   bool trans_lhs, trans_rhs;
@@ -80,16 +42,6 @@ struct Options {
   cpu::GemmConfig config;
 };
 
-cpu::Activation ParseActivation(std::string_view name) {
-  if (name == "none") return cpu::Activation::kNone;
-  if (name == "relu") return cpu::Activation::kRelu;
-  if (name == "gelu") return cpu::Activation::kGelu;
-  if (name == "gelu_exact") return cpu::Activation::kGeluExact;
-  if (name == "silu") return cpu::Activation::kSilu;
-  Refuse("activation is '", name,
-         "'; it must be one of none, relu, gelu, gelu_exact, silu.");
-}
-
 void ParseResidual(std::string_view how, Options* options) {
   if (how != "none" && how != "add" && how != "multiply") {
     Refuse("residual is '", how, "'; it must be one of none, add, multiply.");
@@ -100,25 +52,18 @@ void ParseResidual(std::string_view how, Options* options) {
 }
 
 Options ParseOptions(const ffi::Dictionary& attrs) {
-  const auto abi = Attribute<int64_t>(attrs, "abi");
-  if (abi != kAbi) {
-    Refuse("the program was compiled for abi ", abi, " of this handler, which has abi ",
-           kAbi, "; clear the compilation cache.");
-  }
+  CheckAbi(attrs, kAbi);
   Options options{};
   options.trans_lhs = Attribute<bool>(attrs, "trans_lhs");
   options.trans_rhs = Attribute<bool>(attrs, "trans_rhs");
-  options.activation = ParseActivation(Attribute<std::string_view>(attrs, "activation"));
+  options.activation = ActivationAttribute(attrs);
   options.bias = Attribute<std::string_view>(attrs, "bias");
   if (options.bias != "none" && options.bias != "row" && options.bias != "batched_row") {
     Refuse("bias is '", options.bias, "'; it must be one of none, row, batched_row.");
   }
   ParseResidual(Attribute<std::string_view>(attrs, "residual"), &options);
   options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
-  const std::string isa(Attribute<std::string_view>(attrs, "isa"));
-  if (!cpu::ParseIsa(isa.c_str(), &options.isa)) {
-    Refuse("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
-  }
+  options.isa = IsaAttribute(attrs);
   options.config.kc = Attribute<int64_t>(attrs, "kc");
   options.config.nc = Attribute<int64_t>(attrs, "nc");
   options.config.tasks = Attribute<int64_t>(attrs, "tasks");
@@ -129,22 +74,6 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   }
   return options;
 }
-
-cpu::DType ParseDType(const char* name, const ffi::AnyBuffer& buffer) {
-  switch (buffer.element_type()) {
-    case ffi::DataType::F32:
-      return cpu::DType::kF32;
-    case ffi::DataType::BF16:
-      return cpu::DType::kBF16;
-    case ffi::DataType::F16:
-      return cpu::DType::kF16;
-    default:
-      Refuse(name, " has element type ", buffer.element_type(),
-             "; it must be one of F32, BF16, F16.");
-  }
-}
-
-int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
 
 // One operand or result: ([batch,] rows, cols) as stored, contiguous.
 struct Matrix {
@@ -162,11 +91,11 @@ struct Matrix {
 Matrix ParseMatrix(const char* name, const ffi::AnyBuffer& buffer) {
   const auto dims = buffer.dimensions();
   if (dims.size() != 2 && dims.size() != 3) {
-    Refuse(name, " has shape ", ShapeOf(buffer), "; its rank must be 2 or 3.");
+    Refuse(name, " has shape ", ShapeText(buffer), "; its rank must be 2 or 3.");
   }
   Matrix matrix;
   matrix.data = buffer.untyped_data();
-  matrix.type = ParseDType(name, buffer);
+  matrix.type = DTypeOf(name, buffer);
   matrix.batched = dims.size() == 3;
   matrix.batch = matrix.batched ? dims[0] : 1;
   matrix.rows = dims[dims.size() - 2];
@@ -206,7 +135,7 @@ void CheckLike(const char* name, const ffi::AnyBuffer& buffer, const Call& call,
   const Matrix got = ParseMatrix(name, buffer);
   if (got.batched != batched || got.batch != call.batch || got.rows != call.m ||
       got.cols != call.n) {
-    Refuse(name, " has shape ", ShapeOf(buffer), "; lhs and rhs ask for (",
+    Refuse(name, " has shape ", ShapeText(buffer), "; lhs and rhs ask for (",
            batched ? std::to_string(call.batch) + ", " : "", call.m, ", ", call.n, ").");
   }
 }
@@ -224,8 +153,8 @@ void ParseProduct(const Options& options, const ffi::AnyBuffer& lhs,
   call->n = options.trans_rhs ? call->rhs.rows : call->rhs.cols;
   const int64_t rhs_k = options.trans_rhs ? call->rhs.cols : call->rhs.rows;
   if (call->k != rhs_k) {
-    Refuse("lhs of shape ", ShapeOf(lhs), " contracts ", call->k,
-           " elements and rhs of shape ", ShapeOf(rhs), " contracts ", rhs_k,
+    Refuse("lhs of shape ", ShapeText(lhs), " contracts ", call->k,
+           " elements and rhs of shape ", ShapeText(rhs), " contracts ", rhs_k,
            " (trans_lhs=", options.trans_lhs, ", trans_rhs=", options.trans_rhs,
            "); the two must be equal.");
   }
@@ -240,7 +169,7 @@ Matrix ParseBias(const Options& options, const ffi::AnyBuffer& buffer, const Cal
   const auto dims = buffer.dimensions();
   Matrix bias;
   bias.data = buffer.untyped_data();
-  bias.type = ParseDType("bias", buffer);
+  bias.type = DTypeOf("bias", buffer);
   bias.batched = options.bias == "batched_row";
   bias.batch = bias.batched ? call.batch : 1;
   bias.rows = 1;
@@ -249,7 +178,7 @@ Matrix ParseBias(const Options& options, const ffi::AnyBuffer& buffer, const Cal
                                         dims[1] == call.n
                                   : dims.size() == 1 && dims[0] == call.n;
   if (!right) {
-    Refuse("bias has shape ", ShapeOf(buffer), "; bias='", options.bias, "' takes (",
+    Refuse("bias has shape ", ShapeText(buffer), "; bias='", options.bias, "' takes (",
            bias.batched ? std::to_string(call.batch) + ", " : "", call.n, ").");
   }
   return bias;
@@ -370,34 +299,19 @@ ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& ca
   if (args.preactivation) {
     cpu::AdviseHugePages(args.preactivation, call.preactivation.size_bytes());
   }
-  std::atomic<bool> out_of_memory{false};
-  cpu::ParallelFor(
-      plan.num_tasks(), threads,
-      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
-      [&](int64_t task) {
-        if (!RunTask(isa, plan, call, args, task)) out_of_memory = true;
-      });
-  if (out_of_memory) {
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                      "tracea_cpu_gemm_v1: a thread could not allocate " +
-                          std::to_string(plan.workspace_bytes) +
-                          " bytes of workspace; choose a smaller kc or nc.");
-  }
-  return ffi::Error::Success();
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes, [&](int64_t task) {
+    return RunTask(isa, plan, call, args, task);
+  });
 }
 
 ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
-  try {
+  return Guarded("tracea_cpu_gemm_v1", [&] {
     const Options options = ParseOptions(attrs);
     Call call = ParseCall(options, args, rets);
     MergeBatches(options, &call);
     return RunCall(pool, options, call);
-  } catch (const InvalidCall& error) {
-    return ffi::Error::InvalidArgument(error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(std::string("tracea_cpu_gemm_v1: ") + error.what());
-  }
+  });
 }
 
 }  // namespace
