@@ -194,6 +194,8 @@ struct AmxLhs {
   int64_t stride;  // from row to row
   int64_t lower;   // from the upper 16 rows to the lower ones
   int64_t step;    // from one step to the next
+
+  TRACEA_INLINE const char* At(int64_t i) const { return (const char*)data + i * step; }
 };
 
 TRACEA_INLINE AmxLhs PackedLhs(const BF16* packed) {
@@ -224,8 +226,9 @@ struct NoWork {
 // the core idle: the place for the epilogue of the block before.
 //
 // kRowTiles = 1: only the upper 16 rows are computed and stored; kColTiles alike.
-template <int kRowTiles = 2, int kColTiles = 2, typename Work = NoWork>
-TRACEA_INLINE void AmxProduct(int64_t steps, const AmxLhs& lhs, const BF16* rhs,
+// Lhs: AmxLhs, or another one with its members but `data` and `step`.
+template <int kRowTiles = 2, int kColTiles = 2, typename Lhs, typename Work = NoWork>
+TRACEA_INLINE void AmxProduct(int64_t steps, const Lhs& lhs, const BF16* rhs,
                               float* sums, int64_t stride, bool accumulate,
                               Work&& work = Work()) {
   constexpr bool kLower = kRowTiles == 2, kRight = kColTiles == 2;
@@ -243,9 +246,9 @@ TRACEA_INLINE void AmxProduct(int64_t steps, const AmxLhs& lhs, const BF16* rhs,
     if (kLower) _tile_zero(2);
     if (kLower && kRight) _tile_zero(3);
   }
-  const char* a = (const char*)lhs.data;
   const char* b = (const char*)rhs;
   for (int64_t step = 0; step < steps; ++step) {
+    const char* a = lhs.At(step);
     _tile_loadd(4, a, lhs.stride);
     _tile_stream_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -259,7 +262,6 @@ TRACEA_INLINE void AmxProduct(int64_t steps, const AmxLhs& lhs, const BF16* rhs,
       _tile_dpbf16ps(2, 5, 6);
       if (kRight) _tile_dpbf16ps(3, 5, 7);
     }
-    a += lhs.step;
     b += kAmxStep;
   }
   _tile_stored(0, sums, row);

@@ -16,26 +16,30 @@ extern const ConvIsa kBaselineConv;
 #if defined(__x86_64__)
 extern const ConvIsa kAvx2Conv;
 extern const ConvIsa kAvx512Conv;
+#if !defined(TRACEA_WITHOUT_AMX)
+extern const ConvIsa kAmxConv;
+#endif
 #endif
 
 namespace {
 
-constexpr int64_t kUnitDepth = 32;
-constexpr int64_t kMaxDepth = 4096;
+constexpr int64_t kUnitDepth = 32;   // a step of the depth on AMX
+constexpr int64_t kMaxDepth = 4096;  // as kMostSteps in conv2d_amx_impl.h
 constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of weights
-constexpr int64_t kMaxSumsBytes = int64_t{4} << 20;    // partial sums
 constexpr int64_t kDepthwiseCols = 256;                // channels whose weights fit L1
 constexpr int64_t kLineRows = 10;                      // as in conv2d_tile_impl.h
 constexpr int64_t kPixels = 4;                         // as in conv2d_depthwise_impl.h
 
-// By Isa.
-constexpr const ConvIsa* kConvs[] = {
+// By Isa, up to what this build has.
+constexpr const ConvIsa* kConvs[kIsaCount] = {
     &kBaselineConv,
 #if defined(__x86_64__)
     &kAvx2Conv,
     &kAvx512Conv,
-    &kAvx512Conv,
+#if !defined(TRACEA_WITHOUT_AMX)
+    &kAmxConv,
+#endif
 #endif
 };
 
@@ -167,33 +171,70 @@ ConvProduct MakeProduct(const ConvArgs& args, int64_t phase_y, int64_t phase_x,
 
 // ---- Blocking -------------------------------------------------------------------------
 
-// Sizes of the largest product.
+// Sizes of the largest product; k as the kernel walks it.
 struct Shape {
   int64_t m, n, k;
 };
 
-Shape ShapeOf(const ConvArgs& args, const ConvProduct& product) {
-  const int64_t depth = product.depth();
+// Most taps that a row sees along one axis.
+int64_t MostTaps(const ConvArgs& args, const ConvExtent& extent) {
+  if (args.direction != ConvDirection::kInputGrad) return extent.w;
+  const int64_t apart = extent.stride / std::gcd(extent.dilation, extent.stride);
+  return CeilDiv(extent.w, apart);
+}
+
+Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
+  const int64_t taps_y = MostTaps(args, args.height), taps_x = MostTaps(args, args.width);
+  const int64_t depth = taps_y * taps_x * product.channels;
   if (args.direction == ConvDirection::kWeightGrad) {
     return {depth, product.columns, product.rows()};
   }
-  return {product.rows(), product.columns, depth};
+  if (!in_steps) return {product.rows(), product.columns, depth};
+  // Runs of contiguous depth are filled up to whole steps.
+  const int64_t run = product.channels * (product.merges_taps() ? taps_x : 1);
+  const int64_t runs = taps_y * (product.merges_taps() ? 1 : taps_x);
+  return {product.rows(), product.columns, runs * RoundUp(run, kUnitDepth)};
+}
+
+// Takes bf16 on AMX unless filling up short runs would cost more than AMX brings.
+bool SuitsAmx(const ConvArgs& args, const ConvProduct& product) {
+  return args.in_type == DType::kBF16 && args.direction != ConvDirection::kWeightGrad &&
+         !RunsDepthwise(args) &&
+         ShapeOf(args, product, true).k <= 4 * ShapeOf(args, product, false).k;
+}
+
+const ConvIsa& IsaFor(const ConvIsa& isa, const ConvArgs& args,
+                      const ConvProduct& product) {
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
+  if (&isa == &kAmxConv && !SuitsAmx(args, product)) return kAvx512Conv;
+#endif
+  (void)args;
+  (void)product;
+  return isa;
 }
 
 ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& config) {
   ConvBlocks blocks{};
-  const int64_t kc = config.kc > 0 ? config.kc : 576;
+  const int64_t kc = config.kc > 0 ? config.kc : 576 * 4 / isa.packed_bytes;
   blocks.kc = EqualStep(shape.k, std::min(kc, kMaxDepth), kUnitDepth);
   // The packed block may take under half of L2: image, result and prefetches share.
-  const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * 4);
+  const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * isa.packed_bytes);
   const int64_t nc = config.nc > 0 ? config.nc : fitting;
   const int64_t most = std::min(kMaxCols, kMaxPanelBytes / (blocks.kc * 4));
   const int64_t cols = std::min(RoundUp(nc, isa.tile_n), RoundUp(shape.n, isa.tile_n));
   blocks.nc = std::max(std::min(cols, most / isa.tile_n * isa.tile_n), isa.tile_n);
-  blocks.mc = std::max(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m,
+  blocks.mc = std::max(isa.most_sums / (blocks.nc * 4) / isa.tile_m * isa.tile_m,
                        isa.tile_m);
   blocks.mc = std::min(blocks.mc, std::max(RoundUp(shape.m, isa.tile_m), isa.tile_m));
   return blocks;
+}
+
+// As AmxConvBuffers in conv2d_amx_impl.h.
+int64_t AmxWorkspaceBytes(const Shape& shape, const ConvBlocks& blocks) {
+  // Blocks of rows in a line have 15 rows or more, but for those at the ends.
+  const int64_t row_blocks = blocks.mc / 15 + 8;
+  const int64_t sums = blocks.kc < shape.k ? row_blocks * 32 * blocks.nc : 0;
+  return 4 * (2 * 32 * 32 + blocks.nc + sums) + 2 * blocks.kc * (32 + blocks.nc);
 }
 
 int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& shape,
@@ -202,9 +243,10 @@ int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& sh
     const int64_t taps = args.height.w * args.width.w;
     return 4 * blocks.nc * (1 + kPixels + taps);
   }
+  if (isa.packed_bytes == 2) return AmxWorkspaceBytes(shape, blocks);
+  // As ConvWorkspace in conv2d_tile_impl.h.
   const int64_t row = blocks.kc + 16;
-  const bool buffered = blocks.kc < shape.k;
-  const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
+  const int64_t sums = blocks.kc < shape.k ? blocks.mc * blocks.nc : 0;
   return 4 * (blocks.kc * blocks.nc + blocks.nc + isa.tile_m * row +
               std::max(isa.tile_m, kLineRows) * row + sums);
 }
@@ -258,19 +300,16 @@ const ConvIsa* UsableConvIsa(const char* name) {
   return ParseIsa(name, &isa) ? kConvs[static_cast<int>(UsableIsa(isa))] : nullptr;
 }
 
-ConvPlan PlanConv(const ConvIsa& isa, const ConvArgs& args, const ConvConfig& config,
+ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig& config,
                   int64_t threads) {
   ConvPlan plan{};
+  // The first phase has the most rows; the depth of blocks is one for all phases.
+  const ConvProduct product = MakeProduct(args, 0, 0, 0);
+  const ConvIsa& isa = IsaFor(wanted, args, product);
   plan.kernel = KernelOf(isa, args);
   plan.phases_y = Phases(args, args.height);
   plan.phases_x = Phases(args, args.width);
-  // The first phase has the most rows; the depth of blocks is one for all phases.
-  const ConvProduct product = MakeProduct(args, 0, 0, 0);
-  Shape shape = ShapeOf(args, product);
-  if (args.direction == ConvDirection::kInputGrad) {
-    shape.k = CeilDiv(args.height.w, plan.phases_y) *
-              CeilDiv(args.width.w, plan.phases_x) * product.channels;
-  }
+  const Shape shape = ShapeOf(args, product, isa.packed_bytes == 2);
   plan.blocks = PlanBlocks(isa, shape, config);
   if (RunsDepthwise(args)) plan.blocks.nc = std::min(plan.blocks.nc, kDepthwiseCols);
   plan.groups = RunsDepthwise(args) ? 1 : args.groups;

@@ -85,8 +85,15 @@ struct ConvProduct {
   DType in_type, out_type, bias_type, residual_type;
   Activation activation;
 
-  int64_t rows() const { return batch * y.rows * x.rows; }
-  int64_t depth() const { return y.taps * x.taps * channels; }
+  // Always inline, as kernels are compiled for other instruction sets than their callers.
+  __attribute__((always_inline)) int64_t rows() const { return batch * y.rows * x.rows; }
+  __attribute__((always_inline)) int64_t depth() const {
+    return y.taps * x.taps * channels;
+  }
+  // Whether all taps of a line are one contiguous run of the image.
+  __attribute__((always_inline)) bool merges_taps() const {
+    return pixel == channels && x.tap_step == 1;
+  }
 };
 
 // The free choices; 0 means the default. Only kc changes the result, by its rounding.
@@ -112,7 +119,9 @@ using ConvKernel = void (*)(const ConvProduct& product, const ConvBlocks& blocks
 struct ConvIsa {
   const char* name;
   int64_t tile_m, tile_n;  // register tile, in elements
-  ConvKernel run;          // forward and the input's gradient
+  int64_t packed_bytes;    // of an element of packed weights: f32, or bf16 on AMX
+  int64_t most_sums;       // bytes of partial sums that a row strip may have
+  ConvKernel run;          // forward and the input's gradient; AMX has no other ones
   ConvKernel run_weight_grad;
   ConvKernel run_depthwise;  // run for groups of one channel and one column, all at once
 };
@@ -135,7 +144,7 @@ struct ConvPlan {
   }
 };
 
-ConvPlan PlanConv(const ConvIsa& isa, const ConvArgs& args, const ConvConfig& config,
+ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig& config,
                   int64_t threads);
 
 // Task `task` of the plan, on the calling thread; false if there is no memory.

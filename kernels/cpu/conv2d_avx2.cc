@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAvx2Conv;
-const ConvIsa kAvx2Conv = {"avx2", kTileM, kTileN, RunConv, RunWeightGrad,
-                            RunDepthwise};
+const ConvIsa kAvx2Conv = {"avx2", kTileM, kTileN, sizeof(float), kMostSums, RunConv,
+                            RunWeightGrad, RunDepthwise};
 
 }  // namespace tracea::cpu

@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAvx512Conv;
-const ConvIsa kAvx512Conv = {"avx512", kTileM, kTileN, RunConv, RunWeightGrad,
-                            RunDepthwise};
+const ConvIsa kAvx512Conv = {"avx512", kTileM, kTileN, sizeof(float), kMostSums, RunConv,
+                            RunWeightGrad, RunDepthwise};
 
 }  // namespace tracea::cpu

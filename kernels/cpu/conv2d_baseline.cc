@@ -19,7 +19,7 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kBaselineConv;
-const ConvIsa kBaselineConv = {"baseline", kTileM, kTileN, RunConv, RunWeightGrad,
-                            RunDepthwise};
+const ConvIsa kBaselineConv = {"baseline", kTileM, kTileN, sizeof(float), kMostSums, RunConv,
+                            RunWeightGrad, RunDepthwise};
 
 }  // namespace tracea::cpu

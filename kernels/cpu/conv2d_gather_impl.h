@@ -1,70 +1,5 @@
 // Rows of the implicit matrix that a convolution multiplies, gathered from the image. A
 // part of conv2d_impl.h.
-//
-// A row is what one window of the kernel sees, in the order (tap y, tap x, channel).
-// Taps that are neighbours in the image are neighbours in the row too, so a row is a few
-// runs of contiguous memory: one for each tap, or one for each line of taps.
-
-constexpr int kMostRows = 32;  // of a block, for any instruction set
-
-// Where the windows of some rows begin, and where their results go.
-struct Windows {
-  int64_t image[kMostRows];  // pixels before this image
-  int64_t y[kMostRows], x[kMostRows];
-  int64_t row[kMostRows];  // of the product
-  int64_t out[kMostRows];  // elements
-};
-
-// Row m = (n, oy, ox) as window i.
-TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy,
-                               int64_t ox, int64_t m, int64_t i, Windows* to) {
-  const ConvAxis &y = product.y, &x = product.x;
-  to->image[i] = n * y.size * x.size;
-  to->y[i] = oy * y.step + y.offset;
-  to->x[i] = ox * x.step + x.offset;
-  to->row[i] = m;
-  const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
-  to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
-}
-
-void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows* to) {
-  const ConvAxis &y = product.y, &x = product.x;
-  const int64_t line = m / x.rows;
-  int64_t ox = m % x.rows, oy = line % y.rows, n = line / y.rows;
-  for (int64_t i = 0; i < rows; ++i) {
-    PlaceWindow(product, n, oy, ox, m + i, i, to);
-    if (++ox < x.rows) continue;
-    ox = 0;
-    if (++oy < y.rows) continue;
-    oy = 0;
-    ++n;
-  }
-}
-
-// How rows are cut into runs, and where in a row a block of depth begins.
-struct Runs {
-  int64_t length;    // of a run, in elements
-  int64_t per_line;  // runs for each tap y
-  int64_t ty, tx;    // the first run
-  int64_t o;         // elements of it before the block
-};
-
-Runs RunsFrom(const ConvProduct& product, int64_t p) {
-  const bool merged = product.pixel == product.channels && product.x.tap_step == 1;
-  const int64_t taps = product.x.taps;
-  Runs runs{product.channels, taps, 0, 0, 0};
-  if (merged) runs = {taps * product.channels, 1, 0, 0, 0};
-  const int64_t run = p / runs.length;
-  runs.o = p % runs.length;
-  runs.ty = run / runs.per_line;
-  runs.tx = run % runs.per_line;
-  return runs;
-}
-
-// Whether all of a window lies in the image.
-TRACEA_INLINE bool IsInside(const ConvAxis& axis, int64_t at) {
-  return at >= 0 && at + (axis.taps - 1) * axis.tap_step < axis.size;
-}
 
 // Sends a row's next `depth` elements to the sink, in pieces, ascending: those in the
 // image by sink.Copy(at, from, count), those outside by sink.Zero(at, count).
@@ -235,24 +170,6 @@ void PackTap(const T* weights, int64_t stride, int64_t channels, int64_t cols,
         Store(to + v, count > 0 ? LoadUpTo(row + j + v, count) : Vec{});
       }
     }
-  }
-}
-
-// Calls visit(weights of the piece, its channels, its depth before) for each tap's part
-// of depth [p, p + depth).
-template <typename Visit>
-TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t depth,
-                              const Visit& visit) {
-  const ConvAxis &y = product.y, &x = product.x;
-  int64_t tap = p / product.channels, c = p % product.channels;
-  for (int64_t at = 0; at < depth; ++tap, c = 0) {
-    const int64_t count = Min(product.channels - c, depth - at);
-    const int64_t ty = y.first_tap + tap / x.taps * y.next_tap;
-    const int64_t tx = x.first_tap + tap % x.taps * x.next_tap;
-    const int64_t from = (ty * product.kernel_width + tx) * product.tap_size +
-                         c * (product.trans_weights ? 1 : product.weights_stride);
-    visit(from, count, at);
-    at += count;
   }
 }
 

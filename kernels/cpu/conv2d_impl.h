@@ -16,6 +16,7 @@
 #include "element_impl.h"
 #include "gemm_tile_impl.h"
 #include "gemm_pack_impl.h"
+#include "conv2d_walk_impl.h"
 #include "conv2d_gather_impl.h"
 #include "conv2d_epilogue_impl.h"
 #include "conv2d_tile_impl.h"
@@ -67,7 +68,7 @@ void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
     RunPackedRows(product, block, partial, ConvRows{windows.row, windows.out, count},
                   space, bias);
   };
-  WalkRows(product, block.m0, block.m1, kTileM, as_it_is, line, gather);
+  WalkRows(product, block.m0, block.m1, kTileM, as_it_is, true, line, gather);
 }
 
 // Whether rows of the product are consecutive pixels of the result.

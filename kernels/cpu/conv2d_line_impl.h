@@ -92,18 +92,6 @@ struct LineKernels {
 };
 constexpr LineKernels kLineKernels;
 
-// Entries [begin, end) of an axis's rows whose windows lie in the image.
-struct Interior {
-  int64_t begin, end;
-};
-
-Interior InteriorOf(const ConvAxis& axis) {
-  const int64_t last = axis.size - 1 - (axis.taps - 1) * axis.tap_step - axis.offset;
-  const int64_t begin = axis.offset < 0 ? CeilDiv(-axis.offset, axis.step) : 0;
-  const int64_t end = last < 0 ? 0 : Min(last / axis.step + 1, axis.rows);
-  return {begin, begin < end ? end : begin};
-}
-
 // Whether reading the image as it is pays: lines must fill most of a register tile, and
 // rows of lhs must not lie multiples of a page apart, where all of them need the same few
 // lines of L1.
@@ -112,45 +100,4 @@ bool ReadsWell(const ConvProduct& product) {
   const int64_t count = inside.end - inside.begin;
   const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(float);
   return bytes % 4096 != 0 && 10 * count >= 7 * kTileM * CeilDiv(count, kTileM);
-}
-
-// Cuts rows [m0, m1) of a product into blocks of at most `tile`, which are passed on as
-//   line(m, n, oy, ox, rows)  neighbours in a line whose windows lie in the image
-//   gather(windows, rows)    any others, not always neighbours
-// Without `lines` all are of the second kind.
-template <typename Line, typename Gather>
-TRACEA_INLINE void WalkRows(const ConvProduct& product, int64_t m0, int64_t m1,
-                            int64_t tile, bool lines, const Line& line,
-                            const Gather& gather) {
-  const ConvAxis &y = product.y, &x = product.x;
-  const Interior inner_y = InteriorOf(y), inner_x = InteriorOf(x);
-  Windows windows;
-  int64_t pending = 0;
-  int64_t ox = m0 % x.rows, oy = m0 / x.rows % y.rows, n = m0 / x.rows / y.rows;
-  for (int64_t m = m0; m < m1;) {
-    const int64_t end = Min(x.rows, ox + m1 - m);
-    const bool inside = lines && oy >= inner_y.begin && oy < inner_y.end;
-    while (ox < end) {
-      const int64_t left = inside ? Min(inner_x.end, end) - ox : 0;
-      if (ox >= inner_x.begin && left > 1) {
-        const int64_t rows = CeilDiv(left, CeilDiv(left, tile));
-        line(m, n, oy, ox, rows);
-        m += rows;
-        ox += rows;
-        continue;
-      }
-      PlaceWindow(product, n, oy, ox, m, pending, &windows);
-      if (++pending == tile) {
-        gather(windows, pending);
-        pending = 0;
-      }
-      ++m;
-      ++ox;
-    }
-    ox = 0;
-    if (++oy < y.rows) continue;
-    oy = 0;
-    ++n;
-  }
-  if (pending > 0) gather(windows, pending);
 }

@@ -15,6 +15,8 @@ struct ConvWorkspace {
   }
 };
 
+constexpr int64_t kMostSums = int64_t{4} << 20;  // bytes of a row strip
+
 // f32 sums between blocks: row m, column j at data[m * stride + j].
 struct ConvSums {
   float* data;

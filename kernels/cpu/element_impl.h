@@ -24,3 +24,22 @@ TRACEA_INLINE void StoreAs(DType type, void* data, int64_t at, Vec x, int64_t co
       return StoreUpTo((F32*)data + at, x, count);
   }
 }
+
+#if defined(__AVX512BF16__)
+// Two vectors, the first `count` elements of them.
+TRACEA_INLINE void StorePair(DType type, void* data, int64_t at, Vec low, Vec high,
+                             int64_t count) {
+  if (type == DType::kBF16) {
+    const __m512i x = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    BF16* to = (BF16*)data + at;
+    if (count >= 2 * kLanes) {
+      _mm512_storeu_si512(to, x);
+    } else {
+      _mm512_mask_storeu_epi16(to, (__mmask32)((1u << count) - 1), x);
+    }
+    return;
+  }
+  StoreAs(type, data, at, low, count);
+  if (count > kLanes) StoreAs(type, data, at + kLanes, high, count - kLanes);
+}
+#endif

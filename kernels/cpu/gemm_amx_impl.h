@@ -27,23 +27,6 @@ struct AmxBuffers {
   float* sums;     // partial sums, block by block, if there are several K blocks
 };
 
-// Two vectors of a row, the first `count` elements of them.
-TRACEA_INLINE void StorePair(DType type, void* data, int64_t at, Vec low, Vec high,
-                             int64_t count) {
-  if (type == DType::kBF16) {
-    const __m512i x = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-    BF16* to = (BF16*)data + at;
-    if (count >= 2 * kLanes) {
-      StoreHalves(to, (Half32)x);
-    } else {
-      _mm512_mask_storeu_epi16(to, (__mmask32)((1u << count) - 1), x);
-    }
-    return;
-  }
-  StoreAs(type, data, at, low, count);
-  if (count > kLanes) StoreAs(type, data, at + kLanes, high, count - kLanes);
-}
-
 TRACEA_INLINE Vec Join(const GemmArgs& args, Vec x, Vec residual) {
   return args.residual_op == ResidualOp::kMultiply ? x * residual : x + residual;
 }

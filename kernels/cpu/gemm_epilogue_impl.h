@@ -1,5 +1,7 @@
 // The epilogue, on a tile of f32 that lies in L1. A part of gemm_impl.h.
 
+#include "element_impl.h"
+
 // A block of f32 of up to kTileN columns and where it lies in the output.
 struct Tile {
   float* data;

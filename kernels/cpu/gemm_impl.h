@@ -17,7 +17,6 @@
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M.
 
 #include "activation_impl.h"
-#include "element_impl.h"
 #include "gemm_tile_impl.h"
 #include "gemm_pack_impl.h"
 #include "gemm_epilogue_impl.h"

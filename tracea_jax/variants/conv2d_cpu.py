@@ -41,7 +41,7 @@ class Conv2dCpuConfig:
 
 _LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
 _MOST_SIZE = 2**31  # of strides, dilation and padding
-_UNIT_DEPTH = 32  # blocks of depth are multiples of it
+_STEP = 32  # blocks of depth are multiples of it
 _KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
 _PANEL_SHARE = (
     0.4  # of L2 for the packed weights; image and result pass through the rest
@@ -106,11 +106,13 @@ class Conv2dCpu:
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dCpuConfig:
         assert isinstance(device, CpuDevice)
-        columns = int(_PANEL_SHARE * device.l2_bytes / (4 * _KC)) // 32 * 32
-        return Conv2dCpuConfig(kc=_KC, nc=min(max(64, columns), _MOST_NC), tasks=2)
+        kc, itemsize = (2 * _KC, 2) if on_amx(problem, device) else (_KC, 4)
+        columns = int(_PANEL_SHARE * device.l2_bytes / (itemsize * kc)) // 32 * 32
+        return Conv2dCpuConfig(kc=kc, nc=min(max(64, columns), _MOST_NC), tasks=2)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        return problem.lhs == "float32"
+        # XLA widens 16-bit operands and multiplies in float32, as does this without AMX.
+        return True
 
     def call(
         self, problem: Conv2dProblem, config: Conv2dCpuConfig, device: Device
@@ -148,16 +150,44 @@ class Conv2dCpu:
         )
 
 
-def depth(problem: Conv2dProblem) -> int:
-    """Number of terms in each sum; for the input's gradient in its longest one."""
+def on_amx(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether AMX's tiles multiply; f32 registers do otherwise."""
+    if device.arch != "amx" or problem.lhs != "bfloat16" or _is_depthwise(problem):
+        return False
+    if problem.direction == "weight_grad":
+        return False
+    return _depth(problem, _STEP) <= 4 * _depth(problem, 1)
+
+
+def _is_depthwise(problem: Conv2dProblem) -> bool:
+    groups = problem.groups
+    return groups > 1 and problem.in_channels == groups == problem.out_channels
+
+
+def depth(problem: Conv2dProblem, device: Device) -> int:
+    """Number of terms in each sum; for the input's gradient in its longest one.
+
+    AMX fills up every run of contiguous terms to a multiple of 32.
+    """
+    return _depth(problem, _STEP if on_amx(problem, device) else 1)
+
+
+def _depth(problem: Conv2dProblem, unit: int) -> int:
     p = problem
     if p.direction == "weight_grad":
         return p.batch * math.prod(p.out_size)
-    kernel = (p.kernel_height, p.kernel_width)
-    if p.direction == "forward":
-        return math.prod(kernel) * p.in_channels // p.groups
-    taps = (_ceil_div(k, s) for k, s in zip(kernel, p.strides, strict=True))
-    return math.prod(taps) * p.out_channels // p.groups
+    taps_y, taps_x = p.kernel_height, p.kernel_width
+    channels, next_tap = p.in_channels // p.groups, p.dilation[1]
+    if p.direction == "input_grad":  # the taps that one row of pixels or column sees
+        common = [math.gcd(d, s) for d, s in zip(p.dilation, p.strides, strict=True)]
+        taps_y, taps_x = (
+            _ceil_div(k, s // c)
+            for k, s, c in zip((taps_y, taps_x), p.strides, common, strict=True)
+        )
+        channels, next_tap = p.out_channels // p.groups, p.dilation[1] // common[1]
+    if p.groups == 1 and next_tap == 1:
+        return taps_y * unit * _ceil_div(taps_x * channels, unit)
+    return taps_y * taps_x * unit * _ceil_div(channels, unit)
 
 
 def columns(problem: Conv2dProblem) -> int:
@@ -175,7 +205,7 @@ def _repeats(
     Of those the heuristic's stands for the others, else the smallest.
     """
     effects = {
-        "kc": lambda kc: block_depth(problem, kc),
+        "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: np.minimum(nc, columns(problem)),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
@@ -185,11 +215,11 @@ def _repeats(
         yield name, representative(values, choices, effect) != values
 
 
-def block_depth(problem: Conv2dProblem, kc: Any) -> Any:
+def block_depth(problem: Conv2dProblem, device: Device, kc: Any) -> Any:
     """Depth of the packed blocks: equal multiples of 32, at most kc rounded up."""
-    units = _ceil_div(depth(problem), _UNIT_DEPTH)
-    blocks = np.maximum(_ceil_div(units, _ceil_div(kc, _UNIT_DEPTH)), 1)
-    return _UNIT_DEPTH * _ceil_div(units, blocks)
+    units = _ceil_div(depth(problem, device), _STEP)
+    blocks = np.maximum(_ceil_div(units, _ceil_div(kc, _STEP)), 1)
+    return _STEP * _ceil_div(units, blocks)
 
 
 def _ceil_div(a: Any, b: Any) -> Any:
@@ -198,11 +228,14 @@ def _ceil_div(a: Any, b: Any) -> Any:
 
 def _derived(problem: Conv2dProblem, device: CpuDevice, columns_: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
-    deep = np.maximum(block_depth(problem, columns_["kc"]), 1)
+    itemsize = 2 if on_amx(problem, device) else 4
+    deep = np.maximum(block_depth(problem, device, columns_["kc"]), 1)
     wide = np.clip(columns_["nc"], 1, max(columns(problem), 1))
     return {
-        "log2_panel_per_l2": np.log2(4 * deep * wide / device.l2_bytes),
-        "log2_depth_blocks": np.log2(np.maximum(_ceil_div(depth(problem), deep), 1)),
+        "log2_panel_per_l2": np.log2(itemsize * deep * wide / device.l2_bytes),
+        "log2_depth_blocks": np.log2(
+            np.maximum(_ceil_div(depth(problem, device), deep), 1)
+        ),
         "log2_strips": np.log2(np.maximum(_ceil_div(columns(problem), wide), 1)),
     }
 

@@ -1,0 +1,22 @@
+// Convolutions of bf16 for AMX.
+
+#include "conv2d.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+
+namespace tracea::cpu {
+namespace {
+#include "vec_impl.h"
+#include "amx_impl.h"
+#include "conv2d_amx_impl.h"
+}  // namespace
+
+extern const ConvIsa kAmxConv;
+const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums, RunAmxConv,
+                          nullptr, nullptr};
+
+}  // namespace tracea::cpu

@@ -1,0 +1,140 @@
+// Rows and depth of the implicit matrix that a convolution multiplies. A part of
+// conv2d_impl.h and conv2d_amx_impl.h.
+//
+// A row is what one window of the kernel sees, in the order (tap y, tap x, channel).
+// Taps that are neighbours in the image are neighbours in the row too, so a row is a few
+// runs of contiguous memory: one for each tap, or one for each line of taps.
+
+constexpr int kMostRows = 32;  // of a block, for any instruction set
+
+// Where the windows of some rows begin, and where their results go.
+struct Windows {
+  int64_t image[kMostRows];  // pixels before this image
+  int64_t y[kMostRows], x[kMostRows];
+  int64_t row[kMostRows];  // of the product
+  int64_t out[kMostRows];  // elements
+};
+
+// Row m = (n, oy, ox) as window i.
+TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy,
+                               int64_t ox, int64_t m, int64_t i, Windows* to) {
+  const ConvAxis &y = product.y, &x = product.x;
+  to->image[i] = n * y.size * x.size;
+  to->y[i] = oy * y.step + y.offset;
+  to->x[i] = ox * x.step + x.offset;
+  to->row[i] = m;
+  const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
+  to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+}
+
+inline void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows* to) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t line = m / x.rows;
+  int64_t ox = m % x.rows, oy = line % y.rows, n = line / y.rows;
+  for (int64_t i = 0; i < rows; ++i) {
+    PlaceWindow(product, n, oy, ox, m + i, i, to);
+    if (++ox < x.rows) continue;
+    ox = 0;
+    if (++oy < y.rows) continue;
+    oy = 0;
+    ++n;
+  }
+}
+
+// How rows are cut into runs, and where in a row a block of depth begins.
+struct Runs {
+  int64_t length;    // of a run, in elements
+  int64_t per_line;  // runs for each tap y
+  int64_t ty, tx;    // the first run
+  int64_t o;         // elements of it before the block
+};
+
+inline Runs RunsFrom(const ConvProduct& product, int64_t p) {
+  const int64_t taps = product.x.taps;
+  Runs runs{product.channels, taps, 0, 0, 0};
+  if (product.merges_taps()) runs = {taps * product.channels, 1, 0, 0, 0};
+  if (product.depth() == 0) return runs;
+  const int64_t run = p / runs.length;
+  runs.o = p % runs.length;
+  runs.ty = run / runs.per_line;
+  runs.tx = run % runs.per_line;
+  return runs;
+}
+
+// Whether all of a window lies in the image.
+TRACEA_INLINE bool IsInside(const ConvAxis& axis, int64_t at) {
+  return at >= 0 && at + (axis.taps - 1) * axis.tap_step < axis.size;
+}
+
+// Calls visit(weights of the piece, its channels, its depth before) for each tap's part
+// of depth [p, p + depth).
+template <typename Visit>
+TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t depth,
+                              const Visit& visit) {
+  const ConvAxis &y = product.y, &x = product.x;
+  int64_t tap = p / product.channels, c = p % product.channels;
+  for (int64_t at = 0; at < depth; ++tap, c = 0) {
+    const int64_t count = Min(product.channels - c, depth - at);
+    const int64_t ty = y.first_tap + tap / x.taps * y.next_tap;
+    const int64_t tx = x.first_tap + tap % x.taps * x.next_tap;
+    const int64_t from = (ty * product.kernel_width + tx) * product.tap_size +
+                         c * (product.trans_weights ? 1 : product.weights_stride);
+    visit(from, count, at);
+    at += count;
+  }
+}
+
+// Entries [begin, end) of an axis's rows whose windows lie in the image.
+struct Interior {
+  int64_t begin, end;
+};
+
+inline Interior InteriorOf(const ConvAxis& axis) {
+  const int64_t last = axis.size - 1 - (axis.taps - 1) * axis.tap_step - axis.offset;
+  const int64_t begin = axis.offset < 0 ? CeilDiv(-axis.offset, axis.step) : 0;
+  const int64_t end = last < 0 ? 0 : Min(last / axis.step + 1, axis.rows);
+  return {begin, begin < end ? end : begin};
+}
+
+// Cuts rows [m0, m1) of a product into blocks of at most `tile`, which are passed on as
+//   line(m, n, oy, ox, rows)  neighbours in a line whose windows lie in the image
+//   gather(windows, rows)    any others, not always neighbours
+// Without `lines` all are of the second kind. Blocks of a line are as equal as possible,
+// or as large.
+template <typename Line, typename Gather>
+TRACEA_INLINE void WalkRows(const ConvProduct& product, int64_t m0, int64_t m1,
+                            int64_t tile, bool lines, bool equal, const Line& line,
+                            const Gather& gather) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const Interior inner_y = InteriorOf(y), inner_x = InteriorOf(x);
+  Windows windows;
+  int64_t pending = 0;
+  int64_t ox = m0 % x.rows, oy = m0 / x.rows % y.rows, n = m0 / x.rows / y.rows;
+  for (int64_t m = m0; m < m1;) {
+    const int64_t end = Min(x.rows, ox + m1 - m);
+    const bool inside = lines && oy >= inner_y.begin && oy < inner_y.end;
+    while (ox < end) {
+      const int64_t left = inside ? Min(inner_x.end, end) - ox : 0;
+      if (ox >= inner_x.begin && left > 1) {
+        const int64_t rows =
+            equal ? CeilDiv(left, CeilDiv(left, tile)) : Min(left, tile);
+        line(m, n, oy, ox, rows);
+        m += rows;
+        ox += rows;
+        continue;
+      }
+      PlaceWindow(product, n, oy, ox, m, pending, &windows);
+      if (++pending == tile) {
+        gather(windows, pending);
+        pending = 0;
+      }
+      ++m;
+      ++ox;
+    }
+    ox = 0;
+    if (++oy < y.rows) continue;
+    oy = 0;
+    ++n;
+  }
+  if (pending > 0) gather(windows, pending);
+}
