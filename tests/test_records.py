@@ -54,6 +54,8 @@ def test_a_changed_kernel_changes_the_hash(tmp_path):
     header = tmp_path / gpu_record.TESTED[0] / "a.cuh"
     header.write_text("int x;")
     before = gpu_record.tested_hash(tmp_path)
+    (tmp_path / "ffi" / "cpu_gemm.cc").write_text("int z;")  # no GPU runs it
+    assert gpu_record.tested_hash(tmp_path) == before
     header.write_text("int y;")
     assert gpu_record.tested_hash(tmp_path) != before
 
