@@ -176,7 +176,10 @@ Q, K, V = qkv()
         ),
         ({"key_value_seq_lengths": jnp.ones(2)}, "key_value_seq_lengths must be int32"),
         ({"local_window_size": (1, 2, 3)}, "must be a number or"),
-        ({"implementation": "flash"}, "None or one of tracea, cudnn, attention_cpu, xla"),
+        (
+            {"implementation": "flash"},
+            "None or one of tracea, cudnn, attention_cpu, xla",
+        ),
     ],
 )
 def test_errors_say_what_came_and_what_is_allowed(changes, message):

@@ -148,8 +148,8 @@ struct AmxKernel {
   }
 };
 
-void RunAttention(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
-                  float* workspace) {
+void RunAttention(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace) {
   const AmxScope scope;
   RunForward<BF16, AmxKernel>(Forward(args, block_kv, range, workspace));
 }

@@ -1,7 +1,7 @@
-// The gradient of attention, on the register tiles of the matrix product, for every dtype.
+// The gradient of attention on the register tiles of the matrix product, for every dtype.
 //
-// With the weights p = 2^(s - lse), where s are the scores in base 2, and with delta, each
-// query's sum of do * o:
+// With the weights p = 2^(s - lse), where s are the scores in base 2, and with delta,
+// each query's sum of do * o:
 //
 //   dp = do @ v';   ds = p * (dp - delta)
 //   dq = scale * ds @ k;   dk = scale * ds' @ q;   dv = p' @ do
@@ -10,9 +10,9 @@
 // queries, so that lse and delta belong to rows, in the pass over keys the rows are keys,
 // and they belong to columns. Sums stay with the rows, while the columns come in blocks:
 //
-//   pass     rows packed as lhs   columns packed as rhs       sums
-//   queries  q, do                k', v', k                   dq += ds @ k
-//   keys     k, v                 q', do', q, do              dk += ds' @ q, dv += p' @ do
+//   pass     rows packed as lhs   columns packed as rhs   sums
+//   queries  q, do                k', v', k               dq += ds @ k
+//   keys     k, v                 q', do', q, do          dk += ds' @ q, dv += p' @ do
 //
 // Included by attention_<isa>.cc after attention_impl.h and under the same rules.
 
@@ -88,8 +88,8 @@ TRACEA_INLINE int64_t QueryOffset(const AttentionArgs& args, int64_t b, int64_t 
   return ((b * args.q_len + i) * args.heads + h) * args.head_dim;
 }
 
-// Weights and ds of row i of a tile, `row` of the task, from its scores and dp with columns
-// [at.lo, at.hi) of the block; as chunks of a micro-kernel's lhs.
+// Weights and ds of row i of a tile, `row` of the task, from its scores and dp with the
+// columns [at.lo, at.hi) of the block; as chunks of a micro-kernel's lhs.
 template <bool kByRow>
 TRACEA_INLINE void GradientRow(const Gradient& g, int64_t i, int64_t rows, int64_t row,
                                Interval at) {
@@ -264,8 +264,8 @@ void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
 }
 
 // Forbids the queries [i0, i0 + count) of head h to which the mask forbids key j.
-void ApplyMaskToKey(const AttentionArgs& args, int64_t b, int64_t h, int64_t i0, int64_t j,
-                    float* scores, int64_t count) {
+void ApplyMaskToKey(const AttentionArgs& args, int64_t b, int64_t h, int64_t i0,
+                    int64_t j, float* scores, int64_t count) {
   const int64_t* s = args.mask_strides;
   const uint8_t* mask = args.mask + b * s[0] + h * s[1] + i0 * s[2] + j * s[3];
   for (int64_t i = 0; i < count; ++i) {
@@ -299,7 +299,8 @@ template <typename T>
 const float* GradientOfMeans(const Gradient& g) {
   const AttentionArgs& args = g.args;
   const int64_t b = g.range.batch, dim = args.head_dim;
-  const int64_t queries = args.q_lengths ? Min(args.q_len, args.q_lengths[b]) : args.q_len;
+  int64_t queries = args.q_len;
+  if (args.q_lengths) queries = Min(queries, args.q_lengths[b]);
   bool any = false;
   for (int64_t d = 0; d < g.width; ++d) g.extra[d] = 0;
   for (int64_t member = 0; member < args.group(); ++member) {
