@@ -279,7 +279,8 @@ ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
   return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes(),
                   [&](int64_t task, float* workspace) {
                     if (task < of_keys) {
-                      isa.keys(args, plan.keys.block_kv, plan.keys.range(task), workspace);
+                      isa.keys(args, plan.keys.block_kv, plan.keys.range(task),
+                               workspace);
                     } else {
                       isa.queries(args, plan.queries.block_kv,
                                   plan.queries.range(task - of_keys), workspace);

@@ -17,6 +17,7 @@ extern const AttentionGradientIsa kAvx2AttentionGradient;
 extern const AttentionGradientIsa kAvx512AttentionGradient;
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const AttentionIsa kAmxAttention;
+extern const AttentionGradientIsa kAmxAttentionGradient;
 #endif
 #endif
 
@@ -85,7 +86,7 @@ int64_t WorkspaceBytes(const AttentionIsa& isa, const AttentionArgs& args,
   return 4 * (packed + tiles + (2 + 4) * rows);
 }
 
-// See `Gradient` in attention_gradient_impl.h.
+// See `Gradient` in attention_gradient_common_impl.h.
 int64_t GradientWorkspaceBytes(int64_t tile_m, const AttentionArgs& args,
                                const AttentionPlan& plan) {
   const int64_t rows = RoundUp(plan.row_step, kAttentionPad);
@@ -119,8 +120,12 @@ const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type) {
 }
 
 const AttentionGradientIsa* UsableAttentionGradientIsa(Isa wanted, DType type) {
+  const Isa isa = UsableIsa(wanted);
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
+  if (isa == Isa::kAmx && type == DType::kBF16) return &kAmxAttentionGradient;
+#endif
   (void)type;
-  return kGradients[static_cast<int>(UsableIsa(wanted))];
+  return kGradients[static_cast<int>(isa)];
 }
 
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,

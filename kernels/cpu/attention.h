@@ -4,13 +4,13 @@
 //
 // Scores are computed block by block of the keys and never stored: a running maximum and
 // a running sum of each query's weights correct what was summed before (online softmax).
-// Sums are f32; operands of 16 bits are widened, or multiplied by matrix units. A result's
-// bits depend on shape, arguments, instruction set and the width of these blocks, but
-// neither on the split into tasks nor on the number of threads.
+// Sums are f32; operands of 16 bits are widened, or multiplied by matrix units. The bits
+// of a result depend on shape, arguments, instruction set and the width of these blocks,
+// but neither on the split into tasks nor on the number of threads.
 //
 // A kernel exists once per instruction set (`AttentionIsa`). It computes some rows of one
-// head on the calling thread and neither allocates nor throws; `PlanAttention` says how to
-// cut a problem into such tasks and how much workspace each needs.
+// head on the calling thread and neither allocates nor throws; `PlanAttention` says how
+// to cut a problem into such tasks and how much workspace each needs.
 
 #ifndef TRACEA_KERNELS_CPU_ATTENTION_H_
 #define TRACEA_KERNELS_CPU_ATTENTION_H_
@@ -32,7 +32,7 @@ struct AttentionArgs {
   const void* k;               // (batch, kv_len, kv_heads, head_dim)
   const void* v;               // as k
   void* out;                   // as q
-  void* lse;                   // (batch, heads, q_len), log-sum-exp of the scores; or null
+  void* lse;                   // (batch, heads, q_len), log-sum-exp of scores; or null
   const void* bias;            // or null; element (b, h, i, j) by bias_strides
   const uint8_t* mask;         // or null; zero forbids; by mask_strides
   const int32_t* q_lengths;    // (batch,) or null
@@ -75,13 +75,13 @@ struct AttentionRange {
 struct AttentionIsa {
   const char* name;
   int64_t tile_m, tile_n;  // register tile, in elements
-  void (*forward)(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
-                  float* workspace);
+  void (*forward)(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace);
 };
 
 // The gradient is computed in two passes, which both compute the weights once more: one
-// task gets dq of some rows, or dk and dv of some keys (`row0` and `row1` count keys then).
-// So no two tasks add to the same sum.
+// task gets dq of some rows, or dk and dv of some keys (`row0` and `row1` count keys
+// then). So no two tasks add to the same sum.
 struct AttentionGradientIsa {
   const char* name;
   int64_t tile_m, tile_n;

@@ -13,9 +13,14 @@ namespace {
 #include "vec_impl.h"
 #include "amx_impl.h"
 #include "attention_amx_impl.h"
+#include "attention_gradient_amx_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAmxAttention;
 const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention};
+
+extern const AttentionGradientIsa kAmxAttentionGradient;
+const AttentionGradientIsa kAmxAttentionGradient = {
+    "amx", kAmxRows, kAmxCols, RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

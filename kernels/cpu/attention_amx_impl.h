@@ -32,6 +32,11 @@ TRACEA_INLINE Vec RoughExp2(Vec x) {
   return (Vec)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);
 }
 
+// 32 numbers rounded to bf16.
+TRACEA_INLINE void StorePair(const Vec (&x)[2], BF16* to) {
+  StoreHalves(to, (Half32)_mm512_cvtne2ps_pbh((__m512)x[1], (__m512)x[0]));
+}
+
 // As SoftmaxRow, on scores that are still to be scaled. A multiple of 32 keys; weights of
 // 32 each go to rows of tiles.
 TRACEA_INLINE float NarrowSoftmaxRow(const float* scores, float scale, int64_t keys,
@@ -45,12 +50,11 @@ TRACEA_INLINE float NarrowSoftmaxRow(const float* scores, float scale, int64_t k
   const float new_max = block_max > *max ? block_max : *max;
   Vec total{}, total_other{};
   for (int64_t i = 0; i < keys; i += 2 * kLanes) {
-    const Vec a = RoughExp2(Load(scores + i) * scale - new_max);
-    const Vec b = RoughExp2(Load(scores + i + kLanes) * scale - new_max);
-    total += a;
-    total_other += b;
-    *(__m512bh*)(weights + i / kAmxDepth * kAmxStepSize) =
-        _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+    const Vec x[2] = {RoughExp2(Load(scores + i) * scale - new_max),
+                      RoughExp2(Load(scores + i + kLanes) * scale - new_max)};
+    total += x[0];
+    total_other += x[1];
+    StorePair(x, weights + i / kAmxDepth * kAmxStepSize);
   }
   const float alpha = *max == new_max ? 1.0f : Exp2(Splat(*max - new_max))[0];
   *sum = *sum * alpha + Fold<Plus>(total + total_other);
@@ -71,19 +75,26 @@ TRACEA_INLINE void AmxPanel(int64_t steps, const BF16* lhs, const BF16* rhs, int
   }
 }
 
+// rows x dim, each row found by `row_of`, as blocks of 32 rows of an AMX lhs.
+template <typename RowOf>
+TRACEA_INLINE void PackAmxRows(const RowOf& row_of, int64_t rows, int64_t dim,
+                               BF16* packed) {
+  const int64_t block = AmxSteps(dim) * kAmxStepSize;
+  for (int64_t i = 0; i < RoundUp(rows, kAmxRows); ++i) {
+    const bool exists = i < rows;
+    const BF16* row = row_of(exists ? i : 0);
+    BF16* to = packed + i / kAmxRows * block + i % kAmxRows * kAmxDepth;
+    for (int64_t p = 0; p < dim; p += kAmxDepth, to += kAmxStepSize) {
+      StoreHalves(to, LoadHalves(row + p, exists ? dim - p : 0));
+    }
+  }
+}
+
 struct AmxKernel {
   static void PackQueries(const Forward& f) {
-    const int64_t dim = f.args.head_dim;
-    BF16* to = (BF16*)f.queries;
-    const int64_t block = AmxSteps(dim) * kAmxStepSize;
-    for (int64_t i = 0; i < RoundUp(f.rows.count(), kAmxRows); ++i) {
-      const bool exists = i < f.rows.count();
-      const BF16* row = (const BF16*)f.args.q + (exists ? f.rows.offset(i) : 0);
-      BF16* packed = to + i / kAmxRows * block + i % kAmxRows * kAmxDepth;
-      for (int64_t p = 0; p < dim; p += kAmxDepth, packed += kAmxStepSize) {
-        StoreHalves(packed, LoadHalves(row + p, exists ? dim - p : 0));
-      }
-    }
+    const BF16* q = (const BF16*)f.args.q;
+    const auto row_of = [&](int64_t i) { return q + f.rows.offset(i); };
+    PackAmxRows(row_of, f.rows.count(), f.args.head_dim, (BF16*)f.queries);
   }
 
   static void PackKeys(const Forward& f, int64_t j0, int64_t count) {
@@ -148,8 +159,8 @@ struct AmxKernel {
   }
 };
 
-void RunAttention(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
-                  float* workspace) {
+void RunAttention(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace) {
   const AmxScope scope;
   RunForward<BF16, AmxKernel>(Forward(args, block_kv, range, workspace));
 }

@@ -20,7 +20,7 @@ extern const AttentionIsa kAvx2Attention;
 const AttentionIsa kAvx2Attention = {"avx2", kTileM, kTileN, RunAttention};
 
 extern const AttentionGradientIsa kAvx2AttentionGradient;
-const AttentionGradientIsa kAvx2AttentionGradient = {"avx2", kTileM, kTileN,
-    RunGradientOfQueries, RunGradientOfKeys};
+const AttentionGradientIsa kAvx2AttentionGradient = {
+    "avx2", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

@@ -20,7 +20,7 @@ extern const AttentionIsa kAvx512Attention;
 const AttentionIsa kAvx512Attention = {"avx512", kTileM, kTileN, RunAttention};
 
 extern const AttentionGradientIsa kAvx512AttentionGradient;
-const AttentionGradientIsa kAvx512AttentionGradient = {"avx512", kTileM, kTileN,
-    RunGradientOfQueries, RunGradientOfKeys};
+const AttentionGradientIsa kAvx512AttentionGradient = {
+    "avx512", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

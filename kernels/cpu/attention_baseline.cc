@@ -23,7 +23,7 @@ extern const AttentionIsa kBaselineAttention;
 const AttentionIsa kBaselineAttention = {"baseline", kTileM, kTileN, RunAttention};
 
 extern const AttentionGradientIsa kBaselineAttentionGradient;
-const AttentionGradientIsa kBaselineAttentionGradient = {"baseline", kTileM, kTileN,
-    RunGradientOfQueries, RunGradientOfKeys};
+const AttentionGradientIsa kBaselineAttentionGradient = {
+    "baseline", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
 
 }  // namespace tracea::cpu

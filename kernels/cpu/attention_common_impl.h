@@ -62,7 +62,8 @@ template <typename Body>
 TRACEA_INLINE void ForRowTiles(int64_t count, const Body& body) {
   int64_t left = CeilDiv(count, kRowTile);
   for (int64_t i = 0; i < count; --left) {
-    const int64_t rows = kEqualTiles ? CeilDiv(count - i, left) : Min(kRowTile, count - i);
+    const int64_t rest = count - i;
+    const int64_t rows = kEqualTiles ? CeilDiv(rest, left) : Min(kRowTile, rest);
     body(RowTile{i, rows});
     i += rows;
   }
@@ -172,8 +173,8 @@ void FinishRows(const Forward& f) {
 }
 
 // Kernel::PackQueries(f) prepares the rows; Kernel::PackKeys(f, j0, count) a block of
-// keys and values; Kernel::UpdateTile(f, tile, j0, count, at) lets a row tile see the keys
-// [j0 + at.lo, j0 + at.hi) of that block, at.lo a multiple of kKeyStep.
+// keys and values; Kernel::UpdateTile(f, tile, j0, count, at) lets a row tile see the
+// keys [j0 + at.lo, j0 + at.hi) of that block, at.lo a multiple of kKeyStep.
 template <typename Kernel>
 TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count) {
   Kernel::PackKeys(f, j0, count);
@@ -196,7 +197,8 @@ void RunForward(const Forward& f) {
     keys = Hull(keys, f.seen[row]);
     f.max[row] = kLowest;
     f.sum[row] = 0;
-    for (int64_t d = 0; d < f.width; d += kLanes) Store(f.sums + row * f.width + d, Vec{});
+    float* sums = f.sums + row * f.width;
+    for (int64_t d = 0; d < f.width; d += kLanes) Store(sums + d, Vec{});
   }
   for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
     UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j));

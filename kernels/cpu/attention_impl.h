@@ -61,8 +61,8 @@ TRACEA_INLINE void PackRows(const RowOf& row_of, int64_t rows, int64_t dim, floa
   }
 }
 
-// out = lhs @ rhs, or out += lhs @ rhs if `accumulate`, for one row tile of packed lhs and
-// for panels of packed rhs, `panel` apart.
+// out = lhs @ rhs, or out += lhs @ rhs if `accumulate`, for one row tile of packed lhs
+// and for panels of packed rhs, `panel` apart.
 TRACEA_INLINE void TileProduct(int64_t rows, int64_t depth, const float* lhs,
                                const float* rhs, int64_t panel, int64_t cols, float* out,
                                int64_t stride, bool accumulate) {
@@ -105,13 +105,13 @@ struct Tiled {
                      tile.rows * kChunk, f.max + row, f.sum + row);
       if (alpha != 1.0f) ScaleRow(f.sums + row * f.width, f.width, alpha);
     }
-    TileProduct(tile.rows, keys, f.weights, f.values + at.lo * kTileN, count * kTileN, dim,
-                f.sums + tile.first * f.width, f.width, true);
+    TileProduct(tile.rows, keys, f.weights, f.values + at.lo * kTileN, count * kTileN,
+                dim, f.sums + tile.first * f.width, f.width, true);
   }
 };
 
-void RunAttention(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
-                  float* workspace) {
+void RunAttention(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace) {
   const Forward f(args, block_kv, range, workspace);
   switch (args.type) {
     case DType::kF32:

@@ -315,8 +315,8 @@ int Check(Isa isa, DType type) {
     same = same && bits() == first;
   }
   if (error <= 1 && same) return 0;
-  std::printf("%s dtype=%d batch=%ld q_len=%ld kv_len=%ld heads=%ld/%ld dim=%ld causal=%d "
-              "window=%ld,%ld bias=%d mask=%d lengths=%d%d: %s\n",
+  std::printf("%s dtype=%d batch=%ld q_len=%ld kv_len=%ld heads=%ld/%ld dim=%ld "
+              "causal=%d window=%ld,%ld bias=%d mask=%d lengths=%d%d: %s\n",
               IsaName(isa), int(type), long(a.batch), long(a.q_len), long(a.kv_len),
               long(a.heads), long(a.kv_heads), long(a.head_dim), a.causal, long(a.left),
               long(a.right), a.bias != nullptr, a.mask != nullptr, a.q_lengths != nullptr,

@@ -43,7 +43,7 @@ class AttentionCpuConfig:
 _LIMITS = {"block_q": 2048, "block_kv": 1024}
 _BLOCKS_Q = (64, 128, 256, 512, 1024)
 _BLOCKS_KV = (64, 128, 256, 512, 1024)
-_FEWEST_SCORES = 64 * 64  # of a head: below, XLA fuses what little there is to compute
+_FEWEST_FLOPS = 1 << 17  # below, XLA fuses what little there is to compute
 _UNIT_KV = 64  # the kernel rounds block_kv up to a multiple
 _QUERY_SHARE = 0.5  # of L2 for the queries and sums of a task
 
@@ -102,7 +102,7 @@ class AttentionCpu:
         return AttentionCpuConfig(block_q=block_q, block_kv=256)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        return problem.q_len * problem.kv_len >= _FEWEST_SCORES
+        return problem.flops >= _FEWEST_FLOPS
 
     def call(
         self, problem: AttentionProblem, config: AttentionCpuConfig, device: Device
