@@ -295,7 +295,9 @@ def test_every_epilogue():
     flags = [False, True]
     cases = itertools.product(numerics.ACTIVATIONS, flags, flags, ("none", "row"))
     epilogues = [
-        Epilogue(bias=b, activation=a, residual=r, save_preactivation=s)
+        dataclasses.replace(
+            Epilogue(), bias=b, activation=a, residual=r, save_preactivation=s
+        )
         for a, r, s, b in cases
     ]
     run_and_check(*(conv(epilogue=epilogue) for epilogue in epilogues))
@@ -438,10 +440,12 @@ def test_the_handler_refuses_what_is_not_its_own():
             run(**change)
 
 
-def test_numbers_that_are_not_finite_come_through():
-    x = normal(1, 6, 6, 4).at[0, 2, 3, 1].set(jnp.nan)
-    w = normal(3, 3, 4, 8, seed=1)
-    y = conv2d(x, w, implementation="conv2d_cpu")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [4, 32])
+def test_numbers_that_are_not_finite_stay_in_their_windows(channels, dtype):
+    x = normal(1, 6, 6, channels, dtype=dtype).at[0, 2, 3, 1].set(jnp.nan)
+    w = normal(3, 3, channels, 8, dtype=dtype, seed=1)
+    y = np.asarray(conv2d(x, w, implementation="conv2d_cpu"))
     seen = np.zeros((6, 6), bool)
     seen[1:4, 2:5] = True
     np.testing.assert_array_equal(np.isnan(y).all(-1)[0], seen)

@@ -1,5 +1,5 @@
 // Everything around the convolution kernels that is compiled without any instruction set
-// flag: geometry of the directions, choice of instruction set, blocking, split into tasks.
+// flag: geometry of the directions, choice of instruction set, blocking, split to tasks.
 
 #include "conv2d.h"
 
@@ -128,14 +128,10 @@ bool IsDepthwise(const ConvArgs& args) {
   return args.groups > 1 && args.channels == args.groups && args.columns == args.groups;
 }
 
-bool RunsDepthwise(const ConvArgs& args) {
-  return IsDepthwise(args) && args.direction != ConvDirection::kWeightGrad;
-}
-
 ConvProduct MakeProduct(const ConvArgs& args, int64_t phase_y, int64_t phase_x,
                         int64_t group) {
   const bool is_input_grad = args.direction == ConvDirection::kInputGrad;
-  const bool depthwise = RunsDepthwise(args);
+  const bool depthwise = IsDepthwise(args);
   const int64_t inputs = depthwise ? args.channels : GroupChannels(args);
   const int64_t outputs = depthwise ? args.columns : GroupColumns(args);
   ConvProduct product{};
@@ -185,7 +181,8 @@ int64_t MostTaps(const ConvArgs& args, const ConvExtent& extent) {
 
 Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
   const int64_t taps_y = MostTaps(args, args.height), taps_x = MostTaps(args, args.width);
-  const int64_t depth = taps_y * taps_x * product.channels;
+  // A depthwise kernel has a row for each tap, of all channels at once.
+  const int64_t depth = taps_y * taps_x * (IsDepthwise(args) ? 1 : product.channels);
   if (args.direction == ConvDirection::kWeightGrad) {
     return {depth, product.columns, product.rows()};
   }
@@ -199,7 +196,7 @@ Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
 // Takes bf16 on AMX unless filling up short runs would cost more than AMX brings.
 bool SuitsAmx(const ConvArgs& args, const ConvProduct& product) {
   return args.in_type == DType::kBF16 && args.direction != ConvDirection::kWeightGrad &&
-         !RunsDepthwise(args) &&
+         !IsDepthwise(args) &&
          ShapeOf(args, product, true).k <= 4 * ShapeOf(args, product, false).k;
 }
 
@@ -239,7 +236,7 @@ int64_t AmxWorkspaceBytes(const Shape& shape, const ConvBlocks& blocks) {
 
 int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& shape,
                        const ConvBlocks& blocks) {
-  if (RunsDepthwise(args)) {
+  if (IsDepthwise(args)) {
     const int64_t taps = args.height.w * args.width.w;
     return 4 * blocks.nc * (1 + kPixels + taps);
   }
@@ -289,8 +286,11 @@ int64_t Phases(const ConvArgs& args, const ConvExtent& extent) {
 }
 
 ConvKernel KernelOf(const ConvIsa& isa, const ConvArgs& args) {
-  if (args.direction == ConvDirection::kWeightGrad) return isa.run_weight_grad;
-  return RunsDepthwise(args) ? isa.run_depthwise : isa.run;
+  const bool depthwise = IsDepthwise(args);
+  if (args.direction == ConvDirection::kWeightGrad) {
+    return depthwise ? isa.run_depthwise_weight_grad : isa.run_weight_grad;
+  }
+  return depthwise ? isa.run_depthwise : isa.run;
 }
 
 }  // namespace
@@ -311,8 +311,8 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
   plan.phases_x = Phases(args, args.width);
   const Shape shape = ShapeOf(args, product, isa.packed_bytes == 2);
   plan.blocks = PlanBlocks(isa, shape, config);
-  if (RunsDepthwise(args)) plan.blocks.nc = std::min(plan.blocks.nc, kDepthwiseCols);
-  plan.groups = RunsDepthwise(args) ? 1 : args.groups;
+  if (IsDepthwise(args)) plan.blocks.nc = std::min(plan.blocks.nc, kDepthwiseCols);
+  plan.groups = IsDepthwise(args) ? 1 : args.groups;
   plan.m = shape.m;
   plan.n = shape.n;
   plan.workspace_bytes = WorkspaceBytes(isa, args, shape, plan.blocks);
@@ -340,7 +340,7 @@ bool RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task) {
   for (int64_t group = g0; group < g1; ++group) {
     const ConvProduct product = MakeProduct(args, phase_y, phase_x, group);
     const bool by_weight = args.direction == ConvDirection::kWeightGrad;
-    const int64_t m = by_weight ? product.depth() : product.rows();
+    const int64_t m = by_weight ? plan.m : product.rows();
     const ConvRange range{m0, std::min(m0 + plan.m_step, m), n0,
                           std::min(n0 + plan.n_step, product.columns)};
     if (range.m0 < range.m1) plan.kernel(product, plan.blocks, range, workspace);

@@ -123,7 +123,8 @@ struct ConvIsa {
   int64_t most_sums;       // bytes of partial sums that a row strip may have
   ConvKernel run;          // forward and the input's gradient; AMX has no other ones
   ConvKernel run_weight_grad;
-  ConvKernel run_depthwise;  // run for groups of one channel and one column, all at once
+  // The same for groups of one channel and one column, all at once.
+  ConvKernel run_depthwise, run_depthwise_weight_grad;
 };
 
 // How a convolution is cut into tasks.

@@ -17,6 +17,6 @@ namespace {
 
 extern const ConvIsa kAmxConv;
 const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums, RunAmxConv,
-                          nullptr, nullptr};
+                          nullptr, nullptr, nullptr};
 
 }  // namespace tracea::cpu

@@ -16,7 +16,8 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAvx512Conv;
-const ConvIsa kAvx512Conv = {"avx512", kTileM, kTileN, sizeof(float), kMostSums, RunConv,
-                            RunWeightGrad, RunDepthwise};
+const ConvIsa kAvx512Conv = {"avx512",      kTileM,        kTileN,
+                            sizeof(float), kMostSums,     RunConv,
+                            RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
 
 }  // namespace tracea::cpu

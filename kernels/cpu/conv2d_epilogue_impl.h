@@ -45,7 +45,8 @@ void FinishConv(const ConvProduct& product, const ConvTile& tile, const float* b
 
 // Columns [j, j + cols) of the bias as f32, or null if there is none. `to` has room for
 // whole tiles.
-const float* LoadConvBias(const ConvProduct& product, int64_t j, int64_t cols, float* to) {
+const float* LoadConvBias(const ConvProduct& product, int64_t j, int64_t cols,
+                          float* to) {
   if (!product.bias) return nullptr;
   for (int64_t c = 0; c < cols; c += kLanes) {
     Store(to + c, LoadAs(product.bias_type, product.bias, j + c, cols - c));

@@ -72,7 +72,9 @@ struct ChunkSink {
   }
 };
 
-TRACEA_INLINE void CopyRaw(const F32* from, F32* to) { *(VecAny*)to = *(const VecAny*)from; }
+TRACEA_INLINE void CopyRaw(const F32* from, F32* to) {
+  *(VecAny*)to = *(const VecAny*)from;
+}
 TRACEA_INLINE void CopyRaw(const BF16* from, BF16* to) {
   *(HalfAny*)to = *(const HalfAny*)from;
 }
@@ -107,9 +109,9 @@ struct LineSink {
 template <typename T>
 const T* EndOfImage(const ConvProduct& product) {
   // From the group's first channel: the last pixel's channels of this group.
-  return (const T*)product.image +
-         (product.batch * product.y.size * product.x.size - 1) * product.pixel +
-         product.channels;
+  const int64_t pixels = product.batch * product.y.size * product.x.size;
+  const int64_t size = pixels > 0 ? (pixels - 1) * product.pixel + product.channels : 0;
+  return (const T*)product.image + size;
 }
 
 // Room for a block of rows as they are, of at most kTileM.
@@ -140,7 +142,7 @@ void PackWindows(const ConvProduct& product, const Windows& windows, int64_t row
   PackLhs(lines.data, lines.stride, rows, depth, packed);
 }
 
-// One tap's part of transposed weights: element (c, j) at weights[j * stride + c], to rows
+// One tap's part of transposed weights, element (c, j) at weights[j * stride + c], to rows
 // of panels that are `depth` deep. Zeros fill the last panel.
 template <typename T>
 void PackTapTransposed(const T* weights, int64_t stride, int64_t channels, int64_t cols,

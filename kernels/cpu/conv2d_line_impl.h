@@ -1,6 +1,6 @@
 // Windows that lie in the image and beside each other in a line are a matrix already: row
-// i begins i * step pixels after the first. Their products read the image as it is. A part
-// of conv2d_impl.h.
+// i begins i * step pixels after the first. Their products read the image as it is.
+// A part of conv2d_impl.h.
 
 // Runs of contiguous depth: `length` elements, `offset` after the window's beginning.
 constexpr int kMostPieces = 64;

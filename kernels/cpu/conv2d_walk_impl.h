@@ -27,7 +27,8 @@ TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy
   to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
 }
 
-inline void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows, Windows* to) {
+inline void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows,
+                          Windows* to) {
   const ConvAxis &y = product.y, &x = product.x;
   const int64_t line = m / x.rows;
   int64_t ox = m % x.rows, oy = line % y.rows, n = line / y.rows;

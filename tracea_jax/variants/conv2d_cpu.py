@@ -111,7 +111,7 @@ class Conv2dCpu:
         return Conv2dCpuConfig(kc=kc, nc=min(max(64, columns), _MOST_NC), tasks=2)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        # XLA widens 16-bit operands and multiplies in float32, as does this without AMX.
+        # XLA widens 16-bit operands to float32, as this does without AMX.
         return True
 
     def call(

@@ -1,0 +1,287 @@
+// Checks the CPU convolutions without jaxlib: every instruction set of this machine, all
+// directions, dtypes and epilogues, awkward geometry, against a double reference; and that
+// splitting and threads do not change a bit of the result.
+//
+//   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/conv2d_test.cc <kernels/cpu objects>
+//       -pthread
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conv2d.h"
+#include "memory.h"
+#include "parallel.h"
+
+using namespace tracea::cpu;
+
+namespace {
+
+std::mt19937 rng(7);
+
+int64_t Pick(std::initializer_list<int64_t> values) {
+  return values.begin()[rng() % values.size()];
+}
+
+int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }
+
+double Decode(const void* data, DType type, int64_t i) {
+  if (type == DType::kF32) return static_cast<const float*>(data)[i];
+  const uint16_t h = static_cast<const uint16_t*>(data)[i];
+  if (type == DType::kBF16) {
+    const uint32_t u = uint32_t{h} << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+  }
+  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
+  if (exponent == 31) return mantissa ? NAN : (h >> 15 ? -INFINITY : INFINITY);
+  const double magnitude = exponent ? std::ldexp(1024 + mantissa, exponent - 25)
+                                    : std::ldexp(mantissa, -24);
+  return h >> 15 ? -magnitude : magnitude;
+}
+
+// Values with few bits, exact in every type.
+void Encode(void* data, DType type, int64_t i, double x) {
+  const float f = static_cast<float>(x);
+  if (type == DType::kF32) {
+    static_cast<float*>(data)[i] = f;
+    return;
+  }
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  uint16_t h = static_cast<uint16_t>(u >> 16);
+  if (type == DType::kF16) {
+    const uint32_t exponent = (u >> 23) & 255;
+    h = exponent == 0 ? 0
+                      : static_cast<uint16_t>((u >> 16 & 0x8000) |
+                                              ((exponent - 112) << 10) | (u >> 13 & 1023));
+  }
+  static_cast<uint16_t*>(data)[i] = h;
+}
+
+struct Array {
+  DType type = DType::kF32;
+  int64_t size = 0;
+  std::vector<uint8_t> bytes;  // exactly as long as the data: a sanitizer sees overruns
+
+  void Fill(DType t, int64_t count) {
+    type = t;
+    size = count;
+    bytes.assign(count * ItemSize(t), 0);
+    for (int64_t i = 0; i < count; ++i) {
+      Encode(bytes.data(), t, i, (int(rng() % 129) - 64) / 32.0);
+    }
+  }
+  void Poison(DType t, int64_t count) {
+    type = t;
+    size = count;
+    bytes.assign(count * ItemSize(t), 0xff);
+  }
+  double operator[](int64_t i) const { return Decode(bytes.data(), type, i); }
+};
+
+double Activate(double z, Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return z;
+    case Activation::kRelu:
+      return std::max(z, 0.0);
+    case Activation::kGelu:
+      return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z)));
+    case Activation::kGeluExact:
+      return 0.5 * z * std::erfc(-z / std::sqrt(2.0));
+    case Activation::kSilu:
+      return z / (1 + std::exp(-z));
+  }
+  return NAN;
+}
+
+struct Case {
+  ConvArgs args{};
+  Array x, w, y, bias, residual, preactivation;
+
+  explicit Case(bool large) {
+    ConvArgs& a = args;
+    a.direction = static_cast<ConvDirection>(rng() % 3);
+    const auto type = [] { return static_cast<DType>(rng() % 3); };
+    a.in_type = type();
+    a.out_type = type();
+    a.bias_type = type();
+    a.residual_type = type();
+    a.batch = Pick({0, 1, 1, 2, 3});
+    a.groups = Pick({1, 1, 1, 2, 5});
+    const bool depthwise = rng() % 6 == 0;
+    const int64_t inputs =
+        depthwise ? 1 : large ? Pick({32, 64, 40}) : Pick({0, 1, 3, 5, 16, 17, 32});
+    const int64_t outputs =
+        depthwise ? 1 : large ? Pick({33, 64, 70}) : Pick({0, 1, 4, 15, 17, 33});
+    if (depthwise) a.groups = Pick({2, 16, 19, 37});
+    a.channels = a.groups * inputs;
+    a.columns = a.groups * outputs;
+    a.height = Extent(large);
+    a.width = Extent(large);
+    const int64_t pixels = a.height.x * a.width.x, windows = a.height.y * a.width.y;
+    x.Fill(a.in_type, a.batch * pixels * a.channels);
+    w.Fill(a.in_type, a.height.w * a.width.w * inputs * a.columns);
+    y.Fill(a.in_type, a.batch * windows * a.columns);
+    if (a.direction != ConvDirection::kForward) return;
+    a.activation = static_cast<Activation>(rng() % 5);
+    if (rng() % 2) {
+      bias.Fill(a.bias_type, a.columns);
+      a.bias = bias.bytes.data();
+    }
+    if (rng() % 2) {
+      residual.Fill(a.residual_type, a.batch * windows * a.columns);
+      a.residual = residual.bytes.data();
+    }
+    if (rng() % 2) a.preactivation = this;  // set to memory by Run
+  }
+
+  static ConvExtent Extent(bool large) {
+    ConvExtent e{};
+    e.x = large ? Pick({9, 18, 34}) : Pick({1, 2, 5, 8, 13});
+    e.w = Pick({1, 1, 2, 3, 3, 5});
+    e.stride = Pick({1, 1, 2, 3});
+    e.dilation = Pick({1, 1, 2, 3});
+    e.padding = Pick({-1, 0, 1, 1, 2, 4});
+    const int64_t after = Pick({-1, 0, 1, 3});
+    const int64_t room = e.x + e.padding + after - ((e.w - 1) * e.dilation + 1);
+    e.y = room < 0 ? 0 : room / e.stride + 1;
+    return e;
+  }
+
+  Array& result() {
+    return args.direction == ConvDirection::kForward     ? y
+           : args.direction == ConvDirection::kInputGrad ? x
+                                                         : w;
+  }
+
+  void Run(const ConvIsa& isa, const ConvConfig& config, int64_t threads) {
+    ConvArgs& a = args;
+    Array& out = result();
+    out.Poison(a.out_type, out.size);
+    const bool forward = a.direction == ConvDirection::kForward;
+    a.lhs = a.direction == ConvDirection::kInputGrad ? y.bytes.data() : x.bytes.data();
+    a.rhs = a.direction == ConvDirection::kWeightGrad ? y.bytes.data() : w.bytes.data();
+    a.out = out.bytes.data();
+    if (forward && a.preactivation) {
+      preactivation.Poison(a.out_type, out.size);
+      a.preactivation = preactivation.bytes.data();
+    }
+    const ConvPlan plan = PlanConv(isa, a, config, threads);
+    std::vector<std::thread> helpers;
+    ParallelFor(
+        plan.num_tasks(), threads, [&](auto work) { helpers.emplace_back(work); },
+        [&](int64_t task) { RunConvTask(plan, a, task); });
+    for (std::thread& helper : helpers) helper.join();
+  }
+
+  // Visits every product of an element of x and one of w that an element of y sums.
+  template <typename Visit>
+  void ForEachProduct(const Visit& visit) const {
+    const ConvArgs& a = args;
+    const int64_t inputs = a.channels / a.groups, outputs = a.columns / a.groups;
+    const auto at = [](const ConvExtent& e, int64_t out, int64_t tap) {
+      return out * e.stride + tap * e.dilation - e.padding;
+    };
+    for (int64_t n = 0; n < a.batch; ++n)
+      for (int64_t oy = 0; oy < a.height.y; ++oy)
+        for (int64_t ox = 0; ox < a.width.y; ++ox)
+          for (int64_t r = 0; r < a.height.w; ++r)
+            for (int64_t s = 0; s < a.width.w; ++s) {
+              const int64_t iy = at(a.height, oy, r), ix = at(a.width, ox, s);
+              if (iy < 0 || iy >= a.height.x || ix < 0 || ix >= a.width.x) continue;
+              const int64_t in = ((n * a.height.x + iy) * a.width.x + ix) * a.channels;
+              const int64_t tap = (r * a.width.w + s) * inputs;
+              const int64_t out = ((n * a.height.y + oy) * a.width.y + ox) * a.columns;
+              for (int64_t c = 0; c < inputs; ++c)
+                for (int64_t j = 0; j < a.columns; ++j) {
+                  visit(in + j / outputs * inputs + c, (tap + c) * a.columns + j, out + j);
+                }
+            }
+  }
+
+  // Largest error in units of what is allowed for that element; NaN counts as infinite.
+  double Error() {
+    static const double ulp[] = {0x1p-23, 0x1p-7, 0x1p-10};
+    const ConvArgs& a = args;
+    Array& out = result();
+    std::vector<double> sums(out.size), magnitudes(out.size);
+    ForEachProduct([&](int64_t i, int64_t k, int64_t o) {
+      const bool by_x = a.direction == ConvDirection::kInputGrad;
+      const bool by_w = a.direction == ConvDirection::kWeightGrad;
+      const double product = by_x ? w[k] * y[o] : by_w ? x[i] * y[o] : x[i] * w[k];
+      const int64_t to = by_x ? i : by_w ? k : o;
+      sums[to] += product;
+      magnitudes[to] += std::fabs(product);
+    });
+    double worst = 0;
+    for (int64_t i = 0; i < out.size; ++i) {
+      double z = sums[i];
+      if (a.bias) z += bias[i % a.columns];
+      if (a.residual) z += residual[i];
+      const double slack = magnitudes[i] * 0x1p-22 + 5e-7 * (1 + std::fabs(z)) + 0x1p-25;
+      const auto check = [&](double got, double want) {
+        const double allowed = slack + std::fabs(want) * ulp[int(a.out_type)] * 0.51;
+        const double error = std::fabs(got - want) / allowed;
+        worst = std::max(worst, std::isnan(error) ? INFINITY : error);
+      };
+      if (a.preactivation) check(preactivation[i], z);
+      check(out[i], Activate(z, a.activation));
+    }
+    return worst;
+  }
+};
+
+int Check(const ConvIsa& isa, bool large) {
+  Case c(large);
+  const int64_t kc = Pick({0, 32, 96});
+  c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
+  const double error = c.Error();
+  const std::vector<uint8_t> first = c.result().bytes;
+  bool same = true;
+  for (int64_t threads : {2, 8}) {
+    c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, threads);
+    same &= first == c.result().bytes;
+  }
+  if (error <= 1 && same) return 0;
+  const ConvArgs& a = c.args;
+  std::printf("%s direction=%d batch=%ld channels=%ld columns=%ld groups=%ld in=%d out=%d",
+              isa.name, int(a.direction), long(a.batch), long(a.channels),
+              long(a.columns), long(a.groups), int(a.in_type), int(a.out_type));
+  for (const ConvExtent& e : {a.height, a.width}) {
+    std::printf(" (x=%ld w=%ld y=%ld stride=%ld dilation=%ld padding=%ld)", long(e.x),
+                long(e.w), long(e.y), long(e.stride), long(e.dilation), long(e.padding));
+  }
+  std::printf(": %s\n",
+              same ? ("error is " + std::to_string(error) + " of the allowed").c_str()
+                   : "tasks or threads changed bits");
+  return 1;
+}
+
+}  // namespace
+
+// The number of cases for each instruction set may be given: emulators are slow.
+int main(int argc, char** argv) {
+  const int cases = argc > 1 ? std::atoi(argv[1]) : 400;
+  int failures = 0;
+  for (const char* name : {"baseline", "avx2", "avx512", "amx"}) {
+    const ConvIsa* isa = UsableConvIsa(name);
+    if (std::strcmp(isa->name, name) != 0) {
+      std::printf("%s: not on this machine\n", name);
+      continue;
+    }
+    for (int i = 0; i < cases; ++i) failures += Check(*isa, i % 10 == 0);
+    std::printf("%s: checked\n", name);
+  }
+  std::printf("%d failures\n", failures);
+  return failures != 0;
+}
