@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from bench_matmul import plain as plain_product
-from cpu_suite import Case, Row, suite, summary
+from cpu_suite import Case, Row, memory, suite, summary
 
 from tracea_jax import dispatch, variants
 from tracea_jax.cli import Progress
@@ -279,6 +279,32 @@ class Peak:
             rounds *= 4
 
 
+# A process of its own, as peaks of memory cannot be forgotten everywhere.
+_LONG_ATTENTION = """
+import jax, jax.numpy as jnp, pathlib
+from tracea_jax import ops
+
+def kilobytes(name):
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(l.split()[1]) for l in lines if l.startswith(name + ":"))
+
+q = jax.random.normal(jax.random.key(0), (1, 16384, 8, 64), jnp.float32)
+run = jax.jit(lambda q: ops.attention(q, q, q, implementation="tracea"))
+run = run.lower(jax.block_until_ready(q)).compile()
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+before = kilobytes("VmRSS")
+y = jax.block_until_ready(run(q))
+print((kilobytes("VmHWM") - before - y.nbytes / 1024) / 1024)
+"""
+
+
+def attention_growth_mb() -> float:
+    """By how much attention over 16384 tokens (8 heads of 64, f32) lifts the peak."""
+    command = [sys.executable, "-W", "ignore", "-c", _LONG_ATTENTION]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
 # --- the program ----------------------------------------------------------------------
 
 
@@ -309,10 +335,17 @@ def main() -> None:
             )
         rows.append(row_of(case, args, peak))
         print(line(rows[-1]), flush=True)
-        path = common.save("cpu", rows, args, isa=device.arch, figures=summary(rows))
+        save(rows, [], args)
+    extra = [memory(attention_growth_mb())] if sys.platform == "linux" else []
+    path = save(rows, extra, args)
     print(render(rows))
-    print(render_figures(summary(rows)))
+    print(render_figures([*summary(rows), *extra]))
     print(path)
+
+
+def save(rows: list[Row], extra: list[Row], args: argparse.Namespace) -> pathlib.Path:
+    figures = [*summary(rows), *extra]
+    return common.save("cpu", rows, args, isa=local_device().arch, figures=figures)
 
 
 def _is_meant(case: Case, only: Sequence[str] | None) -> bool:

@@ -47,6 +47,7 @@ GEOMEANS = {  # of the ratios of a group: must, stretch
 TORCH = (1.0, 1.15)  # geometric mean of torch's time by ours over all rows
 PEAK = (0.75, 0.85)  # of the measured peak that large f32 products reach
 GELU_COST = (0.08, 0.03)  # of a product's time that a fused GELU adds
+MEMORY_MB = (64.0, 16.0)  # of a long attention, beside inputs and outputs
 
 
 def suite(quick: bool) -> list[Case]:
@@ -218,6 +219,12 @@ def _gelu_cost(rows: Sequence[Row]) -> list[Row]:
         return []
     name = "time that a fused GELU adds to a bf16 product, median"
     return [_figure(name, statistics.median(costs), *GELU_COST, is_upper=True)]
+
+
+def memory(growth_mb: float) -> Row:
+    """The figure of a long attention's memory."""
+    name = "MB that attention over 16384 tokens takes beside inputs and outputs"
+    return _figure(name, growth_mb, *MEMORY_MB, is_upper=True)
 
 
 def _figure(

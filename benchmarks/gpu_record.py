@@ -1,8 +1,8 @@
 """Runs the GPU tests and records what they covered: python benchmarks/gpu_record.py
 
 The record, ``results/<device>/gpu_tests.json``, names the content of ``kernels/cuda``
-and ``ffi`` (less the handlers of CPU kernels) that was tested. An ordinary test compares
-it with what is there now, so kernels cannot change without a GPU run.
+and ``ffi`` (less the handlers of CPU kernels) that was tested. An ordinary test
+compares it with what is there now, so kernels cannot change without a GPU run.
 """
 
 from __future__ import annotations
