@@ -175,6 +175,13 @@ def test_a_nan_stays_in_its_row():
     np.testing.assert_array_equal(np.asarray(y, np.float32), want.repeat(50, 1))
 
 
+def test_streaming_has_nothing_to_choose_but_tasks():
+    space = GEMM_CPU.space(gemm(9, 640, 640), local_cpu())
+    configs = list(space.configs())
+    assert len({(c.kc, c.nc) for c in configs}) == 1
+    assert all(len(column) == len(configs) for column in space.derived.values())
+
+
 def test_space_of_amx():
     """Other blocks than those of vectors, of at most three quarters of L2."""
     device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)

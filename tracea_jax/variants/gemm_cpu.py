@@ -208,7 +208,7 @@ def _repeats(
 def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
     """Depth of the packed blocks: k in equal steps of a multiple of the unit."""
     if is_skinny(problem, device):
-        return 0
+        return 0 * kc
     unit = blocking(problem, device).unit
     blocks = np.maximum(_ceil_div(problem.k, unit * _ceil_div(kc, unit)), 1)
     return unit * _ceil_div(_ceil_div(problem.k, blocks), unit)
