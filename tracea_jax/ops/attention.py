@@ -76,10 +76,11 @@ def attention(
       ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
         implementation that cannot run the problem.
 
-    A query without any allowed key gets the mean of all values from XLA; of other
-    implementations, only that the result is finite. "cudnn" takes bfloat16 and float16
-    (see ``tracea doctor``). Other dtypes, symbolic shapes and a scale that is a traced
-    value are left to XLA.
+    A query without any allowed key gets the mean of all values from XLA and from
+    "attention_cpu"; from "cudnn", only that the result is finite. "attention_cpu" takes
+    float32, bfloat16 and float16, and derivatives if there is no bias; "cudnn" takes
+    bfloat16 and float16 (see ``tracea doctor``). Other dtypes, symbolic shapes and a
+    scale that is a traced value are left to XLA.
     """
     variants.check_implementation("attention", implementation)
     q, k, v = (_rank_4(x) for x in (query, key, value))
