@@ -18,7 +18,9 @@ extern const GemmIsa kAmxGemm;
 
 namespace {
 
-constexpr int64_t kSkinnyRows = 4;
+constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
+constexpr int64_t kSkinnyRowsTransposed = 4;
+constexpr int64_t kTileRows = 5;  // of lhs, from which AMX is worth it
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -51,7 +53,8 @@ int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
                       const GemmConfig& config) {
   GemmBlocks blocks{};
-  blocks.skinny = args.m <= kSkinnyRows;
+  const int64_t skinny_rows = args.trans_rhs ? kSkinnyRowsTransposed : kSkinnyRows;
+  blocks.skinny = args.m <= skinny_rows && isa.packed_bytes == 4;
   const int64_t kc = config.kc > 0 ? config.kc : isa.packed_bytes == 2 ? 1024 : 384;
   blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), isa.depth_unit);
   // The packed block of rhs may take about half of L2: lhs, output and prefetches share.
@@ -76,7 +79,7 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
-  if (blocks.skinny) return 4 * kSkinnyRows * 2 * 1024;
+  if (blocks.skinny) return 4 * (4096 + kSkinnyRows * (1024 + 16));
   const bool amx = isa.packed_bytes == 2;
   const int64_t rhs = blocks.rhs_depth * blocks.nc;
   const int64_t lhs = amx ? 2 * isa.tile_m * blocks.kc : isa.tile_m * (blocks.kc + 16);
@@ -109,8 +112,9 @@ void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPla
 }
 
 // Below about 50 us of work, waking another thread costs more than it brings.
-bool IsSmall(const GemmArgs& args, int64_t batch) {
-  const double products = double(batch) * args.m * args.n * args.k;
+bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
+  const double speedup = isa.packed_bytes == 2 ? 8 : 1;  // of AMX
+  const double products = double(batch) * args.m * args.n * args.k / speedup;
   const double elements = double(args.m) * args.k + double(args.k) * args.n +
                           double(args.m) * args.n;
   return products < 3.5e6 && batch * elements < 2.5e5;
@@ -121,7 +125,7 @@ bool IsSmall(const GemmArgs& args, int64_t batch) {
 const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
   Isa isa = UsableIsa(wanted);
   // AMX has products of bf16, and few rows of lhs leave its tiles empty.
-  const bool tiles = args.in_type == DType::kBF16 && args.m > kSkinnyRows;
+  const bool tiles = args.in_type == DType::kBF16 && args.m >= kTileRows;
   if (isa == Isa::kAmx && !tiles) isa = Isa::kAvx512;
   return kGemms[static_cast<int>(isa)];
 }
@@ -135,7 +139,7 @@ GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
   plan.m = args.m;
   plan.n = args.n;
   const int64_t per_thread = config.tasks > 0 ? std::min<int64_t>(config.tasks, 64) : 2;
-  const bool serial = threads <= 1 || IsSmall(args, batch);
+  const bool serial = threads <= 1 || IsSmall(isa, args, batch);
   const int64_t tasks = serial ? 1 : threads * per_thread;
   plan.batch_step = std::max<int64_t>(CeilDiv(batch, tasks), 1);
   PlanRanges(isa, args, batch >= tasks ? 1 : CeilDiv(tasks, std::max<int64_t>(batch, 1)),

@@ -8,6 +8,8 @@
 // depend on shape, layout, instruction set and the depth of these blocks, but neither on
 // the other blocking nor on the split into tasks nor on the number of threads.
 //
+// On AMX subnormal bf16 operands and results count as zero; elsewhere they do not.
+//
 // A kernel exists once per instruction set (`GemmIsa`). It computes one range of one
 // product on the calling thread and neither allocates nor throws; `PlanGemm` says how
 // to cut a product into ranges and how much workspace each needs.
@@ -77,7 +79,7 @@ struct GemmPlan {
   int64_t batch, batch_step;
   int64_t m, m_step;
   int64_t n, n_step;
-  int64_t workspace_bytes;  // for one running task, 64-byte aligned
+  int64_t workspace_bytes;  // for one running task, 64-byte aligned; below 40 MB
 
   int64_t num_m() const { return m == 0 ? 0 : (m - 1) / m_step + 1; }
   int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }

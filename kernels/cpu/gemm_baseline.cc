@@ -7,7 +7,7 @@
 
 #define TRACEA_LANES 4
 #if defined(__aarch64__)
-#define TRACEA_TILE_M 8  // 16 accumulators: 8x12 would fit too, but compilers spill it
+#define TRACEA_TILE_M 10  // 20 accumulators of 32 registers: compilers spill 24
 #else
 #define TRACEA_TILE_M 6  // 12 accumulators of 16 registers
 #endif

@@ -206,10 +206,10 @@ void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
       return RunSkinny<T, 1>(args, range, workspace);
     case 2:
       return RunSkinny<T, 2>(args, range, workspace);
-    case 3:
-      return RunSkinny<T, 3>(args, range, workspace);
+    case 4:
+      return RunSkinny<T, 4>(args, range, workspace);
     default:
-      return RunSkinny<T, kSkinnyRows>(args, range, workspace);
+      return RunSkinny<T, 0>(args, range, workspace);
   }
 }
 

@@ -98,23 +98,33 @@ double Activate(double z, Activation activation) {
   return NAN;
 }
 
+// Wide: the partial sums of bf16 products on AMX do not fit L2, so that there are several
+// row strips.
+enum class Size { kSmall, kLarge, kWide };
+
 struct Case {
   GemmArgs args{};
   Array lhs, rhs, bias, residual, out, preactivation;
 
-  explicit Case(bool large) {
+  explicit Case(Size size) {
     GemmArgs& a = args;
     const auto dim = [&] {
-      return large ? Pick({96, 127, 160, 257, 300})
-                   : Pick({0, 1, 2, 3, 4, 5, 7, 13, 14, 15, 16, 17, 31, 32, 33, 65, 97});
+      return size == Size::kLarge
+                 ? Pick({96, 127, 160, 257, 300})
+                 : Pick({0, 1, 2, 3, 4, 5, 7, 13, 14, 15, 16, 17, 31, 32, 33, 65, 97});
     };
     const auto type = [] { return static_cast<DType>(rng() % 3); };
     a.m = dim();
     a.n = dim();
     a.k = dim();
+    if (size == Size::kWide) {
+      a.m = 300;
+      a.n = 1030;
+      a.k = 70;
+    }
     a.trans_lhs = rng() % 2;
     a.trans_rhs = rng() % 2;
-    a.in_type = type();
+    a.in_type = size == Size::kWide ? DType::kBF16 : type();
     a.out_type = type();
     a.activation = static_cast<Activation>(rng() % 5);
     a.residual_op = static_cast<ResidualOp>(rng() % 2);
@@ -196,15 +206,18 @@ struct Case {
   }
 };
 
-int Check(Isa level, bool large) {
-  Case c(large);
+int Check(Isa level, Size size) {
+  Case c(size);
   const GemmIsa& isa = *UsableGemmIsa(level, c.args);
   const int64_t kc = Pick({0, 16, 40, 100});
-  c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
+  c.Run(isa, {kc, size == Size::kWide ? 1024 : Pick({0, 32}), 1}, 1);
   const double error = c.Error();
   const std::vector<uint8_t> first = c.out.bytes;
-  c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, 2);
-  const bool same = first == c.out.bytes;
+  bool same = true;
+  for (const int64_t threads : {2, 8}) {
+    c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, threads);
+    same = same && first == c.out.bytes;
+  }
   if (error <= 1 && same) return 0;
   const GemmArgs& a = c.args;
   std::printf("%s m=%ld n=%ld k=%ld trans=%d%d in=%d out=%d activation=%d: %s\n", isa.name,
@@ -225,8 +238,9 @@ int main() {
       std::printf("%s: not on this machine\n", IsaName(isa));
       continue;
     }
-    for (int i = 0; i < 400; ++i) failures += Check(isa, false);
-    for (int i = 0; i < 20; ++i) failures += Check(isa, true);
+    for (int i = 0; i < 400; ++i) failures += Check(isa, Size::kSmall);
+    for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kLarge);
+    if (isa == Isa::kAmx) failures += Check(isa, Size::kWide);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

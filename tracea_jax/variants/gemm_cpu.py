@@ -39,7 +39,9 @@ class GemmCpuConfig:
 
 _LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
 _MOST_NC = 4096  # wider blocks are cut to this
-_SKINNY_ROWS = 4  # up to as many rows of A, B is streamed and never packed
+# Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
+_SKINNY_ROWS = {"n": 16, "t": 4}
+_TILE_ROWS = 5  # of A, from which tiles of AMX are worth it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,13 @@ _TILES = Blocking(
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     """Of AMX tiles for bf16 with enough rows, else of vectors of f32."""
     tiles = device.isa == "amx" and problem.lhs == "bfloat16"
-    return _TILES if tiles and problem.m > _SKINNY_ROWS else _VECTORS
+    return _TILES if tiles and problem.m >= _TILE_ROWS else _VECTORS
+
+
+def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
+    """Whether B is streamed: then it has no blocks to choose."""
+    rows = _SKINNY_ROWS[problem.layout[1]]
+    return blocking(problem, device) is _VECTORS and problem.m <= rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ def _repeats(
     """
     effects = {
         "kc": lambda kc: block_depth(problem, device, kc),
-        "nc": lambda nc: 0 if problem.m <= _SKINNY_ROWS else np.minimum(nc, problem.n),
+        "nc": lambda nc: 0 if is_skinny(problem, device) else np.minimum(nc, problem.n),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
     for name, effect in effects.items():
@@ -199,7 +207,7 @@ def _repeats(
 
 def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
     """Depth of the packed blocks: k in equal steps of a multiple of the unit."""
-    if problem.m <= _SKINNY_ROWS:
+    if is_skinny(problem, device):
         return 0
     unit = blocking(problem, device).unit
     blocks = np.maximum(_ceil_div(problem.k, unit * _ceil_div(kc, unit)), 1)
