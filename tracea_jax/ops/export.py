@@ -22,5 +22,6 @@ def export_checks() -> list[DisabledSafetyCheck]:
     Their targets carry a version: a program that an installed package cannot serve is
     refused when it is loaded. The process that loads one must import ``tracea_jax``.
     """
-    targets = (launch.CPU_GEMM_TARGET, launch.CUDA_TARGET, *_CUDNN_TARGETS)
+    cpu_targets = (launch.CPU_GEMM_TARGET, launch.CPU_CONV2D_TARGET)
+    targets = (*cpu_targets, launch.CUDA_TARGET, *_CUDNN_TARGETS)
     return [DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -28,6 +28,7 @@ except ImportError as e:
     ) from e
 
 CPU_GEMM_TARGET = "tracea_cpu_gemm_v1"
+CPU_CONV2D_TARGET = "tracea_cpu_conv2d_v1"
 CUDA_TARGET = "tracea_cuda_launch_v1"
 ABI = 1  # of the attributes below; ffi/launch_spec.h has the same number
 
