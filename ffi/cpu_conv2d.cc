@@ -103,7 +103,9 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   }
   const std::string isa(CallAttribute<std::string_view>(attrs, "isa"));
   options.isa = cpu::UsableConvIsa(isa.c_str());
-  if (!options.isa) RefuseCall("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
+  if (!options.isa) {
+    RefuseCall("isa is '", isa, "'; it must be one of ", cpu::kIsaNames, ".");
+  }
   options.config.kc = ParseSize(attrs, "kc", 0);
   options.config.nc = ParseSize(attrs, "nc", 0);
   options.config.tasks = ParseSize(attrs, "tasks", 0);
