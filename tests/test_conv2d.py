@@ -111,10 +111,11 @@ def test_epilogue(activation, dtype):
     layout = "NHWC" if dtype == "float32" else "NCHW"
     args: Any = [a.astype(dtype) for a in arguments(layout, groups=2, stride=2)]
     how = dict(activation=activation, strides=(2, 2), groups=2, layout=layout)
-    result = convolutions.ours(*args, **how)
-    assert result.dtype == dtype
-    if dtype == "float32":
-        exact(*args, **how).assert_near(result)
+    for implementation in (None, "xla"):
+        result = convolutions.ours(*args, **how, implementation=implementation)
+        assert result.dtype == dtype
+        if dtype == "float32":
+            exact(*args, **how).assert_near(result)
     # XLA serves it as people write it: every step rounds.
     written = jax.jit(functools.partial(convolutions.plain, **how))
     np.testing.assert_array_equal(result, written(*args), strict=True)
@@ -252,7 +253,7 @@ def test_small_integers_may_be_summed_in_wide_ones():
         ({"padding": ((-9, 0), (0, 0))}, "Negative padding is larger"),
         ({"layout": "nhwc"}, "layout='nhwc'.*NHWC, NCHW"),
         ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
-        ({"implementation": "cudnn"}, "'cudnn'.*None.*tracea, xla"),
+        ({"implementation": "cudnn"}, "'cudnn'.*None.*tracea, conv2d_cpu, xla"),
         ({"config": {"tile": 1}}, "xla has no config field tile"),
         ({"precision": "bogus"}, "[Pp]recision"),
     ],
@@ -273,7 +274,8 @@ def test_lists_are_type_errors(name):
         conv2d(call.pop("x"), call.pop("w"), **call)
 
 
-def test_ours_are_refused_with_a_reason_while_there_are_none():
-    x, w, *_ = arguments()
-    with pytest.raises(tracea.Unsupported, match="'tracea' cannot run conv2d 2x4x5x2"):
-        conv2d(x, w, implementation="tracea")
+def test_ours_are_refused_with_a_reason():
+    x, w, *_ = arguments("NCHW")
+    message = "'tracea' cannot run conv2d 2x4x5x2.*conv2d_cpu: layout nchw"
+    with pytest.raises(tracea.Unsupported, match=message):
+        conv2d(x, w, layout="NCHW", implementation="tracea")

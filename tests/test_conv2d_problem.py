@@ -177,7 +177,7 @@ def test_the_doctor_knows_xla(device):
 
 
 def test_tuning_finds_and_remembers_xla():
-    problem = dataclasses.replace(PROBLEM, direction="weight_grad")
+    problem = dataclasses.replace(PROBLEM, direction="weight_grad", layout="nchw")
     entry = tracea.tune(problem, effort="none").entry
     assert entry.best is not None and entry.best.variant == "xla"
     answer = dispatch.database(current()).fastest(problem, local_device(), ("xla",))

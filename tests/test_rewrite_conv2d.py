@@ -513,7 +513,7 @@ def test_gradients_of_a_training_step(numbers):
         assert len(reasons(step, x, w)) == 3 - len(found)
         assert all(how.items() <= e.params.items() for e in found), name
     f = together(steps)
-    equal = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6)
+    equal = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     found = transform(f, after_grad=True)(x, w)
     jax.tree.map(equal, found, jax.jit(f)(x, w))
 

@@ -193,7 +193,8 @@ Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
   return {product.rows(), product.columns, runs * RoundUp(run, kUnitDepth)};
 }
 
-// Takes bf16 on AMX unless filling up short runs would cost more than AMX brings.
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
+// AMX takes bf16, unless filling up short runs would cost more than it brings.
 bool SuitsAmx(const ConvArgs& args, const ConvProduct& product) {
   return args.in_type == DType::kBF16 && args.direction != ConvDirection::kWeightGrad &&
          !IsDepthwise(args) &&
@@ -202,13 +203,13 @@ bool SuitsAmx(const ConvArgs& args, const ConvProduct& product) {
 
 const ConvIsa& IsaFor(const ConvIsa& isa, const ConvArgs& args,
                       const ConvProduct& product) {
-#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
-  if (&isa == &kAmxConv && !SuitsAmx(args, product)) return kAvx512Conv;
-#endif
-  (void)args;
-  (void)product;
+  return &isa == &kAmxConv && !SuitsAmx(args, product) ? kAvx512Conv : isa;
+}
+#else
+const ConvIsa& IsaFor(const ConvIsa& isa, const ConvArgs&, const ConvProduct&) {
   return isa;
 }
+#endif
 
 ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& config) {
   ConvBlocks blocks{};

@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAmxConv;
-const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums, RunAmxConv,
-                          nullptr, nullptr, nullptr};
+const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums,
+                          RunAmxConv, nullptr, nullptr, nullptr};
 
 }  // namespace tracea::cpu

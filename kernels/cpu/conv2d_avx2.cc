@@ -16,8 +16,8 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAvx2Conv;
-const ConvIsa kAvx2Conv = {"avx2",      kTileM,        kTileN,
-                            sizeof(float), kMostSums,     RunConv,
-                            RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+const ConvIsa kAvx2Conv = {
+    "avx2", kTileM, kTileN, sizeof(float), kMostSums,
+    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
 
 }  // namespace tracea::cpu

@@ -16,8 +16,8 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAvx512Conv;
-const ConvIsa kAvx512Conv = {"avx512",      kTileM,        kTileN,
-                            sizeof(float), kMostSums,     RunConv,
-                            RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+const ConvIsa kAvx512Conv = {
+    "avx512", kTileM, kTileN, sizeof(float), kMostSums,
+    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
 
 }  // namespace tracea::cpu

@@ -19,8 +19,8 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kBaselineConv;
-const ConvIsa kBaselineConv = {"baseline",      kTileM,        kTileN,
-                            sizeof(float), kMostSums,     RunConv,
-                            RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+const ConvIsa kBaselineConv = {
+    "baseline", kTileM, kTileN, sizeof(float), kMostSums,
+    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
 
 }  // namespace tracea::cpu

@@ -142,8 +142,8 @@ void PackWindows(const ConvProduct& product, const Windows& windows, int64_t row
   PackLhs(lines.data, lines.stride, rows, depth, packed);
 }
 
-// One tap's part of transposed weights, element (c, j) at weights[j * stride + c], to rows
-// of panels that are `depth` deep. Zeros fill the last panel.
+// One tap's part of transposed weights, element (c, j) at weights[j * stride + c], to
+// rows of panels that are `depth` deep. Zeros fill the last panel.
 template <typename T>
 void PackTapTransposed(const T* weights, int64_t stride, int64_t channels, int64_t cols,
                        int64_t depth, float* packed) {

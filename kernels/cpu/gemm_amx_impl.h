@@ -13,7 +13,6 @@
 // Included by gemm_amx.cc inside an unnamed namespace, after amx_impl.h.
 
 #include "activation_impl.h"
-#include "element_impl.h"
 #include "gemm_epilogue_impl.h"
 
 constexpr int64_t kBlockSize = kAmxRows * kAmxCols;  // f32 sums of a block

@@ -1,6 +1,6 @@
 // Checks the CPU convolutions without jaxlib: every instruction set of this machine, all
-// directions, dtypes and epilogues, awkward geometry, against a double reference; and that
-// splitting and threads do not change a bit of the result.
+// directions, dtypes and epilogues, awkward geometry, against a double reference; and
+// that splitting and threads do not change a bit of the result.
 //
 //   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/conv2d_test.cc <kernels/cpu objects>
 //       -pthread
@@ -204,7 +204,8 @@ struct Case {
               const int64_t out = ((n * a.height.y + oy) * a.width.y + ox) * a.columns;
               for (int64_t c = 0; c < inputs; ++c)
                 for (int64_t j = 0; j < a.columns; ++j) {
-                  visit(in + j / outputs * inputs + c, (tap + c) * a.columns + j, out + j);
+                  const int64_t i = in + j / outputs * inputs + c;
+                  visit(i, (tap + c) * a.columns + j, out + j);
                 }
             }
   }
@@ -258,8 +259,9 @@ int Check(const ConvIsa& isa, bool large) {
               isa.name, int(a.direction), long(a.batch), long(a.channels),
               long(a.columns), long(a.groups), int(a.in_type), int(a.out_type));
   for (const ConvExtent& e : {a.height, a.width}) {
-    std::printf(" (x=%ld w=%ld y=%ld stride=%ld dilation=%ld padding=%ld)", long(e.x),
-                long(e.w), long(e.y), long(e.stride), long(e.dilation), long(e.padding));
+    std::printf(" (x=%ld w=%ld y=%ld stride=%ld dilation=%ld padding=%ld)",
+                long(e.x), long(e.w), long(e.y), long(e.stride), long(e.dilation),
+                long(e.padding));
   }
   std::printf(": %s\n",
               same ? ("error is " + std::to_string(error) + " of the allowed").c_str()

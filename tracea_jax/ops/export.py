@@ -22,10 +22,5 @@ def export_checks() -> list[DisabledSafetyCheck]:
     Their targets carry a version: a program that an installed package cannot serve is
     refused when it is loaded. The process that loads one must import ``tracea_jax``.
     """
-    targets = (
-        launch.CPU_GEMM_TARGET,
-        *launch.CPU_ATTENTION_TARGETS,
-        launch.CUDA_TARGET,
-        *_CUDNN_TARGETS,
-    )
+    targets = (*launch.CPU_TARGETS, launch.CUDA_TARGET, *_CUDNN_TARGETS)
     return [DisabledSafetyCheck.custom_call(target) for target in targets]

@@ -27,8 +27,12 @@ except ImportError as e:
         "source tree, install the package (pip install .) and run outside of the tree."
     ) from e
 
-CPU_GEMM_TARGET = "tracea_cpu_gemm_v1"
-CPU_ATTENTION_TARGETS = ("tracea_cpu_attention_v1", "tracea_cpu_attention_gradient_v1")
+CPU_TARGETS = (
+    "tracea_cpu_attention_gradient_v1",
+    "tracea_cpu_attention_v1",
+    "tracea_cpu_conv2d_v1",
+    "tracea_cpu_gemm_v1",
+)
 CUDA_TARGET = "tracea_cuda_launch_v1"
 ABI = 1  # of the attributes below; ffi/launch_spec.h has the same number
 

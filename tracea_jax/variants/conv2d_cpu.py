@@ -46,10 +46,11 @@ _KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
 _PANEL_SHARE = (
     0.4  # of L2 for the packed weights; image and result pass through the rest
 )
+_FEW_COLUMNS = 4
 _MOST_NC = 4096  # wider blocks are cut to this
 # With the heuristic's own width these are few enough to measure all.
-_DEPTHS = (192, 288, 384, 576, 1152)
-_WIDTHS = (64, 128, 256, 512)
+_DEPTHS = (192, 384, 576, 1152)
+_WIDTHS = (64, 128, 256)
 _TASKS = (1, 2, 4, 8)
 
 
@@ -111,8 +112,16 @@ class Conv2dCpu:
         return Conv2dCpuConfig(kc=kc, nc=min(max(64, columns), _MOST_NC), tasks=2)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        # XLA widens 16-bit operands to float32, as this does without AMX.
-        return True
+        """Against XLA, which is slow at groups and widens 16-bit operands to float32.
+
+        A register tile is 32 columns wide: a result of very few channels wastes it.
+        """
+        if _is_depthwise(problem) or on_amx(problem, device):
+            return True
+        if problem.groups == 1:
+            return width(problem) > _FEW_COLUMNS
+        one_channel = problem.in_channels == problem.groups
+        return not one_channel or problem.lhs == "float32"
 
     def call(
         self, problem: Conv2dProblem, config: Conv2dCpuConfig, device: Device
@@ -190,7 +199,7 @@ def _depth(problem: Conv2dProblem, unit: int) -> int:
     return taps_y * taps_x * unit * _ceil_div(channels, unit)
 
 
-def columns(problem: Conv2dProblem) -> int:
+def width(problem: Conv2dProblem) -> int:
     """Channels of the result in each group."""
     by_input = problem.direction == "input_grad"
     count = problem.in_channels if by_input else problem.out_channels
@@ -198,7 +207,7 @@ def columns(problem: Conv2dProblem) -> int:
 
 
 def _repeats(
-    problem: Conv2dProblem, device: CpuDevice, hero: Conv2dCpuConfig, columns_: Columns
+    problem: Conv2dProblem, device: CpuDevice, hero: Conv2dCpuConfig, columns: Columns
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Which configs run exactly as another one, by the choice that makes no difference.
 
@@ -206,11 +215,11 @@ def _repeats(
     """
     effects = {
         "kc": lambda kc: block_depth(problem, device, kc),
-        "nc": lambda nc: np.minimum(nc, columns(problem)),
+        "nc": lambda nc: np.minimum(nc, width(problem)),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
     for name, effect in effects.items():
-        values = columns_[name]
+        values = columns[name]
         choices = (getattr(hero, name), *np.unique(values).tolist())
         yield name, representative(values, choices, effect) != values
 
@@ -226,17 +235,17 @@ def _ceil_div(a: Any, b: Any) -> Any:
     return -(-a // b)
 
 
-def _derived(problem: Conv2dProblem, device: CpuDevice, columns_: Columns) -> Columns:
+def _derived(problem: Conv2dProblem, device: CpuDevice, columns: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
     itemsize = 2 if on_amx(problem, device) else 4
-    deep = np.maximum(block_depth(problem, device, columns_["kc"]), 1)
-    wide = np.clip(columns_["nc"], 1, max(columns(problem), 1))
+    deep = np.maximum(block_depth(problem, device, columns["kc"]), 1)
+    wide = np.clip(columns["nc"], 1, max(width(problem), 1))
     return {
         "log2_panel_per_l2": np.log2(itemsize * deep * wide / device.l2_bytes),
         "log2_depth_blocks": np.log2(
             np.maximum(_ceil_div(depth(problem, device), deep), 1)
         ),
-        "log2_strips": np.log2(np.maximum(_ceil_div(columns(problem), wide), 1)),
+        "log2_strips": np.log2(np.maximum(_ceil_div(width(problem), wide), 1)),
     }
 
 
