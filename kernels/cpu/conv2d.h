@@ -13,6 +13,8 @@
 // one, ascending: a result's bits depend on shape, instruction set and the depth of these
 // blocks, but neither on the split into tasks nor on the number of threads.
 //
+// On AMX subnormal bf16 operands and results count as zero; elsewhere they do not.
+//
 // A kernel exists once per instruction set (`ConvIsa`). It computes one range of one
 // product on the calling thread and neither allocates nor throws.
 
@@ -135,7 +137,9 @@ struct ConvPlan {
   int64_t groups, group_step;
   int64_t m, m_step;  // of the largest phase
   int64_t n, n_step;
-  int64_t workspace_bytes;  // for one running task, 64-byte aligned
+  // For one running task, 64-byte aligned: below 24 MB, or 1 KB for each tap of a kernel
+  // with a channel in each group.
+  int64_t workspace_bytes;
 
   int64_t num_m() const { return m == 0 ? 0 : (m - 1) / m_step + 1; }
   int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }
