@@ -65,7 +65,7 @@ def test_unmeasured_the_policy_decides():
     assert "usually wins" in found.reason
     integer = plan(INTEGER, CPU)
     assert (integer.variant, integer.origin) == ("xla", "policy")
-    narrow = dataclasses.replace(SMALL, lhs="bfloat16", rhs="bfloat16")
+    narrow = dataclasses.replace(SMALL, lhs="float16", rhs="float16")
     assert plan(narrow, CPU).variant == "xla"
     asked = plan(narrow, CPU, implementation="tracea")
     assert asked.variant == "gemm_cpu" and "'tracea' was asked for" in asked.reason
