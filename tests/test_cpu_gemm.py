@@ -160,9 +160,10 @@ def test_row_strips_use_a_packed_rhs_again(layout):
     "shape", [(5, 16, 32), (16, 17, 33), (17, 48, 31), (32, 32, 2)]
 )
 def test_parts_of_tiles(shape):
+    m, n, k = shape
     for layout in LAYOUTS:
-        run_and_check(gemm(*shape, "bfloat16", layout=layout, epilogue=FULL))
-        run_and_check(gemm(*shape, "bfloat16", layout=layout))
+        run_and_check(gemm(m, n, k, "bfloat16", layout=layout, epilogue=FULL))
+        run_and_check(gemm(m, n, k, "bfloat16", layout=layout))
 
 
 def test_a_nan_stays_in_its_row():
