@@ -147,6 +147,7 @@ class Search:
         if self.stop is None and room <= 0:
             whole = self._budget == len(self._features)
             self.stop = "complete" if whole else "budget"
+            self.expected_gain = 0.0 if whole else self.expected_gain
         if self.stop is not None:
             return ()
         count = min(self._batch, room)
