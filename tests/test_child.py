@@ -237,7 +237,15 @@ def test_a_childs_results_are_those_of_the_ops(monkeypatch):
             assert lab.verify(problem, c).failure is None
 
 
-def test_ctrl_c_leaves_a_lab_that_works():
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises: in jobs that run in the background, shells have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_a_lab_that_works(ctrl_c):
     # A child that is late on a busy machine must not be taken for hung.
     patient = Limits(run_s=60.0, prepare_s=60.0, verify_s=60.0)
     with contextlib.closing(lab_of(limits=patient)) as lab:
