@@ -11,11 +11,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "arrays.h"
 #include "conv2d.h"
 #include "memory.h"
 #include "parallel.h"
@@ -23,86 +23,6 @@
 using namespace tracea::cpu;
 
 namespace {
-
-std::mt19937 rng(7);
-
-int64_t Pick(std::initializer_list<int64_t> values) {
-  return values.begin()[rng() % values.size()];
-}
-
-int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }
-
-double Decode(const void* data, DType type, int64_t i) {
-  if (type == DType::kF32) return static_cast<const float*>(data)[i];
-  const uint16_t h = static_cast<const uint16_t*>(data)[i];
-  if (type == DType::kBF16) {
-    const uint32_t u = uint32_t{h} << 16;
-    float f;
-    std::memcpy(&f, &u, 4);
-    return f;
-  }
-  const int exponent = (h >> 10) & 31, mantissa = h & 1023;
-  if (exponent == 31) return mantissa ? NAN : (h >> 15 ? -INFINITY : INFINITY);
-  const double magnitude = exponent ? std::ldexp(1024 + mantissa, exponent - 25)
-                                    : std::ldexp(mantissa, -24);
-  return h >> 15 ? -magnitude : magnitude;
-}
-
-// Values with few bits, exact in every type.
-void Encode(void* data, DType type, int64_t i, double x) {
-  const float f = static_cast<float>(x);
-  if (type == DType::kF32) {
-    static_cast<float*>(data)[i] = f;
-    return;
-  }
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  uint16_t h = static_cast<uint16_t>(u >> 16);
-  if (type == DType::kF16) {
-    const uint32_t exponent = (u >> 23) & 255;
-    h = exponent == 0 ? 0
-                      : static_cast<uint16_t>((u >> 16 & 0x8000) |
-                                              ((exponent - 112) << 10) | (u >> 13 & 1023));
-  }
-  static_cast<uint16_t*>(data)[i] = h;
-}
-
-struct Array {
-  DType type = DType::kF32;
-  int64_t size = 0;
-  std::vector<uint8_t> bytes;  // exactly as long as the data: a sanitizer sees overruns
-
-  void Fill(DType t, int64_t count) {
-    type = t;
-    size = count;
-    bytes.assign(count * ItemSize(t), 0);
-    for (int64_t i = 0; i < count; ++i) {
-      Encode(bytes.data(), t, i, (int(rng() % 129) - 64) / 32.0);
-    }
-  }
-  void Poison(DType t, int64_t count) {
-    type = t;
-    size = count;
-    bytes.assign(count * ItemSize(t), 0xff);
-  }
-  double operator[](int64_t i) const { return Decode(bytes.data(), type, i); }
-};
-
-double Activate(double z, Activation activation) {
-  switch (activation) {
-    case Activation::kNone:
-      return z;
-    case Activation::kRelu:
-      return std::max(z, 0.0);
-    case Activation::kGelu:
-      return 0.5 * z * (1 + std::tanh(std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z)));
-    case Activation::kGeluExact:
-      return 0.5 * z * std::erfc(-z / std::sqrt(2.0));
-    case Activation::kSilu:
-      return z / (1 + std::exp(-z));
-  }
-  return NAN;
-}
 
 struct Case {
   ConvArgs args{};
