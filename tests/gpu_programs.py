@@ -9,18 +9,19 @@ import collections
 import pathlib
 import sys
 import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from spaces import one_of_each
 
-from tracea_jax import ops
-from tracea_jax.ops import matmul_bench as bench
+from tracea_jax import ops, variants
+from tracea_jax.ops import gated_bench, matmul_bench
 from tracea_jax.policy import Choice
-from tracea_jax.problem import Epilogue, GemmProblem, Layout
+from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem, Problem
 from tracea_jax.tune import local_device
-from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 
 def capture() -> None:
@@ -57,51 +58,71 @@ def capture() -> None:
     print(f"graphs={counts['graphs']} kernels={counts['kernels']}")
 
 
+FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+
+
+def product(m: int, n: int, k: int, dtype: str, **fields: Any) -> GemmProblem:
+    fields = {"lhs": dtype, "rhs": dtype, "out": dtype, **fields}
+    return GemmProblem(m=m, n=n, k=k, **fields)
+
+
+def paths() -> Iterator[tuple[str, Problem, tuple[str, ...]]]:
+    """Variants, problems, and the fields of whose values a config each is run."""
+    small: dict[str, Any] = {"batch": 2, "lhs_batched": True, "epilogue": FULL}
+    clusters = ("consumers", "cluster_m", "cluster_n", "cluster_k")
+    yield "gemm_sm90", product(136, 200, 200, "bfloat16", **small), clusters
+    yield "gemm_sm90", product(136, 200, 200, "bfloat16", layout="nt"), clusters
+    wide = product(136, 200, 200, "bfloat16", layout="tt", **small | {"out": "float32"})
+    yield "gemm_sm90", wide, clusters
+    yield "gemm_sm90", product(136, 324, 200, "bfloat16", layout="nt"), ("tile_n",)
+    yield "gemm_sm90", product(17, 201, 200, "bfloat16", layout="nt"), ()
+    yield "gemm_sm90", product(200, 136, 100, "float32", layout="nt"), ()
+    bytes_ = product(72, 136, 208, "float8_e4m3fn", out="bfloat16", layout="nt")
+    yield "gemm_sm90", bytes_, ()
+    # Rounds of whole tiles before the last ones are shared.
+    yield "gemm_sm90", product(700, 960, 200, "bfloat16"), ("cluster_k",)
+    yield "gemm_sm90_padded", product(131, 201, 77, "bfloat16", epilogue=FULL), ()
+    exact = product(136, 200, 72, "float32", precision="highest", epilogue=FULL)
+    yield "gemm_sm90_split", exact, ()
+    yield "gemm_sm80", product(131, 201, 77, "float32", **small), ()
+    yield "gemm_sm80", product(72, 136, 200, "float16", layout="tt"), ("stages",)
+    gated = GatedMatmulProblem(
+        m=136, n=200, k=200, lhs="bfloat16", rhs="bfloat16", out="bfloat16",
+        save_products=True,
+    )  # fmt: skip
+    yield "gated_sm90", gated, ("tile_n",)
+
+
 def every_path() -> None:
     """One small case of every code path of the kernels, checked; for the sanitizers."""
     device = local_device()
-    full = Epilogue(
-        bias="row", activation="gelu", residual=True, save_preactivation=True
-    )
-    cases: tuple[tuple[str, Layout, Epilogue], ...] = (
-        ("bfloat16", "nn", full),
-        ("float32", "tt", full),
-        ("bfloat16", "nt", Epilogue()),
-    )
-    for out, layout, epilogue in cases:
-        problem = GemmProblem(
-            batch=2,
-            m=136,
-            n=200,
-            k=200,
-            lhs="bfloat16",
-            rhs="bfloat16",
-            out=out,
-            layout=layout,
-            lhs_batched=True,
-            epilogue=epilogue,
-        )
-        space = GEMM_SM90.space(problem, device)
-        for config in one_of_each(space, "consumers", "cluster_m", "cluster_n"):
-            choice = Choice(variant="gemm_sm90", config=config)
-            inputs = [
-                jax.device_put(np.asarray(x).astype(x.dtype))
-                for x in _host_operands(problem)
-            ]
+    for name, problem, fields in paths():
+        bench = gated_bench if isinstance(problem, GatedMatmulProblem) else matmul_bench
+        variant = variants.get(problem.op, name)
+        inputs = [
+            jax.device_put(np.asarray(x).astype(x.dtype))
+            for x in host_operands(bench.operands, problem)
+        ]
+        judge = bench.judge(problem, device, inputs, 0)
+        space = variant.space(problem, device)
+        usual = [variant.heuristic(problem, device)]
+        for config in one_of_each(space, *fields) if fields else usual:
+            choice = Choice(variant=name, config=config)
             run = jax.jit(
-                lambda *x, p=problem, c=choice: bench.execute(*x, problem=p, choice=c)
+                lambda *x, b=bench, p=problem, c=choice: b.execute(
+                    *x, problem=p, choice=c
+                )
             )
-            y = run(*inputs)[0]
-            error = bench.judge(problem, device, inputs, 0)([y])
+            error = judge(run(*inputs))
             assert error <= 1.0, (str(problem), str(config), error)
-            print(f"ok {problem} {config}", flush=True)
+            print(f"ok {name} {problem} {config}", flush=True)
 
 
-def _host_operands(problem: GemmProblem) -> list[np.ndarray]:
+def host_operands(operands: Any, problem: Problem) -> list[np.ndarray]:
     """Random operands made on the host: no kernel but ours shall run."""
     cpu = jax.devices("cpu")[0]
     with jax.default_device(cpu):
-        return [np.asarray(x) for x in bench.operands(problem, seed=0)]
+        return [np.asarray(x) for x in operands(problem, seed=0)]
 
 
 if __name__ == "__main__":
