@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from spaces import one_of_each
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit import sources
+from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
 from tracea_jax.emit.wgmma import PTX_TYPE, Wgmma
@@ -25,6 +28,7 @@ from tracea_jax.problem import (
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.gemm_sm90_space import LEGAL, block_steps, waves
 
 H200 = NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
@@ -189,6 +193,82 @@ def test_raster_goes_down_a_band_before_it_goes_right():
     assert order[12:] == [(3, 0), (4, 0)]
 
 
+def clustered(m: int = 1, n: int = 1, k: int = 1) -> GemmSm90Config:
+    return GemmSm90Config(
+        tile_m=64, tile_n=64, stages=8, consumers=1,
+        cluster_m=m, cluster_n=n, cluster_k=k,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tiles", [1, 5, 32, 33, 34, 132, 160, 165, 166, 300])
+@pytest.mark.parametrize("cluster_k", [1, 2, 4])
+def test_every_tile_is_dealt_once_or_to_a_whole_cluster(cluster_k, tiles):
+    asked, config = problem(64, 64 * tiles, 6400), clustered(k=cluster_k)
+    blocks = emit.grid(asked, config, H200.sm_count)
+    dealt = emit.deal(tiles, blocks, config)
+    left = tiles % blocks
+    rules = [rule.code for rule in LEGAL if np.any(rule.refuses(asked, config, H200))]
+    if cluster_k > 1 and not 0 < left <= blocks // cluster_k:
+        assert rules == ["split"]
+        return
+    assert rules == []
+    owners = collections.Counter(tile for mine in dealt for tile in mine)
+    shared = range(tiles - left, tiles) if cluster_k > 1 else ()
+    for tile in range(tiles):
+        assert owners[tile] == (cluster_k if tile in shared else 1)
+    for tile in shared:
+        assert [mine[-1] for mine in dealt].count(tile) == cluster_k
+    # The formulas of the space count what the busiest block reads.
+    steps = [sum(100 // owners[tile] for tile in mine) for mine in dealt]
+    assert block_steps(asked, config, H200) == max(steps)
+    assert waves(asked, config, H200) == max(map(len, dealt))
+
+
+@pytest.mark.nvrtc
+def test_device_deals_tiles_as_the_model_does():
+    lines = []
+    for config, tiles, blocks in (
+        (clustered(), 7, 3), (clustered(m=2), 7, 6), (clustered(k=2), 2, 4),
+        (clustered(k=2), 11, 8), (clustered(k=4), 26, 8), (clustered(k=4), 16, 8),
+    ):  # fmt: skip
+        sharers, cluster_k = config.sharers, config.cluster_k
+        deal = f"TileDeal<{sharers}, {cluster_k}>{{{tiles}u, {blocks}u}}"
+        for block, mine in enumerate(emit.deal(tiles, blocks, config)):
+            last = blocks // sharers * (len(mine) - 1)
+            for turn, tile in enumerate(mine):
+                here = f"{deal}.tile({blocks // sharers * turn}u, {block}u)"
+                lines.append(f'static_assert({here} == {tile}, "block {block}");')
+            others = f"{deal}.tile({last + blocks // sharers}u, {block}u) >= {tiles}"
+            lines.append(f'static_assert({others}, "block {block}");')
+            is_shared = cxx(cluster_k > 1 and tiles - last < blocks)
+            shares = f"{deal}.shares_tile({block}u) == {is_shared}"
+            lines.append(f'static_assert({shares}, "block {block} shares");')
+    assert compiles_device_code("tile/scheduler.cuh", lines)
+    wrong = [lines[0].replace("== 0", "== 1")]
+    with pytest.raises(nvrtc.CompileError, match="block 0"):
+        compiles_device_code("tile/scheduler.cuh", wrong)
+
+
+def compiles_device_code(header: str, lines: list[str]) -> bytes:
+    """The image of a kernel that does nothing behind these lines of device code."""
+    source = "\n".join(
+        [
+            f'#include "{header}"',
+            "namespace tracea {",
+            *lines,
+            "}",
+            'extern "C" __global__ void nothing() {}',
+        ]
+    )
+    kernel = dataclasses.replace(
+        emit.kernel(problem(), WIDE, H200),
+        entry="nothing",
+        source=source,
+        headers=sources.headers(header),
+    )
+    return nvrtc.compile(kernel).image
+
+
 def maps(kernel: Kernel) -> list[TensorMap]:
     return [p for p in kernel.params if isinstance(p, TensorMap)]
 
@@ -274,11 +354,18 @@ def test_few_rows_are_loaded_without_the_slab_around_them(m, rows):
     assert lhs.box == (64, 64, 1)
 
 
-def test_blocks_share_k_only_where_all_tiles_run_at_once():
+def test_clusters_share_only_what_is_left_for_a_last_round():
     deep = problem(256, 256, 65536)
     space = GEMM_SM90.space(deep, H200)
     assert {c.cluster_k for c in space.configs()} == {1, 2, 4}
-    assert {c.cluster_k for c in GEMM_SM90.space(problem(), H200).configs()} == {1}
+    # 1024 tiles of 256 x 256 leave 100 for the 8th round, more than clusters.
+    one_size = [c for c in GEMM_SM90.space(problem(8192, 8192), H200).configs()
+                if c.tile_m * c.tile_n == 1 << 15]  # fmt: skip
+    assert {c.cluster_k for c in one_size} == {1}
+    # 160 tiles of 128 x 256 leave 28.
+    uneven = [c for c in GEMM_SM90.space(problem(512, 10240), H200).configs()
+              if (c.tile_m, c.tile_n) == (128, 256)]  # fmt: skip
+    assert {c.cluster_k for c in uneven} == {1, 2}
     shallow = problem(64, 64, 100)
     assert {c.cluster_k for c in GEMM_SM90.space(shallow, H200).configs()} == {1, 2}
 
@@ -441,25 +528,10 @@ def test_device_walks_tiles_in_the_order_of_the_model():
             here = f"at_{band}.at({tile}u)"
             equal = f"{here}.m == {m} && {here}.n == {n} && {here}.batch == {batch}"
             lines.append(f'static_assert({equal}, "tile {tile}");')
-    source = "\n".join(
-        [
-            '#include "tile/scheduler.cuh"',
-            "namespace tracea {",
-            *lines,
-            "}",
-            'extern "C" __global__ void nothing() {}',
-        ]
-    )
-    kernel = dataclasses.replace(
-        emit.kernel(problem(), WIDE, H200),
-        entry="nothing",
-        source=source,
-        headers=sources.headers("tile/scheduler.cuh"),
-    )
-    assert nvrtc.compile(kernel).image
-    wrong = source.replace(".m == 0", ".m == 1", 1)
+    assert compiles_device_code("tile/scheduler.cuh", lines)
+    wrong = [line.replace(".m == 0", ".m == 1", 1) for line in lines]
     with pytest.raises(nvrtc.CompileError, match="tile 0"):
-        nvrtc.compile(dataclasses.replace(kernel, source=wrong))
+        compiles_device_code("tile/scheduler.cuh", wrong)
 
 
 @pytest.mark.nvrtc

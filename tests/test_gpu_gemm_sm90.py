@@ -38,6 +38,33 @@ def test_blocks_that_share_the_work_of_a_tile(layout, out):
     assert sweep(problem, *fields, cluster_k=lambda k: k > 1)
 
 
+@pytest.mark.parametrize("tile", [(64, 64), (128, 160), (128, 256), (256, 128)])
+@pytest.mark.parametrize("epilogue", [FULL, GATE])
+def test_blocks_that_share_what_is_left_for_the_last_round(epilogue, tile):
+    rows, columns = tile
+    at_once = device_for("cuda").sm_count
+    tiles = -(-(2 * at_once + 1) // 6)  # in each of 6 rows: two whole rounds and a few
+    problem = gemm(6 * rows - 5, tiles * columns - 8, 328, epilogue=epilogue)
+    fields = ("tile_m", "tile_n", "consumers", "cluster_k")
+    assert sweep(
+        problem,
+        *fields,
+        tile_m=lambda m: m == rows,
+        tile_n=lambda n: n == columns,
+        cluster_k=lambda k: k > 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("layout", "out"),
+    [("nn", "bfloat16"), ("nt", "float32"), ("tn", "float32"), ("tt", "bfloat16")],
+)
+def test_tiles_that_are_no_whole_number_of_slabs(layout, out):
+    problem = gemm(136, 456, 328, layout=layout, out=out, epilogue=FULL)
+    fields = ("tile_m", "tile_n", "cluster_m", "cluster_n", "cluster_k")
+    assert sweep(problem, *fields, tile_n=lambda n: n % 64 != 0)
+
+
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize("m", [1, 8, 9, 17, 32])
 def test_rows_that_do_not_fill_a_slab(m, layout):

@@ -16,9 +16,9 @@
 // copies half of the shared operand into both. Tiles past the edge of the output are
 // computed on zeros and stored nowhere, so that partners always work in step.
 //
-// Or the kClusterK blocks of a cluster compute one tile, each a range of k. Their sums meet
+// Or the kClusterK blocks of a cluster share a tile, each a range of k. Their sums meet
 // through distributed shared memory, added in the order of k: results do not depend on
-// which block is first.
+// which block is first. Only the tiles of the last round are shared, see tile/scheduler.cuh.
 //
 // A gated product y = activation(A G) * (A U) is one with B = [G, U] by half tiles. Both
 // accumulators of an entry of y belong to one thread.
@@ -62,15 +62,16 @@ struct GemmSm90Params {
 template <int kExtent, bool kMnMajor, int kSharers, int kLoaded = kExtent>
 struct OperandTile {
   static constexpr int kTileK = 64;  // of an MN-major tile, whose elements have 16 bits
-  static constexpr u32 kBytes = kLoaded * 128;
   static constexpr u32 kSlabBytes = 64 * 128;  // 64 rows or columns, both majornesses
-  static constexpr int kSlabs = kExtent / 64;
+  static constexpr int kSlabs = ceil_div(kExtent, 64);
+  // MN-major slabs are copied whole, also the last one of an extent that ends inside it.
+  static constexpr u32 kBytes = kMnMajor ? kSlabs * kSlabBytes : kLoaded * 128;
   // MN-major slabs are dealt out whole if that is even, else cut along k.
   static constexpr bool kWholeSlabs = kSlabs % kSharers == 0;
   static constexpr int kCopies = kWholeSlabs ? kSlabs / kSharers : kSlabs;
   static constexpr int kBoxK = kWholeSlabs ? kTileK : kTileK / kSharers;
   static constexpr int kBoxRows = kMnMajor ? kBoxK : kLoaded / kSharers;
-  static_assert(kExtent % 64 == 0 && kBoxRows % 8 == 0 && kBoxRows <= 256,
+  static_assert(kExtent % 8 == 0 && kBoxRows % 8 == 0 && kBoxRows <= 256,
                 "shares must be whole groups of 8 rows, in one box");
   static_assert(kLoaded == kExtent || (!kMnMajor && kSharers == 1 && kExtent == 64),
                 "only a lone K-major slab may be loaded in part");
@@ -120,11 +121,19 @@ struct PartProducts<3> {
 template <class Traits>
 struct GemmSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kParts * Traits::kRowsA * 128];
-  alignas(1024) u8 b[Traits::kStages][Traits::kParts * Traits::kTileN * 128];
+  alignas(1024) u8 b[Traits::kStages][Traits::kParts * Traits::kRowsB * 128];
   alignas(1024) u8 staging[Traits::kConsumers][Traits::kEpilogueBuffers][64 * 128];
   alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
+};
+
+// What a block computes at a time: the tile whose first row and column are (m, n), or of it
+// the sum over a part of k, as its cluster shares the tile.
+struct Work {
+  int m, n, batch;
+  int first_k_tile, last_k_tile;  // [first, last)
+  bool is_shared;
 };
 
 template <class Traits>
@@ -141,6 +150,7 @@ struct GemmSm90 {
   using DescriptorA = OperandDescriptor<Traits::kTransA, TileA::kSlabBytes>;
   using DescriptorB = OperandDescriptor<!Traits::kTransB, TileB::kSlabBytes>;
   using Raster = BandedRaster<Traits::kRasterBand>;
+  using Deal = TileDeal<Traits::kClusterM * Traits::kClusterN, Traits::kClusterK>;
   using Products = PartProducts<Traits::kParts>;
 
   static constexpr int kTileK = 128 / Traits::kElementBytes;
@@ -163,6 +173,9 @@ struct GemmSm90 {
   static_assert(kSharers == 1 || Traits::kClusterK == 1, "a cluster shares k or operands");
   static_assert(Mma::kN == Traits::kTileN && Mma::kAccumulators == Traits::kTileN / 2,
                 "one instruction spans the columns of the tile");
+  static_assert(kArraysB * TileB::kBytes == Traits::kRowsB * 128,
+                "the ring must hold what is copied");
+  static_assert(!Traits::kGated || kColumns % 64 == 0, "two operands lie slab by slab");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
   static_assert(Traits::kElementBytes == 2 || (!Traits::kTransA && Traits::kTransB),
@@ -186,27 +199,39 @@ struct GemmSm90 {
     return ceil_div(p.n, kColumns * Traits::kClusterN);
   }
 
-  // The tiles of k that this block multiplies: [first, last).
-  TRACEA_DEVICE int k_tile_bound(int rank) const {
-    const int k_tiles = ceil_div(p.k, kTileK);
-    if constexpr (Traits::kClusterK == 1) return rank * k_tiles;
-    return static_cast<int>(static_cast<i64>(k_tiles) * rank / Traits::kClusterK);
+  // The clusters' tiles of C in all batches.
+  TRACEA_DEVICE u32 tiles() const {
+    return static_cast<u32>(p.batch) * m_clusters() * n_clusters();
   }
-  TRACEA_DEVICE int first_k_tile() const { return k_tile_bound(cluster_k); }
-  TRACEA_DEVICE int last_k_tile() const { return k_tile_bound(cluster_k + 1); }
 
-  // Calls body(m, n, batch) with the first row and column of each tile of this block.
+  TRACEA_DEVICE Deal deal() const { return Deal{tiles(), gridDim.x}; }
+
+  // Whether the last round leaves this block's cluster a tile to share.
+  TRACEA_DEVICE bool shares_tile() const { return deal().shares_tile(blockIdx.x); }
+
+  // Calls body(work) for each piece of work of this block.
   template <class Body>
   TRACEA_DEVICE void for_each_tile(Body&& body) const {
     const Raster raster{m_clusters(), n_clusters()};
-    const u32 tiles = static_cast<u32>(p.batch) * raster.m_tiles * raster.n_tiles;
+    const int k_tiles = ceil_div(p.k, kTileK);
     TRACEA_NO_UNROLL
-    for (u32 tile = blockIdx.x / kClusterSize; tile < tiles;
-         tile += gridDim.x / kClusterSize) {
+    for (u32 first = 0; first < tiles(); first += deal().round()) {
+      const u32 tile = deal().tile(first, blockIdx.x);
+      if (tile >= tiles()) break;
       const TileCoordinate at = raster.at(tile);
-      body((at.m * Traits::kClusterM + cluster_m) * Traits::kTileM,
-           (at.n * Traits::kClusterN + cluster_n) * kColumns, at.batch);
+      const bool is_shared = deal().is_shared(first);
+      const int parts = is_shared ? Traits::kClusterK : 1, part = is_shared ? cluster_k : 0;
+      body(Work{(at.m * Traits::kClusterM + cluster_m) * Traits::kTileM,
+                (at.n * Traits::kClusterN + cluster_n) * kColumns, at.batch,
+                k_tile_bound(k_tiles, part, parts), k_tile_bound(k_tiles, part + 1, parts),
+                is_shared});
     }
+  }
+
+  // Where part `part` of `parts` equal ones begins.
+  TRACEA_DEVICE static int k_tile_bound(int k_tiles, int part, int parts) {
+    if constexpr (Traits::kClusterK == 1) return part * k_tiles;
+    return static_cast<int>(static_cast<i64>(k_tiles) * part / parts);
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -239,16 +264,16 @@ struct GemmSm90 {
   // One thread of the block.
   TRACEA_DEVICE void produce() const {
     State state;
-    const int first = first_k_tile(), last = last_k_tile();
-    for_each_tile([&](int m, int n, int batch) {
+    for_each_tile([&](const Work& work) {
       TRACEA_NO_UNROLL
-      for (int k_tile = first; k_tile < last; ++k_tile, state.advance()) {
+      for (int k_tile = work.first_k_tile; k_tile < work.last_k_tile;
+           ++k_tile, state.advance()) {
         const u32 full = shared_address(&smem.full_barrier[state.stage_idx]);
         wait(shared_address(&smem.empty_barrier[state.stage_idx]),
              state.producer_parity());
         // The whole stage, whichever block of the cluster copies it.
         mbarrier_arrive_expect_tx(full, kStageBytesA + kStageBytesB);
-        fill(state.stage_idx, m, n, k_tile * kTileK, batch, full);
+        fill(state.stage_idx, work.m, work.n, k_tile * kTileK, work.batch, full);
       }
     });
   }
@@ -308,28 +333,29 @@ struct GemmSm90 {
     const int row = consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
-    const int first = first_k_tile(), last = last_k_tile();
     WarpgroupEpilogue<Traits> epilogue(p.epilogue,
                                        shared_address(smem.staging[consumer]),
                                        shared_address(smem.bias[consumer]), consumer);
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
-    for_each_tile([&](int m, int n, int batch) {
-      epilogue.prefetch(m + row, n, batch);
+    for_each_tile([&](const Work& work) {
+      const int m = work.m + row;
+      epilogue.prefetch(m, work.n, work.batch);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       float totals[kPromotes ? kSlabs : 1][kPromotes ? Mma::kAccumulators : 1];
       if constexpr (kPromotes) fill_zero(totals);
 
       TRACEA_NO_UNROLL
-      for (int k_tile = first; k_tile < last; ++k_tile, state.advance()) {
+      for (int k_tile = work.first_k_tile; k_tile < work.last_k_tile;
+           ++k_tile, state.advance()) {
         wait(shared_address(&smem.full_barrier[state.stage_idx]),
              state.consumer_parity());
         // The first step of a tile, or of a promoted sum, overwrites the accumulators.
         multiply(accumulators, first_a + state.stage_idx * (kStageBytesA / 16),
                  first_b + state.stage_idx * (kStageBytesB / 16),
-                 !kPromotes && k_tile != first);
+                 !kPromotes && k_tile != work.first_k_tile);
         wgmma_wait_group<Traits::kWaitDepth>();
-        if (k_tile >= first + Traits::kWaitDepth) {
+        if (k_tile >= work.first_k_tile + Traits::kWaitDepth) {
           release(finished, thread);
           finished.advance();
         }
@@ -343,28 +369,29 @@ struct GemmSm90 {
         }
       }
       if constexpr (kPromotes) {
-        finish(epilogue, totals, m + row, n, batch, consumer, thread);
+        finish(epilogue, totals, m, work, consumer, thread);
       } else {
         fence_operands(accumulators);
-        finish(epilogue, accumulators, m + row, n, batch, consumer, thread);
+        finish(epilogue, accumulators, m, work, consumer, thread);
       }
     });
     epilogue.drain();
   }
 
-  // Stores this consumer's rows, or the block's share of what the cluster computed of them.
+  // Stores this consumer's rows from `m` on, or the block's share of what the cluster
+  // computed of them.
   TRACEA_DEVICE void finish(WarpgroupEpilogue<Traits>& epilogue,
-                            float (&sums)[kSlabs][Mma::kAccumulators], int m, int n,
-                            int batch, int consumer, int thread) const {
+                            float (&sums)[kSlabs][Mma::kAccumulators], int m,
+                            const Work& work, int consumer, int thread) const {
     if constexpr (Traits::kClusterK > 1) {
       using Exchange = SplitK<Traits::kClusterK, kConsumers, kSlabs, Mma::kAccumulators>;
       static_assert(Exchange::kBytes <= sizeof(smem.a) + sizeof(smem.b),
                     "sums of the whole tile must fit where the ring was");
       const Exchange exchange(shared_address(smem.a[0]), cluster_k, consumer, thread);
-      exchange.publish(sums);
-      epilogue.store_shares(sums, m, n, batch, exchange);
+      if (work.is_shared) exchange.publish(sums);
+      epilogue.store_shares(sums, m, work.n, work.batch, exchange, work.is_shared);
     } else {
-      epilogue.store(sums, m, n, batch);
+      epilogue.store(sums, m, work.n, work.batch);
     }
   }
 
@@ -425,7 +452,7 @@ TRACEA_DEVICE void gemm_sm90(const GemmSm90Params<Traits>& p) {
       setmaxnreg_dec<Traits::kProducerRegisters>();
     }
     if (warp == 0 && elect_one()) kernel.produce();
-    if constexpr (Traits::kClusterK > 1) {
+    if (kernel.shares_tile()) {
       __syncwarp();
       cluster_barrier();  // the consumers' sums, see SplitK
     }

@@ -35,6 +35,7 @@ TILE_K = 64  # of 16-bit elements: one row
 SLAB = 64  # rows of one wgmma; also elements of one row of an m- or n-major tile
 WARPGROUP = 128
 MAX_STAGES = 12
+_GPCS = 8  # at most
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
 
 _SHORT = epilogues.SHORT | {
@@ -55,7 +56,7 @@ class GemmSm90Config:
       stages: depth of the ring of operand tiles, each 128 bytes deep in k.
       consumers: warpgroups that multiply; they split the rows of the tile.
       cluster_m, cluster_n: blocks that share operand copies, along m or n.
-      cluster_k: blocks that share the work of one tile, each a range of k.
+      cluster_k: blocks that share the tiles of the last round, each a range of k.
       raster_band: rows of clusters of one band of the tile order.
       wait_depth: batches of wgmma that stay in flight while the next one is issued.
     """
@@ -138,7 +139,7 @@ def storage(
 def stores(problem: GemmProblem, config: GemmSm90Config, *, gated: bool = False) -> Any:
     """Sub-tiles that one consumer stores of each tile."""
     columns = ROW_BYTES // ITEMSIZE[problem.out]
-    tiles = config.slabs * config.tile_n // columns
+    tiles = config.slabs * -(-config.tile_n // columns)
     saved = problem.epilogue.save_preactivation
     if gated:  # half of the columns are y's; g and u are saved together
         return tiles // 2 * (1 + 2 * saved)
@@ -149,7 +150,7 @@ def smem_bytes(
     problem: GemmProblem, config: GemmSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    rows = loaded_rows(problem, config) + config.tile_n
+    rows = loaded_rows(problem, config) + loaded_columns(problem, config)
     ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
     bias = 4 * config.consumers * config.tile_n
@@ -198,6 +199,13 @@ def loaded_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     return np.where(alone, few, config.tile_m)
 
 
+def loaded_columns(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Columns of the right operand's tile that are copied: along n, 64 at a time."""
+    if problem.layout[1] == "t":
+        return config.tile_n
+    return -(-config.tile_n // SLAB) * SLAB
+
+
 def registers(config: GemmSm90Config) -> tuple[int, int]:
     """setmaxnreg of producer and consumers; zeros leave the launch's budget alone.
 
@@ -221,10 +229,22 @@ def tile_count(problem: GemmProblem, config: GemmSm90Config) -> int:
     return m_tiles * n_tiles * batch
 
 
+def resident_clusters(config: GemmSm90Config, sm_count: int) -> Any:
+    """Clusters that run at the same time whatever the chip.
+
+    A cluster lies in one GPC, whose SMs come in pairs, and chips differ in which pairs
+    are missing: clusters of four may leave a pair of each GPC idle (30 of them ran at
+    once on an H200 with 132 SMs).
+    """
+    size = config.cluster_size
+    usable = np.where(size > 2, sm_count - 2 * _GPCS, sm_count)
+    return np.maximum(usable // size, 1)
+
+
 def grid(problem: GemmProblem, config: GemmSm90Config, sm_count: int) -> int:
     """Blocks of the persistent launch: whole clusters, no more than fit."""
-    size = config.cluster_size
-    return size * max(1, min(tile_count(problem, config), sm_count // size))
+    clusters = int(resident_clusters(config, sm_count))
+    return config.cluster_size * max(1, min(tile_count(problem, config), clusters))
 
 
 def raster(tile: int, m_tiles: int, n_tiles: int, band: int) -> tuple[int, int, int]:
@@ -236,11 +256,25 @@ def raster(tile: int, m_tiles: int, n_tiles: int, band: int) -> tuple[int, int, 
     return first * band + m, n, batch
 
 
+def deal(tiles: int, blocks: int, config: GemmSm90Config) -> list[list[int]]:
+    """Tiles of each block in turn, the same for all that share one; see ``raster``."""
+    together = config.sharers
+    round_tiles = blocks // together
+    dealt: list[list[int]] = [[] for _ in range(blocks)]
+    for first in range(0, tiles, round_tiles):
+        is_shared = config.cluster_k > 1 and tiles - first < round_tiles
+        group = config.cluster_k if is_shared else together
+        for block, mine in enumerate(dealt):
+            if first + block // group < tiles:
+                mine.append(first + block // group)
+    return dealt
+
+
 def box_rows(extent: int, mn_major: bool, parts: int) -> int:
     """Rows of 128 bytes in one copy of an operand tile that ``parts`` blocks share."""
     if not mn_major:
         return extent // parts
-    return TILE_K if extent // SLAB % parts == 0 else TILE_K // parts
+    return TILE_K if -(-extent // SLAB) % parts == 0 else TILE_K // parts
 
 
 def kernel(
@@ -425,6 +459,7 @@ def _source(
     arrivals = ring.empty_arrivals(consumers=config.consumers, cluster=config.sharers)
     one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     rows = int(loaded_rows(problem, config))
+    columns = int(loaded_columns(problem, config))
     rows_a = _box_rows_a(problem, config)
     rows_b = _box_rows_b(problem, config.tile_n // (1 + gated), config)
     types = f"{problem.lhs}, {problem.rhs} -> {problem.out} {problem.layout}"
@@ -442,7 +477,7 @@ struct Traits {{
 kGated = {cxx(gated)}, \
 kMapsResults = {cxx(maps_results(one))};
   static constexpr int kElementBytes = {element_bytes(problem)}, \
-kParts = {parts(problem)}, kRowsA = {rows};
+kParts = {parts(problem)}, kRowsA = {rows}, kRowsB = {columns};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {config.consumers};
   static constexpr int kStages = {config.stages}, kWaitDepth = {config.wait_depth}, \

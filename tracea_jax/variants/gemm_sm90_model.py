@@ -11,8 +11,8 @@ of 128 bytes along k and an epilogue, in cycles of an SM:
     wait     = time to refill a stage, shared by the stages of the ring
     tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead
 
-A problem takes ``waves`` of tiles, or longer if the device's limits of power, L2,
-memory or the edge of the output say so; near several limits each of them slows it down:
+A problem takes as long as the busiest block, or longer if the device's limits of power,
+L2, memory or the edge of the output say so; near several limits each slows it down:
 
     time = (sm^p + power^p + l2^p + memory^p + edge^p)^(1/p) + launch
 """
@@ -29,7 +29,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
-from tracea_jax.variants.gemm_sm90_space import block_steps, slots, steps, waves
+from tracea_jax.variants.gemm_sm90_space import block_steps, places, steps, waves
 
 _MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
 _PORT_BYTES_PER_CYCLE = 64  # into one SM
@@ -102,14 +102,15 @@ def modelled_us(
 ) -> Any:
     """Time of one execution in microseconds; an array if the config holds columns."""
     a = constants
-    tile = block_steps(problem, config) * _step_cycles(problem, config, a)
-    tile += _tile_cycles(problem, config, device, a)
+    busiest = block_steps(problem, config, device) * _step_cycles(problem, config, a)
+    busiest += waves(problem, config, device) * _tile_cycles(problem, config, device, a)
+    busiest += (config.cluster_k > 1) * _exchange_cycles(config, a)
     blocks = emit.tile_count(problem, config) * config.sharers
     depth = steps(problem) * emit.TILE_K * emit.part_products(problem)
     macs = blocks * depth * config.tile_m * config.tile_n
     row_bytes = steps(problem) * emit.ROW_BYTES * emit.parts(problem)
     limits = (
-        waves(problem, config, device) * tile / a.cycles_per_us,
+        busiest / a.cycles_per_us,
         macs / a.macs_per_us,
         blocks * _block_rows(problem, config, a) * row_bytes / a.l2_bytes_per_us,
         _memory_bytes(problem, config, device) / a.memory_bytes_per_us,
@@ -126,7 +127,7 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
     """One step of a tile: the tensor cores, shared memory or the wait for a stage."""
     products = emit.part_products(problem)
     multiply = products * config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
-    loaded = emit.loaded_rows(problem, config) + config.tile_n
+    loaded = emit.loaded_rows(problem, config) + emit.loaded_columns(problem, config)
     loaded = loaded * emit.parts(problem)
     read = products * (config.tile_m // emit.SLAB) * (emit.SLAB + config.tile_n)
     busy = np.maximum(multiply, (read + loaded) / a.smem_rows_per_cycle)
@@ -150,15 +151,18 @@ def _tile_cycles(
     elements = config.tile_m * config.tile_n / config.consumers
     stored = elements * ITEMSIZE[problem.out] * _results(problem)
     has_exponential = problem.epilogue.activation not in ("none", "relu")
-    exchanged = a.exchange_cycles
-    exchanged += 4 * config.tile_m * config.tile_n / a.exchange_bytes_per_cycle
     return (
         a.tile_cycles
-        + (config.cluster_k > 1) * exchanged
         + stored / a.epilogue_bytes_per_cycle
         + late_bytes(problem, config, device) / a.store_bytes_per_cycle
         + has_exponential * elements / 128 * a.activation_cycles
     )
+
+
+def _exchange_cycles(config: GemmSm90Config, a: Constants) -> Any:
+    """What it takes a cluster to sum the tile that its blocks share."""
+    exchanged = 4 * config.tile_m * config.tile_n
+    return a.exchange_cycles + exchanged / a.exchange_bytes_per_cycle
 
 
 def late_bytes(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
@@ -196,7 +200,8 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     lhs = lhs_lines * _once(wide, (config.sharers == 1) & (lhs_lines == 1), a)
     rhs = rhs_lines * _once(high, (config.sharers == 1) & (rhs_lines == 1), a)
     rows = emit.loaded_rows(problem, config)
-    return lhs * rows / config.cluster_n + rhs * config.tile_n / config.cluster_m
+    columns = emit.loaded_columns(problem, config)
+    return lhs * rows / config.cluster_n + rhs * columns / config.cluster_m
 
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:
@@ -232,10 +237,10 @@ def _memory_bytes(
     is read again by the next wave, and what of B does not fit by the next bands.
     """
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
-    places = slots(config, device)
+    at_once = places(problem, config, device)
     band = np.minimum(config.raster_band, m_tiles)
-    width = np.minimum(-(-places // band), n_tiles)
-    height = np.minimum(np.maximum(band, places / width), m_tiles)  # of several bands
+    width = np.minimum(-(-at_once // band), n_tiles)
+    height = np.minimum(np.maximum(band, at_once / width), m_tiles)  # of several bands
     rows = np.minimum(height * config.tile_m * config.cluster_m, problem.m)
     cols = np.minimum(width * config.tile_n * config.cluster_n, problem.n)
     depth = problem.k * ITEMSIZE[problem.lhs]  # bytes of a row or column

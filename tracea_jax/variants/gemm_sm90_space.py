@@ -18,7 +18,7 @@ from tracea_jax.variants.space import Columns, Rule, grid, representative, survi
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 256),
-    "tile_n": (64, 128, 192, 256),
+    "tile_n": (64, 128, 160, 192, 224, 256),
     "consumers": (1, 2),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
@@ -39,6 +39,7 @@ GRID: dict[str, tuple[int, ...]] = {
 USUAL_BAND = GemmSm90Config(tile_m=64, tile_n=64, stages=2).raster_band
 # Accumulators of each thread; more leaves the epilogue too few registers.
 _MAX_ACCUMULATORS = 128
+_WORTH_SHARING = 0.08  # of all steps of k that the busiest block reads
 
 
 def accumulator_limit(problem: GemmProblem) -> int:
@@ -46,14 +47,33 @@ def accumulator_limit(problem: GemmProblem) -> int:
     return _MAX_ACCUMULATORS // (2 if emit.parts(problem) > 1 else 1)
 
 
-def slots(config: GemmSm90Config, device: CudaDevice) -> Any:
-    """Clusters that run at the same time, if there are as many tiles."""
-    return np.maximum(device.sm_count // config.cluster_size, 1)
+def places(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
+    """Tiles that the grid computes at the same time, but for those that are shared."""
+    resident = emit.resident_clusters(config, device.sm_count)
+    clusters = np.minimum(emit.tile_count(problem, config), resident)
+    return clusters * config.cluster_k
+
+
+def whole_tiles(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
+) -> Any:
+    """Tiles that the busiest block computes alone, or with partners of its operands."""
+    tiles, at_once = emit.tile_count(problem, config), places(problem, config, device)
+    return np.where(config.cluster_k > 1, tiles // at_once, -(-tiles // at_once))
+
+
+def shared_tiles(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
+) -> Any:
+    """Tiles that are left for the clusters to share."""
+    left = emit.tile_count(problem, config) % places(problem, config, device)
+    return np.where(config.cluster_k > 1, left, 0)
 
 
 def waves(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
-    """Tiles that the busiest cluster computes one after another."""
-    return -(-emit.tile_count(problem, config) // slots(config, device))
+    """Tiles that the busiest block computes one after another, whole or shared."""
+    shared = shared_tiles(problem, config, device)
+    return whole_tiles(problem, config, device) + (shared > 0)
 
 
 def steps(problem: GemmProblem) -> int:
@@ -61,9 +81,18 @@ def steps(problem: GemmProblem) -> int:
     return -(-problem.k // emit.tile_k(problem))
 
 
-def block_steps(problem: GemmProblem, config: GemmSm90Config) -> Any:
-    """Stages of k that the busiest block of a cluster reads for a tile."""
+def shared_steps(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Stages of k that the busiest block of a cluster reads for a shared tile."""
     return -(-steps(problem) // config.cluster_k)
+
+
+def block_steps(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
+) -> Any:
+    """Stages of k that the busiest block reads."""
+    whole = whole_tiles(problem, config, device) * steps(problem)
+    shared = shared_tiles(problem, config, device) > 0
+    return whole + shared * shared_steps(problem, config)
 
 
 def columns_of(
@@ -89,17 +118,19 @@ def derived(
     """Features that say how a config fits the problem, for a surrogate model."""
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
     rows, cols = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
-    rounds, places = waves(problem, config, device), slots(config, device)
+    work = m_tiles * n_tiles * batch * steps(problem)
+    clusters = emit.resident_clusters(config, device.sm_count) * config.cluster_k
+    busiest = block_steps(problem, config, device)
     loaded = config.tile_m / config.cluster_n + config.tile_n / config.cluster_m
     return {
         "log2_accumulators": np.log2(config.accumulators),
         "log2_smem_bytes": np.log2(emit.smem_bytes(problem, config)),
-        "wave_efficiency": m_tiles * n_tiles * batch / (rounds * places),
+        "wave_efficiency": work / (busiest * clusters),
         "log2_padding": np.log2(
             m_tiles * rows / problem.m * n_tiles * cols / problem.n
         ),
         "log2_l2_bytes_per_mac": np.log2(loaded / (config.tile_m * config.tile_n)),
-        "log2_k_steps": np.log2(rounds * block_steps(problem, config)),
+        "log2_k_steps": np.log2(busiest),
     }
 
 
@@ -119,9 +150,14 @@ def _is_a_large_cluster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any
 
 
 def _splits_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """A block of a split tile has one tile and something to multiply in it."""
-    busy = (waves(p, c, d) == 1) & (steps(p) >= c.cluster_k)
-    return (c.cluster_k > 1) & ~busy
+    """A cluster shares one tile at most, and each block has something to do in it.
+
+    Where nothing is left to share, blocks have no use for a cluster.
+    """
+    shared = shared_tiles(p, c, d)
+    clusters = emit.resident_clusters(c, d.sm_count)
+    fits = (0 < shared) & (shared <= clusters) & (steps(p) >= c.cluster_k)
+    return (c.cluster_k > 1) & ~fits
 
 
 def _has_no_room_for_sums(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -175,8 +211,10 @@ LEGAL = (
         code="split",
         refuses=_splits_too_much,
         why=lambda p, c, d: (
-            f"cluster_k={c.cluster_k} needs as many steps of k and room for all tiles "
-            f"at once; there are {steps(p)} steps and {emit.tile_count(p, c)} tiles"
+            f"cluster_k={c.cluster_k} needs as many steps of k and from 1 to "
+            f"{emit.resident_clusters(c, d.sm_count)} tiles in the last round; there "
+            f"are {steps(p)} steps and {shared_tiles(p, c, d)} tiles left of "
+            f"{emit.tile_count(p, c)}"
         ),
     ),
     Rule(
@@ -225,7 +263,8 @@ LEGAL = (
 def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """A smaller tile, or one block of the cluster, would hold all of the output."""
     wide_m = (c.tile_m > emit.SLAB) & (p.m <= c.tile_m // 2)
-    wide_n = (c.tile_n > 64) & (p.n <= c.tile_n - 64)  # the next narrower tile
+    narrower = c.tile_n - np.where(c.tile_n > 128, 32, 64)  # the next choice
+    wide_n = (c.tile_n > 64) & (p.n <= narrower)
     lone_m = (c.cluster_m > 1) & (p.m <= c.tile_m)
     lone_n = (c.cluster_n > 1) & (p.n <= c.tile_n)
     return wide_m | wide_n | lone_m | lone_n
@@ -233,7 +272,14 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
 
 def _has_idle_stages(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """Fewer stages would already hold all that a block ever reads."""
-    return (c.stages > 2) & (c.stages > waves(p, c, d) * block_steps(p, c))
+    return (c.stages > 2) & (c.stages > block_steps(p, c, d))
+
+
+def _shares_hardly_anything(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """The exchange of sums takes what a shorter last round saves."""
+    unshared = waves(p, c, d) * steps(p)
+    saved = unshared - block_steps(p, c, d)
+    return (c.cluster_k > 1) & (saved < _WORTH_SHARING * unshared)
 
 
 def _repeats_a_raster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -262,6 +308,14 @@ WORTH = (
         code="idle_stages",
         refuses=_has_idle_stages,
         why=lambda p, c, d: f"a block never reads as much as {c.stages} stages hold",
+    ),
+    Rule(
+        code="hardly_shared",
+        refuses=_shares_hardly_anything,
+        why=lambda p, c, d: (
+            f"blocks that share the last of {waves(p, c, d)} rounds save less than the "
+            "exchange of their sums takes"
+        ),
     ),
     Rule(
         code="raster",

@@ -122,13 +122,15 @@ class WarpgroupEpilogue {
   using ElementResidual = typename Traits::ElementResidual;
   using Tile = SubTile<Element>;
   static constexpr int kColumns = Traits::kGated ? Traits::kTileN / 2 : Traits::kTileN;
-  static constexpr int kSubTiles = kColumns / Tile::kColumns;
+  static constexpr int kSubTiles = ceil_div(kColumns, Tile::kColumns);
   static constexpr int kAccumulators = Traits::kTileN / 2;
   static constexpr int kFactor = kColumns / 2;  // register of u's first column
   static constexpr int kBiasPerThread = ceil_div(Traits::kTileN, kWarpgroupSize);
   static constexpr bool kAddsBias = Traits::kHasBias || Traits::kHasResidual ||
                                     Traits::kSavesPreactivation;
-  static_assert(kColumns % Tile::kColumns == 0, "sub-tiles must fill the tile");
+  static_assert(kColumns >= Tile::kColumns, "a sub-tile must fit into the tile");
+  static_assert(!Traits::kGated || kColumns % Tile::kColumns == 0,
+                "sub-tiles of a gated product do not overlap");
   static_assert(!Traits::kGated || !(Traits::kHasBias || Traits::kHasResidual),
                 "a gated product has neither bias nor residual");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
@@ -155,25 +157,29 @@ class WarpgroupEpilogue {
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
-      store_sub_tile(accumulators[index / kSubTiles], m, n, batch, index);
+      store_sub_tile(accumulators[index / kSubTiles], m, n, batch, index, false);
     }
   }
 
-  // The same for the sub-tiles that are this block's share of sums over a cluster.
+  // The same; if the tile is shared, for the sub-tiles that are this block's share of sums
+  // over the cluster.
   template <class Exchange>
   TRACEA_DEVICE void store_shares(float (&accumulators)[Traits::kSlabs][kAccumulators], int m,
-                                  int n, int batch, const Exchange& exchange) {
+                                  int n, int batch, const Exchange& exchange,
+                                  bool is_shared) {
     constexpr int kRegisters = Tile::kColumns / 2;
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
-      if (!exchange.owns(index)) continue;
-      const int slab = index / kSubTiles, first = index % kSubTiles * kRegisters;
-      exchange.gather(accumulators[slab], slab, first, kRegisters);
-      if constexpr (Traits::kGated) {
-        exchange.gather(accumulators[slab], slab, kFactor + first, kRegisters);
+      const int slab = index / kSubTiles, first = first_column(index % kSubTiles) / 2;
+      if (is_shared) {
+        if (!exchange.owns(index)) continue;
+        exchange.gather(accumulators[slab], slab, first, kRegisters);
+        if constexpr (Traits::kGated) {
+          exchange.gather(accumulators[slab], slab, kFactor + first, kRegisters);
+        }
       }
-      store_sub_tile(accumulators[slab], m, n, batch, index);
+      store_sub_tile(accumulators[slab], m, n, batch, index, is_shared);
     }
   }
 
@@ -188,12 +194,20 @@ class WarpgroupEpilogue {
   static constexpr bool kPrefetchesResidual =
       Traits::kHasResidual && Traits::kClusterK == 1 && Traits::kMapsResults;
 
-  // Sub-tile `index` of the consumer's rows, counted along n first.
+  // The first column of a sub-tile. If they do not divide the tile, the last one overlaps
+  // its neighbour, and both store the same there.
+  static constexpr int first_column(int sub) {
+    constexpr int kLast = kColumns - Tile::kColumns;
+    return sub * Tile::kColumns < kLast ? sub * Tile::kColumns : kLast;
+  }
+
+  // Sub-tile `index` of the consumer's rows, counted along n first. `is_gathered` says that
+  // its sums are new: the sub-tile before has not added the bias to those they share.
   TRACEA_DEVICE void store_sub_tile(float (&accumulators)[kAccumulators], int m, int n,
-                                    int batch, int index) {
+                                    int batch, int index, bool is_gathered) {
     const int sub = index % kSubTiles;
-    const int row = m + index / kSubTiles * Tile::kRows, column = n + sub * Tile::kColumns;
-    if constexpr (kAddsBias) add_bias(accumulators, sub);
+    const int row = m + index / kSubTiles * Tile::kRows, column = n + first_column(sub);
+    if constexpr (kAddsBias) add_bias(accumulators, sub, is_gathered);
     if constexpr (Traits::kSavesPreactivation) {
       stage_all<Activation::kNone, false>(accumulators, sub);
       publish(params_.preactivation, column, row, batch);
@@ -238,7 +252,7 @@ class WarpgroupEpilogue {
   TRACEA_DEVICE void load_residual(int m, int n, int batch, int index) {
     const int row0 = m + index / kSubTiles * Tile::kRows;
     const int column =
-        n + index % kSubTiles * Tile::kColumns + wgmma_accumulator_col(thread_, 0);
+        n + first_column(index % kSubTiles) + wgmma_accumulator_col(thread_, 0);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + wgmma_accumulator_row(thread_, 2 * half);
@@ -263,15 +277,17 @@ class WarpgroupEpilogue {
   }
 
   // z, in place: it is both a result and the argument of the activation.
-  TRACEA_DEVICE void add_bias(float (&accumulators)[kAccumulators], int sub) {
+  TRACEA_DEVICE void add_bias(float (&accumulators)[kAccumulators], int sub,
+                              bool is_gathered) {
     TRACEA_UNROLL
     for (int block = 0; block < Tile::kBlocks; ++block) {
-      const int column =
-          sub * Tile::kColumns + 8 * block + wgmma_accumulator_col(thread_, 0);
-      const Pair bias = ld_shared_pair(smem_bias_ + 4 * column);
+      const int first = first_column(sub) + 8 * block;
+      if (first < sub * Tile::kColumns && !is_gathered) continue;
+      const Pair bias =
+          ld_shared_pair(smem_bias_ + 4 * (first + wgmma_accumulator_col(thread_, 0)));
       TRACEA_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int i = 4 * (sub * Tile::kBlocks + block) + 2 * half;
+        const int i = first / 2 + 2 * half;
         accumulators[i] += bias.x;
         accumulators[i + 1] += bias.y;
       }
@@ -290,7 +306,7 @@ class WarpgroupEpilogue {
       for (int i = 0; i < 4; ++i) {
         const int which = i / 2, half = i % 2, block = Tile::block(chunk, which);
         const float* z =
-            accumulators + kFirst + 4 * (sub * Tile::kBlocks + block) + 2 * half;
+            accumulators + kFirst + first_column(sub) / 2 + 4 * block + 2 * half;
         Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[1])};
         if constexpr (kJoins && Traits::kGated) {
           y = join<true>(y, {z[kFactor], z[kFactor + 1]});

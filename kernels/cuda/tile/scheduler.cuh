@@ -10,7 +10,14 @@
 //           12 14 16 18         the last band is as high as what is left
 //           13 15 17 19
 //
-// tracea_jax/emit/gemm_sm90.py is the same order in Python.
+// A persistent grid takes them round by round. If clusters may share tiles, those that are
+// left for the last round, fewer than blocks, are computed by a whole cluster each:
+//
+//   block   0    1    2    3    4    5    6    7        10 tiles, clusters of kClusterK = 4
+//           0    1    2    3    4    5    6    7        the first round
+//          (8    8    8    8)  (9    9    9    9)       the last, a part of k each
+//
+// tracea_jax/emit/gemm_sm90.py is the same in Python.
 #pragma once
 
 #include "tile/common.cuh"
@@ -39,6 +46,33 @@ struct BandedRaster {
     const u32 n = in_band / height;
     const u32 m = band * kBand + in_band - n * height;
     return {static_cast<int>(m), static_cast<int>(n), static_cast<int>(batch)};
+  }
+};
+
+// Which tile a block computes in which round. Blocks in groups of kSharers share operands,
+// and a tile is that of a group; in groups of kClusterK they may share a tile.
+template <int kSharers, int kClusterK>
+struct TileDeal {
+  static_assert(kSharers == 1 || kClusterK == 1, "a cluster shares operands or tiles");
+
+  u32 tiles, blocks;
+
+  // Tiles of a whole round.
+  TRACEA_HOST_DEVICE constexpr u32 round() const { return blocks / kSharers; }
+
+  // Whether clusters share the tiles of the round that begins with tile `first`.
+  TRACEA_HOST_DEVICE constexpr bool is_shared(u32 first) const {
+    return kClusterK > 1 && tiles - first < round();
+  }
+
+  // The tile of a block in that round; none if it is not below `tiles`.
+  TRACEA_HOST_DEVICE constexpr u32 tile(u32 first, u32 block) const {
+    return first + block / static_cast<u32>(is_shared(first) ? kClusterK : kSharers);
+  }
+
+  // Whether the block is left with a tile to share, its last one.
+  TRACEA_HOST_DEVICE constexpr bool shares_tile(u32 block) const {
+    return kClusterK > 1 && block / static_cast<u32>(kClusterK) < tiles % round();
   }
 };
 

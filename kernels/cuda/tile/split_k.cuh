@@ -5,7 +5,8 @@
 //                their order, read from each one's shared memory
 //
 // A thread finds its own entries of all blocks at its own place, as it holds the same ones
-// in each: neighbours read neighbouring 16 bytes. Every block publishes one tile only.
+// in each: neighbours read neighbouring 16 bytes. Every block publishes one tile only, its
+// last one.
 #pragma once
 
 #include "ptx/shared_store.cuh"
