@@ -61,7 +61,9 @@ def test_serves_aligned_operands_and_any_output():
     for lhs, rhs in itertools.product(BITS_8, repeat=2):
         asked = problem(dtype=lhs, rhs=rhs, out="bfloat16", layout="nt")
         assert GEMM_SM90.reasons(asked, H200) == ()
-    assert GEMM_SM90.reasons(problem(dtype="float32", layout="nt"), H200) == ()
+    for layout in ("nn", "nt", "tt"):
+        asked = problem(dtype="float32", layout=layout)
+        assert GEMM_SM90.reasons(asked, H200) == ()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,11 @@ def test_serves_aligned_operands_and_any_output():
         (problem(rhs="float16"), H200, "they are bfloat16 and float16"),
         (problem(rhs="float8_e5m2"), H200, "they are bfloat16 and float8_e5m2"),
         (problem(dtype="float64"), H200, "it takes bfloat16, float16, float32"),
-        (problem(dtype="float32"), H200, "with k contiguous, layout nt; it is nn"),
+        (
+            problem(dtype="float32", layout="tn"),
+            H200,
+            "must be stored with k contiguous, layout nn, nt or tt; it is tn",
+        ),
         (
             problem(dtype="float8_e5m2", out="bfloat16", layout="tt"),
             H200,
@@ -121,7 +127,7 @@ def test_says_why_not(asked, device, words):
 
 
 def test_collects_all_reasons():
-    asked = problem(8, 13, 21, dtype="float32", precision="F8")
+    asked = problem(9, 13, 21, dtype="float32", precision="F8", layout="tn")
     reasons = GEMM_SM90.reasons(asked, NAMED["A100"])
     assert len(reasons) == 5 and len(set(reasons)) == 5
 
@@ -370,6 +376,53 @@ def test_clusters_share_only_what_is_left_for_a_last_round():
     assert {c.cluster_k for c in GEMM_SM90.space(shallow, H200).configs()} == {1, 2}
 
 
+# ---- float32 operands that are stored along m or n ----------------------------------
+
+
+def test_a_plain_float32_product_is_computed_transposed():
+    asked = problem(200, 264, 136, "float32", batch=3, lhs_batched=True)
+    pair = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_n=2, wait_depth=0)
+    kernel = emit.kernel(asked, pair, H200)
+    # The stored (k, n) is the left operand: along its rows, which both blocks copy.
+    rhs, lhs, out = maps(kernel)
+    assert [m.operand for m in (rhs, lhs, out)] == [1, 0, 2]
+    assert (rhs.dims, rhs.box) == ((264, 136, 1), (32, 32, 1))
+    assert (lhs.dims, lhs.box) == ((136, 200, 3), (32, 256, 1))
+    assert (out.dims, out.box) == ((264, 200, 3), (32, 32, 1))
+    assert [p.value for p in kernel.params if isinstance(p, Scalar)] == [
+        264, 200, 136, 3, 0, 1,
+    ]  # fmt: skip
+    narrow = dataclasses.replace(asked, out="bfloat16")
+    assert maps(emit.kernel(narrow, pair, H200))[2].box == (64, 64, 1)
+
+
+def test_tiles_of_a_transposed_product_count_its_own_rows():
+    tall = GemmSm90Config(tile_m=256, tile_n=64, stages=3, wait_depth=0)
+    assert emit.tile_grid(problem(100, 1000, 64, "float32"), tall) == (4, 2, 1)
+    assert emit.tile_grid(problem(100, 1000, 64), tall) == (1, 16, 1)
+    asked = problem(64, 4096, 4096, "float32")
+    narrow = {c.tile_n for c in GEMM_SM90.space(asked, H200).configs()}
+    assert narrow == {64}  # whose 64 rows are columns of what is computed
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_fragments_are_waited_for_at_each_stage(layout):
+    asked = problem(dtype="float32", layout=layout)
+    assert {c.wait_depth for c in GEMM_SM90.space(asked, H200).configs()} == {0}
+    with pytest.raises(ValueError, match="waited for at each step: wait_depth=0"):
+        GEMM_SM90.check(asked, WIDE, H200)
+
+
+def test_gated_products_are_not_computed_transposed():
+    gated = GatedMatmulProblem(
+        m=64, n=64, k=64, lhs="float32", rhs="float32", out="float32"
+    )
+    reason = GATED_SM90.why_not(gated, H200)
+    assert reason and "gated ones are not stored transposed" in reason
+    along_k = dataclasses.replace(gated, layout="nt")
+    assert GATED_SM90.why_not(along_k, H200) is None
+
+
 def test_parts_are_read_one_after_another():
     asked = problem(200, 264, 136, "bfloat16x3", out="float32", batch=5)
     asked = dataclasses.replace(asked, lhs_batched=True)
@@ -416,6 +469,13 @@ KINDS = (
     problem(331, 521, 200, layout="nt", out="float32", epilogue=GATE),
     problem(dtype="bfloat16x3", out="float32", epilogue=SAVED),
     problem(dtype="float32", layout="nt", epilogue=SAVED),
+    problem(dtype="float32", layout="tt", epilogue=SAVED),
+    problem(dtype="float32", layout="tt", out="bfloat16", epilogue=GATE),
+    problem(dtype="float32", epilogue=SAVED),
+    problem(dtype="float32", out="bfloat16", epilogue=SAVED),
+    problem(136, 200, 1000, "float32", epilogue=GATE),
+    problem(331, 524, 200, "float32", out="float16", epilogue=SAVED),
+    problem(331, 521, 200, "float32", epilogue=SAVED),  # as if rows were relaid
     problem(dtype="float8_e4m3fn", rhs="float8_e5m2", out="bfloat16", layout="nt"),
 )
 

@@ -80,6 +80,41 @@ def test_float32_as_tf32(shape):
     sweep(problem, *fields, unit=2.0**-11)
 
 
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_float32_that_passes_through_registers(layout, out):
+    fields = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n", "cluster_k")
+    problem = gemm(332, 520, 200, "float32", layout=layout, out=out, epilogue=FULL)
+    sweep(problem, *fields, unit=2.0**-11)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+@pytest.mark.parametrize("shape", [(4, 4, 4), (60, 72, 1000), (260, 132, 36)])
+def test_awkward_shapes_of_float32_through_registers(shape, layout):
+    for epilogue in (FULL, GATE):
+        m, n, k = shape
+        problem = gemm(m, n, k, "float32", layout=layout, epilogue=epilogue)
+        sweep(problem, "tile_m", "tile_n", unit=2.0**-11)
+
+
+@pytest.mark.parametrize("batched", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_batches_of_float32_through_registers(layout, batched):
+    flags = {"lhs_batched": batched[0], "rhs_batched": batched[1]}
+    epilogue = dataclasses.replace(FULL, bias="batched_row")
+    problem = gemm(
+        136, 72, 200, "float32", layout=layout, batch=5, epilogue=epilogue, **flags
+    )
+    sweep(problem, "tile_m", "tile_n", "cluster_k", unit=2.0**-11)
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float16"])
+@pytest.mark.parametrize("epilogue", [FULL, GATE])
+def test_transposed_rows_of_results_that_no_tensor_map_has(epilogue, out):
+    problem = gemm(331, 524, 200, "float32", out=out, epilogue=epilogue)
+    sweep(problem, "tile_m", "tile_n", "cluster_k", unit=2.0**-11)
+
+
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("rhs", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("lhs", ["float8_e4m3fn", "float8_e5m2"])

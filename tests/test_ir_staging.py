@@ -5,11 +5,14 @@ import pytest
 from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import simulate
 from tracea_jax.ir.lanes import MMA_A, wgmma_accumulator
+from tracea_jax.ir.register_operand import paired_column
 from tracea_jax.ir.staging import (
     STMATRIX_X4,
     accumulator_pair_byte,
     staggered_block,
+    staggered_half,
     stmatrix_x4_byte,
+    transposed_pair_byte,
 )
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 
@@ -64,6 +67,39 @@ def test_an_f32_tile_is_staged_by_pairs():
                 memory[byte] = accumulator(thread, i)
                 memory[byte + 4] = accumulator(thread, i + 1)
     assert_staged(memory, itemsize=4)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_transposed_tile_is_staged_by_pairs(itemsize):
+    """Boxes of 128 bytes of the result's columns, and as many rows as columns."""
+    columns, memory = 128 // itemsize, {}
+    accumulator = wgmma_accumulator(columns)
+    for thread in range(128):
+        for block in range(columns // 8):
+            for j in range(2):
+                byte = transposed_pair_byte(thread, block, j, itemsize=itemsize)
+                first = 4 * block + staggered_half(thread, j)
+                for place, i in ((byte, first), (byte + itemsize, first + 2)):
+                    row, col = accumulator(thread, i)
+                    memory[place] = (col, paired_column(row))
+    for box in range(64 // columns):
+        for row in range(columns):
+            for col in range(columns):
+                chunk, rest = divmod(col * itemsize, 16)
+                byte = (box * columns + row) * 128 + 16 * (chunk ^ (row % 8)) + rest
+                assert memory.pop(byte) == (row, box * columns + col)
+    assert not memory
+
+
+@pytest.mark.parametrize("warp", WARPS)
+def test_no_transposed_store_conflicts(warp):
+    thread = LANE + 32 * warp
+    for itemsize in (2, 4):
+        for j in range(2):
+            byte = transposed_pair_byte(thread, 0, j, itemsize=itemsize)
+            assert simulate(byte, width=2 * itemsize).is_free
+    rows_in_order = SWIZZLE_128B(LANE % 4 * 256 + LANE // 8 * 64 + LANE // 4 % 2 * 8)
+    assert simulate(rows_in_order, width=8).worst == 2  # why halves are staggered
 
 
 @pytest.mark.parametrize("warp", WARPS)

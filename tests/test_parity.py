@@ -48,6 +48,17 @@ MUTANTS = [
         "compute_stage(int k) { return 1 +",
     ),
     ("tile/swizzle.cuh", "applied ^ (d & kMask)", "applied ^ (distance & kMask)"),
+    ("tile/fragment.cuh", "row(thread, 2 * i);", "row(thread, i);"),
+    ("tile/fragment.cuh", "thread % 4 + 4 * (i / 2)", "thread % 4 + 4 * (i % 2)"),
+    ("tile/fragment.cuh", "(row & 2) << 3", "(row & 2) << 2"),
+    ("tile/fragment.cuh", "kTransposed ? half : 2 * half", "half"),
+    ("tile/fragment.cuh", "kNext = kTransposed ? 2 : 1", "kNext = 1"),
+    ("tile/fragment.cuh", "j ^ ((thread ^ thread / 2) & 1)", "j ^ (thread & 1)"),
+    ("tile/fragment.cuh", "128 * kColumns * (col", "32 * kColumns * (col"),
+    ("tile/fragment.cuh", "BlockBytes = 8 * 128", "BlockBytes = 4 * 128"),
+    ("tile/register_operand_map.cuh", "(i / 2) * 4 * 128", "(i / 2) * 8 * 128"),
+    ("tile/register_operand_map.cuh", "(kPaired ? 4 : 32)", "4"),
+    ("tile/register_operand_map.cuh", "slab * 2 * kSlab", "slab * kSlab"),
     ("tile/operand_map.cuh", "lane % 8 + 8 * (lane / 16)", "lane % 16"),
     ("tile/operand_map.cuh", ": lane % 16;", ": lane % 8;"),
     ("tile/operand_map.cuh", "? lane / 8 % 2", "? lane / 16"),
@@ -64,7 +75,12 @@ MUTANTS = [
 CLAIMS_OF = {
     "tile/swizzle.cuh": lambda: (*parity.swizzle_cases(), *parity.operand_cases()),
     "tile/operand_map.cuh": parity.operand_cases,
-    "tile/fragment.cuh": lambda: (*parity.fragment_cases(), *parity.staging_cases()),
+    "tile/fragment.cuh": lambda: (
+        *parity.fragment_cases(),
+        *parity.staging_cases(),
+        *parity.register_operand_cases(),
+    ),
+    "tile/register_operand_map.cuh": parity.register_operand_cases,
     "tile/pipeline.cuh": parity.pipeline_cases,
 }
 

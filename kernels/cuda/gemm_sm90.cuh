@@ -12,6 +12,11 @@
 //         +----------+             operand is stored with k contiguous, else along m or n
 //                                  in slabs of 64 (tensor cores read both if 16-bit).
 //
+// TF32 operands are read by the tensor cores only along k. A may be stored along m (slabs
+// of 32) all the same: it then passes through registers, see register_operand.cuh. Where
+// only A is stored along k, C^T = op(B)^T op(A)^T is computed and stored transposed: here
+// A, B, m and n are those of the product that is computed.
+//
 // Two blocks of a cluster lie side by side along m (sharing B) or n (sharing A). Each
 // copies half of the shared operand into both. Tiles past the edge of the output are
 // computed on zeros and stored nowhere, so that partners always work in step.
@@ -39,6 +44,7 @@
 #include "tile/common.cuh"
 #include "tile/epilogue.cuh"
 #include "tile/pipeline.cuh"
+#include "tile/register_operand.cuh"
 #include "tile/scheduler.cuh"
 #include "tile/split_k.cuh"
 #include "tile/swizzle.cuh"
@@ -59,11 +65,13 @@ struct GemmSm90Params {
 // blocks, each its share. Of a K-major tile only the first kLoaded rows exist: where C has
 // fewer rows than the tensor cores multiply, what they find in the others stays in the
 // others.
-template <int kExtent, bool kMnMajor, int kSharers, int kLoaded = kExtent>
+template <int kExtent, bool kMnMajor, int kElementBytes, int kSharers, int kLoaded = kExtent>
 struct OperandTile {
-  static constexpr int kTileK = 64;  // of an MN-major tile, whose elements have 16 bits
-  static constexpr u32 kSlabBytes = 64 * 128;  // 64 rows or columns, both majornesses
-  static constexpr int kSlabs = ceil_div(kExtent, 64);
+  static constexpr int kRowElements = 128 / kElementBytes;
+  static constexpr int kTileK = kRowElements;
+  static constexpr u32 kSlabBytes = kTileK * 128;  // of an MN-major tile
+  static constexpr int kSlabs = ceil_div(kExtent, kRowElements);
+  static constexpr u32 k64Bytes = 64 * 128;  // 64 rows or columns, both majornesses
   // MN-major slabs are copied whole, also the last one of an extent that ends inside it.
   static constexpr u32 kBytes = kMnMajor ? kSlabs * kSlabBytes : kLoaded * 128;
   // MN-major slabs are dealt out whole if that is even, else cut along k.
@@ -87,8 +95,8 @@ struct OperandTile {
       for (int i = 0; i < kCopies; ++i) {
         const int slab = kWholeSlabs ? share * kCopies + i : i;
         const int row = kWholeSlabs ? 0 : share * kBoxK;
-        copy_box(smem + slab * kSlabBytes + row * 128, map, mn + 64 * slab, k + row, batch,
-                 barrier);
+        copy_box(smem + slab * kSlabBytes + row * 128, map, mn + slab * kRowElements, k + row,
+                 batch, barrier);
       }
     }
   }
@@ -123,7 +131,7 @@ struct GemmSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kParts * Traits::kRowsA * 128];
   alignas(1024) u8 b[Traits::kStages][Traits::kParts * Traits::kRowsB * 128];
   alignas(1024) u8 staging[Traits::kConsumers][Traits::kEpilogueBuffers][64 * 128];
-  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
+  alignas(16) float bias[Traits::kConsumers][WarpgroupEpilogue<Traits>::kBiasColumns];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
 };
@@ -145,10 +153,14 @@ struct GemmSm90 {
   static constexpr int kArraysB = Traits::kGated ? 2 : 1;
   static constexpr int kColumns = Traits::kTileN / kArraysB;
   using TileA =
-      OperandTile<Traits::kTileM, Traits::kTransA, Traits::kClusterN, Traits::kRowsA>;
-  using TileB = OperandTile<kColumns, !Traits::kTransB, Traits::kClusterM>;
-  using DescriptorA = OperandDescriptor<Traits::kTransA, TileA::kSlabBytes>;
-  using DescriptorB = OperandDescriptor<!Traits::kTransB, TileB::kSlabBytes>;
+      OperandTile<Traits::kTileM, Traits::kTransA, Traits::kElementBytes, Traits::kClusterN,
+                  Traits::kRowsA>;
+  using TileB =
+      OperandTile<kColumns, !Traits::kTransB, Traits::kElementBytes, Traits::kClusterM>;
+  using DescriptorA = OperandDescriptor<Traits::kTransA, TileA::k64Bytes>;
+  using DescriptorB = OperandDescriptor<!Traits::kTransB, TileB::k64Bytes>;
+  using Fragments =
+      RegisterOperand<RegisterOperandMap<typename Traits::Swizzle, Traits::kTransposed>>;
   using Raster = BandedRaster<Traits::kRasterBand>;
   using Deal = TileDeal<Traits::kClusterM * Traits::kClusterN, Traits::kClusterK>;
   using Products = PartProducts<Traits::kParts>;
@@ -161,6 +173,9 @@ struct GemmSm90 {
   static constexpr int kSharers = Traits::kClusterM * Traits::kClusterN;
   static constexpr int kClusterSize = kSharers * Traits::kClusterK;
   static constexpr bool kPromotes = kParts > 1;
+  // Who says that a stage was read: each warp that loaded fragments of it, or one thread of
+  // a warpgroup, as a finished wgmma is finished for all of it.
+  static constexpr int kReaders = Traits::kFragmentsA ? kWarpgroupSize / kWarpSize : 1;
   static constexpr u32 kStageBytesA = kParts * TileA::kBytes;
   static constexpr u32 kStageBytesB = kParts * kArraysB * TileB::kBytes;
 
@@ -178,13 +193,18 @@ struct GemmSm90 {
   static_assert(!Traits::kGated || kColumns % 64 == 0, "two operands lie slab by slab");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
-  static_assert(Traits::kElementBytes == 2 || (!Traits::kTransA && Traits::kTransB),
+  static_assert(Traits::kElementBytes == 2 ||
+                    (Traits::kTransA == Traits::kFragmentsA && Traits::kTransB),
                 "the tensor cores read only 16-bit operands along m or n");
+  static_assert(!Traits::kFragmentsA || (Traits::kElementBytes == 4 && Traits::kTransA &&
+                                         kParts == 1 && Traits::kWaitDepth == 0),
+                "fragments are TF32, in registers that are free when a stage begins");
+  static_assert(!Traits::kTransposed || Traits::kFragmentsA, "rows are paired columns");
   static_assert(TileA::kBoxRows == Traits::kBoxRowsA && TileB::kBoxRows == Traits::kBoxRowsB,
                 "tensor maps must move exactly the boxes that are counted here");
   static_assert(State::at(0).producer_parity() == Traits::kFirstEmptyParity,
                 "every stage starts free");
-  static_assert(empty_arrivals(kConsumers, kSharers) == Traits::kEmptyArrivals,
+  static_assert(empty_arrivals(kConsumers * kReaders, kSharers) == Traits::kEmptyArrivals,
                 "every consumer that shares a stage releases it");
   static_assert(!kPromotes || Traits::kWaitDepth == 0, "a promotion waits for its sums");
 
@@ -240,7 +260,7 @@ struct GemmSm90 {
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(kConsumers, kSharers));
+                      empty_arrivals(kConsumers * kReaders, kSharers));
       }
       fence_mbarrier_init();
     }
@@ -296,14 +316,14 @@ struct GemmSm90 {
     }
   }
 
-  // Tells every block that copies into the stage that this warpgroup has read it. One
-  // thread may speak for all: a finished wgmma is finished for the warpgroup.
+  // Tells every block that copies into the stage that this reader has read it.
   TRACEA_DEVICE void release(const State& state, int thread) const {
     const u32 empty = shared_address(&smem.empty_barrier[state.stage_idx]);
+    const int lane = thread % (kWarpgroupSize / kReaders);
     if constexpr (kSharers > 1) {
-      if (thread < kSharers) mbarrier_arrive_cluster(empty, thread);
+      if (lane < kSharers) mbarrier_arrive_cluster(empty, lane);
     } else {
-      if (thread == 0) mbarrier_arrive(empty);
+      if (lane == 0) mbarrier_arrive(empty);
     }
   }
 
@@ -320,12 +340,32 @@ struct GemmSm90 {
         TRACEA_UNROLL
         for (int slab = 0; slab < kSlabs; ++slab) {
           Mma::mma(accumulators[slab],
-                   a + slab * (TileA::kSlabBytes / 16) + step * DescriptorA::kStep,
+                   a + slab * (TileA::k64Bytes / 16) + step * DescriptorA::kStep,
                    b + step * DescriptorB::kStep, accumulate || (i | step) != 0);
         }
       }
     }
     wgmma_commit_group();
+  }
+
+  // The same with A from registers. Each step is a batch: while it runs, the fragments of
+  // the next one are read, into the registers of the batch before, which is waited for.
+  TRACEA_DEVICE static void multiply(float (&accumulators)[kSlabs][Mma::kAccumulators],
+                                     const Fragments& operand, u32 stage_a, u64 stage_b,
+                                     bool accumulate) {
+    u32 fragments[2][kSlabs][4];
+    TRACEA_UNROLL
+    for (int step = 0; step < kStepsK; ++step) {
+      operand.load(fragments[step % 2], stage_a, step);
+      wgmma_fence();
+      TRACEA_UNROLL
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        Mma::mma(accumulators[slab], fragments[step % 2][slab],
+                 stage_b + step * DescriptorB::kStep, accumulate || step != 0);
+      }
+      wgmma_commit_group();
+      if (step + 1 < kStepsK) wgmma_wait_group<1>();
+    }
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -336,6 +376,7 @@ struct GemmSm90 {
     WarpgroupEpilogue<Traits> epilogue(p.epilogue,
                                        shared_address(smem.staging[consumer]),
                                        shared_address(smem.bias[consumer]), consumer);
+    const Fragments operand(thread);  // A, where it passes through registers
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
     for_each_tile([&](const Work& work) {
@@ -351,9 +392,15 @@ struct GemmSm90 {
         wait(shared_address(&smem.full_barrier[state.stage_idx]),
              state.consumer_parity());
         // The first step of a tile, or of a promoted sum, overwrites the accumulators.
-        multiply(accumulators, first_a + state.stage_idx * (kStageBytesA / 16),
-                 first_b + state.stage_idx * (kStageBytesB / 16),
-                 !kPromotes && k_tile != work.first_k_tile);
+        const bool accumulate = !kPromotes && k_tile != work.first_k_tile;
+        const u64 stage_b = first_b + state.stage_idx * (kStageBytesB / 16);
+        if constexpr (Traits::kFragmentsA) {
+          multiply(accumulators, operand, shared_address(smem.a[state.stage_idx]) + row * 128,
+                   stage_b, accumulate);
+        } else {
+          multiply(accumulators, first_a + state.stage_idx * (kStageBytesA / 16), stage_b,
+                   accumulate);
+        }
         wgmma_wait_group<Traits::kWaitDepth>();
         if (k_tile >= work.first_k_tile + Traits::kWaitDepth) {
           release(finished, thread);

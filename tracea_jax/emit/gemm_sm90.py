@@ -33,7 +33,7 @@ ROW_UNIT_BYTES = 16  # rows that tensor maps can have are multiples
 ROW_BYTES = 128  # of a tile along k, or of m or n: the widest swizzled box
 TILE_K = 64  # of 16-bit elements: one row
 SLAB = 64  # rows of one wgmma; also elements of one row of an m- or n-major tile
-WARPGROUP = 128
+WARP, WARPGROUP = 32, 128
 MAX_STAGES = 12
 _GPCS = 8  # at most
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
@@ -49,7 +49,7 @@ _MULTIPLIED = {"float32": "tfloat32", "bfloat16x3": "bfloat16"}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSm90Config:
-    """The free choices of gemm_sm90.
+    """The free choices of gemm_sm90, named from the product that ``computed`` says.
 
     Attributes:
       tile_m, tile_n: rows and columns of the output that one block computes at a time.
@@ -150,10 +150,13 @@ def smem_bytes(
     problem: GemmProblem, config: GemmSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
+    bias_columns = (
+        config.tile_m if is_swapped(problem) else config.consumers * config.tile_n
+    )
     rows = loaded_rows(problem, config) + loaded_columns(problem, config)
     ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
-    bias = 4 * config.consumers * config.tile_n
+    bias = 4 * bias_columns
     barriers = 2 * 8 * config.stages
     period = SWIZZLE_128B.period_bytes
     return -(-(ring + staging + bias + barriers) // period) * period
@@ -164,6 +167,41 @@ def most_stages(problem: GemmProblem, config: GemmSm90Config, limit_bytes: int) 
     rings = (dataclasses.replace(config, stages=s) for s in range(1, MAX_STAGES + 1))
     fitting = (r.stages for r in rings if smem_bytes(problem, r) <= limit_bytes)
     return max(fitting, default=0)
+
+
+def is_swapped(problem: GemmProblem) -> bool:
+    """Whether the transposed product is computed, and stored transposed.
+
+    The tensor cores read float32 operands from shared memory only along k. Of a plain
+    x @ w only x is stored so, and only the left one may come from registers instead.
+    """
+    return problem.lhs == "float32" and problem.layout == "nn"
+
+
+def takes_fragments(problem: GemmProblem) -> bool:
+    """Whether the left operand, stored along m, passes through registers."""
+    return problem.lhs == "float32" and computed(problem).layout == "tt"
+
+
+def computed(problem: GemmProblem) -> GemmProblem:
+    """The product that the kernel computes: C, or its transpose rhs^T lhs^T.
+
+    Tiles, clusters and the raster are those of this one, and so are all fields of a
+    config: tile_m counts columns of a swapped problem, and tile_n its rows. Results and
+    the epilogue stay those of the problem.
+    """
+    if not is_swapped(problem):
+        return problem
+    return dataclasses.replace(
+        problem,
+        m=problem.n,
+        n=problem.m,
+        lhs=problem.rhs,
+        rhs=problem.lhs,
+        layout="tt",
+        lhs_batched=problem.rhs_batched,
+        rhs_batched=problem.lhs_batched,
+    )
 
 
 def parts(problem: GemmProblem) -> int:
@@ -192,6 +230,7 @@ def loaded_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     The tensor cores multiply 64 rows at least. If C has fewer and A is stored along k,
     the next power of two is enough: the others never reach the rows that are stored.
     """
+    problem = computed(problem)
     if problem.m > SLAB // 2 or problem.layout[0] == "t":
         return config.tile_m
     few = max(8, 1 << (problem.m - 1).bit_length())
@@ -201,9 +240,19 @@ def loaded_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
 
 def loaded_columns(problem: GemmProblem, config: GemmSm90Config) -> Any:
     """Columns of the right operand's tile that are copied: along n, 64 at a time."""
-    if problem.layout[1] == "t":
+    if computed(problem).layout[1] == "t":
         return config.tile_n
     return -(-config.tile_n // SLAB) * SLAB
+
+
+def lhs_wavefronts(problem: GemmProblem) -> int:
+    """Of 128 bytes, that reading 64 rows of the left operand for a stage takes.
+
+    Fragments whose rows are columns of the tile as they come conflict in pairs; the
+    transposed product is free to pair columns instead (``ir.register_operand``).
+    """
+    conflicts = takes_fragments(problem) and not is_swapped(problem)
+    return SLAB * (2 if conflicts else 1)
 
 
 def registers(config: GemmSm90Config) -> tuple[int, int]:
@@ -216,6 +265,7 @@ def registers(config: GemmSm90Config) -> tuple[int, int]:
 
 def tile_grid(problem: GemmProblem, config: GemmSm90Config) -> tuple[int, int, int]:
     """Clusters' tiles along m, n and batch; the last ones may hang over the edge."""
+    problem = computed(problem)
     return (
         -(-problem.m // (config.tile_m * config.cluster_m)),
         -(-problem.n // (config.tile_n * config.cluster_n)),
@@ -270,11 +320,14 @@ def deal(tiles: int, blocks: int, config: GemmSm90Config) -> list[list[int]]:
     return dealt
 
 
-def box_rows(extent: int, mn_major: bool, parts: int) -> int:
-    """Rows of 128 bytes in one copy of an operand tile that ``parts`` blocks share."""
+def box_rows(extent: int, mn_major: bool, sharers: int, tile_k: int) -> int:
+    """Rows of 128 bytes in one copy of an operand tile that some blocks share.
+
+    Of an m- or n-major tile, rows are as many elements as a stage has of k.
+    """
     if not mn_major:
-        return extent // parts
-    return TILE_K if -(-extent // SLAB) % parts == 0 else TILE_K // parts
+        return extent // sharers
+    return tile_k if -(-extent // tile_k) % sharers == 0 else tile_k // sharers
 
 
 def kernel(
@@ -303,6 +356,7 @@ def kernel(
         n=config.tile_n,
         lhs=_MULTIPLIED.get(problem.lhs, problem.lhs),
         rhs=_MULTIPLIED.get(problem.rhs, problem.rhs),
+        lhs_in_registers=takes_fragments(problem),
     )
     headers = sources.headers("gemm_sm90.cuh")
     layout = storage(problem, config, device.smem_per_block_bytes, gated=gated)
@@ -343,13 +397,18 @@ def _params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
     bias, residual = 2, 2 + epilogues.has_bias(problem.epilogue)
     out = residual + epilogue.residual
     results = (out, out + 1) if epilogue.save_preactivation else (out,)
-    params: list[Param] = [_lhs_map(problem, config), _rhs_map(problem, config)]
+    product = computed(problem)
+    lhs, rhs = (1, 0) if is_swapped(problem) else (0, 1)
+    params: list[Param] = [
+        _lhs_map(product, config, operand=lhs),
+        _rhs_map(product, config, operand=rhs),
+    ]
     params += [_result(problem, operand) for operand in results]
     if epilogues.has_bias(problem.epilogue):
         params.append(Pointer(operand=bias))
     if epilogue.residual:
         params.append(Pointer(operand=residual))
-    return (*params, *_sizes(problem))
+    return (*params, *_sizes(product))
 
 
 def _gated_params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
@@ -372,9 +431,11 @@ def _sizes(problem: GemmProblem) -> tuple[Scalar, ...]:
     return tuple(Scalar(value=v) for v in (*sizes, *batched))
 
 
-def _lhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
+def _lhs_map(
+    problem: GemmProblem, config: GemmSm90Config, operand: int = 0
+) -> TensorMap:
     return _operand_map(
-        0,
+        operand,
         _MULTIPLIED.get(problem.lhs, problem.lhs),
         (problem.m, problem.k) if problem.layout[0] == "t" else (problem.k, problem.m),
         parts(problem) * (problem.batch if problem.lhs_batched else 1),
@@ -383,9 +444,11 @@ def _lhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
     )
 
 
-def _rhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
+def _rhs_map(
+    problem: GemmProblem, config: GemmSm90Config, operand: int = 1
+) -> TensorMap:
     return _operand_map(
-        1,
+        operand,
         _MULTIPLIED.get(problem.rhs, problem.rhs),
         (problem.k, problem.n) if problem.layout[1] == "t" else (problem.n, problem.k),
         parts(problem) * (problem.batch if problem.rhs_batched else 1),
@@ -396,11 +459,12 @@ def _rhs_map(problem: GemmProblem, config: GemmSm90Config) -> TensorMap:
 
 def _box_rows_a(problem: GemmProblem, config: GemmSm90Config) -> int:
     rows = int(loaded_rows(problem, config))
-    return box_rows(rows, problem.layout[0] == "t", config.cluster_n)
+    return box_rows(rows, problem.layout[0] == "t", config.cluster_n, tile_k(problem))
 
 
 def _box_rows_b(problem: GemmProblem, columns: int, config: GemmSm90Config) -> int:
-    return box_rows(columns, problem.layout[1] == "n", config.cluster_m)
+    along_n = problem.layout[1] == "n"
+    return box_rows(columns, along_n, config.cluster_m, tile_k(problem))
 
 
 def maps_results(problem: GemmProblem) -> bool:
@@ -412,7 +476,8 @@ def _result(problem: GemmProblem, operand: int) -> Param:
     if not maps_results(problem):
         return Pointer(operand=operand)
     matrix = (problem.n, problem.m)
-    return _operand_map(operand, problem.out, matrix, problem.batch, rows=SLAB)
+    rows = ROW_BYTES // ITEMSIZE[problem.out] if is_swapped(problem) else SLAB
+    return _operand_map(operand, problem.out, matrix, problem.batch, rows)
 
 
 def _operand_map(
@@ -452,16 +517,19 @@ def _source(
     gated: bool,
 ) -> str:
     """The translation unit: Traits and one entry."""
-    trans_a, trans_b = (side == "t" for side in problem.layout)
+    product, fragments = computed(problem), takes_fragments(problem)
+    trans_a, trans_b = (side == "t" for side in product.layout)
+    major_a = int(trans_a and not fragments)
     epilogue = problem.epilogue
     producer, consumer = registers(config)
     ring = Ring(stages=config.stages)
-    arrivals = ring.empty_arrivals(consumers=config.consumers, cluster=config.sharers)
+    readers = config.consumers * (WARPGROUP // WARP if fragments else 1)
+    arrivals = ring.empty_arrivals(consumers=readers, cluster=config.sharers)
     one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     rows = int(loaded_rows(problem, config))
     columns = int(loaded_columns(problem, config))
-    rows_a = _box_rows_a(problem, config)
-    rows_b = _box_rows_b(problem, config.tile_n // (1 + gated), config)
+    rows_a = _box_rows_a(product, config)
+    rows_b = _box_rows_b(product, config.tile_n // (1 + gated), config)
     types = f"{problem.lhs}, {problem.rhs} -> {problem.out} {problem.layout}"
     signature, arguments = _gated_signature(problem) if gated else _signature(problem)
     return f"""\
@@ -471,10 +539,12 @@ def _source(
 
 namespace {{
 struct Traits {{
-  using Mma = tracea::{wgmma.type_name}<{int(trans_a)}, {int(not trans_b)}>;
+  using Mma = tracea::{wgmma.type_name}<{major_a}, {int(not trans_b)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransA = {cxx(trans_a)}, kTransB = {cxx(trans_b)}, \
-kGated = {cxx(gated)}, \
+kFragmentsA = {cxx(fragments)};
+  static constexpr bool kGated = {cxx(gated)}, \
+kTransposed = {cxx(is_swapped(problem))}, \
 kMapsResults = {cxx(maps_results(one))};
   static constexpr int kElementBytes = {element_bytes(problem)}, \
 kParts = {parts(problem)}, kRowsA = {rows}, kRowsB = {columns};
@@ -518,7 +588,8 @@ def _signature(problem: GemmProblem) -> tuple[str, str]:
     bias, residual = (
         name if name in pointers else "nullptr" for name in ("bias", "residual")
     )
-    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, m, n}}"
+    shape = "n, m" if is_swapped(problem) else "m, n"
+    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, {shape}}}"
     return ", ".join(parameters), f"&a, &b, nullptr, {finish}, {', '.join(scalars)}"
 
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tracea_jax.emit import sources
+from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.ir import lanes, operands, staging, swizzle
+from tracea_jax.ir import lanes, operands, register_operand, staging, swizzle
 from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import verified
 from tracea_jax.ir.operands import OperandReads, TileCopies
@@ -26,6 +27,7 @@ HEADERS = (
     "tile/fragment.cuh",
     "tile/operand_map.cuh",
     "tile/pipeline.cuh",
+    "tile/register_operand_map.cuh",
     "tile/swizzle.cuh",
 )
 MAX_STAGES = 8
@@ -116,6 +118,7 @@ def fragment_cases() -> Iterator[Case]:
         "mma_b": lanes.MMA_B,
         "mma_c": lanes.MMA_C,
         "wgmma_accumulator": lanes.wgmma_accumulator(256),
+        "wgmma_tf32_a": lanes.WGMMA_TF32_A,
     }
     for function, fragment in fragments.items():
         held = [fragment(lane, i) for lane, i in fragment.positions()]
@@ -129,7 +132,10 @@ def fragment_cases() -> Iterator[Case]:
 
 
 def staging_cases() -> Iterator[Case]:
-    """Where the epilogue stages 16-bit elements (stmatrix.x4) and pairs of f32."""
+    """Where the epilogue stages 16-bit elements (stmatrix.x4) and pairs of f32.
+
+    Of a transposed product, pairs of either.
+    """
     mode = swizzle.SWIZZLE_128B.cxx()
     for block in range(0, 8, 2):
         yield from _address_cases(
@@ -145,6 +151,17 @@ def staging_cases() -> Iterator[Case]:
             f"tracea::accumulator_pair_byte<{mode}>(n, {j}, {half})",
             width=8,
         )
+    for itemsize, block, j in itertools.product((2, 4), range(8), range(2)):
+        if 8 * block < staging.ROW_BYTES // itemsize:
+            yield from _address_cases(
+                f"transposed_{itemsize}_{block}_{j}",
+                functools.partial(
+                    staging.transposed_pair_byte, block=block, j=j, itemsize=itemsize
+                ),
+                f"tracea::transposed_pair_byte<{mode}, {itemsize}>(n, {j}) + "
+                f"{block} * tracea::kTransposedBlockBytes",
+                width=2 * itemsize,
+            )
     for function in (staging.stmatrix_x4_row, staging.stmatrix_x4_col):
         yield Case(
             name=function.__name__,
@@ -168,6 +185,60 @@ def _address_cases(
             expression=address.cxx("n"),
             expected=expected[first : first + lanes.WARP_LANES],
         )
+
+
+def register_operand_cases() -> Iterator[Case]:
+    """Which words of an m-major tile a thread reads, in two steps of two slabs."""
+    yield Case(
+        name="paired_column",
+        expression="tracea::paired_column(n)",
+        expected=tuple(register_operand.paired_column(row) for row in range(64)),
+    )
+    mode = swizzle.SWIZZLE_128B.cxx()
+    for paired, slab, step, i in itertools.product(
+        (False, True), range(2), range(2), range(4)
+    ):
+        device = f"tracea::RegisterOperandMap<{mode}, {cxx(paired)}>"
+        first = f"{device}::first_byte(n)"
+        byte = functools.partial(
+            register_operand.fragment_byte, slab=slab, step=step, i=i, paired=paired
+        )
+        yield Case(
+            name=f"fragment_{'paired' if paired else 'straight'}_{slab}_{step}_{i}",
+            expression=f"{device}::byte({first}, {slab}, {step}, {i})",
+            expected=tuple(byte(thread) for thread in range(lanes.WARPGROUP_LANES)),
+        )
+    for transposed, block, half in itertools.product((False, True), range(2), range(2)):
+        yield from _pair_place_cases(transposed, block, half)
+
+
+def _pair_place_cases(transposed: bool, block: int, half: int) -> Iterator[Case]:
+    """Row and columns in the result of two registers, taken from the accumulator's."""
+    accumulator = lanes.wgmma_accumulator(16)
+    first = 4 * block + (half if transposed else 2 * half)
+    second = first + (2 if transposed else 1)
+    device = f"tracea::PairPlace<{cxx(transposed)}>"
+    name = f"pair_place_{int(transposed)}_{block}_{half}"
+    places = []
+    for thread in range(lanes.WARPGROUP_LANES):
+        pair = [accumulator(thread, i) for i in (first, second)]
+        if transposed:
+            pair = [(c, register_operand.paired_column(r)) for r, c in pair]
+        (row, column), beside = pair
+        assert beside == (row, column + 1)
+        places.append((row, column))
+    members = {"row": f"row(n, {block}, {half})", "col": f"col(n, {block})"}
+    for axis, (member, call) in enumerate(members.items()):
+        yield Case(
+            name=f"{name}_{member}",
+            expression=f"{device}::{call}",
+            expected=tuple(place[axis] for place in places),
+        )
+    yield Case(
+        name=f"{name}_registers",
+        expression=f"{device}::first_register({block}, {half}) + n * {device}::kNext",
+        expected=(first, second),
+    )
 
 
 def pipeline_cases() -> Iterator[Case]:
@@ -353,6 +424,7 @@ def cases() -> tuple[Case, ...]:
         *swizzle_cases(),
         *fragment_cases(),
         *staging_cases(),
+        *register_operand_cases(),
         *operand_cases(),
         *pipeline_cases(),
     )

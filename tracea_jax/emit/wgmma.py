@@ -18,20 +18,24 @@ PTX_TYPE = {
 }
 _BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1}
 STEP_BYTES = 32  # of k that one instruction contracts, whatever the type
+FRAGMENT_WORDS = 4  # of each thread, where the left operand is in registers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wgmma:
-    """wgmma.m64nNkK of two shared-memory operands into f32; K elements are 32 bytes.
+    """wgmma.m64nNkK into f32, B in shared memory and A there or in registers.
 
     Attributes:
       n: columns of B, a multiple of 8 up to 256.
       lhs, rhs: operand types, keys of ``PTX_TYPE``; equal unless both have 8 bits.
+      lhs_in_registers: whether A is a fragment; of TF32 only, whose rows in shared
+        memory must run along k. K elements are 32 bytes.
     """
 
     n: int
     lhs: str
     rhs: str
+    lhs_in_registers: bool = False
 
     def __post_init__(self) -> None:
         if self.n % 8 or not 8 <= self.n <= 256:
@@ -46,6 +50,10 @@ class Wgmma:
         if self.lhs != self.rhs and {_BYTES[t] for t in self._types} != {1}:
             raise ValueError(
                 f"lhs={self.lhs!r} and rhs={self.rhs!r} must be equal or have 8 bits"
+            )
+        if self.lhs_in_registers and self.lhs != "tfloat32":
+            raise ValueError(
+                f"lhs={self.lhs!r} must be tfloat32 to come from registers"
             )
 
     @property
@@ -71,22 +79,36 @@ class Wgmma:
     def type_name(self) -> str:
         """The C++ template, over the majorness of A and of B (0: k, 1: m or n)."""
         types = "".join(t.capitalize() for t in dict.fromkeys(self._types))
-        return f"WgmmaM64N{self.n}K{self.k}{types}"
+        source = "Fragment" if self.lhs_in_registers else ""
+        return f"WgmmaM64N{self.n}K{self.k}{types}{source}"
 
     @property
     def header_name(self) -> str:
         """The name by which a translation unit includes ``header``."""
         types = "_".join(dict.fromkeys(self._types))
-        return f"wgmma_m64n{self.n}k{self.k}_{types}.cuh"
+        source = "_fragment" if self.lhs_in_registers else ""
+        return f"wgmma_m64n{self.n}k{self.k}_{types}{source}.cuh"
 
     @property
     def header(self) -> str:
         """The text of the header."""
         count = self.accumulators
         lhs, rhs = self._types
+        left = FRAGMENT_WORDS if self.lhs_in_registers else 1
+        b, predicate = count + left, count + left + 1
         registers = _wrapped([f"%{i}" for i in range(count)], '        "', ', "')
         operands = _wrapped([f'"+f"(d[{i}])' for i in range(count)], "        ", ",")
-        majors = f", %{count + 3}, %{count + 4}" if self.takes_mn_major else ""
+        where, a_type, a, a_operands = (
+            "in shared memory",
+            "u64 a",
+            f"%{count}",
+            '"l"(a)',
+        )
+        if self.lhs_in_registers:
+            where, a_type = "in registers and shared memory", f"const u32 (&a)[{left}]"
+            a = f"{{{', '.join(f'%{count + i}' for i in range(left))}}}"
+            a_operands = ", ".join(f'"r"(a[{i}])' for i in range(left))
+        majors = f", %{predicate + 1}, %{predicate + 2}" if self.takes_mn_major else ""
         check, major_operands = "", ', "n"(kMajorA), "n"(kMajorB)'
         if not self.takes_mn_major:
             major_operands = ""
@@ -95,7 +117,7 @@ class Wgmma:
                 '                  "rows must run along k");\n'
             )
         return f"""\
-// Generated: wgmma.m64n{self.n}k{self.k}, {lhs} and {rhs} operands in shared memory,
+// Generated: wgmma.m64n{self.n}k{self.k}, {lhs} and {rhs} operands {where},
 // f32 accumulators.
 #pragma once
 
@@ -108,18 +130,19 @@ template <int kMajorA, int kMajorB>
 struct {self.type_name} {{
   static constexpr int kN = {self.n}, kAccumulators = {count};
 
-  TRACEA_DEVICE static void mma(float (&d)[{count}], u64 a, u64 b, bool accumulate) {{
+  TRACEA_DEVICE static void mma(float (&d)[{count}], {a_type}, u64 b,
+                                bool accumulate) {{
 {check}    asm volatile(
         "{{\\n"
         ".reg .pred p;\\n"
-        "setp.ne.b32 p, %{count + 2}, 0;\\n"
+        "setp.ne.b32 p, %{predicate}, 0;\\n"
         "wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}.f32.{lhs}.{rhs} {{"
 {registers[:-3]}"
-        "}}, %{count}, %{count + 1}, p, 1, 1{majors};\\n"
+        "}}, {a}, %{b}, p, 1, 1{majors};\\n"
         "}}"
         :
 {operands[:-1]}
-        : "l"(a), "l"(b), "r"(static_cast<u32>(accumulate)){major_operands}
+        : {a_operands}, "l"(b), "r"(static_cast<u32>(accumulate)){major_operands}
         : "memory");
   }}
 }};

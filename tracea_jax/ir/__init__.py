@@ -8,6 +8,7 @@ that prove, at compile time, that the device headers in ``kernels/cuda/tile`` ag
     swizzle    XOR swizzles of shared memory
     banks      bank-conflict simulator
     lanes      which element each register of a fragment holds
+    register_operand   which words of a tile are a fragment in registers
     staging    where an accumulator is staged in shared memory for its store
     pipeline   stages, parities and waits of an asynchronous pipeline
     schedules  random schedules of a pipeline: no deadlock, no stale or lost data

@@ -10,7 +10,7 @@ t = lane mod 4):
 The formulas take an integer lane or the expression ``LANE``; device code has the same
 ones in kernels/cuda/tile/fragment.cuh. A ``Fragment`` proves on construction that it is
 a bijection. (PTX ISA, "Matrix Fragments for mma.m16n8k16", "Register Fragments for
-wgmma.mma_async.m64nNk16".)
+wgmma.mma_async.m64nNk16" and "... m64nNk8".)
 """
 
 from __future__ import annotations
@@ -104,6 +104,15 @@ def mma_c_col(lane: Index, i: int) -> Index:
     return lane % 4 * 2 + i % 2
 
 
+def wgmma_tf32_a_row(thread: Index, i: int) -> Index:
+    """Row in 0 .. 63 of a fragment of 64 rows x 8 k."""
+    return thread // 32 * 16 + thread % 32 // 4 + 8 * (i % 2)
+
+
+def wgmma_tf32_a_col(thread: Index, i: int) -> Index:
+    return thread % 4 + 4 * (i // 2)
+
+
 def wgmma_accumulator_row(thread: Index, i: int) -> Index:
     """Row in 0 .. 63: the warp's 16 rows, then as the C fragment."""
     return thread // 32 * 16 + thread % 32 // 4 + 8 * (i // 2 % 2)
@@ -122,6 +131,15 @@ MMA_A = Fragment(
     registers=8,
     row=mma_a_row,
     col=mma_a_col,
+)
+WGMMA_TF32_A = Fragment(
+    name="wgmma.m64nNk8 TF32 A",
+    rows=64,
+    cols=8,
+    lanes=WARPGROUP_LANES,
+    registers=4,
+    row=wgmma_tf32_a_row,
+    col=wgmma_tf32_a_col,
 )
 MMA_B = Fragment(
     name="mma.m16n8k16 B",

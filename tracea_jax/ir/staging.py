@@ -6,6 +6,11 @@ stored by stmatrix.x4, one block of 16 x 16 for each warp at a time; f32 results
 stored two registers (8 bytes) at a time. Bytes count from the start of the sub-tile,
 which is aligned to ``SWIZZLE_128B.period_bytes``.
 
+The accumulator of a transposed product leaves in sub-tiles of its 64 rows, which are
+paired columns of the result, by 128 bytes of its columns: one box of 64 x 64 16-bit
+elements, or two of 32 x 32 f32. Registers c0, c2 and c1, c3 of a block are neighbours
+there, and stored in pairs.
+
 Device code has the same formulas in kernels/cuda/tile/fragment.cuh. (PTX ISA,
 "stmatrix".)
 """
@@ -19,6 +24,7 @@ from tracea_jax.ir.lanes import (
     wgmma_accumulator_col,
     wgmma_accumulator_row,
 )
+from tracea_jax.ir.register_operand import paired_column
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 
 ROWS = 64
@@ -90,3 +96,25 @@ def accumulator_pair_byte(thread: Index, j: int, half: int) -> Index:
     row = wgmma_accumulator_row(thread, 2 * half)
     col = staggered_block(thread, j) * 8 + wgmma_accumulator_col(thread, 0)
     return SWIZZLE_128B(row * ROW_BYTES + col * 4)
+
+
+def staggered_half(thread: Index, j: int) -> Index:
+    """The half, of the registers {0, 2} and {1, 3} of a block, to store in step j.
+
+    Threads of the same columns hold rows 2t + half of the result. In plain order two of
+    the four would meet in the same banks.
+    """
+    return ((thread ^ (thread // 2)) & 1) ^ j
+
+
+def transposed_pair_byte(thread: Index, block: int, j: int, *, itemsize: int) -> Index:
+    """Where a thread stores its pair of an 8-column block of the accumulator in step j.
+
+    They are registers 4 block + half and 4 block + half + 2, neighbours in a row of the
+    result, half = ``staggered_half(thread, j)``. Bytes count from the first box.
+    """
+    columns = ROW_BYTES // itemsize  # of a box, and its rows
+    row = thread % 4 * 2 + staggered_half(thread, j) + 8 * block
+    col = paired_column(wgmma_accumulator_row(thread, 0))
+    in_box = SWIZZLE_128B(row * ROW_BYTES + col % columns * itemsize)
+    return col // columns * (columns * ROW_BYTES) + in_box

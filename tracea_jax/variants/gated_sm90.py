@@ -46,7 +46,14 @@ class GatedSm90:
 
     def why_not(self, problem: GatedMatmulProblem, device: Device) -> str | None:
         one, _ = products(problem, fused=False)
-        return GEMM_SM90.why_not(one, device)
+        if reason := GEMM_SM90.why_not(one, device):
+            return reason
+        if emit.is_swapped(one):
+            return (
+                "of operands of dtype float32 in layout nn the transposed product is "
+                "computed, and gated ones are not stored transposed; use layout nt"
+            )
+        return None
 
     def check(
         self, problem: GatedMatmulProblem, config: GemmSm90Config, device: Device

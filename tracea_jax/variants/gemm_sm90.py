@@ -193,6 +193,12 @@ def _unknown_operands(problem: GemmProblem) -> Iterator[str]:
             "operands must share a dtype unless both have 8 bits; they are "
             f"{lhs} and {rhs}"
         )
+    elif lhs == "float32":
+        if problem.layout == "tn":
+            yield (
+                "one of two operands of dtype float32 must be stored with k "
+                "contiguous, layout nn, nt or tt; it is tn"
+            )
     elif emit.element_bytes(problem) != 2 and problem.layout != "nt":
         yield (
             f"operands of dtype {lhs} must be stored with k contiguous, layout nt; it "

@@ -6,7 +6,8 @@ of 128 bytes along k and an epilogue, in cycles of an SM:
     multiply = tile_m tile_n 64 / 2048                               tensor cores
     smem     = (tile_m / 64 (64 + tile_n) + tile_m + tile_n) / rate  rows of 128 bytes
 
-(more of both where operands have several parts)
+(more of both where operands have several parts; m, n and layout are those of the
+product that is computed, see ``emit.computed``)
     busy     = max(multiply, smem) + drain
     wait     = time to refill a stage, shared by the stages of the ring
     tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead
@@ -129,7 +130,11 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
     multiply = products * config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
     loaded = emit.loaded_rows(problem, config) + emit.loaded_columns(problem, config)
     loaded = loaded * emit.parts(problem)
-    read = products * (config.tile_m // emit.SLAB) * (emit.SLAB + config.tile_n)
+    read = (
+        products
+        * (config.tile_m // emit.SLAB)
+        * (emit.lhs_wavefronts(problem) + config.tile_n)
+    )
     busy = np.maximum(multiply, (read + loaded) / a.smem_rows_per_cycle)
     refill = a.latency_cycles + loaded * emit.ROW_BYTES / _PORT_BYTES_PER_CYCLE
     refill += a.pair_latency_cycles * (config.sharers - 1)
@@ -191,6 +196,7 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     with the neighbours in the raster that read the same lines at the same time, if the
     lines are whole: so much of A with those of its band's columns, of B of its rows.
     """
+    problem = emit.computed(problem)
     m_tiles, n_tiles, _ = emit.tile_grid(problem, config)
     high = np.minimum(np.minimum(config.raster_band, m_tiles), a.neighbours)
     wide = np.minimum(n_tiles, a.neighbours / high)
@@ -224,7 +230,7 @@ def _edge_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     """
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
     rows = m_tiles * config.cluster_m * emit.loaded_rows(problem, config)
-    past = np.maximum(rows - problem.m, 0)
+    past = np.maximum(rows - emit.computed(problem).m, 0)
     return past * n_tiles * config.cluster_n * batch
 
 
@@ -236,6 +242,7 @@ def _memory_bytes(
     A wave reads the rows of its bands and some columns. What of both does not fit in L2
     is read again by the next wave, and what of B does not fit by the next bands.
     """
+    problem = emit.computed(problem)
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
     at_once = places(problem, config, device)
     band = np.minimum(config.raster_band, m_tiles)

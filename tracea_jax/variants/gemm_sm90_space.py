@@ -13,7 +13,7 @@ import numpy as np
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
-from tracea_jax.problem import GemmProblem
+from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants.space import Columns, Rule, grid, representative, survivors
 
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -116,6 +116,7 @@ def derived(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
 ) -> Columns:
     """Features that say how a config fits the problem, for a surrogate model."""
+    product = emit.computed(problem)
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
     rows, cols = config.tile_m * config.cluster_m, config.tile_n * config.cluster_n
     work = m_tiles * n_tiles * batch * steps(problem)
@@ -127,7 +128,7 @@ def derived(
         "log2_smem_bytes": np.log2(emit.smem_bytes(problem, config)),
         "wave_efficiency": work / (busiest * clusters),
         "log2_padding": np.log2(
-            m_tiles * rows / problem.m * n_tiles * cols / problem.n
+            m_tiles * rows / product.m * n_tiles * cols / product.n
         ),
         "log2_l2_bytes_per_mac": np.log2(loaded / (config.tile_m * config.tile_n)),
         "log2_k_steps": np.log2(busiest),
@@ -174,12 +175,18 @@ def _deadlocks(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
 
 
 def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Entries of residuals in odd rows are loaded one by one, each from its address."""
-    return (c.slabs > 1) & (p.epilogue.residual and not emit.maps_results(p))
+    """Entries of residuals in odd rows are loaded one by one, each from its address.
+
+    So are the pairs of a transposed product, of which 16-bit rows hold twice as many.
+    """
+    transposed = emit.is_swapped(p) and ITEMSIZE[p.out] == 2
+    scattered = transposed or not emit.maps_results(p)
+    return (c.slabs > 1) & (p.epilogue.residual and scattered)
 
 
 def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return (emit.parts(p) > 1) & (c.wait_depth > 0)
+    waits = emit.parts(p) > 1 or emit.takes_fragments(p)
+    return waits & (c.wait_depth > 0)
 
 
 LEGAL = (
@@ -245,14 +252,17 @@ LEGAL = (
         code="registers",
         refuses=_runs_out_of_registers,
         why=lambda p, c, d: (
-            f"a residual in rows of n={p.n} takes the registers of more than 64 rows a "
-            "consumer"
+            f"a residual in rows of n={p.n} {p.out} takes the registers of more than "
+            "64 rows a consumer"
         ),
     ),
     Rule(
-        code="parts",
+        code="wait",
         refuses=_does_not_wait,
-        why=lambda p, c, d: "sums of parts are promoted at each step: wait_depth=0",
+        why=lambda p, c, d: (
+            "sums of parts, and fragments in registers, are waited for at each step: "
+            "wait_depth=0"
+        ),
     ),
 )
 
@@ -262,6 +272,7 @@ LEGAL = (
 
 def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """A smaller tile, or one block of the cluster, would hold all of the output."""
+    p = emit.computed(p)
     wide_m = (c.tile_m > emit.SLAB) & (p.m <= c.tile_m // 2)
     narrower = c.tile_n - np.where(c.tile_n > 128, 32, 64)  # the next choice
     wide_n = (c.tile_n > 64) & (p.n <= narrower)
@@ -301,7 +312,8 @@ WORTH = (
         refuses=_computes_only_padding,
         why=lambda p, c, d: (
             f"a {c.tile_m}x{c.tile_n} tile in clusters of {c.cluster_m}x{c.cluster_n} "
-            f"is too large for the output, {p.m}x{p.n}"
+            f"is too large for what is computed, "
+            f"{emit.computed(p).m}x{emit.computed(p).n}"
         ),
     ),
     Rule(

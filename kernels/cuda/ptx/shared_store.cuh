@@ -20,6 +20,10 @@ TRACEA_DEVICE void st_shared(u32 address, Pair v) {
                : "memory");
 }
 
+TRACEA_DEVICE void st_shared(u32 address, u32 v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
 TRACEA_DEVICE void st_shared(u32 address, float v) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(v) : "memory");
 }
@@ -30,6 +34,14 @@ TRACEA_DEVICE void ld_shared(u32 address, u16& v) {
 }
 TRACEA_DEVICE void ld_shared(u32 address, u32& v) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+}
+
+// Two neighbouring words.
+TRACEA_DEVICE void ld_shared(u32 address, u32& v0, u32& v1) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(v0), "=r"(v1)
+               : "r"(address)
+               : "memory");
 }
 
 TRACEA_DEVICE Pair ld_shared_pair(u32 address) {

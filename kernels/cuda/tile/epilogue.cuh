@@ -14,8 +14,13 @@
 // Rows that are no multiples of 16 bytes have no tensor map. Each warp then writes the rows
 // that it staged itself, element by element.
 //
+// The accumulated product may be the transposed result. Then its rows are paired columns of
+// the result (see fragment.cuh), and a sub-tile of 64 rows is as many columns of 128 bytes:
+// one box of 16-bit elements, two of f32. m, n and tile count the accumulated product here,
+// EpilogueParams and Corner the result.
+//
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
-// kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual,
+// kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual,
 // kMultipliesResidual, kSavesPreactivation, kActivation.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
@@ -75,6 +80,8 @@ struct SubTile {
   static constexpr int kColumns = kRowBytes / static_cast<int>(sizeof(Element));
   static constexpr int kBlocks = kColumns / 8;
   static constexpr int kChunks = kBlocks / 2;
+  // The same 64 rows transposed: boxes of kColumns rows of 128 bytes.
+  static constexpr int kTransposedBoxes = kRows / kColumns;
 
   // The blocks of a chunk: neighbours for stmatrix, two apart for staggered f32 stores.
   static constexpr int block(int chunk, int i) {
@@ -114,6 +121,34 @@ TRACEA_DEVICE void stage(u32 buffer, int thread, int chunk, const Chunk<float>& 
   }
 }
 
+TRACEA_DEVICE void store_pair(u32 address, const Packed<float>& v) {
+  st_shared(address, v.value);
+}
+template <class Element>
+TRACEA_DEVICE void store_pair(u32 address, const Packed<Element>& v) {
+  st_shared(address, v.bits);
+}
+
+// Writes a chunk of the transposed result in pairs: 8 bytes of f32, or a word of 16-bit
+// elements. Some lanes take the two halves in the other order, to keep off the banks of the
+// others.
+template <class Swizzle, class Element>
+TRACEA_DEVICE void stage_transposed(u32 buffer, int thread, int chunk,
+                                    const Chunk<Element>& c) {
+  const bool keeps_order = staggered_half(thread, 0) == 0;
+  TRACEA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const int block = SubTile<Element>::block(chunk, i);
+    TRACEA_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const u32 byte = transposed_pair_byte<Swizzle, sizeof(Element)>(thread, j) +
+                       kTransposedBlockBytes * block;
+      const Packed<Element> kept = c.pairs[i][j], crossed = c.pairs[i][1 - j];
+      store_pair(buffer + byte, keeps_order ? kept : crossed);
+    }
+  }
+}
+
 template <class Traits>
 class WarpgroupEpilogue {
  public:
@@ -125,7 +160,12 @@ class WarpgroupEpilogue {
   static constexpr int kSubTiles = ceil_div(kColumns, Tile::kColumns);
   static constexpr int kAccumulators = Traits::kTileN / 2;
   static constexpr int kFactor = kColumns / 2;  // register of u's first column
-  static constexpr int kBiasPerThread = ceil_div(Traits::kTileN, kWarpgroupSize);
+  static constexpr bool kTransposed = Traits::kTransposed;
+  using Place = PairPlace<kTransposed>;
+  static constexpr int kBoxes = kTransposed ? Tile::kTransposedBoxes : 1;
+  // Columns of the result in this warpgroup's part of a tile, that it needs the bias of.
+  static constexpr int kBiasColumns = kTransposed ? 64 * Traits::kSlabs : Traits::kTileN;
+  static constexpr int kBiasPerThread = ceil_div(kBiasColumns, kWarpgroupSize);
   static constexpr bool kAddsBias = Traits::kHasBias || Traits::kHasResidual ||
                                     Traits::kSavesPreactivation;
   static_assert(kColumns >= Tile::kColumns, "a sub-tile must fit into the tile");
@@ -133,6 +173,7 @@ class WarpgroupEpilogue {
                 "sub-tiles of a gated product do not overlap");
   static_assert(!Traits::kGated || !(Traits::kHasBias || Traits::kHasResidual),
                 "a gated product has neither bias nor residual");
+  static_assert(!(Traits::kGated && kTransposed), "gated products are not transposed");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
   // `buffers` and `bias` are shared-memory addresses of this warpgroup's own space.
@@ -147,7 +188,7 @@ class WarpgroupEpilogue {
 
   // Starts the loads that the tile at (m, n) of `batch` will need, ahead of its mainloop.
   TRACEA_DEVICE void prefetch(int m, int n, int batch) {
-    if constexpr (kAddsBias) load_bias(n, batch);
+    if constexpr (kAddsBias) load_bias(kTransposed ? m : n, batch);
     if constexpr (kPrefetchesResidual) load_residual(m, n, batch, 0);
   }
 
@@ -194,6 +235,11 @@ class WarpgroupEpilogue {
   static constexpr bool kPrefetchesResidual =
       Traits::kHasResidual && Traits::kClusterK == 1 && Traits::kMapsResults;
 
+  // Where a sub-tile begins in the result.
+  struct Corner {
+    int row, column;
+  };
+
   // The first column of a sub-tile. If they do not divide the tile, the last one overlaps
   // its neighbour, and both store the same there.
   static constexpr int first_column(int sub) {
@@ -201,19 +247,26 @@ class WarpgroupEpilogue {
     return sub * Tile::kColumns < kLast ? sub * Tile::kColumns : kLast;
   }
 
+  // That of sub-tile `index` of the rows from m on, columns from n on.
+  TRACEA_DEVICE static Corner corner(int m, int n, int index) {
+    const int row = m + index / kSubTiles * Tile::kRows;
+    const int column = n + first_column(index % kSubTiles);
+    return kTransposed ? Corner{column, row} : Corner{row, column};
+  }
+
   // Sub-tile `index` of the consumer's rows, counted along n first. `is_gathered` says that
   // its sums are new: the sub-tile before has not added the bias to those they share.
   TRACEA_DEVICE void store_sub_tile(float (&accumulators)[kAccumulators], int m, int n,
                                     int batch, int index, bool is_gathered) {
     const int sub = index % kSubTiles;
-    const int row = m + index / kSubTiles * Tile::kRows, column = n + first_column(sub);
-    if constexpr (kAddsBias) add_bias(accumulators, sub, is_gathered);
+    const Corner at = corner(m, n, index);
+    if constexpr (kAddsBias) add_bias(accumulators, index, is_gathered);
     if constexpr (Traits::kSavesPreactivation) {
       stage_all<Activation::kNone, false>(accumulators, sub);
-      publish(params_.preactivation, column, row, batch);
+      publish(params_.preactivation, at, batch);
       if constexpr (Traits::kGated) {
         stage_all<Activation::kNone, false, kFactor>(accumulators, sub);
-        publish(params_.factor, column, row, batch);
+        publish(params_.factor, at, batch);
       }
     }
     if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
@@ -223,10 +276,10 @@ class WarpgroupEpilogue {
     if constexpr (kPrefetchesResidual) {
       if (index + 1 < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, index + 1);
     }
-    publish(params_.out, column, row, batch);
+    publish(params_.out, at, batch);
   }
 
-  // Each thread fetches a column or two; all threads will need all of them.
+  // Each thread fetches a column or two of the result; all threads will need all of them.
   TRACEA_DEVICE void load_bias(int n, int batch) {
     const u64 first = Traits::kBiasIsBatched ? static_cast<u64>(batch) * params_.n : 0;
     const ElementBias* bias = static_cast<const ElementBias*>(params_.bias) + first;
@@ -234,7 +287,7 @@ class WarpgroupEpilogue {
     for (int i = 0; i < kBiasPerThread; ++i) {
       const int column = thread_ + i * kWarpgroupSize;
       const bool inside =
-          Traits::kHasBias && column < Traits::kTileN && n + column < params_.n;
+          Traits::kHasBias && column < kBiasColumns && n + column < params_.n;
       bias_[i] = inside ? widen(bias[n + column]) : 0.0f;
     }
   }
@@ -243,23 +296,26 @@ class WarpgroupEpilogue {
     TRACEA_UNROLL
     for (int i = 0; i < kBiasPerThread; ++i) {
       const int column = thread_ + i * kWarpgroupSize;
-      if (column < Traits::kTileN) st_shared(smem_bias_ + 4 * column, bias_[i]);
+      if (column < kBiasColumns) st_shared(smem_bias_ + 4 * column, bias_[i]);
     }
     warpgroup_barrier(warpgroup_);
   }
 
   // Sub-tile `index` of the residual, counted along n first.
   TRACEA_DEVICE void load_residual(int m, int n, int batch, int index) {
-    const int row0 = m + index / kSubTiles * Tile::kRows;
-    const int column =
-        n + first_column(index % kSubTiles) + wgmma_accumulator_col(thread_, 0);
+    const Corner at = corner(m, n, index);
+    const int column = at.column + Place::col(thread_, 0);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = row0 + wgmma_accumulator_row(thread_, 2 * half);
+      const int row = at.row + Place::row(thread_, 0, half);
       const u64 first = (static_cast<u64>(batch) * params_.m + row) * params_.n + column;
       const ElementResidual* residual =
           static_cast<const ElementResidual*>(params_.residual) + first;
-      load_residual_row<0>(residual, row < params_.m ? params_.n - column : 0, half);
+      if constexpr (kTransposed) {
+        load_residual_column<0>(residual, params_.m - row, params_.n - column, half);
+      } else {
+        load_residual_row<0>(residual, row < params_.m ? params_.n - column : 0, half);
+      }
     }
   }
 
@@ -267,29 +323,53 @@ class WarpgroupEpilogue {
   template <int kBlock>
   TRACEA_DEVICE void load_residual_row(const ElementResidual* row, int count, int half) {
     if constexpr (kBlock < Tile::kBlocks) {
-      if constexpr (Traits::kMapsResults) {
-        residual_[kBlock][half] = load_pair_before<8 * kBlock>(row, count);
-      } else {
-        residual_[kBlock][half] = load_each_before<8 * kBlock>(row, count);
-      }
+      residual_[kBlock][half] = load_pair<8 * kBlock>(row, count);
       load_residual_row<kBlock + 1>(row, count, half);
     }
   }
 
+  // Its pairs in every eighth row; `rows` rows are left, and `count` elements in each. Each
+  // address is made of the one before, opaquely: all at once they would take the registers.
+  template <int kBlock>
+  TRACEA_DEVICE void load_residual_column(const ElementResidual* row, int rows, int count,
+                                          int half) {
+    if constexpr (kBlock < Tile::kBlocks) {
+      int left = 8 * kBlock < rows ? count : 0;
+      asm volatile("" : "+l"(row), "+r"(left));
+      residual_[kBlock][half] = load_pair<0>(row, left);
+      const u64 distance = 8 * static_cast<u64>(params_.n);
+      load_residual_column<kBlock + 1>(row + distance, rows, count, half);
+    }
+  }
+
+  template <int kOffset>
+  TRACEA_DEVICE static Packed<ElementResidual> load_pair(const ElementResidual* row,
+                                                         int count) {
+    if constexpr (Traits::kMapsResults) {
+      return load_pair_before<kOffset>(row, count);
+    } else {
+      return load_each_before<kOffset>(row, count);
+    }
+  }
+
   // z, in place: it is both a result and the argument of the activation.
-  TRACEA_DEVICE void add_bias(float (&accumulators)[kAccumulators], int sub,
+  TRACEA_DEVICE void add_bias(float (&accumulators)[kAccumulators], int index,
                               bool is_gathered) {
+    const int sub = index % kSubTiles, column = corner(0, 0, index).column;
+    Pair bias;
     TRACEA_UNROLL
     for (int block = 0; block < Tile::kBlocks; ++block) {
+      // The blocks of a transposed product are rows of the same columns.
+      if (!kTransposed || block == 0) {
+        bias = ld_shared_pair(smem_bias_ + 4 * (column + Place::col(thread_, block)));
+      }
       const int first = first_column(sub) + 8 * block;
       if (first < sub * Tile::kColumns && !is_gathered) continue;
-      const Pair bias =
-          ld_shared_pair(smem_bias_ + 4 * (first + wgmma_accumulator_col(thread_, 0)));
       TRACEA_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int i = first / 2 + 2 * half;
+        const int i = Place::first_register(first / 8, half);
         accumulators[i] += bias.x;
-        accumulators[i + 1] += bias.y;
+        accumulators[i + Place::kNext] += bias.y;
       }
     }
   }
@@ -305,9 +385,9 @@ class WarpgroupEpilogue {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int which = i / 2, half = i % 2, block = Tile::block(chunk, which);
-        const float* z =
-            accumulators + kFirst + first_column(sub) / 2 + 4 * block + 2 * half;
-        Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[1])};
+        const float* z = accumulators + kFirst +
+                         Place::first_register(first_column(sub) / 8 + block, half);
+        Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[Place::kNext])};
         if constexpr (kJoins && Traits::kGated) {
           y = join<true>(y, {z[kFactor], z[kFactor + 1]});
         } else if constexpr (kJoins) {
@@ -315,37 +395,49 @@ class WarpgroupEpilogue {
         }
         c.pairs[which][half] = Packed<Element>::from(y);
       }
-      stage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
+      if constexpr (kTransposed) {
+        stage_transposed<typename Traits::Swizzle>(buffer, thread_, chunk, c);
+      } else {
+        stage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
+      }
     }
   }
 
   // Sends the staged buffer on its way; the next one is free to stage into.
-  TRACEA_DEVICE void publish(typename EpilogueParams<Traits>::Result result, int column,
-                             int row, int batch) {
+  TRACEA_DEVICE void publish(typename EpilogueParams<Traits>::Result result,
+                             const Corner& at, int batch) {
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     if constexpr (Traits::kMapsResults) {
       fence_proxy_async_shared();
       if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
       warpgroup_barrier(warpgroup_);
       if (leader_) {
-        cp_async_bulk_tensor_3d_store(result, buffer, column, row, batch);
+        TRACEA_UNROLL
+        for (int box = 0; box < kBoxes; ++box) {
+          cp_async_bulk_tensor_3d_store(result, buffer + box * (Tile::kBytes / kBoxes),
+                                        at.column + box * Tile::kColumns, at.row, batch);
+        }
         cp_async_bulk_commit_group();
       }
     } else {
-      write_rows(static_cast<Element*>(result), buffer, column, row, batch);
+      // Rows of the transposed product are staged by several warps.
+      if constexpr (kTransposed) warpgroup_barrier(warpgroup_);
+      write_rows(static_cast<Element*>(result), buffer, at, batch);
     }
     buffer_idx_ = buffer_idx_ + 1 == Traits::kEpilogueBuffers ? 0 : buffer_idx_ + 1;
   }
 
-  // Writes this warp's 16 rows of a staged sub-tile, which start at (row, column).
-  TRACEA_DEVICE void write_rows(Element* result, u32 buffer, int column, int row,
+  // Writes this warp's 16 rows of a staged sub-tile.
+  TRACEA_DEVICE void write_rows(Element* result, u32 buffer, const Corner& at,
                                 int batch) const {
     using Bits = typename BitsOf<sizeof(Element)>::Type;
-    constexpr int kWarpRows = 16;
+    constexpr int kWarpRows = 16, kBoxRows = Tile::kRows / kBoxes;
     const int lane = thread_ % kWarpSize, first = thread_ / kWarpSize * kWarpRows;
-    const u64 start = (static_cast<u64>(batch) * params_.m + row + first) * params_.n;
+    const int row = at.row + first % kBoxRows;
+    const int column = at.column + first / kBoxRows * Tile::kColumns;
+    const u64 start = (static_cast<u64>(batch) * params_.m + row) * params_.n;
     Bits* out = reinterpret_cast<Bits*>(result) + start + column;
-    const int rows = params_.m - row - first;
+    const int rows = params_.m - row;
     __syncwarp();
     TRACEA_NO_UNROLL
     for (int i = 0; i < kWarpRows; ++i, out += params_.n) {
