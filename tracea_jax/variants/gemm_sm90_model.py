@@ -10,7 +10,8 @@ of 128 bytes along k and an epilogue, in cycles of an SM:
 product that is computed, see ``emit.computed``)
     busy     = max(multiply, smem) + drain
     wait     = time to refill a stage, shared by the stages of the ring
-    tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead
+    tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead, less what
+               one consumer does of the latter two while the other multiplies
 
 A problem takes as long as the busiest block, or longer if the device's limits of power,
 L2, memory or the edge of the output say so; near several limits each slows it down:
@@ -103,8 +104,13 @@ def modelled_us(
 ) -> Any:
     """Time of one execution in microseconds; an array if the config holds columns."""
     a = constants
-    busiest = block_steps(problem, config, device) * _step_cycles(problem, config, a)
-    busiest += waves(problem, config, device) * _tile_cycles(problem, config, device, a)
+    step, tile = (
+        _step_cycles(problem, config, a),
+        _tile_cycles(problem, config, device, a),
+    )
+    tiles = waves(problem, config, device)
+    busiest = block_steps(problem, config, device) * step + tiles * tile
+    busiest -= (tiles - 1) * _hidden_cycles(problem, config, step, tile)
     busiest += (config.cluster_k > 1) * _exchange_cycles(config, a)
     blocks = emit.tile_count(problem, config) * config.sharers
     depth = steps(problem) * emit.TILE_K * emit.part_products(problem)
@@ -162,6 +168,17 @@ def _tile_cycles(
         + late_bytes(problem, config, device) / a.store_bytes_per_cycle
         + has_exponential * elements / 128 * a.activation_cycles
     )
+
+
+def _hidden_cycles(
+    problem: GemmProblem, config: GemmSm90Config, step: Any, tile: Any
+) -> Any:
+    """How much of that one consumer does while the other multiplies the next tile.
+
+    The ring lets them drift apart by as many steps as it has stages.
+    """
+    ahead = np.minimum(config.stages, steps(problem)) * step / 2
+    return (config.consumers == 2) * np.minimum(ahead, tile)
 
 
 def _exchange_cycles(config: GemmSm90Config, a: Constants) -> Any:
