@@ -20,7 +20,8 @@ from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.gemm_cpu import DTYPES, GEMM_CPU, GemmCpuConfig
+from tracea_jax.variants.cpu import DTYPES
+from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 LAYOUTS = ("nn", "nt", "tn", "tt")
