@@ -48,6 +48,17 @@ def cache_dir(
     return directory
 
 
+@pytest.fixture
+def hopper():
+    """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""
+    from tracea_jax.dispatch import device_for
+
+    device = device_for("cuda")
+    if device.arch != "sm_90a":
+        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
+    return device
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     needs = {mark.name for mark in item.iter_markers()}
     if "nvrtc" in needs and (why := _no_nvrtc()):

@@ -22,18 +22,10 @@ from tracea_jax.problem import GatedMatmulProblem
 from tracea_jax.variants import get
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 ROUNDINGS = {"gated_sm90": 1, "gated_fused": 2, "gated_unfused": 3}
 NAMES = tuple(ROUNDINGS)
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    device = device_for("cuda")
-    if device.arch != "sm_90a":
-        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
-    return device
 
 
 def arguments(m, n, k, dtype="bfloat16"):
