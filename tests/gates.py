@@ -7,19 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numerics import Exact, activate, exact, f64
+from numerics import Exact, activate, exact
 from transforms import PLAIN
 
 
 def plain_gated(activation: str, x: Any, w_gate: Any, w_up: Any) -> jax.Array:
     """What users write."""
     return PLAIN[activation](x @ w_gate) * (x @ w_up)
-
-
-def multiplied(product: Exact, factor: Any) -> Exact:
-    """A result times an exact array."""
-    factor = f64(factor)
-    return Exact(value=product.value * factor, scale=product.scale * np.abs(factor))
 
 
 def exact_gated(x: Any, w_gate: Any, w_up: Any, activation: str = "silu") -> Exact:
