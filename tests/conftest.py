@@ -7,6 +7,9 @@ import os
 import pathlib
 import sys
 
+# Two processes of tests would compete for the processors with the threads of BLAS.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import hypothesis
 import jax
 import pytest
