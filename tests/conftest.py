@@ -39,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in expression or "not gpu" in expression:
         os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
         jax.config.update("jax_platforms", "cpu")
+        # Compiling takes most of the time, and what XLA makes of the code around our
+        # calls is not tested here. JAX's own tests do the same.
+        if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+            jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)
