@@ -58,7 +58,7 @@ def cache_dir(
 @pytest.fixture
 def hopper():
     """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""
-    from tracea_jax.dispatch import device_for
+    from tracea_jax.options import device_for
 
     device = device_for("cuda")
     if device.arch != "sm_90a":

@@ -11,8 +11,8 @@ from ahead import compiled_ahead
 from numerics import exact_gemm
 from spaces import one_of_each
 
-from tracea_jax.dispatch import device_for
 from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90

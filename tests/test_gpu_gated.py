@@ -15,8 +15,9 @@ from numerics import ACTIVATIONS, exact, normal
 from spaces import one_of_each
 
 import tracea_jax as tracea
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import gated_bench, gated_matmul
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem
 from tracea_jax.variants import get

@@ -15,10 +15,10 @@ import pytest
 from numerics import exact_gemm, normal
 from spaces import one_of_each
 
-from tracea_jax.dispatch import device_for
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.ops import matmul
 from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants.gemm_sm80 import GEMM_SM80

@@ -18,8 +18,9 @@ from numerics import exact, normal
 from processes import run_python
 
 import tracea_jax as tracea
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import export_checks, matmul
+from tracea_jax.options import device_for
 from tracea_jax.problem import Epilogue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]

@@ -29,11 +29,11 @@ from spaces import one_of_each
 import tracea_jax as tracea
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.emit import relayout
 from tracea_jax.ops import matmul
 from tracea_jax.ops import matmul_bench as bench
-from tracea_jax.options import current
+from tracea_jax.options import current, device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.runtime import launch, store
