@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numerics import Exact, activate, exact
-from transforms import PLAIN
+from numerics import Exact, activate, exact, normal
+from transforms import LAYOUTS, PLAIN
 
 
 def plain_gated(activation: str, x: Any, w_gate: Any, w_up: Any) -> jax.Array:
@@ -36,3 +36,15 @@ def assert_gated(result: jax.Array, *operands: Any, roundings: int = 1) -> None:
     # ``assert_near`` allows one rounding, and 16 units of the scale.
     stored = (roundings - 1) * eps / 2 * np.abs(expected.value) / (16 * unit)
     Exact(value=expected.value, scale=expected.scale + stored).assert_near(result)
+
+
+def arguments(
+    m: int = 5, n: int = 3, k: int = 4, dtype: str = "float32"
+) -> tuple[jax.Array, ...]:
+    """x, w_gate, w_up."""
+    args = normal(m, k), normal(k, n), normal(k, n, seed=1)
+    return tuple(a.astype(dtype) for a in args)
+
+
+# Layouts, and which operands have a batch dimension.
+FORMS = list(zip(LAYOUTS, [(0, 0), (0, 1), (1, 0), (1, 1)], strict=True))
