@@ -174,32 +174,9 @@ def plain_multiplied(activation, a, b, bias, residual):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives_through_a_multiplied_residual(activation):
-    args = arguments()
-    tangents = tuple(normal(*x.shape, seed=1) for x in args)
-    weights = normal(5, 3, seed=2)
-
-    def derivatives(f, args, tangents, weights):
-        f = functools.partial(f, activation)
-
-        def gradient(*args):
-            every = (0, 1, 2, 3)
-            return jax.grad(lambda *x: (weights * f(*x) ** 2).sum(), every)(*args)
-
-        return {
-            "value": f(*args),
-            "jvp": jax.jvp(f, args, tangents)[1],
-            "grad": gradient(*args),
-            "hvp": jax.jvp(gradient, args, tangents)[1],
-        }
-
-    found = jax.jit(functools.partial(derivatives, bind_multiplied))(
-        args, tangents, weights
-    )
-    expected = in_f64(
-        functools.partial(derivatives, plain_multiplied), args, tangents, weights
-    )
-    for name in found:
-        assert_close(found[name], expected[name], 2e-5)
+    pair = (bind_multiplied, plain_multiplied)
+    ours, plain = (functools.partial(f, activation) for f in pair)
+    assert_derivatives_alike(ours, plain, *arguments())
 
 
 @pytest.mark.parametrize("wanted", range(4))
