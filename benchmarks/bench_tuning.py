@@ -24,8 +24,8 @@ import recorded_spaces
 
 import tracea_jax as tracea
 from tracea_jax import policy
-from tracea_jax.dispatch import open_lab
 from tracea_jax.doctor import diagnose
+from tracea_jax.knowledge import open_lab
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tune import local_device

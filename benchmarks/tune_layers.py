@@ -31,7 +31,7 @@ import cpu_suite
 from matmul_suite import suite
 from model_layers import order
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.cli import Progress
 from tracea_jax.device import Device
 from tracea_jax.options import current
@@ -57,7 +57,7 @@ def wanted(platform: str) -> tuple[Problem, ...]:
 
 def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
     """Those without an answer of their own."""
-    database = dispatch.database(current())
+    database = knowledge.database(current())
     answers = {p: database.lookup(p, device) for p in problems}
     return [p for p, a in answers.items() if a is None or not a.is_exact]
 
@@ -107,8 +107,8 @@ def export(directory: pathlib.Path, device: Device) -> int:
 
 def known(device: Device) -> Iterator[Entry]:
     """The entries of the device's environments, this machine's before shipped ones."""
-    keys = {environment_key(op, device) for op in dispatch.BENCHES}
-    stores = (Store(current().directory / "tuned"), Store(dispatch.SHIPPED, True))
+    keys = {environment_key(op, device) for op in knowledge.BENCHES}
+    stores = (Store(current().directory / "tuned"), Store(knowledge.SHIPPED, True))
     seen: set[Name] = set()
     for store in stores:
         for name in store.names():
@@ -188,7 +188,7 @@ def raced(results: pathlib.Path, device: Device) -> int:
             )
         )
     exchange.merge(Store(current().directory / "tuned"), entries)
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     return len(entries)
 
 
@@ -212,7 +212,7 @@ def take(directories: Iterable[pathlib.Path]) -> int:
         if (entry := store.read(name, complete=True)) is not None
     ]
     exchange.merge(Store(current().directory / "tuned"), entries)
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     return len(entries)
 
 

@@ -7,6 +7,9 @@ import os
 import pathlib
 import sys
 
+# Two processes of tests would compete for the processors with the threads of BLAS.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 import hypothesis
 import jax
 import pytest
@@ -36,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if "gpu" not in expression or "not gpu" in expression:
         os.environ["JAX_PLATFORMS"] = "cpu"  # for the processes that tests start
         jax.config.update("jax_platforms", "cpu")
+        # Compiling takes most of the time, and what XLA makes of the code around our
+        # calls is not tested here. JAX's own tests do the same.
+        if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
+            jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +53,17 @@ def cache_dir(
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(directory))
     return directory
+
+
+@pytest.fixture
+def hopper():
+    """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""
+    from tracea_jax.options import device_for
+
+    device = device_for("cuda")
+    if device.arch != "sm_90a":
+        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
+    return device
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,19 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numerics import Exact, activate, exact, f64
-from transforms import PLAIN
+from numerics import Exact, activate, exact, normal
+from transforms import LAYOUTS, PLAIN
 
 
 def plain_gated(activation: str, x: Any, w_gate: Any, w_up: Any) -> jax.Array:
     """What users write."""
     return PLAIN[activation](x @ w_gate) * (x @ w_up)
-
-
-def multiplied(product: Exact, factor: Any) -> Exact:
-    """A result times an exact array."""
-    factor = f64(factor)
-    return Exact(value=product.value * factor, scale=product.scale * np.abs(factor))
 
 
 def exact_gated(x: Any, w_gate: Any, w_up: Any, activation: str = "silu") -> Exact:
@@ -42,3 +36,15 @@ def assert_gated(result: jax.Array, *operands: Any, roundings: int = 1) -> None:
     # ``assert_near`` allows one rounding, and 16 units of the scale.
     stored = (roundings - 1) * eps / 2 * np.abs(expected.value) / (16 * unit)
     Exact(value=expected.value, scale=expected.scale + stored).assert_near(result)
+
+
+def arguments(
+    m: int = 5, n: int = 3, k: int = 4, dtype: str = "float32"
+) -> tuple[jax.Array, ...]:
+    """x, w_gate, w_up."""
+    args = normal(m, k), normal(k, n), normal(k, n, seed=1)
+    return tuple(a.astype(dtype) for a in args)
+
+
+# Layouts, and which operands have a batch dimension.
+FORMS = list(zip(LAYOUTS, [(0, 0), (0, 1), (1, 0), (1, 1)], strict=True))

@@ -6,15 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numerics
 import numpy as np
 from ahead import compiled_ahead
-from gates import multiplied
-from numerics import exact
+from numerics import exact_gemm
 from spaces import one_of_each
 
-from tracea_jax.dispatch import device_for
 from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
@@ -36,7 +34,7 @@ def run_and_check(problem: GemmProblem, config=None, unit: float = 2.0**-24) -> 
 
     Two runs must give the same bits.
     """
-    p, epilogue = problem, problem.epilogue
+    p = problem
     config = config or GEMM_SM90.heuristic(p, device_for("cuda"))
     inputs = bench.operands(p, seed=3)
     run = functools.partial(
@@ -45,24 +43,12 @@ def run_and_check(problem: GemmProblem, config=None, unit: float = 2.0**-24) -> 
     poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in jax.eval_shape(run, *inputs)]
     call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
     again = [jnp.copy(x) for x in poison]
-    y, *z = call(poison, *inputs)
-    for first, second in zip((y, *z), call(again, *inputs), strict=True):
+    found = call(poison, *inputs)
+    for first, second in zip(found, call(again, *inputs), strict=True):
         np.testing.assert_array_equal(first, second, strict=True)
-    lhs, rhs, *rest = (numerics.f64(x) for x in inputs)
-    lhs = lhs.swapaxes(-1, -2) if p.layout[0] == "t" else lhs
-    rhs = rhs.swapaxes(-1, -2) if p.layout[1] == "t" else rhs
-    bias = rest.pop(0) if epilogue.bias != "none" else None
-    if bias is not None and epilogue.bias == "batched_row":
-        bias = bias[:, None]
-    residual = rest.pop(0) if epilogue.residual else None
-    if epilogue.residual_op == "multiply":
-        product = exact(lhs, rhs, bias, epilogue.activation)
-        multiplied(product, residual).assert_near(y, unit=unit)
-    else:
-        expected = exact(lhs, rhs, bias, epilogue.activation, residual)
-        expected.assert_near(y, unit=unit)
-    if z:
-        exact(lhs, rhs, bias).assert_near(z[0], unit=unit)
+    expected = exact_gemm(p.layout, p.epilogue, *inputs)
+    for y, x in zip(expected, found, strict=True):
+        y.assert_near(x, unit=unit)
 
 
 def sweep(problem: GemmProblem, *fields: str, unit: float = 2.0**-24, **only) -> int:

@@ -14,6 +14,11 @@ def equations(f: Callable[..., Any], *args: Any, name: str) -> list[Any]:
     return [e for e in found if e.primitive.name == name]
 
 
+def count(f: Callable[..., Any], *args: Any, name: str = "tracea_matmul") -> int:
+    """How many of f's equations are of this primitive."""
+    return len(equations(f, *args, name=name))
+
+
 def _all(jaxpr: Any) -> Iterator[Any]:
     for equation in jaxpr.eqns:
         yield equation

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
-from tracea_jax.problem import ACTIVATIONS
+from tracea_jax.problem import ACTIVATIONS, Epilogue
 
 ACTIVATED = tuple(a for a in ACTIVATIONS if a != "none")
 
@@ -79,3 +79,32 @@ def exact(
     if residual is not None:
         value, scale = value + f64(residual), scale + np.abs(f64(residual))
     return Exact(value=value, scale=scale)
+
+
+def multiplied(product: Exact, factor: Any) -> Exact:
+    """A result times an exact array."""
+    factor = f64(factor)
+    return Exact(value=product.value * factor, scale=product.scale * np.abs(factor))
+
+
+def exact_gemm(
+    layout: str, epilogue: Epilogue, lhs: Any, rhs: Any, *rest: Any
+) -> list[Exact]:
+    """The results of a product with an epilogue: y, and z if it is saved.
+
+    Args:
+      layout: of lhs and rhs as they are stored, such as "nt".
+      *rest: bias and residual, if the epilogue has them.
+    """
+    lhs, rhs, *others = (f64(x) for x in (lhs, rhs, *rest))
+    lhs = lhs.swapaxes(-1, -2) if layout[0] == "t" else lhs
+    rhs = rhs.swapaxes(-1, -2) if layout[1] == "t" else rhs
+    bias = others.pop(0) if epilogue.bias != "none" else None
+    if bias is not None and epilogue.bias == "batched_row":
+        bias = bias[:, None]
+    residual = others.pop(0) if epilogue.residual else None
+    if epilogue.residual_op == "multiply" and residual is not None:
+        y = multiplied(exact(lhs, rhs, bias, epilogue.activation), residual)
+    else:
+        y = exact(lhs, rhs, bias, epilogue.activation, residual)
+    return [y, exact(lhs, rhs, bias)] if epilogue.save_preactivation else [y]

@@ -9,10 +9,8 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from gates import multiplied
-from numerics import exact, f64
+from numerics import exact_gemm, f64
 
-from tracea_jax.ops.matmul import split
 from tracea_jax.problem import Epilogue, GemmProblem
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -36,22 +34,9 @@ def assert_right(
     problem: GemmProblem, inputs: Sequence[jax.Array], results: Sequence[jax.Array]
 ) -> None:
     """Asserts that every entry of the results is near the one in float64."""
-    p, epilogue = problem, problem.epilogue
-    lhs, rhs, bias, residual = split(inputs, epilogue)
-    lhs, rhs = f64(lhs), f64(rhs)
-    lhs = lhs if p.layout[0] == "n" else np.swapaxes(lhs, -1, -2)
-    rhs = rhs if p.layout[1] == "n" else np.swapaxes(rhs, -1, -2)
-    if bias is not None and epilogue.bias == "batched_row":
-        bias = bias[:, None]
-    if epilogue.residual_op == "multiply":
-        activated = exact(lhs, rhs, bias, epilogue.activation)
-        multiplied(activated, f64(residual)).assert_near(results[0])
-    else:
-        expected = exact(lhs, rhs, bias, epilogue.activation, residual)
-        expected.assert_near(results[0])
-    assert len(results) == 1 + epilogue.save_preactivation
-    if epilogue.save_preactivation:
-        exact(lhs, rhs, bias).assert_near(results[1])
+    expected = exact_gemm(problem.layout, problem.epilogue, *inputs)
+    for y, x in zip(expected, results, strict=True):
+        y.assert_near(x)
 
 
 def relative_error(found: Any, lhs: Any, rhs: Any) -> float:

@@ -173,7 +173,9 @@ _PROLOGUE = """
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
     import tracea_jax as tracea
-    from tracea_jax.dispatch import database, device_for, plan, tune
+    from tracea_jax.dispatch import plan
+    from tracea_jax.knowledge import database, tune
+    from tracea_jax.options import device_for
     from tracea_jax.ops import matmul
     from tracea_jax.options import current
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from synthetic_bench import choice, entry
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.options import current
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
@@ -470,7 +470,7 @@ def test_tuning_goes_on_where_an_earlier_run_ended(module, cache_dir, tmp_path):
     other = dataclasses.replace(done, lhs="bfloat16", rhs="bfloat16")
     assert layers.left([done, other], device) == [done, other]
     Database(cache_dir).record(tuned(done, choice(8), 10))
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     assert layers.left([done, other], device) == [other]
 
     out = tmp_path / "out"
@@ -486,7 +486,7 @@ def test_tuning_goes_on_where_an_earlier_run_ended(module, cache_dir, tmp_path):
 
     for path in sorted(Store(cache_dir / "tuned").directory.rglob("*.json")):
         path.unlink()
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     assert layers.left([done], device) == [done]
     assert layers.take([out]) == 1
     assert layers.left([done], device) == []

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from convolutions import arguments, lax_conv, ours, plain
 from numerics import normal
-from transforms import assert_close, in_f64, products
+from transforms import assert_close, assert_derivatives_alike, in_f64, products
 
 from tracea_jax.ops import conv2d
 
@@ -24,35 +24,8 @@ count = functools.partial(products, name="tracea_conv2d")
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_derivatives_are_those_of_the_plain_code(activation):
     how = dict(activation=activation, strides=(2, 2))
-    args = arguments(stride=2)
-    tangents = tuple(normal(*x.shape, seed=1) for x in args)
-    weights = normal(*args[3].shape, seed=2)
-
-    def derivatives(f, args, tangents, weights):
-        f = functools.partial(f, **how)
-        gradient = jax.grad(lambda *a: (weights * f(*a) ** 2).sum(), argnums=EVERY)
-        return {
-            "value": f(*args),
-            "jvp": jax.jvp(f, args, tangents)[1],
-            "linearize": jax.linearize(f, *args)[1](*tangents),
-            "vjp": jax.vjp(f, *args)[1](weights),
-            "grad": gradient(*args),
-            "hvp": jax.jvp(gradient, args, tangents)[1],
-            "reverse over reverse": jax.grad(
-                lambda *a: sum(
-                    (g * t).sum() for g, t in zip(gradient(*a), tangents, strict=True)
-                ),
-                argnums=EVERY,
-            )(*args),
-        }
-
-    found = jax.jit(functools.partial(derivatives, ours))(args, tangents, weights)
-    expected = in_f64(
-        jax.jit(functools.partial(derivatives, plain)), args, tangents, weights
-    )
-    assert found.keys() == expected.keys()
-    for name in found:
-        assert_close(found[name], expected[name], 2e-5)
+    pair = (functools.partial(f, **how) for f in (ours, plain))
+    assert_derivatives_alike(*pair, *arguments(stride=2))
 
 
 @hypothesis.settings(max_examples=8)

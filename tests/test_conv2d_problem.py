@@ -17,7 +17,7 @@ from convolutions import arguments
 from jaxprs import equations
 
 import tracea_jax as tracea
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import named
 from tracea_jax.doctor import diagnose
 from tracea_jax.ops import conv2d_bench as bench
@@ -180,7 +180,7 @@ def test_tuning_finds_and_remembers_xla():
     problem = dataclasses.replace(PROBLEM, direction="weight_grad", layout="nchw")
     entry = tracea.tune(problem, effort="none").entry
     assert entry.best is not None and entry.best.variant == "xla"
-    answer = dispatch.database(current()).fastest(problem, local_device(), ("xla",))
+    answer = knowledge.database(current()).fastest(problem, local_device(), ("xla",))
     assert answer is not None and answer.choice == _XLA and answer.origin == "tuned"
     assert answer.xla_us is not None and answer.xla_us > 0
 

@@ -25,11 +25,8 @@ from tracea_jax.ops import attention_bench as bench
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.attention_cpu import (
-    ATTENTION_CPU,
-    DTYPES,
-    AttentionCpuConfig,
-)
+from tracea_jax.variants.attention_cpu import ATTENTION_CPU, AttentionCpuConfig
+from tracea_jax.variants.cpu import DTYPES
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 SMALL = AttentionCpuConfig(block_q=40, block_kv=64)  # several blocks, soon

@@ -25,7 +25,8 @@ from tracea_jax.ops.conv2d_directions import ROLES
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.conv2d_cpu import CONV2D_CPU, DTYPES, Conv2dCpuConfig
+from tracea_jax.variants.conv2d_cpu import CONV2D_CPU, Conv2dCpuConfig
+from tracea_jax.variants.cpu import DTYPES
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 DIRECTIONS = tuple(ROLES)

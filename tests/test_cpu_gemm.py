@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from gates import multiplied
 from numerics import Exact, normal
 from processes import run_python
 from spaces import one_of_each
@@ -20,7 +19,8 @@ from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.gemm_cpu import DTYPES, GEMM_CPU, GemmCpuConfig
+from tracea_jax.variants.cpu import DTYPES
+from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -90,21 +90,9 @@ def check(
     problem: GemmProblem, found: list[jax.Array], inputs: list[jax.Array]
 ) -> None:
     """Asserts that y, and z if it is saved, are right to the last rounding."""
-    epilogue = problem.epilogue
-    lhs, rhs, *rest = (numerics.f64(x) for x in inputs)
-    lhs = lhs.swapaxes(-1, -2) if problem.layout[0] == "t" else lhs
-    rhs = rhs.swapaxes(-1, -2) if problem.layout[1] == "t" else rhs
-    bias = rest.pop(0) if epilogue.bias != "none" else None
-    if bias is not None and epilogue.bias == "batched_row":
-        bias = bias[:, None]
-    residual = rest.pop(0) if epilogue.residual else None
-    if epilogue.residual_op == "multiply":
-        y = multiplied(numerics.exact(lhs, rhs, bias, epilogue.activation), residual)
-    else:
-        y = numerics.exact(lhs, rhs, bias, epilogue.activation, residual)
-    y.assert_near(found[0])
-    if epilogue.save_preactivation:
-        numerics.exact(lhs, rhs, bias).assert_near(found[1])
+    expected = numerics.exact_gemm(problem.layout, problem.epilogue, *inputs)
+    for y, x in zip(expected, found, strict=True):
+        y.assert_near(x)
 
 
 def run_and_check(problem: GemmProblem, **how) -> None:

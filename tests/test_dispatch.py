@@ -12,11 +12,11 @@ import pytest
 from numerics import exact, normal
 
 import tracea_jax as tracea
-from tracea_jax import device, dispatch
+from tracea_jax import device, knowledge
 from tracea_jax.device import OtherDevice
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import matmul
-from tracea_jax.options import Options, current
+from tracea_jax.options import Options, current, device_for
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime import nvrtc, store
 from tracea_jax.tuning.cache import Best, Entry, environment
@@ -41,7 +41,7 @@ CONFIG = GemmCpuConfig(kc=48, nc=80, tasks=3)
 
 def remember(problem, target, variant, config, time_us=10.0):
     """Puts an answer into the cache as a tuning of another process would."""
-    dispatch.database(current()).record(
+    knowledge.database(current()).record(
         Entry(
             problem=problem.to_json(),
             environment=environment(problem.op, target),
@@ -52,7 +52,7 @@ def remember(problem, target, variant, config, time_us=10.0):
             written=datetime.datetime.now(datetime.UTC).isoformat(),
         )
     )
-    dispatch.refresh(current())
+    knowledge.refresh(current())
 
 
 # --- who decides ----------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_an_answer_that_is_no_longer_legal_is_passed_over():
 
 def test_the_snapshot_does_not_change_until_it_is_refreshed():
     assert plan(SMALL, CPU).origin == "policy"
-    database = dispatch.database(current())
+    database = knowledge.database(current())
     remember(SMALL, CPU, "gemm_cpu", dataclasses.asdict(CONFIG))
     assert database.lookup(SMALL, CPU) is None
     assert plan(SMALL, CPU).origin == "tuned"
@@ -141,13 +141,13 @@ def test_on_miss_error():
 def quick_tuning(monkeypatch):
     """A short search space; gives the problems that were tuned."""
     tuned = []
-    tuning = dispatch.tuning
+    tuning = knowledge.tuning
 
     def counted(problem, *args, **how):
         tuned.append(problem)
         return tuning(problem, *args, **{**how, "effort": "none", "budget_s": 0.5})
 
-    monkeypatch.setattr(dispatch, "tuning", counted)
+    monkeypatch.setattr(knowledge, "tuning", counted)
     return tuned
 
 
@@ -316,7 +316,7 @@ def test_an_unreadable_entry_costs_one_warning_and_is_set_aside(cache_dir):
     remember(SMALL, CPU, "xla", {})
     (file,) = cache_dir.glob("tuned/*/matmul/*.json")
     file.write_bytes(b"\0 not an entry")
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     a, b = normal(16, 8), normal(8, 24)
     with pytest.warns(RuntimeWarning, match=str(file)) as caught:
         exact(a, b).assert_near(matmul(a, b))
@@ -324,7 +324,7 @@ def test_an_unreadable_entry_costs_one_warning_and_is_set_aside(cache_dir):
     assert b"\0 not an entry" in {
         f.read_bytes() for f in cache_dir.rglob("*") if f.is_file()
     }
-    dispatch.refresh(current())
+    knowledge.refresh(current())
     assert plan(SMALL, CPU).origin == "policy"
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax import device, dispatch
+from tracea_jax import device, dispatch, knowledge
 from tracea_jax.explain import Explanation, explain
 from tracea_jax.explain.sites import Site
 from tracea_jax.problem import Epilogue, GemmProblem, problem_from_json
@@ -208,7 +208,7 @@ def test_nothing_is_tuned(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("explain must not tune")
 
-    monkeypatch.setattr(dispatch, "tune", never)
+    monkeypatch.setattr(knowledge, "tune", never)
 
     def f(x, w):  # derivative rules ask for plans, too
         return jax.grad(lambda w: tracea.ops.matmul(x, w, activation="gelu").sum())(w)

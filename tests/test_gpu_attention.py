@@ -13,9 +13,10 @@ from attentions import lengths, random_mask
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention
 from tracea_jax.ops import attention_bench as bench
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN

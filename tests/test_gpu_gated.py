@@ -15,25 +15,18 @@ from numerics import ACTIVATIONS, exact, normal
 from spaces import one_of_each
 
 import tracea_jax as tracea
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import gated_bench, gated_matmul
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem
 from tracea_jax.variants import get
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 ROUNDINGS = {"gated_sm90": 1, "gated_fused": 2, "gated_unfused": 3}
 NAMES = tuple(ROUNDINGS)
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    device = device_for("cuda")
-    if device.arch != "sm_90a":
-        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
-    return device
 
 
 def arguments(m, n, k, dtype="bfloat16"):

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from gates import multiplied
-from numerics import exact, normal
+from numerics import exact_gemm, normal
 from spaces import one_of_each
 
-from tracea_jax.dispatch import device_for
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.ops import matmul
 from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants.gemm_sm80 import GEMM_SM80
@@ -66,23 +65,11 @@ def executed(problem: GemmProblem, config: Any = None) -> tuple[Any, Any]:
 
 def run_and_check(problem: GemmProblem, config: Any = None) -> None:
     """Compares every entry of the results with float64."""
-    p, epilogue = problem, problem.epilogue
-    inputs, (y, *z) = executed(problem, config)
-    lhs, rhs, *rest = (numerics.f64(x) for x in inputs)
-    lhs = lhs.swapaxes(-1, -2) if p.layout[0] == "t" else lhs
-    rhs = rhs.swapaxes(-1, -2) if p.layout[1] == "t" else rhs
-    bias = rest.pop(0) if epilogue.bias != "none" else None
-    if bias is not None and epilogue.bias == "batched_row":
-        bias = bias[:, None]
-    residual = rest.pop(0) if epilogue.residual else None
-    unit = TF32_UNIT if p.lhs == "float32" else 2.0**-24
-    if epilogue.residual_op == "multiply":
-        product = exact(lhs, rhs, bias, epilogue.activation)
-        multiplied(product, residual).assert_near(y, unit=unit)
-    else:
-        exact(lhs, rhs, bias, epilogue.activation, residual).assert_near(y, unit=unit)
-    if z:
-        exact(lhs, rhs, bias).assert_near(z[0], unit=unit)
+    inputs, found = executed(problem, config)
+    unit = TF32_UNIT if problem.lhs == "float32" else 2.0**-24
+    expected = exact_gemm(problem.layout, problem.epilogue, *inputs)
+    for y, x in zip(expected, found, strict=True):
+        y.assert_near(x, unit=unit)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -7,16 +7,7 @@ import dataclasses
 import pytest
 from gpu_products import FULL, GATE, LAYOUTS, gemm, sweep
 
-from tracea_jax.dispatch import device_for
-
-pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    device = device_for("cuda")
-    if device.arch != "sm_90a":
-        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
 def is_whole(tile_n: int) -> bool:

@@ -18,22 +18,15 @@ from numerics import exact, normal
 from processes import run_python
 
 import tracea_jax as tracea
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import export_checks, matmul
+from tracea_jax.options import device_for
 from tracea_jax.problem import Epilogue
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 DTYPES = ("bfloat16", "float16")
 sm90 = functools.partial(matmul, implementation="gemm_sm90")
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    device = device_for("cuda")
-    if device.arch != "sm_90a":
-        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
-    return device
 
 
 @pytest.mark.parametrize("n", [8, 64, 72, 136, 248, 264])

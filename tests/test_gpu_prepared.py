@@ -29,30 +29,22 @@ from spaces import one_of_each
 import tracea_jax as tracea
 from tracea_jax import variants
 from tracea_jax.device import CudaDevice
-from tracea_jax.dispatch import device_for, plan
+from tracea_jax.dispatch import plan
 from tracea_jax.emit import relayout
 from tracea_jax.ops import matmul
 from tracea_jax.ops import matmul_bench as bench
-from tracea_jax.options import current
+from tracea_jax.options import current, device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.runtime import launch, store
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 NAMES = {"bfloat16": "gemm_sm90_padded", "float32": "gemm_sm90_split"}
 DTYPES = tuple(NAMES)
 split = functools.partial(matmul, implementation="gemm_sm90_split", precision="highest")
 padded = functools.partial(matmul, implementation="gemm_sm90_padded")
 plain = jax.jit(functools.partial(jnp.matmul, precision="highest"))
-
-
-@pytest.fixture(autouse=True)
-def hopper():
-    device = device_for("cuda")
-    if device.arch != "sm_90a":
-        pytest.skip(f"{device} is not of the architecture that gemm_sm90 needs")
-    return device
 
 
 def variant_of(problem: GemmProblem) -> Any:

@@ -16,6 +16,7 @@ from transforms import (
     PLAIN,
     arguments,
     assert_close,
+    assert_derivatives_alike,
     gemm_cpu,
     in_f64,
     ours,
@@ -44,39 +45,14 @@ def test_derivatives_to_second_order_agree_with_differences(activation):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives_are_those_of_the_plain_code(activation):
     args = arguments()
-    tangents = tuple(normal(*x.shape, seed=1) for x in args)
-    weights = normal(5, 3, seed=2)
+    pair = [functools.partial(f, activation) for f in (ours, plain)]
+    assert_derivatives_alike(*pair, *args)
 
-    def derivatives(f, args, tangents, weights):
-        f = functools.partial(f, activation)
+    def jacobians(f, *args):
+        return jax.jacfwd(f)(*args), jax.jacrev(f)(*args)
 
-        def loss(*args):
-            return (weights * f(*args) ** 2).sum()
-
-        every = (0, 1, 2, 3)
-        gradient = jax.grad(loss, argnums=every)
-        return {
-            "value": f(*args),
-            "jvp": jax.jvp(f, args, tangents)[1],
-            "linearize": jax.linearize(f, *args)[1](*tangents),
-            "vjp": jax.vjp(f, *args)[1](weights),
-            "grad": gradient(*args),
-            "hvp": jax.jvp(gradient, args, tangents)[1],
-            "reverse over reverse": jax.grad(
-                lambda *args: sum(
-                    (g * t).sum()
-                    for g, t in zip(gradient(*args), tangents, strict=True)
-                ),
-                argnums=every,
-            )(*args),
-            "jacobians": (jax.jacfwd(f)(*args), jax.jacrev(f)(*args)),
-        }
-
-    found = jax.jit(functools.partial(derivatives, ours))(args, tangents, weights)
-    expected = in_f64(functools.partial(derivatives, plain), args, tangents, weights)
-    assert found.keys() == expected.keys()
-    for name in found:
-        assert_close(found[name], expected[name], 2e-5)
+    found, expected = (functools.partial(jacobians, f) for f in pair)
+    assert_close(jax.jit(found)(*args), in_f64(jax.jit(expected), *args), 2e-5)
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 2), (1, 3)])
@@ -198,32 +174,9 @@ def plain_multiplied(activation, a, b, bias, residual):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_derivatives_through_a_multiplied_residual(activation):
-    args = arguments()
-    tangents = tuple(normal(*x.shape, seed=1) for x in args)
-    weights = normal(5, 3, seed=2)
-
-    def derivatives(f, args, tangents, weights):
-        f = functools.partial(f, activation)
-
-        def gradient(*args):
-            every = (0, 1, 2, 3)
-            return jax.grad(lambda *x: (weights * f(*x) ** 2).sum(), every)(*args)
-
-        return {
-            "value": f(*args),
-            "jvp": jax.jvp(f, args, tangents)[1],
-            "grad": gradient(*args),
-            "hvp": jax.jvp(gradient, args, tangents)[1],
-        }
-
-    found = jax.jit(functools.partial(derivatives, bind_multiplied))(
-        args, tangents, weights
-    )
-    expected = in_f64(
-        functools.partial(derivatives, plain_multiplied), args, tangents, weights
-    )
-    for name in found:
-        assert_close(found[name], expected[name], 2e-5)
+    pair = (bind_multiplied, plain_multiplied)
+    ours, plain = (functools.partial(f, activation) for f in pair)
+    assert_derivatives_alike(ours, plain, *arguments())
 
 
 @pytest.mark.parametrize("wanted", range(4))

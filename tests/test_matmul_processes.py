@@ -195,7 +195,8 @@ def test_a_second_process_finds_the_tuned_answer():
     plan = run_python(
         """
         import tracea_jax as tracea
-        from tracea_jax.dispatch import device_for, plan
+        from tracea_jax.dispatch import plan
+        from tracea_jax.options import device_for
         found = plan(tracea.GemmProblem(m=16, n=24, k=8), device_for("cpu"))
         print(found.origin, found.variant, found.time_us)
         """

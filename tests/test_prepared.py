@@ -26,7 +26,7 @@ from prepared import (
 )
 
 import tracea_jax as tracea
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import relayout
@@ -233,7 +233,7 @@ def test_says_why_not(variant, problem, device, words):
     ],
 )
 def test_where_they_run_unmeasured(problem, variant, monkeypatch, tmp_path):
-    monkeypatch.setattr(dispatch, "SHIPPED", tmp_path)
+    monkeypatch.setattr(knowledge, "SHIPPED", tmp_path)
     found = plan(problem, H200)
     assert (found.variant, found.origin) == (variant, "policy")
     ours = plan(problem, H200, implementation="tracea").variant

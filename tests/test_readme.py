@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import tracea_jax as tracea
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 
 README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
 
@@ -19,7 +19,7 @@ def test_the_example_runs(monkeypatch, capsys):
     tuned = []
     monkeypatch.setattr(tracea, "tune", lambda what, *_, **__: tuned.append(what))
     monkeypatch.setattr(
-        dispatch, "tune", lambda problem, *_, **__: tuned.append(problem)
+        knowledge, "tune", lambda problem, *_, **__: tuned.append(problem)
     )
     keys = jax.random.split(jax.random.key(0), 12)
     shapes = {"x": (8, 16), "w": (16, 32), "b": (32,), "r": (8, 32)}

@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from tracea_jax.device import NAMED
-from tracea_jax.dispatch import SHIPPED
+from tracea_jax.knowledge import SHIPPED
 from tracea_jax.problem import problem_from_json
 from tracea_jax.tuning import environment as environments
 from tracea_jax.tuning.cache import Database, Entry

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxprs import equations
+from jaxprs import count
 from numerics import f64, normal
 from programs import SMOOTH, programs
 from transformed import jit, kind
@@ -59,10 +59,6 @@ def shifted(arguments):
         return (x * (1 + unit * jnp.cos(9 * x))).astype(x.dtype)
 
     return [shift(x) for x in arguments]
-
-
-def count(f, *args, name):
-    return len(equations(f, *args, name=name))
 
 
 @pytest.mark.parametrize("dtypes", [["float32"], ["float32", "bfloat16"]])

@@ -17,7 +17,7 @@ import synthetic_bench as synthetic
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax import dispatch
+from tracea_jax import dispatch, knowledge
 from tracea_jax.device import local_cpu
 from tracea_jax.graph import Graph
 from tracea_jax.options import current
@@ -57,7 +57,7 @@ class Scripted:
 
     def __init__(self, scripts, problem, device, settings, observe, progress, **search):
         self.scripts, self.problem, self.search = scripts, problem, search
-        self.database, self.device = dispatch.database(settings), device
+        self.database, self.device = knowledge.database(settings), device
         self.observe, self.progress = observe, progress
         self.seen: list[Observation] = []
         self.evals = self.compiles = 0
@@ -155,14 +155,14 @@ class Scripts:
 @pytest.fixture
 def scripts(monkeypatch):
     scripts = Scripts()
-    monkeypatch.setattr(dispatch, "tuning", scripts.tuning)
-    monkeypatch.setattr(dispatch, "open_lab", scripts.open_lab)
+    monkeypatch.setattr(knowledge, "tuning", scripts.tuning)
+    monkeypatch.setattr(knowledge, "open_lab", scripts.open_lab)
     return scripts
 
 
 def answer(problem):
-    dispatch.refresh(current())
-    found = dispatch.database(current()).lookup(problem, CPU)
+    knowledge.refresh(current())
+    found = knowledge.database(current()).lookup(problem, CPU)
     return found and (found.choice.variant, dataclasses.asdict(found.choice.config))
 
 
@@ -357,7 +357,7 @@ def test_ctrl_c_returns_the_report(scripts):
 
 def test_the_other_processes_report_what_process_0_found(scripts, monkeypatch):
     entry = tracea.tune(SMALL).entry
-    monkeypatch.setattr(dispatch, "by_process_0", lambda *_: [entry])
+    monkeypatch.setattr(knowledge, "by_process_0", lambda *_: [entry])
     scripts.finished.clear()
     report = tracea.tune(SMALL)
     assert report.entry == entry and scripts.finished == []
@@ -455,8 +455,8 @@ def quick(monkeypatch):
     timing = measure.Timing(
         slice_s=0.002, settle_s=0.01, candidate_s=0.02, race_s=0.02, cold_runs=3
     )
-    shortly = functools.partial(dispatch.open_lab, timing=timing)
-    monkeypatch.setattr(dispatch, "open_lab", shortly)
+    shortly = functools.partial(knowledge.open_lab, timing=timing)
+    monkeypatch.setattr(knowledge, "open_lab", shortly)
 
 
 def test_a_function_is_tuned_and_uses_the_answers(quick):
@@ -493,8 +493,8 @@ def test_what_a_budget_does_not_reach_is_told():
 
 def test_the_schedule_works_on_real_tunings(quick):
     """The parts of ``tuner.Tuning`` that ``schedule.Task`` names."""
-    with contextlib.closing(dispatch.open_lab(CPU, SMALL)) as lab:
-        task = dispatch.tuning(SMALL, CPU, lab=lab, **TINY)
+    with contextlib.closing(knowledge.open_lab(CPU, SMALL)) as lab:
+        task = knowledge.tuning(SMALL, CPU, lab=lab, **TINY)
         (outcome,) = schedule.run([schedule.Job(task=task)])
     assert outcome.entry is not None
     assert outcome.entry.problem == SMALL.to_json()

@@ -13,6 +13,7 @@ from jaxprs import equations
 from numerics import normal
 
 import tracea_jax as tracea
+from tracea_jax.rewrite import RULES, splice
 
 # Other ops may take sites with several products.
 transform = functools.partial(tracea.transform, ops=["matmul"])
@@ -126,3 +127,36 @@ def assert_near(found: Any, expected: Any, tolerance: float, name: str = "") -> 
 def kind(x: Any) -> tuple[Any, ...]:
     """Shape, dtype and weakness of the type of an array."""
     return x.shape, x.dtype, getattr(x, "weak_type", False)
+
+
+def assert_left(f: Callable[..., Any], *args: Any) -> None:
+    """Asserts that nothing of f is replaced: the very same jaxpr, and equal bits."""
+    jaxpr = jax.make_jaxpr(f)(*args)
+    assert splice(jaxpr, RULES, []) is jaxpr
+    found, expected = tracea.transform(f)(*args), jax.jit(f)(*args)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), strict=True)
+
+
+def assert_one(
+    f: Callable[..., Any],
+    *args: Any,
+    layout: str = "nn",
+    epilogue: str = "none",
+    **how: Any,
+) -> dict[str, Any]:
+    """Asserts that f becomes one product like this, and keeps values and gradients."""
+    params = assert_becomes(f, *args, layout=layout, epilogue=epilogue)
+    assert_alike(f, *args, **how)
+    return params
+
+
+def assert_becomes(
+    f: Callable[..., Any], *args: Any, layout: str = "nn", epilogue: str = "none"
+) -> dict[str, Any]:
+    """Asserts that f becomes one product like this."""
+    params = only_matmul(f, *args)
+    assert (params["layout"], str(params["epilogue"])) == (layout, epilogue)
+    assert params["implementation"] is None and params["config"] is None
+    return params

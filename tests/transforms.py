@@ -56,3 +56,34 @@ def assert_close(found, expected, tolerance=2e-6):
 def products(f, *args, name="tracea_matmul"):
     """How many products f traces to."""
     return len(equations(f, *args, name=name))
+
+
+def derivatives(f, args, tangents, weights):
+    """f, and the derivatives of f and of sum(weights f^2) in every mode."""
+    every = tuple(range(len(args)))
+    gradient = jax.grad(lambda *a: (weights * f(*a) ** 2).sum(), argnums=every)
+
+    def along_tangents(*args):
+        pairs = zip(gradient(*args), tangents, strict=True)
+        return sum((g * t).sum() for g, t in pairs)
+
+    return {
+        "value": f(*args),
+        "jvp": jax.jvp(f, args, tangents)[1],
+        "linearize": jax.linearize(f, *args)[1](*tangents),
+        "vjp": jax.vjp(f, *args)[1](weights),
+        "grad": gradient(*args),
+        "hvp": jax.jvp(gradient, args, tangents)[1],
+        "reverse over reverse": jax.grad(along_tangents, argnums=every)(*args),
+    }
+
+
+def assert_derivatives_alike(f, plain, *args):
+    """Asserts that f has the derivatives that plain code has in float64."""
+    tangents = tuple(normal(*x.shape, seed=1) for x in args)
+    weights = normal(*jax.eval_shape(plain, *args).shape, seed=2)
+    given = args, tangents, weights
+    found = jax.jit(functools.partial(derivatives, f))(*given)
+    expected = in_f64(jax.jit(functools.partial(derivatives, plain)), *given)
+    for name in found:
+        assert_close(found[name], expected[name], 2e-5)

@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
+from tracea_jax import device as devices
 from tracea_jax import variants
-from tracea_jax.device import NAMED
+from tracea_jax.device import NAMED, Device
 from tracea_jax.runtime.collect import LIMIT_BYTES
 
 ON_MISS = ("heuristic", "tune", "error")
@@ -122,3 +123,27 @@ def _check(name: str, value: str, valid: tuple[str, ...]) -> None:
 def _user_cache() -> pathlib.Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return pathlib.Path(base) if base else pathlib.Path.home() / ".cache"
+
+
+def device_for(platform: str, settings: Options | None = None) -> Device:
+    """The profile of the device that a lowering for this platform targets."""
+    settings = settings or current()
+    if platform == "cpu":
+        return devices.local_cpu()
+    if platform == "cuda":
+        if settings.device:
+            return devices.named(settings.device)
+        try:
+            return devices.local_cuda(_cuda_ordinal())
+        except RuntimeError as e:
+            return devices.OtherDevice(platform="cuda", name=f"unknown GPU: {e}")
+    return devices.OtherDevice(platform=platform, name=platform)
+
+
+def _cuda_ordinal() -> int:
+    """The CUDA ordinal of the GPU that JAX puts this computation on."""
+    default: Any = getattr(jax.config, "jax_default_device", None)
+    if isinstance(default, jax.Device) and default.platform == "gpu":
+        return default.local_hardware_id or 0
+    gpus = [d for d in jax.local_devices() if d.platform == "gpu"]
+    return (gpus[0].local_hardware_id or 0) if gpus else 0

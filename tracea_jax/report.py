@@ -13,8 +13,8 @@ import jax
 
 from tracea_jax import variants
 from tracea_jax.device import Device, cuda_driver_version
-from tracea_jax.dispatch import database, device_for
-from tracea_jax.options import current
+from tracea_jax.knowledge import database
+from tracea_jax.options import current, device_for
 from tracea_jax.problem import (
     AttentionProblem,
     Conv2dProblem,

@@ -19,7 +19,8 @@
 //   PackTransposed(...), PackStored(...)   columns as rhs, as PackRhs does
 //   Products(g, tile, at)           scores and dp of a row tile
 //   Row<kByRow>(g, i, rows, row, at)   weights and ds of its row i, `row` of the task
-//   Accumulate(g, tile, which, count, at)   sums[which] += (ds or weights) @ stored[which]
+//   Accumulate(g, tile, which, count, at)
+//                                   sums[which] += (ds or weights) @ stored[which]
 // with columns [at.lo, at.hi) of a packed block of `count`, at.lo a multiple of kKeyStep.
 //
 // Included by attention_gradient_impl.h and attention_gradient_amx_impl.h.

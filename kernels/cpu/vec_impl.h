@@ -67,7 +67,9 @@ TRACEA_INLINE Half ToBF16(Vec x) {
 #if defined(__AVX512F__)
 // Zero-masked forms: the plain ones start from an undefined register, which GCC 12 takes
 // for a use of an uninitialised variable.
-TRACEA_INLINE Vec FromF16(Half h) { return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h); }
+TRACEA_INLINE Vec FromF16(Half h) {
+  return (Vec)_mm512_maskz_cvtph_ps(0xffff, (__m256i)h);
+}
 TRACEA_INLINE Half ToF16(Vec x) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT;
   return (Half)_mm512_maskz_cvtps_ph(0xffff, (__m512)x, kNearest);

@@ -51,9 +51,9 @@ inline void Encode(void* data, DType type, int64_t i, double x) {
   uint16_t h = static_cast<uint16_t>(u >> 16);
   if (type == DType::kF16) {
     const uint32_t exponent = (u >> 23) & 255;
-    h = exponent == 0 ? 0
-                      : static_cast<uint16_t>((u >> 16 & 0x8000) |
-                                              ((exponent - 112) << 10) | (u >> 13 & 1023));
+    const uint32_t bits =
+        (u >> 16 & 0x8000) | ((exponent - 112) << 10) | (u >> 13 & 1023);
+    h = static_cast<uint16_t>(exponent == 0 ? 0 : bits);
   }
   static_cast<uint16_t*>(data)[i] = h;
 }

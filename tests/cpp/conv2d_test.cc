@@ -175,7 +175,8 @@ int Check(const ConvIsa& isa, bool large) {
   }
   if (error <= 1 && same) return 0;
   const ConvArgs& a = c.args;
-  std::printf("%s direction=%d batch=%ld channels=%ld columns=%ld groups=%ld in=%d out=%d",
+  std::printf("%s direction=%d batch=%ld channels=%ld columns=%ld groups=%ld in=%d "
+              "out=%d",
               isa.name, int(a.direction), long(a.batch), long(a.channels),
               long(a.columns), long(a.groups), int(a.in_type), int(a.out_type));
   for (const ConvExtent& e : {a.height, a.width}) {

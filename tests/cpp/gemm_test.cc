@@ -2,7 +2,8 @@
 // all layouts, dtypes and epilogues, awkward shapes, against a double reference; and that
 // blocking, splitting and threads do not change a bit of the result.
 //
-//   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/gemm_test.cc <kernels/cpu objects> -pthread
+//   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/gemm_test.cc <kernels/cpu objects>
+//       -pthread
 
 #include <algorithm>
 #include <cmath>
@@ -143,9 +144,9 @@ int Check(Isa level, Size size) {
   }
   if (error <= 1 && same) return 0;
   const GemmArgs& a = c.args;
-  std::printf("%s m=%ld n=%ld k=%ld trans=%d%d in=%d out=%d activation=%d: %s\n", isa.name,
-              long(a.m), long(a.n), long(a.k), a.trans_lhs, a.trans_rhs, int(a.in_type),
-              int(a.out_type), int(a.activation),
+  std::printf("%s m=%ld n=%ld k=%ld trans=%d%d in=%d out=%d activation=%d: %s\n",
+              isa.name, long(a.m), long(a.n), long(a.k), a.trans_lhs, a.trans_rhs,
+              int(a.in_type), int(a.out_type), int(a.activation),
               same ? ("error is " + std::to_string(error) + " of the allowed").c_str()
                    : "tasks or threads changed bits");
   return 1;

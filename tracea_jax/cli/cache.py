@@ -169,7 +169,7 @@ def _devices() -> list[Device]:
 
 
 def _local_devices() -> list[Device]:
-    from tracea_jax.dispatch import device_for
+    from tracea_jax.options import device_for
     from tracea_jax.tune import local_device
 
     return list(dict.fromkeys([device_for("cpu"), local_device()]))

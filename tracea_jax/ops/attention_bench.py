@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops import attention_exact as exact
 from tracea_jax.ops.attention_primitives import attention_backward_p, attention_p
@@ -186,4 +186,4 @@ ATTENTION = Workload(
     judge=judge,
     unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
 )
-dispatch.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)
+knowledge.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)

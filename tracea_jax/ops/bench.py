@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device
-from tracea_jax.dispatch import bench_of
+from tracea_jax.knowledge import bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops.bench import (
     Judge,
@@ -286,4 +286,4 @@ def judge(
 CONV2D = Workload(
     check=check, operands=operands, execute=execute, ragged=ragged, judge=judge
 )
-dispatch.BENCHES["conv2d"] = functools.partial(OpBench, CONV2D)
+knowledge.BENCHES["conv2d"] = functools.partial(OpBench, CONV2D)

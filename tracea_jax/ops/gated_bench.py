@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops import matmul_bench
 from tracea_jax.ops.bench import Judge, OpBench, Workload, forced, random_normal
@@ -87,4 +87,4 @@ GATED_MATMUL = Workload(
     ragged=matmul_bench.ragged,
     judge=judge,
 )
-dispatch.BENCHES["gated_matmul"] = functools.partial(OpBench, GATED_MATMUL)
+knowledge.BENCHES["gated_matmul"] = functools.partial(OpBench, GATED_MATMUL)

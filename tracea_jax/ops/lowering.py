@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from tracea_jax import _compat, dispatch, variants
-from tracea_jax.options import current
+from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
 
@@ -85,7 +85,7 @@ def _plan(
         return None
     return dispatch.plan(
         problem_of(ctx.avals_in, **params),
-        dispatch.device_for(platform),
+        device_for(platform),
         implementation=implementation,
         config=dict(config) if isinstance(config, tuple) else config,
     )
@@ -105,7 +105,7 @@ def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) ->
     backend = "gpu" if current().device else jax.default_backend()
     plan = dispatch.plan(
         PROBLEM_OF[primitive](avals, **params),
-        dispatch.device_for({"gpu": "cuda"}.get(backend, backend)),
+        device_for({"gpu": "cuda"}.get(backend, backend)),
         implementation=params["implementation"],
     )
     return plan.call == variants.Inline()

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import dispatch
+from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops import epilogue as epilogues
 from tracea_jax.ops.bench import (
@@ -194,5 +194,5 @@ def judge(
 MATMUL = Workload(
     check=check, operands=operands, execute=execute, ragged=ragged, judge=judge
 )
-dispatch.BENCHES["matmul"] = functools.partial(OpBench, MATMUL)
+knowledge.BENCHES["matmul"] = functools.partial(OpBench, MATMUL)
 assert set(ACTIVATIONS_F64) == set(epilogues.ACTIVATION_FUNCTIONS)

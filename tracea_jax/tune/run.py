@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tracea_jax import dispatch, policy, variants
+from tracea_jax import knowledge, policy, variants
 from tracea_jax.device import Device
 from tracea_jax.doctor import diagnose
 from tracea_jax.graph import Graph, Node
@@ -52,11 +52,11 @@ class Run:
         def entries() -> list[Entry]:
             rows.update(self._rows(graph, fraction, shared))
             found = [row.entry for row in rows.values() if row.entry is not None]
-            dispatch.tidy(found, self.device, self.settings)
+            knowledge.tidy(found, self.device, self.settings)
             return found
 
         with self._publishing():
-            told = dispatch.by_process_0(entries, self.settings, self.watch.waiting())
+            told = knowledge.by_process_0(entries, self.settings, self.watch.waiting())
         for entry in told:
             rows.setdefault(problem_from_json(entry.problem), _told(entry))
         wanted = [rows.get(node.problem) or _unreached(node.problem) for node in graph]
@@ -85,7 +85,7 @@ class Run:
             kept_s = _LATER_SHARE * fair * self.budget_s if self.has_budget else 0.0
             rows = self._tuned(first, lab, self.left_s - kept_s)
             if later and not _interrupted(rows):
-                dispatch.refresh(self.settings)  # their parts have answers now
+                knowledge.refresh(self.settings)  # their parts have answers now
                 rows |= self._tuned(later, lab, self.left_s)
             if fraction is not None and not _interrupted(rows):
                 try:
@@ -115,7 +115,7 @@ class Run:
         return [Node(problem=p, count=n) for p, n in counts.items()], later
 
     def _is_answered(self, problem: Problem) -> bool:
-        answer = dispatch.database(self.settings).lookup(problem, self.device)
+        answer = knowledge.database(self.settings).lookup(problem, self.device)
         return answer is not None and answer.is_exact
 
     def _tuned(
@@ -123,7 +123,7 @@ class Run:
     ) -> dict[Problem, Row]:
         alone = len(nodes) == 1
         tasks = [
-            dispatch.tuning(
+            knowledge.tuning(
                 node.problem,
                 self.device,
                 settings=self.settings,
@@ -187,7 +187,7 @@ class Run:
     ) -> tuple[Portfolio, dict[Problem, Row]]:
         sharing = Sharing(
             lab=lab,
-            database=dispatch.database(self.settings),
+            database=knowledge.database(self.settings),
             device=self.device,
             goal=self.search["goal"],
             fraction=fraction,
@@ -216,11 +216,11 @@ class Run:
         Raises:
           ValueError: if the device is not here, or cannot run one of the problems.
         """
-        dispatch.check_local(self.device)
+        knowledge.check_local(self.device)
         for node in nodes:
-            dispatch.bench_of(node.problem, self.device)
+            knowledge.bench_of(node.problem, self.device)
         with contextlib.closing(
-            dispatch.open_lab(self.device, nodes[0].problem, settings=self.settings)
+            knowledge.open_lab(self.device, nodes[0].problem, settings=self.settings)
         ) as lab:
             yield lab
 
@@ -230,7 +230,7 @@ class Run:
         try:
             yield
         finally:
-            dispatch.refresh(self.settings)
+            knowledge.refresh(self.settings)
             publish_epoch()
 
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.base import Call, CpuCall
-from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
+from tracea_jax.variants.cpu import ceil_div, refuses_device, refuses_dtype
+from tracea_jax.variants.space import (
+    Space,
+    check_ranges,
+    grid,
+    repeated,
+    survivors,
+)
 
-DTYPES = ("float32", "bfloat16", "float16")
 TARGETS = {
     "forward": "tracea_cpu_attention_v1",
     "backward": "tracea_cpu_attention_gradient_v1",
@@ -40,7 +47,7 @@ class AttentionCpuConfig:
         return f"q {self.block_q} kv {self.block_kv}"
 
 
-_LIMITS = {"block_q": 2048, "block_kv": 1024}
+_RANGES = {"block_q": (1, 2048), "block_kv": (1, 1024)}
 _BLOCKS_Q = (64, 128, 256, 512, 1024)
 _BLOCKS_KV = (64, 128, 256, 512, 1024)
 _FEWEST_FLOPS = 1 << 17  # below, XLA fuses what little there is to compute
@@ -58,12 +65,10 @@ class AttentionCpu:
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         p = problem
-        if not isinstance(device, CpuDevice):
-            return f"it runs on CPUs; the device is {device.platform}"
-        if p.dtype not in DTYPES:
-            return f"operands of dtype {p.dtype}; it takes {', '.join(DTYPES)}"
-        if p.bias and p.bias_dtype not in DTYPES:
-            return f"a bias of dtype {p.bias_dtype}; it takes {', '.join(DTYPES)}"
+        if reason := refuses_device(device) or refuses_dtype("operands", p.dtype):
+            return reason
+        if p.bias and (reason := refuses_dtype("a bias", p.bias_dtype)):
+            return reason
         if not all((p.batch, p.q_len, p.kv_len, p.heads, p.head_dim)):
             return "there is nothing to compute"
         if p.head_dim > _WIDEST_HEAD:
@@ -75,12 +80,7 @@ class AttentionCpu:
     def check(
         self, problem: AttentionProblem, config: AttentionCpuConfig, device: Device
     ) -> None:
-        for name, limit in _LIMITS.items():
-            value = getattr(config, name)
-            if not (isinstance(value, int) and 1 <= value <= limit):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer from 1 to {limit}"
-                )
+        check_ranges(config, _RANGES)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
         hero = self.heuristic(problem, device)
@@ -88,7 +88,7 @@ class AttentionCpu:
             block_q=sorted({*_BLOCKS_Q, hero.block_q}),
             block_kv=sorted({*_BLOCKS_KV, hero.block_kv}),
         )
-        alive, pruned = survivors(_repeats(problem, hero, columns))
+        alive, pruned = survivors(repeated(columns, hero, _effects(problem)))
         columns = {name: values[alive] for name, values in columns.items()}
         return Space(config_type=AttentionCpuConfig, columns=columns, pruned=pruned)
 
@@ -129,25 +129,14 @@ class AttentionCpu:
         )
 
 
-def _repeats(
-    problem: AttentionProblem, hero: AttentionCpuConfig, columns: Columns
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Which configs run exactly as another one, by the choice that makes no difference.
-
-    Of those the heuristic's stands for the others, else the smallest.
-    """
+def _effects(problem: AttentionProblem) -> dict[str, Callable[[Any], Any]]:
+    """What each choice comes to: configs of equal effects run alike."""
     rows = problem.q_len * problem.heads // problem.kv_heads
-    keys = -(-problem.kv_len // _UNIT_KV) * _UNIT_KV
-    sizes = {"block_q": rows, "block_kv": keys}
-    for name, size in sizes.items():
-        values = columns[name]
-        choices = (getattr(hero, name), *np.unique(values).tolist())
-        effect = _at_most(size)
-        yield name, representative(values, choices, effect) != values
-
-
-def _at_most(size: int):
-    return lambda block: np.minimum(block, size)
+    keys = _UNIT_KV * ceil_div(problem.kv_len, _UNIT_KV)
+    return {
+        "block_q": lambda block: np.minimum(block, rows),
+        "block_kv": lambda block: np.minimum(block, keys),
+    }
 
 
 ATTENTION_CPU = AttentionCpu()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,16 @@ import numpy as np
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.base import Call, CpuCall
-from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
+from tracea_jax.variants.cpu import blocking_features, ceil_div, refuses_product
+from tracea_jax.variants.space import (
+    Columns,
+    Space,
+    check_ranges,
+    grid,
+    repeated,
+    survivors,
+)
 
-DTYPES = ("float32", "bfloat16", "float16")
 TARGET = "tracea_cpu_conv2d_v1"
 ABI = 1
 
@@ -39,7 +46,7 @@ class Conv2dCpuConfig:
         return f"kc {self.kc} nc {self.nc} tasks {self.tasks}"
 
 
-_LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
+_RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
 _MOST_SIZE = 2**31  # of strides, dilation and padding
 _STEP = 32  # blocks of depth are multiples of it
 _KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
@@ -63,19 +70,10 @@ class Conv2dCpu:
     sources: tuple[str, ...] = ("cpu/",)
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        if not isinstance(device, CpuDevice):
-            return f"it runs on CPUs; the device is {device.platform}"
+        if reason := refuses_product(problem, device):
+            return reason
         if problem.layout != "nhwc":
             return f"layout {problem.layout}; it takes nhwc"
-        if problem.lhs != problem.rhs:
-            return (
-                f"operands must share a dtype; they are {problem.lhs} and {problem.rhs}"
-            )
-        for role, dtype in (("operands", problem.lhs), ("output", problem.out)):
-            if dtype not in DTYPES:
-                return f"{role} of dtype {dtype}; it takes {', '.join(DTYPES)}"
-        if problem.precision not in ("default", "high", "highest"):
-            return f"precision {problem.precision} names an algorithm only XLA has"
         sizes = (*problem.strides, *problem.dilation, *sum(problem.padding, ()))
         if max(map(abs, sizes)) >= _MOST_SIZE:
             return f"strides, dilation or padding of {max(map(abs, sizes))}"
@@ -84,19 +82,14 @@ class Conv2dCpu:
     def check(
         self, problem: Conv2dProblem, config: Conv2dCpuConfig, device: Device
     ) -> None:
-        for name, limit in _LIMITS.items():
-            value = getattr(config, name)
-            if not (isinstance(value, int) and 1 <= value <= limit):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer from 1 to {limit}"
-                )
+        check_ranges(config, _RANGES)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         assert isinstance(device, CpuDevice)
         hero = self.heuristic(problem, device)
         widths = sorted({*_WIDTHS, hero.nc})
         columns = grid(kc=_DEPTHS, nc=widths, tasks=_TASKS)
-        alive, pruned = survivors(_repeats(problem, device, hero, columns))
+        alive, pruned = survivors(repeated(columns, hero, _effects(problem, device)))
         columns = {name: values[alive] for name, values in columns.items()}
         return Space(
             config_type=Conv2dCpuConfig,
@@ -190,13 +183,13 @@ def _depth(problem: Conv2dProblem, unit: int) -> int:
     if p.direction == "input_grad":  # the taps that one row of pixels or column sees
         common = [math.gcd(d, s) for d, s in zip(p.dilation, p.strides, strict=True)]
         taps_y, taps_x = (
-            _ceil_div(k, s // c)
+            ceil_div(k, s // c)
             for k, s, c in zip((taps_y, taps_x), p.strides, common, strict=True)
         )
         channels, next_tap = p.out_channels // p.groups, p.dilation[1] // common[1]
     if p.groups == 1 and next_tap == 1:
-        return taps_y * unit * _ceil_div(taps_x * channels, unit)
-    return taps_y * taps_x * unit * _ceil_div(channels, unit)
+        return taps_y * unit * ceil_div(taps_x * channels, unit)
+    return taps_y * taps_x * unit * ceil_div(channels, unit)
 
 
 def width(problem: Conv2dProblem) -> int:
@@ -206,33 +199,22 @@ def width(problem: Conv2dProblem) -> int:
     return count // problem.groups
 
 
-def _repeats(
-    problem: Conv2dProblem, device: CpuDevice, hero: Conv2dCpuConfig, columns: Columns
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Which configs run exactly as another one, by the choice that makes no difference.
-
-    Of those the heuristic's stands for the others, else the smallest.
-    """
-    effects = {
+def _effects(
+    problem: Conv2dProblem, device: CpuDevice
+) -> dict[str, Callable[[Any], Any]]:
+    """What each choice comes to: configs of equal effects run alike."""
+    return {
         "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: np.minimum(nc, width(problem)),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
-    for name, effect in effects.items():
-        values = columns[name]
-        choices = (getattr(hero, name), *np.unique(values).tolist())
-        yield name, representative(values, choices, effect) != values
 
 
 def block_depth(problem: Conv2dProblem, device: Device, kc: Any) -> Any:
     """Depth of the packed blocks: equal multiples of 32, at most kc rounded up."""
-    units = _ceil_div(depth(problem, device), _STEP)
-    blocks = np.maximum(_ceil_div(units, _ceil_div(kc, _STEP)), 1)
-    return _STEP * _ceil_div(units, blocks)
-
-
-def _ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)
+    units = ceil_div(depth(problem, device), _STEP)
+    blocks = np.maximum(ceil_div(units, ceil_div(kc, _STEP)), 1)
+    return _STEP * ceil_div(units, blocks)
 
 
 def _derived(problem: Conv2dProblem, device: CpuDevice, columns: Columns) -> Columns:
@@ -240,13 +222,14 @@ def _derived(problem: Conv2dProblem, device: CpuDevice, columns: Columns) -> Col
     itemsize = 2 if on_amx(problem, device) else 4
     deep = np.maximum(block_depth(problem, device, columns["kc"]), 1)
     wide = np.clip(columns["nc"], 1, max(width(problem), 1))
-    return {
-        "log2_panel_per_l2": np.log2(itemsize * deep * wide / device.l2_bytes),
-        "log2_depth_blocks": np.log2(
-            np.maximum(_ceil_div(depth(problem, device), deep), 1)
-        ),
-        "log2_strips": np.log2(np.maximum(_ceil_div(width(problem), wide), 1)),
-    }
+    return blocking_features(
+        device,
+        depth=depth(problem, device),
+        width=width(problem),
+        kc=deep,
+        nc=wide,
+        panel_bytes=itemsize * deep * wide,
+    )
 
 
 CONV2D_CPU = Conv2dCpu()

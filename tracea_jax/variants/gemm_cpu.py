@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,16 @@ import numpy as np
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import GemmProblem
 from tracea_jax.variants.base import Call, CpuCall
-from tracea_jax.variants.space import Columns, Space, grid, representative, survivors
+from tracea_jax.variants.cpu import blocking_features, ceil_div, refuses_product
+from tracea_jax.variants.space import (
+    Columns,
+    Space,
+    check_ranges,
+    grid,
+    repeated,
+    survivors,
+)
 
-DTYPES = ("float32", "bfloat16", "float16")
 TARGET = "tracea_cpu_gemm_v1"
 ABI = 2
 
@@ -37,7 +44,7 @@ class GemmCpuConfig:
         return f"kc {self.kc} nc {self.nc} tasks {self.tasks}"
 
 
-_LIMITS = {"kc": 8192, "nc": 8192, "tasks": 64}
+_RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
 _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
@@ -110,28 +117,12 @@ class GemmCpu:
     sources: tuple[str, ...] = ("cpu/",)
 
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
-        if not isinstance(device, CpuDevice):
-            return f"it runs on CPUs; the device is {device.platform}"
-        if problem.lhs != problem.rhs:
-            return (
-                f"operands must share a dtype; they are {problem.lhs} and {problem.rhs}"
-            )
-        for role, dtype in (("operands", problem.lhs), ("output", problem.out)):
-            if dtype not in DTYPES:
-                return f"{role} of dtype {dtype}; it takes {', '.join(DTYPES)}"
-        if problem.precision not in ("default", "high", "highest"):
-            return f"precision {problem.precision} names an algorithm only XLA has"
-        return None
+        return refuses_product(problem, device)
 
     def check(
         self, problem: GemmProblem, config: GemmCpuConfig, device: Device
     ) -> None:
-        for name, limit in _LIMITS.items():
-            value = getattr(config, name)
-            if not (isinstance(value, int) and 1 <= value <= limit):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer from 1 to {limit}"
-                )
+        check_ranges(config, _RANGES)
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CpuDevice)
@@ -143,8 +134,8 @@ class GemmCpu:
         too_large = panel_bytes(problem, device, columns) > (
             known.most_share * device.l2_bytes
         )
-        repeats = _repeats(problem, device, hero, columns)
-        alive, pruned = survivors([("panel", too_large), *repeats])
+        alike = repeated(columns, hero, _effects(problem, device))
+        alive, pruned = survivors([("panel", too_large), *alike])
         columns = {name: values[alive] for name, values in columns.items()}
         return Space(
             config_type=GemmCpuConfig,
@@ -187,22 +178,15 @@ class GemmCpu:
         )
 
 
-def _repeats(
-    problem: GemmProblem, device: CpuDevice, hero: GemmCpuConfig, columns: Columns
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Which configs run exactly as another one, by the choice that makes no difference.
-
-    Of those the heuristic's stands for the others, else the smallest.
-    """
-    effects = {
+def _effects(
+    problem: GemmProblem, device: CpuDevice
+) -> dict[str, Callable[[Any], Any]]:
+    """What each choice comes to: configs of equal effects run alike."""
+    return {
         "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: 0 if is_skinny(problem, device) else np.minimum(nc, problem.n),
         "tasks": lambda tasks: 0 if device.cores == 1 else tasks,
     }
-    for name, effect in effects.items():
-        values = columns[name]
-        choices = (getattr(hero, name), *np.unique(values).tolist())
-        yield name, representative(values, choices, effect) != values
 
 
 def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
@@ -210,8 +194,8 @@ def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
     if is_skinny(problem, device):
         return 0 * kc
     unit = blocking(problem, device).unit
-    blocks = np.maximum(_ceil_div(problem.k, unit * _ceil_div(kc, unit)), 1)
-    return unit * _ceil_div(_ceil_div(problem.k, blocks), unit)
+    blocks = np.maximum(ceil_div(problem.k, unit * ceil_div(kc, unit)), 1)
+    return unit * ceil_div(ceil_div(problem.k, blocks), unit)
 
 
 def panel_bytes(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Any:
@@ -221,20 +205,14 @@ def panel_bytes(problem: GemmProblem, device: CpuDevice, columns: Columns) -> An
     return blocking(problem, device).itemsize * depth * width
 
 
-def _ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
 def _derived(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
     depth = np.maximum(block_depth(problem, device, columns["kc"]), 1)
     width = np.clip(columns["nc"], 1, max(problem.n, 1))
     panel = panel_bytes(problem, device, columns)
-    return {
-        "log2_panel_per_l2": np.log2(panel / device.l2_bytes),
-        "log2_depth_blocks": np.log2(np.maximum(_ceil_div(problem.k, depth), 1)),
-        "log2_strips": np.log2(np.maximum(_ceil_div(problem.n, width), 1)),
-    }
+    return blocking_features(
+        device, depth=problem.k, width=problem.n, kc=depth, nc=width, panel_bytes=panel
+    )
 
 
 GEMM_CPU = GemmCpu()

@@ -27,14 +27,25 @@ from tracea_jax.emit import gemm_sm80 as emit
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import (
+    EXACT_PRECISIONS,
+    INT32_MAX,
+    MAX_BAND,
+    idle_stages,
+    refused_extents,
+    refused_results,
+    repeated_raster,
+)
 from tracea_jax.variants.space import (
     Columns,
     Rule,
     Space,
+    as_config,
+    check_choices,
+    check_ranges,
     first_refusal,
     grid,
-    representative,
-    survivors,
+    legal_columns,
 )
 
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -48,7 +59,7 @@ GRID = CHOICES | {"stages": (3, 4, 6), "raster_band": (2, 8)}
 USUAL_BAND = 8
 _USUAL_RING_BYTES = 256  # of k
 MAX_STAGES = 16
-_MAX_BAND = 1024
+_RANGES = {"stages": (2, MAX_STAGES), "raster_band": (1, MAX_BAND)}
 _ROW_BYTES = (64, 128)  # of a tile along k: 2 or 4 steps
 _MOST_WARPS = 8
 _LARGEST_WARP_SIDE = 64
@@ -63,9 +74,6 @@ _MOST_ELONGATED = 4  # ratio of the sides of a tile
 _SMALLEST = GemmSm80Config(
     tile_m=32, tile_n=32, tile_k=16, warps_m=1, warps_n=1, stages=2
 )
-_INT32_MAX = 2**31 - 1
-_MOST_ROWS = _INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
-_EXACT_PRECISIONS = ("default", "high", "highest")  # alike for 16-bit operands
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,25 +95,15 @@ class GemmSm80:
         self, problem: GemmProblem, config: GemmSm80Config, device: Device
     ) -> None:
         assert isinstance(device, CudaDevice)
-        for name, allowed in CHOICES.items():
-            value = getattr(config, name)
-            if value not in allowed:
-                listed = ", ".join(map(str, allowed))
-                raise ValueError(f"{name}={value!r} must be one of {listed}")
-        limits = (("stages", 2, MAX_STAGES), ("raster_band", 1, _MAX_BAND))
-        for name, least, most in limits:
-            value = getattr(config, name)
-            if not (isinstance(value, int) and least <= value <= most):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer from {least} to {most}"
-                )
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
         if rule := first_refusal(LEGAL, problem, config, device):
             raise ValueError(rule.why(problem, config, device))
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
         columns, pruned = columns_of(problem, device, **GRID)
-        config = _of_columns(columns)
+        config = as_config(GemmSm80Config, columns)
         return Space(
             config_type=GemmSm80Config,
             columns=columns,
@@ -117,7 +115,7 @@ class GemmSm80:
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmSm80Config:
         assert isinstance(device, CudaDevice)
         columns, _ = columns_of(problem, device, **GRID)
-        config = _of_columns(columns)
+        config = as_config(GemmSm80Config, columns)
         # Of those that the model cannot tell apart, the usual band, larger tiles, and
         # the usual depth of the ring.
         time = np.round(np.log(modelled_us(problem, config, device)), 3)
@@ -151,29 +149,16 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield f"operands must share a dtype; they are {problem.lhs} and {problem.rhs}"
     elif problem.lhs not in emit.DTYPES:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
-    if problem.out not in emit.OUT_DTYPES:
-        yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
-    for role in ("bias", "residual"):
-        dtype = getattr(problem.epilogue, f"{role}_dtype")
-        if dtype not in (None, *emit.OUT_DTYPES):
-            yield f"{role} of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
-    if problem.lhs == "float32" and problem.precision in _EXACT_PRECISIONS[1:]:
+    yield from refused_results(problem, emit.OUT_DTYPES)
+    if problem.lhs == "float32" and problem.precision in EXACT_PRECISIONS[1:]:
         yield (
             f"precision {problem.precision} of float32 operands; it multiplies them "
             "as TF32, which is the default precision"
         )
-    elif problem.precision not in _EXACT_PRECISIONS:
+    elif problem.precision not in EXACT_PRECISIONS:
         yield f"precision {problem.precision} names an algorithm only XLA has"
-    if min(problem.batch, problem.m, problem.n, problem.k) < 1:
-        yield "an extent is 0, so there is nothing to multiply"
-        return
-    for extent in ("m", "n", "k"):
-        if getattr(problem, extent) > _MOST_ROWS:
-            yield (
-                f"{extent}={getattr(problem, extent)} is above {_MOST_ROWS}, what "
-                "32-bit coordinates reach"
-            )
-    if emit.tile_count(problem, _SMALLEST) > _INT32_MAX:
+    yield from refused_extents(problem, ("m", "n", "k"), "32-bit coordinates")
+    if emit.tile_count(problem, _SMALLEST) > INT32_MAX:
         yield "the output has more than 2^31 - 1 tiles of 32 x 32"
 
 
@@ -181,17 +166,9 @@ def columns_of(
     problem: GemmProblem, device: CudaDevice, **choices: Sequence[int]
 ) -> tuple[Columns, dict[str, int]]:
     """The configs of a grid worth measuring, and how many were refused for what."""
-    everything = grid(**choices)
-    config = _of_columns(everything)
-    refusals = ((r.code, r.refuses(problem, config, device)) for r in (*LEGAL, *WORTH))
-    alive, pruned = survivors(refusals)
-    return {name: values[alive] for name, values in everything.items()}, pruned
-
-
-def _of_columns(columns: Columns) -> GemmSm80Config:
-    """Columns in the place of a config's numbers; its properties are columns too."""
-    fields: dict[str, Any] = columns
-    return GemmSm80Config(**fields)
+    return legal_columns(
+        grid(**choices), GemmSm80Config, (*LEGAL, *WORTH), problem, device
+    )
 
 
 # ---- what the kernel can do ----------------------------------------------------------
@@ -320,23 +297,9 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> 
     )
 
 
-def _has_idle_stages(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
-    return (c.stages > min(GRID["stages"])) & (c.stages > steps(p, c))
-
-
 def _is_deeper_than_latency(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
     """Rings of long rows cover the latency with few stages."""
     return (_row_bytes(p, c) == max(_ROW_BYTES)) & (c.stages > 4)
-
-
-def _repeats_a_raster(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
-    """Another band walks the tiles in the same order, or all of them run at once."""
-    m_tiles, n_tiles, _ = emit.tile_grid(p, c)
-    alike = (n_tiles == 1) | (emit.tile_count(p, c) <= d.sm_count)
-    rows = np.where(alike, 1, m_tiles)
-    bands = (USUAL_BAND, *GRID["raster_band"])
-    usual = representative(c.raster_band, bands, lambda b: np.minimum(b, rows))
-    return usual != c.raster_band
 
 
 WORTH = (
@@ -360,23 +323,17 @@ WORTH = (
             f"a {c.tile_m}x{c.tile_n} tile is too large for the output, {p.m}x{p.n}"
         ),
     ),
-    Rule(
-        code="idle_stages",
-        refuses=_has_idle_stages,
-        why=lambda p, c, d: f"a block never reads as much as {c.stages} stages hold",
-    ),
+    idle_stages(min(GRID["stages"]), lambda p, c, d: steps(p, c)),
     Rule(
         code="latency",
         refuses=_is_deeper_than_latency,
         why=lambda p, c, d: f"{c.stages} stages of such rows are more than it takes",
     ),
-    Rule(
-        code="raster",
-        refuses=_repeats_a_raster,
-        why=lambda p, c, d: (
-            f"raster_band={c.raster_band} makes no difference here: another stands "
-            "for it"
-        ),
+    repeated_raster(
+        USUAL_BAND,
+        GRID["raster_band"],
+        emit.tile_grid,
+        at_once=lambda p, c, d: emit.tile_count(p, c) <= d.sm_count,
     ),
 )
 

@@ -14,14 +14,18 @@ from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90_space as space
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import (
+    EXACT_PRECISIONS,
+    INT32_MAX,
+    MAX_BAND,
+    refused_extents,
+    refused_results,
+)
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
-from tracea_jax.variants.space import Space, first_refusal
+from tracea_jax.variants.space import Space, check_choices, check_ranges, first_refusal
 
-_INT32_MAX = 2**31 - 1
-_MOST_ROWS = _INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
-_EXACT_PRECISIONS = ("default", "high", "highest")  # alike but for float32 operands
 _TF32_PRECISIONS = ("default", "TF32_TF32_F32")
-_MAX_BAND = 1024
+_RANGES = {"stages": (1, emit.MAX_STAGES), "raster_band": (1, MAX_BAND)}
 _TOLD_APART = 1.02  # ratio of modelled times that means something
 # What the heuristic chooses from: deeper rings were not seen to gain anything, and
 # other bands gain less than the model can tell.
@@ -48,17 +52,8 @@ class GemmSm90:
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
     ) -> None:
         assert isinstance(device, CudaDevice)
-        for name, allowed in space.CHOICES.items():
-            value = getattr(config, name)
-            if value not in allowed:
-                listed = ", ".join(map(str, allowed))
-                raise ValueError(f"{name}={value!r} must be one of {listed}")
-        for name, limit in (("stages", emit.MAX_STAGES), ("raster_band", _MAX_BAND)):
-            value = getattr(config, name)
-            if not (isinstance(value, int) and 1 <= value <= limit):
-                raise ValueError(
-                    f"{name}={value!r} must be an integer from 1 to {limit}"
-                )
+        check_choices(config, space.CHOICES)
+        check_ranges(config, _RANGES)
         if rule := first_refusal(space.LEGAL, problem, config, device):
             raise ValueError(rule.why(problem, config, device))
 
@@ -153,31 +148,19 @@ def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
     """Conditions but those of rows, the ones no other problem could change first."""
     yield from wrong_device(device)
     yield from _unknown_operands(problem)
-    if problem.out not in emit.OUT_DTYPES:
-        yield f"output of dtype {problem.out}; it gives {', '.join(emit.OUT_DTYPES)}"
-    for role in ("bias", "residual"):
-        dtype = getattr(problem.epilogue, f"{role}_dtype")
-        if dtype not in (None, *emit.OUT_DTYPES):
-            yield f"{role} of dtype {dtype}; it takes {', '.join(emit.OUT_DTYPES)}"
+    yield from refused_results(problem, emit.OUT_DTYPES)
     residual = problem.epilogue.residual_dtype or problem.out
     if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
         # Prefetched ahead of the stores, it would not fit in the registers.
         yield f"residual of dtype {residual}; it must not be wider than the output's"
     if problem.lhs == "float32" and problem.precision not in _TF32_PRECISIONS:
         yield f"it multiplies float32 as TF32; precision is {problem.precision}"
-    elif problem.lhs != "float32" and problem.precision not in _EXACT_PRECISIONS:
+    elif problem.lhs != "float32" and problem.precision not in EXACT_PRECISIONS:
         yield f"precision {problem.precision} names an algorithm only XLA has"
-    if min(problem.batch, problem.m, problem.n, problem.k) < 1:
-        yield "an extent is 0, so there is nothing to multiply"
-        return
-    for extent in ("batch", "m", "n", "k"):
-        if getattr(problem, extent) > _MOST_ROWS:
-            yield (
-                f"{extent}={getattr(problem, extent)} is above {_MOST_ROWS}, what "
-                "32-bit tensor map coordinates reach"
-            )
+    extents = ("batch", "m", "n", "k")
+    yield from refused_extents(problem, extents, "32-bit tensor map coordinates")
     smallest = GemmSm90Config(tile_m=64, tile_n=64, stages=1, consumers=1)
-    if emit.tile_count(problem, smallest) > _INT32_MAX:
+    if emit.tile_count(problem, smallest) > INT32_MAX:
         yield "the output has more than 2^31 - 1 tiles of 64 x 64"
 
 

@@ -14,7 +14,8 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
-from tracea_jax.variants.space import Columns, Rule, grid, representative, survivors
+from tracea_jax.variants.cuda_gemm import idle_stages, repeated_raster
+from tracea_jax.variants.space import Columns, Rule, as_config, grid, legal_columns
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 256),
@@ -99,17 +100,14 @@ def columns_of(
     problem: GemmProblem, device: CudaDevice, **choices: Sequence[int]
 ) -> tuple[Columns, dict[str, int]]:
     """The configs of a grid worth measuring, and how many were refused for what."""
-    everything = grid(**choices)
-    config = of_columns(everything)
-    refusals = ((r.code, r.refuses(problem, config, device)) for r in (*LEGAL, *WORTH))
-    alive, pruned = survivors(refusals)
-    return {name: values[alive] for name, values in everything.items()}, pruned
+    return legal_columns(
+        grid(**choices), GemmSm90Config, (*LEGAL, *WORTH), problem, device
+    )
 
 
 def of_columns(columns: Columns) -> GemmSm90Config:
     """Columns in the place of a config's numbers; its properties are columns too."""
-    fields: dict[str, Any] = columns
-    return GemmSm90Config(**fields)
+    return as_config(GemmSm90Config, columns)
 
 
 def derived(
@@ -281,29 +279,11 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
     return wide_m | wide_n | lone_m | lone_n
 
 
-def _has_idle_stages(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Fewer stages would already hold all that a block ever reads."""
-    return (c.stages > 2) & (c.stages > block_steps(p, c, d))
-
-
 def _shares_hardly_anything(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """The exchange of sums takes what a shorter last round saves."""
     unshared = waves(p, c, d) * steps(p)
     saved = unshared - block_steps(p, c, d)
     return (c.cluster_k > 1) & (saved < _WORTH_SHARING * unshared)
-
-
-def _repeats_a_raster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Another band walks the tiles in the same order, or all of them run at once.
-
-    The usual band stands for those that are alike if it is one, else the lowest.
-    """
-    m_tiles, n_tiles, _ = emit.tile_grid(p, c)
-    alike = (n_tiles == 1) | (waves(p, c, d) == 1)
-    rows = np.where(alike, 1, m_tiles)
-    bands = (USUAL_BAND, *GRID["raster_band"])
-    usual = representative(c.raster_band, bands, lambda b: np.minimum(b, rows))
-    return usual != c.raster_band
 
 
 WORTH = (
@@ -316,11 +296,7 @@ WORTH = (
             f"{emit.computed(p).m}x{emit.computed(p).n}"
         ),
     ),
-    Rule(
-        code="idle_stages",
-        refuses=_has_idle_stages,
-        why=lambda p, c, d: f"a block never reads as much as {c.stages} stages hold",
-    ),
+    idle_stages(2, block_steps),
     Rule(
         code="hardly_shared",
         refuses=_shares_hardly_anything,
@@ -329,12 +305,10 @@ WORTH = (
             "exchange of their sums takes"
         ),
     ),
-    Rule(
-        code="raster",
-        refuses=_repeats_a_raster,
-        why=lambda p, c, d: (
-            f"raster_band={c.raster_band} makes no difference here: another stands "
-            "for it"
-        ),
+    repeated_raster(
+        USUAL_BAND,
+        GRID["raster_band"],
+        emit.tile_grid,
+        at_once=lambda p, c, d: waves(p, c, d) == 1,
     ),
 )

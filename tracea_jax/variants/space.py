@@ -9,12 +9,13 @@ a config and the filter of a grid cannot disagree.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 Columns = dict[str, np.ndarray]
+C = TypeVar("C")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,26 @@ def grid(**choices: Sequence[Any]) -> Columns:
     return {name: axis.ravel() for name, axis in zip(choices, mesh, strict=True)}
 
 
+def as_config(config_type: type[C], columns: Columns) -> C:
+    """Columns in the place of a config's numbers; its properties are columns too."""
+    fields: dict[str, Any] = columns
+    return config_type(**fields)
+
+
+def legal_columns(
+    columns: Columns,
+    config_type: type,
+    rules: Iterable[Rule],
+    problem: Any,
+    device: Any,
+) -> tuple[Columns, dict[str, int]]:
+    """The configs that no rule refuses, and how many were refused for what."""
+    config = as_config(config_type, columns)
+    refusals = ((r.code, r.refuses(problem, config, device)) for r in rules)
+    alive, pruned = survivors(refusals)
+    return {name: values[alive] for name, values in columns.items()}, pruned
+
+
 def column(values: Sequence[Any]) -> np.ndarray:
     """Values as an array of their own type, or of objects if that is no plain one."""
     kinds = {type(value) for value in values}
@@ -156,6 +177,43 @@ def representative(
     for choice in reversed(choices):
         chosen = np.where(effect(choice) == wanted, choice, chosen)
     return chosen
+
+
+def repeated(
+    columns: Columns, preferred: Any, effects: Mapping[str, Callable[[Any], Any]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Which configs run exactly as another one, by the field that makes no difference.
+
+    Of those the preferred config's value stands for the others, else the smallest.
+
+    Args:
+      columns: the configs.
+      preferred: one config.
+      effects: for each field what a value of it comes to, see ``representative``.
+    """
+    for name, effect in effects.items():
+        values = columns[name]
+        choices = (getattr(preferred, name), *np.unique(values).tolist())
+        yield name, representative(values, choices, effect) != values
+
+
+def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
+    """Raises ValueError unless the fields have one of their choices each."""
+    for name, allowed in choices.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            listed = ", ".join(map(str, allowed))
+            raise ValueError(f"{name}={value!r} must be one of {listed}")
+
+
+def check_ranges(config: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
+    """Raises ValueError unless the fields are integers from a least to a most."""
+    for name, (least, most) in ranges.items():
+        value = getattr(config, name)
+        if not (isinstance(value, int) and least <= value <= most):
+            raise ValueError(
+                f"{name}={value!r} must be an integer from {least} to {most}"
+            )
 
 
 def _scalar(value: Any) -> Any:
