@@ -144,6 +144,34 @@ def test_row_strips_use_a_packed_rhs_again(layout):
     run_and_check(dataclasses.replace(problem, m=rows - 72), config=config)
 
 
+@pytest.mark.parametrize("depth", [32, 96, 160])
+def test_whole_rows_of_lhs_are_used_as_they_are_stored(depth):
+    """Of bfloat16 on AMX, up to the last rows; packed rows give the same bits."""
+    problem = gemm(77, 90, depth, "bfloat16")
+    lhs, rhs = operands(problem)
+    config = GemmCpuConfig(kc=64, nc=64, tasks=1)
+    (stored,) = results(problem, [lhs, rhs], config)
+    columns = dataclasses.replace(problem, layout="tn")
+    (packed,) = results(columns, [lhs.T, rhs], config)
+    np.testing.assert_array_equal(stored, packed)
+    run_and_check(problem, config=config)
+
+
+def test_blocks_of_amx_fit_the_operands():
+    """Few rows: small blocks of B. Rows of A that are packed: wide ones."""
+    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
+
+    def blocks(m: int, k: int, layout: str = "nn") -> tuple[int, int]:
+        problem = gemm(m, 4096, k, "bfloat16", layout=layout)
+        config = GEMM_CPU.heuristic(problem, device)
+        return min(config.kc, k), config.nc
+
+    few, stored, packed = blocks(64, 4096), blocks(512, 4096), blocks(512, 4010)
+    assert math.prod(few) < math.prod(stored) <= 1 << 19
+    assert stored[0] > packed[0] and stored[1] < packed[1]
+    assert blocks(512, 4096, "tn") == packed
+
+
 @pytest.mark.parametrize(
     "shape", [(5, 16, 32), (16, 17, 33), (17, 48, 31), (32, 32, 2)]
 )

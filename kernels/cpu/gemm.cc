@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
 constexpr int64_t kTileRows = 5;  // of lhs, from which AMX is worth it
+constexpr int64_t kFewRows = 128;  // up to which packing rhs is most of the work on AMX
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -49,18 +50,34 @@ int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
   return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
 }
 
+// What the blocks of rhs are made for, unless a configuration says otherwise.
+struct Sizes {
+  int64_t kc;
+  double share;  // of L2 for a packed block of rhs: the rest is shared by all others
+};
+
+// Of AMX: rows that are used as they are stored cost little to bring again and again, so
+// narrow and deep blocks save partial sums. Rows that are packed must last for many
+// columns. With few rows packing rhs is most of the work: it stays near.
+Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
+  if (isa.packed_bytes == 4) return {384, 0.4};
+  if (args.m <= kFewRows) return {1024, 0.125};
+  const bool as_stored = !args.trans_lhs && args.k % isa.depth_unit == 0;
+  return {as_stored ? 2048 : 1024, 0.5};
+}
+
 // Blocks of rhs in f32. Partial sums of f32 are kept in the output.
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
                       const GemmConfig& config) {
   GemmBlocks blocks{};
   const int64_t skinny_rows = args.trans_rhs ? kSkinnyRowsTransposed : kSkinnyRows;
   blocks.skinny = args.m <= skinny_rows && isa.packed_bytes == 4;
-  const int64_t kc = config.kc > 0 ? config.kc : isa.packed_bytes == 2 ? 1024 : 384;
+  const Sizes sizes = ChooseSizes(isa, args);
+  const int64_t kc = config.kc > 0 ? config.kc : sizes.kc;
   blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), isa.depth_unit);
-  // The packed block of rhs may take about half of L2: lhs, output and prefetches share.
   const int64_t column = blocks.kc * isa.packed_bytes;
-  const int64_t share = isa.packed_bytes == 2 ? L2Bytes() / 2 : L2Bytes() * 2 / 5;
-  const int64_t nc = config.nc > 0 ? config.nc : share / column;
+  const int64_t nc =
+      config.nc > 0 ? config.nc : int64_t(sizes.share * double(L2Bytes())) / column;
   const int64_t most = std::min(kMaxCols, kMaxPanelBytes / column);
   const int64_t cols = std::min(RoundUp(nc, isa.tile_n), RoundUp(args.n, isa.tile_n));
   blocks.nc = std::max(std::min(cols, most / isa.tile_n * isa.tile_n), isa.tile_n);

@@ -5,10 +5,11 @@
 //       for K block p      (kc deep)
 //         pack rhs[p, j]   -> panels of 32 columns, in L2; once for all row strips
 //         for row block    (32 rows)
-//           for panel: pack a part of the lhs of the next row block;
-//                      tile product; beside it the epilogue of the panel before
+//           for panel: tile product; beside it the epilogue of the panel before, and the
+//                      lhs of the next row block comes closer or is packed
 //
-// Tile products occupy the matrix unit alone: what goes on beside them is nearly free.
+// Tile products occupy the matrix unit alone: what goes on beside them costs little. Stores
+// cost most, so lhs is packed only where its tiles cannot be loaded from its rows.
 //
 // Included by gemm_amx.cc inside an unnamed namespace, after amx_impl.h.
 
@@ -16,11 +17,12 @@
 #include "gemm_epilogue_impl.h"
 
 constexpr int64_t kBlockSize = kAmxRows * kAmxCols;  // f32 sums of a block
+constexpr int64_t kBlockLines = kBlockSize / 16;     // cache lines
 
 // Buffers of one task; see AmxWorkspaceBytes in gemm.cc.
 struct AmxBuffers {
   BF16* rhs;       // K blocks of panels: all of them if there are several row strips
-  BF16* lhs[2];    // row blocks of one K block: one in use, one being packed
+  BF16* lhs[2];    // row blocks of one K block, if packed: one in use, one on its way
   float* staging;  // two blocks of sums
   float* bias;     // of a column strip
   float* sums;     // partial sums, block by block, if there are several K blocks
@@ -110,59 +112,77 @@ struct PendingBlock {
   }
 };
 
-// Packs one row block of lhs for one K block, a part between every two tile products. A
-// unit of work is a row, or a step of all rows if lhs is stored by columns.
-struct LhsPacker {
+// Makes one row block of lhs ready for one K block, a little in every step of the tile
+// products before: a burst of loads from memory would hold up those of the tiles. Whole
+// rows of whole steps are used as they are stored and only come closer; others are packed.
+// Work is counted in lines of 32 elements; if lhs is stored by columns it comes 32 of
+// them at a time.
+struct LhsFeed {
   const BF16* from = nullptr;
-  BF16* to = nullptr;
+  BF16* to = nullptr;  // null if the block is used as it is stored
   int64_t stride = 0, rows = 0, kc = 0, steps = 0;
-  int64_t done = 0, units = 0;
+  int64_t row = 0, step = 0;  // of the next line
+  int64_t due = 0;            // lines, if lhs is stored by columns
   bool trans = false;
 
+  // `packed` has room for a block, in case it is needed.
   TRACEA_INLINE void Start(const GemmArgs& args, int64_t i, int64_t p, int64_t num_rows,
                            int64_t depth, BF16* packed) {
     const BF16* lhs = (const BF16*)args.lhs;
     trans = args.trans_lhs;
     stride = args.lhs_stride;
     from = trans ? lhs + p * stride + i : lhs + i * stride + p;
-    to = packed;
+    to = trans || num_rows < kAmxRows || depth % kAmxDepth != 0 ? packed : nullptr;
     rows = num_rows;
     kc = depth;
     steps = CeilDiv(kc, kAmxDepth);
-    units = trans ? steps : kAmxRows;
-    done = 0;
+    row = step = due = 0;
   }
 
-  // The row that is due `ahead` units later comes closer.
-  TRACEA_INLINE void PackRow(int64_t row, int64_t ahead) const {
-    BF16* unit = to + row * kAmxDepth;
-    if (row >= rows) {
-      for (int64_t s = 0; s < steps; ++s) StoreHalves(unit + s * kAmxStepSize, Half32{});
+  TRACEA_INLINE int64_t lines() const { return kAmxRows * steps; }
+
+  // The block, once all its lines have been fed.
+  TRACEA_INLINE AmxLhs Lhs() const { return to ? PackedLhs(to) : StoredLhs(from, stride); }
+
+  // `count` lines of the row that is due, which has as many.
+  TRACEA_INLINE void FeedRow(int64_t count) {
+    int64_t p = step * kAmxDepth;
+    step += count;
+    const BF16* at = from + row * stride;
+    if (!to) {
+      for (; count > 0; --count, p += kAmxDepth) __builtin_prefetch(at + p, 0, 2);
       return;
     }
-    const BF16* at = from + row * stride;
-    const BF16* next = row + ahead < rows ? at + ahead * stride : at;
-    int64_t p = 0;
-    for (; p + kAmxDepth <= kc; p += kAmxDepth) {
-      __builtin_prefetch(next + p);
-      StoreHalves(unit, *(const Half32Any*)(at + p));
-      unit += kAmxStepSize;
+    BF16* line = to + p / kAmxDepth * kAmxStepSize + row * kAmxDepth;
+    for (; count > 0; --count, p += kAmxDepth, line += kAmxStepSize) {
+      StoreHalves(line, LoadHalves(at + p, row < rows ? kc - p : 0));
     }
-    if (p < kc) StoreHalves(unit, LoadHalves(at + p, kc - p));
   }
 
-  TRACEA_INLINE void Pack(int64_t count) {
-    const int64_t end = Min(done + count, units);
-    for (int64_t unit = done; unit < end; ++unit) {
-      const int64_t p = unit * kAmxDepth;
-      if (trans) {
-        PackAmxLhsTransposed(from + p * stride, stride, rows, Min(kAmxDepth, kc - p),
-                             to + unit * kAmxStepSize);
-      } else {
-        PackRow(unit, count);
+  TRACEA_INLINE void FeedColumns(int64_t count) {
+    for (due += count; due >= kAmxRows && step < steps; due -= kAmxRows, ++step) {
+      const int64_t p = step * kAmxDepth;
+      PackAmxLhsTransposed(from + p * stride, stride, rows, Min(kAmxDepth, kc - p),
+                           to + step * kAmxStepSize);
+    }
+  }
+
+  TRACEA_INLINE void Feed(int64_t count) {
+    if (trans) return FeedColumns(count);
+    while (count > 0 && row < kAmxRows) {
+      const int64_t lines = Min(count, steps - step);
+      FeedRow(lines);
+      count -= lines;
+      if (step == steps) {
+        step = 0;
+        ++row;
       }
     }
-    done = end;
+  }
+
+  // What is left to be packed.
+  TRACEA_INLINE void Complete() {
+    if (to) Feed(lines());
   }
 };
 
@@ -176,6 +196,13 @@ TRACEA_INLINE void PackRhsBlock(const GemmArgs& args, int64_t p, int64_t j, int6
   }
 }
 
+// A share of `count` lines of a block of sums that is written soon comes closer.
+TRACEA_INLINE void PrefetchLines(const float* sums, int64_t share, int64_t count) {
+  for (int64_t i = share * count; i < (share + 1) * count && i < kBlockLines; ++i) {
+    __builtin_prefetch(sums + i * 16, 1);
+  }
+}
+
 // One K block of one row strip: rows [i0, i1), columns [j0, j0 + cols).
 struct Block {
   int64_t i0, i1, j0, cols, p0, kc;
@@ -184,10 +211,9 @@ struct Block {
 
 // The tile product of what there is of a block's rows and columns.
 template <typename Work>
-TRACEA_INLINE void TileProduct(int64_t steps, int64_t rows, int64_t cols, const BF16* lhs,
-                               const BF16* rhs, float* sums, bool accumulate,
-                               const Work& work) {
-  const AmxLhs a = PackedLhs(lhs);
+TRACEA_INLINE void TileProduct(int64_t steps, int64_t rows, int64_t cols,
+                               const AmxLhs& a, const BF16* rhs, float* sums,
+                               bool accumulate, const Work& work) {
   if (rows > 16 && cols > 16) {
     AmxProduct<2, 2>(steps, a, rhs, sums, kAmxCols, accumulate, work);
   } else if (rows > 16) {
@@ -199,39 +225,41 @@ TRACEA_INLINE void TileProduct(int64_t steps, int64_t rows, int64_t cols, const 
   }
 }
 
-// `packer` is at work on the first row block of `block`; it leaves at work on the first
-// row block of the block that comes after it, if `next` is not null.
+// `feed` is at work on the first row block of `block`; it leaves at work on the first row
+// block of the block that comes after it, if `next` is not null.
 template <typename Op>
 void RunAmxBlock(const GemmArgs& args, const Block& block, const Block* next,
-                 const BF16* rhs, const AmxBuffers& buffers, LhsPacker& packer) {
+                 const BF16* rhs, const AmxBuffers& buffers, LhsFeed& feed) {
   const int64_t steps = CeilDiv(block.kc, kAmxDepth);
   const int64_t panels = CeilDiv(block.cols, kAmxCols);
   const bool several = !(block.first && block.last);
+  const int64_t sums_share = steps > 0 ? CeilDiv(kBlockLines, steps) : 0;
   PendingBlock<Op> pending{args};
   int turn = 0;
   for (int64_t i = block.i0; i < block.i1; i += kAmxRows) {
     const int64_t rows = Min(kAmxRows, block.i1 - i);
-    packer.Pack(packer.units);
-    const BF16* lhs = packer.to;
-    BF16* free = lhs == buffers.lhs[0] ? buffers.lhs[1] : buffers.lhs[0];
+    feed.Complete();
+    const AmxLhs lhs = feed.Lhs();
+    BF16* free = feed.to == buffers.lhs[0] ? buffers.lhs[1] : buffers.lhs[0];
     const int64_t i1 = i + kAmxRows;
     if (i1 < block.i1) {
-      packer.Start(args, i1, block.p0, Min(kAmxRows, block.i1 - i1), block.kc, free);
+      feed.Start(args, i1, block.p0, Min(kAmxRows, block.i1 - i1), block.kc, free);
     } else if (next) {
-      packer.Start(args, next->i0, next->p0, Min(kAmxRows, next->i1 - next->i0), next->kc,
-                   free);
+      feed.Start(args, next->i0, next->p0, Min(kAmxRows, next->i1 - next->i0), next->kc,
+                 free);
     }
-    const int64_t share = CeilDiv(packer.units, panels > 1 ? panels - 1 : 1);
+    const int64_t lhs_share = steps > 0 ? CeilDiv(feed.lines(), panels * steps) : 0;
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t cols = Min(kAmxCols, block.cols - panel * kAmxCols);
       const int64_t at = (i - block.i0) / kAmxRows * panels + panel;
       float* sums = several ? buffers.sums + at * kBlockSize
                             : buffers.staging + (turn ^= 1) * kBlockSize;
-      if (panel > 0) packer.Pack(share);
       const int64_t due = CeilDiv(pending.rows, steps > 0 ? steps : 1);
       TileProduct(steps, rows, cols, lhs, rhs + panel * steps * kAmxStepSize, sums,
-                  !block.first, [&](int64_t) __attribute__((always_inline)) {
+                  !block.first, [&](int64_t step) __attribute__((always_inline)) {
                     pending.Finish(due);
+                    feed.Feed(lhs_share);
+                    if (several) PrefetchLines(sums + kBlockSize, step, sums_share);
                   });
       if (!block.last) continue;
       pending.Finish(kAmxRows);
@@ -290,9 +318,9 @@ void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& ran
   const BlockLoop loop{args, blocks, range, nc};
   const bool kept = blocks.rhs_depth > blocks.kc;
   Block block = loop.First(), next;
-  LhsPacker packer;
-  packer.Start(args, block.i0, block.p0, Min(kAmxRows, block.i1 - block.i0), block.kc,
-               buffers.lhs[0]);
+  LhsFeed feed;
+  feed.Start(args, block.i0, block.p0, Min(kAmxRows, block.i1 - block.i0), block.kc,
+             buffers.lhs[0]);
   for (bool more = true; more; block = next) {
     BF16* rhs = buffers.rhs + (kept ? block.p0 * nc : 0);
     const bool packed = block.i0 > range.m0 && (kept || (block.first && block.last));
@@ -301,7 +329,7 @@ void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& ran
     }
     if (!packed) PackRhsBlock(args, block.p0, block.j0, block.kc, block.cols, rhs);
     more = loop.Next(block, &next);
-    RunAmxBlock<Op>(args, block, more ? &next : nullptr, rhs, buffers, packer);
+    RunAmxBlock<Op>(args, block, more ? &next : nullptr, rhs, buffers, feed);
   }
 }
 

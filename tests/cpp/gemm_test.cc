@@ -23,7 +23,7 @@ using namespace tracea::cpu;
 namespace {
 
 // Wide: the partial sums of bf16 products on AMX do not fit L2, so that there are several
-// row strips.
+// row strips. Some have whole steps of k: then rows of lhs are used as they are stored.
 enum class Size { kSmall, kLarge, kWide };
 
 struct Case {
@@ -44,7 +44,7 @@ struct Case {
     if (size == Size::kWide) {
       a.m = 300;
       a.n = 1030;
-      a.k = 70;
+      a.k = Pick({64, 70, 96});
     }
     a.trans_lhs = rng() % 2;
     a.trans_rhs = rng() % 2;
@@ -164,7 +164,7 @@ int main() {
     }
     for (int i = 0; i < 400; ++i) failures += Check(isa, Size::kSmall);
     for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kLarge);
-    if (isa == Isa::kAmx) failures += Check(isa, Size::kWide);
+    for (int i = 0; isa == Isa::kAmx && i < 6; ++i) failures += Check(isa, Size::kWide);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

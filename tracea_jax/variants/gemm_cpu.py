@@ -49,6 +49,7 @@ _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
 _TILE_ROWS = 5  # of A, from which tiles of AMX are worth it
+_FEW_TILE_ROWS = 128  # up to which packing B is most of the work on AMX
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,22 +85,29 @@ _VECTORS = Blocking(
     widths=(128, 256, 384, 512, 768, 1024),
     tasks=(1, 2, 4, 8),
 )
-_TILES = Blocking(
+_TILES = Blocking(  # A is used as it is stored: narrow and deep blocks cost little
     itemsize=2,
     unit=32,
-    kc=1024,
+    kc=2048,
     panel_share=0.5,
     depths=(256, 512, 1024, 2048),
     widths=(128, 256, 512, 1024),
     tasks=(1, 2, 4),
     most_share=0.75,
 )
+_PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
+_FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
 
 
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     """Of AMX tiles for bf16 with enough rows, else of vectors of f32."""
     tiles = device.isa == "amx" and problem.lhs == "bfloat16"
-    return _TILES if tiles and problem.m >= _TILE_ROWS else _VECTORS
+    if not tiles or problem.m < _TILE_ROWS:
+        return _VECTORS
+    if problem.m <= _FEW_TILE_ROWS:
+        return _FEW_TILES
+    as_stored = problem.layout[0] == "n" and problem.k % _TILES.unit == 0
+    return _TILES if as_stored else _PACKING_TILES
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
@@ -147,7 +155,8 @@ class GemmCpu:
     def heuristic(self, problem: GemmProblem, device: Device) -> GemmCpuConfig:
         assert isinstance(device, CpuDevice)
         known = blocking(problem, device)
-        columns = known.panel_share * device.l2_bytes / (known.itemsize * known.kc)
+        depth = max(int(block_depth(problem, device, known.kc)), known.unit)
+        columns = known.panel_share * device.l2_bytes / (known.itemsize * depth)
         nc = min(max(64, int(columns) // 32 * 32), _MOST_NC)
         return GemmCpuConfig(kc=known.kc, nc=nc, tasks=2)
 
