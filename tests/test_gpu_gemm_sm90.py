@@ -7,6 +7,9 @@ import dataclasses
 import pytest
 from gpu_products import FULL, GATE, LAYOUTS, gemm, sweep
 
+from tracea_jax.device import CudaDevice
+from tracea_jax.options import device_for
+
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 
@@ -38,8 +41,9 @@ def test_blocks_that_share_the_work_of_a_tile(layout, out):
 @pytest.mark.parametrize("epilogue", [FULL, GATE])
 def test_blocks_that_share_what_is_left_for_the_last_round(epilogue, tile):
     rows, columns = tile
-    at_once = device_for("cuda").sm_count
-    tiles = -(-(at_once + 1) // 6)  # in each of 6 rows: a whole round and a few
+    device = device_for("cuda")
+    assert isinstance(device, CudaDevice)
+    tiles = -(-(device.sm_count + 1) // 6)  # in each of 6 rows: a whole round and a few
     problem = gemm(6 * rows - 5, tiles * columns - 8, 328, epilogue=epilogue)
     fields = ("tile_m", "tile_n", "consumers", "cluster_k")
     assert sweep(
