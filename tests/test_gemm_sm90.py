@@ -294,6 +294,20 @@ def test_tensor_maps_follow_the_stored_layout(layout):
     assert lhs.box[1] == (128 if layout[0] == "n" else 64)
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(("tile_n", "tail"), [(160, 32), (224, 32), (192, 0)])
+def test_no_columns_are_copied_that_no_tile_has(layout, tile_n, tail):
+    config = dataclasses.replace(WIDE, tile_n=tile_n, stages=3, cluster_m=1)
+    asked = problem(200, 264, 136, layout=layout)
+    lhs, rhs, *narrow, out = maps(emit.kernel(asked, config, H200))
+    if layout[1] == "t":
+        assert not narrow and rhs.box == (64, tile_n, 1)
+    else:
+        assert [m.box[0] for m in narrow] == [tail] * bool(tail)
+        slabs = tile_n // rhs.box[0]
+        assert slabs * rhs.box[0] + sum(m.box[0] for m in narrow) == tile_n
+
+
 def test_operands_are_numbered_arguments_first():
     steps = Epilogue(bias="row", residual=True, save_preactivation=True)
     kernel = emit.kernel(problem(epilogue=steps), WIDE, H200)

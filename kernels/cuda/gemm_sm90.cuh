@@ -55,6 +55,7 @@ template <class Traits>
 struct GemmSm90Params {
   const TensorMap* a;
   const TensorMap* b;
+  const TensorMap* b_tail;  // copies what a last slab of B begins with, if it ends early
   const TensorMap* up;  // the second right operand of a gated product, else null
   EpilogueParams<Traits> epilogue;
   int m, n, k, batch;
@@ -72,8 +73,12 @@ struct OperandTile {
   static constexpr u32 kSlabBytes = kTileK * 128;  // of an MN-major tile
   static constexpr int kSlabs = ceil_div(kExtent, kRowElements);
   static constexpr u32 k64Bytes = 64 * 128;  // 64 rows or columns, both majornesses
-  // MN-major slabs are copied whole, also the last one of an extent that ends inside it.
   static constexpr u32 kBytes = kMnMajor ? kSlabs * kSlabBytes : kLoaded * 128;
+  // Where an extent ends inside its last MN-major slab, rows are copied up to there: their
+  // places in shared memory stay 128 bytes.
+  static constexpr bool kHasTail = kMnMajor && kExtent % kRowElements != 0;
+  static constexpr u32 kCopiedBytes =
+      kMnMajor ? kTileK * kExtent * kElementBytes : kLoaded * 128;
   // MN-major slabs are dealt out whole if that is even, else cut along k.
   static constexpr bool kWholeSlabs = kSlabs % kSharers == 0;
   static constexpr int kCopies = kWholeSlabs ? kSlabs / kSharers : kSlabs;
@@ -85,8 +90,8 @@ struct OperandTile {
                 "only a lone K-major slab may be loaded in part");
 
   // Copies this block's share of the tile at (mn, k) of `batch` to `smem`.
-  TRACEA_DEVICE static void copy(u32 smem, const TensorMap* map, int mn, int k, int batch,
-                                 u32 barrier, int share) {
+  TRACEA_DEVICE static void copy(u32 smem, const TensorMap* map, const TensorMap* tail,
+                                 int mn, int k, int batch, u32 barrier, int share) {
     if constexpr (!kMnMajor) {
       const int row = share * kBoxRows;
       copy_box(smem + row * 128, map, k, mn + row, batch, barrier);
@@ -95,8 +100,9 @@ struct OperandTile {
       for (int i = 0; i < kCopies; ++i) {
         const int slab = kWholeSlabs ? share * kCopies + i : i;
         const int row = kWholeSlabs ? 0 : share * kBoxK;
-        copy_box(smem + slab * kSlabBytes + row * 128, map, mn + slab * kRowElements, k + row,
-                 batch, barrier);
+        copy_box(smem + slab * kSlabBytes + row * 128,
+                 kHasTail && slab == kSlabs - 1 ? tail : map, mn + slab * kRowElements,
+                 k + row, batch, barrier);
       }
     }
   }
@@ -178,6 +184,9 @@ struct GemmSm90 {
   static constexpr int kReaders = Traits::kFragmentsA ? kWarpgroupSize / kWarpSize : 1;
   static constexpr u32 kStageBytesA = kParts * TileA::kBytes;
   static constexpr u32 kStageBytesB = kParts * kArraysB * TileB::kBytes;
+  // What is copied into a stage, whichever block of the cluster copies it.
+  static constexpr u32 kCopiedBytes =
+      kParts * (TileA::kCopiedBytes + kArraysB * TileB::kCopiedBytes);
 
   static_assert(sizeof(Shared) == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
@@ -190,6 +199,8 @@ struct GemmSm90 {
                 "one instruction spans the columns of the tile");
   static_assert(kArraysB * TileB::kBytes == Traits::kRowsB * 128,
                 "the ring must hold what is copied");
+  static_assert(!TileA::kHasTail && TileB::kHasTail == Traits::kHasTailB,
+                "slabs of B may end early, and then have a tensor map of their own");
   static_assert(!Traits::kGated || kColumns % 64 == 0, "two operands lie slab by slab");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
@@ -291,8 +302,7 @@ struct GemmSm90 {
         const u32 full = shared_address(&smem.full_barrier[state.stage_idx]);
         wait(shared_address(&smem.empty_barrier[state.stage_idx]),
              state.producer_parity());
-        // The whole stage, whichever block of the cluster copies it.
-        mbarrier_arrive_expect_tx(full, kStageBytesA + kStageBytesB);
+        mbarrier_arrive_expect_tx(full, kCopiedBytes);
         fill(state.stage_idx, work.m, work.n, k_tile * kTileK, work.batch, full);
       }
     });
@@ -304,10 +314,10 @@ struct GemmSm90 {
     int batch_a = p.a_batched ? batch : 0, batch_b = p.b_batched ? batch : 0;
     TRACEA_UNROLL
     for (int part = 0; part < kParts; ++part) {
-      TileA::copy(a, p.a, m, k, batch_a, full, cluster_n);
-      TileB::copy(b, p.b, n, k, batch_b, full, cluster_m);
+      TileA::copy(a, p.a, nullptr, m, k, batch_a, full, cluster_n);
+      TileB::copy(b, p.b, p.b_tail, n, k, batch_b, full, cluster_m);
       if constexpr (Traits::kGated) {
-        TileB::copy(b + TileB::kBytes, p.up, n, k, batch_b, full, cluster_m);
+        TileB::copy(b + TileB::kBytes, p.up, nullptr, n, k, batch_b, full, cluster_m);
       }
       a += TileA::kBytes;
       b += kArraysB * TileB::kBytes;
@@ -489,6 +499,7 @@ TRACEA_DEVICE void gemm_sm90(const GemmSm90Params<Traits>& p) {
   if (threadIdx.x == 0) {
     prefetch_tensormap(p.a);
     prefetch_tensormap(p.b);
+    if constexpr (Traits::kHasTailB) prefetch_tensormap(p.b_tail);
     if constexpr (Traits::kGated) prefetch_tensormap(p.up);
     if constexpr (Traits::kMapsResults) prefetch_tensormap(p.epilogue.out);
   }

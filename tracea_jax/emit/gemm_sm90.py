@@ -153,7 +153,7 @@ def smem_bytes(
     bias_columns = (
         config.tile_m if is_swapped(problem) else config.consumers * config.tile_n
     )
-    rows = loaded_rows(problem, config) + loaded_columns(problem, config)
+    rows = loaded_rows(problem, config) + stored_columns(problem, config)
     ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
     bias = 4 * bias_columns
@@ -238,11 +238,20 @@ def loaded_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     return np.where(alone, few, config.tile_m)
 
 
-def loaded_columns(problem: GemmProblem, config: GemmSm90Config) -> Any:
-    """Columns of the right operand's tile that are copied: along n, 64 at a time."""
+def stored_columns(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Columns that a stage has room for: along n, they lie in slabs of 64."""
     if computed(problem).layout[1] == "t":
         return config.tile_n
     return -(-config.tile_n // SLAB) * SLAB
+
+
+def tail_columns(problem: GemmProblem, config: GemmSm90Config) -> int:
+    """Columns in the last slab of the right operand's tile if it ends early, else 0.
+
+    They have a tensor map of their own: copies of whole slabs would move the rest too.
+    """
+    along_n = computed(problem).layout[1] == "n"
+    return config.tile_n % SLAB if along_n else 0
 
 
 def lhs_wavefronts(problem: GemmProblem) -> int:
@@ -399,10 +408,11 @@ def _params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
     results = (out, out + 1) if epilogue.save_preactivation else (out,)
     product = computed(problem)
     lhs, rhs = (1, 0) if is_swapped(problem) else (0, 1)
-    params: list[Param] = [
-        _lhs_map(product, config, operand=lhs),
-        _rhs_map(product, config, operand=rhs),
-    ]
+    right = _rhs_map(product, config, operand=rhs)
+    params: list[Param] = [_lhs_map(product, config, operand=lhs), right]
+    if tail := tail_columns(problem, config):
+        box = (tail, *right.box[1:])
+        params.append(dataclasses.replace(right, box=box))
     params += [_result(problem, operand) for operand in results]
     if epilogues.has_bias(problem.epilogue):
         params.append(Pointer(operand=bias))
@@ -527,11 +537,14 @@ def _source(
     arrivals = ring.empty_arrivals(consumers=readers, cluster=config.sharers)
     one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     rows = int(loaded_rows(problem, config))
-    columns = int(loaded_columns(problem, config))
+    columns = int(stored_columns(problem, config))
+    has_tail = bool(tail_columns(problem, config))
     rows_a = _box_rows_a(product, config)
     rows_b = _box_rows_b(product, config.tile_n // (1 + gated), config)
     types = f"{problem.lhs}, {problem.rhs} -> {problem.out} {problem.layout}"
-    signature, arguments = _gated_signature(problem) if gated else _signature(problem)
+    signature, arguments = (
+        _gated_signature(problem) if gated else _signature(problem, has_tail)
+    )
     return f"""\
 // gemm_sm90 | {types}, epilogue {epilogue}{" gated" * gated} | {config}
 #include "gemm_sm90.cuh"
@@ -542,7 +555,7 @@ struct Traits {{
   using Mma = tracea::{wgmma.type_name}<{major_a}, {int(not trans_b)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransA = {cxx(trans_a)}, kTransB = {cxx(trans_b)}, \
-kFragmentsA = {cxx(fragments)};
+kFragmentsA = {cxx(fragments)}, kHasTailB = {cxx(has_tail)};
   static constexpr bool kGated = {cxx(gated)}, \
 kTransposed = {cxx(is_swapped(problem))}, \
 kMapsResults = {cxx(maps_results(one))};
@@ -571,10 +584,10 @@ extern "C" __global__ void __launch_bounds__({config.threads}, 1)
 """
 
 
-def _signature(problem: GemmProblem) -> tuple[str, str]:
+def _signature(problem: GemmProblem, has_tail: bool) -> tuple[str, str]:
     """Parameters of the entry, and the fields of ``GemmSm90Params`` made of them."""
     epilogue = problem.epilogue
-    maps = ["a", "b"]
+    maps = ["a", "b"] + ["b_tail"] * has_tail
     results = ["out"] + ["z"] * epilogue.save_preactivation
     pointers = ["bias"] * epilogues.has_bias(problem.epilogue) + [
         "residual"
@@ -590,7 +603,9 @@ def _signature(problem: GemmProblem) -> tuple[str, str]:
     )
     shape = "n, m" if is_swapped(problem) else "m, n"
     finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, {shape}}}"
-    return ", ".join(parameters), f"&a, &b, nullptr, {finish}, {', '.join(scalars)}"
+    tail = "&b_tail" if has_tail else "nullptr"
+    operands = f"&a, &b, {tail}, nullptr"
+    return ", ".join(parameters), f"{operands}, {finish}, {', '.join(scalars)}"
 
 
 def _parameters(maps: list[str], results: list[str], mapped: bool) -> list[str]:
@@ -611,7 +626,7 @@ def _gated_signature(problem: GemmProblem) -> tuple[str, str]:
     of = "&" if mapped else ""
     saved = f"{of}g, {of}u" if saves else "nullptr, nullptr"
     finish = f"{{{of}out, {saved}, nullptr, nullptr, m, n}}"
-    return ", ".join(parameters), f"&a, &gate, &up, {finish}, {', '.join(scalars)}"
+    return ", ".join(parameters), f"&a, &gate, nullptr, &up, {finish}, {', '.join(scalars)}"
 
 
 DTYPES = tuple(_SHORT)

@@ -134,7 +134,7 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
     """One step of a tile: the tensor cores, shared memory or the wait for a stage."""
     products = emit.part_products(problem)
     multiply = products * config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
-    loaded = emit.loaded_rows(problem, config) + emit.loaded_columns(problem, config)
+    loaded = emit.loaded_rows(problem, config) + config.tile_n
     loaded = loaded * emit.parts(problem)
     read = (
         products
@@ -223,8 +223,7 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     lhs = lhs_lines * _once(wide, (config.sharers == 1) & (lhs_lines == 1), a)
     rhs = rhs_lines * _once(high, (config.sharers == 1) & (rhs_lines == 1), a)
     rows = emit.loaded_rows(problem, config)
-    columns = emit.loaded_columns(problem, config)
-    return lhs * rows / config.cluster_n + rhs * columns / config.cluster_m
+    return lhs * rows / config.cluster_n + rhs * config.tile_n / config.cluster_m
 
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:

@@ -20,8 +20,8 @@
 // EpilogueParams and Corner the result.
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
-// kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched, kHasResidual,
-// kMultipliesResidual, kSavesPreactivation, kActivation.
+// kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched,
+// kHasResidual, kMultipliesResidual, kSavesPreactivation, kActivation.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
