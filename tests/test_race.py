@@ -213,6 +213,31 @@ def test_ties_within_the_noise_go_to_the_first_of_the_space(noise, ratio, first)
     assert winner == first
 
 
+@pytest.mark.parametrize(
+    ("noise", "xla_us", "shared_us", "expected"),
+    [
+        (0.001, 119.0, 121.0, XLA),
+        (0.001, 121.0, 118.0, SHARED),
+        (0.001, 121.0, 119.0, HERO),
+        (0.06, 119.8, 121.0, HERO),
+        (0.06, 121.0, 119.8, HERO),
+        (0.06, 100.0, 121.0, XLA),
+        (0.06, 100.0, 99.8, XLA),
+        (0.06, 121.0, 100.0, SHARED),
+    ],
+)
+def test_what_runs_is_replaced_by_what_is_surely_faster(
+    noise, xla_us, shared_us, expected
+):
+    rng = random.Random(5)
+    luck = [rng.lognormvariate(0, noise) for _ in range(256)]
+    times = {}
+    for c, us in ((HERO, 120.0), (XLA, xla_us), (SHARED, shared_us)):
+        times[c] = tuple(us * x for x in rng.sample(luck, len(luck)))
+    race = measure.Race(times_us=times, repeats={}, failures={})
+    assert select.winner(race, [HERO, ALONE, SHARED, XLA], [HERO, XLA]) == expected
+
+
 # Tuning where others use the machine too.
 
 

@@ -11,6 +11,7 @@ from tracea_jax.tuning.measure import Race
 HERO_MARGIN = 0.01  # a challenger must beat the best default by this much
 TIE = 0.005  # candidates this close are equal ...
 NOISY_TIE = 0.01  # ... or as close as the race's standard error, up to this
+SURE = 2  # standard errors by which the default must lose to be replaced
 SLACK = 0.99  # executions in a row may lose this much to who is replaced, whatever for
 
 
@@ -22,15 +23,18 @@ def winner(
 ) -> Choice:
     """The choice to use from now on.
 
-    | among                          | chosen                                        |
-    |--------------------------------|-----------------------------------------------|
-    | challengers that beat the best | the fastest; of those that tie with it, the   |
-    | hero by 1 % and beat XLA       | first in ``order``, so that tunings agree     |
-    | else the heroes that beat XLA  | the fastest; ties as above                    |
-    | else                           | XLA                                           |
+    | among                             | chosen                                     |
+    |-----------------------------------|--------------------------------------------|
+    | the heroes                        | the fastest; of those that tie with it,    |
+    |                                   | the first in ``order``                     |
+    | that one and XLA                  | the hero unless XLA surely beats it        |
+    | challengers that surely beat the  | the fastest; ties as above, so that        |
+    | latter, a hero by 1 %, and XLA    | tunings agree                              |
 
-    Who is faster, the goal decides. But nobody wins who is slower than XLA or the best
-    hero by more than 1 % when executed in a row, as most programs do.
+    Surely is by more than the noise: on a disturbed machine tunings would else replace
+    what runs by luck, each by another choice. Who is faster, the goal decides. But
+    nobody wins who is slower than XLA or the best hero by more than 1 % when executed
+    in a row, as most programs do.
 
     Args:
       race: its racers are verified; XLA is compared if it is among them.
@@ -43,20 +47,26 @@ def winner(
     ours = [c for c in order if c in by_goal and c.variant != "xla"]
 
     def beats(choice: Choice, other: Choice, margin: float) -> bool:
+        if other not in by_goal:  # it does not run
+            return True
         faster = by_goal[other] / by_goal[choice]
         return faster > 1 + margin and race.ratio(other, choice) >= SLACK
 
-    if xla in by_goal:
-        ours = [c for c in ours if beats(c, xla, 0.0)]
-    defaults = [h for h in heroes if h in by_goal and h.variant != "xla"]
-    challengers = [c for c in ours if c not in defaults]
-    if defaults:
-        best = fastest(race, defaults, by_goal)
-        challengers = [c for c in challengers if beats(c, best, HERO_MARGIN)]
-    for group in (challengers, [c for c in ours if c in defaults]):
-        if group:
-            return fastest(race, group, by_goal)
-    return xla
+    def noise(choice: Choice, other: Choice) -> float:
+        return SURE * race.error(other, choice) if other in by_goal else 0.0
+
+    incumbent = xla
+    if defaults := [c for c in ours if c in heroes]:
+        hero = fastest(race, defaults, by_goal)
+        incumbent = hero if beats(hero, xla, -noise(hero, xla)) else xla
+
+    def challenges(choice: Choice) -> bool:
+        least = 0.0 if incumbent == xla else HERO_MARGIN
+        margin = max(least, noise(choice, incumbent))
+        return beats(choice, xla, 0.0) and beats(choice, incumbent, margin)
+
+    challengers = [c for c in ours if c not in defaults and challenges(c)]
+    return fastest(race, challengers, by_goal) if challengers else incumbent
 
 
 def fastest(

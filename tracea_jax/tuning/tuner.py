@@ -53,8 +53,9 @@ class Tuning:
             ...
         entry = tuning.finish()
 
-    The winner beats the best default by 1 % or is that default, and beats XLA or is
-    XLA. What this machine measured before is not measured again, but races again.
+    The winner beats the best default and XLA, or is the better one of them; see
+    ``select.winner``. What this machine measured before is not measured again, but
+    races again.
 
     Attributes:
       stop: why the search is over: "complete", "converged", "budget" or what the caller
