@@ -626,7 +626,8 @@ def _gated_signature(problem: GemmProblem) -> tuple[str, str]:
     of = "&" if mapped else ""
     saved = f"{of}g, {of}u" if saves else "nullptr, nullptr"
     finish = f"{{{of}out, {saved}, nullptr, nullptr, m, n}}"
-    return ", ".join(parameters), f"&a, &gate, nullptr, &up, {finish}, {', '.join(scalars)}"
+    operands = "&a, &gate, nullptr, &up"
+    return ", ".join(parameters), f"{operands}, {finish}, {', '.join(scalars)}"
 
 
 DTYPES = tuple(_SHORT)
