@@ -11,13 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import synthetic_bench as synthetic
-from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, found, measured
+from synthetic_bench import (
+    DEVICE,
+    HERO,
+    PROBLEM,
+    XLA,
+    Bench,
+    Clock,
+    choice,
+    entry,
+    failed,
+    found,
+    measured,
+)
 
 from tracea_jax import variants
 from tracea_jax.device import NAMED
 from tracea_jax.problem import AttentionProblem, Conv2dProblem, Epilogue, GemmProblem
 from tracea_jax.tuning import interpolate, neighbours
 from tracea_jax.tuning.cache import Best, Database, Observation
+from tracea_jax.tuning.environment import environment
 from tracea_jax.tuning.neighbours import Neighbour
 from tracea_jax.tuning.records import union
 from tracea_jax.variants.base import Xla
@@ -90,6 +103,39 @@ def test_every_op_says_which_of_its_fields_are_extents():
                 neighbours.octaves(doubled), neighbours.octaves(problem)
             )
             assert np.linalg.norm(shift) == 1.0
+
+
+def test_answers_of_other_environments_are_known_the_same_device_first(tmp_path):
+    here = environment("matmul", DEVICE)
+    upgraded = dataclasses.replace(here, sources="of an older release")
+    older = dataclasses.replace(here, sources="of an even older one")
+    another = dataclasses.replace(here, device="another", units=64)
+    shipped = Database(tmp_path / "shipped")
+    database = Database(tmp_path, shipped=(tmp_path / "shipped" / "tuned",))
+    for kc, place, written, keeper in (
+        (1, here, "2026-05-01", database),
+        (2, older, "2026-01-01", database),
+        (3, upgraded, "2026-02-01", shipped),
+        (4, another, "2026-04-01", database),
+    ):
+        known = dataclasses.replace(entry(choice(kc)), environment=place)
+        keeper.record(dataclasses.replace(known, written=written))
+    database.record(dataclasses.replace(entry(problem=shaped(97)), environment=older))
+    best = database.elsewhere(PROBLEM, DEVICE)
+    assert [b.config["kc"] for b in best] == [3, 2, 4]
+    assert database.elsewhere(shaped(98), DEVICE) == ()
+
+
+def test_a_tuning_after_an_upgrade_begins_with_what_won_before(tmp_path):
+    times = {HERO: 100.0, XLA: 120.0} | {choice(kc): 90.0 for kc in range(2, 301)}
+    times[choice(217)] = 50.0  # a needle: nothing leads there
+    database = Database(tmp_path)
+    before = dataclasses.replace(environment("matmul", DEVICE), sources="before")
+    known = entry(choice(217))
+    database.record(dataclasses.replace(known, environment=before))
+    bench = Bench(Clock(), times)
+    tuned = synthetic.tune(bench, tmp_path, size=300, effort="quick")
+    assert tuned.best.config["kc"] == 217 and tuned.best.origin == "search"
 
 
 def test_an_empty_problem_has_no_neighbours(tmp_path):

@@ -154,6 +154,26 @@ class Database:
         nearby = Nearby(self._sources, key, problem.op, journals=True)
         return nearby.of(problem, limit)
 
+    def elsewhere(self, problem: Problem, device: Device) -> tuple[Best, ...]:
+        """The problem's answers in other environments; read at each call.
+
+        Those of the same device come first, as of kernels or a driver before they
+        changed, then the latest. Their times tell nothing here, their configs may.
+        """
+        asked, here = problem.to_json(), environment(problem.op, device)
+        found: dict[str, Entry] = {}
+        for _, source in self._sources:
+            for key in source.environments():
+                try:
+                    entry = source.read(Name.of(asked, key), complete=False)
+                except (Damaged, NewerSchema):
+                    continue
+                if entry is not None and key != here.key:
+                    found.setdefault(key, entry)
+        latest = sorted(found.values(), key=lambda e: e.written, reverse=True)
+        latest.sort(key=lambda e: e.environment.device != here.device)
+        return tuple(entry.best for entry in latest)
+
     def digest(self, device: Device) -> str:
         """Hash of every answer that this snapshot can give for a device.
 

@@ -7,7 +7,7 @@ which configs are good for another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,20 +19,21 @@ from tracea_jax.tuning import goals, roofline
 from tracea_jax.tuning.answers import legal_choice
 from tracea_jax.tuning.candidates import Candidates
 from tracea_jax.tuning.neighbours import Neighbour, octaves
+from tracea_jax.tuning.records import Best
 from tracea_jax.tuning.search import History
 
-SEEDS = 6  # configs that are taken over from neighbours
+SEEDS = 6  # configs that are taken over from neighbours, or from other environments
 SHAPE_SCALE = 4.0  # octaves that make a unit of the surrogate's shape features
 
 
 def seeds(
-    near: Sequence[Neighbour], problem: Problem, device: Device
+    answers: Iterable[Best | None], problem: Problem, device: Device
 ) -> tuple[Choice, ...]:
-    """The best configs of the neighbours, of the nearest first, legal here."""
+    """The configs of the first answers, of whatever shape or place, legal here."""
     found = (
-        legal_choice(n.best.variant, n.best.config, problem, device)
-        for n in near
-        if n.best is not None and n.best.variant != "xla"
+        legal_choice(best.variant, best.config, problem, device)
+        for best in answers
+        if best is not None and best.variant != "xla"
     )
     legal = dict.fromkeys(c for c in found if isinstance(c, Choice))
     return tuple(legal)[:SEEDS]

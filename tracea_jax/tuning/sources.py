@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tracea_jax.tuning.formats import head_problem
@@ -21,6 +21,10 @@ class Source(Protocol):
 
     def content(self, name: Name) -> bytes | None:
         """``Entry.to_bytes()`` of what ``read`` gives, None if it raises."""
+        ...
+
+    def environments(self) -> Sequence[str]:
+        """Keys of the environments that something is known in, sorted."""
         ...
 
     def problems(
@@ -45,6 +49,9 @@ class Memory:
     def content(self, name: Name) -> bytes | None:
         entry = self.entries.get(name)
         return entry and entry.to_bytes()
+
+    def environments(self) -> Sequence[str]:
+        return sorted({name.environment for name in self.entries})
 
     def problems(
         self, environment: str, op: str, *, journals: bool
@@ -74,6 +81,9 @@ class Frozen:
 
     def content(self, name: Name) -> bytes | None:
         return self.files.get(name)
+
+    def environments(self) -> Sequence[str]:
+        return sorted({name.environment for name in self.files})
 
     def problems(
         self, environment: str, op: str, *, journals: bool

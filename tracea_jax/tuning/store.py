@@ -174,9 +174,13 @@ class Store:
             entry = None
         return union(entry.observations if entry else (), *journalled)
 
+    def environments(self) -> list[str]:
+        """Keys of all environments, sorted."""
+        return _subdirectories(self.directory)
+
     def names(self) -> Iterator[Name]:
         """Names of all entries, sorted."""
-        for environment in _subdirectories(self.directory):
+        for environment in self.environments():
             for op in _subdirectories(f"{self.directory}/{environment}"):
                 yield from self._names(environment, op)
 
@@ -198,7 +202,7 @@ class Store:
 
     def others(self) -> Iterator[pathlib.Path]:
         """All files that are no entries, sorted."""
-        for environment in _subdirectories(self.directory):
+        for environment in self.environments():
             place = self.directory / environment
             if (place / "environment.json").exists():
                 yield place / "environment.json"

@@ -30,6 +30,7 @@ from tracea_jax.tuning.environment import canonical, digest
 from tracea_jax.tuning.goals import GOALS
 from tracea_jax.tuning.lab import Lab
 from tracea_jax.tuning.measure import Timing
+from tracea_jax.tuning.neighbours import Neighbour
 from tracea_jax.tuning.records import Observation
 from tracea_jax.tuning.search import SWEPT, Search
 from tracea_jax.tuning.session import (
@@ -239,7 +240,7 @@ class Tuning:
         """The search, told what is known already."""
         candidates, session = self._candidates, self._session
         near = self._database.neighbours(self.problem, self._device)
-        seeds = (*session.heroes, *history.seeds(near, self.problem, self._device))
+        seeds = (*session.heroes, *self._known_configs(near))
         search = Search(
             candidates.features,
             codes=candidates.codes,
@@ -256,6 +257,13 @@ class Tuning:
         for index, choice in zip(candidates.indices(known), known, strict=True):
             search.tell(index, self._value(choice))
         return search
+
+    def _known_configs(self, near: Sequence[Neighbour]) -> tuple[Choice, ...]:
+        """What won for this problem before an upgrade, then what won for others."""
+        problem, device = self.problem, self._device
+        before = self._database.elsewhere(problem, device)
+        nearest = [n.best for n in near]
+        return sum((history.seeds(b, problem, device) for b in (before, nearest)), ())
 
     def _value(self, choice: Choice) -> float | None:
         """What the surrogate learns: the time by what the problem takes at least."""
