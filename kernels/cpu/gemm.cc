@@ -60,7 +60,7 @@ struct Sizes {
 // narrow and deep blocks save partial sums. Rows that are packed must last for many
 // columns. With few rows packing rhs is most of the work: it stays near.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
-  if (isa.packed_bytes == 4) return {384, 0.4};
+  if (isa.packed_bytes == 4) return {512, 0.5};
   if (args.m <= kFewRows) return {1024, 0.125};
   const bool as_stored = !args.trans_lhs && args.k % isa.depth_unit == 0;
   return {as_stored ? 2048 : 1024, 0.5};

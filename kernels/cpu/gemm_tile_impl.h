@@ -5,6 +5,8 @@ constexpr int kTileVecs = 2;
 constexpr int kTileN = kTileVecs * kLanes;
 constexpr int kDepthUnit = 8;
 constexpr int kChunk = 16;  // depth of a chunk of packed lhs: one cache line of f32
+constexpr int kLineFloats = 16;
+constexpr int kDepthAhead = 16;  // steps that rhs is asked for early: it lies in L2
 
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors; a null src is
 // zero. lhs and rhs are packed as above. src joins at the end: rounding errors then grow
@@ -26,6 +28,10 @@ void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* sr
       Vec b[kVecs];
       TRACEA_UNROLL
       for (int j = 0; j < kVecs; ++j) b[j] = Load(rhs + j * kLanes);
+      TRACEA_UNROLL
+      for (int j = 0; j < kVecs * kLanes; j += kLineFloats) {
+        __builtin_prefetch(rhs + kDepthAhead * kTileN + j);
+      }
       TRACEA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         const Vec a = Splat(lhs[i * kChunk + p]);

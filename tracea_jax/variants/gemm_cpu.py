@@ -79,8 +79,8 @@ class Blocking:
 _VECTORS = Blocking(
     itemsize=4,
     unit=8,
-    kc=384,
-    panel_share=0.4,
+    kc=512,
+    panel_share=0.5,
     depths=(128, 192, 256, 384, 512, 768),
     widths=(128, 256, 384, 512, 768, 1024),
     tasks=(1, 2, 4, 8),
