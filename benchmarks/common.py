@@ -193,8 +193,10 @@ def repeating(call: Call) -> measure.Run:
 def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
     """Sums of kernel durations of each call, one profile for everything.
 
-    Calls are dispatched one at a time and waited for. Kernels carry no name of their
-    call, but each call launches the same number of them every time, which a first
+    Calls are dispatched one at a time and waited for. Each one that counts follows an
+    execution of itself that does not: what the call before left in the caches would
+    favour, or slow down, whichever call always comes next. Kernels carry no name of
+    their call, but each call launches the same number of them every time, which a first
     profile of each call alone tells.
     """
     for call in calls.values():
@@ -203,8 +205,8 @@ def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]
     order = [name for i in range(rounds) for name in _turned(list(calls), i)]
     for attempt in range(_PROFILES):
         counts = {name: len(_profile([call])) for name, call in calls.items()}
-        durations = _profile([calls[name] for name in order])
-        wanted = sum(counts[name] for name in order)
+        durations = _profile([calls[name] for name in order for _ in range(2)])
+        wanted = 2 * sum(counts[name] for name in order)
         if len(durations) == wanted:
             break
         if attempt == _PROFILES - 1:
@@ -214,8 +216,8 @@ def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]
     times: dict[str, list[float]] = {name: [] for name in calls}
     position = 0
     for name in order:
-        end = position + counts[name]
-        times[name].append(sum(durations[position:end]) * 1e-3)
+        start, end = position + counts[name], position + 2 * counts[name]
+        times[name].append(sum(durations[start:end]) * 1e-3)
         position = end
     return times
 

@@ -318,12 +318,31 @@ def test_a_profile_that_lost_a_kernel_is_taken_again(module, monkeypatch):
         return found
 
     monkeypatch.setattr(common, "_profile", profile)
-    with pytest.raises(RuntimeError, match="the profiler saw 5 kernels, not 6"):
+    with pytest.raises(RuntimeError, match="the profiler saw 11 kernels, not 12"):
         common._kernel_times(calls, 2)
     lost[0] = 2
     times = common._kernel_times(calls, 2)
     assert times == {"ours": [1.0, 1.0], "xla": [2.5, 2.5]}
     assert common.median_ratio(times, "xla", "ours") == 2.5
+
+
+def test_calls_are_timed_after_themselves(module, monkeypatch):
+    """What another call left in the caches is nobody's time."""
+    common = module("common")
+    kernels = {"first": [1000.0, 500.0], "second": [2000.0]}
+    calls = {name: (lambda name=name: name) for name in kernels}
+
+    def profile(calls):
+        found, before = [], None
+        for name in (call() for call in calls):
+            slowdown = 1.0 if name == before else 3.0
+            found += [slowdown * duration for duration in kernels[name]]
+            before = name
+        return found
+
+    monkeypatch.setattr(common, "_profile", profile)
+    times = common._kernel_times(calls, 3)
+    assert times == {"first": [1.5] * 3, "second": [2.0] * 3}
 
 
 def test_launches_are_told_by_the_thread_that_made_the_chain(module, monkeypatch):
