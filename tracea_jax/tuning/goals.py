@@ -41,16 +41,22 @@ def times(race: Race, goal: str) -> dict[Any, float]:
     steady = {racer: race.relative(racer) for racer in race.times_us}
     if goal == "throughput" or not _were_cold(race):
         return steady
-    cold = {racer: race.relative(racer, "cold") for racer in steady}
-    usual = statistics.median(cold[racer] / steady[racer] for racer in steady)
+    cold, usual = dict(steady), _usual_cold(race)
     for racer in steady:
-        expected = steady[racer] * usual
-        noise = SIGNIFICANT * race.relative_error(racer, "cold")
-        if abs(math.log(cold[racer] / expected)) <= noise:
-            cold[racer] = expected
+        is_odd = _is_oddly_cold(race, racer, usual)
+        cold[racer] = race.relative(racer, "cold") if is_odd else steady[racer] * usual
     if goal == "latency":
         return cold
     return {racer: math.sqrt(steady[racer] * cold[racer]) for racer in steady}
+
+
+def error(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
+    """Standard error of the ratio of their times by the goal, as a fraction of it."""
+    if goal != "throughput" and _were_cold(race):
+        usual = _usual_cold(race)
+        if any(_is_oddly_cold(race, racer, usual) for racer in (slow, fast)):
+            return race.error(slow, fast, "cold")
+    return race.error(slow, fast)
 
 
 def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
@@ -59,6 +65,20 @@ def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
         return race.ratio(slow, fast)
     by_goal = times(race, goal)
     return by_goal[slow] / by_goal[fast]
+
+
+def _usual_cold(race: Race) -> float:
+    """How much slower most racers are cold than steady."""
+    return statistics.median(
+        race.relative(racer, "cold") / race.relative(racer) for racer in race.times_us
+    )
+
+
+def _is_oddly_cold(race: Race, racer: Hashable, usual: float) -> bool:
+    """Whether a racer's cold times tell more than that it is as slow as most are."""
+    slower = race.relative(racer, "cold") / race.relative(racer)
+    noise = SIGNIFICANT * race.relative_error(racer, "cold")
+    return abs(math.log(slower / usual)) > noise
 
 
 def _were_cold(race: Race) -> bool:

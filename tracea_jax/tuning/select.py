@@ -11,7 +11,7 @@ from tracea_jax.tuning.measure import Race
 HERO_MARGIN = 0.01  # a challenger must beat the best default by this much
 TIE = 0.005  # candidates this close are equal ...
 NOISY_TIE = 0.01  # ... or as close as the race's standard error, up to this
-SURE = 2  # standard errors by which the default must lose to be replaced
+SURE = 3  # standard errors by which what runs must lose: several challenge it
 SLACK = 0.99  # executions in a row may lose this much to who is replaced, whatever for
 
 
@@ -53,7 +53,9 @@ def winner(
         return faster > 1 + margin and race.ratio(other, choice) >= SLACK
 
     def noise(choice: Choice, other: Choice) -> float:
-        return SURE * race.error(other, choice) if other in by_goal else 0.0
+        if other not in by_goal:
+            return 0.0
+        return SURE * goals.error(race, other, choice, goal)
 
     incumbent = xla
     if defaults := [c for c in ours if c in heroes]:
