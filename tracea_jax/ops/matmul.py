@@ -281,11 +281,11 @@ def jvp_of_some(f, primals, tangents):
         pairs = zip(primals, perturbed, strict=True)
         return f(*(next(rest) if p else x for x, p in pairs))
 
-    chosen = [
-        tuple(x for x, p in zip(xs, perturbed, strict=True) if p)
-        for xs in (primals, tangents)
-    ]
-    return jax.jvp(of_perturbed, *chosen)
+    xs, dxs = (
+        tuple(x for x, p in zip(all_, perturbed, strict=True) if p)
+        for all_ in (primals, tangents)
+    )
+    return jax.jvp(of_perturbed, xs, dxs)
 
 
 def _multiplies(epilogue: Epilogue) -> bool:

@@ -20,13 +20,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from tracea_jax.ops import epilogue as epilogues
 from tracea_jax.ops import lowering
 from tracea_jax.ops.matmul import FLIP, bind, jvp_of_some, matmul_p, unfused
+from tracea_jax.ops.shapes import flat
 from tracea_jax.problem import Epilogue
 
 
@@ -66,7 +66,6 @@ class Layer:
         return 1 + (self.epilogue.bias != "none") + self.epilogue.residual
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def chain(layers: tuple[Layer, ...], *operands: jax.Array) -> jax.Array:
     """The last layer's result.
 
@@ -75,6 +74,13 @@ def chain(layers: tuple[Layer, ...], *operands: jax.Array) -> jax.Array:
       operands: the first lhs, (m, k); for each layer in turn rhs, and bias, (n,), and
         residual, (m, n), if its epilogue has them.
     """
+    body = jax.make_jaxpr(functools.partial(_products, layers=layers))(*operands)
+    aligned = lowering.align_varying_axes(operands)
+    return chain_p.bind(*aligned, layers=layers, body=getattr(body, "jaxpr", body))
+
+
+def _products(*operands, layers, **_):
+    """The layers one after another."""
     y, *rest = operands
     for layer, (rhs, *others) in _of_layers(layers, rest):
         with jax.named_scope(layer.scope):
@@ -130,9 +136,24 @@ class _Tangent:
         )
 
 
-def _chain_jvp(layers, primals, tangents):
+# --- the primitive --------------------------------------------------------------------
+#
+# Operands are those of ``chain``. ``body``, the open jaxpr of the products, is for
+# readers of programs.
+
+chain_p = Primitive("tracea_matmul_chain")
+chain_p.def_impl(functools.partial(xla.apply_primitive, chain_p))
+
+
+def _chain_abstract_eval(*avals, **params):
+    jaxpr = jax.make_jaxpr(functools.partial(_products, **params))(*avals)
+    return jaxpr.out_avals[0]
+
+
+def _chain_jvp(primals, tangents, *, layers, body):
+    """Of each layer's z, given that of the one before; see the module."""
     y, *rest = primals
-    tangents = [None if isinstance(t, SymbolicZero) else t for t in tangents]
+    tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
     dx, *drest = tangents
     dy = _Tangent(dz=dx)
     own_tangents = _of_layers(layers, drest)
@@ -177,7 +198,21 @@ def _layer_jvp(layer, x, dx, operands, doperands, is_last):
     )
 
 
-chain.defjvp(_chain_jvp, symbolic_zeros=True)
+def _chain_batch(operands, dims, *, layers, body):
+    """vmap: stacks rows where only they are mapped, else leaves the layers apart."""
+    x, *rest = operands
+    if any(d is not None for d in dims[1:]):
+        f = jax.vmap(functools.partial(_products, layers=layers), in_axes=tuple(dims))
+        return f(*operands), 0
+    x = jnp.moveaxis(x, dims[0], 0)
+    y = chain(layers, flat(x, 1), *rest)
+    return y.reshape(*x.shape[:2], y.shape[-1]), 0
+
+
+chain_p.def_abstract_eval(_chain_abstract_eval)
+mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
+ad.primitive_jvps[chain_p] = _chain_jvp
+batching.primitive_batchers[chain_p] = _chain_batch
 
 
 # --- the tangent of a product whose lhs is activated ----------------------------------

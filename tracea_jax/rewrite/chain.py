@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tracea_jax.ops.matmul import matmul_p
@@ -21,9 +22,20 @@ class ChainSite:
         return chain(self.layers, *operands)
 
 
-def chains(view: View) -> dict[int, Match]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChainMatch(Match):
+    """Products that one call replaces.
+
+    Attributes:
+      products: their indices.
+    """
+
+    products: tuple[int, ...]
+
+
+def chains(view: View) -> dict[int, ChainMatch]:
     """The longest chains of products of ours, by their last products' indices."""
-    found: dict[int, Match] = {}
+    found: dict[int, ChainMatch] = {}
     for index in range(len(view.eqns)):
         if index in view.taken or not _is_layer(view.eqns[index]):
             continue
@@ -37,10 +49,25 @@ def chains(view: View) -> dict[int, Match]:
     return found
 
 
-def _match(view: View, indices: list[int], equations: frozenset[int]) -> Match:
+def with_sources(call: Equation, products: Sequence[Equation]) -> Equation:
+    """The call of a chain with scopes and lines of the user's own products inside."""
+    body = call.params["body"]
+    inside = [e for e in body.eqns if e.primitive is matmul_p]
+    assert len(inside) == len(products) == len(body.eqns)
+    pairs = zip(inside, products, strict=True)
+    eqns = [e.replace(source_info=product.source_info) for e, product in pairs]
+    info = call.source_info
+    return call.replace(
+        params={**call.params, "body": body.replace(eqns=eqns)},
+        source_info=info.replace(name_stack=type(info.name_stack)()),
+    )
+
+
+def _match(view: View, indices: list[int], equations: frozenset[int]) -> ChainMatch:
     eqns = [view.eqns[i] for i in indices]
     own = [x for eqn in eqns for x in eqn.invars[1:]]
-    return Match(
+    return ChainMatch(
+        products=tuple(indices),
         root=indices[-1],
         equations=equations,
         operands=(eqns[0].invars[0], *own),

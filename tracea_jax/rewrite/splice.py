@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, Literal
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.remat import remat_policy
-from tracea_jax.rewrite.chain import chains
+from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule
 from tracea_jax.rewrite.view import Atom, Equation, View
@@ -215,7 +215,8 @@ def _chained(eqns: list[Equation], outvars: Sequence[Any]) -> list[Equation]:
     result = []
     for index, eqn in enumerate(eqns):
         if index in found:
-            result += _call(found[index], eqn)
+            (call,) = _call(found[index], eqn)
+            result.append(with_sources(call, [eqns[i] for i in found[index].products]))
         elif index not in inside:
             result.append(eqn)
     return result
