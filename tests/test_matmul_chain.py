@@ -17,9 +17,11 @@ from transformed import assert_alike, assert_all_alike
 from transforms import PLAIN, assert_derivatives_alike, in_f64
 
 import tracea_jax as tracea
-from tracea_jax.ops import lowering
+from tracea_jax.ops import lowering, matmul_bench
 from tracea_jax.ops.matmul import matmul_p, unfused
 from tracea_jax.ops.matmul_chain import Layer, chain
+from tracea_jax.options import device_for
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 
 
@@ -257,3 +259,36 @@ def test_what_the_user_chose_is_left_alone():
         return y @ w2 + b2
 
     assert chained(chosen, *arguments(6)) == 0
+
+
+# --- how it is lowered and judged -----------------------------------------------------
+
+
+@pytest.mark.nvrtc
+def test_a_kernel_leaves_partial_sums_that_xla_adds_up():
+    def gradient(x, w1, b1, w2):
+        y = tracea.transform(lambda x, w1, b1, w2: jax.nn.silu(x @ w1 + b1) @ w2)
+        return jax.grad(lambda *a: y(*a).astype("float32").sum(), (1, 2))(x, w1, b1, w2)
+
+    args = [jax.ShapeDtypeStruct(s, "bfloat16") for s in LARGE[:4]]
+    with tracea.options(device="H200"):
+        traced = jax.jit(gradient).trace(*args)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("tensor<256x4096xf32>, tensor<f32>) -> tensor<4096xf32>") == 1
+
+
+def test_wrong_sums_are_found_before_they_are_kept():
+    step = Epilogue(
+        activation="gelu", residual=True, residual_op="derivative", column_sums=True
+    )
+    fields = dict.fromkeys(("lhs", "rhs", "out"), "bfloat16")
+    problem = GemmProblem(m=200, n=64, k=32, layout="nt", epilogue=step, **fields)  # pyright: ignore
+    inputs = matmul_bench.operands(problem, seed=0)
+    choice = Choice(variant="xla", config=None)
+    y, sums = matmul_bench.execute(*inputs, problem=problem, choice=choice)
+    judge = matmul_bench.judge(problem, device_for("cpu"), inputs, 0)
+    assert judge([y, sums]) <= 1 and judge([y]) <= 1
+    without_some_rows = sums - y[16:32].astype("float32").sum(0)
+    assert judge([y, without_some_rows]) > 1
+    assert judge([y, sums.at[3].set(jnp.nan)]) == float("inf")
+    assert judge([y + y, sums]) > 1

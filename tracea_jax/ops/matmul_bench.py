@@ -196,17 +196,13 @@ def judge(
     }
 
     def error(results: list[jax.Array]) -> float:
-        sums: list[float] = []
+        errors: list[float] = []
         if problem.epilogue.column_sums and len(results) > 1:
-            *results, summed = results
-            sums.append(worst_sum_error(results[0], summed))
-        return max(
-            *sums,
-            *(
-                worst_error(problem, device, result, exact[which], seed)
-                for which, result in zip("yz", results, strict=False)
-            ),
-        )
+            *results, sums = results
+            errors.append(worst_sum_error(results[0], sums))
+        for which, result in zip("yz", results, strict=False):
+            errors.append(worst_error(problem, device, result, exact[which], seed))
+        return max(errors)
 
     return error
 
