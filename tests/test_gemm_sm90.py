@@ -332,7 +332,7 @@ def test_sums_come_from_a_row_for_each_warp():
 def test_most_constants_and_sums_take_the_registers_of_a_second_slab():
     tall = GemmSm90Config(tile_m=256, tile_n=128, stages=3)
     GEMM_SM90.check(problem(epilogue=GRADIENT), tall, H200)
-    with pytest.raises(ValueError, match="gelu_exact' &sums in rows .* registers"):
+    with pytest.raises(ValueError, match="gelu_exact' &sums takes the registers"):
         GEMM_SM90.check(problem(epilogue=GRADIENT_EXACT), tall, H200)
 
 
@@ -516,10 +516,7 @@ KINDS = (
     problem(331, 524, 200, "float32", out="float16", epilogue=SAVED),
     problem(331, 521, 200, "float32", epilogue=SAVED),  # as if rows were relaid
     problem(dtype="float8_e4m3fn", rhs="float8_e5m2", out="bfloat16", layout="nt"),
-    problem(136, 200, 1000, layout="nt", epilogue=GRADIENT_EXACT),
     problem(331, 521, 200, layout="nt", out="float32", epilogue=GRADIENT_EXACT),
-    problem(dtype="float32", layout="tt", epilogue=GRADIENT),
-    problem(dtype="float32", epilogue=dataclasses.replace(GRADIENT, column_sums=False)),
 )
 
 
@@ -598,7 +595,7 @@ ROWS: tuple[tuple[Any, ...], ...] = (
 
 
 def epilogue_of(*values: Any) -> Epilogue:
-    fields = dict(zip(EPILOGUE_FIELDS, values, strict=True))
+    fields: dict[str, Any] = dict(zip(EPILOGUE_FIELDS, values, strict=True))
     if fields["residual"] in ("multiply", "derivative"):
         fields |= {"residual": True, "residual_op": fields["residual"]}
     fields["column_sums"] = fields.get("residual_op") == "derivative"

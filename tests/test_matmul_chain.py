@@ -101,7 +101,8 @@ PRODUCT = "tracea_matmul"
     # Four products, those of the backward pass, and no z of what has no derivative.
     [((8,), 4), ((6,), 5), ((4, 5), 6), ((2,), 7), ((0,), 8)],
 )
-def test_what_is_not_differentiated_costs_nothing(wanted, count, fused):
+def test_what_is_not_differentiated_costs_nothing(wanted, count, monkeypatch):
+    monkeypatch.setattr(lowering, "left_to_xla", lambda *_, **__: False)
     args = operands()
 
     def gradient(f, *args):
@@ -198,7 +199,8 @@ def test_finds_layers_in_a_row():
     assert_all_alike({name: (f, args) for name, (f, args, _) in FOUND.items()})
 
 
-def test_vmap_of_a_transformed_function(fused):
+def test_vmap_of_a_transformed_function(monkeypatch):
+    monkeypatch.setattr(lowering, "left_to_xla", lambda *_, **__: False)
     fast = jax.vmap(tracea.transform(mlp), in_axes=(0, None, 0, None, None))
     plain = jax.vmap(mlp, in_axes=(0, None, 0, None, None))
     x, w1, b1, w2, b2 = arguments(3, 4)
@@ -206,7 +208,8 @@ def test_vmap_of_a_transformed_function(fused):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_layers_in_shard_map(check_vma, fused):
+def test_layers_in_shard_map(check_vma, monkeypatch):
+    monkeypatch.setattr(lowering, "left_to_xla", lambda *_, **__: False)
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
 
     def loss(*args):

@@ -176,12 +176,16 @@ def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
     """Entries of residuals in odd rows are loaded one by one, each from its address.
 
     So are the pairs of a transposed product, of which 16-bit rows hold twice as many.
-    Beside column sums, the derivative with most constants leaves none for two slabs.
     """
-    crowded = p.epilogue.column_sums and p.epilogue.activation == "gelu_exact"
     transposed = emit.is_swapped(p) and ITEMSIZE[p.out] == 2
     scattered = transposed or not emit.maps_results(p)
-    return (c.slabs > 1) & (p.epilogue.residual and (scattered or crowded))
+    return (c.slabs > 1) & (p.epilogue.residual and scattered)
+
+
+def _has_too_many_constants(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """Of gelu_exact's derivative, beside what column sums need."""
+    crowded = p.epilogue.column_sums and p.epilogue.activation == "gelu_exact"
+    return crowded & ((c.slabs > 1) | ((c.cluster_k > 1) & (c.accumulators >= 128)))
 
 
 def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -252,8 +256,16 @@ LEGAL = (
         code="registers",
         refuses=_runs_out_of_registers,
         why=lambda p, c, d: (
-            f"{p.epilogue} in rows of n={p.n} {p.out} takes the registers of more than "
+            f"a residual in rows of n={p.n} {p.out} takes the registers of more than "
             "64 rows a consumer"
+        ),
+    ),
+    Rule(
+        code="constants",
+        refuses=_has_too_many_constants,
+        why=lambda p, c, d: (
+            f"{p.epilogue} takes the registers of more than 64 rows a consumer, and "
+            "of a tile of 128 accumulators a thread that is shared"
         ),
     ),
     Rule(
