@@ -22,6 +22,9 @@ FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation
 GATE = Epilogue(
     activation="silu", residual=True, residual_op="multiply", save_preactivation=True
 )
+GRADIENT = Epilogue(
+    activation="gelu", residual=True, residual_op="derivative", column_sums=True
+)
 
 
 def gemm(m: int, n: int, k: int, dtype: str = "bfloat16", **changes) -> GemmProblem:

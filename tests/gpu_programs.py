@@ -59,6 +59,9 @@ def capture() -> None:
 
 
 FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
+GRADIENT = Epilogue(
+    activation="gelu", residual=True, residual_op="derivative", column_sums=True
+)
 
 
 def product(m: int, n: int, k: int, dtype: str, **fields: Any) -> GemmProblem:
@@ -75,6 +78,8 @@ def paths() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     wide = product(136, 200, 200, "bfloat16", layout="tt", **small | {"out": "float32"})
     yield "gemm_sm90", wide, clusters
     yield "gemm_sm90", product(136, 324, 200, "bfloat16", layout="nt"), ("tile_n",)
+    gradient = {"layout": "nt", "epilogue": GRADIENT}
+    yield "gemm_sm90", product(137, 200, 200, "bfloat16", **gradient), clusters
     yield "gemm_sm90", product(17, 201, 200, "bfloat16", layout="nt"), ()
     yield "gemm_sm90", product(200, 136, 100, "float32", layout="nt"), ()
     bytes_ = product(72, 136, 208, "float8_e4m3fn", out="bfloat16", layout="nt")

@@ -87,10 +87,42 @@ def multiplied(product: Exact, factor: Any) -> Exact:
     return Exact(value=product.value * factor, scale=product.scale * np.abs(factor))
 
 
+def differentiated(product: Exact, z: Any, epilogue: Epilogue) -> list[Exact]:
+    """activation'(z) times a product, and the sums of its columns if wanted."""
+    slope = derivative(f64(z), epilogue.activation)
+    with np.errstate(invalid="ignore"):
+        value = np.where(slope == 0, 0, product.value * slope)
+    # The error of a slope is one of functions about 1, also where it is 0 itself.
+    y = Exact(value=value, scale=product.scale * np.maximum(np.abs(slope), 1))
+    rows = tuple(range(value.ndim - 1))
+    sums = Exact(value=value.sum(rows), scale=np.sqrt(np.square(y.scale).sum(rows)))
+    return [y, sums] if epilogue.column_sums else [y]
+
+
+def derivative(z: np.ndarray, activation: str) -> np.ndarray:
+    """That of the activation in float64, from its definition."""
+    match activation:
+        case "none":
+            return np.ones_like(z)
+        case "relu":
+            return np.where(z > 0, 1.0, 0.0)
+        case "gelu":
+            u = np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)
+            du = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * z**2)
+            return 0.5 * (1 + np.tanh(u)) + 0.5 * z * du / np.cosh(u) ** 2
+        case "gelu_exact":
+            density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+            return 0.5 * special.erfc(-z / np.sqrt(2)) + z * density
+        case "silu":
+            s = 1 / (1 + np.exp(-z))
+            return s * (1 + z * (1 - s))
+    raise AssertionError(activation)
+
+
 def exact_gemm(
     layout: str, epilogue: Epilogue, lhs: Any, rhs: Any, *rest: Any
 ) -> list[Exact]:
-    """The results of a product with an epilogue: y, and z if it is saved.
+    """The results of a product with an epilogue: y, then z if it is saved, or sums.
 
     Args:
       layout: of lhs and rhs as they are stored, such as "nt".
@@ -103,6 +135,8 @@ def exact_gemm(
     if bias is not None and epilogue.bias == "batched_row":
         bias = bias[:, None]
     residual = others.pop(0) if epilogue.residual else None
+    if epilogue.is_derivative:
+        return differentiated(exact(lhs, rhs), residual, epilogue)
     if epilogue.residual_op == "multiply" and residual is not None:
         y = multiplied(exact(lhs, rhs, bias, epilogue.activation), residual)
     else:

@@ -26,8 +26,10 @@ from tracea_jax.problem import (
     Layout,
 )
 from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.base import Prepared
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
+from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED
 from tracea_jax.variants.gemm_sm90_space import LEGAL, block_steps, waves
 
 H200 = NAMED["H200"]
@@ -36,6 +38,11 @@ WIDE = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_m=2)
 GATE = Epilogue(
     activation="silu", residual=True, residual_op="multiply", save_preactivation=True
 )
+GRADIENT = Epilogue(
+    activation="gelu", residual=True, residual_op="derivative", column_sums=True
+)
+# The derivative with most constants.
+GRADIENT_EXACT = dataclasses.replace(GRADIENT, activation="gelu_exact")
 
 
 def problem(
@@ -112,6 +119,12 @@ def test_serves_aligned_operands_and_any_output():
             H200,
             "residual of dtype float32; it must not be wider than the output's",
         ),
+        (
+            problem(dtype="float32", epilogue=GRADIENT),
+            H200,
+            "columns of float32 in layout nn are summed only by XLA",
+        ),
+        (problem(dtype="float32", layout="nt", epilogue=GRADIENT), H200, None),
         (problem(1, 8, 8, batch=2**31 - 2048), H200, None),
         (problem(65, 8, 8, batch=2**31 - 2048), H200, "more than 2\\^31 - 1 tiles"),
     ],
@@ -318,6 +331,25 @@ def test_operands_are_numbered_arguments_first():
     assert [p.operand for p in plain.params if isinstance(p, Pointer)] == [2]
 
 
+def test_sums_come_from_a_row_for_each_warp():
+    asked = problem(331, 264, 136, batch=3, lhs_batched=True, epilogue=GRADIENT)
+    call = GEMM_SM90.call(asked, WIDE, H200)
+    assert isinstance(call, Prepared)
+    assert call.operands == () and call.partial_sums == 3 * 21
+    assert [m.operand for m in maps(call.kernel)] == [0, 1, 3]
+    assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [2, 4]
+    padded = dataclasses.replace(asked, k=137)
+    call = GEMM_SM90_PADDED.call(padded, WIDE, H200)
+    assert isinstance(call, Prepared) and call.partial_sums == 3 * 21
+
+
+def test_most_constants_and_sums_take_the_registers_of_a_second_slab():
+    tall = GemmSm90Config(tile_m=256, tile_n=128, stages=3)
+    GEMM_SM90.check(problem(epilogue=GRADIENT), tall, H200)
+    with pytest.raises(ValueError, match="gelu_exact' &sums takes the registers"):
+        GEMM_SM90.check(problem(epilogue=GRADIENT_EXACT), tall, H200)
+
+
 def test_kernels_that_add_and_that_multiply_are_not_mistaken_for_each_other():
     added = dataclasses.replace(GATE, residual_op="add")
     kernels = [emit.kernel(problem(epilogue=e), WIDE, H200) for e in (GATE, added)]
@@ -498,6 +530,7 @@ KINDS = (
     problem(331, 524, 200, "float32", out="float16", epilogue=SAVED),
     problem(331, 521, 200, "float32", epilogue=SAVED),  # as if rows were relaid
     problem(dtype="float8_e4m3fn", rhs="float8_e5m2", out="bfloat16", layout="nt"),
+    problem(331, 521, 200, layout="nt", out="float32", epilogue=GRADIENT_EXACT),
 )
 
 
@@ -568,13 +601,18 @@ ROWS: tuple[tuple[Any, ...], ...] = (
     ("float16", "float32", "tt", "none", "none", "multiply", False),
     ("bfloat16", "float16", "nn", "row", "gelu_exact", "multiply", True),
     ("bfloat16", "float32", "nn", "none", "relu", "multiply", True),
+    ("bfloat16", "bfloat16", "nt", "none", "gelu", "derivative", False),
+    ("float16", "float32", "nn", "none", "gelu_exact", "derivative", False),
+    ("bfloat16", "float16", "nt", "none", "relu", "derivative", False),
+    ("float16", "float16", "tn", "none", "silu", "derivative", False),
 )
 
 
 def epilogue_of(*values: Any) -> Epilogue:
-    fields = dict(zip(EPILOGUE_FIELDS, values, strict=True))
-    if fields["residual"] == "multiply":
-        fields |= {"residual": True, "residual_op": "multiply"}
+    fields: dict[str, Any] = dict(zip(EPILOGUE_FIELDS, values, strict=True))
+    if fields["residual"] in ("multiply", "derivative"):
+        fields |= {"residual": True, "residual_op": fields["residual"]}
+    fields["column_sums"] = fields.get("residual_op") == "derivative"
     return Epilogue(**fields)
 
 
@@ -594,7 +632,7 @@ def test_combinations_name_every_value():
     assert dtypes == set(BITS_16) and outs == set(emit.OUT_DTYPES)
     assert layouts == {"nn", "nt", "tn", "tt"}
     assert {e.activation for e in epilogues} == set(ACTIVATIONS)
-    assert {e.residual_op for e in epilogues} == {"add", "multiply"}
+    assert {e.residual_op for e in epilogues} == {"add", "multiply", "derivative"}
 
 
 @pytest.mark.nvrtc

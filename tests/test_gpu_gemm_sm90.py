@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 import pytest
-from gpu_products import FULL, GATE, LAYOUTS, gemm, sweep
+from gpu_products import FULL, GATE, GRADIENT, LAYOUTS, gemm, sweep
+from numerics import ACTIVATED
 
 from tracea_jax.device import CudaDevice
+from tracea_jax.ops import matmul_bench as bench
 from tracea_jax.options import device_for
+from tracea_jax.policy import Choice
+from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -130,3 +135,49 @@ def test_8_bit_operands(lhs, rhs, out):
 def test_rows_of_results_that_no_tensor_map_has(epilogue, n, out):
     problem = gemm(331, n, 200, layout="nt", out=out, epilogue=epilogue)
     sweep(problem, "tile_m", "tile_n", "cluster_k")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_derivative_and_its_column_sums(layout):
+    problem = gemm(328, 520, 200, layout=layout, epilogue=GRADIENT)
+    fields = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n")
+    sweep(problem, *fields, cluster_k=lambda k: k == 1)
+
+
+@pytest.mark.parametrize("m", [1, 17, 331])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_column_sums_of_shared_tiles_and_of_rows_that_no_tensor_map_has(m, out):
+    for n, k in ((264, 1000), (521, 200)):
+        problem = gemm(m, n, k, layout="nt", out=out, epilogue=GRADIENT)
+        sweep(problem, "tile_m", "tile_n", "cluster_k")
+
+
+@pytest.mark.parametrize("activation", ACTIVATED)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_derivative(dtype, activation):
+    epilogue = dataclasses.replace(GRADIENT, activation=activation)
+    unit = 2.0**-11 if dtype == "float32" else 2.0**-24
+    for layout in ("nt", "tt"):
+        problem = gemm(332, 136, 200, dtype, layout=layout, epilogue=epilogue)
+        sweep(problem, "consumers", unit=unit)
+    plain = dataclasses.replace(epilogue, column_sums=False)
+    problem = gemm(332, 136, 200, dtype, layout="nn", epilogue=plain)
+    sweep(problem, "consumers", unit=unit)
+
+
+def test_column_sums_of_all_batches():
+    flags = {"batch": 5, "lhs_batched": True, "rhs_batched": True}
+    problem = gemm(72, 136, 200, layout="nt", epilogue=GRADIENT, **flags)
+    sweep(problem, "tile_m", "cluster_n")
+
+
+def test_rows_past_the_edge_do_not_reach_the_column_sums():
+    """They are zeros times an operand that is infinite in one column."""
+    problem = gemm(70, 136, 200, layout="nt", epilogue=GRADIENT)
+    config = GEMM_SM90.heuristic(problem, device_for("cuda"))
+    lhs, rhs, z = bench.operands(problem, seed=0)
+    choice = Choice(variant="gemm_sm90", config=config)
+    inputs = abs(lhs), rhs.at[5, 3].set(jnp.inf), abs(z)
+    y, sums = bench.execute(*inputs, problem=problem, choice=choice)
+    assert (jnp.flatnonzero(~jnp.isfinite(sums)) == 5).all()
+    assert jnp.isposinf(y[:, 5]).all() and jnp.isposinf(sums[5])

@@ -11,6 +11,9 @@ import pytest
 
 from tracea_jax.problem import ACTIVATIONS, Epilogue, GemmProblem
 
+GRADIENT = Epilogue(
+    activation="gelu", residual=True, residual_op="derivative", column_sums=True
+)
 SIZES = st.integers(0, 2**33)
 DTYPES = st.sampled_from(["float32", "bfloat16", "float16", "int8"])
 OTHER = st.none() | DTYPES
@@ -37,7 +40,7 @@ PROBLEMS = st.builds(
     lhs_batched=st.booleans(),
     rhs_batched=st.booleans(),
     precision=st.sampled_from(["default", "high", "highest", "BF16_BF16_F32"]),
-    epilogue=EPILOGUES,
+    epilogue=EPILOGUES | st.just(GRADIENT),
 )
 
 
@@ -76,10 +79,41 @@ def test_text_and_json_are_stable_names(problem):
             {"epilogue": Epilogue(bias="row", bias_dtype="float16")},
             "matmul 2x3x4 float32 nn bias:float16",
         ),
+        ({"epilogue": GRADIENT}, "matmul 2x3x4 float32 nn gelu' &sums"),
+        (
+            {"epilogue": dataclasses.replace(GRADIENT, column_sums=False)},
+            "matmul 2x3x4 float32 nn gelu'",
+        ),
     ],
 )
 def test_text(changes, text):
     assert str(GemmProblem(m=2, n=3, k=4, **changes)) == text
+
+
+def test_names_of_problems_without_sums_are_those_from_before_there_were_any():
+    epilogue = GemmProblem(m=2, n=3, k=4).to_json()["epilogue"]
+    assert "column_sums" not in epilogue
+    assert GemmProblem(m=2, n=3, k=4, epilogue=GRADIENT).to_json()["epilogue"] == {
+        **epilogue,
+        "activation": "gelu",
+        "residual": True,
+        "residual_op": "derivative",
+        "column_sums": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bias": "row"}, "neither a bias nor a z"),
+        ({"save_preactivation": True}, "neither a bias nor a z"),
+        ({"residual": False}, "column_sums are of an epilogue with a derivative"),
+        ({"residual_op": "add"}, "column_sums are of an epilogue with a derivative"),
+    ],
+)
+def test_a_derivative_excludes_what_it_has_no_meaning_with(changes, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(GRADIENT, **changes)
 
 
 def test_flops_and_bytes():

@@ -219,7 +219,12 @@ def _prepared(
                 how.kernel, x, results=[jax.ShapeDtypeStruct(how.shape, how.dtype)]
             )
         relaid.append(x)
-    return run(call.kernel, *relaid, results=results)
+    if call.partial_sums is None:
+        return run(call.kernel, *relaid, results=results)
+    *whole, summed = results
+    partial = jax.ShapeDtypeStruct((call.partial_sums, *summed.shape), summed.dtype)
+    *whole, partial = run(call.kernel, *relaid, results=[*whole, partial])
+    return [*whole, partial.sum(0)]
 
 
 def _allowed(diagnosis: Diagnosis, implementation: str | None) -> tuple[str, ...]:

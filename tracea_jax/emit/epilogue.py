@@ -22,12 +22,14 @@ def has_bias(epilogue: Epilogue) -> bool:
 def name_parts(epilogue: Epilogue) -> tuple[str, ...]:
     """What the epilogue does, a word for each step that it has."""
     bias = {"none": "", "row": "bias", "batched_row": "bbias"}[epilogue.bias]
-    joined = {"add": "res", "multiply": "mul"}[epilogue.residual_op]
+    joined = {"add": "res", "multiply": "mul", "derivative": "grad"}
     words = (
         bias + SHORT.get(epilogue.bias_dtype or "", ""),
         "" if epilogue.activation == "none" else epilogue.activation,
-        f"{joined}{SHORT.get(epilogue.residual_dtype or '', '')}" * epilogue.residual,
+        f"{joined[epilogue.residual_op]}{SHORT.get(epilogue.residual_dtype or '', '')}"
+        * epilogue.residual,
         "z" if epilogue.save_preactivation else "",
+        "sums" if epilogue.column_sums else "",
     )
     return tuple(filter(None, words))
 
@@ -40,6 +42,8 @@ def traits(problem: GemmProblem) -> str:
         "kBiasIsBatched": e.bias == "batched_row",
         "kHasResidual": e.residual,
         "kMultipliesResidual": e.residual_op == "multiply",
+        "kDifferentiates": e.is_derivative,
+        "kSumsColumns": e.column_sums,
         "kSavesPreactivation": e.save_preactivation,
     }
     lines = (

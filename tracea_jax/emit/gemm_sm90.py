@@ -37,6 +37,7 @@ WARP, WARPGROUP = 32, 128
 MAX_STAGES = 12
 _GPCS = 8  # at most
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
+SUMMED_ROWS = 16  # of the output, one warp's of a slab
 
 _SHORT = epilogues.SHORT | {
     "bfloat16x3": "bf16x3",
@@ -349,7 +350,8 @@ def kernel(
     """The kernel that computes the problem with this config.
 
     Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
-    are the output, then the preactivation if it is saved. Rows of lhs and rhs that are
+    are the output, then the preactivation if it is saved, or partial column sums, in
+    ``sum_rows`` rows. Rows of lhs and rhs that are
     not multiples of 16 bytes, and parts, are as ``relayout`` writes them. Everything
     that only the launch needs (m, n, k, batch, which operands are batched) stays out of
     the source: one cubin serves all shapes with more than 32 rows.
@@ -418,6 +420,8 @@ def _params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
         params.append(Pointer(operand=bias))
     if epilogue.residual:
         params.append(Pointer(operand=residual))
+    if epilogue.column_sums:
+        params.append(Pointer(operand=out + 1))
     return (*params, *_sizes(product))
 
 
@@ -475,6 +479,11 @@ def _box_rows_a(problem: GemmProblem, config: GemmSm90Config) -> int:
 def _box_rows_b(problem: GemmProblem, columns: int, config: GemmSm90Config) -> int:
     along_n = problem.layout[1] == "n"
     return box_rows(columns, along_n, config.cluster_m, tile_k(problem))
+
+
+def sum_rows(problem: GemmProblem) -> int:
+    """Rows of partial column sums that the kernel leaves: one for each 16 rows."""
+    return problem.batch * -(-problem.m // SUMMED_ROWS)
 
 
 def maps_results(problem: GemmProblem) -> bool:
@@ -596,13 +605,15 @@ def _signature(problem: GemmProblem, has_tail: bool) -> tuple[str, str]:
     of = "&" if maps_results(problem) else ""
     parameters = _parameters(maps, results, maps_results(problem))
     parameters += [f"const void* {name}" for name in pointers]
+    parameters += ["float* sums"] * epilogue.column_sums
     parameters += [f"int {name}" for name in scalars]
     z = f"{of}z" if epilogue.save_preactivation else "nullptr"
     bias, residual = (
         name if name in pointers else "nullptr" for name in ("bias", "residual")
     )
     shape = "n, m" if is_swapped(problem) else "m, n"
-    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, {shape}}}"
+    sums = ", sums" * epilogue.column_sums
+    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, {shape}{sums}}}"
     tail = "&b_tail" if has_tail else "nullptr"
     operands = f"&a, &b, {tail}, nullptr"
     return ", ".join(parameters), f"{operands}, {finish}, {', '.join(scalars)}"

@@ -2,7 +2,8 @@
 
 z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype
 
-The residual may be multiplied with instead; see ``problem.Epilogue``.
+The residual may be multiplied with instead, or be the argument of a derivative; see
+``problem.Epilogue``.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def apply(
     residual: jax.Array | None,
     out: jnp.dtype,
 ) -> list[jax.Array]:
-    """The results of an epilogue: [y], or [y, z] if z is saved.
+    """The results of an epilogue: y, then z if it is saved, or column sums.
 
     Args:
       acc: products, (..., m, n).
@@ -75,6 +76,11 @@ def apply(
       residual: acc's shape.
       out: dtype of the results.
     """
+    if epilogue.is_derivative:
+        assert residual is not None
+        y = activation_jvp(epilogue.activation, residual, in_float32(acc))
+        sums = [y.sum(tuple(range(y.ndim - 1)))] if epilogue.column_sums else []
+        return [y.astype(out), *(s.astype(jnp.float32) for s in sums)]
     z = acc if bias is None else acc + bias.astype(acc.dtype)
     y = ACTIVATION_FUNCTIONS[epilogue.activation](z)
     if residual is not None:
@@ -89,6 +95,11 @@ def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
     wide = jnp.promote_types(z.dtype, jnp.float32)
     f = ACTIVATION_FUNCTIONS[activation]
     return jax.jvp(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
+
+
+def in_float32(x: jax.Array) -> jax.Array:
+    """x in float32, or as it is if that is wider."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def times(x: jax.Array, y: jax.Array, out: jnp.dtype) -> jax.Array:

@@ -25,7 +25,7 @@ from tracea_jax.ops.precision import canonical_precision, precision_name
 from tracea_jax.ops.shapes import check_arrays, flat, fold, move_mapped, with_batch
 from tracea_jax.problem import Epilogue, GemmProblem, check_activation
 
-_FLIP = {"n": "t", "t": "n"}
+FLIP = {"n": "t", "t": "n"}
 
 
 def matmul(
@@ -139,7 +139,8 @@ def _check_shapes(a, b, bias) -> None:
 # --- the primitive --------------------------------------------------------------------
 #
 # Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then
-# z if the epilogue saves it. ``layout`` is GemmProblem's; ``out`` the results' dtype.
+# z if the epilogue saves it, or column sums in float32. ``layout`` is GemmProblem's;
+# ``out`` the dtype of y and z.
 
 matmul_p = Primitive("tracea_matmul")
 matmul_p.multiple_results = True
@@ -198,6 +199,13 @@ def written(*operands, layout, out, precision, epilogue, **_):
     return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
 
 
+def unfused(*operands, epilogue, **params):
+    """The results of an epilogue with a derivative, the product planned on its own."""
+    lhs, rhs, _, z = split(operands, epilogue)
+    (acc,) = bind(lhs, rhs, **{**params, "epilogue": Epilogue(), "config": None})
+    return epilogues.apply(acc, epilogue, None, z, params["out"])
+
+
 def _of_batches(bias, epilogue):
     return bias[:, None, :] if epilogue.bias == "batched_row" else bias
 
@@ -242,6 +250,10 @@ def _jvp(primals, tangents, *, epilogue, **params):
     activation(z) residual'. Where it takes z, z becomes a second result of the same
     product.
     """
+    if epilogue.is_derivative:
+        return jvp_of_some(
+            functools.partial(unfused, epilogue=epilogue, **params), primals, tangents
+        )
     residual = split(primals, epilogue)[3]
     dresidual = split(tangents, epilogue)[3]
     if isinstance(dresidual, ad.Zero):
@@ -258,6 +270,22 @@ def _jvp(primals, tangents, *, epilogue, **params):
     douts = [zero if d is None else d for d in (dy, dz)]
     count = 1 + epilogue.save_preactivation
     return outs[:count], douts[:count]
+
+
+def jvp_of_some(f, primals, tangents):
+    """``jax.jvp`` with respect to the operands whose tangent is not zero."""
+    perturbed = [not isinstance(t, ad.Zero) for t in tangents]
+
+    def of_perturbed(*some):
+        rest = iter(some)
+        pairs = zip(primals, perturbed, strict=True)
+        return f(*(next(rest) if p else x for x, p in pairs))
+
+    xs, dxs = (
+        tuple(x for x, p in zip(all_, perturbed, strict=True) if p)
+        for all_ in (primals, tangents)
+    )
+    return jax.jvp(of_perturbed, xs, dxs)
 
 
 def _multiplies(epilogue: Epilogue) -> bool:
@@ -286,6 +314,10 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     Derivatives of an activation are products without one; with one it is not linear.
     A residual that is multiplied with is one more factor.
     """
+    if epilogue.is_derivative:
+        return _transpose_derivative(
+            cts, *operands, epilogue=epilogue, layout=layout, **params
+        )
     if epilogue.activation != "none":
         raise ValueError(
             f"matmul with activation={epilogue.activation!r} is not linear, so it has "
@@ -319,6 +351,26 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     return grads + [None] * (len(operands) - len(grads))
 
 
+def _transpose_derivative(cts, *operands, epilogue, **params):
+    """Cotangents of lhs and rhs: a product's, with (ct + that of sums) act'(z)."""
+    *factors, z = operands
+    if ad.is_undefined_primal(z):
+        raise ValueError(
+            "matmul times a derivative is not linear in the derivative's argument, so "
+            "it has no transpose with respect to it; use jax.vjp"
+        )
+    terms = [ct for ct in cts if not isinstance(ct, ad.Zero)]
+    ct = (
+        ad.Zero(z.aval)
+        if not terms
+        else epilogues.activation_jvp(
+            epilogue.activation, z, functools.reduce(jnp.add, terms)
+        ).astype(params["out"])
+    )
+    step = {"epilogue": Epilogue(), "config": None}
+    return [*_transpose([ct], *factors, **{**params, **step}), None]
+
+
 def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
     """The cotangent of a residual that z is multiplied with: ct z."""
     if any(undefined[:-1]):
@@ -335,7 +387,7 @@ def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
 def _transpose_lhs(aval, rhs, ct, layout, params):
     params = {**params, "out": aval.dtype}
     if layout[0] == "n":  # (m, k) = ct (m, n) @ rhs' (n, k)
-        operands, layout = (ct, rhs), "n" + _FLIP[layout[1]]
+        operands, layout = (ct, rhs), "n" + FLIP[layout[1]]
     else:  # (k, m) = rhs (k, n) @ ct' (n, m)
         operands, layout = (rhs, ct), layout[1] + "t"
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
@@ -347,7 +399,7 @@ def _transpose_rhs(aval, lhs, ct, layout, params):
         # A shared rhs: the batch joins the contraction, which is better than a sum.
         lhs, ct = flat(lhs, 1), flat(ct, 1)
     if layout[1] == "n":  # (k, n) = lhs' (k, m) @ ct (m, n)
-        operands, layout = (lhs, ct), _FLIP[layout[0]] + "n"
+        operands, layout = (lhs, ct), FLIP[layout[0]] + "n"
     else:  # (n, k) = ct' (n, m) @ lhs (m, k)
         operands, layout = (ct, lhs), "t" + layout[0]
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
@@ -360,6 +412,11 @@ def _sum_batch(grad, aval):
 
 def _batch(operands, dims, *, epilogue, layout, **params):
     """vmap: stacks rows where only they are mapped, else makes a batched product."""
+    if epilogue.is_derivative:
+        how = {**params, "epilogue": epilogue, "layout": layout}
+        f = jax.vmap(functools.partial(unfused, **how), in_axes=tuple(dims))
+        outs = f(*operands)
+        return outs, [0] * len(outs)
     moved, mapped, size = move_mapped(operands, dims)
     lhs, rhs, bias, residual = split(moved, epilogue)
     lhs_mapped, rhs_mapped, bias_mapped, residual_mapped = split(mapped, epilogue)

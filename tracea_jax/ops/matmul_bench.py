@@ -24,7 +24,7 @@ from tracea_jax.ops.bench import (
     random_normal,
     unit_roundoff,
 )
-from tracea_jax.ops.exact import ACTIVATIONS_F64
+from tracea_jax.ops.exact import ACTIVATIONS_F64, DERIVATIVES_F64
 from tracea_jax.ops.matmul import matmul_p, split
 from tracea_jax.ops.precision import precision_from_name
 from tracea_jax.policy import Choice
@@ -163,6 +163,12 @@ def _exact_rows(problem, inputs, which, b, rows) -> Rows:
     if bias is not None:
         bias = _f64(bias[b] if bias.ndim == 2 else bias)
         exact, scale = exact + bias, scale + np.abs(bias)
+    if problem.epilogue.is_derivative:
+        assert residual is not None
+        z = _f64(residual.reshape(-1, problem.m, problem.n)[b])[rows]
+        slope = DERIVATIVES_F64[problem.epilogue.activation](z)
+        # Where the slope is 0 its error, of functions about 1, is not.
+        return exact * slope, scale * np.maximum(np.abs(slope), 1)
     if which == "y":
         exact = ACTIVATIONS_F64[problem.epilogue.activation](exact)
         if residual is not None:
@@ -181,14 +187,39 @@ def _f64(x: jax.Array) -> np.ndarray:
 def judge(
     problem: GemmProblem, device: Device, inputs: list[jax.Array], seed: int
 ) -> Judge:
-    """The ``worst_error`` of y and z, on the scale |A| |B| + |bias| + |residual|."""
+    """The ``worst_error`` of y and z, on the scale |A| |B| + |bias| + |residual|.
+
+    Column sums are judged by y, see ``worst_sum_error``.
+    """
     exact = {
         w: remembered(functools.partial(_exact_rows, problem, inputs, w)) for w in "yz"
     }
-    return lambda results: max(
-        worst_error(problem, device, result, exact[which], seed)
-        for which, result in zip("yz", results, strict=False)
-    )
+
+    def error(results: list[jax.Array]) -> float:
+        errors: list[float] = []
+        if problem.epilogue.column_sums and len(results) > 1:
+            *results, sums = results
+            errors.append(worst_sum_error(results[0], sums))
+        for which, result in zip("yz", results, strict=False):
+            errors.append(worst_error(problem, device, result, exact[which], seed))
+        return max(errors)
+
+    return error
+
+
+def worst_sum_error(y: jax.Array, sums: jax.Array) -> float:
+    """The largest error of column sums, in units of what roundings of y can add up to.
+
+    With E the unit roundoff of y, they are E sqrt(sum of y^2) if independent, of which
+    8 are allowed, beside those of the sum in float32.
+    """
+    rows = y.reshape(-1, y.shape[-1]).astype(jnp.float32)
+    exact = np.asarray(rows).sum(0, dtype=np.float64)
+    squares = np.asarray(jnp.square(rows).sum(0), np.float64)
+    unit = unit_roundoff(y.dtype.name) + 2.0**-20
+    error = np.abs(np.asarray(sums, np.float64) - exact)
+    worst = float((error / np.maximum(8 * unit * np.sqrt(squares), 1e-30)).max())
+    return worst if np.isfinite(worst) else float("inf")
 
 
 MATMUL = Workload(

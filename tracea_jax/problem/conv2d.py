@@ -6,7 +6,12 @@ import dataclasses
 import math
 from typing import Any, Literal
 
-from tracea_jax.problem.epilogue import ITEMSIZE, Epilogue, tuples
+from tracea_jax.problem.epilogue import (
+    ITEMSIZE,
+    Epilogue,
+    tuples,
+    without_default_sums,
+)
 
 ImageLayout = Literal["nhwc", "nchw"]
 Direction = Literal["forward", "input_grad", "weight_grad"]
@@ -103,7 +108,7 @@ class Conv2dProblem:
 
     def to_json(self) -> dict[str, Any]:
         """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
-        return {"op": self.op, **dataclasses.asdict(self)}
+        return {"op": self.op, **without_default_sums(dataclasses.asdict(self))}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Conv2dProblem:

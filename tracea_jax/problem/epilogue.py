@@ -9,7 +9,7 @@ Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 BiasKind = Literal["none", "row", "batched_row"]
-ResidualOp = Literal["add", "multiply"]
+ResidualOp = Literal["add", "multiply", "derivative"]
 
 ITEMSIZE = {
     "float64": 8,
@@ -28,14 +28,19 @@ class Epilogue:
 
     z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype.
 
-    A convolution adds its residual before the activation, as residual networks do.
+    A convolution adds its residual before the activation, as residual networks do. A
+    derivative, y = activation'(residual) * acc, is that of an earlier product's
+    activation, at the z that was saved of it.
 
     Attributes:
       bias: "none"; "row", one vector of N entries; "batched_row", one for each batch.
       activation: one of ``ACTIVATIONS``; "gelu" is the tanh form.
       residual: whether an array of the output's shape joins last.
-      residual_op: how it joins: "add", or "multiply", y = activation(z) * residual.
+      residual_op: how it joins: "add"; "multiply", y = activation(z) * residual; or
+        "derivative", without a bias.
       save_preactivation: whether z is a second result, in the output dtype (training).
+      column_sums: whether the sums over all rows of a derivative, (n,) float32, are a
+        second result: the gradient of the earlier product's bias.
       bias_dtype, residual_dtype: set only where they differ from the output's dtype.
     """
 
@@ -46,9 +51,19 @@ class Epilogue:
     save_preactivation: bool = False
     bias_dtype: str | None = None
     residual_dtype: str | None = None
+    column_sums: bool = False
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
+        if self.column_sums and not self.is_derivative:
+            raise ValueError("column_sums are of an epilogue with a derivative")
+        if self.is_derivative and (self.bias != "none" or self.save_preactivation):
+            raise ValueError("a derivative has neither a bias nor a z to save")
+
+    @property
+    def is_derivative(self) -> bool:
+        """True if y is the activation's derivative at the residual, times acc."""
+        return self.residual and self.residual_op == "derivative"
 
     @property
     def is_identity(self) -> bool:
@@ -56,6 +71,9 @@ class Epilogue:
         return self == Epilogue()
 
     def __str__(self) -> str:
+        if self.is_derivative:
+            at = f" at {self.residual_dtype}" if self.residual_dtype else ""
+            return f"{self.activation}'{at}" + " &sums" * self.column_sums
         steps = [
             f"bias:{self.bias_dtype}" if self.bias_dtype else "bias",
             self.activation,
@@ -65,6 +83,17 @@ class Epilogue:
         taken = (self.bias != "none", self.activation != "none", self.residual)
         text = "+".join(s for s, t in zip(steps, taken, strict=True) if t)
         return text + (" &z" if self.save_preactivation else "") or "none"
+
+
+def without_default_sums(data: dict[str, Any]) -> dict[str, Any]:
+    """A problem as plain data, its epilogue without sums that it does not ask for.
+
+    Answers are kept under names made of this data, from before there were sums.
+    """
+    epilogue = dict(data["epilogue"])
+    if not epilogue["column_sums"]:
+        del epilogue["column_sums"]
+    return {**data, "epilogue": epilogue}
 
 
 def check_activation(name: str) -> None:

@@ -10,6 +10,7 @@ from tracea_jax.problem.epilogue import (
     Activation,
     Epilogue,
     check_activation,
+    without_default_sums,
 )
 
 Layout = Literal["nn", "nt", "tn", "tt"]
@@ -63,7 +64,7 @@ class GemmProblem:
 
     def to_json(self) -> dict[str, Any]:
         """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
-        return {"op": self.op, **dataclasses.asdict(self)}
+        return {"op": self.op, **without_default_sums(dataclasses.asdict(self))}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GemmProblem:

@@ -17,6 +17,7 @@ from jax.extend.core import Jaxpr, Literal
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.remat import remat_policy
+from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule
 from tracea_jax.rewrite.view import Atom, Equation, View
@@ -54,7 +55,8 @@ def splice(
     changed = {id(a): b for a, b in zip(flat, view.eqns, strict=True) if a is not b}
     matches = find(view, rules, misses)
     if matches:
-        return jaxpr.replace(eqns=_needed(view, list(_replaced(view, matches))))
+        eqns = _needed(view, list(_replaced(view, matches)))
+        return jaxpr.replace(eqns=_chained(eqns, jaxpr.outvars))
     if not changed:
         return jaxpr
     if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:
@@ -204,6 +206,20 @@ def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
         kept.append(eqn)
         used.update([x for x in eqn.invars if not isinstance(x, Literal)])
     return kept[::-1]
+
+
+def _chained(eqns: list[Equation], outvars: Sequence[Any]) -> list[Equation]:
+    """The equations, products that are layers in a row made one call."""
+    found = chains(View(eqns, outvars, {}))
+    inside = frozenset().union(*(match.equations for match in found.values()))
+    result = []
+    for index, eqn in enumerate(eqns):
+        if index in found:
+            (call,) = _call(found[index], eqn)
+            result.append(with_sources(call, [eqns[i] for i in found[index].products]))
+        elif index not in inside:
+            result.append(eqn)
+    return result
 
 
 def _call(match: Match, root: Equation) -> Iterator[Equation]:

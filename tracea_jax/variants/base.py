@@ -53,15 +53,18 @@ class Relaid:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A kernel, some of whose operands other kernels lay out first.
+    """A kernel, with what is left to do before and after it.
 
     Attributes:
       kernel: what computes the results.
-      operands: for its first operands, None if it reads one as it is.
+      operands: for its first operands, None if it reads one as it is; the others are
+        laid out by other kernels first.
+      partial_sums: rows of which the last result is the sum, if the kernel leaves them.
     """
 
     kernel: Kernel
-    operands: tuple[Relaid | None, ...]
+    operands: tuple[Relaid | None, ...] = ()
+    partial_sums: int | None = None
 
 
 Call = Kernel | CpuCall | Prepared | Inline

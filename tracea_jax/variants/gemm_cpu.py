@@ -125,7 +125,10 @@ class GemmCpu:
     sources: tuple[str, ...] = ("cpu/",)
 
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
-        return refuses_product(problem, device)
+        reason = refuses_product(problem, device)
+        if reason is None and problem.epilogue.is_derivative:
+            reason = "it multiplies with no derivative of an activation"
+        return reason
 
     def check(
         self, problem: GemmProblem, config: GemmCpuConfig, device: Device

@@ -150,6 +150,8 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
     elif problem.lhs not in emit.DTYPES:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
     yield from refused_results(problem, emit.OUT_DTYPES)
+    if problem.epilogue.is_derivative:
+        yield "it multiplies with no derivative of an activation"
     if problem.lhs == "float32" and problem.precision in EXACT_PRECISIONS[1:]:
         yield (
             f"precision {problem.precision} of float32 operands; it multiplies them "

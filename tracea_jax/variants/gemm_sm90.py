@@ -13,7 +13,7 @@ from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90_space as space
-from tracea_jax.variants.base import Call
+from tracea_jax.variants.base import Call, Prepared
 from tracea_jax.variants.cuda_gemm import (
     EXACT_PRECISIONS,
     INT32_MAX,
@@ -67,10 +67,10 @@ class GemmSm90:
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # XLA computes these in a second kernel that reads and writes the output; bias,
-        # relu and an added residual are part of its own products. It is slow on odd
-        # rows of 16-bit operands.
+        # relu (not its derivative) and an added residual are part of its own products.
+        # It is slow on odd rows of 16-bit operands.
         epilogue = problem.epilogue
-        multiplies = epilogue.residual and epilogue.residual_op == "multiply"
+        multiplies = epilogue.residual and epilogue.residual_op != "add"
         unfused = epilogue.activation not in ("none", "relu") or multiplies
         odd = problem.lhs != "float32" and not emit.maps_results(problem)
         return (unfused or odd) and problem.flops >= 2**33
@@ -79,7 +79,10 @@ class GemmSm90:
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        return emit.kernel(problem, config, device)
+        kernel, partial = emit.kernel(problem, config, device), partial_sums(problem)
+        return (
+            kernel if partial is None else Prepared(kernel=kernel, partial_sums=partial)
+        )
 
 
 GEMM_SM90 = GemmSm90()
@@ -136,6 +139,11 @@ def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
     return int(np.lexsort(keys)[-1])
 
 
+def partial_sums(problem: GemmProblem) -> int | None:
+    """Rows of partial column sums that the kernel leaves; None if it sums none."""
+    return emit.sum_rows(problem) if problem.epilogue.column_sums else None
+
+
 def wrong_device(device: Device) -> Iterator[str]:
     """Why the device cannot run the kernel, whatever is asked."""
     if not isinstance(device, CudaDevice):
@@ -153,6 +161,8 @@ def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
     if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
         # Prefetched ahead of the stores, it would not fit in the registers.
         yield f"residual of dtype {residual}; it must not be wider than the output's"
+    if problem.epilogue.column_sums and emit.is_swapped(problem):
+        yield "columns of float32 in layout nn are summed only by XLA"
     if problem.lhs == "float32" and problem.precision not in _TF32_PRECISIONS:
         yield f"it multiplies float32 as TF32; precision is {problem.precision}"
     elif problem.lhs != "float32" and problem.precision not in EXACT_PRECISIONS:

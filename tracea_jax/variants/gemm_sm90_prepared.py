@@ -83,7 +83,11 @@ class GemmSm90Prepared:
             _relaid(problem, seen, operand, device) if operand in written else None
             for operand in (0, 1)
         )
-        return Prepared(kernel=emit.kernel(seen, config, device), operands=operands)
+        return Prepared(
+            kernel=emit.kernel(seen, config, device),
+            operands=operands,
+            partial_sums=gemm_sm90.partial_sums(seen),
+        )
 
 
 def _relaid(

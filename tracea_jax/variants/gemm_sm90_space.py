@@ -182,6 +182,12 @@ def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
     return (c.slabs > 1) & (p.epilogue.residual and scattered)
 
 
+def _has_too_many_constants(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """Of gelu_exact's derivative, beside what column sums need."""
+    crowded = p.epilogue.column_sums and p.epilogue.activation == "gelu_exact"
+    return crowded & ((c.slabs > 1) | ((c.cluster_k > 1) & (c.accumulators >= 128)))
+
+
 def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     waits = emit.parts(p) > 1 or emit.takes_fragments(p)
     return waits & (c.wait_depth > 0)
@@ -252,6 +258,14 @@ LEGAL = (
         why=lambda p, c, d: (
             f"a residual in rows of n={p.n} {p.out} takes the registers of more than "
             "64 rows a consumer"
+        ),
+    ),
+    Rule(
+        code="constants",
+        refuses=_has_too_many_constants,
+        why=lambda p, c, d: (
+            f"{p.epilogue} takes the registers of more than 64 rows a consumer, and "
+            "of a tile of 128 accumulators a thread that is shared"
         ),
     ),
     Rule(

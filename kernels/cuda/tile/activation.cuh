@@ -36,22 +36,52 @@ TRACEA_DEVICE float normal_cdf(float x) {
   return x < 0.0f ? tail : 1.0f - tail;
 }
 
+constexpr float kLog2E = 1.4426950408889634f;
+
+// gelu's (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), is
+// sigmoid_of_exponent(x (kGeluLinear + kGeluCubic x^2)).
+constexpr float kGeluLinear = -2.0f * 0.7978845608028654f * kLog2E;
+constexpr float kGeluCubic = kGeluLinear * 0.044715f;
+
 template <Activation kActivation>
 TRACEA_DEVICE float activate(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
   if constexpr (kActivation == Activation::kRelu) {
     return max_nan(x, 0.0f);
   } else if constexpr (kActivation == Activation::kGelu) {
-    // (1 + tanh u) / 2 = sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3).
-    constexpr float kLinear = -2.0f * 0.7978845608028654f * kLog2E;
-    constexpr float kCubic = kLinear * 0.044715f;
-    return x * sigmoid_of_exponent(x * fmaf(kCubic * x, x, kLinear));
+    return x * sigmoid_of_exponent(x * fmaf(kGeluCubic * x, x, kGeluLinear));
   } else if constexpr (kActivation == Activation::kGeluExact) {
     return x * normal_cdf(x);
   } else if constexpr (kActivation == Activation::kSilu) {
     return x * sigmoid_of_exponent(-kLog2E * x);
   } else {
     return x;
+  }
+}
+
+// activation'(x) dx. relu selects: what it cuts off may be inf or NaN. Of the others the
+// error is below 1e-5 of max(1, |x|) activation'(x)'s largest term, as in what follows from
+// the formula in f32.
+template <Activation kActivation>
+TRACEA_DEVICE float differentiate(float x, float dx) {
+  if constexpr (kActivation == Activation::kRelu) {
+    return x > 0.0f ? dx : 0.0f;
+  } else if constexpr (kActivation == Activation::kGelu) {
+    // With s = sigmoid(v), v = 2u: s + x s (1 - s) v'.
+    constexpr float kLinear = -kGeluLinear / kLog2E, kCubic = -3.0f * kGeluCubic / kLog2E;
+    const float s = sigmoid_of_exponent(x * fmaf(kGeluCubic * x, x, kGeluLinear));
+    const float slope = x * fmaf(kCubic * x, x, kLinear);
+    return dx * (s * fmaf(slope, 1.0f - s, 1.0f));
+  } else if constexpr (kActivation == Activation::kGeluExact) {
+    // Phi(x) + x phi(x).
+    constexpr float kDensityAtZero = 0.3989422804014327f;
+    const float cdf = normal_cdf(x);
+    const float density = kDensityAtZero * ex2_approx(-0.5f * kLog2E * (x * x));
+    return dx * fmaf(x, density, cdf);
+  } else if constexpr (kActivation == Activation::kSilu) {
+    const float s = sigmoid_of_exponent(-kLog2E * x);
+    return dx * (s * fmaf(x, 1.0f - s, 1.0f));
+  } else {
+    return dx;
   }
 }
 

@@ -1,7 +1,9 @@
 // What happens to a warpgroup's accumulators: z = acc + bias, y = activation(z) + residual
 // (or times residual), one rounding, and a store through shared memory that runs on while
 // the next tile starts. Of a gated product y = activation(g) * u, the accumulators are
-// those of g and then, as many columns, those of u.
+// those of g and then, as many columns, those of u. Of a derivative the residual is the z of
+// an earlier product: y = activation'(residual) acc. It may also leave, for every 16 rows,
+// the sums of the columns of y before it is rounded: each warp its own, in plain stores.
 //
 // A 64 x N slab leaves in sub-tiles of 64 rows x 128 bytes, the widest box of a swizzled
 // tensor map. They take turns in a ring of buffers that belongs to the warpgroup alone:
@@ -21,7 +23,8 @@
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
 // kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched,
-// kHasResidual, kMultipliesResidual, kSavesPreactivation, kActivation.
+// kHasResidual, kMultipliesResidual, kDifferentiates, kSumsColumns, kSavesPreactivation,
+// kActivation.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
@@ -34,6 +37,7 @@
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "tile/activation.cuh"
+#include "tile/column_sums.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 
@@ -58,6 +62,7 @@ struct EpilogueParams {
   const void* bias;      // (n) or (batch, n), or null
   const void* residual;  // (batch, m, n), or null
   int m, n;
+  float* column_sums;  // (batch, ceil(m / 16), n), or null
 };
 
 template <int kBytes>
@@ -161,6 +166,7 @@ class WarpgroupEpilogue {
   static constexpr int kAccumulators = Traits::kTileN / 2;
   static constexpr int kFactor = kColumns / 2;  // register of u's first column
   static constexpr bool kTransposed = Traits::kTransposed;
+  using ColumnSums = WarpColumnSums<8 * (Tile::block(0, 1) - Tile::block(0, 0))>;
   using Place = PairPlace<kTransposed>;
   static constexpr int kBoxes = kTransposed ? Tile::kTransposedBoxes : 1;
   // Columns of the result in this warpgroup's part of a tile, that it needs the bias of.
@@ -174,6 +180,10 @@ class WarpgroupEpilogue {
   static_assert(!Traits::kGated || !(Traits::kHasBias || Traits::kHasResidual),
                 "a gated product has neither bias nor residual");
   static_assert(!(Traits::kGated && kTransposed), "gated products are not transposed");
+  static_assert(!Traits::kDifferentiates || (Traits::kHasResidual && !Traits::kHasBias),
+                "a derivative is taken at its residual, of a product without a bias");
+  static_assert(!Traits::kSumsColumns || (Traits::kDifferentiates && !kTransposed),
+                "columns are summed of derivatives, where lanes hold whole columns");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
   // `buffers` and `bias` are shared-memory addresses of this warpgroup's own space.
@@ -262,17 +272,18 @@ class WarpgroupEpilogue {
     const Corner at = corner(m, n, index);
     if constexpr (kAddsBias) add_bias(accumulators, index, is_gathered);
     if constexpr (Traits::kSavesPreactivation) {
-      stage_all<Activation::kNone, false>(accumulators, sub);
+      stage_all<Activation::kNone, false>(accumulators, sub, at, batch);
       publish(params_.preactivation, at, batch);
       if constexpr (Traits::kGated) {
-        stage_all<Activation::kNone, false, kFactor>(accumulators, sub);
+        stage_all<Activation::kNone, false, kFactor>(accumulators, sub, at, batch);
         publish(params_.factor, at, batch);
       }
     }
     if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
       load_residual(m, n, batch, index);
     }
-    stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(accumulators, sub);
+    stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(accumulators, sub,
+                                                                           at, batch);
     if constexpr (kPrefetchesResidual) {
       if (index + 1 < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, index + 1);
     }
@@ -377,23 +388,39 @@ class WarpgroupEpilogue {
   // Rounds a sub-tile of the result, or of z, into the buffer whose turn it is. kFirst is
   // the register of the first column.
   template <Activation kActivation, bool kJoins, int kFirst = 0>
-  TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int sub) {
+  TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int sub,
+                               const Corner& at, int batch) {
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
+    const ColumnSums sums = column_sums(at, batch);  // nothing, unless it is used
     TRACEA_UNROLL
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-      Chunk<Element> c;
+      Pair wide[2][2];  // [block][half] before they are rounded
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int which = i / 2, half = i % 2, block = Tile::block(chunk, which);
         const float* z = accumulators + kFirst +
                          Place::first_register(first_column(sub) / 8 + block, half);
-        Pair y{activate<kActivation>(z[0]), activate<kActivation>(z[Place::kNext])};
+        Pair& y = wide[which][half];
+        if constexpr (kJoins && Traits::kDifferentiates) {
+          const Pair at = residual_[block][half].widen();
+          y = {differentiate<kActivation>(at.x, z[0]),
+               differentiate<kActivation>(at.y, z[Place::kNext])};
+        } else {
+          y = {activate<kActivation>(z[0]), activate<kActivation>(z[Place::kNext])};
+        }
         if constexpr (kJoins && Traits::kGated) {
           y = join<true>(y, {z[kFactor], z[kFactor + 1]});
-        } else if constexpr (kJoins) {
+        } else if constexpr (kJoins && !Traits::kDifferentiates) {
           y = join<Traits::kMultipliesResidual>(y, residual_[block][half].widen());
         }
-        c.pairs[which][half] = Packed<Element>::from(y);
+      }
+      if constexpr (kJoins && Traits::kSumsColumns) {
+        sums.store(8 * Tile::block(chunk, 0), wide);
+      }
+      Chunk<Element> c;
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        c.pairs[i / 2][i % 2] = Packed<Element>::from(wide[i / 2][i % 2]);
       }
       if constexpr (kTransposed) {
         stage_transposed<typename Traits::Swizzle>(buffer, thread_, chunk, c);
@@ -401,6 +428,15 @@ class WarpgroupEpilogue {
         stage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
       }
     }
+  }
+
+  // Where this warp leaves the sums of the sub-tile at this corner.
+  TRACEA_DEVICE ColumnSums column_sums(const Corner& at, int batch) const {
+    constexpr int kRows = 16;
+    const int row = at.row + thread_ / kWarpSize * kRows;
+    const u64 rows = static_cast<u64>(batch) * ceil_div(params_.m, kRows) + row / kRows;
+    return ColumnSums(params_.column_sums + rows * params_.n + at.column, params_.m - row,
+                      params_.n - at.column, thread_ % kWarpSize);
   }
 
   // Sends the staged buffer on its way; the next one is free to stage into.
