@@ -41,7 +41,8 @@ def transform(
     Signature, results, effects and derivatives are those of ``fn``; a fused epilogue
     rounds less often. Works under ``jit``, ``grad``, ``vmap``, ``scan`` and
     ``shard_map``. Apply it to the model or the loss, inside of ``grad``: there whole
-    layers are recognised, and our derivative rules make the backward pass.
+    layers are recognised, and our derivative rules make the backward pass: of layers in
+    a row with epilogues that multiply by the derivatives of activations.
 
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
     what changes as arrays. Arguments that are no arrays (numbers, strings, functions)
