@@ -223,7 +223,9 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     lhs = lhs_lines * _once(wide, (config.sharers == 1) & (lhs_lines == 1), a)
     rhs = rhs_lines * _once(high, (config.sharers == 1) & (rhs_lines == 1), a)
     rows = emit.loaded_rows(problem, config)
-    return lhs * rows / config.cluster_n + rhs * config.tile_n / config.cluster_m
+    # Of a slab that ends early too, L2 is asked for lines.
+    columns = emit.stored_columns(problem, config)
+    return lhs * rows / config.cluster_n + rhs * columns / config.cluster_m
 
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:
