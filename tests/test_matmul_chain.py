@@ -281,17 +281,19 @@ def test_a_kernel_leaves_partial_sums_that_xla_adds_up():
 
 
 def test_wrong_sums_are_found_before_they_are_kept():
+    # Of what XLA computes accurately: its tanh is not, far out, and it may round
+    # bfloat16 products before the epilogue.
     step = Epilogue(
-        activation="gelu", residual=True, residual_op="derivative", column_sums=True
+        activation="silu", residual=True, residual_op="derivative", column_sums=True
     )
-    fields = dict.fromkeys(("lhs", "rhs", "out"), "bfloat16")
+    fields = dict.fromkeys(("lhs", "rhs", "out"), "float32")
     problem = GemmProblem(m=200, n=64, k=32, layout="nt", epilogue=step, **fields)  # pyright: ignore
     inputs = matmul_bench.operands(problem, seed=0)
     choice = Choice(variant="xla", config=None)
     y, sums = matmul_bench.execute(*inputs, problem=problem, choice=choice)
     judge = matmul_bench.judge(problem, device_for("cpu"), inputs, 0)
     assert judge([y, sums]) <= 1 and judge([y]) <= 1
-    without_some_rows = sums - y[16:32].astype("float32").sum(0)
+    without_some_rows = sums - y[16:32].sum(0)
     assert judge([y, without_some_rows]) > 1
     assert judge([y, sums.at[3].set(jnp.nan)]) == float("inf")
     assert judge([y + y, sums]) > 1
