@@ -351,10 +351,10 @@ def kernel(
 
     Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
     are the output, then the preactivation if it is saved, or partial column sums, in
-    ``sum_rows`` rows. Rows of lhs and rhs that are
-    not multiples of 16 bytes, and parts, are as ``relayout`` writes them. Everything
-    that only the launch needs (m, n, k, batch, which operands are batched) stays out of
-    the source: one cubin serves all shapes with more than 32 rows.
+    ``sum_rows`` rows. Rows of lhs and rhs that are not multiples of 16 bytes, and
+    parts, are as ``relayout`` writes them. Everything that only the launch needs (m, n,
+    k, batch, which operands are batched) stays out of the source: one cubin serves all
+    shapes with more than 32 rows.
 
     Args:
       problem: lhs and rhs may be "bfloat16x3": f32 operands of three parts, arrays of
