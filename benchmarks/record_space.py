@@ -31,7 +31,7 @@ os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer= " + os.environ.get(
 import common
 import jax
 
-from tracea_jax.emit.gemm_sm90 import entry_name
+from tracea_jax.emit.gemm_sm90_kernel import entry_name
 from tracea_jax.ops import matmul_bench
 from tracea_jax.options import current
 from tracea_jax.policy import Choice

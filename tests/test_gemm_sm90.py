@@ -21,9 +21,10 @@ from spaces import one_of_each
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import gemm_sm90 as emit
-from tracea_jax.emit import sources
+from tracea_jax.emit import gemm_sm90_kernel, sources
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.emit.gemm_sm90_kernel import OUT_DTYPES
 from tracea_jax.problem import Epilogue, GatedMatmulProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.gated_sm90 import GATED_SM90
@@ -40,7 +41,7 @@ BITS_8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 def test_serves_aligned_operands_and_any_output():
-    for dtype, out in itertools.product(BITS_16, emit.OUT_DTYPES):
+    for dtype, out in itertools.product(BITS_16, OUT_DTYPES):
         assert GEMM_SM90.reasons(problem(1, 8, 8, dtype, out=out), H200) == ()
         odd = problem(1, 7, 8, dtype, out=out, layout="nt")
         assert GEMM_SM90.reasons(odd, H200) == ()
@@ -189,7 +190,8 @@ def test_the_space_holds_the_heuristics_choice(shape):
     space = GEMM_SM90.space(asked, H200)
     assert space.index(GEMM_SM90.heuristic(asked, H200)) is not None
     for config in one_of_each(space, *SHAPE_FIELDS):
-        assert emit.kernel(asked, config, H200).smem_bytes <= H200.smem_per_block_bytes
+        kernel = gemm_sm90_kernel.kernel(asked, config, H200)
+        assert kernel.smem_bytes <= H200.smem_per_block_bytes
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -332,7 +334,7 @@ def compiles_device_code(header: str, lines: list[str]) -> bytes:
         ]
     )
     kernel = dataclasses.replace(
-        emit.kernel(problem(), WIDE, H200),
+        gemm_sm90_kernel.kernel(problem(), WIDE, H200),
         entry="nothing",
         source=source,
         headers=sources.headers(header),

@@ -19,7 +19,7 @@ from sm90_problems import (
 )
 from spaces import one_of_each
 
-from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit import gemm_sm90_kernel as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
 from tracea_jax.problem import (

@@ -20,6 +20,7 @@ from tracea_jax.device import NAMED, CpuDevice, CudaDevice
 from tracea_jax.doctor import Diagnosis
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.emit.gemm_sm90_kernel import OUT_DTYPES
 from tracea_jax.policy import Choice
 from tracea_jax.problem import ITEMSIZE, Epilogue, GatedMatmulProblem, GemmProblem
 from tracea_jax.tuning.records import Entry
@@ -271,7 +272,7 @@ def buffers(asked: GemmProblem, config: GemmSm90Config) -> int:
     return emit.storage(asked, config, H200.smem_per_block_bytes).epilogue_buffers
 
 
-@hypothesis.given(asked=gpu_problems, out=st.sampled_from(emit.OUT_DTYPES))
+@hypothesis.given(asked=gpu_problems, out=st.sampled_from(OUT_DTYPES))
 @hypothesis.settings(max_examples=20, deadline=None)
 def test_results_are_late_if_they_outnumber_the_buffers_of_the_kernel(asked, out):
     asked = dataclasses.replace(asked, out=out)

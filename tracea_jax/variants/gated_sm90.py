@@ -13,6 +13,7 @@ import dataclasses
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit import gemm_sm90_kernel
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 from tracea_jax.variants.base import Call
@@ -80,7 +81,7 @@ class GatedSm90:
         self, problem: GatedMatmulProblem, config: GemmSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        return emit.kernel(both(problem), config, device, gated=True)
+        return gemm_sm90_kernel.kernel(both(problem), config, device, gated=True)
 
 
 GATED_SM90 = GatedSm90()

@@ -10,7 +10,9 @@ import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit import gemm_sm90_kernel
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.emit.gemm_sm90_kernel import DTYPES, OUT_DTYPES
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90_space as space
 from tracea_jax.variants.base import Call, Prepared
@@ -79,7 +81,8 @@ class GemmSm90:
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        kernel, partial = emit.kernel(problem, config, device), partial_sums(problem)
+        kernel = gemm_sm90_kernel.kernel(problem, config, device)
+        partial = partial_sums(problem)
         return (
             kernel if partial is None else Prepared(kernel=kernel, partial_sums=partial)
         )
@@ -156,7 +159,7 @@ def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
     """Conditions but those of rows, the ones no other problem could change first."""
     yield from wrong_device(device)
     yield from _unknown_operands(problem)
-    yield from refused_results(problem, emit.OUT_DTYPES)
+    yield from refused_results(problem, OUT_DTYPES)
     residual = problem.epilogue.residual_dtype or problem.out
     if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
         # Prefetched ahead of the stores, it would not fit in the registers.
@@ -178,8 +181,8 @@ def _unknown_operands(problem: GemmProblem) -> Iterator[str]:
     """What the tensor cores cannot multiply, or not as it is stored."""
     lhs, rhs = problem.lhs, problem.rhs
     for dtype in dict.fromkeys((lhs, rhs)):
-        if dtype not in emit.DTYPES:
-            yield f"operands of dtype {dtype}; it takes {', '.join(emit.DTYPES)}"
+        if dtype not in DTYPES:
+            yield f"operands of dtype {dtype}; it takes {', '.join(DTYPES)}"
             return
     if lhs != rhs and {ITEMSIZE[lhs], ITEMSIZE[rhs]} != {1}:
         yield (

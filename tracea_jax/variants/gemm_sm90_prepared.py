@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import gemm_sm90 as emit
-from tracea_jax.emit import relayout
+from tracea_jax.emit import gemm_sm90_kernel, relayout
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import GemmProblem
 from tracea_jax.variants import gemm_sm90
@@ -84,7 +84,7 @@ class GemmSm90Prepared:
             for operand in (0, 1)
         )
         return Prepared(
-            kernel=emit.kernel(seen, config, device),
+            kernel=gemm_sm90_kernel.kernel(seen, config, device),
             operands=operands,
             partial_sums=gemm_sm90.partial_sums(seen),
         )
