@@ -12,6 +12,12 @@
 //         +----------+             operand is stored with k contiguous, else along m or n
 //                                  in slabs of 64 (tensor cores read both if 16-bit).
 //
+// Or each consumer computes whole tiles, those of the block in turn (ping-pong). The ring
+// passes from one to the other: while one finishes its tile, the other multiplies.
+//
+//   consumer 0:  multiply tile 0 | finish tile 0   | multiply tile 2 | ...
+//   consumer 1:                  | multiply tile 1 | finish tile 1   | ...
+//
 // TF32 operands are read by the tensor cores only along k. A may be stored along m (slabs
 // of 32) all the same: it then passes through registers, see register_operand.cuh. Where
 // only A is stored along k, C^T = op(B)^T op(A)^T is computed and stored transposed: here
@@ -140,6 +146,7 @@ struct GemmSm90Shared {
   alignas(16) float bias[Traits::kConsumers][WarpgroupEpilogue<Traits>::kBiasColumns];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
+  u64 multiplied_barrier[Traits::kConsumers];  // a phase for each tile of ping-pong
 };
 
 // What a block computes at a time: the tile whose first row and column are (m, n), or of it
@@ -176,6 +183,8 @@ struct GemmSm90 {
   static constexpr int kParts = Traits::kParts;
   static constexpr int kSlabs = Traits::kSlabs;
   static constexpr int kConsumers = Traits::kConsumers;
+  static constexpr bool kPingPong = Traits::kPingPong;
+  static constexpr int kTileConsumers = kPingPong ? 1 : kConsumers;  // that share a tile
   static constexpr int kSharers = Traits::kClusterM * Traits::kClusterN;
   static constexpr int kClusterSize = kSharers * Traits::kClusterK;
   static constexpr bool kPromotes = kParts > 1;
@@ -192,7 +201,9 @@ struct GemmSm90 {
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize,
                 "one producer warpgroup and the consumers");
-  static_assert(Traits::kTileM == kConsumers * kSlabs * 64, "consumers split the rows");
+  static_assert(Traits::kTileM == kTileConsumers * kSlabs * 64, "consumers split the rows");
+  static_assert(!kPingPong || (kConsumers == 2 && Traits::kClusterK == 1),
+                "two consumers take turns, at tiles that are their own");
   static_assert(kConsumers <= 2 && kSharers <= 2, "named barriers, cluster partners");
   static_assert(kSharers == 1 || Traits::kClusterK == 1, "a cluster shares k or operands");
   static_assert(Mma::kN == Traits::kTileN && Mma::kAccumulators == Traits::kTileN / 2,
@@ -215,7 +226,7 @@ struct GemmSm90 {
                 "tensor maps must move exactly the boxes that are counted here");
   static_assert(State::at(0).producer_parity() == Traits::kFirstEmptyParity,
                 "every stage starts free");
-  static_assert(empty_arrivals(kConsumers * kReaders, kSharers) == Traits::kEmptyArrivals,
+  static_assert(empty_arrivals(kTileConsumers * kReaders, kSharers) == Traits::kEmptyArrivals,
                 "every consumer that shares a stage releases it");
   static_assert(!kPromotes || Traits::kWaitDepth == 0, "a promotion waits for its sums");
 
@@ -271,7 +282,11 @@ struct GemmSm90 {
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(kConsumers * kReaders, kSharers));
+                      empty_arrivals(kTileConsumers * kReaders, kSharers));
+      }
+      TRACEA_UNROLL
+      for (int i = 0; i < kConsumers; ++i) {
+        mbarrier_init(shared_address(&smem.multiplied_barrier[i]), 1);
       }
       fence_mbarrier_init();
     }
@@ -378,9 +393,20 @@ struct GemmSm90 {
     }
   }
 
+  // Waits until the other consumer has issued the products of the tile before this one.
+  // Until then the ring may be more than a round behind, and a parity says too little.
+  TRACEA_DEVICE void wait_for_turn(int consumer, u32 tile) const {
+    const u32 parity = (tile / 2 + 1 + static_cast<u32>(consumer)) % 2;
+    wait(shared_address(&smem.multiplied_barrier[1 - consumer]), parity);
+  }
+
+  TRACEA_DEVICE void pass_turn(int consumer, int thread) const {
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.multiplied_barrier[consumer]));
+  }
+
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
-    const int row = consumer * kSlabs * 64;
+    const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
     WarpgroupEpilogue<Traits> epilogue(p.epilogue,
@@ -389,9 +415,16 @@ struct GemmSm90 {
     const Fragments operand(thread);  // A, where it passes through registers
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
+    u32 tile = 0;    // of this block
     for_each_tile([&](const Work& work) {
+      if (kPingPong && tile++ % 2 != static_cast<u32>(consumer)) {
+        state.skip(work.last_k_tile - work.first_k_tile);
+        finished = state;
+        return;
+      }
       const int m = work.m + row;
       epilogue.prefetch(m, work.n, work.batch);
+      if constexpr (kPingPong) wait_for_turn(consumer, tile - 1);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       float totals[kPromotes ? kSlabs : 1][kPromotes ? Mma::kAccumulators : 1];
       if constexpr (kPromotes) fill_zero(totals);
@@ -418,6 +451,7 @@ struct GemmSm90 {
         }
         if constexpr (kPromotes) promote(accumulators, totals);
       }
+      if constexpr (kPingPong) pass_turn(consumer, thread);
       if constexpr (Traits::kWaitDepth > 0) {
         wgmma_wait_group<0>();
         TRACEA_UNROLL

@@ -38,6 +38,8 @@ class GemmSm90Config:
       cluster_k: blocks that share the tiles of the last round, each a range of k.
       raster_band: rows of clusters of one band of the tile order.
       wait_depth: batches of wgmma that stay in flight while the next one is issued.
+      ping_pong: consumers take tiles in turn, one finishes its own while the other
+        multiplies.
     """
 
     tile_m: int
@@ -49,6 +51,12 @@ class GemmSm90Config:
     cluster_k: int = 1
     raster_band: int = 8
     wait_depth: int = 1
+    ping_pong: bool = False
+
+    @property
+    def tile_consumers(self) -> int:
+        """Warpgroups that share a tile."""
+        return 1 + (self.consumers - 1) * (1 - self.ping_pong)
 
     @property
     def sharers(self) -> int:
@@ -62,12 +70,12 @@ class GemmSm90Config:
     @property
     def slabs(self) -> int:
         """64-row slabs of each consumer."""
-        return self.tile_m // (SLAB * self.consumers)
+        return self.tile_m // (SLAB * self.tile_consumers)
 
     @property
     def accumulators(self) -> int:
         """f32 registers of each consumer thread."""
-        return self.tile_m * self.tile_n // (WARPGROUP * self.consumers)
+        return self.tile_m * self.tile_n // (WARPGROUP * self.tile_consumers)
 
     @property
     def threads(self) -> int:
@@ -78,7 +86,7 @@ class GemmSm90Config:
         return (
             f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers} "
             f"c{self.cluster_m}x{self.cluster_n}x{self.cluster_k} "
-            f"r{self.raster_band} d{self.wait_depth}"
+            f"r{self.raster_band} d{self.wait_depth}{' pp' * self.ping_pong}"
         )
 
 
@@ -129,14 +137,14 @@ def smem_bytes(
     problem: GemmProblem, config: GemmSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    bias_columns = (
-        config.tile_m if is_swapped(problem) else config.consumers * config.tile_n
+    bias_columns = config.consumers * (
+        SLAB * config.slabs if is_swapped(problem) else config.tile_n
     )
     rows = loaded_rows(problem, config) + stored_columns(problem, config)
     ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
     bias = 4 * bias_columns
-    barriers = 2 * 8 * config.stages
+    barriers = 8 * (2 * config.stages + config.consumers)
     period = SWIZZLE_128B.period_bytes
     return -(-(ring + staging + bias + barriers) // period) * period
 
@@ -248,7 +256,9 @@ def registers(config: GemmSm90Config) -> tuple[int, int]:
 
     One consumer starts with all it can have; two take what the producer gives back.
     """
-    return (40, 232) if config.consumers == 2 else (0, 0)
+    if config.consumers == 1:
+        return 0, 0
+    return (24, 240) if config.ping_pong else (40, 232)
 
 
 def tile_grid(problem: GemmProblem, config: GemmSm90Config) -> tuple[int, int, int]:

@@ -241,7 +241,7 @@ def _source(
     epilogue = problem.epilogue
     producer, consumer = registers(config)
     ring = Ring(stages=config.stages)
-    readers = config.consumers * (WARPGROUP // WARP if fragments else 1)
+    readers = config.tile_consumers * (WARPGROUP // WARP if fragments else 1)
     arrivals = ring.empty_arrivals(consumers=readers, cluster=config.sharers)
     one = dataclasses.replace(problem, n=problem.n // (1 + gated))
     rows = int(loaded_rows(problem, config))
@@ -271,6 +271,7 @@ kMapsResults = {cxx(maps_results(one))};
 kParts = {parts(problem)}, kRowsA = {rows}, kRowsB = {columns};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {config.consumers};
+  static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStages = {config.stages}, kWaitDepth = {config.wait_depth}, \
 kRasterBand = {config.raster_band};
   static constexpr int kClusterM = {config.cluster_m}, kClusterN = {config.cluster_n}, \

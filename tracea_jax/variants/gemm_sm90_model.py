@@ -150,7 +150,7 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
         (busy + refill) / config.stages,
         refill / np.maximum(config.stages - 1, 1),
     )
-    exposed = (config.wait_depth == 0) & (config.consumers == 1)
+    exposed = (config.wait_depth == 0) & (config.tile_consumers == 1)
     q = a.refill_overlap
     return ((busy + a.drain_cycles * exposed) ** q + wait**q) ** (1 / q)
 
@@ -159,7 +159,7 @@ def _tile_cycles(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice, a: Constants
 ) -> Any:
     """What a tile takes beside its steps; the consumers finish their own rows."""
-    elements = config.tile_m * config.tile_n / config.consumers
+    elements = config.tile_m * config.tile_n / config.tile_consumers
     stored = elements * ITEMSIZE[problem.out] * _results(problem)
     has_exponential = problem.epilogue.activation not in ("none", "relu")
     return (
@@ -175,10 +175,15 @@ def _hidden_cycles(
 ) -> Any:
     """How much of that one consumer does while the other multiplies the next tile.
 
-    The ring lets them drift apart by as many steps as it has stages.
+    The ring lets those that share a tile drift apart by as many steps as it has stages.
+    Those that take turns finish a tile while the next one is multiplied, and if that
+    takes longer than a tile's products, while both finish theirs.
     """
-    ahead = np.minimum(config.stages, steps(problem)) * step / 2
-    return (config.consumers == 2) * np.minimum(ahead, tile)
+    multiply = steps(problem) * step
+    drift = np.minimum(config.stages, steps(problem)) * step / 2
+    shared = (config.consumers == 2) * np.minimum(drift, tile)
+    in_turn = np.minimum(tile, (multiply + tile) / 2)
+    return np.where(config.ping_pong, in_turn, shared)
 
 
 def _exchange_cycles(config: GemmSm90Config, a: Constants) -> Any:

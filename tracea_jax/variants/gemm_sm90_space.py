@@ -25,6 +25,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "cluster_n": (1, 2),
     "cluster_k": (1, 2, 4),
     "wait_depth": (0, 1),
+    "ping_pong": (False, True),
 }
 GRID: dict[str, tuple[int, ...]] = {
     "tile_m": CHOICES["tile_m"],
@@ -36,6 +37,7 @@ GRID: dict[str, tuple[int, ...]] = {
     "cluster_k": CHOICES["cluster_k"],
     "raster_band": (1, 2, 4, 8, 16, 32),
     "wait_depth": CHOICES["wait_depth"],
+    "ping_pong": CHOICES["ping_pong"],
 }
 USUAL_BAND = GemmSm90Config(tile_m=64, tile_n=64, stages=2).raster_band
 # Accumulators of each thread; more leaves the epilogue too few registers.
@@ -137,11 +139,15 @@ def derived(
 
 
 def _splits_unevenly(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return c.tile_m % (emit.SLAB * c.consumers) != 0
+    return c.tile_m % (emit.SLAB * c.tile_consumers) != 0
 
 
 def _holds_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return c.accumulators > accumulator_limit(p)
+    return c.accumulators > accumulator_limit(p) + 32 * c.ping_pong
+
+
+def _takes_no_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    return c.ping_pong & ((c.consumers != 2) | (c.cluster_k > 1))
 
 
 def _is_a_large_cluster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -208,6 +214,14 @@ LEGAL = (
         why=lambda p, c, d: (
             f"a {c.tile_m}x{c.tile_n} tile needs {c.accumulators} accumulators a "
             f"thread with {c.consumers} consumers; at most {accumulator_limit(p)} fit"
+        ),
+    ),
+    Rule(
+        code="turns",
+        refuses=_takes_no_turns,
+        why=lambda p, c, d: (
+            "two consumers take turns, at tiles that no cluster shares: ping_pong "
+            "needs consumers=2 and cluster_k=1"
         ),
     ),
     Rule(

@@ -31,6 +31,13 @@ struct PipelineState {
     }
   }
 
+  // Passes over steps that are another's.
+  TRACEA_HOST_DEVICE constexpr void skip(int steps) {
+    const int stages = stage_idx + steps;
+    stage_idx = stages % Stages;
+    phase ^= static_cast<u32>(stages / Stages) & 1u;
+  }
+
   TRACEA_HOST_DEVICE constexpr u32 consumer_parity() const { return phase; }
   TRACEA_HOST_DEVICE constexpr u32 producer_parity() const { return phase ^ 1u; }
 };
