@@ -11,7 +11,7 @@ from tracea_jax.problem import Epilogue, GemmProblem
 
 H200 = NAMED["H200"]
 WIDE = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_m=2)
-SHAPE_FIELDS = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n")
+SHAPE_FIELDS = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n", "ping_pong")
 BITS_16 = ("bfloat16", "float16")
 GATE = Epilogue(
     activation="silu", residual=True, residual_op="multiply", save_preactivation=True

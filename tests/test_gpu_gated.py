@@ -69,6 +69,18 @@ def test_every_tile_and_cluster_of_the_one_kernel(layout, hopper):
                 check_products(problem, choice)
 
 
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_consumers_that_take_turns(layout, hopper):
+    problem = GatedMatmulProblem(
+        m=1032, n=2312, k=200, lhs="bfloat16", rhs="bfloat16", out="bfloat16",
+        layout=layout, save_products=layout == "tt",
+    )  # fmt: skip
+    configs = one_of_each(GATED_SM90.space(problem, hopper), "tile_n", "ping_pong")
+    assert any(config.ping_pong for config in configs)
+    for config in configs:
+        check_products(problem, Choice(variant="gated_sm90", config=config))
+
+
 def check_products(problem: GatedMatmulProblem, choice: Choice) -> None:
     """Runs one choice and compares all its results with float64."""
     stored = gated_bench.operands(problem, seed=1)

@@ -13,6 +13,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.ops import matmul_bench as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
+from tracea_jax.problem import Epilogue
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -40,6 +41,30 @@ def test_blocks_that_share_the_work_of_a_tile(layout, out):
     problem = gemm(136, 200, 1000, layout=layout, out=out, epilogue=FULL)
     fields = ("tile_m", "tile_n", "consumers", "cluster_k")
     assert sweep(problem, *fields, cluster_k=lambda k: k > 1)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_consumers_that_take_turns(layout):
+    """Some have a tile more than their partners; the ring wraps inside of tiles."""
+    for epilogue in (Epilogue(), FULL, GATE, GRADIENT):
+        problem = gemm(1032, 4616, 200, layout=layout, epilogue=epilogue)
+        assert sweep(problem, "tile_m", "tile_n", "ping_pong", ping_pong=bool)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        gemm(1032, 4617, 200, layout="nt", epilogue=FULL),  # no map has its results
+        gemm(1032, 4616, 72, out="float32", epilogue=GATE),
+        gemm(1032, 4616, 200, "float32", layout="nt", epilogue=FULL),
+        gemm(1032, 4616, 2048, "float8_e4m3fn", out="bfloat16", layout="nt"),
+        gemm(264, 1160, 8, batch=9, lhs_batched=True, epilogue=FULL),
+    ],
+    ids=str,
+)
+def test_other_products_of_consumers_that_take_turns(problem):
+    unit = {"float32": 2.0**-11, "float8_e4m3fn": 2.0**-13}.get(problem.lhs, 2.0**-24)
+    assert sweep(problem, "tile_n", "ping_pong", unit=unit, ping_pong=bool)
 
 
 @pytest.mark.parametrize("tile", [(64, 64), (128, 160), (128, 256), (256, 128)])

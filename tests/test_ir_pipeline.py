@@ -76,6 +76,33 @@ def test_ring_survives_random_schedules(stages, cluster):
         )
 
 
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("stages", STAGES)
+def test_consumers_that_take_turns_survive_random_schedules(stages, cluster):
+    for seed in SEEDS:
+        tile_steps = seed % (3 * stages) + 1
+        run_ring(
+            Ring(stages=stages),
+            steps=tile_steps * (1 + seed % 5),
+            seed=seed,
+            cluster=cluster,
+            release_lag=seed % min(stages, 3),
+            tile_steps=tile_steps,
+        )
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_tile_begun_out_of_turn_is_caught(stages):
+    def run(seed):
+        steps = 2 * stages  # the second tile begins two rounds after the first
+        ring = Ring(stages=stages)
+        run_ring(
+            ring, steps=4 * steps, seed=seed, tile_steps=steps, waits_for_turn=False
+        )
+
+    assert any("reads the data of step" in message for message in caught(run))
+
+
 class FreshProducerWaits(Ring):
     """The producer forgets that a fresh stage is free."""
 

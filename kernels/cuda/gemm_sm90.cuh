@@ -146,7 +146,7 @@ struct GemmSm90Shared {
   alignas(16) float bias[Traits::kConsumers][WarpgroupEpilogue<Traits>::kBiasColumns];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
-  u64 multiplied_barrier[Traits::kConsumers];  // a phase for each tile of ping-pong
+  u64 turn_barrier[Traits::kConsumers];  // of ping-pong
 };
 
 // What a block computes at a time: the tile whose first row and column are (m, n), or of it
@@ -286,7 +286,7 @@ struct GemmSm90 {
       }
       TRACEA_UNROLL
       for (int i = 0; i < kConsumers; ++i) {
-        mbarrier_init(shared_address(&smem.multiplied_barrier[i]), 1);
+        mbarrier_init(shared_address(&smem.turn_barrier[i]), 1);
       }
       fence_mbarrier_init();
     }
@@ -393,15 +393,12 @@ struct GemmSm90 {
     }
   }
 
-  // Waits until the other consumer has issued the products of the tile before this one.
-  // Until then the ring may be more than a round behind, and a parity says too little.
   TRACEA_DEVICE void wait_for_turn(int consumer, u32 tile) const {
-    const u32 parity = (tile / 2 + 1 + static_cast<u32>(consumer)) % 2;
-    wait(shared_address(&smem.multiplied_barrier[1 - consumer]), parity);
+    wait(shared_address(&smem.turn_barrier[1 - consumer]), turn_parity(tile));
   }
 
   TRACEA_DEVICE void pass_turn(int consumer, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem.multiplied_barrier[consumer]));
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.turn_barrier[consumer]));
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -415,16 +412,17 @@ struct GemmSm90 {
     const Fragments operand(thread);  // A, where it passes through registers
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
-    u32 tile = 0;    // of this block
+    u32 next = 0;    // tile of this block
     for_each_tile([&](const Work& work) {
-      if (kPingPong && tile++ % 2 != static_cast<u32>(consumer)) {
+      const u32 tile = next++;
+      if (kPingPong && tile % 2 != static_cast<u32>(consumer)) {
         state.skip(work.last_k_tile - work.first_k_tile);
         finished = state;
         return;
       }
       const int m = work.m + row;
       epilogue.prefetch(m, work.n, work.batch);
-      if constexpr (kPingPong) wait_for_turn(consumer, tile - 1);
+      if constexpr (kPingPong) wait_for_turn(consumer, tile);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       float totals[kPromotes ? kSlabs : 1][kPromotes ? Mma::kAccumulators : 1];
       if constexpr (kPromotes) fill_zero(totals);

@@ -21,6 +21,7 @@ TILE_K = 64  # of 16-bit elements: one row
 SLAB = 64  # rows of one wgmma; also elements of one row of an m- or n-major tile
 WARP, WARPGROUP = 32, 128
 MAX_STAGES = 12
+USUAL_ACCUMULATORS = 128  # of a thread, at most: with more it needs more registers
 _GPCS = 8  # at most
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
 SUMMED_ROWS = 16  # of the output, one warp's of a slab
@@ -258,7 +259,7 @@ def registers(config: GemmSm90Config) -> tuple[int, int]:
     """
     if config.consumers == 1:
         return 0, 0
-    return (24, 240) if config.ping_pong else (40, 232)
+    return (24, 240) if config.accumulators > USUAL_ACCUMULATORS else (40, 232)
 
 
 def tile_grid(problem: GemmProblem, config: GemmSm90Config) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from tracea_jax.ir import lanes, operands, register_operand, staging, swizzle
 from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import verified
 from tracea_jax.ir.operands import OperandReads, TileCopies
-from tracea_jax.ir.pipeline import AsyncCopyRing, Ring
+from tracea_jax.ir.pipeline import AsyncCopyRing, Ring, turn_parity
 
 HEADERS = (
     "tile/fragment.cuh",
@@ -40,6 +40,15 @@ template <int Stages>
 TRACEA_HOST_DEVICE constexpr tracea::PipelineState<Stages> advanced(u32 k) {
   tracea::PipelineState<Stages> state;
   for (u32 step = 0; step < k; ++step) state.advance();
+  return state;
+}
+
+// The same, a few steps of which were another's.
+template <int Stages>
+TRACEA_HOST_DEVICE constexpr tracea::PipelineState<Stages> skipped(u32 k) {
+  const u32 passed = k * 2 / 3;
+  tracea::PipelineState<Stages> state = advanced<Stages>(k - passed);
+  state.skip(static_cast<int>(passed));
   return state;
 }
 
@@ -256,6 +265,11 @@ def pipeline_cases() -> Iterator[Case]:
         ),
     )
     yield Case(
+        name="turn_parity",
+        expression="tracea::turn_parity(n)",
+        expected=tuple(turn_parity(tile) for tile in range(9)),
+    )
+    yield Case(
         name="full_arrivals",
         expression="tracea::full_arrivals() + n",
         expected=(ring.full_arrivals(),),
@@ -269,6 +283,7 @@ def _ring_cases(stages: int) -> Iterator[Case]:
     states = {
         "at": f"tracea::PipelineState<{stages}>::at(n)",
         "advanced": f"advanced<{stages}>(n)",
+        "skipped": f"skipped<{stages}>(n)",
     }
     members = {
         "stage_idx": ring.stage,

@@ -66,6 +66,18 @@ class Ring:
         return tuple((self.stage(k), self.producer_parity(k)) for k in ahead)
 
 
+def turn_parity(tile: int) -> int:
+    """What consumer ``tile`` mod 2 waits for before it multiplies a tile of its own.
+
+    Two consumers take tiles in turn, and a barrier of each completes a phase when it
+    has waited for the last step of one. This is the parity of the other's phase for the
+    tile before; on a fresh barrier it passes at once. Until then the ring may be more
+    than a round behind the tile's first step, and a full barrier's parity says too
+    little.
+    """
+    return (tile + 1) // 2 % 2 ^ 1
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRequirement:
     """What a thread does before the next part of a step.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 
-from tracea_jax.ir.pipeline import AsyncCopyRing, Operation, Ring
+from tracea_jax.ir.pipeline import AsyncCopyRing, Operation, Ring, turn_parity
 
 Condition = Callable[[], bool]
 Agent = Generator[Condition, None, None]
@@ -108,12 +108,13 @@ class Slot:
 class _Block:
     """One block of a cluster: barriers, stages, and the agents still running."""
 
-    def __init__(self, ring: Ring, consumers: int, cluster: int) -> None:
-        arrivals = ring.empty_arrivals(consumers=consumers, cluster=cluster)
+    def __init__(self, ring: Ring, consumers: int, readers: int, cluster: int) -> None:
+        arrivals = ring.empty_arrivals(consumers=readers, cluster=cluster)
         self.full = [Barrier(ring.full_arrivals()) for _ in range(ring.stages)]
         self.empty = [Barrier(arrivals) for _ in range(ring.stages)]
         # One part for each block of the cluster: every block multicasts its share.
         self.slots = [[Slot() for _ in range(cluster)] for _ in range(ring.stages)]
+        self.turns = [Barrier(1) for _ in range(consumers)]
         self.running = 1 + consumers
 
     def check_alive(self) -> None:
@@ -130,6 +131,8 @@ def run_ring(
     cluster: int = 1,
     release_lag: int = 0,
     drains: bool = True,
+    tile_steps: int | None = None,
+    waits_for_turn: bool = True,
 ) -> None:
     """Run a TMA pipeline of one cluster once.
 
@@ -144,17 +147,21 @@ def run_ring(
       release_lag: steps that a consumer keeps reading a stage after the wait for it
         (asynchronous wgmma); fewer than ``ring.stages`` or it deadlocks.
       drains: whether producers wait for ``ring.drain`` before they exit.
+      tile_steps: each consumer reads so many steps alone, a tile, and then as many are
+        the other's; None if all read every step.
+      waits_for_turn: whether they then wait as ``turn_parity`` says.
 
     Raises:
       Hazard: the schedule is wrong.
     """
-    blocks = [_Block(ring, consumers, cluster) for _ in range(cluster)]
+    readers = consumers if tile_steps is None else 1  # of each step
+    blocks = [_Block(ring, consumers, readers, cluster) for _ in range(cluster)]
     agents: list[Agent] = []
 
     def copy(part: int, target: _Block, k: int) -> Agent:
         yield _always
         target.check_alive()
-        target.slots[ring.stage(k)][part].write(k, consumers)
+        target.slots[ring.stage(k)][part].write(k, readers)
         yield _always
         target.full[ring.stage(k)].complete_bytes(1)
 
@@ -170,14 +177,30 @@ def run_ring(
             yield lambda s=s, parity=parity: block.empty[s].passes(parity)
         block.running -= 1
 
-    def consume(block: _Block) -> Agent:
-        for k in range(steps + release_lag):
-            if k < steps:
+    def consume(block: _Block, consumer: int) -> Agent:
+        if tile_steps is None:
+            yield from read(block, 0, steps)
+        else:
+            for tile in range(consumer, -(-steps // tile_steps), consumers):
+                before, parity = block.turns[consumer - 1], turn_parity(tile)
+                if waits_for_turn:
+                    yield lambda b=before, parity=parity: b.passes(parity)
+                first = tile * tile_steps
+                last = min(first + tile_steps, steps)
+                yield from read(block, first, last, block.turns[consumer])
+        block.running -= 1
+
+    def read(
+        block: _Block, first: int, last: int, turn: Barrier | None = None
+    ) -> Agent:
+        for k in range(first, last + release_lag):
+            if k < last:
                 s, parity = ring.stage(k), ring.consumer_parity(k)
                 yield lambda s=s, parity=parity: block.full[s].passes(parity)
-            if k >= release_lag:
+            if k == last - 1 and turn is not None:
+                turn.arrive()
+            if k >= first + release_lag:
                 yield from release(block, k - release_lag)
-        block.running -= 1
 
     def release(block: _Block, k: int) -> Agent:
         for slot in block.slots[ring.stage(k)]:
@@ -190,7 +213,7 @@ def run_ring(
 
     for part, block in enumerate(blocks):
         agents.append(produce(part, block))
-        agents.extend(consume(block) for _ in range(consumers))
+        agents.extend(consume(block, consumer) for consumer in range(consumers))
     run_agents(agents, random.Random(seed))
 
 

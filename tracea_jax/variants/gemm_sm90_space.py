@@ -40,14 +40,15 @@ GRID: dict[str, tuple[int, ...]] = {
     "ping_pong": CHOICES["ping_pong"],
 }
 USUAL_BAND = GemmSm90Config(tile_m=64, tile_n=64, stages=2).raster_band
-# Accumulators of each thread; more leaves the epilogue too few registers.
-_MAX_ACCUMULATORS = 128
+_MAX_ACCUMULATORS = 160  # of each thread; more leaves the epilogue too few registers
+_FEW_ACCUMULATORS = 64  # tiles of fewer are bound by what they load
 _WORTH_SHARING = 0.08  # of all steps of k that the busiest block reads
 
 
-def accumulator_limit(problem: GemmProblem) -> int:
+def accumulator_limit(problem: GemmProblem, config: GemmSm90Config) -> Any:
     """Most f32 accumulators of a consumer thread; sums of parts need totals, too."""
-    return _MAX_ACCUMULATORS // (2 if emit.parts(problem) > 1 else 1)
+    most = np.where(config.ping_pong, _MAX_ACCUMULATORS, emit.USUAL_ACCUMULATORS)
+    return most // (2 if emit.parts(problem) > 1 else 1)
 
 
 def places(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
@@ -143,7 +144,7 @@ def _splits_unevenly(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
 
 
 def _holds_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    return c.accumulators > accumulator_limit(p) + 32 * c.ping_pong
+    return c.accumulators > accumulator_limit(p, c)
 
 
 def _takes_no_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -188,6 +189,15 @@ def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
     return (c.slabs > 1) & (p.epilogue.residual and scattered)
 
 
+def _is_too_wide_for_its_turn(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """Most accumulators leave no registers for residuals, nor a producer all it needs.
+
+    Those of a left operand along m that is shared are the most.
+    """
+    shared = (c.sharers > 1) & (emit.computed(p).layout[0] == "t")
+    return (c.accumulators > emit.USUAL_ACCUMULATORS) & (p.epilogue.residual | shared)
+
+
 def _has_too_many_constants(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
     """Of gelu_exact's derivative, beside what column sums need."""
     crowded = p.epilogue.column_sums and p.epilogue.activation == "gelu_exact"
@@ -213,7 +223,8 @@ LEGAL = (
         refuses=_holds_too_much,
         why=lambda p, c, d: (
             f"a {c.tile_m}x{c.tile_n} tile needs {c.accumulators} accumulators a "
-            f"thread with {c.consumers} consumers; at most {accumulator_limit(p)} fit"
+            f"thread with {c.tile_consumers} consumers; at most "
+            f"{accumulator_limit(p, c)} fit"
         ),
     ),
     Rule(
@@ -275,6 +286,14 @@ LEGAL = (
         ),
     ),
     Rule(
+        code="width",
+        refuses=_is_too_wide_for_its_turn,
+        why=lambda p, c, d: (
+            f"{c.accumulators} accumulators a thread leave too few registers for "
+            "a residual, or for copies of a left operand along m that blocks share"
+        ),
+    ),
+    Rule(
         code="constants",
         refuses=_has_too_many_constants,
         why=lambda p, c, d: (
@@ -314,6 +333,19 @@ def _shares_hardly_anything(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) ->
     return (c.cluster_k > 1) & (saved < _WORTH_SHARING * unshared)
 
 
+def _leaves_gaps_between_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """Only one consumer multiplies, and nothing fills the gaps that it leaves.
+
+    Of partners along n each reads all of its B: up to half slower than those along m.
+    """
+    return c.ping_pong & ((c.wait_depth == 0) | (c.cluster_n > 1))
+
+
+def _has_no_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
+    """One consumer would do, or one whose tiles are as large as two of these."""
+    return c.ping_pong & ((waves(p, c, d) < 2) | (c.accumulators < _FEW_ACCUMULATORS))
+
+
 WORTH = (
     Rule(
         code="padding",
@@ -322,6 +354,23 @@ WORTH = (
             f"a {c.tile_m}x{c.tile_n} tile in clusters of {c.cluster_m}x{c.cluster_n} "
             f"is too large for what is computed, "
             f"{emit.computed(p).m}x{emit.computed(p).n}"
+        ),
+    ),
+    Rule(
+        code="gaps",
+        refuses=_leaves_gaps_between_turns,
+        why=lambda p, c, d: (
+            "a consumer that multiplies alone must keep a batch in flight, and share "
+            "the right operand if any: wait_depth=1, cluster_n=1"
+        ),
+    ),
+    Rule(
+        code="no_turns",
+        refuses=_has_no_turns,
+        why=lambda p, c, d: (
+            f"each block has {waves(p, c, d)} tiles of {c.tile_m}x{c.tile_n} for its "
+            f"consumers to take turns at; it is worth it for 2, with "
+            f"{_FEW_ACCUMULATORS} accumulators a thread"
         ),
     ),
     idle_stages(2, block_steps),

@@ -50,6 +50,12 @@ TRACEA_HOST_DEVICE constexpr u32 empty_arrivals(int consumers, int cluster) {
   return static_cast<u32>(consumers * cluster);
 }
 
+// Two consumers take tiles in turn, and a barrier of each completes a phase when it has
+// waited for the last step of one. What consumer tile mod 2 waits for before it multiplies:
+// the parity of the other's phase for the tile before. Until then the ring may be more than
+// a round behind the tile's first step, and the parity of a full barrier says too little.
+TRACEA_HOST_DEVICE constexpr u32 turn_parity(u32 tile) { return ((tile + 1) / 2 & 1u) ^ 1u; }
+
 // cp.async pipelines, one committed group for each step, also an empty one in the tail:
 //   form A   wait, barrier, issue load k+Stages-1, compute k
 //   form B   barrier, issue load k+Stages-1, wait, barrier, compute k
