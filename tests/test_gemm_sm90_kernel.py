@@ -20,7 +20,7 @@ from sm90_problems import (
 from spaces import one_of_each
 
 from tracea_jax.emit import gemm_sm90_kernel as emit
-from tracea_jax.emit.gemm_sm90 import GemmSm90Config
+from tracea_jax.emit.gemm_sm90 import USUAL_ACCUMULATORS, GemmSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
 from tracea_jax.problem import (
     ACTIVATIONS,
@@ -168,7 +168,15 @@ def check_compiles(asked: GemmProblem, config: GemmSm90Config) -> None:
 
 ALL_STEPS = Epilogue(bias="row", activation="gelu", residual=True)
 # One config of every tile and cluster shape that the search may ever propose.
-PROPOSED = one_of_each(GEMM_SM90.space(problem(), H200), *SHAPE_FIELDS)
+PROPOSED = one_of_each(
+    GEMM_SM90.space(problem(epilogue=ALL_STEPS), H200), *SHAPE_FIELDS
+)
+# Those that need the more registers, a residual is too much for.
+WIDEST = [
+    config
+    for config in one_of_each(GEMM_SM90.space(problem(), H200), *SHAPE_FIELDS)
+    if config.accumulators > USUAL_ACCUMULATORS
+]
 
 
 @pytest.mark.nvrtc
@@ -177,6 +185,13 @@ def test_every_shape_of_the_space_compiles(config):
     check_compiles(problem(epilogue=ALL_STEPS), config)
     if config.accumulators == max(c.accumulators for c in PROPOSED):
         check_compiles(problem(epilogue=GATE), config)  # registers run out here first
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("config", WIDEST, ids=str)
+def test_the_widest_tiles_compile(config):
+    saved = dataclasses.replace(ALL_STEPS, residual=False, save_preactivation=True)
+    check_compiles(problem(epilogue=saved), config)
 
 
 @pytest.mark.nvrtc
