@@ -28,7 +28,7 @@
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
-// once and running out of registers.
+// once and running out of registers. A derivative waits for its residual anyway.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -172,8 +172,9 @@ class WarpgroupEpilogue {
   // Columns of the result in this warpgroup's part of a tile, that it needs the bias of.
   static constexpr int kBiasColumns = kTransposed ? 64 * Traits::kSlabs : Traits::kTileN;
   static constexpr int kBiasPerThread = ceil_div(kBiasColumns, kWarpgroupSize);
-  static constexpr bool kAddsBias = Traits::kHasBias || Traits::kHasResidual ||
-                                    Traits::kSavesPreactivation;
+  static constexpr bool kAddsBias =
+      Traits::kHasBias || Traits::kSavesPreactivation ||
+      (Traits::kHasResidual && !Traits::kDifferentiates);
   static_assert(kColumns >= Tile::kColumns, "a sub-tile must fit into the tile");
   static_assert(!Traits::kGated || kColumns % Tile::kColumns == 0,
                 "sub-tiles of a gated product do not overlap");
