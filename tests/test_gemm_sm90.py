@@ -228,6 +228,25 @@ def test_clusters_share_only_what_is_left_for_a_last_round():
     assert {c.cluster_k for c in GEMM_SM90.space(shallow, H200).configs()} == {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("fields", "groups"),
+    [
+        ({"tile_m": 256}, 3),
+        ({"tile_m": 128, "consumers": 1}, 3),
+        ({"tile_m": 128, "ping_pong": True}, 3),
+        ({"tile_m": 64, "ping_pong": True}, 6),
+        ({"tile_m": 128, "tile_n": 160, "ping_pong": True}, 6),  # most accumulators
+        ({"tile_m": 256, "consumers": 1}, 2),
+        ({"tile_m": 256, "cluster_k": 2}, 6),  # blocks own slabs of a tile
+    ],
+    ids=str,
+)
+def test_a_warp_sums_all_slabs_that_are_its_own(fields, groups):
+    config = GemmSm90Config(**{"tile_n": 64, "stages": 3, **fields})
+    asked = problem(331, 264, 136, batch=3, lhs_batched=True, epilogue=GRADIENT)
+    assert emit.sum_rows(asked, config) == 3 * 4 * groups
+
+
 # ---- the order of tiles, here and on the device -------------------------------------
 
 

@@ -91,16 +91,16 @@ def test_operands_are_numbered_arguments_first():
     assert [p.operand for p in plain.params if isinstance(p, Pointer)] == [2]
 
 
-def test_sums_come_from_a_row_for_each_warp():
+def test_sums_come_from_a_row_for_each_warp_of_a_consumer():
     asked = problem(331, 264, 136, batch=3, lhs_batched=True, epilogue=GRADIENT)
     call = GEMM_SM90.call(asked, WIDE, H200)
     assert isinstance(call, Prepared)
-    assert call.operands == () and call.partial_sums == 3 * 21
+    assert call.operands == () and call.partial_sums == 3 * 4 * 6
     assert [m.operand for m in maps(call.kernel)] == [0, 1, 3]
     assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [2, 4]
     padded = dataclasses.replace(asked, k=137)
     call = GEMM_SM90_PADDED.call(padded, WIDE, H200)
-    assert isinstance(call, Prepared) and call.partial_sums == 3 * 21
+    assert isinstance(call, Prepared) and call.partial_sums == 3 * 4 * 6
 
 
 def test_kernels_that_add_and_that_multiply_are_not_mistaken_for_each_other():

@@ -169,6 +169,11 @@ def test_a_derivative_and_its_column_sums(layout):
     sweep(problem, *fields, cluster_k=lambda k: k == 1)
 
 
+def test_column_sums_of_consumers_that_take_turns():
+    problem = gemm(331, 520, 200, layout="nt", epilogue=GRADIENT)
+    assert sweep(problem, "tile_m", "tile_n", "ping_pong", ping_pong=bool)
+
+
 @pytest.mark.parametrize("m", [1, 17, 331])
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 def test_column_sums_of_shared_tiles_and_of_rows_that_no_tensor_map_has(m, out):
@@ -193,7 +198,7 @@ def test_every_derivative(dtype, activation):
 def test_column_sums_of_all_batches():
     flags = {"batch": 5, "lhs_batched": True, "rhs_batched": True}
     problem = gemm(72, 136, 200, layout="nt", epilogue=GRADIENT, **flags)
-    sweep(problem, "tile_m", "cluster_n")
+    sweep(problem, "tile_m", "consumers", "cluster_n")
 
 
 def test_rows_past_the_edge_do_not_reach_the_column_sums():

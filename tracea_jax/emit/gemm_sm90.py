@@ -24,7 +24,6 @@ MAX_STAGES = 12
 USUAL_ACCUMULATORS = 128  # of a thread, at most: with more it needs more registers
 _GPCS = 8  # at most
 SUBTILE_BYTES = SLAB * ROW_BYTES  # of the output, in shared memory
-SUMMED_ROWS = 16  # of the output, one warp's of a slab
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +71,15 @@ class GemmSm90Config:
     def slabs(self) -> int:
         """64-row slabs of each consumer."""
         return self.tile_m // (SLAB * self.tile_consumers)
+
+    @property
+    def summed_slabs(self) -> int:
+        """Those whose columns a warp sums together.
+
+        Blocks that share a tile own some of its slabs, and more accumulators leave no
+        registers for sums.
+        """
+        return self.slabs if self.cluster_k == 1 and self.accumulators <= 128 else 1
 
     @property
     def accumulators(self) -> int:
@@ -341,9 +349,13 @@ def _box_rows(extent: int, mn_major: bool, sharers: int, tile_k: int) -> int:
     return tile_k if -(-extent // tile_k) % sharers == 0 else tile_k // sharers
 
 
-def sum_rows(problem: GemmProblem) -> int:
-    """Rows of partial column sums that the kernel leaves: one for each 16 rows."""
-    return problem.batch * -(-problem.m // SUMMED_ROWS)
+def sum_rows(problem: GemmProblem, config: GemmSm90Config) -> int:
+    """Rows of partial column sums that the kernel leaves.
+
+    One for each warp of a consumer, of its rows of ``summed_slabs``.
+    """
+    groups = -(-problem.m // (SLAB * config.summed_slabs))
+    return problem.batch * groups * (WARPGROUP // WARP)
 
 
 def maps_results(problem: GemmProblem) -> bool:

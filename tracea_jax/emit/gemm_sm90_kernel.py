@@ -270,7 +270,8 @@ kMapsResults = {cxx(maps_results(one))};
   static constexpr int kElementBytes = {element_bytes(problem)}, \
 kParts = {parts(problem)}, kRowsA = {rows}, kRowsB = {columns};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
-kSlabs = {config.slabs}, kConsumers = {config.consumers};
+kSlabs = {config.slabs}, kSummedSlabs = {config.summed_slabs}, \
+kConsumers = {config.consumers};
   static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStages = {config.stages}, kWaitDepth = {config.wait_depth}, \
 kRasterBand = {config.raster_band};

@@ -82,7 +82,7 @@ class GemmSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = gemm_sm90_kernel.kernel(problem, config, device)
-        partial = partial_sums(problem)
+        partial = partial_sums(problem, config)
         return (
             kernel if partial is None else Prepared(kernel=kernel, partial_sums=partial)
         )
@@ -143,9 +143,9 @@ def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
     return int(np.lexsort(keys)[-1])
 
 
-def partial_sums(problem: GemmProblem) -> int | None:
+def partial_sums(problem: GemmProblem, config: GemmSm90Config) -> int | None:
     """Rows of partial column sums that the kernel leaves; None if it sums none."""
-    return emit.sum_rows(problem) if problem.epilogue.column_sums else None
+    return emit.sum_rows(problem, config) if problem.epilogue.column_sums else None
 
 
 def wrong_device(device: Device) -> Iterator[str]:

@@ -86,7 +86,7 @@ class GemmSm90Prepared:
         return Prepared(
             kernel=gemm_sm90_kernel.kernel(seen, config, device),
             operands=operands,
-            partial_sums=gemm_sm90.partial_sums(seen),
+            partial_sums=gemm_sm90.partial_sums(seen, config),
         )
 
 

@@ -2,8 +2,8 @@
 // (or times residual), one rounding, and a store through shared memory that runs on while
 // the next tile starts. Of a gated product y = activation(g) * u, the accumulators are
 // those of g and then, as many columns, those of u. Of a derivative the residual is the z of
-// an earlier product: y = activation'(residual) acc. It may also leave, for every 16 rows,
-// the sums of the columns of y before it is rounded: each warp its own, in plain stores.
+// an earlier product: y = activation'(residual) acc. It may also leave the sums of the
+// columns of y before it is rounded: each warp those of its own rows, in plain stores.
 //
 // A 64 x N slab leaves in sub-tiles of 64 rows x 128 bytes, the widest box of a swizzled
 // tensor map. They take turns in a ring of buffers that belongs to the warpgroup alone:
@@ -23,8 +23,8 @@
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
 // kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched,
-// kHasResidual, kMultipliesResidual, kDifferentiates, kSumsColumns, kSavesPreactivation,
-// kActivation.
+// kHasResidual, kMultipliesResidual, kDifferentiates, kSumsColumns, kSummedSlabs,
+// kSavesPreactivation, kActivation.
 //
 // Zeros are added where there is no bias but a residual or a second result. They come from
 // shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
@@ -62,7 +62,8 @@ struct EpilogueParams {
   const void* bias;      // (n) or (batch, n), or null
   const void* residual;  // (batch, m, n), or null
   int m, n;
-  float* column_sums;  // (batch, ceil(m / 16), n), or null
+  // (batch, 4 ceil(m / r), n), r = 64 kSummedSlabs: the four warps' of each r rows; or null.
+  float* column_sums;
 };
 
 template <int kBytes>
@@ -175,6 +176,7 @@ class WarpgroupEpilogue {
   static constexpr bool kAddsBias =
       Traits::kHasBias || Traits::kSavesPreactivation ||
       (Traits::kHasResidual && !Traits::kDifferentiates);
+  static constexpr int kSummedSlabs = Traits::kSummedSlabs;  // that a warp sums together
   static_assert(kColumns >= Tile::kColumns, "a sub-tile must fit into the tile");
   static_assert(!Traits::kGated || kColumns % Tile::kColumns == 0,
                 "sub-tiles of a gated product do not overlap");
@@ -185,6 +187,9 @@ class WarpgroupEpilogue {
                 "a derivative is taken at its residual, of a product without a bias");
   static_assert(!Traits::kSumsColumns || (Traits::kDifferentiates && !kTransposed),
                 "columns are summed of derivatives, where lanes hold whole columns");
+  static_assert(kSummedSlabs == 1 ||
+                    (kSummedSlabs == Traits::kSlabs && Traits::kClusterK == 1),
+                "slabs are summed together if the consumer has all of them");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
   // `buffers` and `bias` are shared-memory addresses of this warpgroup's own space.
@@ -209,7 +214,7 @@ class WarpgroupEpilogue {
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
-      store_sub_tile(accumulators[index / kSubTiles], m, n, batch, index, false);
+      store_sub_tile(accumulators[slab_of(index)], m, n, batch, index, false);
     }
   }
 
@@ -223,7 +228,7 @@ class WarpgroupEpilogue {
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
-      const int slab = index / kSubTiles, first = first_column(index % kSubTiles) / 2;
+      const int slab = slab_of(index), first = first_column(sub_tile_of(index)) / 2;
       if (is_shared) {
         if (!exchange.owns(index)) continue;
         exchange.gather(accumulators[slab], slab, first, kRegisters);
@@ -258,33 +263,44 @@ class WarpgroupEpilogue {
     return sub * Tile::kColumns < kLast ? sub * Tile::kColumns : kLast;
   }
 
-  // That of sub-tile `index` of the rows from m on, columns from n on.
+  // Sub-tiles are counted along n first; or, where slabs are summed together, down the slabs
+  // first, so that only the sums of one sub-tile's columns wait in registers.
+  static constexpr bool kGoesDown = Traits::kSumsColumns && kSummedSlabs > 1;
+  static constexpr int slab_of(int index) {
+    return kGoesDown ? index % Traits::kSlabs : index / kSubTiles;
+  }
+  static constexpr int sub_tile_of(int index) {
+    return kGoesDown ? index / Traits::kSlabs : index % kSubTiles;
+  }
+
+  // Where sub-tile `index` of the rows from m on, columns from n on, begins.
   TRACEA_DEVICE static Corner corner(int m, int n, int index) {
-    const int row = m + index / kSubTiles * Tile::kRows;
-    const int column = n + first_column(index % kSubTiles);
+    const int row = m + slab_of(index) * Tile::kRows;
+    const int column = n + first_column(sub_tile_of(index));
     return kTransposed ? Corner{column, row} : Corner{row, column};
   }
 
-  // Sub-tile `index` of the consumer's rows, counted along n first. `is_gathered` says that
-  // its sums are new: the sub-tile before has not added the bias to those they share.
+  // Sub-tile `index` of the consumer's rows. `is_gathered` says that its sums are new: its
+  // neighbour has not added the bias to those they share.
   TRACEA_DEVICE void store_sub_tile(float (&accumulators)[kAccumulators], int m, int n,
                                     int batch, int index, bool is_gathered) {
-    const int sub = index % kSubTiles;
+    const int sub = sub_tile_of(index);
     const Corner at = corner(m, n, index);
     if constexpr (kAddsBias) add_bias(accumulators, index, is_gathered);
+    if constexpr (Traits::kSumsColumns) clear_past_edge(accumulators, sub, at);
     if constexpr (Traits::kSavesPreactivation) {
-      stage_all<Activation::kNone, false>(accumulators, sub, at, batch);
+      stage_all<Activation::kNone, false>(accumulators, index, at, batch);
       publish(params_.preactivation, at, batch);
       if constexpr (Traits::kGated) {
-        stage_all<Activation::kNone, false, kFactor>(accumulators, sub, at, batch);
+        stage_all<Activation::kNone, false, kFactor>(accumulators, index, at, batch);
         publish(params_.factor, at, batch);
       }
     }
     if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
       load_residual(m, n, batch, index);
     }
-    stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(accumulators, sub,
-                                                                           at, batch);
+    stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(
+        accumulators, index, at, batch);
     if constexpr (kPrefetchesResidual) {
       if (index + 1 < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, index + 1);
     }
@@ -313,7 +329,7 @@ class WarpgroupEpilogue {
     warpgroup_barrier(warpgroup_);
   }
 
-  // Sub-tile `index` of the residual, counted along n first.
+  // Sub-tile `index` of the residual.
   TRACEA_DEVICE void load_residual(int m, int n, int batch, int index) {
     const Corner at = corner(m, n, index);
     const int column = at.column + Place::col(thread_, 0);
@@ -367,7 +383,7 @@ class WarpgroupEpilogue {
   // z, in place: it is both a result and the argument of the activation.
   TRACEA_DEVICE void add_bias(float (&accumulators)[kAccumulators], int index,
                               bool is_gathered) {
-    const int sub = index % kSubTiles, column = corner(0, 0, index).column;
+    const int sub = sub_tile_of(index), column = corner(0, 0, index).column;
     Pair bias;
     TRACEA_UNROLL
     for (int block = 0; block < Tile::kBlocks; ++block) {
@@ -386,13 +402,30 @@ class WarpgroupEpilogue {
     }
   }
 
+  // Rows past the edge are 0 times an operand that may be inf or NaN; there the derivative is
+  // finite, at a residual of 0.
+  TRACEA_DEVICE void clear_past_edge(float (&accumulators)[kAccumulators], int sub,
+                                     const Corner& at) const {
+    if (at.row + Tile::kRows <= params_.m) return;  // rare, and alike in all threads
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (at.row + Place::row(thread_, 0, half) < params_.m) continue;
+      TRACEA_UNROLL
+      for (int block = 0; block < Tile::kBlocks; ++block) {
+        const int i = Place::first_register(first_column(sub) / 8 + block, half);
+        accumulators[i] = accumulators[i + Place::kNext] = 0.0f;
+      }
+    }
+  }
+
   // Rounds a sub-tile of the result, or of z, into the buffer whose turn it is. kFirst is
   // the register of the first column.
   template <Activation kActivation, bool kJoins, int kFirst = 0>
-  TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int sub,
+  TRACEA_DEVICE void stage_all(const float (&accumulators)[kAccumulators], int index,
                                const Corner& at, int batch) {
+    const int sub = sub_tile_of(index), slab = slab_of(index) % kSummedSlabs;
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
-    const ColumnSums sums = column_sums(at, batch);  // nothing, unless it is used
+    const ColumnSums sums = column_sums(at, slab, batch);  // nothing, unless it is used
     TRACEA_UNROLL
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
       Pair wide[2][2];  // [block][half] before they are rounded
@@ -416,7 +449,7 @@ class WarpgroupEpilogue {
         }
       }
       if constexpr (kJoins && Traits::kSumsColumns) {
-        sums.store(8 * Tile::block(chunk, 0), wide);
+        sum_columns(wide, slab, chunk, sums);
       }
       Chunk<Element> c;
       TRACEA_UNROLL
@@ -431,13 +464,30 @@ class WarpgroupEpilogue {
     }
   }
 
-  // Where this warp leaves the sums of the sub-tile at this corner.
-  TRACEA_DEVICE ColumnSums column_sums(const Corner& at, int batch) const {
-    constexpr int kRows = 16;
-    const int row = at.row + thread_ / kWarpSize * kRows;
-    const u64 rows = static_cast<u64>(batch) * ceil_div(params_.m, kRows) + row / kRows;
-    return ColumnSums(params_.column_sums + rows * params_.n + at.column, params_.m - row,
-                      params_.n - at.column, thread_ % kWarpSize);
+  // Adds this thread's rows of a chunk to those of the slabs before, and after the last of
+  // them the warp's rows to each other.
+  TRACEA_DEVICE void sum_columns(const Pair (&y)[2][2], int slab, int chunk,
+                                 const ColumnSums& sums) {
+    Pair total[2];
+    TRACEA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      Pair& before = summed_[Tile::block(chunk, i)];
+      total[i] = add(y[i][0], y[i][1]);
+      if (slab > 0) total[i] = add(before, total[i]);
+      before = total[i];
+    }
+    const int column = 8 * Tile::block(chunk, 0);
+    if (slab == kSummedSlabs - 1) sums.store(column, total[0], total[1]);
+  }
+
+  // Where this warp leaves the sums that end in this slab, from the corner's column on.
+  TRACEA_DEVICE ColumnSums column_sums(const Corner& at, int slab, int batch) const {
+    constexpr int kRows = kSummedSlabs * Tile::kRows, kWarps = kWarpgroupSize / kWarpSize;
+    const int first = at.row - slab * Tile::kRows, warp = thread_ / kWarpSize;
+    const u64 group = static_cast<u64>(batch) * ceil_div(params_.m, kRows) + first / kRows;
+    return ColumnSums(
+        params_.column_sums + (group * kWarps + warp) * params_.n + at.column,
+        first < params_.m ? params_.n - at.column : 0, thread_ % kWarpSize);
   }
 
   // Sends the staged buffer on its way; the next one is free to stage into.
@@ -497,6 +547,7 @@ class WarpgroupEpilogue {
   int buffer_idx_ = 0;
   float bias_[kBiasPerThread];
   Packed<ElementResidual> residual_[Tile::kBlocks][2];  // of the sub-tile that is next
+  Pair summed_[Tile::kBlocks];  // this thread's columns of a sub-tile, of the slabs before
 };
 
 }  // namespace tracea
