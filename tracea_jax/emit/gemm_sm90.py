@@ -74,12 +74,13 @@ class GemmSm90Config:
 
     @property
     def summed_slabs(self) -> int:
-        """Those whose columns a warp sums together.
+        """Those whose columns a warp sums together: two, if it has them.
 
-        Blocks that share a tile own some of its slabs, and more accumulators leave no
-        registers for sums.
+        Blocks that share a tile own some of its slabs, and more accumulators, or slabs
+        to sum, leave too few registers.
         """
-        return self.slabs if self.cluster_k == 1 and self.accumulators <= 128 else 1
+        in_pairs = self.cluster_k == 1 and self.accumulators <= 128
+        return min(self.slabs, 2) if in_pairs else 1
 
     @property
     def accumulators(self) -> int:

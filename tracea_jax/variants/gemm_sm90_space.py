@@ -199,9 +199,9 @@ def _is_too_wide_for_its_turn(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) 
 
 
 def _has_too_many_constants(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Of gelu_exact's derivative, beside what column sums need."""
-    crowded = p.epilogue.column_sums and p.epilogue.activation == "gelu_exact"
-    return crowded & ((c.slabs > 1) | ((c.cluster_k > 1) & (c.accumulators >= 128)))
+    """Of gelu's derivatives, beside more accumulators than a shared tile leaves."""
+    crowded = p.epilogue.is_derivative and p.epilogue.activation.startswith("gelu")
+    return crowded & (c.accumulators > _MAX_ACCUMULATORS)
 
 
 def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -297,8 +297,8 @@ LEGAL = (
         code="constants",
         refuses=_has_too_many_constants,
         why=lambda p, c, d: (
-            f"{p.epilogue} takes the registers of more than 64 rows a consumer, and "
-            "of a tile of 128 accumulators a thread that is shared"
+            f"{p.epilogue} takes the registers of more than {_MAX_ACCUMULATORS} "
+            f"accumulators; a {c.tile_m}x{c.tile_n} tile has {c.accumulators}"
         ),
     ),
     Rule(

@@ -188,7 +188,7 @@ class WarpgroupEpilogue {
   static_assert(!Traits::kSumsColumns || (Traits::kDifferentiates && !kTransposed),
                 "columns are summed of derivatives, where lanes hold whole columns");
   static_assert(kSummedSlabs == 1 ||
-                    (kSummedSlabs == Traits::kSlabs && Traits::kClusterK == 1),
+                    (Traits::kSlabs % kSummedSlabs == 0 && Traits::kClusterK == 1),
                 "slabs are summed together if the consumer has all of them");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
