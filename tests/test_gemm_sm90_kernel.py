@@ -87,8 +87,48 @@ def test_operands_are_numbered_arguments_first():
     assert [m.operand for m in maps(kernel)] == [0, 1, 4, 5]
     assert [p.operand for p in kernel.params if isinstance(p, Pointer)] == [2, 3]
     plain = emit.kernel(problem(epilogue=Epilogue(residual=True)), WIDE, H200)
-    assert [m.operand for m in maps(plain)] == [0, 1, 3]
-    assert [p.operand for p in plain.params if isinstance(p, Pointer)] == [2]
+    assert [m.operand for m in maps(plain)] == [0, 1, 3, 2]
+    assert not any(isinstance(p, Pointer) for p in plain.params)
+
+
+@pytest.mark.parametrize(
+    ("out", "of_residual"), [("float16", "bfloat16"), ("float32",) * 2]
+)
+def test_a_residual_is_copied_in_the_boxes_of_the_result(out, of_residual):
+    added = Epilogue(residual=True, residual_dtype=of_residual)
+    asked = problem(200, 264, 136, out=out, batch=3, lhs_batched=True, epilogue=added)
+    *_, result, residual = maps(emit.kernel(asked, WIDE, H200))
+    assert (result.operand, residual.operand) == (3, 2)
+    assert residual == dataclasses.replace(result, operand=2, dtype=of_residual)
+
+
+SPLIT = GemmSm90Config(tile_m=128, tile_n=256, stages=4, cluster_k=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "config"),
+    [
+        (problem(epilogue=Epilogue(residual=True, save_preactivation=True)), WIDE),
+        (
+            problem(
+                out="float32",
+                epilogue=Epilogue(residual=True, residual_dtype="bfloat16"),
+            ),
+            WIDE,
+        ),
+        (problem(n=4095, layout="nt", epilogue=Epilogue(residual=True)), WIDE),
+        (problem(512, 10240, epilogue=Epilogue(residual=True)), SPLIT),
+        (
+            problem(dtype="float32", epilogue=Epilogue(residual=True)),
+            dataclasses.replace(WIDE, wait_depth=0),
+        ),
+    ],
+    ids=["beside z", "narrower", "odd rows", "shared tiles", "transposed"],
+)
+def test_other_residuals_are_read_by_their_address(asked, config):
+    kernel = emit.kernel(asked, config, H200)
+    assert [p.operand for p in kernel.params if isinstance(p, Pointer)][-1] == 2
+    assert 2 not in [m.operand for m in maps(kernel)]
 
 
 def test_sums_come_from_a_row_for_each_warp_of_a_consumer():
@@ -96,8 +136,8 @@ def test_sums_come_from_a_row_for_each_warp_of_a_consumer():
     call = GEMM_SM90.call(asked, WIDE, H200)
     assert isinstance(call, Prepared)
     assert call.operands == () and call.partial_sums == 3 * 4 * 6
-    assert [m.operand for m in maps(call.kernel)] == [0, 1, 3]
-    assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [2, 4]
+    assert [m.operand for m in maps(call.kernel)] == [0, 1, 3, 2]
+    assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [4]
     padded = dataclasses.replace(asked, k=137)
     call = GEMM_SM90_PADDED.call(padded, WIDE, H200)
     assert isinstance(call, Prepared) and call.partial_sums == 3 * 4 * 6

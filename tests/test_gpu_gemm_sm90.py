@@ -36,6 +36,17 @@ def test_every_tile_and_cluster_at_one_awkward_shape(layout):
 
 
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(331, 520, 200), (2056, 4104, 72)])
+def test_residuals_that_the_result_takes_the_place_of(shape, out):
+    added = dataclasses.replace(FULL, save_preactivation=False)
+    problem = gemm(*shape, layout="nt", out=out, epilogue=added)
+    fields = ("tile_m", "tile_n", "consumers", "ping_pong", "cluster_m")
+    assert sweep(
+        problem, *fields, cluster_n=lambda n: n == 1, cluster_k=lambda k: k == 1
+    )
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_that_share_the_work_of_a_tile(layout, out):
     problem = gemm(136, 200, 1000, layout=layout, out=out, epilogue=FULL)

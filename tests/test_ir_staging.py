@@ -1,5 +1,7 @@
 """Staging: registers stored by the instructions' rules are read back as the tile."""
 
+import itertools
+
 import pytest
 
 from tracea_jax.ir.address import LANE
@@ -55,6 +57,28 @@ def test_a_16_bit_tile_is_staged_by_stmatrix():
             addresses = [stmatrix_x4_byte(thread, block) for thread in threads]
             store_matrices(memory, addresses, registers)
     assert_staged(memory, itemsize=2)
+
+
+def test_ldmatrix_reads_what_stmatrix_stores_at_the_same_addresses():
+    """A residual is read from where the result that takes its place is staged."""
+    tile = {}
+    for row, col in itertools.product(range(64), range(64)):
+        tile[128 * row + 16 * (col // 8 ^ row % 8) + col % 8 * 2] = (row, col)
+    accumulator = wgmma_accumulator(64)
+    for warp, block in itertools.product(WARPS, range(0, 8, 2)):
+        threads = [32 * warp + lane for lane in LANES]
+        addresses = [stmatrix_x4_byte(thread, block) for thread in threads]
+        for lane, thread in enumerate(threads):
+            for p in range(
+                4
+            ):  # ldmatrix.x4: matrix p, row l/4, columns 2 (l%4) and next
+                start = addresses[8 * p + lane // 4] + 4 * (lane % 4)
+                found = tile[start], tile[start + 2]
+                first = 4 * block + 2 * p
+                assert found == (
+                    accumulator(thread, first),
+                    accumulator(thread, first + 1),
+                )
 
 
 def test_an_f32_tile_is_staged_by_pairs():

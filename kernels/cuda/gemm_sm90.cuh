@@ -146,7 +146,10 @@ struct GemmSm90Shared {
   alignas(16) float bias[Traits::kConsumers][WarpgroupEpilogue<Traits>::kBiasColumns];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
-  u64 turn_barrier[Traits::kConsumers];  // of ping-pong
+  // Of each consumer: that it has multiplied, a phase for each tile of ping-pong, then those
+  // of the copies of the residual.
+  u64 consumer_barriers[Traits::kConsumers]
+                       [1 + WarpgroupEpilogue<Traits>::kResidualCopies];
 };
 
 // What a block computes at a time: the tile whose first row and column are (m, n), or of it
@@ -286,7 +289,10 @@ struct GemmSm90 {
       }
       TRACEA_UNROLL
       for (int i = 0; i < kConsumers; ++i) {
-        mbarrier_init(shared_address(&smem.turn_barrier[i]), 1);
+        TRACEA_UNROLL
+        for (u64& barrier : smem.consumer_barriers[i]) {
+          mbarrier_init(shared_address(&barrier), 1);
+        }
       }
       fence_mbarrier_init();
     }
@@ -394,11 +400,11 @@ struct GemmSm90 {
   }
 
   TRACEA_DEVICE void wait_for_turn(int consumer, u32 tile) const {
-    wait(shared_address(&smem.turn_barrier[1 - consumer]), turn_parity(tile));
+    wait(shared_address(&smem.consumer_barriers[1 - consumer][0]), turn_parity(tile));
   }
 
   TRACEA_DEVICE void pass_turn(int consumer, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem.turn_barrier[consumer]));
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.consumer_barriers[consumer][0]));
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -406,9 +412,10 @@ struct GemmSm90 {
     const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
-    WarpgroupEpilogue<Traits> epilogue(p.epilogue,
-                                       shared_address(smem.staging[consumer]),
-                                       shared_address(smem.bias[consumer]), consumer);
+    WarpgroupEpilogue<Traits> epilogue(
+        p.epilogue, shared_address(smem.staging[consumer]),
+        shared_address(smem.bias[consumer]),
+        shared_address(&smem.consumer_barriers[consumer][1]), consumer);
     const Fragments operand(thread);  // A, where it passes through registers
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
@@ -534,6 +541,7 @@ TRACEA_DEVICE void gemm_sm90(const GemmSm90Params<Traits>& p) {
     if constexpr (Traits::kHasTailB) prefetch_tensormap(p.b_tail);
     if constexpr (Traits::kGated) prefetch_tensormap(p.up);
     if constexpr (Traits::kMapsResults) prefetch_tensormap(p.epilogue.out);
+    if constexpr (Traits::kMapsResidual) prefetch_tensormap(p.epilogue.residual);
   }
   kernel.initialize();
 

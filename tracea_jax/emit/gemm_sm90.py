@@ -154,7 +154,8 @@ def smem_bytes(
     ring = config.stages * parts(problem) * rows * ROW_BYTES
     staging = config.consumers * epilogue_buffers * SUBTILE_BYTES
     bias = 4 * bias_columns
-    barriers = 8 * (2 * config.stages + config.consumers)
+    copies = np.where(maps_residual(problem, config), stores(problem, config), 0)
+    barriers = 8 * (2 * config.stages + config.consumers * (1 + copies))
     period = SWIZZLE_128B.period_bytes
     return -(-(ring + staging + bias + barriers) // period) * period
 
@@ -362,3 +363,15 @@ def sum_rows(problem: GemmProblem, config: GemmSm90Config) -> int:
 def maps_results(problem: GemmProblem) -> bool:
     """Whether rows of the results are multiples of 16 bytes, as tensor maps have."""
     return problem.n * ITEMSIZE[problem.out] % ROW_UNIT_BYTES == 0
+
+
+def maps_residual(problem: GemmProblem, config: GemmSm90Config) -> Any:
+    """Whether the residual is copied into the staging buffers that results leave from.
+
+    See kernels/cuda/tile/epilogue.cuh for why not.
+    """
+    epilogue = problem.epilogue
+    itemsize = ITEMSIZE[epilogue.residual_dtype or problem.out]
+    has_boxes = maps_results(problem) and itemsize == ITEMSIZE[problem.out]
+    in_turn = not (is_swapped(problem) or epilogue.save_preactivation)
+    return (epilogue.residual and has_boxes and in_turn) & (config.cluster_k == 1)

@@ -27,6 +27,7 @@ from tracea_jax.emit.gemm_sm90 import (
     grid,
     is_swapped,
     loaded_rows,
+    maps_residual,
     maps_results,
     parts,
     registers,
@@ -57,6 +58,7 @@ DTYPES = tuple(_SHORT)
 OUT_DTYPES = tuple(epilogues.CXX_TYPE)
 # What the tensor cores multiply of an operand: f32 as TF32, its parts as they are.
 _MULTIPLIED = {"float32": "tfloat32", "bfloat16x3": "bfloat16"}
+_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 
 
 def kernel(
@@ -134,11 +136,14 @@ def _params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, ...]:
     if tail := tail_columns(problem, config):
         box = (tail, *right.box[1:])
         params.append(dataclasses.replace(right, box=box))
-    params += [_result(problem, operand) for operand in results]
+    mapped = maps_results(problem)
+    params += [_finished(problem, operand, problem.out, mapped) for operand in results]
     if epilogues.has_bias(problem.epilogue):
         params.append(Pointer(operand=bias))
     if epilogue.residual:
-        params.append(Pointer(operand=residual))
+        mapped = bool(maps_residual(problem, config))
+        dtype = epilogue.residual_dtype or problem.out
+        params.append(_finished(problem, residual, dtype, mapped))
     if epilogue.column_sums:
         params.append(Pointer(operand=out + 1))
     return (*params, *_sizes(product))
@@ -153,7 +158,7 @@ def _gated_params(problem: GemmProblem, config: GemmSm90Config) -> tuple[Param, 
         _lhs_map(one, config),
         rhs,
         dataclasses.replace(rhs, operand=2),
-        *(_result(one, operand) for operand in results),
+        *(_finished(one, operand, one.out, maps_results(one)) for operand in results),
         *_sizes(one),
     )
 
@@ -190,12 +195,13 @@ def _rhs_map(
     )
 
 
-def _result(problem: GemmProblem, operand: int) -> Param:
-    if not maps_results(problem):
+def _finished(problem: GemmProblem, operand: int, dtype: str, mapped: bool) -> Param:
+    """A result, or a residual: a matrix of the epilogue."""
+    if not mapped:
         return Pointer(operand=operand)
     matrix = (problem.n, problem.m)
-    rows = ROW_BYTES // ITEMSIZE[problem.out] if is_swapped(problem) else SLAB
-    return _operand_map(operand, problem.out, matrix, problem.batch, rows)
+    rows = ROW_BYTES // ITEMSIZE[dtype] if is_swapped(problem) else SLAB
+    return _operand_map(operand, dtype, matrix, problem.batch, rows)
 
 
 def _operand_map(
@@ -250,8 +256,9 @@ def _source(
     rows_a = box_rows_a(product, config)
     rows_b = box_rows_b(product, config.tile_n // (1 + gated), config)
     types = f"{problem.lhs}, {problem.rhs} -> {problem.out} {problem.layout}"
+    maps_rest = bool(maps_residual(problem, config))
     signature, arguments = (
-        _gated_signature(problem) if gated else _signature(problem, has_tail)
+        _gated_signature(problem) if gated else _signature(problem, has_tail, maps_rest)
     )
     return f"""\
 // gemm_sm90 | {types}, epilogue {epilogue}{" gated" * gated} | {config}
@@ -266,7 +273,7 @@ struct Traits {{
 kFragmentsA = {cxx(fragments)}, kHasTailB = {cxx(has_tail)};
   static constexpr bool kGated = {cxx(gated)}, \
 kTransposed = {cxx(is_swapped(problem))}, \
-kMapsResults = {cxx(maps_results(one))};
+kMapsResults = {cxx(maps_results(one))}, kMapsResidual = {cxx(maps_rest)};
   static constexpr int kElementBytes = {element_bytes(problem)}, \
 kParts = {parts(problem)}, kRowsA = {rows}, kRowsB = {columns};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
@@ -294,27 +301,28 @@ extern "C" __global__ void __launch_bounds__({config.threads}, 1)
 """
 
 
-def _signature(problem: GemmProblem, has_tail: bool) -> tuple[str, str]:
+def _signature(
+    problem: GemmProblem, has_tail: bool, maps_rest: bool
+) -> tuple[str, str]:
     """Parameters of the entry, and the fields of ``GemmSm90Params`` made of them."""
     epilogue = problem.epilogue
     maps = ["a", "b"] + ["b_tail"] * has_tail
     results = ["out"] + ["z"] * epilogue.save_preactivation
-    pointers = ["bias"] * epilogues.has_bias(problem.epilogue) + [
-        "residual"
-    ] * epilogue.residual
+    bias = ["bias"] * epilogues.has_bias(problem.epilogue)
+    rest = ["residual"] * epilogue.residual
     scalars = ["m", "n", "k", "batch", "a_batched", "b_batched"]
     of = "&" if maps_results(problem) else ""
     parameters = _parameters(maps, results, maps_results(problem))
-    parameters += [f"const void* {name}" for name in pointers]
+    parameters += [f"const void* {name}" for name in bias]
+    parameters += [f"{_MAP if maps_rest else 'const void*'} {name}" for name in rest]
     parameters += ["float* sums"] * epilogue.column_sums
     parameters += [f"int {name}" for name in scalars]
     z = f"{of}z" if epilogue.save_preactivation else "nullptr"
-    bias, residual = (
-        name if name in pointers else "nullptr" for name in ("bias", "residual")
-    )
+    added = ", ".join(bias or ["nullptr"])
+    joined = ("&" * maps_rest + "residual") if rest else "nullptr"
     shape = "n, m" if is_swapped(problem) else "m, n"
     sums = ", sums" * epilogue.column_sums
-    finish = f"{{{of}out, {z}, nullptr, {bias}, {residual}, {shape}{sums}}}"
+    finish = f"{{{of}out, {z}, nullptr, {added}, {joined}, {shape}{sums}}}"
     tail = "&b_tail" if has_tail else "nullptr"
     operands = f"&a, &b, {tail}, nullptr"
     return ", ".join(parameters), f"{operands}, {finish}, {', '.join(scalars)}"
@@ -323,7 +331,7 @@ def _signature(problem: GemmProblem, has_tail: bool) -> tuple[str, str]:
 def _parameters(maps: list[str], results: list[str], mapped: bool) -> list[str]:
     """Operands and results of an entry; results that are not mapped by address."""
     maps = [*maps, *results] if mapped else maps
-    texts = [f"const __grid_constant__ tracea::TensorMap {name}" for name in maps]
+    texts = [f"{_MAP} {name}" for name in maps]
     return texts if mapped else texts + [f"void* {name}" for name in results]
 
 

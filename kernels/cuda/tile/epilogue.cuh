@@ -13,6 +13,18 @@
 //
 // One barrier serves both ways: it publishes buffer j and frees buffer j+1.
 //
+// A residual of boxes like the result's arrives in the buffers, too, by tensor map: that of
+// sub-tile j where the result of sub-tile j will be staged, which takes its place pair by
+// pair. Its copy starts once the store before has read the buffer:
+//
+//   before the mainloop:   copies 0 .. buffers-2   (the last store may still be read)
+//   before step 0:         copy buffers-1
+//   in step j > 0:         copy j + buffers-1, into the buffer of step j-1
+//
+// Each sub-tile of a tile has a barrier for its copy, which completes a phase a tile. All
+// threads wait for the phase before they reach the barrier of step j, and the next copy to
+// complete one starts after that: a parity is never a phase behind.
+//
 // Rows that are no multiples of 16 bytes have no tensor map. Each warp then writes the rows
 // that it staged itself, element by element.
 //
@@ -22,16 +34,18 @@
 // EpilogueParams and Corner the result.
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kGated,
-// kTransposed, kClusterK, kMapsResults, kEpilogueBuffers, kHasBias, kBiasIsBatched,
-// kHasResidual, kMultipliesResidual, kDifferentiates, kSumsColumns, kSummedSlabs,
-// kSavesPreactivation, kActivation.
+// kTransposed, kClusterK, kMapsResults, kMapsResidual, kEpilogueBuffers, kHasBias,
+// kBiasIsBatched, kHasResidual, kMultipliesResidual, kDifferentiates, kSumsColumns,
+// kSummedSlabs, kSavesPreactivation, kActivation.
 //
-// Zeros are added where there is no bias but a residual or a second result. They come from
-// shared memory after a barrier, which keeps the compiler from starting on all sub-tiles at
-// once and running out of registers. A derivative waits for its residual anyway.
+// Zeros are added where there is no bias but a residual in registers or a second result.
+// They come from shared memory after a barrier, which keeps the compiler from starting on
+// all sub-tiles at once and running out of registers. A derivative waits for its residual
+// anyway.
 #pragma once
 
 #include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
@@ -43,24 +57,25 @@
 
 namespace tracea {
 
-// How a result is written: through its tensor map, or to its address.
-template <bool kMapped>
-struct ResultPointer {
+// How a matrix is reached: through its tensor map, or by its address.
+template <bool kMapped, class Address>
+struct MatrixPointer {
   using Type = const TensorMap*;
 };
-template <>
-struct ResultPointer<false> {
-  using Type = void*;
+template <class Address>
+struct MatrixPointer<false, Address> {
+  using Type = Address;
 };
 
 template <class Traits>
 struct EpilogueParams {
-  using Result = typename ResultPointer<Traits::kMapsResults>::Type;
+  using Result = typename MatrixPointer<Traits::kMapsResults, void*>::Type;
+  using Residual = typename MatrixPointer<Traits::kMapsResidual, const void*>::Type;
   Result out;
   Result preactivation;  // z, or g; null unless it is saved
   Result factor;         // u, null unless it is saved
   const void* bias;      // (n) or (batch, n), or null
-  const void* residual;  // (batch, m, n), or null
+  Residual residual;     // (batch, m, n), or null
   int m, n;
   // (batch, 4 ceil(m / r), n), r = 64 kSummedSlabs: the four warps' of each r rows; or null.
   float* column_sums;
@@ -127,6 +142,35 @@ TRACEA_DEVICE void stage(u32 buffer, int thread, int chunk, const Chunk<float>& 
   }
 }
 
+// Reads a chunk of 16-bit elements from where `stage` writes it.
+template <class Swizzle, class Element>
+TRACEA_DEVICE void unstage(u32 buffer, int thread, int chunk, Chunk<Element>& c) {
+  u32 pairs[4];
+  ldmatrix_x4(pairs, buffer + stmatrix_x4_byte<Swizzle>(
+                                  thread, SubTile<Element>::block(chunk, 0)));
+  TRACEA_UNROLL
+  for (int i = 0; i < 4; ++i) c.pairs[i / 2][i % 2].bits = pairs[i];
+}
+
+// The same for f32.
+template <class Swizzle>
+TRACEA_DEVICE void unstage(u32 buffer, int thread, int chunk, Chunk<float>& c) {
+  const int first = SubTile<float>::block(chunk, 0);
+  const bool keeps_order = staggered_block(thread, first) == first;
+  TRACEA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    Pair found[2];
+    TRACEA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int straight = SubTile<float>::block(chunk, i);
+      const u32 byte = accumulator_pair_byte<Swizzle>(thread, straight, half);
+      found[i] = ld_shared_pair(buffer + byte);
+    }
+    c.pairs[0][half].value = keeps_order ? found[0] : found[1];
+    c.pairs[1][half].value = keeps_order ? found[1] : found[0];
+  }
+}
+
 TRACEA_DEVICE void store_pair(u32 address, const Packed<float>& v) {
   st_shared(address, v.value);
 }
@@ -173,9 +217,18 @@ class WarpgroupEpilogue {
   // Columns of the result in this warpgroup's part of a tile, that it needs the bias of.
   static constexpr int kBiasColumns = kTransposed ? 64 * Traits::kSlabs : Traits::kTileN;
   static constexpr int kBiasPerThread = ceil_div(kBiasColumns, kWarpgroupSize);
+  static constexpr int kTileSubTiles = Traits::kSlabs * kSubTiles;
+  // Whether the residual is copied into the buffers: its boxes must be the result's, and
+  // take turns with nothing else. z would be staged in between, and blocks that share a
+  // tile store a part of its sub-tiles. (Transposed products, TF32 alone, are not worth it.)
+  static constexpr bool kMapsResidual =
+      Traits::kHasResidual && Traits::kMapsResults && !kTransposed &&
+      Traits::kClusterK == 1 && !Traits::kSavesPreactivation &&
+      sizeof(ElementResidual) == sizeof(Element);
+  static constexpr int kResidualCopies = kMapsResidual ? kTileSubTiles : 0;
   static constexpr bool kAddsBias =
       Traits::kHasBias || Traits::kSavesPreactivation ||
-      (Traits::kHasResidual && !Traits::kDifferentiates);
+      (Traits::kHasResidual && !kMapsResidual && !Traits::kDifferentiates);
   static constexpr int kSummedSlabs = Traits::kSummedSlabs;  // that a warp sums together
   static_assert(kColumns >= Tile::kColumns, "a sub-tile must fit into the tile");
   static_assert(!Traits::kGated || kColumns % Tile::kColumns == 0,
@@ -190,14 +243,18 @@ class WarpgroupEpilogue {
   static_assert(kSummedSlabs == 1 ||
                     (Traits::kSlabs % kSummedSlabs == 0 && Traits::kClusterK == 1),
                 "slabs are summed together if the consumer has all of them");
+  static_assert(Traits::kMapsResidual == kMapsResidual,
+                "the residual has a tensor map exactly where it is copied into buffers");
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
 
-  // `buffers` and `bias` are shared-memory addresses of this warpgroup's own space.
+  // `buffers`, `bias` and `barriers`, one for each copy of a residual, are shared-memory
+  // addresses of this warpgroup's own space.
   TRACEA_DEVICE WarpgroupEpilogue(const EpilogueParams<Traits>& params, u32 buffers, u32 bias,
-                                  int warpgroup)
+                                  u32 barriers, int warpgroup)
       : params_(params),
         buffers_(buffers),
         smem_bias_(bias),
+        barriers_(barriers),
         warpgroup_(warpgroup),
         thread_(static_cast<int>(threadIdx.x) % kWarpgroupSize),
         leader_(warp_uniform(thread_ / kWarpSize) == 0 && elect_one()) {}
@@ -206,16 +263,23 @@ class WarpgroupEpilogue {
   TRACEA_DEVICE void prefetch(int m, int n, int batch) {
     if constexpr (kAddsBias) load_bias(kTransposed ? m : n, batch);
     if constexpr (kPrefetchesResidual) load_residual(m, n, batch, 0);
+    if constexpr (kMapsResidual) {
+      if (leader_) cp_async_bulk_wait_group_read<1>();
+      TRACEA_UNROLL
+      for (int i = 0; i < Traits::kEpilogueBuffers - 1; ++i) copy_residual(m, n, batch, i, i);
+    }
   }
 
   // Finishes and stores the rows m .. m + 64 kSlabs - 1, columns n .. n + kColumns - 1.
   TRACEA_DEVICE void store(float (&accumulators)[Traits::kSlabs][kAccumulators], int m, int n,
                            int batch) {
+    if constexpr (kMapsResidual) copy_next_residual(m, n, batch, 0);
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
-    for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
+    for (int index = 0; index < kTileSubTiles; ++index) {
       store_sub_tile(accumulators[slab_of(index)], m, n, batch, index, false);
     }
+    residual_parity_ ^= 1;
   }
 
   // The same; if the tile is shared, for the sub-tiles that are this block's share of sums
@@ -227,7 +291,7 @@ class WarpgroupEpilogue {
     constexpr int kRegisters = Tile::kColumns / 2;
     if constexpr (kAddsBias) share_bias();
     TRACEA_UNROLL
-    for (int index = 0; index < Traits::kSlabs * kSubTiles; ++index) {
+    for (int index = 0; index < kTileSubTiles; ++index) {
       const int slab = slab_of(index), first = first_column(sub_tile_of(index)) / 2;
       if (is_shared) {
         if (!exchange.owns(index)) continue;
@@ -248,8 +312,8 @@ class WarpgroupEpilogue {
  private:
   // The residual of a sub-tile is fetched as soon as that of the one before is used: if they
   // follow each other, and loads of whole pairs leave enough registers.
-  static constexpr bool kPrefetchesResidual =
-      Traits::kHasResidual && Traits::kClusterK == 1 && Traits::kMapsResults;
+  static constexpr bool kPrefetchesResidual = Traits::kHasResidual && !kMapsResidual &&
+                                              Traits::kClusterK == 1 && Traits::kMapsResults;
 
   // Where a sub-tile begins in the result.
   struct Corner {
@@ -296,13 +360,17 @@ class WarpgroupEpilogue {
         publish(params_.factor, at, batch);
       }
     }
-    if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
+    if constexpr (kMapsResidual) {
+      wait_for_residual(index);
+    } else if constexpr (Traits::kHasResidual && !kPrefetchesResidual) {
       load_residual(m, n, batch, index);
     }
     stage_all<Traits::kActivation, Traits::kHasResidual || Traits::kGated>(
         accumulators, index, at, batch);
-    if constexpr (kPrefetchesResidual) {
-      if (index + 1 < Traits::kSlabs * kSubTiles) load_residual(m, n, batch, index + 1);
+    if constexpr (kMapsResidual) {
+      if (index > 0) copy_next_residual(m, n, batch, index);
+    } else if constexpr (kPrefetchesResidual) {
+      if (index + 1 < kTileSubTiles) load_residual(m, n, batch, index + 1);
     }
     publish(params_.out, at, batch);
   }
@@ -327,6 +395,48 @@ class WarpgroupEpilogue {
       if (column < kBiasColumns) st_shared(smem_bias_ + 4 * column, bias_[i]);
     }
     warpgroup_barrier(warpgroup_);
+  }
+
+  // Copies sub-tile `index` of the residual, if there is one, into the buffer that is
+  // `ahead` of the one whose turn it is, and which has been read.
+  TRACEA_DEVICE void copy_residual(int m, int n, int batch, int index, int ahead) {
+    if (index < kTileSubTiles && leader_) {
+      const int last = Traits::kEpilogueBuffers - ahead;
+      const int buffer_idx = buffer_idx_ + (buffer_idx_ < last ? ahead : -last);
+      const Corner at = corner(m, n, index);
+      const u32 barrier = barriers_ + 8 * index;
+      mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
+      cp_async_bulk_tensor_3d(buffers_ + buffer_idx * Tile::kBytes, params_.residual,
+                              at.column, at.row, batch, barrier);
+    }
+  }
+
+  // In step `index`, copies into the buffer of the step before.
+  TRACEA_DEVICE void copy_next_residual(int m, int n, int batch, int index) {
+    constexpr int kAhead = Traits::kEpilogueBuffers - 1;
+    if (index + kAhead < kTileSubTiles) {
+      if (leader_) cp_async_bulk_wait_group_read<0>();
+      copy_residual(m, n, batch, index + kAhead, kAhead);
+    }
+  }
+
+  TRACEA_DEVICE void wait_for_residual(int index) const {
+    while (!mbarrier_try_wait_parity(barriers_ + 8 * index, residual_parity_)) {
+    }
+  }
+
+  // What this thread has of a chunk of the residual, from the buffer or from registers.
+  TRACEA_DEVICE Chunk<ElementResidual> residual_chunk(u32 buffer, int chunk) const {
+    Chunk<ElementResidual> c;
+    if constexpr (kMapsResidual) {
+      unstage<typename Traits::Swizzle>(buffer, thread_, chunk, c);
+    } else {
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        c.pairs[i / 2][i % 2] = residual_[Tile::block(chunk, i / 2)][i % 2];
+      }
+    }
+    return c;
   }
 
   // Sub-tile `index` of the residual.
@@ -426,8 +536,15 @@ class WarpgroupEpilogue {
     const int sub = sub_tile_of(index), slab = slab_of(index) % kSummedSlabs;
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     const ColumnSums sums = column_sums(at, slab, batch);  // nothing, unless it is used
+    constexpr bool kJoinsResidual = kJoins && Traits::kHasResidual;
+    Chunk<ElementResidual> next;  // read while the chunk before is computed
+    if constexpr (kJoinsResidual) next = residual_chunk(buffer, 0);
     TRACEA_UNROLL
     for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      const Chunk<ElementResidual> residual = next;
+      if constexpr (kJoinsResidual) {
+        if (chunk + 1 < Tile::kChunks) next = residual_chunk(buffer, chunk + 1);
+      }
       Pair wide[2][2];  // [block][half] before they are rounded
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -436,7 +553,7 @@ class WarpgroupEpilogue {
                          Place::first_register(first_column(sub) / 8 + block, half);
         Pair& y = wide[which][half];
         if constexpr (kJoins && Traits::kDifferentiates) {
-          const Pair at = residual_[block][half].widen();
+          const Pair at = residual.pairs[which][half].widen();
           y = {differentiate<kActivation>(at.x, z[0]),
                differentiate<kActivation>(at.y, z[Place::kNext])};
         } else {
@@ -445,7 +562,7 @@ class WarpgroupEpilogue {
         if constexpr (kJoins && Traits::kGated) {
           y = join<true>(y, {z[kFactor], z[kFactor + 1]});
         } else if constexpr (kJoins && !Traits::kDifferentiates) {
-          y = join<Traits::kMultipliesResidual>(y, residual_[block][half].widen());
+          y = join<Traits::kMultipliesResidual>(y, residual.pairs[which][half].widen());
         }
       }
       if constexpr (kJoins && Traits::kSumsColumns) {
@@ -541,12 +658,14 @@ class WarpgroupEpilogue {
   }
 
   const EpilogueParams<Traits>& params_;
-  const u32 buffers_, smem_bias_;
+  const u32 buffers_, smem_bias_, barriers_;
   const int warpgroup_, thread_;
   const bool leader_;
   int buffer_idx_ = 0;
+  u32 residual_parity_ = 0;  // of the copies of this tile
   float bias_[kBiasPerThread];
-  Packed<ElementResidual> residual_[Tile::kBlocks][2];  // of the sub-tile that is next
+  // Of the sub-tile that is next, unless it is copied into a buffer.
+  Packed<ElementResidual> residual_[Tile::kBlocks][2];
   Pair summed_[Tile::kBlocks];  // this thread's columns of a sub-tile, of the slabs before
 };
 
