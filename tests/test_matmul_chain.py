@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -277,7 +278,9 @@ def test_a_kernel_leaves_partial_sums_that_xla_adds_up():
     with tracea.options(device="H200"):
         traced = jax.jit(gradient).trace(*args)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("tensor<256x4096xf32>, tensor<f32>) -> tensor<4096xf32>") == 1
+    summed = r"tensor<(\d+)x4096xf32>, tensor<f32>\) -> tensor<4096xf32>"
+    # A warp sums 16 rows of one slab or of two.
+    assert re.findall(summed, text) in (["256"], ["128"])
 
 
 def test_wrong_sums_are_found_before_they_are_kept():
