@@ -153,7 +153,7 @@ def test_derivatives_of_gelu_take_the_registers_of_most_accumulators(epilogue):
     GEMM_SM90.check(problem(epilogue=epilogue), tall, H200)
     in_turns = GemmSm90Config(tile_m=128, tile_n=160, stages=3, ping_pong=True)
     GEMM_SM90.check(problem(), in_turns, H200)
-    with pytest.raises(ValueError, match="' &sums takes the registers of more than"):
+    with pytest.raises(ValueError, match="160 accumulators a thread leave too few"):
         GEMM_SM90.check(problem(epilogue=epilogue), in_turns, H200)
 
 

@@ -180,9 +180,10 @@ def _deadlocks(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
 
 
 def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Entries of residuals in odd rows are loaded one by one, each from its address.
+    """Residuals that are not copied into shared memory are loaded into registers.
 
-    So are the pairs of a transposed product, of which 16-bit rows hold twice as many.
+    Entries in odd rows are loaded one by one, each from its address. So are the pairs
+    of a transposed product, of which 16-bit rows hold twice as many.
     """
     transposed = emit.is_swapped(p) and ITEMSIZE[p.out] == 2
     scattered = transposed or not emit.maps_results(p)
@@ -196,12 +197,6 @@ def _is_too_wide_for_its_turn(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) 
     """
     shared = (c.sharers > 1) & (emit.computed(p).layout[0] == "t")
     return (c.accumulators > emit.USUAL_ACCUMULATORS) & (p.epilogue.residual | shared)
-
-
-def _has_too_many_constants(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Of gelu's derivatives, beside more accumulators than a shared tile leaves."""
-    crowded = p.epilogue.is_derivative and p.epilogue.activation.startswith("gelu")
-    return crowded & (c.accumulators > _MAX_ACCUMULATORS)
 
 
 def _does_not_wait(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -291,14 +286,6 @@ LEGAL = (
         why=lambda p, c, d: (
             f"{c.accumulators} accumulators a thread leave too few registers for "
             "a residual, or for copies of a left operand along m that blocks share"
-        ),
-    ),
-    Rule(
-        code="constants",
-        refuses=_has_too_many_constants,
-        why=lambda p, c, d: (
-            f"{p.epilogue} takes the registers of more than {_MAX_ACCUMULATORS} "
-            f"accumulators; a {c.tile_m}x{c.tile_n} tile has {c.accumulators}"
         ),
     ),
     Rule(
