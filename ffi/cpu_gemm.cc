@@ -316,7 +316,7 @@ ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingAr
 
 }  // namespace
 
-const char* SupportedCpuIsa() { return cpu::IsaName(cpu::UsableIsa(cpu::Isa::kAmx)); }
+const char* SupportedCpuIsa() { return cpu::IsaName(cpu::UsableIsa(cpu::kMatrixIsa)); }
 
 }  // namespace tracea
 

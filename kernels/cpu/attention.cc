@@ -30,6 +30,8 @@ constexpr const AttentionIsa* kAttentions[] = {
     &kAvx2Attention,
     &kAvx512Attention,
     &kAvx512Attention,
+#elif defined(__aarch64__)
+    &kBaselineAttention,
 #endif
 };
 
@@ -39,6 +41,8 @@ constexpr const AttentionGradientIsa* kGradients[] = {
     &kAvx2AttentionGradient,
     &kAvx512AttentionGradient,
     &kAvx512AttentionGradient,
+#elif defined(__aarch64__)
+    &kBaselineAttentionGradient,
 #endif
 };
 

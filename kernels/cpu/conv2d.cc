@@ -40,6 +40,8 @@ constexpr const ConvIsa* kConvs[kIsaCount] = {
 #if !defined(TRACEA_WITHOUT_AMX)
     &kAmxConv,
 #endif
+#elif defined(__aarch64__)
+    &kBaselineConv,
 #endif
 };
 

@@ -1,6 +1,8 @@
 // CPUID feature bits, and XCR0 for the register state the operating system saves: an
 // instruction set whose registers are not saved must not be used. Family and model are
 // never looked at. (Intel SDM volume 1, 13.3, 15.2 and 18.)
+//
+// On ARM the kernel of the operating system tells both at once. (Linux, elf_hwcaps.)
 
 #include "cpu_features.h"
 
@@ -12,6 +14,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace tracea::cpu {
@@ -79,12 +83,22 @@ bool HasAmx() { return false; }
 #else
 bool HasAmx() { return Found().amx; }
 #endif
+bool HasBfmmla() { return false; }
 
 #else
 
 bool HasAvx2() { return false; }
 bool HasAvx512() { return false; }
 bool HasAmx() { return false; }
+
+#if defined(__aarch64__) && defined(__linux__) && !defined(TRACEA_WITHOUT_BFMMLA)
+bool HasBfmmla() {
+  constexpr unsigned long kBf16 = 1ul << 14;  // HWCAP2_BF16, which old headers lack
+  return (getauxval(AT_HWCAP2) & kBf16) != 0;
+}
+#else
+bool HasBfmmla() { return false; }
+#endif
 
 #endif
 

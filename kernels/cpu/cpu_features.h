@@ -12,6 +12,8 @@ bool HasAvx512();  // AVX2's set and AVX-512 F, BW, DQ, VL
 // system grants to a process that asks: the first call does, and all threads inherit it.
 bool HasAmx();
 
+bool HasBfmmla();  // NEON's set and FEAT_BF16 of 64-bit ARM; asked for on Linux only
+
 }  // namespace tracea::cpu
 
 #endif  // TRACEA_KERNELS_CPU_CPU_FEATURES_H_

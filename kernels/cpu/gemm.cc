@@ -14,14 +14,16 @@ extern const GemmIsa kAvx512Gemm;
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const GemmIsa kAmxGemm;
 #endif
+#elif defined(__aarch64__) && !defined(TRACEA_WITHOUT_BFMMLA)
+extern const GemmIsa kBfmmlaGemm;
 #endif
 
 namespace {
 
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
-constexpr int64_t kTileRows = 5;  // of lhs, from which AMX is worth it
-constexpr int64_t kFewRows = 128;  // up to which packing rhs is most of the work on AMX
+constexpr int64_t kTileRows = 5;  // of lhs, from which bf16 matrices are worth it
+constexpr int64_t kFewRows = 128;  // up to which packing rhs is most of their work
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -37,6 +39,8 @@ constexpr const GemmIsa* kGemms[kIsaCount] = {
 #if !defined(TRACEA_WITHOUT_AMX)
     &kAmxGemm,
 #endif
+#elif defined(__aarch64__) && !defined(TRACEA_WITHOUT_BFMMLA)
+    &kBfmmlaGemm,
 #endif
 };
 
@@ -56,13 +60,14 @@ struct Sizes {
   double share;  // of L2 for a packed block of rhs: the rest is shared by all others
 };
 
-// Of AMX: rows that are used as they are stored cost little to bring again and again, so
-// narrow and deep blocks save partial sums. Rows that are packed must last for many
-// columns. With few rows packing rhs is most of the work: it stays near.
+// Of bf16 matrices: rows that are used as they are stored cost little to bring again and
+// again, so narrow and deep blocks save partial sums. Rows that are packed must last for
+// many columns. With few rows packing rhs is most of the work: it stays near.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.packed_bytes == 4) return {512, 0.5};
   if (args.m <= kFewRows) return {1024, 0.125};
-  const bool as_stored = !args.trans_lhs && args.k % isa.depth_unit == 0;
+  const bool as_stored =
+      isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
   return {as_stored ? 2048 : 1024, 0.5};
 }
 
@@ -97,12 +102,12 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
   if (blocks.skinny) return 4 * (4096 + kSkinnyRows * (1024 + 16));
-  const bool amx = isa.packed_bytes == 2;
+  const bool bf16 = isa.packed_bytes == 2;
   const int64_t rhs = blocks.rhs_depth * blocks.nc;
-  const int64_t lhs = amx ? 2 * isa.tile_m * blocks.kc : isa.tile_m * (blocks.kc + 16);
-  const bool buffered = (amx || args.out_type != DType::kF32) && blocks.kc < args.k;
+  const int64_t lhs = bf16 ? 2 * isa.tile_m * blocks.kc : isa.tile_m * (blocks.kc + 16);
+  const bool buffered = (bf16 || args.out_type != DType::kF32) && blocks.kc < args.k;
   const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
-  const int64_t staging = amx ? 2 * isa.tile_m * isa.tile_n : 0;
+  const int64_t staging = bf16 ? 2 * isa.tile_m * isa.tile_n : 0;
   return isa.packed_bytes * (rhs + lhs) + 4 * (blocks.nc + sums + staging);
 }
 
@@ -130,8 +135,7 @@ void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPla
 
 // Below about 50 us of work, waking another thread costs more than it brings.
 bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
-  const double speedup = isa.packed_bytes == 2 ? 8 : 1;  // of AMX
-  const double products = double(batch) * args.m * args.n * args.k / speedup;
+  const double products = double(batch) * args.m * args.n * args.k / isa.speedup;
   const double elements = double(args.m) * args.k + double(args.k) * args.n +
                           double(args.m) * args.n;
   return products < 3.5e6 && batch * elements < 2.5e5;
@@ -141,9 +145,9 @@ bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
 
 const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
   Isa isa = UsableIsa(wanted);
-  // AMX has products of bf16, and few rows of lhs leave its tiles empty.
+  // Matrices are of bf16, and few rows of lhs leave their tiles empty.
   const bool tiles = args.in_type == DType::kBF16 && args.m >= kTileRows;
-  if (isa == Isa::kAmx && !tiles) isa = Isa::kAvx512;
+  if (isa == kMatrixIsa && !tiles) isa = kVectorIsa;
   return kGemms[static_cast<int>(isa)];
 }
 

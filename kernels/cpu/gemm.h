@@ -8,7 +8,8 @@
 // depend on shape, layout, instruction set and the depth of these blocks, but neither on
 // the other blocking nor on the split into tasks nor on the number of threads.
 //
-// On AMX subnormal bf16 operands and results count as zero; elsewhere they do not.
+// On AMX and BFMMLA subnormal bf16 operands and sums count as zero, elsewhere not.
+// BFMMLA does not round sums to nearest: see gemm_bfmmla_impl.h.
 //
 // A kernel exists once per instruction set (`GemmIsa`). It computes one range of one
 // product on the calling thread and neither allocates nor throws; `PlanGemm` says how
@@ -68,9 +69,11 @@ struct GemmIsa {
   const char* name;
   int64_t tile_m, tile_n;  // register tile, in elements
   int64_t depth_unit;      // of k: packed blocks have a multiple of it
-  int64_t packed_bytes;    // of a packed element: 2 on AMX, else 4
+  int64_t packed_bytes;    // of a packed element: 2 as bf16, else 4
   void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
               float* workspace);
+  double speedup = 1;       // of its multiply-adds over those of vectors, roughly
+  bool loads_rows = false;  // whole steps of whole rows of lhs need no packing
 };
 
 // How a batch of equal products is cut into tasks.

@@ -16,6 +16,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAmxGemm;
-const GemmIsa kAmxGemm = {"amx", kAmxRows, kAmxCols, kAmxDepth, sizeof(BF16), RunAmxGemm};
+const GemmIsa kAmxGemm = {"amx", kAmxRows, kAmxCols, kAmxDepth, sizeof(BF16), RunAmxGemm,
+                          8, true};
 
 }  // namespace tracea::cpu

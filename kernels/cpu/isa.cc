@@ -8,16 +8,25 @@ namespace tracea::cpu {
 
 namespace {
 
+#if defined(__aarch64__)
+constexpr const char* kNames[kIsaCount] = {"baseline", "bfmmla"};
+#else
 constexpr const char* kNames[kIsaCount] = {"baseline", "avx2", "avx512", "amx"};
+#endif
 
 bool IsUsable(Isa isa) {
   switch (isa) {
+#if defined(__aarch64__)
+    case Isa::kBfmmla:
+      return HasBfmmla();
+#else
     case Isa::kAvx2:
       return HasAvx2();
     case Isa::kAvx512:
       return HasAvx512();
     case Isa::kAmx:
       return HasAmx();
+#endif
     default:
       return true;
   }

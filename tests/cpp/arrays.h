@@ -71,6 +71,15 @@ struct Array {
     }
     return bytes.data();
   }
+  // All mantissas of bf16, of exponents that differ: sums of products are not exact.
+  void* FillSpread(DType t, int64_t count) {
+    Resize(t, count, 0);
+    for (int64_t i = 0; i < count; ++i) {
+      const double sign = rng() % 2 ? 1 : -1, mantissa = 128 + rng() % 128;
+      Encode(bytes.data(), t, i, sign * std::ldexp(mantissa, -8 - int(rng() % 8)));
+    }
+    return bytes.data();
+  }
   void* Poison(DType t, int64_t count) {
     Resize(t, count, 0xff);
     return bytes.data();

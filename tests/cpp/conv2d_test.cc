@@ -196,10 +196,11 @@ int Check(const ConvIsa& isa, bool large) {
 int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400;
   int failures = 0;
-  for (const char* name : {"baseline", "avx2", "avx512", "amx"}) {
+  for (int i = 0; i < kIsaCount; ++i) {
+    const char* name = IsaName(static_cast<Isa>(i));
     const ConvIsa* isa = UsableConvIsa(name);
     if (std::strcmp(isa->name, name) != 0) {
-      std::printf("%s: not on this machine\n", name);
+      std::printf("%s: not on this machine, or nothing of its own\n", name);
       continue;
     }
     for (int i = 0; i < cases; ++i) failures += Check(*isa, i % 10 == 0);

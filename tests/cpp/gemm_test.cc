@@ -22,8 +22,8 @@ using namespace tracea::cpu;
 
 namespace {
 
-// Wide: the partial sums of bf16 products on AMX do not fit L2, so that there are several
-// row strips. Some have whole steps of k: then rows of lhs are used as they are stored.
+// Wide: the partial sums of bf16 matrices do not fit L2, so that there are several row
+// strips. Some have whole steps of k: then AMX uses rows of lhs as they are stored.
 enum class Size { kSmall, kLarge, kWide };
 
 struct Case {
@@ -57,8 +57,13 @@ struct Case {
     a.out_stride = a.residual_stride = a.n;
     a.bias_type = type();
     a.residual_type = type();
-    lhs.Fill(a.in_type, a.m * a.k);
-    rhs.Fill(a.in_type, a.k * a.n);
+    if (size == Size::kLarge) {
+      lhs.FillSpread(a.in_type, a.m * a.k);
+      rhs.FillSpread(a.in_type, a.k * a.n);
+    } else {
+      lhs.Fill(a.in_type, a.m * a.k);
+      rhs.Fill(a.in_type, a.k * a.n);
+    }
     a.lhs = lhs.bytes.data();
     a.rhs = rhs.bytes.data();
     if (rng() % 2) {
@@ -164,7 +169,7 @@ int main() {
     }
     for (int i = 0; i < 400; ++i) failures += Check(isa, Size::kSmall);
     for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kLarge);
-    for (int i = 0; isa == Isa::kAmx && i < 6; ++i) failures += Check(isa, Size::kWide);
+    for (int i = 0; isa == kMatrixIsa && i < 6; ++i) failures += Check(isa, Size::kWide);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);
