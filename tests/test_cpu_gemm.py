@@ -109,12 +109,14 @@ def test_every_isa(layout, dtype, isa):
 
 
 def test_the_isa_is_the_one_that_was_asked_for():
-    problem = gemm(8, 64, 64)
+    dtype = "bfloat16" if "bfmmla" in ISAS else "float32"
+    problem = gemm(8, 64, 64, dtype, out="float32")
     inputs = operands(problem)
     bits = {
         isa: np.asarray(results(problem, inputs, isa=isa)[0]).tobytes() for isa in ISAS
     }
-    # The baseline of x86, unlike all others, cannot fuse multiplication and addition.
+    # The baseline of x86, unlike all others, cannot fuse multiplication and addition;
+    # BFMMLA, unlike the baseline of Arm, does not round to nearest.
     assert bits["baseline"] not in [bits[isa] for isa in ISAS[1:]]
 
 
@@ -199,9 +201,10 @@ def test_streaming_has_nothing_to_choose_but_tasks():
     assert all(len(column) == len(configs) for column in space.derived.values())
 
 
-def test_space_of_amx():
+@pytest.mark.parametrize("isa", ["amx", "bfmmla"])
+def test_space_of_tiles(isa):
     """Other blocks than those of vectors, of at most three quarters of L2."""
-    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
+    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
     large = gemm(4096, 4096, 4096, "bfloat16")
     space = GEMM_CPU.space(large, device)
     configs = list(space.configs())
@@ -210,7 +213,8 @@ def test_space_of_amx():
     vectors = dataclasses.replace(device, isa="avx512")
     for other in gemm(4, 4096, 4096, "bfloat16"), gemm(64, 64, 64, "float16"):
         assert GEMM_CPU.heuristic(other, device) == GEMM_CPU.heuristic(other, vectors)
-    assert GEMM_CPU.expects_to_win(large, device)
+    # BFMMLA was never timed.
+    assert GEMM_CPU.expects_to_win(large, device) == (isa == "amx")
     assert not GEMM_CPU.expects_to_win(large, vectors)
 
 
@@ -366,7 +370,7 @@ def test_the_handler_refuses_what_is_not_its_own():
 
     run()
     for change, message in (
-        ({"isa": "mmx"}, "isa is 'mmx'.*baseline, avx2, avx512, amx"),
+        ({"isa": "mmx"}, f"isa is 'mmx'.*{', '.join(CPU_ISAS)}"),
         ({"abi": 9}, "abi 9.*clear the compilation cache"),
         ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
         ({"bias": "column"}, "'column'.*none, row, batched_row"),

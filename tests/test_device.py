@@ -27,6 +27,10 @@ AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
         (AVX512 | {"amx_tile"}, "x86_64", "avx512"),
         (AMX, "x86_64", "amx"),
         (AVX512, "aarch64", "baseline"),
+        ({"asimd", "bf16"}, "aarch64", "bfmmla"),
+        ({"bf16"}, "arm64", "bfmmla"),
+        ({"asimd", "i8mm"}, "aarch64", "baseline"),
+        ({"bf16"}, "x86_64", "baseline"),
         *((AVX2 - {flag}, "x86_64", "baseline") for flag in sorted(AVX2)),
         *((AVX512 - {flag}, "x86_64", "avx2") for flag in sorted(AVX512 - AVX2)),
     ],
@@ -43,9 +47,9 @@ def test_an_isa_can_only_be_lowered():
             lower = CPU_ISAS[min(CPU_ISAS.index(detected), CPU_ISAS.index(wanted))]
             assert device.forced_isa(detected, wanted) == lower
     with pytest.raises(
-        ValueError, match="TRACEA_CPU_ISA='mmx'.*baseline, avx2, avx512, amx"
+        ValueError, match=f"TRACEA_CPU_ISA='mmx'.*{', '.join(CPU_ISAS)}"
     ):
-        device.forced_isa("avx2", "mmx")
+        device.forced_isa(CPU_ISAS[1], "mmx")
 
 
 def test_the_local_cpu():

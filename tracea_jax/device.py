@@ -14,8 +14,17 @@ import pathlib
 import platform
 from typing import Any, ClassVar
 
-CPU_ISAS = ("baseline", "avx2", "avx512", "amx")  # each includes the ones before it
+
+def isas(machine: str) -> tuple[str, ...]:
+    """The ISAs kernels are built for on a machine; each includes the ones before it."""
+    if machine in ("aarch64", "arm64"):
+        return ("baseline", "bfmmla")
+    return ("baseline", "avx2", "avx512", "amx")
+
+
+CPU_ISAS = isas(platform.machine())
 _ISA_FLAGS = {
+    "bfmmla": {"bf16"},
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
 }
@@ -135,12 +144,9 @@ def named(name: str) -> CudaDevice:
 
 
 def isa_from_flags(flags: set[str], machine: str) -> str:
-    """The widest ISA of ``CPU_ISAS`` that a processor with these flags supports."""
-    if machine not in ("x86_64", "AMD64"):
-        return "baseline"
-    return next(
-        (i for i in reversed(CPU_ISAS[1:]) if _ISA_FLAGS[i] <= flags), "baseline"
-    )
+    """The widest of ``isas(machine)`` that a processor with these flags supports."""
+    wider = reversed(isas(machine)[1:])
+    return next((isa for isa in wider if _ISA_FLAGS[isa] <= flags), "baseline")
 
 
 def forced_isa(detected: str, wanted: str | None) -> str:
@@ -159,7 +165,8 @@ def local_cpu() -> CpuDevice:
     """The host, from /proc and /sys; ``TRACEA_CPU_ISA`` lowers the ISA."""
     info = _cpuinfo()
     machine = platform.machine()
-    detected = isa_from_flags(set(info.get("flags", "").split()), machine)
+    flags = info.get("flags") or info.get("Features", "")  # of x86, of Arm
+    detected = isa_from_flags(set(flags.split()), machine)
     return CpuDevice(
         name=info.get("model name") or platform.processor() or machine,
         isa=forced_isa(detected, os.environ.get("TRACEA_CPU_ISA")),

@@ -35,13 +35,14 @@ _GPUS = {
 }
 
 # Of a core in a cycle, by instruction set, on float32 and on 16-bit operands: two fused
-# multiply-adds on full vectors. XLA may use matrix units that our kernels were told not
-# to, so AVX-512 has the bound of AMX.
+# multiply-adds on full vectors, but four in cores of Arm that have BFMMLA. XLA may use
+# matrix units that our kernels were told not to, so AVX-512 has the bound of AMX.
 _CORE_FLOPS = {
     "baseline": (16, 16),
     "avx2": (32, 32),
     "avx512": (64, 1024),
     "amx": (64, 1024),
+    "bfmmla": (32, 128),
 }
 _CPU_HZ = 4e9  # no profile tells the clock rate: a high one keeps the bound a bound
 

@@ -48,8 +48,9 @@ _RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
 _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
-_TILE_ROWS = 5  # of A, from which tiles of AMX are worth it
-_FEW_TILE_ROWS = 128  # up to which packing B is most of the work on AMX
+_TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
+_FEW_TILE_ROWS = 128  # up to which packing B is most of their work
+_TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ _VECTORS = Blocking(
     widths=(128, 256, 384, 512, 768, 1024),
     tasks=(1, 2, 4, 8),
 )
-_TILES = Blocking(  # A is used as it is stored: narrow and deep blocks cost little
+_TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost little
     itemsize=2,
     unit=32,
     kc=2048,
@@ -100,14 +101,16 @@ _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
 
 
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
-    """Of AMX tiles for bf16 with enough rows, else of vectors of f32."""
-    tiles = device.isa == "amx" and problem.lhs == "bfloat16"
-    if not tiles or problem.m < _TILE_ROWS:
+    """Of tiles for bf16 with enough rows, if the ISA has them, else of f32 vectors."""
+    unit = _TILE_DEPTH.get(device.isa) if problem.lhs == "bfloat16" else None
+    if unit is None or problem.m < _TILE_ROWS:
         return _VECTORS
     if problem.m <= _FEW_TILE_ROWS:
-        return _FEW_TILES
-    as_stored = problem.layout[0] == "n" and problem.k % _TILES.unit == 0
-    return _TILES if as_stored else _PACKING_TILES
+        return dataclasses.replace(_FEW_TILES, unit=unit)
+    as_stored = problem.layout[0] == "n" and problem.k % unit == 0
+    if device.isa == "amx" and as_stored:
+        return _TILES
+    return dataclasses.replace(_PACKING_TILES, unit=unit)
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
@@ -164,7 +167,8 @@ class GemmCpu:
         return GemmCpuConfig(kc=known.kc, nc=nc, tasks=2)
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
-        # Other 16-bit operands are widened to f32 here; XLA may have better for them.
+        # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
+        # may have better for them.
         if problem.lhs == "bfloat16":
             return isinstance(device, CpuDevice) and device.isa == "amx"
         return problem.lhs == "float32"
