@@ -247,9 +247,9 @@ class Peak:
         flags = {"avx512": "-mavx512f", "amx": "-mavx512f", "avx2": "-mavx2"}
         with tempfile.TemporaryDirectory() as directory:
             library = pathlib.Path(directory) / "peak.so"
-            command = ["g++", "-O3", "-shared", "-fPIC", "-mfma", flags.get(isa, "")]
+            command = ["g++", "-O3", "-shared", "-fPIC"]
+            command += ["-mfma", flags[isa]] if isa in flags else []
             command += [str(common.ROOT / "cpu_peak.cc"), "-o", str(library)]
-            command = [c for c in command if c and (isa != "baseline" or c != "-mfma")]
             subprocess.run(command, check=True, capture_output=True)
             self._run = ctypes.CDLL(str(library)).multiply_adds
         self._run.restype = ctypes.c_double
