@@ -68,7 +68,7 @@ TRACEA_INLINE void TileProduct(int64_t rows, int64_t depth, const float* lhs,
                                int64_t stride, bool accumulate) {
   for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
     const MicroKernelFn micro = kMicroKernels.table[cols - c > kLanes][rows - 1];
-    micro(depth, lhs, rhs, accumulate ? out : nullptr, stride, out, stride);
+    micro(depth, lhs, rhs, accumulate ? out : nullptr, stride, out, stride, nullptr);
   }
 }
 

@@ -82,7 +82,6 @@ struct Interval {
   int64_t lo, hi;
 };
 
-TRACEA_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 TRACEA_INLINE Interval Intersect(Interval a, Interval b) {
   const int64_t lo = Max(a.lo, b.lo), hi = Min(a.hi, b.hi);

@@ -99,7 +99,8 @@ TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& bl
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
                   kMicroKernels.table[vecs - 1][rows.count - 1](
-                      block.depth, space.lhs, rhs, src, src_stride, dst, dst_stride);
+                      block.depth, space.lhs, rhs, src, src_stride, dst, dst_stride,
+                      nullptr);
                 });
   }
 }

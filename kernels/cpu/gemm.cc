@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
 constexpr int64_t kTileRows = 5;  // of lhs, from which bf16 matrices are worth it
-constexpr int64_t kFewRows = 128;  // up to which packing rhs is most of their work
+constexpr int64_t kFewRows = 128;  // up to which packing rhs is much of the work
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -62,10 +62,12 @@ struct Sizes {
 
 // Of bf16 matrices: rows that are used as they are stored cost little to bring again and
 // again, so narrow and deep blocks save partial sums. Rows that are packed must last for
-// many columns. With few rows packing rhs is most of the work: it stays near.
+// many columns. With few rows packing rhs is much of the work: it stays near, on vectors
+// together with the block on its way.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
-  if (isa.packed_bytes == 4) return {512, 0.5};
-  if (args.m <= kFewRows) return {1024, 0.125};
+  const bool few = args.m <= kFewRows;
+  if (isa.packed_bytes == 4) return few ? Sizes{256, 0.25} : Sizes{512, 0.5};
+  if (few) return {1024, 0.125};
   const bool as_stored =
       isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
   return {as_stored ? 2048 : 1024, 0.5};
@@ -103,8 +105,8 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
   if (blocks.skinny) return 4 * (4096 + kSkinnyRows * (1024 + 16));
   const bool bf16 = isa.packed_bytes == 2;
-  const int64_t rhs = blocks.rhs_depth * blocks.nc;
-  const int64_t lhs = bf16 ? 2 * isa.tile_m * blocks.kc : isa.tile_m * (blocks.kc + 16);
+  const int64_t rhs = (bf16 ? 1 : 2) * blocks.rhs_depth * blocks.nc;
+  const int64_t lhs = 2 * isa.tile_m * (bf16 ? blocks.kc : blocks.kc + 16);
   const bool buffered = (bf16 || args.out_type != DType::kF32) && blocks.kc < args.k;
   const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
   const int64_t staging = bf16 ? 2 * isa.tile_m * isa.tile_n : 0;

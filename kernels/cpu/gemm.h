@@ -82,7 +82,7 @@ struct GemmPlan {
   int64_t batch, batch_step;
   int64_t m, m_step;
   int64_t n, n_step;
-  int64_t workspace_bytes;  // for one running task, 64-byte aligned; below 40 MB
+  int64_t workspace_bytes;  // for one running task, 64-byte aligned; below 42 MB
 
   int64_t num_m() const { return m == 0 ? 0 : (m - 1) / m_step + 1; }
   int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }

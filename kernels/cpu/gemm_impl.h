@@ -8,6 +8,9 @@
 //           pack lhs[row block, p]       -> chunks [kc / kChunk][rows][kChunk], in L1
 //           for panel: micro-kernel, and after the last K block the epilogue
 //
+// Packing f32 that is stored by rows costs little, because micro-kernels copy the next row
+// block of lhs and the next block of rhs beside their products (`Feeds`).
+//
 // Packing converts to f32 and transposes where the operand is stored transposed, so one
 // micro-kernel serves every dtype and layout. Row blocks are as equal as possible and
 // there is a micro-kernel for every row count, so ragged rows cost no wasted work; a
@@ -73,7 +76,8 @@ void CopyColumns(const float* from, int64_t from_stride, float* to, int64_t to_s
 // The register tile at (i, j0 + c): product, then partial store or epilogue.
 TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
                            const Partial& partial, int64_t i, int64_t rows, int64_t c,
-                           const float* lhs, const float* rhs, const float* bias) {
+                           const float* lhs, const float* rhs, const float* bias,
+                           Feeds* feeds) {
   alignas(64) float buffer[kTileM * kTileN];
   const int64_t cols = Min(kTileN, block.cols - c);
   const int64_t j = block.j0 + c;
@@ -90,10 +94,10 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   }
   const bool direct = whole && (block.last ? cols == kTileN && IsPlain(args) : true);
   if (direct) {
-    micro(block.kc, lhs, rhs, src, src_stride, sums, partial.stride);
+    micro(block.kc, lhs, rhs, src, src_stride, sums, partial.stride, feeds);
     return;
   }
-  micro(block.kc, lhs, rhs, src, src_stride, buffer, kTileN);
+  micro(block.kc, lhs, rhs, src, src_stride, buffer, kTileN, feeds);
   if (block.last) {
     Finish(args, Tile{buffer, kTileN, i, j, rows, cols}, bias ? bias + c : nullptr);
   } else {
@@ -101,36 +105,81 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   }
 }
 
-// Brings the part of lhs that the next row block packs closer while this one computes: a
-// share of its rows (as stored) per panel, because a burst would stall the loads of the
-// micro-kernel.
-template <typename T>
-struct LhsPrefetch {
-  const T* row;
-  int64_t stride, rows, bytes, share;
-
-  TRACEA_INLINE LhsPrefetch(const GemmArgs& args, const Block& block, int64_t i,
-                            int64_t panels) {
-    const int64_t count = Min(kTileM, block.i1 - i);
-    stride = args.lhs_stride;
-    if (args.trans_lhs) {
-      row = (const T*)args.lhs + block.p0 * stride + i;
-      rows = count > 0 ? block.kc : 0;
-      bytes = count * (int64_t)sizeof(T);
-    } else {
-      row = (const T*)args.lhs + i * stride + block.p0;
-      rows = count;
-      bytes = block.kc * (int64_t)sizeof(T);
-    }
-    share = CeilDiv(rows, panels);
-  }
-
-  TRACEA_INLINE void Step() {
-    const int64_t count = Min(share, rows);
-    for (int64_t r = 0; r < count; ++r, row += stride) PrefetchBytes(row, bytes);
-    rows -= count;
-  }
+// Rows of lhs that are packed together, for one K block.
+struct LhsRows {
+  int64_t i, rows, p, kc;
 };
+
+// Whether rows are copied as they are into packed order, beside the products.
+template <typename T>
+TRACEA_INLINE constexpr bool IsCopied(bool trans) {
+  return sizeof(T) == sizeof(float) && !trans;
+}
+
+// `rows` rows of `count` elements: they only come closer, or they are f32 and copied, up to
+// a rest below a unit.
+template <int kUnit, typename T>
+TRACEA_INLINE RowFeed<kUnit> FeedRows(const T* from, int64_t stride, int64_t rows,
+                                      int64_t count, float* to, int64_t to_unit) {
+  RowFeed<kUnit> feed;
+  const int64_t bytes = count * (int64_t)sizeof(T);
+  feed.from = (const char*)from;
+  feed.to = to;
+  feed.stride = stride * (int64_t)sizeof(T);
+  feed.to_unit = to ? to_unit : 0;
+  feed.units = to ? bytes / feed.kUnitBytes : CeilDiv(bytes, feed.kUnitBytes);
+  feed.rows = feed.units > 0 ? rows : 0;
+  return feed;
+}
+
+template <typename T>
+TRACEA_INLINE RowFeed<kChunk> FeedLhs(const GemmArgs& args, const LhsRows& part,
+                                      float* packed) {
+  const T* lhs = (const T*)args.lhs;
+  const int64_t stride = args.lhs_stride;
+  if (args.trans_lhs) {
+    return FeedRows<kChunk>(lhs + part.p * stride + part.i, stride, part.kc, part.rows,
+                            nullptr, 0);
+  }
+  return FeedRows<kChunk>(lhs + part.i * stride + part.p, stride, part.rows, part.kc,
+                          IsCopied<T>(false) ? packed : nullptr, part.rows * kChunk);
+}
+
+template <typename T>
+void CompleteLhs(const GemmArgs& args, const LhsRows& part, RowFeed<kChunk>& feed,
+                 float* packed) {
+  if (!IsCopied<T>(args.trans_lhs) || feed.untouched()) {
+    return PackLhsBlock<T>(args, part.i, part.p, part.rows, part.kc, packed);
+  }
+  feed.Drain();
+  const int64_t whole = part.kc / kChunk * kChunk;
+  if (whole == part.kc) return;
+  PackLhsBlock<T>(args, part.i, part.p + whole, part.rows, part.kc - whole,
+                  packed + whole * part.rows);
+}
+
+template <typename T>
+TRACEA_INLINE RowFeed<kTileN> FeedRhs(const GemmArgs& args, const Block& block,
+                                      float* packed) {
+  if (!IsCopied<T>(args.trans_rhs)) return {};
+  const T* from = (const T*)args.rhs + block.p0 * args.rhs_stride + block.j0;
+  return FeedRows<kTileN>(from, args.rhs_stride, block.kc, block.cols, packed,
+                          block.kc * kTileN);
+}
+
+template <typename T>
+void CompleteRhs(const GemmArgs& args, const Block& block, RowFeed<kTileN>& feed,
+                 float* packed) {
+  if (block.kc == 0) return;
+  if (!IsCopied<T>(args.trans_rhs) || feed.untouched()) {
+    return PackRhsBlock<T>(args, block.p0, block.j0, block.kc, block.cols, packed);
+  }
+  feed.Drain();
+  const int64_t whole = block.cols / kTileN * kTileN;
+  if (whole == block.cols) return;
+  PackRhsBlock<T>(args, block.p0, block.j0 + whole, block.kc, block.cols - whole,
+                  packed + whole * block.kc);
+}
 
 TRACEA_INLINE void PrefetchSums(const Partial& partial, int64_t i, int64_t j,
                                 int64_t rows) {
@@ -140,34 +189,97 @@ TRACEA_INLINE void PrefetchSums(const Partial& partial, int64_t i, int64_t j,
   }
 }
 
+// Rows of the first of the row blocks, as equal as possible, that [i0, i1) is cut into.
+TRACEA_INLINE int64_t FirstRows(int64_t i0, int64_t i1) {
+  return i0 < i1 ? CeilDiv(i1 - i0, CeilDiv(i1 - i0, kTileM)) : 0;
+}
+
+// Packed operands: of each one block in use and one on its way.
+struct GemmBuffers {
+  float* rhs[2];
+  float* lhs[2];
+  float* bias;  // of a column strip
+  float* sums;  // partial sums that cannot be kept in the output
+  int turn;     // of lhs: the one on its way
+
+  TRACEA_INLINE GemmBuffers(const GemmBlocks& blocks, float* workspace) : turn(0) {
+    rhs[0] = workspace;
+    rhs[1] = rhs[0] + blocks.kc * blocks.nc;
+    lhs[0] = rhs[1] + blocks.kc * blocks.nc;
+    lhs[1] = lhs[0] + kTileM * (blocks.kc + kChunk);
+    bias = lhs[1] + kTileM * (blocks.kc + kChunk);
+    sums = bias + blocks.nc;
+  }
+};
+
+// `feeds` is at work on the first rows of lhs and leaves at work on those of `next`, if it
+// is not null, whose rhs it has been copying too.
 template <typename T>
-void RunBlock(const GemmArgs& args, const Block& block, const Partial& partial,
-              const float* rhs, const float* bias, float* lhs) {
+void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
+              const Partial& partial, const float* rhs, const float* bias,
+              GemmBuffers& buffers, Feeds& feeds) {
   const int64_t panels = CeilDiv(block.cols, kTileN);
-  int64_t row_blocks = CeilDiv(block.i1 - block.i0, kTileM);
-  for (int64_t i = block.i0; i < block.i1; --row_blocks) {
-    const int64_t rows = CeilDiv(block.i1 - i, row_blocks);
-    PackLhsBlock<T>(args, i, block.p0, rows, block.kc, lhs);
-    LhsPrefetch<T> prefetch(args, block, i + rows, panels);
+  const int64_t chunks = block.kc > 0 ? CeilDiv(block.kc, kChunk) : 1;
+  const int64_t row_blocks = CeilDiv(block.i1 - block.i0, kTileM);
+  feeds.rhs.Spread(panels * row_blocks, chunks);
+  LhsRows part{block.i0, FirstRows(block.i0, block.i1), block.p0, block.kc};
+  while (part.i < block.i1) {
+    const float* lhs = buffers.lhs[buffers.turn];
+    CompleteLhs<T>(args, part, feeds.lhs, buffers.lhs[buffers.turn]);
+    buffers.turn ^= 1;
+    const int64_t i = part.i, rows = part.rows;
+    part.i += rows;
+    part.rows = FirstRows(part.i, block.i1);
+    LhsRows coming = part;
+    if (part.i == block.i1 && next) {
+      coming = {next->i0, FirstRows(next->i0, next->i1), next->p0, next->kc};
+    }
+    feeds.lhs = FeedLhs<T>(args, coming, buffers.lhs[buffers.turn]);
+    feeds.lhs.Spread(panels, chunks);
     for (int64_t c = 0; c < block.cols; c += kTileN) {
-      prefetch.Step();
+      feeds.lhs.Advance();
+      feeds.rhs.Advance();
       if (partial.data && c + kTileN < block.cols) {
         PrefetchSums(partial, i, block.j0 + c + kTileN, rows);
       }
-      RunTile(args, block, partial, i, rows, c, lhs, rhs + c * block.kc, bias);
+      RunTile(args, block, partial, i, rows, c, lhs, rhs + c * block.kc, bias, &feeds);
     }
-    i += rows;
   }
 }
+
+// The blocks of a range in the order of the picture above.
+struct BlockLoop {
+  const GemmArgs& args;
+  const GemmRange& range;
+  int64_t kc, nc, mc;
+
+  TRACEA_INLINE Block At(int64_t i, int64_t j, int64_t p) const {
+    const int64_t depth = Min(kc, args.k - p);
+    return {i, Min(i + mc, range.m1), j, Min(nc, range.n1 - j), p, depth, p == 0,
+            p + depth == args.k};
+  }
+  TRACEA_INLINE Block First() const { return At(range.m0, range.n0, 0); }
+  // False if there is none.
+  TRACEA_INLINE bool Next(const Block& block, Block* next) const {
+    int64_t i = block.i0, j = block.j0, p = block.p0 + block.kc;
+    if (p >= args.k) {
+      p = 0;
+      i = block.i1;
+    }
+    if (i >= range.m1) {
+      i = range.m0;
+      j += nc;
+    }
+    if (j >= range.n1) return false;
+    *next = At(i, j, p);
+    return true;
+  }
+};
 
 template <typename T>
 void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
                 float* workspace) {
-  float* rhs = workspace;
-  float* lhs = rhs + blocks.kc * blocks.nc;
-  float* bias_buffer = lhs + kTileM * (blocks.kc + kChunk);
-  float* sums = bias_buffer + blocks.nc;
-
+  GemmBuffers buffers(blocks, workspace);
   const bool in_place = args.out_type == DType::kF32;
   const bool buffered = !in_place && blocks.kc < args.k;
   const int64_t mc = buffered ? blocks.mc : range.m1 - range.m0;
@@ -175,23 +287,25 @@ void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange&
   const int64_t width = range.n1 - range.n0;
   const int64_t nc =
       CeilDiv(CeilDiv(width, CeilDiv(width, blocks.nc)), kTileN) * kTileN;
-  for (int64_t j = range.n0; j < range.n1; j += nc) {
-    const int64_t cols = Min(nc, range.n1 - j);
-    const float* bias = LoadBias(args, j, cols, bias_buffer);
-    for (int64_t i = range.m0; i < range.m1; i += mc) {
-      const int64_t i1 = Min(i + mc, range.m1);
-      Partial partial{nullptr, 0, true};
-      if (in_place) partial = {(float*)args.out, args.out_stride, false};
-      if (buffered) partial = {sums - i * nc - j, nc, true};
-      int64_t p = 0;
-      do {  // once if k == 0: the epilogue of zero
-        const int64_t kc = Min(blocks.kc, args.k - p);
-        if (kc > 0) PackRhsBlock<T>(args, p, j, kc, cols, rhs);
-        const Block block{i, i1, j, cols, p, kc, p == 0, p + kc == args.k};
-        RunBlock<T>(args, block, partial, rhs, bias, lhs);
-        p += kc;
-      } while (p < args.k);
-    }
+  const BlockLoop loop{args, range, blocks.kc, nc, mc};
+  Block block = loop.First(), next;
+  Feeds feeds;
+  feeds.rhs = FeedRhs<T>(args, block, buffers.rhs[0]);
+  const LhsRows first{block.i0, FirstRows(block.i0, block.i1), 0, block.kc};
+  feeds.lhs = FeedLhs<T>(args, first, buffers.lhs[0]);
+  const float* bias = nullptr;
+  int turn = 0;
+  for (bool more = true; more; block = next, turn ^= 1) {
+    CompleteRhs<T>(args, block, feeds.rhs, buffers.rhs[turn]);
+    if (block.first) bias = LoadBias(args, block.j0, block.cols, buffers.bias);
+    more = loop.Next(block, &next);
+    feeds.rhs = {};
+    if (more) feeds.rhs = FeedRhs<T>(args, next, buffers.rhs[turn ^ 1]);
+    Partial partial{nullptr, 0, true};
+    if (in_place) partial = {(float*)args.out, args.out_stride, false};
+    if (buffered) partial = {buffers.sums - block.i0 * nc - block.j0, nc, true};
+    RunBlock<T>(args, block, more ? &next : nullptr, partial, buffers.rhs[turn], bias,
+                buffers, feeds);
   }
 }
 

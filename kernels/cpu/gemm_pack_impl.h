@@ -1,8 +1,6 @@
 // Packing: conversion to f32 and the layouts the micro-kernels read. A part of
 // gemm_impl.h.
 
-constexpr int64_t kRowsAhead = 4;
-
 TRACEA_INLINE void PrefetchBytes(const void* data, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) {
     __builtin_prefetch((const char*)data + at, 0, 2);

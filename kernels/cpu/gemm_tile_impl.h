@@ -6,14 +6,84 @@ constexpr int kTileN = kTileVecs * kLanes;
 constexpr int kDepthUnit = 8;
 constexpr int kChunk = 16;  // depth of a chunk of packed lhs: one cache line of f32
 constexpr int kLineFloats = 16;
+constexpr int kLineBytes = 64;
+constexpr int64_t kRowsAhead = 4;  // that copied rows are asked for early
 constexpr int kDepthAhead = 16;  // steps that rhs is asked for early: it lies in L2
+
+// Rows of an operand on their way from memory: they only come closer, or (rows of f32) are
+// copied into packed order, `share` rows side by side and of each a unit in every chunk of
+// a product: a burst of loads from memory would hold up those of the micro-kernel. A unit
+// of packed lhs is a chunk, one of packed rhs is the row of a panel.
+template <int kUnit>
+struct RowFeed {
+  static constexpr int kUnitBytes = kUnit * (int)sizeof(float);
+  const char* from = nullptr;   // the next unit of the first row
+  int64_t stride = 0;           // of rows, in bytes
+  float* to = nullptr;          // where it goes, or null
+  int64_t to_unit = 0;          // from one unit to the next, in f32
+  int64_t units = 0, left = 0;  // in a row; of these rows
+  int64_t rows = 0;             // that are left, with these
+  int64_t most = 1, share = 0;  // rows side by side, now
+
+  // Over `products` of `chunks` each.
+  TRACEA_INLINE void Spread(int64_t products, int64_t chunks) {
+    const int64_t turns = products / CeilDiv(Max(units, 1), chunks);
+    most = turns > 0 ? CeilDiv(rows, turns) : rows;
+  }
+
+  TRACEA_INLINE void Step() {
+    const char* row = from;
+    float* line = to;
+    for (int64_t s = 0; s < share; ++s, row += stride, line += kUnit) {
+      const char* early = row + (to ? kRowsAhead * stride : 0);
+      TRACEA_UNROLL
+      for (int v = 0; v < kUnitBytes; v += kLineBytes) {
+        __builtin_prefetch(early + v, 0, 2);
+      }
+      if (!to) continue;
+      TRACEA_UNROLL
+      for (int v = 0; v < kUnit; v += kLanes) {
+        Store(line + v, Load((const float*)row + v));
+      }
+    }
+    from += kUnitBytes;
+    to += to_unit;
+    --left;
+  }
+
+  // Before a product: goes to the next rows if these have passed.
+  TRACEA_INLINE void Advance() {
+    if (left > 0) return;
+    from += share * stride - (share ? units * kUnitBytes : 0);
+    if (to && share) to += share * kUnit - units * to_unit;
+    rows -= share;
+    share = Min(most, rows);
+    left = share ? units : 0;
+  }
+
+  TRACEA_INLINE bool untouched() const { return share == 0 && rows > 0; }
+
+  // All that is left.
+  TRACEA_INLINE void Drain() {
+    for (Advance(); share > 0; Advance()) {
+      while (left > 0) Step();
+    }
+  }
+};
+
+// What a micro-kernel does beside its product.
+struct Feeds {
+  RowFeed<kChunk> lhs;
+  RowFeed<kTileN> rhs;
+};
 
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors; a null src is
 // zero. lhs and rhs are packed as above. src joins at the end: rounding errors then grow
-// with the depth of a block and the number of blocks, not with all of k.
+// with the depth of a block and the number of blocks, not with all of k. `feeds` may be
+// null.
 template <int kRows, int kVecs>
 void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* src,
-                 int64_t src_stride, float* dst, int64_t dst_stride) {
+                 int64_t src_stride, float* dst, int64_t dst_stride, Feeds* feeds) {
   Vec acc[kRows][kVecs];
   TRACEA_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -24,6 +94,10 @@ void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* sr
   }
   for (; kc > 0; kc -= kChunk) {
     const int64_t depth = Min(kc, kChunk);
+    if (feeds) {
+      if (feeds->lhs.left > 0) feeds->lhs.Step();
+      if (feeds->rhs.left > 0) feeds->rhs.Step();
+    }
     for (int64_t p = 0; p < depth; ++p) {
       Vec b[kVecs];
       TRACEA_UNROLL
@@ -54,7 +128,7 @@ void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* sr
 }
 
 using MicroKernelFn = void (*)(int64_t, const float*, const float*, const float*, int64_t,
-                               float*, int64_t);
+                               float*, int64_t, Feeds*);
 
 // table[vecs - 1][rows - 1]
 struct MicroKernels {

@@ -35,6 +35,7 @@ struct F16 {
 };
 
 TRACEA_INLINE int64_t Min(int64_t a, int64_t b) { return a < b ? a : b; }
+TRACEA_INLINE int64_t Max(int64_t a, int64_t b) { return a > b ? a : b; }
 TRACEA_INLINE int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 TRACEA_INLINE Vec Splat(float x) { return x - Vec{}; }

@@ -49,7 +49,7 @@ _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
 _TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
-_FEW_TILE_ROWS = 128  # up to which packing B is most of their work
+_FEW_ROWS = 128  # up to which packing B is much of the work
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
@@ -86,6 +86,8 @@ _VECTORS = Blocking(
     widths=(128, 256, 384, 512, 768, 1024),
     tasks=(1, 2, 4, 8),
 )
+# The packed block of B in use and the next one, on its way, stay in L2 together.
+_FEW_VECTORS = dataclasses.replace(_VECTORS, kc=256, panel_share=0.25)
 _TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost little
     itemsize=2,
     unit=32,
@@ -104,8 +106,8 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     """Of tiles for bf16 with enough rows, if the ISA has them, else of f32 vectors."""
     unit = _TILE_DEPTH.get(device.isa) if problem.lhs == "bfloat16" else None
     if unit is None or problem.m < _TILE_ROWS:
-        return _VECTORS
-    if problem.m <= _FEW_TILE_ROWS:
+        return _FEW_VECTORS if problem.m <= _FEW_ROWS else _VECTORS
+    if problem.m <= _FEW_ROWS:
         return dataclasses.replace(_FEW_TILES, unit=unit)
     as_stored = problem.layout[0] == "n" and problem.k % unit == 0
     if device.isa == "amx" and as_stored:
@@ -116,7 +118,7 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
     """Whether B is streamed: then it has no blocks to choose."""
     rows = _SKINNY_ROWS[problem.layout[1]]
-    return blocking(problem, device) is _VECTORS and problem.m <= rows
+    return blocking(problem, device).itemsize == 4 and problem.m <= rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
