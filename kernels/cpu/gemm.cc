@@ -23,7 +23,9 @@ namespace {
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
 constexpr int64_t kTileRows = 5;  // of lhs, from which bf16 matrices are worth it
-constexpr int64_t kFewRows = 128;  // up to which packing rhs is much of the work
+// Up to which packing rhs is much of the work: of bf16 matrices, and of vectors.
+constexpr int64_t kFewRows = 128;
+constexpr int64_t kFewVectorRows = 512;
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -65,9 +67,10 @@ struct Sizes {
 // many columns. With few rows packing rhs is much of the work: it stays near, on vectors
 // together with the block on its way.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
-  const bool few = args.m <= kFewRows;
-  if (isa.packed_bytes == 4) return few ? Sizes{256, 0.25} : Sizes{512, 0.5};
-  if (few) return {1024, 0.125};
+  if (isa.packed_bytes == 4) {
+    return args.m <= kFewVectorRows ? Sizes{256, 0.25} : Sizes{512, 0.5};
+  }
+  if (args.m <= kFewRows) return {1024, 0.125};
   const bool as_stored =
       isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
   return {as_stored ? 2048 : 1024, 0.5};

@@ -49,7 +49,9 @@ _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
 _TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
-_FEW_ROWS = 128  # up to which packing B is much of the work
+# Up to which packing B is much of the work: of tiles, and of vectors.
+_FEW_TILE_ROWS = 128
+_FEW_VECTOR_ROWS = 512
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
@@ -106,8 +108,8 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     """Of tiles for bf16 with enough rows, if the ISA has them, else of f32 vectors."""
     unit = _TILE_DEPTH.get(device.isa) if problem.lhs == "bfloat16" else None
     if unit is None or problem.m < _TILE_ROWS:
-        return _FEW_VECTORS if problem.m <= _FEW_ROWS else _VECTORS
-    if problem.m <= _FEW_ROWS:
+        return _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
+    if problem.m <= _FEW_TILE_ROWS:
         return dataclasses.replace(_FEW_TILES, unit=unit)
     as_stored = problem.layout[0] == "n" and problem.k % unit == 0
     if device.isa == "amx" and as_stored:
