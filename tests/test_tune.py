@@ -39,7 +39,7 @@ from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 CPU = local_cpu()
 SMALL = GemmProblem(m=16, n=24, k=8)
-LARGE = GemmProblem(m=64, n=96, k=48)
+LARGE = GemmProblem(m=64, n=96, k=8)  # as deep: one default for both
 TINY = {"effort": "none", "budget_s": 1.0}
 DEFAULT = dataclasses.asdict(GEMM_CPU.heuristic(SMALL, CPU))
 CONFIGS = [DEFAULT, *({"kc": kc, "nc": 64, "tasks": 2} for kc in (320, 384))]

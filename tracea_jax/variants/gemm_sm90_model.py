@@ -44,7 +44,8 @@ class Constants:
 
     The values come from an H200: the time of every legal config of 8 shapes, and the
     shipped observations, 15 configs of each of 20 problems. Those of the exchange are
-    estimates: split tiles of small products took 1.5 us more.
+    estimates: split tiles of small products took 1.5 us more. That of turns is of three
+    products with k of 128 and 256, which gave 8.4 to 10.
 
     Attributes:
       cycles_per_us: clock of an SM that power does not limit.
@@ -56,6 +57,8 @@ class Constants:
         fills the gap.
       tile_cycles: of each tile, whatever its size.
       epilogue_bytes_per_cycle: results and residuals of one consumer.
+      turn_bytes_per_cycle: the same of consumers that take turns, of which the other
+        one is seldom at its epilogue, too.
       store_bytes_per_cycle: of results that must leave before others are staged.
       activation_cycles: of one consumer, for 128 elements through an exponential.
       l2_bytes_per_us: read from L2 by the device, in lines of 128 bytes.
@@ -78,6 +81,7 @@ class Constants:
     drain_cycles: float = 88.4
     tile_cycles: float = 587.0
     epilogue_bytes_per_cycle: float = 5.68
+    turn_bytes_per_cycle: float = 9.0
     store_bytes_per_cycle: float = 12.4
     activation_cycles: float = 10.7
     l2_bytes_per_us: float = 1.1e7
@@ -161,10 +165,11 @@ def _tile_cycles(
     """What a tile takes beside its steps; the consumers finish their own rows."""
     elements = config.tile_m * config.tile_n / config.tile_consumers
     stored = elements * ITEMSIZE[problem.out] * _results(problem)
+    together = a.epilogue_bytes_per_cycle
     has_exponential = problem.epilogue.activation not in ("none", "relu")
     return (
         a.tile_cycles
-        + stored / a.epilogue_bytes_per_cycle
+        + stored / np.where(config.ping_pong, a.turn_bytes_per_cycle, together)
         + late_bytes(problem, config, device) / a.store_bytes_per_cycle
         + has_exponential * elements / 128 * a.activation_cycles
     )
