@@ -80,6 +80,11 @@ def paths() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     yield "gemm_sm90", product(136, 324, 200, "bfloat16", layout="nt"), ("tile_n",)
     gradient = {"layout": "nt", "epilogue": GRADIENT}
     yield "gemm_sm90", product(137, 200, 200, "bfloat16", **gradient), clusters
+    added = {"layout": "nt", "epilogue": Epilogue(activation="silu", residual=True)}
+    yield "gemm_sm90", product(137, 200, 200, "bfloat16", **added), clusters
+    # Consumers that take turns: some have a tile more than their partners.
+    for fields in ({"epilogue": FULL}, gradient, added):
+        yield "gemm_sm90", product(1032, 4616, 72, "bfloat16", **fields), ("ping_pong",)
     yield "gemm_sm90", product(17, 201, 200, "bfloat16", layout="nt"), ()
     yield "gemm_sm90", product(200, 136, 100, "float32", layout="nt"), ()
     bytes_ = product(72, 136, 208, "float8_e4m3fn", out="bfloat16", layout="nt")
