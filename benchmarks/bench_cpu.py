@@ -244,7 +244,8 @@ class Peak:
           OSError, subprocess.CalledProcessError: without a compiler.
         """
         self._threads = threads
-        flags = {"avx512": "-mavx512f", "amx": "-mavx512f", "avx2": "-mavx2"}
+        flags = {"avx2": "-mavx2"}
+        flags |= dict.fromkeys(("avx512", "avx512_bf16", "amx"), "-mavx512f")
         with tempfile.TemporaryDirectory() as directory:
             library = pathlib.Path(directory) / "peak.so"
             command = ["g++", "-O3", "-shared", "-fPIC"]

@@ -316,7 +316,7 @@ ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingAr
 
 }  // namespace
 
-const char* SupportedCpuIsa() { return cpu::IsaName(cpu::UsableIsa(cpu::kMatrixIsa)); }
+const char* SupportedCpuIsa() { return cpu::IsaName(cpu::UsableIsa(cpu::kBestIsa)); }
 
 }  // namespace tracea
 

@@ -23,6 +23,8 @@ from tracea_jax.variants.cpu import DTYPES
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
+# With products of bfloat16 of their own, or the best one.
+BF16_ISAS = [i for i in ISAS if i in ("avx512_bf16", "amx", "bfmmla")] or ISAS[-1:]
 LAYOUTS = ("nn", "nt", "tn", "tt")
 SMALL = GemmCpuConfig(kc=24, nc=40, tasks=2)  # several blocks of everything, soon
 FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
@@ -146,17 +148,18 @@ def test_row_strips_use_a_packed_rhs_again(layout):
     run_and_check(dataclasses.replace(problem, m=rows - 72), config=config)
 
 
+@pytest.mark.parametrize("isa", BF16_ISAS)
 @pytest.mark.parametrize("depth", [32, 96, 160])
-def test_whole_rows_of_lhs_are_used_as_they_are_stored(depth):
+def test_whole_rows_of_lhs_are_used_as_they_are_stored(depth, isa):
     """Of bfloat16 on AMX, up to the last rows; packed rows give the same bits."""
     problem = gemm(77, 90, depth, "bfloat16")
     lhs, rhs = operands(problem)
     config = GemmCpuConfig(kc=64, nc=64, tasks=1)
-    (stored,) = results(problem, [lhs, rhs], config)
+    (stored,) = results(problem, [lhs, rhs], config, isa)
     columns = dataclasses.replace(problem, layout="tn")
-    (packed,) = results(columns, [lhs.T, rhs], config)
+    (packed,) = results(columns, [lhs.T, rhs], config, isa)
     np.testing.assert_array_equal(stored, packed)
-    run_and_check(problem, config=config)
+    run_and_check(problem, config=config, isa=isa)
 
 
 def test_blocks_of_amx_fit_the_operands():
@@ -174,22 +177,39 @@ def test_blocks_of_amx_fit_the_operands():
     assert blocks(512, 4096, "tn") == packed
 
 
+@pytest.mark.parametrize("isa", BF16_ISAS)
 @pytest.mark.parametrize(
-    "shape", [(5, 16, 32), (16, 17, 33), (17, 48, 31), (32, 32, 2)]
+    "shape",
+    [(5, 16, 32), (16, 17, 33), (17, 48, 31), (32, 32, 2), (14, 31, 1), (29, 65, 95)],
 )
-def test_parts_of_tiles(shape):
+def test_parts_of_tiles(shape, isa):
     m, n, k = shape
     for layout in LAYOUTS:
-        run_and_check(gemm(m, n, k, "bfloat16", layout=layout, epilogue=FULL))
-        run_and_check(gemm(m, n, k, "bfloat16", layout=layout))
+        whole = gemm(m, n, k, "bfloat16", layout=layout, epilogue=FULL)
+        run_and_check(whole, isa=isa)
+        run_and_check(gemm(m, n, k, "bfloat16", layout=layout), isa=isa)
 
 
-def test_a_nan_stays_in_its_row():
+@pytest.mark.skipif("avx512_bf16" not in ISAS, reason="the processor has no VDPBF16PS")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pairs_of_bfloat16_are_multiplied_where_they_are_faster(layout):
+    """VDPBF16PS adds a pair's products one by one, but not in the order of k."""
+    least = 12 if layout[1] == "n" else 3
+    for rows in (least - 1, least):
+        problem = gemm(rows, 32, 256, "bfloat16", layout=layout, out="float32")
+        inputs = operands(problem)
+        (pairs,) = results(problem, inputs, isa="avx512_bf16")
+        (vectors,) = results(problem, inputs, isa="avx512")
+        assert np.array_equal(pairs, vectors) == (rows < least)
+
+
+@pytest.mark.parametrize("isa", BF16_ISAS)
+def test_a_nan_stays_in_its_row(isa):
     lhs = np.ones((40, 70), np.float32)
     lhs[3, 69], lhs[35, 0] = np.nan, np.inf
     problem = gemm(40, 50, 70, "bfloat16")
     rhs = jnp.ones((70, 50), jnp.bfloat16)
-    (y,) = results(problem, [jnp.asarray(lhs, jnp.bfloat16), rhs])
+    (y,) = results(problem, [jnp.asarray(lhs, jnp.bfloat16), rhs], isa=isa)
     want = np.where(np.isfinite(lhs).all(1), 70, lhs.sum(1))[:, None]
     np.testing.assert_array_equal(np.asarray(y, np.float32), want.repeat(50, 1))
 
@@ -216,6 +236,29 @@ def test_space_of_tiles(isa):
     # BFMMLA was never timed.
     assert GEMM_CPU.expects_to_win(large, device) == (isa == "amx")
     assert not GEMM_CPU.expects_to_win(large, vectors)
+
+
+def test_space_of_pairs():
+    """As deep in vectors as that of f32; none of their own for too few rows."""
+    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)
+    vectors = dataclasses.replace(device, isa="avx512")
+
+    def config(m: int, dtype: str = "bfloat16", layout: str = "nn") -> GemmCpuConfig:
+        return GEMM_CPU.heuristic(gemm(m, 4096, 4096, dtype, layout=layout), device)
+
+    for rows in (512, 4096):
+        twice = 2 * config(rows, "float32").kc
+        assert config(rows) == dataclasses.replace(config(rows, "float32"), kc=twice)
+    assert math.prod((config(64).kc, config(64).nc)) < 1 << 17
+    for rows, layout in (11, "nn"), (2, "nt"):
+        few = gemm(rows, 4096, 4096, "bfloat16", layout=layout)
+        assert GEMM_CPU.heuristic(few, device) == GEMM_CPU.heuristic(few, vectors)
+        more = dataclasses.replace(few, m=rows + 1)
+        assert GEMM_CPU.heuristic(more, device) != GEMM_CPU.heuristic(more, vectors)
+    large = gemm(4096, 4096, 4096, "bfloat16")
+    space = GEMM_CPU.space(large, device)
+    assert config(4096) in list(space.configs()) and len(list(space.configs())) <= 200
+    assert GEMM_CPU.expects_to_win(large, device)
 
 
 @pytest.mark.parametrize("shape", [(37, 71, 300), (37, 71, 521), (3, 71, 300)])
@@ -349,12 +392,15 @@ def test_threads_do_not_change_bits():
         for shape in (61, 147, 290), (1, 300, 400), (400, 300, 3), (130, 17, 600):
             m, n, k = shape
             shapes = (m, k), (k, n), (m, n)
-            a, b, r = (rng.normal(size=s).astype("float32") for s in shapes)
-            y = matmul(a, b, activation="gelu", residual=r, implementation="gemm_cpu")
-            print(hashlib.sha256(np.asarray(y)).hexdigest())
+            for dtype in "float32", "bfloat16":
+                a, b, r = (jnp.asarray(rng.normal(size=s), dtype) for s in shapes)
+                y = matmul(
+                    a, b, activation="gelu", residual=r, implementation="gemm_cpu"
+                )
+                print(hashlib.sha256(np.asarray(y).tobytes()).hexdigest())
     """
     one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
-    assert one == many and len(set(one.split())) == 4
+    assert one == many and len(set(one.split())) == 8
 
 
 def test_the_handler_refuses_what_is_not_its_own():

@@ -14,6 +14,7 @@ from tracea_jax.runtime.launch import cpu_isa
 
 AVX2 = {"avx2", "fma", "f16c"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+PAIRS = AVX512 | {"avx512_bf16", "AuthenticAMD"}  # elsewhere they are slower than f32
 AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
 
 
@@ -25,6 +26,10 @@ AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
         (AVX2 | {"sse4_2"}, "AMD64", "avx2"),
         (AVX512, "x86_64", "avx512"),
         (AVX512 | {"amx_tile"}, "x86_64", "avx512"),
+        (PAIRS, "x86_64", "avx512_bf16"),
+        (PAIRS - {"AuthenticAMD"} | {"GenuineIntel"}, "x86_64", "avx512"),
+        (PAIRS - {"avx512_bf16"}, "x86_64", "avx512"),
+        (AMX | {"GenuineIntel"}, "x86_64", "amx"),
         (AMX, "x86_64", "amx"),
         (AVX512, "aarch64", "baseline"),
         ({"asimd", "bf16"}, "aarch64", "bfmmla"),

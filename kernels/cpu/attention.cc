@@ -23,11 +23,12 @@ extern const AttentionGradientIsa kAmxAttentionGradient;
 
 namespace {
 
-// By Isa; AMX helps some dtypes only.
+// By Isa; AVX-512 BF16 has none, and AMX helps some dtypes only.
 constexpr const AttentionIsa* kAttentions[] = {
     &kBaselineAttention,
 #if defined(__x86_64__)
     &kAvx2Attention,
+    &kAvx512Attention,
     &kAvx512Attention,
     &kAvx512Attention,
 #elif defined(__aarch64__)
@@ -39,6 +40,7 @@ constexpr const AttentionGradientIsa* kGradients[] = {
     &kBaselineAttentionGradient,
 #if defined(__x86_64__)
     &kAvx2AttentionGradient,
+    &kAvx512AttentionGradient,
     &kAvx512AttentionGradient,
     &kAvx512AttentionGradient,
 #elif defined(__aarch64__)

@@ -31,11 +31,12 @@ constexpr int64_t kDepthwiseCols = 256;                // channels whose weights
 constexpr int64_t kLineRows = 10;                      // as in conv2d_tile_impl.h
 constexpr int64_t kPixels = 4;                         // as in conv2d_depthwise_impl.h
 
-// By Isa, up to what this build has.
+// By Isa, up to what this build has. AVX-512 BF16 has none of its own.
 constexpr const ConvIsa* kConvs[kIsaCount] = {
     &kBaselineConv,
 #if defined(__x86_64__)
     &kAvx2Conv,
+    &kAvx512Conv,
     &kAvx512Conv,
 #if !defined(TRACEA_WITHOUT_AMX)
     &kAmxConv,

@@ -1,6 +1,6 @@
 // CPUID feature bits, and XCR0 for the register state the operating system saves: an
 // instruction set whose registers are not saved must not be used. Family and model are
-// never looked at. (Intel SDM volume 1, 13.3, 15.2 and 18.)
+// never looked at, and the vendor only for what is fast. (Intel SDM volume 1, 13.3, 15.2 and 18.)
 //
 // On ARM the kernel of the operating system tells both at once. (Linux, elf_hwcaps.)
 
@@ -25,7 +25,7 @@ namespace tracea::cpu {
 namespace {
 
 struct Features {
-  bool avx2, avx512, amx;
+  bool avx2, avx512, avx512_bf16, amx;
 };
 
 bool AllOf(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
@@ -48,6 +48,12 @@ bool GetTilePermission() {
 #endif
 }
 
+bool IsAmd() {
+  uint32_t a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx &&
+         d == signature_AMD_edx && c == signature_AMD_ecx;
+}
+
 Features Detect() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return {};
@@ -62,9 +68,11 @@ Features Detect() {
   found.avx512 = found.avx2 && AllOf(saved, Bit(5) | Bit(6) | Bit(7)) &&
                  AllOf(b, Bit(16) | Bit(17) | Bit(30) | Bit(31));
   // State: tile configuration and data. Features: AMX BF16 and TILE, AVX-512 BF16.
-  found.amx = found.avx512 && AllOf(saved, Bit(17) | Bit(18)) &&
-              AllOf(d, Bit(22) | Bit(24)) && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
-              AllOf(a, Bit(5)) && GetTilePermission();
+  const bool tiles = AllOf(saved, Bit(17) | Bit(18)) && AllOf(d, Bit(22) | Bit(24));
+  const bool bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+                    AllOf(a, Bit(5));
+  found.amx = bf16 && tiles && GetTilePermission();
+  found.avx512_bf16 = bf16 && (found.amx || IsAmd());
   return found;
 }
 
@@ -78,7 +86,12 @@ const Features& Found() {
 bool HasAvx2() { return Found().avx2; }
 bool HasAvx512() { return Found().avx512; }
 
-#if defined(TRACEA_WITHOUT_AMX)  // the compiler does not know it
+#if defined(TRACEA_WITHOUT_AVX512_BF16)  // the compiler does not know it
+bool HasAvx512Bf16() { return false; }
+#else
+bool HasAvx512Bf16() { return Found().avx512_bf16; }
+#endif
+#if defined(TRACEA_WITHOUT_AMX)
 bool HasAmx() { return false; }
 #else
 bool HasAmx() { return Found().amx; }
@@ -89,6 +102,7 @@ bool HasBfmmla() { return false; }
 
 bool HasAvx2() { return false; }
 bool HasAvx512() { return false; }
+bool HasAvx512Bf16() { return false; }
 bool HasAmx() { return false; }
 
 #if defined(__aarch64__) && defined(__linux__) && !defined(TRACEA_WITHOUT_BFMMLA)

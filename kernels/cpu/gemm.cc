@@ -11,6 +11,9 @@ extern const GemmIsa kBaselineGemm;
 #if defined(__x86_64__)
 extern const GemmIsa kAvx2Gemm;
 extern const GemmIsa kAvx512Gemm;
+#if !defined(TRACEA_WITHOUT_AVX512_BF16)
+extern const GemmIsa kAvx512Bf16Gemm;
+#endif
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const GemmIsa kAmxGemm;
 #endif
@@ -22,8 +25,11 @@ namespace {
 
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
-constexpr int64_t kTileRows = 5;  // of lhs, from which bf16 matrices are worth it
-// Up to which packing rhs is much of the work: of bf16 matrices, and of vectors.
+// Of lhs, from which matrices of bf16 are worth it, and pairs of bf16 (by rhs).
+constexpr int64_t kTileRows = 5;
+constexpr int64_t kPairRows = 12;
+constexpr int64_t kPairRowsTransposed = 3;
+// Up to which packing rhs is much of the work: of bf16, and of vectors.
 constexpr int64_t kFewRows = 128;
 constexpr int64_t kFewVectorRows = 512;
 constexpr int64_t kMinDepth = 16;
@@ -38,6 +44,11 @@ constexpr const GemmIsa* kGemms[kIsaCount] = {
 #if defined(__x86_64__)
     &kAvx2Gemm,
     &kAvx512Gemm,
+#if !defined(TRACEA_WITHOUT_AVX512_BF16)
+    &kAvx512Bf16Gemm,
+#else
+    &kAvx512Gemm,
+#endif
 #if !defined(TRACEA_WITHOUT_AMX)
     &kAmxGemm,
 #endif
@@ -48,6 +59,9 @@ constexpr const GemmIsa* kGemms[kIsaCount] = {
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+// Whether its packed operands are for vectors, not for matrices.
+bool UsesVectors(const GemmIsa& isa) { return isa.packed_bytes == 4 || isa.pairs; }
 
 // The longest step <= `limit` (a multiple of `unit`) that cuts `size` into equal parts.
 int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
@@ -62,14 +76,26 @@ struct Sizes {
   double share;  // of L2 for a packed block of rhs: the rest is shared by all others
 };
 
+// Of vectors: with few rows the packed block stays in L2 together with the next one, on its
+// way.
+Sizes VectorSizes(int64_t rows) {
+  return rows <= kFewVectorRows ? Sizes{256, 0.25} : Sizes{512, 0.5};
+}
+
+// Of pairs of bf16, as deep in vectors. With few rows they are so soon multiplied that the
+// next block takes most of the time.
+Sizes PairSizes(int64_t rows) {
+  if (rows <= kFewRows) return {256, 0.125};
+  const Sizes sizes = VectorSizes(rows);
+  return {2 * sizes.kc, sizes.share};
+}
+
 // Of bf16 matrices: rows that are used as they are stored cost little to bring again and
 // again, so narrow and deep blocks save partial sums. Rows that are packed must last for
-// many columns. With few rows packing rhs is much of the work: it stays near, on vectors
-// together with the block on its way.
+// many columns. With few rows packing rhs is much of the work: it stays near.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
-  if (isa.packed_bytes == 4) {
-    return args.m <= kFewVectorRows ? Sizes{256, 0.25} : Sizes{512, 0.5};
-  }
+  if (isa.pairs) return PairSizes(args.m);
+  if (UsesVectors(isa)) return VectorSizes(args.m);
   if (args.m <= kFewRows) return {1024, 0.125};
   const bool as_stored =
       isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
@@ -94,7 +120,7 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
   const int64_t rows = std::max(RoundUp(args.m, isa.tile_m), isa.tile_m);
   blocks.mc = std::min(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m, rows);
   blocks.rhs_depth = blocks.kc;
-  if (isa.packed_bytes == 4 || blocks.kc >= args.k) return blocks;
+  if (UsesVectors(isa) || blocks.kc >= args.k) return blocks;
   // Partial sums that stay in L2 ask for short row strips, and these for keeping rhs.
   const int64_t near = L2Bytes() / 4 / (blocks.nc * 4) / isa.tile_m * isa.tile_m;
   const int64_t depth = RoundUp(args.k, isa.depth_unit);
@@ -107,12 +133,13 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
   if (blocks.skinny) return 4 * (4096 + kSkinnyRows * (1024 + 16));
-  const bool bf16 = isa.packed_bytes == 2;
-  const int64_t rhs = (bf16 ? 1 : 2) * blocks.rhs_depth * blocks.nc;
-  const int64_t lhs = 2 * isa.tile_m * (bf16 ? blocks.kc : blocks.kc + 16);
-  const bool buffered = (bf16 || args.out_type != DType::kF32) && blocks.kc < args.k;
-  const int64_t sums = buffered ? blocks.mc * blocks.nc : 0;
-  const int64_t staging = bf16 ? 2 * isa.tile_m * isa.tile_n : 0;
+  const bool vectors = UsesVectors(isa);
+  const int64_t chunk = vectors ? 64 / isa.packed_bytes : 0;  // a cache line
+  const int64_t rhs = (vectors ? 2 : 1) * blocks.rhs_depth * blocks.nc;
+  const int64_t lhs = 2 * isa.tile_m * (blocks.kc + chunk);
+  const bool in_place = vectors && args.out_type == DType::kF32;
+  const int64_t sums = !in_place && blocks.kc < args.k ? blocks.mc * blocks.nc : 0;
+  const int64_t staging = vectors ? 0 : 2 * isa.tile_m * isa.tile_n;
   return isa.packed_bytes * (rhs + lhs) + 4 * (blocks.nc + sums + staging);
 }
 
@@ -146,14 +173,20 @@ bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
   return products < 3.5e6 && batch * elements < 2.5e5;
 }
 
+// Whether it is for products like this one. Few rows of lhs leave tiles of matrices empty,
+// and pairs are packed where f32 are streamed.
+bool Suits(const GemmIsa& isa, const GemmArgs& args) {
+  if (isa.packed_bytes == 4) return true;
+  const int64_t pair_rows = args.trans_rhs ? kPairRowsTransposed : kPairRows;
+  return args.in_type == DType::kBF16 && args.m >= (isa.pairs ? pair_rows : kTileRows);
+}
+
 }  // namespace
 
 const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
-  Isa isa = UsableIsa(wanted);
-  // Matrices are of bf16, and few rows of lhs leave their tiles empty.
-  const bool tiles = args.in_type == DType::kBF16 && args.m >= kTileRows;
-  if (isa == kMatrixIsa && !tiles) isa = kVectorIsa;
-  return kGemms[static_cast<int>(isa)];
+  int isa = static_cast<int>(UsableIsa(wanted));
+  while (!Suits(*kGemms[isa], args)) --isa;
+  return kGemms[isa];
 }
 
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,

@@ -8,7 +8,8 @@
 // depend on shape, layout, instruction set and the depth of these blocks, but neither on
 // the other blocking nor on the split into tasks nor on the number of threads.
 //
-// On AMX and BFMMLA subnormal bf16 operands and sums count as zero, elsewhere not.
+// On AVX-512 BF16, AMX and BFMMLA subnormal bf16 operands and sums count as zero,
+// elsewhere not.
 // BFMMLA does not round sums to nearest: see gemm_bfmmla_impl.h.
 //
 // A kernel exists once per instruction set (`GemmIsa`). It computes one range of one
@@ -74,6 +75,7 @@ struct GemmIsa {
               float* workspace);
   double speedup = 1;       // of its multiply-adds over those of vectors, roughly
   bool loads_rows = false;  // whole steps of whole rows of lhs need no packing
+  bool pairs = false;       // of bf16, in lanes of vectors: as f32 otherwise
 };
 
 // How a batch of equal products is cut into tasks.

@@ -12,7 +12,7 @@
 namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
-#include "gemm_impl.h"
+#include "gemm_widened_impl.h"
 }  // namespace
 
 extern const GemmIsa kAvx2Gemm;

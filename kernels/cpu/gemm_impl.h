@@ -3,27 +3,27 @@
 //   for column strip j   (nc wide)
 //     for row strip i    (mc rows: only if partial sums need a buffer of their own)
 //       for K block p    (kc deep)
-//         pack rhs[p, j]                 -> panels [nc / kTileN][kc][kTileN], in L2
+//         pack rhs[p, j]                 -> panels [nc / kTileN][words][kTileN], in L2
 //         for row block                  (up to kTileM rows)
-//           pack lhs[row block, p]       -> chunks [kc / kChunk][rows][kChunk], in L1
+//           pack lhs[row block, p]       -> chunks [words / kChunk][rows][kChunk], in L1
 //           for panel: micro-kernel, and after the last K block the epilogue
 //
-// Packing f32 that is stored by rows costs little, because micro-kernels copy the next row
-// block of lhs and the next block of rhs beside their products (`Feeds`).
+// Packing words that are stored by rows costs little, because micro-kernels pack the next
+// row block of lhs and the next block of rhs beside their products (`Feeds`).
 //
-// Packing converts to f32 and transposes where the operand is stored transposed, so one
-// micro-kernel serves every dtype and layout. Row blocks are as equal as possible and
+// Packing converts to words (f32, or pairs of bf16: gemm_word_impl.h) and transposes where
+// the operand is stored transposed, so one micro-kernel serves every layout. Row blocks are as equal as possible and
 // there is a micro-kernel for every row count, so ragged rows cost no wasted work; a
 // ragged last panel is padded with zeros.
 //
 // Included by gemm_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
-// same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M.
+// same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
+// and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
 
 #include "activation_impl.h"
 #include "gemm_tile_impl.h"
 #include "gemm_pack_impl.h"
 #include "gemm_epilogue_impl.h"
-#include "gemm_skinny_impl.h"
 
 template <typename T>
 void PackLhsBlock(const GemmArgs& args, int64_t i, int64_t p, int64_t rows, int64_t kc,
@@ -81,6 +81,7 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   alignas(64) float buffer[kTileM * kTileN];
   const int64_t cols = Min(kTileN, block.cols - c);
   const int64_t j = block.j0 + c;
+  const int64_t words = WordsIn(block.kc);
   const bool whole = cols == kTileN || partial.padded;
   float* sums = partial.data ? partial.data + i * partial.stride + j : nullptr;
   const MicroKernelFn micro = kMicroKernels.table[cols > kLanes][rows - 1];
@@ -94,10 +95,10 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   }
   const bool direct = whole && (block.last ? cols == kTileN && IsPlain(args) : true);
   if (direct) {
-    micro(block.kc, lhs, rhs, src, src_stride, sums, partial.stride, feeds);
+    micro(words, lhs, rhs, src, src_stride, sums, partial.stride, feeds);
     return;
   }
-  micro(block.kc, lhs, rhs, src, src_stride, buffer, kTileN, feeds);
+  micro(words, lhs, rhs, src, src_stride, buffer, kTileN, feeds);
   if (block.last) {
     Finish(args, Tile{buffer, kTileN, i, j, rows, cols}, bias ? bias + c : nullptr);
   } else {
@@ -110,75 +111,76 @@ struct LhsRows {
   int64_t i, rows, p, kc;
 };
 
-// Whether rows are copied as they are into packed order, beside the products.
+// Whether rows are packed beside the products: they must be whole words already.
 template <typename T>
-TRACEA_INLINE constexpr bool IsCopied(bool trans) {
-  return sizeof(T) == sizeof(float) && !trans;
+TRACEA_INLINE constexpr bool IsFed(bool trans, int64_t kc) {
+  return sizeof(T) * kWordDepth == sizeof(float) && !trans && kc % kWordDepth == 0;
 }
 
-// `rows` rows of `count` elements: they only come closer, or they are f32 and copied, up to
-// a rest below a unit.
-template <int kUnit, typename T>
-TRACEA_INLINE RowFeed<kUnit> FeedRows(const T* from, int64_t stride, int64_t rows,
-                                      int64_t count, float* to, int64_t to_unit) {
-  RowFeed<kUnit> feed;
+// `rows` rows of `count` elements as they are stored: they only come closer, or they are
+// packed, up to a rest below a unit.
+template <int kUnit, int kDeep, typename T>
+TRACEA_INLINE RowFeed<kUnit, kDeep> FeedRows(const T* from, int64_t stride, int64_t rows,
+                                             int64_t count, float* to, int64_t to_unit) {
+  RowFeed<kUnit, kDeep> feed;
   const int64_t bytes = count * (int64_t)sizeof(T);
   feed.from = (const char*)from;
   feed.to = to;
   feed.stride = stride * (int64_t)sizeof(T);
   feed.to_unit = to ? to_unit : 0;
   feed.units = to ? bytes / feed.kUnitBytes : CeilDiv(bytes, feed.kUnitBytes);
-  feed.rows = feed.units > 0 ? rows : 0;
+  feed.rows = feed.units > 0 ? CeilDiv(rows, kDeep) : 0;
   return feed;
 }
 
 template <typename T>
-TRACEA_INLINE RowFeed<kChunk> FeedLhs(const GemmArgs& args, const LhsRows& part,
-                                      float* packed) {
+TRACEA_INLINE RowFeed<kChunk, 1> FeedLhs(const GemmArgs& args, const LhsRows& part,
+                                         float* packed) {
   const T* lhs = (const T*)args.lhs;
   const int64_t stride = args.lhs_stride;
   if (args.trans_lhs) {
-    return FeedRows<kChunk>(lhs + part.p * stride + part.i, stride, part.kc, part.rows,
-                            nullptr, 0);
+    return FeedRows<kChunk, 1>(lhs + part.p * stride + part.i, stride, part.kc,
+                               part.rows, nullptr, 0);
   }
-  return FeedRows<kChunk>(lhs + part.i * stride + part.p, stride, part.rows, part.kc,
-                          IsCopied<T>(false) ? packed : nullptr, part.rows * kChunk);
+  return FeedRows<kChunk, 1>(lhs + part.i * stride + part.p, stride, part.rows, part.kc,
+                             IsFed<T>(false, part.kc) ? packed : nullptr,
+                             part.rows * kChunk);
 }
 
 template <typename T>
-void CompleteLhs(const GemmArgs& args, const LhsRows& part, RowFeed<kChunk>& feed,
+void CompleteLhs(const GemmArgs& args, const LhsRows& part, RowFeed<kChunk, 1>& feed,
                  float* packed) {
-  if (!IsCopied<T>(args.trans_lhs) || feed.untouched()) {
+  if (!IsFed<T>(args.trans_lhs, part.kc) || feed.untouched()) {
     return PackLhsBlock<T>(args, part.i, part.p, part.rows, part.kc, packed);
   }
   feed.Drain();
-  const int64_t whole = part.kc / kChunk * kChunk;
+  const int64_t whole = part.kc / kChunkDepth * kChunkDepth;
   if (whole == part.kc) return;
   PackLhsBlock<T>(args, part.i, part.p + whole, part.rows, part.kc - whole,
-                  packed + whole * part.rows);
+                  packed + WordsIn(whole) * part.rows);
 }
 
 template <typename T>
-TRACEA_INLINE RowFeed<kTileN> FeedRhs(const GemmArgs& args, const Block& block,
-                                      float* packed) {
-  if (!IsCopied<T>(args.trans_rhs)) return {};
+TRACEA_INLINE RowFeed<kTileN, kWordDepth> FeedRhs(const GemmArgs& args,
+                                                  const Block& block, float* packed) {
+  if (!IsFed<T>(args.trans_rhs, block.kc)) return {};
   const T* from = (const T*)args.rhs + block.p0 * args.rhs_stride + block.j0;
-  return FeedRows<kTileN>(from, args.rhs_stride, block.kc, block.cols, packed,
-                          block.kc * kTileN);
+  return FeedRows<kTileN, kWordDepth>(from, args.rhs_stride, block.kc, block.cols, packed,
+                                      WordsIn(block.kc) * kTileN);
 }
 
 template <typename T>
-void CompleteRhs(const GemmArgs& args, const Block& block, RowFeed<kTileN>& feed,
-                 float* packed) {
+void CompleteRhs(const GemmArgs& args, const Block& block,
+                 RowFeed<kTileN, kWordDepth>& feed, float* packed) {
   if (block.kc == 0) return;
-  if (!IsCopied<T>(args.trans_rhs) || feed.untouched()) {
+  if (!IsFed<T>(args.trans_rhs, block.kc) || feed.untouched()) {
     return PackRhsBlock<T>(args, block.p0, block.j0, block.kc, block.cols, packed);
   }
   feed.Drain();
   const int64_t whole = block.cols / kTileN * kTileN;
   if (whole == block.cols) return;
   PackRhsBlock<T>(args, block.p0, block.j0 + whole, block.kc, block.cols - whole,
-                  packed + whole * block.kc);
+                  packed + whole * WordsIn(block.kc));
 }
 
 TRACEA_INLINE void PrefetchSums(const Partial& partial, int64_t i, int64_t j,
@@ -203,11 +205,12 @@ struct GemmBuffers {
   int turn;     // of lhs: the one on its way
 
   TRACEA_INLINE GemmBuffers(const GemmBlocks& blocks, float* workspace) : turn(0) {
+    const int64_t words = WordsIn(blocks.kc);
     rhs[0] = workspace;
-    rhs[1] = rhs[0] + blocks.kc * blocks.nc;
-    lhs[0] = rhs[1] + blocks.kc * blocks.nc;
-    lhs[1] = lhs[0] + kTileM * (blocks.kc + kChunk);
-    bias = lhs[1] + kTileM * (blocks.kc + kChunk);
+    rhs[1] = rhs[0] + words * blocks.nc;
+    lhs[0] = rhs[1] + words * blocks.nc;
+    lhs[1] = lhs[0] + kTileM * (words + kChunk);
+    bias = lhs[1] + kTileM * (words + kChunk);
     sums = bias + blocks.nc;
   }
 };
@@ -219,8 +222,9 @@ void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
               const Partial& partial, const float* rhs, const float* bias,
               GemmBuffers& buffers, Feeds& feeds) {
   const int64_t panels = CeilDiv(block.cols, kTileN);
-  const int64_t chunks = block.kc > 0 ? CeilDiv(block.kc, kChunk) : 1;
+  const int64_t chunks = block.kc > 0 ? CeilDiv(block.kc, kChunkDepth) : 1;
   const int64_t row_blocks = CeilDiv(block.i1 - block.i0, kTileM);
+  const int64_t words = WordsIn(block.kc);
   feeds.rhs.Spread(panels * row_blocks, chunks);
   LhsRows part{block.i0, FirstRows(block.i0, block.i1), block.p0, block.kc};
   while (part.i < block.i1) {
@@ -242,7 +246,7 @@ void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
       if (partial.data && c + kTileN < block.cols) {
         PrefetchSums(partial, i, block.j0 + c + kTileN, rows);
       }
-      RunTile(args, block, partial, i, rows, c, lhs, rhs + c * block.kc, bias, &feeds);
+      RunTile(args, block, partial, i, rows, c, lhs, rhs + c * words, bias, &feeds);
     }
   }
 }
@@ -306,35 +310,5 @@ void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange&
     if (buffered) partial = {buffers.sums - block.i0 * nc - block.j0, nc, true};
     RunBlock<T>(args, block, more ? &next : nullptr, partial, buffers.rhs[turn], bias,
                 buffers, feeds);
-  }
-}
-
-// ---- Entry ----------------------------------------------------------------------------
-
-template <typename T>
-void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
-         float* workspace) {
-  if (!blocks.skinny) return RunGeneral<T>(args, blocks, range, workspace);
-  switch (args.m) {
-    case 1:
-      return RunSkinny<T, 1>(args, range, workspace);
-    case 2:
-      return RunSkinny<T, 2>(args, range, workspace);
-    case 4:
-      return RunSkinny<T, 4>(args, range, workspace);
-    default:
-      return RunSkinny<T, 0>(args, range, workspace);
-  }
-}
-
-void RunGemm(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
-             float* workspace) {
-  switch (args.in_type) {
-    case DType::kF32:
-      return Run<F32>(args, blocks, range, workspace);
-    case DType::kBF16:
-      return Run<BF16>(args, blocks, range, workspace);
-    case DType::kF16:
-      return Run<F16>(args, blocks, range, workspace);
   }
 }

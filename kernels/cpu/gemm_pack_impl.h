@@ -1,5 +1,7 @@
-// Packing: conversion to f32 and the layouts the micro-kernels read. A part of
+// Packing: conversion to words and the layouts the micro-kernels read. A part of
 // gemm_impl.h.
+
+constexpr int kVecDepth = kLanes * kWordDepth;  // of a vector of words along the depth
 
 TRACEA_INLINE void PrefetchBytes(const void* data, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) {
@@ -14,27 +16,46 @@ void PackLhs(const T* lhs, int64_t stride, int64_t rows, int64_t kc, float* pack
     const T* row = lhs + i * stride;
     float* to = packed + i * kChunk;
     int64_t p = 0;
-    for (; p + kChunk <= kc; p += kChunk) {
+    for (; p + kChunkDepth <= kc; p += kChunkDepth) {
       TRACEA_UNROLL
-      for (int v = 0; v < kChunk; v += kLanes) Store(to + v, Load(row + p + v));
+      for (int v = 0; v < kChunk; v += kLanes) {
+        Store(to + v, LoadWords(row + p + v * kWordDepth));
+      }
       to += rows * kChunk;
     }
-    for (int v = 0; p < kc; p += kLanes, v += kLanes) {
-      Store(to + v, LoadUpTo(row + p, kc - p));
+    for (int v = 0; p < kc; p += kVecDepth, v += kLanes) {
+      Store(to + v, LoadWordsUpTo(row + p, kc - p));
     }
   }
 }
 
-// kLanes x kLanes elements, transposed; `rows` and `cols` of them exist.
+// kLanes words of the depth of kLanes rows, transposed; `rows` and elements of the depth
+// of them exist.
 template <typename T>
 TRACEA_INLINE void LoadTransposed(const T* from, int64_t stride, int64_t rows,
-                                  int64_t cols, Vec (&x)[kLanes]) {
-  if (rows >= kLanes && cols >= kLanes) {
+                                  int64_t depth, Vec (&x)[kLanes]) {
+  if (rows >= kLanes && depth >= kVecDepth) {
     TRACEA_UNROLL
-    for (int i = 0; i < kLanes; ++i) x[i] = Load(from + i * stride);
+    for (int i = 0; i < kLanes; ++i) x[i] = LoadWords(from + i * stride);
   } else {
     for (int i = 0; i < kLanes; ++i) {
-      x[i] = i < rows ? LoadUpTo(from + i * stride, cols) : Vec{};
+      x[i] = i < rows ? LoadWordsUpTo(from + i * stride, depth) : Vec{};
+    }
+  }
+  Transpose(x);
+}
+
+// The same from rows of the depth, of which `depth` and `cols` columns exist.
+template <typename T>
+TRACEA_INLINE void LoadAcrossTransposed(const T* from, int64_t stride, int64_t depth,
+                                        int64_t cols, Vec (&x)[kLanes]) {
+  const int64_t step = stride * kWordDepth;
+  if (depth >= kVecDepth && cols >= kLanes) {
+    TRACEA_UNROLL
+    for (int i = 0; i < kLanes; ++i) x[i] = LoadAcross(from + i * step, stride);
+  } else {
+    for (int i = 0; i < kLanes; ++i) {
+      x[i] = LoadAcrossUpTo(from + i * step, stride, depth - i * kWordDepth, cols);
     }
   }
   Transpose(x);
@@ -45,11 +66,12 @@ TRACEA_INLINE void LoadTransposed(const T* from, int64_t stride, int64_t rows,
 template <typename T>
 void PackLhsTransposed(const T* lhs, int64_t stride, int64_t rows, int64_t readable,
                        int64_t kc, float* packed) {
-  for (int64_t p = 0; p < kc; p += kLanes) {
+  for (int64_t p = 0; p < WordsIn(kc); p += kLanes) {
     float* to = packed + (p / kChunk) * rows * kChunk + p % kChunk;
+    const int64_t at = p * kWordDepth;
     for (int64_t i = 0; i < rows; i += kLanes) {
       Vec x[kLanes];
-      LoadTransposed(lhs + p * stride + i, stride, kc - p, readable - i, x);
+      LoadAcrossTransposed(lhs + at * stride + i, stride, kc - at, readable - i, x);
       const int64_t count = Min(kLanes, rows - i);
       for (int64_t r = 0; r < count; ++r) Store(to + (i + r) * kChunk, x[r]);
     }
@@ -60,21 +82,26 @@ void PackLhsTransposed(const T* lhs, int64_t stride, int64_t rows, int64_t reada
 // not foresee the next one.
 template <typename T>
 void PackRhs(const T* rhs, int64_t stride, int64_t kc, int64_t cols, float* packed) {
-  for (int64_t p = 0; p < kc; ++p) {
-    const T* row = rhs + p * stride;
-    const T* ahead = row + (p + kRowsAhead < kc ? kRowsAhead * stride : 0);
+  const int64_t words = WordsIn(kc);
+  for (int64_t p = 0; p < words; ++p) {
+    const int64_t left = kc - p * kWordDepth;
+    const T* row = rhs + p * kWordDepth * stride;
+    const T* ahead = row + (left >= kRowsAhead + kWordDepth ? kRowsAhead * stride : 0);
     float* to = packed + p * kTileN;
     int64_t j = 0;
-    for (; j + kTileN <= cols; j += kTileN) {
-      PrefetchBytes(ahead + j, kTileN * sizeof(T));
-      Store(to, Load(row + j));
-      Store(to + kLanes, Load(row + j + kLanes));
-      to += kc * kTileN;
+    for (; left >= kWordDepth && j + kTileN <= cols; j += kTileN) {
+      TRACEA_UNROLL
+      for (int d = 0; d < kWordDepth; ++d) {
+        PrefetchBytes(ahead + d * stride + j, kTileN * sizeof(T));
+      }
+      Store(to, LoadAcross(row + j, stride));
+      Store(to + kLanes, LoadAcross(row + j + kLanes, stride));
+      to += words * kTileN;
     }
-    if (j < cols) {
-      Store(to, LoadUpTo(row + j, cols - j));
+    for (; j < cols; j += kTileN, to += words * kTileN) {
+      Store(to, LoadAcrossUpTo(row + j, stride, left, cols - j));
       Store(to + kLanes,
-            j + kLanes < cols ? LoadUpTo(row + j + kLanes, cols - j - kLanes) : Vec{});
+            LoadAcrossUpTo(row + j + kLanes, stride, left, cols - j - kLanes));
     }
   }
 }
@@ -83,17 +110,19 @@ void PackRhs(const T* rhs, int64_t stride, int64_t kc, int64_t cols, float* pack
 template <typename T>
 void PackRhsTransposed(const T* rhs, int64_t stride, int64_t kc, int64_t cols,
                        float* packed) {
+  const int64_t words = WordsIn(kc);
   for (int64_t j = 0; j < cols; j += kLanes) {
-    float* to = packed + (j / kTileN) * kc * kTileN + j % kTileN;
-    for (int64_t p = 0; p < kc; p += kLanes) {
+    float* to = packed + (j / kTileN) * words * kTileN + j % kTileN;
+    for (int64_t p = 0; p < words; p += kLanes) {
       Vec x[kLanes];
-      LoadTransposed(rhs + j * stride + p, stride, cols - j, kc - p, x);
-      const int64_t count = Min(kLanes, kc - p);
+      const int64_t at = p * kWordDepth;
+      LoadTransposed(rhs + j * stride + at, stride, cols - j, kc - at, x);
+      const int64_t count = Min(kLanes, words - p);
       for (int64_t r = 0; r < count; ++r) Store(to + (p + r) * kTileN, x[r]);
     }
   }
   if ((cols - 1) % kTileN < kLanes) {  // the last panel's second vector was not reached
-    float* to = packed + (cols - 1) / kTileN * kc * kTileN + kLanes;
-    for (int64_t p = 0; p < kc; ++p) Store(to + p * kTileN, Vec{});
+    float* to = packed + (cols - 1) / kTileN * words * kTileN + kLanes;
+    for (int64_t p = 0; p < words; ++p) Store(to + p * kTileN, Vec{});
   }
 }

@@ -1,26 +1,30 @@
 // The register tile and its micro-kernels. A part of gemm_impl.h.
 
+#include "gemm_word_impl.h"
+
 constexpr int kTileM = TRACEA_TILE_M;
 constexpr int kTileVecs = 2;
 constexpr int kTileN = kTileVecs * kLanes;
-constexpr int kDepthUnit = 8;
-constexpr int kChunk = 16;  // depth of a chunk of packed lhs: one cache line of f32
+constexpr int kDepthUnit = 8 * kWordDepth;
+constexpr int kChunk = 16;  // words of a chunk of packed lhs: one cache line
+constexpr int kChunkDepth = kChunk * kWordDepth;
 constexpr int kLineFloats = 16;
 constexpr int kLineBytes = 64;
 constexpr int64_t kRowsAhead = 4;  // that copied rows are asked for early
 constexpr int kDepthAhead = 16;  // steps that rhs is asked for early: it lies in L2
 
-// Rows of an operand on their way from memory: they only come closer, or (rows of f32) are
-// copied into packed order, `share` rows side by side and of each a unit in every chunk of
-// a product: a burst of loads from memory would hold up those of the micro-kernel. A unit
-// of packed lhs is a chunk, one of packed rhs is the row of a panel.
-template <int kUnit>
+// Rows of an operand on their way from memory: they only come closer, or (if they are words
+// already) are packed, `share` rows side by side and of each a unit in every chunk of a
+// product: a burst of loads from memory would hold up those of the micro-kernel. A unit of
+// packed lhs is a chunk, one of packed rhs is the row of a panel. kDeep rows as they are
+// stored make one row of words.
+template <int kUnit, int kDeep>
 struct RowFeed {
-  static constexpr int kUnitBytes = kUnit * (int)sizeof(float);
+  static constexpr int kUnitBytes = kUnit * (int)sizeof(float) / kDeep;  // of a stored row
   const char* from = nullptr;   // the next unit of the first row
-  int64_t stride = 0;           // of rows, in bytes
+  int64_t stride = 0;           // of stored rows, in bytes
   float* to = nullptr;          // where it goes, or null
-  int64_t to_unit = 0;          // from one unit to the next, in f32
+  int64_t to_unit = 0;          // from one unit to the next, in words
   int64_t units = 0, left = 0;  // in a row; of these rows
   int64_t rows = 0;             // that are left, with these
   int64_t most = 1, share = 0;  // rows side by side, now
@@ -31,20 +35,29 @@ struct RowFeed {
     most = turns > 0 ? CeilDiv(rows, turns) : rows;
   }
 
+  TRACEA_INLINE Vec WordsAt(const char* row, int v) const {
+    if constexpr (kDeep == 1) {
+      return LoadBytes(row + v * sizeof(float));
+    } else {
+      return LoadAcross((const BF16*)row + v, stride / (int64_t)sizeof(BF16));
+    }
+  }
+
   TRACEA_INLINE void Step() {
     const char* row = from;
     float* line = to;
-    for (int64_t s = 0; s < share; ++s, row += stride, line += kUnit) {
-      const char* early = row + (to ? kRowsAhead * stride : 0);
+    for (int64_t s = 0; s < share; ++s, row += kDeep * stride, line += kUnit) {
+      const char* early = row + (to ? kRowsAhead * kDeep * stride : 0);
       TRACEA_UNROLL
-      for (int v = 0; v < kUnitBytes; v += kLineBytes) {
-        __builtin_prefetch(early + v, 0, 2);
+      for (int d = 0; d < kDeep; ++d, early += stride) {
+        TRACEA_UNROLL
+        for (int v = 0; v < kUnitBytes; v += kLineBytes) {
+          __builtin_prefetch(early + v, 0, 2);
+        }
       }
       if (!to) continue;
       TRACEA_UNROLL
-      for (int v = 0; v < kUnit; v += kLanes) {
-        Store(line + v, Load((const float*)row + v));
-      }
+      for (int v = 0; v < kUnit; v += kLanes) Store(line + v, WordsAt(row, v));
     }
     from += kUnitBytes;
     to += to_unit;
@@ -54,7 +67,7 @@ struct RowFeed {
   // Before a product: goes to the next rows if these have passed.
   TRACEA_INLINE void Advance() {
     if (left > 0) return;
-    from += share * stride - (share ? units * kUnitBytes : 0);
+    from += share * kDeep * stride - (share ? units * kUnitBytes : 0);
     if (to && share) to += share * kUnit - units * to_unit;
     rows -= share;
     share = Min(most, rows);
@@ -73,16 +86,16 @@ struct RowFeed {
 
 // What a micro-kernel does beside its product.
 struct Feeds {
-  RowFeed<kChunk> lhs;
-  RowFeed<kTileN> rhs;
+  RowFeed<kChunk, 1> lhs;
+  RowFeed<kTileN, kWordDepth> rhs;
 };
 
-// dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors; a null src is
-// zero. lhs and rhs are packed as above. src joins at the end: rounding errors then grow
+// dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors and a depth of
+// `words`; a null src is zero. lhs and rhs are packed as above. src joins at the end: rounding errors then grow
 // with the depth of a block and the number of blocks, not with all of k. `feeds` may be
 // null.
 template <int kRows, int kVecs>
-void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* src,
+void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float* src,
                  int64_t src_stride, float* dst, int64_t dst_stride, Feeds* feeds) {
   Vec acc[kRows][kVecs];
   TRACEA_UNROLL
@@ -92,13 +105,13 @@ void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* sr
       acc[i][j] = Vec{};
     }
   }
-  for (; kc > 0; kc -= kChunk) {
-    const int64_t depth = Min(kc, kChunk);
+  for (; words > 0; words -= kChunk) {
+    const int64_t count = Min(words, kChunk);
     if (feeds) {
       if (feeds->lhs.left > 0) feeds->lhs.Step();
       if (feeds->rhs.left > 0) feeds->rhs.Step();
     }
-    for (int64_t p = 0; p < depth; ++p) {
+    for (int64_t p = 0; p < count; ++p) {
       Vec b[kVecs];
       TRACEA_UNROLL
       for (int j = 0; j < kVecs; ++j) b[j] = Load(rhs + j * kLanes);
@@ -108,9 +121,9 @@ void MicroKernel(int64_t kc, const float* lhs, const float* rhs, const float* sr
       }
       TRACEA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const Vec a = Splat(lhs[i * kChunk + p]);
+        const Vec a = SplatWord(lhs[i * kChunk + p]);
         TRACEA_UNROLL
-        for (int j = 0; j < kVecs; ++j) acc[i][j] += a * b[j];
+        for (int j = 0; j < kVecs; ++j) acc[i][j] = MultiplyAdd(acc[i][j], a, b[j]);
       }
       rhs += kTileN;
     }

@@ -11,7 +11,8 @@ namespace {
 #if defined(__aarch64__)
 constexpr const char* kNames[kIsaCount] = {"baseline", "bfmmla"};
 #else
-constexpr const char* kNames[kIsaCount] = {"baseline", "avx2", "avx512", "amx"};
+constexpr const char* kNames[kIsaCount] = {"baseline", "avx2", "avx512", "avx512_bf16",
+                                           "amx"};
 #endif
 
 bool IsUsable(Isa isa) {
@@ -24,6 +25,8 @@ bool IsUsable(Isa isa) {
       return HasAvx2();
     case Isa::kAvx512:
       return HasAvx512();
+    case Isa::kAvx512Bf16:
+      return HasAvx512Bf16();
     case Isa::kAmx:
       return HasAmx();
 #endif

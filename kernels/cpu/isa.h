@@ -9,18 +9,18 @@ namespace tracea::cpu {
 
 // Of this architecture, worse to better; each includes the ones before it. Where an
 // operation has nothing of its own for an instruction set and a dtype, it takes the next
-// lower one's kernel. The best has products of bf16 matrices and else nothing of its own.
+// lower one's kernel.
 #if defined(__aarch64__)
 enum class Isa : int32_t { kBaseline, kBfmmla };
-constexpr Isa kMatrixIsa = Isa::kBfmmla;
+constexpr Isa kBestIsa = Isa::kBfmmla;
 constexpr const char* kIsaNames = "baseline, bfmmla";  // for messages
 #else
-enum class Isa : int32_t { kBaseline, kAvx2, kAvx512, kAmx };
-constexpr Isa kMatrixIsa = Isa::kAmx;
-constexpr const char* kIsaNames = "baseline, avx2, avx512, amx";  // for messages
+enum class Isa : int32_t { kBaseline, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+constexpr Isa kBestIsa = Isa::kAmx;
+constexpr const char* kIsaNames =
+    "baseline, avx2, avx512, avx512_bf16, amx";  // for messages
 #endif
-constexpr int kIsaCount = static_cast<int>(kMatrixIsa) + 1;
-constexpr Isa kVectorIsa = static_cast<Isa>(kIsaCount - 2);  // the next lower one
+constexpr int kIsaCount = static_cast<int>(kBestIsa) + 1;
 
 const char* IsaName(Isa isa);
 

@@ -49,9 +49,11 @@ _MOST_NC = 4096  # wider blocks are cut to this
 # Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
 _SKINNY_ROWS = {"n": 16, "t": 4}
 _TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
-# Up to which packing B is much of the work: of tiles, and of vectors.
-_FEW_TILE_ROWS = 128
+_PAIR_ROWS = {"n": 12, "t": 3}  # the same for pairs in vectors, by the layout of B
+# Up to which packing B is much of the work: of bfloat16, and of vectors.
+_FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
+_PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
@@ -104,17 +106,43 @@ _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts l
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
 
 
+# As deep in words of two. With few rows these are so soon multiplied that the next
+# block takes most of the time.
+_PAIRED = Blocking(
+    itemsize=2,
+    unit=16,
+    kc=1024,
+    panel_share=0.5,
+    depths=(256, 384, 512, 768, 1024, 1536),
+    widths=(128, 256, 384, 512, 768, 1024),
+    tasks=(1, 2, 4, 8),
+)
+_FEW_PAIRED = dataclasses.replace(_PAIRED, kc=256, panel_share=0.125)
+_SOME_PAIRED = dataclasses.replace(_PAIRED, kc=512, panel_share=0.25)
+
+
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
-    """Of tiles for bf16 with enough rows, if the ISA has them, else of f32 vectors."""
-    unit = _TILE_DEPTH.get(device.isa) if problem.lhs == "bfloat16" else None
+    """Of tiles or pairs for bf16 with enough rows, if the ISA has them, else of f32."""
+    vectors = _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
+    if problem.lhs != "bfloat16":
+        return vectors
+    if device.isa == _PAIRS and problem.m >= _PAIR_ROWS[problem.layout[1]]:
+        return _of_pairs(problem.m)
+    unit = _TILE_DEPTH.get(device.isa)
     if unit is None or problem.m < _TILE_ROWS:
-        return _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
-    if problem.m <= _FEW_TILE_ROWS:
+        return vectors
+    if problem.m <= _FEW_ROWS:
         return dataclasses.replace(_FEW_TILES, unit=unit)
     as_stored = problem.layout[0] == "n" and problem.k % unit == 0
     if device.isa == "amx" and as_stored:
         return _TILES
     return dataclasses.replace(_PACKING_TILES, unit=unit)
+
+
+def _of_pairs(rows: int) -> Blocking:
+    if rows <= _FEW_ROWS:
+        return _FEW_PAIRED
+    return _SOME_PAIRED if rows <= _FEW_VECTOR_ROWS else _PAIRED
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
@@ -174,7 +202,7 @@ class GemmCpu:
         # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
         # may have better for them.
         if problem.lhs == "bfloat16":
-            return isinstance(device, CpuDevice) and device.isa == "amx"
+            return isinstance(device, CpuDevice) and device.isa in ("amx", _PAIRS)
         return problem.lhs == "float32"
 
     def call(self, problem: GemmProblem, config: GemmCpuConfig, device: Device) -> Call:

@@ -1,0 +1,34 @@
+// The matrix product of operands of any dtype, widened to f32, for one instruction set.
+//
+// Included by gemm_<isa>.cc as gemm_impl.h is.
+
+#include "gemm_impl.h"
+#include "gemm_skinny_impl.h"
+
+template <typename T>
+void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+         float* workspace) {
+  if (!blocks.skinny) return RunGeneral<T>(args, blocks, range, workspace);
+  switch (args.m) {
+    case 1:
+      return RunSkinny<T, 1>(args, range, workspace);
+    case 2:
+      return RunSkinny<T, 2>(args, range, workspace);
+    case 4:
+      return RunSkinny<T, 4>(args, range, workspace);
+    default:
+      return RunSkinny<T, 0>(args, range, workspace);
+  }
+}
+
+void RunGemm(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+             float* workspace) {
+  switch (args.in_type) {
+    case DType::kF32:
+      return Run<F32>(args, blocks, range, workspace);
+    case DType::kBF16:
+      return Run<BF16>(args, blocks, range, workspace);
+    case DType::kF16:
+      return Run<F16>(args, blocks, range, workspace);
+  }
+}
