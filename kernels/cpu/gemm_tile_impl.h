@@ -10,7 +10,7 @@ constexpr int kChunk = 16;  // words of a chunk of packed lhs: one cache line
 constexpr int kChunkDepth = kChunk * kWordDepth;
 constexpr int kLineFloats = 16;
 constexpr int kLineBytes = 64;
-constexpr int64_t kRowsAhead = 4;  // that copied rows are asked for early
+constexpr int64_t kRowsAhead = 4;  // that copied rows are asked for early, at least
 constexpr int kDepthAhead = 16;  // steps that rhs is asked for early: it lies in L2
 
 // Rows of an operand on their way from memory: they only come closer, or (if they are words
@@ -47,7 +47,7 @@ struct RowFeed {
     const char* row = from;
     float* line = to;
     for (int64_t s = 0; s < share; ++s, row += kDeep * stride, line += kUnit) {
-      const char* early = row + (to ? kRowsAhead * kDeep * stride : 0);
+      const char* early = row + (to ? Max(kRowsAhead, share) * kDeep * stride : 0);
       TRACEA_UNROLL
       for (int d = 0; d < kDeep; ++d, early += stride) {
         TRACEA_UNROLL
