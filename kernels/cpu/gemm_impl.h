@@ -12,9 +12,9 @@
 // row block of lhs and the next block of rhs beside their products (`Feeds`).
 //
 // Packing converts to words (f32, or pairs of bf16: gemm_word_impl.h) and transposes where
-// the operand is stored transposed, so one micro-kernel serves every layout. Row blocks are as equal as possible and
-// there is a micro-kernel for every row count, so ragged rows cost no wasted work; a
-// ragged last panel is padded with zeros.
+// the operand is stored transposed, so one micro-kernel serves every layout. Row blocks
+// are as equal as possible and there is a micro-kernel for every row count, so ragged rows
+// cost no wasted work; a ragged last panel is padded with zeros.
 //
 // Included by gemm_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,

@@ -91,9 +91,9 @@ struct Feeds {
 };
 
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors and a depth of
-// `words`; a null src is zero. lhs and rhs are packed as above. src joins at the end: rounding errors then grow
-// with the depth of a block and the number of blocks, not with all of k. `feeds` may be
-// null.
+// `words`; a null src is zero. lhs and rhs are packed as above. src joins at the end:
+// rounding errors then grow with the depth of a block and the number of blocks, not with
+// all of k. `feeds` may be null.
 template <int kRows, int kVecs>
 void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float* src,
                  int64_t src_stride, float* dst, int64_t dst_stride, Feeds* feeds) {
