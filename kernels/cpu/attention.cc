@@ -15,6 +15,9 @@ extern const AttentionIsa kAvx2Attention;
 extern const AttentionIsa kAvx512Attention;
 extern const AttentionGradientIsa kAvx2AttentionGradient;
 extern const AttentionGradientIsa kAvx512AttentionGradient;
+#if !defined(TRACEA_WITHOUT_AVX512_BF16)
+extern const AttentionIsa kAvx512Bf16Attention;
+#endif
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const AttentionIsa kAmxAttention;
 extern const AttentionGradientIsa kAmxAttentionGradient;
@@ -23,7 +26,7 @@ extern const AttentionGradientIsa kAmxAttentionGradient;
 
 namespace {
 
-// By Isa; AVX-512 BF16 has none, and AMX helps some dtypes only.
+// By Isa; AVX-512 BF16 and AMX help some dtypes only.
 constexpr const AttentionIsa* kAttentions[] = {
     &kBaselineAttention,
 #if defined(__x86_64__)
@@ -120,6 +123,9 @@ const AttentionIsa* UsableAttentionIsa(Isa wanted, DType type) {
   const Isa isa = UsableIsa(wanted);
 #if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
   if (isa == Isa::kAmx && type == DType::kBF16) return &kAmxAttention;
+#endif
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AVX512_BF16)
+  if (isa == Isa::kAvx512Bf16 && type == DType::kBF16) return &kAvx512Bf16Attention;
 #endif
   (void)type;
   return kAttentions[static_cast<int>(isa)];

@@ -12,8 +12,7 @@
 namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
-#include "attention_impl.h"
-#include "attention_gradient_impl.h"
+#include "attention_widened_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx512Attention;

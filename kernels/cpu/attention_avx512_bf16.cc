@@ -1,0 +1,22 @@
+// Attention in bf16 for AVX-512 BF16.
+
+#include "attention.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+#define TRACEA_TILE_M 14  // as for AVX-512
+#define TRACEA_WORDS_OF_BF16
+
+namespace tracea::cpu {
+namespace {
+#include "vec_impl.h"
+#include "attention_impl.h"
+}  // namespace
+
+extern const AttentionIsa kAvx512Bf16Attention;
+const AttentionIsa kAvx512Bf16Attention = {"avx512_bf16", kTileM, kTileN, RunTiled<BF16>};
+
+}  // namespace tracea::cpu

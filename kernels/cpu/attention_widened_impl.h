@@ -1,0 +1,18 @@
+// Attention and its gradient for operands of any dtype, widened to f32.
+//
+// Included by attention_<isa>.cc as attention_impl.h is.
+
+#include "attention_impl.h"
+#include "attention_gradient_impl.h"
+
+void RunAttention(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace) {
+  switch (args.type) {
+    case DType::kF32:
+      return RunTiled<F32>(args, block_kv, range, workspace);
+    case DType::kBF16:
+      return RunTiled<BF16>(args, block_kv, range, workspace);
+    case DType::kF16:
+      return RunTiled<F16>(args, block_kv, range, workspace);
+  }
+}
