@@ -185,7 +185,8 @@ bool Suits(const GemmIsa& isa, const GemmArgs& args) {
 
 const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
   int isa = static_cast<int>(UsableIsa(wanted));
-  while (!Suits(*kGemms[isa], args)) --isa;
+  if (Suits(*kGemms[isa], args)) return kGemms[isa];
+  while (kGemms[isa]->packed_bytes != 4) --isa;  // where AMX is, pairs are slow
   return kGemms[isa];
 }
 

@@ -8,8 +8,8 @@
 namespace tracea::cpu {
 
 // Of this architecture, worse to better; each includes the ones before it. Where an
-// operation has nothing of its own for an instruction set and a dtype, it takes the next
-// lower one's kernel.
+// operation has nothing of its own for an instruction set and a dtype, it takes the kernel
+// of a lower one.
 #if defined(__aarch64__)
 enum class Isa : int32_t { kBaseline, kBfmmla };
 constexpr Isa kBestIsa = Isa::kBfmmla;
