@@ -11,9 +11,9 @@
 //       sums = sums * alpha + weights @ v by micro-kernel
 //   out = sums / sum of weights
 //
-// Scores are in base 2: scale * log2(e) is folded into q, but multiplies scores if q is of
-// bf16 and would be rounded once more. The blocks are cut at multiples
-// of block_kv, wherever a task's rows begin to see keys: other cuts would change bits.
+// Scores are in base 2: scale * log2(e) is folded into q, but multiplies the scores if q
+// stays bf16, which would be rounded once more. The blocks are cut at multiples of
+// block_kv, wherever a task's rows begin to see keys: other cuts would change bits.
 //
 // Included by attention_<isa>.cc inside an unnamed namespace, after vec_impl.h and under
 // the same rules. The includer defines TRACEA_TILE_M, and TRACEA_WORDS_OF_BF16 if bf16 is

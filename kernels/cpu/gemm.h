@@ -75,7 +75,7 @@ struct GemmIsa {
               float* workspace);
   double speedup = 1;       // of its multiply-adds over those of vectors, roughly
   bool loads_rows = false;  // whole steps of whole rows of lhs need no packing
-  bool pairs = false;       // of bf16, in lanes of vectors: as f32 otherwise
+  bool pairs = false;       // vectors of pairs of bf16: of f32 otherwise
 };
 
 // How a batch of equal products is cut into tasks.
