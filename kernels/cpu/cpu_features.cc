@@ -49,7 +49,7 @@ bool GetTilePermission() {
 }
 
 bool IsAmd() {
-  uint32_t a, b, c, d;
+  uint32_t a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx &&
          d == signature_AMD_edx && c == signature_AMD_ecx;
 }
