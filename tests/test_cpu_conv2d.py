@@ -263,6 +263,60 @@ def test_groups(groups):
     run_and_check(*itertools.chain(*map(all_directions, problems)))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_bfloat16_at_odd_depths(isa):
+    """Where words are pairs, some span taps, and some lack their second element."""
+    changes: tuple[dict[str, Any], ...] = (
+        {"size": (1, 1, 1), "channels": (1, 4), "kernel": (1, 1)},
+        {"size": (1, 5, 7), "channels": (1, 33), "kernel": (3, 5)},
+        {"size": (2, 15, 17), "channels": (3, 64), "kernel": (7, 7), "strides": (2, 2)},
+        {"size": (3, 7, 5), "channels": (3, 40), "dilation": (2, 3)},
+        {"channels": (15, 34), "strides": (2, 1)},
+        {"channels": (33, 31), "kernel": (1, 1), "padding": ((0, 0), (0, 0))},
+        {"channels": (9, 21), "groups": 3},
+        {"channels": (6, 44), "groups": 2, "strides": (1, 2)},
+        {"size": (1, 3, 31), "channels": (34, 18), "groups": 2},
+        {"size": (1, 3, 60), "channels": (66, 70), "padding": ((0, 0), (0, 0))},
+    )
+    problems = (conv(dtype="bfloat16", epilogue=FULL, **change) for change in changes)
+    run_and_check(*itertools.chain(*map(all_directions, problems)), isa=isa)
+
+
+@pytest.mark.skipif("avx512_bf16" not in ISAS, reason="the processor has no VDPBF16PS")
+def test_pairs_of_bfloat16_are_multiplied_where_they_fit():
+    """VDPBF16PS adds a pair's products one by one, but not in their order."""
+
+    def pairs_are_multiplied(direction: str = "forward", **changes: Any) -> bool:
+        how = {"dtype": "bfloat16", "out": "float32", **changes}
+        problem = conv(direction=direction, **how)
+        inputs = operands(problem)
+        config = Conv2dCpuConfig(kc=4096, nc=64, tasks=1)
+        runs = [(problem, inputs, config, isa) for isa in ("avx512_bf16", "avx512")]
+        (pairs,), (vectors,) = run_all(runs)
+        return not np.array_equal(pairs, vectors)
+
+    for direction in DIRECTIONS:
+        assert pairs_are_multiplied(direction, channels=(16, 32))
+        assert not pairs_are_multiplied(direction, dtype="float16")
+        assert not pairs_are_multiplied(direction, channels=(16, 16), groups=16)
+        odd = pairs_are_multiplied(direction, channels=(15, 33))
+        assert odd == (direction != "input_grad")
+
+
+def test_blocks_of_pairs():
+    """As deep in vectors as those of f32."""
+    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)
+    vectors = dataclasses.replace(device, isa="avx512")
+    for direction, channels in itertools.product(DIRECTIONS, ((64, 32), (64, 33))):
+        problem = conv(channels=channels, dtype="bfloat16", direction=direction)
+        found = CONV2D_CPU.heuristic(problem, device)
+        same = CONV2D_CPU.heuristic(problem, vectors)
+        if direction != "input_grad" or channels[1] % 2 == 0:
+            same = dataclasses.replace(same, kc=2 * same.kc)
+        assert found == same
+        assert found in list(CONV2D_CPU.space(problem, device).configs())
+
+
 def test_depthwise():
     problems = [
         conv(
@@ -453,7 +507,7 @@ def test_the_handler_refuses_what_is_not_its_own():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("channels", [4, 32])
+@pytest.mark.parametrize("channels", [3, 4, 32])
 def test_numbers_that_are_not_finite_stay_in_their_windows(channels, dtype):
     x = normal(1, 6, 6, channels, dtype=dtype).at[0, 2, 3, 1].set(jnp.nan)
     w = normal(3, 3, channels, 8, dtype=dtype, seed=1)

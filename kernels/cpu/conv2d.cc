@@ -16,6 +16,9 @@ extern const ConvIsa kBaselineConv;
 #if defined(__x86_64__)
 extern const ConvIsa kAvx2Conv;
 extern const ConvIsa kAvx512Conv;
+#if !defined(TRACEA_WITHOUT_AVX512_BF16)
+extern const ConvIsa kAvx512Bf16Conv;
+#endif
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const ConvIsa kAmxConv;
 #endif
@@ -31,13 +34,17 @@ constexpr int64_t kDepthwiseCols = 256;                // channels whose weights
 constexpr int64_t kLineRows = 10;                      // as in conv2d_tile_impl.h
 constexpr int64_t kPixels = 4;                         // as in conv2d_depthwise_impl.h
 
-// By Isa, up to what this build has. AVX-512 BF16 has none of its own.
+// By Isa, up to what this build has.
 constexpr const ConvIsa* kConvs[kIsaCount] = {
     &kBaselineConv,
 #if defined(__x86_64__)
     &kAvx2Conv,
     &kAvx512Conv,
+#if !defined(TRACEA_WITHOUT_AVX512_BF16)
+    &kAvx512Bf16Conv,
+#else
     &kAvx512Conv,
+#endif
 #if !defined(TRACEA_WITHOUT_AMX)
     &kAmxConv,
 #endif
@@ -49,6 +56,9 @@ constexpr const ConvIsa* kConvs[kIsaCount] = {
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }
+
+// Whether its packed operands are for vectors, not for matrices.
+bool UsesVectors(const ConvIsa& isa) { return isa.packed_bytes == 4 || isa.pairs; }
 
 // The longest step <= `limit` (a multiple of `unit`) that cuts `size` into equal parts.
 int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
@@ -196,23 +206,24 @@ Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
   return {product.rows(), product.columns, runs * RoundUp(run, kUnitDepth)};
 }
 
-#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
-// AMX takes bf16, unless filling up short runs would cost more than it brings.
-bool SuitsAmx(const ConvArgs& args, const ConvProduct& product) {
-  return args.in_type == DType::kBF16 && args.direction != ConvDirection::kWeightGrad &&
-         !IsDepthwise(args) &&
+// Whether it is for convolutions like this one.
+bool Suits(const ConvIsa& isa, const ConvArgs& args, const ConvProduct& product) {
+  if (isa.packed_bytes == 4) return true;
+  if (args.in_type != DType::kBF16 || IsDepthwise(args)) return false;
+  // Transposed weights of an odd number of channels have no pairs at the ends of taps.
+  if (isa.pairs) return !product.trans_weights || product.channels % 2 == 0;
+  // On AMX filling up short runs may cost more than it brings.
+  return args.direction != ConvDirection::kWeightGrad &&
          ShapeOf(args, product, true).k <= 4 * ShapeOf(args, product, false).k;
 }
 
-const ConvIsa& IsaFor(const ConvIsa& isa, const ConvArgs& args,
+const ConvIsa& IsaFor(const ConvIsa& wanted, const ConvArgs& args,
                       const ConvProduct& product) {
-  return &isa == &kAmxConv && !SuitsAmx(args, product) ? kAvx512Conv : isa;
+  if (Suits(wanted, args, product)) return wanted;
+  int isa = kIsaCount - 1;
+  while (kConvs[isa]->packed_bytes != 4) --isa;  // where AMX is, pairs are slow
+  return *kConvs[isa];
 }
-#else
-const ConvIsa& IsaFor(const ConvIsa& isa, const ConvArgs&, const ConvProduct&) {
-  return isa;
-}
-#endif
 
 ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& config) {
   ConvBlocks blocks{};
@@ -244,12 +255,12 @@ int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& sh
     const int64_t taps = args.height.w * args.width.w;
     return 4 * blocks.nc * (1 + kPixels + taps);
   }
-  if (isa.packed_bytes == 2) return AmxWorkspaceBytes(shape, blocks);
+  if (!UsesVectors(isa)) return AmxWorkspaceBytes(shape, blocks);
   // As ConvWorkspace in conv2d_tile_impl.h.
-  const int64_t row = blocks.kc + 16;
+  const int64_t packed = isa.packed_bytes * blocks.kc, line = 4 * (blocks.kc + 16);
   const int64_t sums = blocks.kc < shape.k ? blocks.mc * blocks.nc : 0;
-  return 4 * (blocks.kc * blocks.nc + blocks.nc + isa.tile_m * row +
-              std::max(isa.tile_m, kLineRows) * row + sums);
+  return packed * blocks.nc + isa.tile_m * (packed + 64) +
+         std::max(isa.tile_m, kLineRows) * line + 4 * (blocks.nc + sums);
 }
 
 // Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
@@ -313,7 +324,7 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
   plan.kernel = KernelOf(isa, args);
   plan.phases_y = Phases(args, args.height);
   plan.phases_x = Phases(args, args.width);
-  const Shape shape = ShapeOf(args, product, isa.packed_bytes == 2);
+  const Shape shape = ShapeOf(args, product, !UsesVectors(isa));
   plan.blocks = PlanBlocks(isa, shape, config);
   if (IsDepthwise(args)) plan.blocks.nc = std::min(plan.blocks.nc, kDepthwiseCols);
   plan.groups = IsDepthwise(args) ? 1 : args.groups;

@@ -13,7 +13,8 @@
 // one, ascending: a result's bits depend on shape, instruction set and the depth of these
 // blocks, but neither on the split into tasks nor on the number of threads.
 //
-// On AMX subnormal bf16 operands and results count as zero; elsewhere they do not.
+// On AMX and AVX-512 BF16 subnormal bf16 operands and results count as zero; elsewhere they
+// do not.
 //
 // A kernel exists once per instruction set (`ConvIsa`). It computes one range of one
 // product on the calling thread and neither allocates nor throws.
@@ -121,12 +122,13 @@ using ConvKernel = void (*)(const ConvProduct& product, const ConvBlocks& blocks
 struct ConvIsa {
   const char* name;
   int64_t tile_m, tile_n;  // register tile, in elements
-  int64_t packed_bytes;    // of an element of packed weights: f32, or bf16 on AMX
+  int64_t packed_bytes;    // of an element of packed weights: 2 as bf16, else 4
   int64_t most_sums;       // bytes of partial sums that a row strip may have
   ConvKernel run;          // forward and the input's gradient; AMX has no other ones
   ConvKernel run_weight_grad;
   // The same for groups of one channel and one column, all at once.
   ConvKernel run_depthwise, run_depthwise_weight_grad;
+  bool pairs = false;  // vectors of pairs of bf16 (none are depthwise), of f32 otherwise
 };
 
 // How a convolution is cut into tasks.

@@ -12,7 +12,7 @@
 namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
-#include "conv2d_impl.h"
+#include "conv2d_widened_impl.h"
 }  // namespace
 
 extern const ConvIsa kAvx512Conv;

@@ -1,5 +1,5 @@
 // Convolutions of every channel with a kernel of its own, vectorised over channels. A
-// part of conv2d_impl.h.
+// part of conv2d_widened_impl.h.
 //
 //   out[pixel, c] = sum over taps of image[pixel, tap, c] * weights[tap, c]
 

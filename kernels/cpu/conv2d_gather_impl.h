@@ -50,22 +50,24 @@ TRACEA_INLINE void GatherRow(const ConvProduct& product, const Runs& runs,
   }
 }
 
-// Straight into chunks of packed lhs; all pieces must be multiples of kChunk.
+// Straight into chunks of packed lhs; all pieces must be multiples of kChunkDepth.
 template <typename T>
 struct ChunkSink {
   float* row;
   int64_t step;  // from one chunk to the next
 
   TRACEA_INLINE void Copy(int64_t at, const T* from, int64_t count) const {
-    float* to = row + at / kChunk * step;
-    for (int64_t c = 0; c < count; c += kChunk, to += step) {
+    float* to = row + at / kChunkDepth * step;
+    for (int64_t c = 0; c < count; c += kChunkDepth, to += step) {
       TRACEA_UNROLL
-      for (int v = 0; v < kChunk; v += kLanes) Store(to + v, Load(from + c + v));
+      for (int v = 0; v < kChunk; v += kLanes) {
+        Store(to + v, LoadWords(from + c + v * kWordDepth));
+      }
     }
   }
   TRACEA_INLINE void Zero(int64_t at, int64_t count) const {
-    float* to = row + at / kChunk * step;
-    for (int64_t c = 0; c < count; c += kChunk, to += step) {
+    float* to = row + at / kChunkDepth * step;
+    for (int64_t c = 0; c < count; c += kChunkDepth, to += step) {
       TRACEA_UNROLL
       for (int v = 0; v < kChunk; v += kLanes) Store(to + v, Vec{});
     }
@@ -127,7 +129,7 @@ void PackWindows(const ConvProduct& product, const Windows& windows, int64_t row
                  int64_t p, int64_t depth, const Lines<T>& lines, float* packed) {
   if (depth == 0) return;
   const Runs runs = RunsFrom(product, p);
-  if (product.channels % kChunk == 0 && p % kChunk == 0) {
+  if (product.channels % kChunkDepth == 0 && p % kChunkDepth == 0) {
     for (int64_t i = 0; i < rows; ++i) {
       const ChunkSink<T> sink{packed + i * kChunk, rows * kChunk};
       GatherRow<T>(product, runs, windows, i, depth, sink);
@@ -143,50 +145,34 @@ void PackWindows(const ConvProduct& product, const Windows& windows, int64_t row
 }
 
 // One tap's part of transposed weights, element (c, j) at weights[j * stride + c], to
-// rows of panels that are `depth` deep. Zeros fill the last panel.
+// rows of panels that are `words` deep. Zeros fill the last panel.
 template <typename T>
 void PackTapTransposed(const T* weights, int64_t stride, int64_t channels, int64_t cols,
-                       int64_t depth, float* packed) {
+                       int64_t words, float* packed) {
   for (int64_t j = 0; j < CeilDiv(cols, kTileN) * kTileN; j += kLanes) {
-    float* to = packed + (j / kTileN) * depth * kTileN + j % kTileN;
-    for (int64_t c = 0; c < channels; c += kLanes) {
+    float* to = packed + (j / kTileN) * words * kTileN + j % kTileN;
+    for (int64_t c = 0; c < WordsIn(channels); c += kLanes) {
       Vec x[kLanes];
-      LoadTransposed(weights + j * stride + c, stride, cols - j, channels - c, x);
-      const int64_t count = Min(kLanes, channels - c);
+      const int64_t at = c * kWordDepth;
+      LoadTransposed(weights + j * stride + at, stride, cols - j, channels - at, x);
+      const int64_t count = Min(kLanes, WordsIn(channels) - c);
       for (int64_t r = 0; r < count; ++r) Store(to + (c + r) * kTileN, x[r]);
     }
   }
 }
 
-// One tap's part of weights stored by rows, likewise.
-template <typename T>
-void PackTap(const T* weights, int64_t stride, int64_t channels, int64_t cols,
-             int64_t depth, float* packed) {
-  for (int64_t c = 0; c < channels; ++c) {
-    const T* row = weights + c * stride;
-    float* to = packed + c * kTileN;
-    for (int64_t j = 0; j < cols; j += kTileN, to += depth * kTileN) {
-      TRACEA_UNROLL
-      for (int v = 0; v < kTileN; v += kLanes) {
-        const int64_t count = cols - j - v;
-        Store(to + v, count > 0 ? LoadUpTo(row + j + v, count) : Vec{});
-      }
-    }
-  }
-}
-
-// depth x cols of the weights, packed as the micro-kernels read them.
+// depth x cols of the weights, packed as the micro-kernels read them. Stored by rows they
+// are one matrix, whose taps are neighbours; transposed ones need whole words in each tap.
 template <typename T>
 void PackWeights(const ConvProduct& product, int64_t p, int64_t depth, int64_t j,
                  int64_t cols, float* packed) {
   const T* weights = (const T*)product.weights;
   const int64_t stride = product.weights_stride;
+  if (!product.trans_weights) {
+    return PackRhs(weights + p * stride + j, stride, depth, cols, packed);
+  }
   ForEachTap(product, p, depth, [&](int64_t from, int64_t count, int64_t at) {
-    float* to = packed + at * kTileN;
-    if (product.trans_weights) {
-      PackTapTransposed(weights + from + j * stride, stride, count, cols, depth, to);
-    } else {
-      PackTap(weights + from + j, stride, count, cols, depth, to);
-    }
+    PackTapTransposed(weights + from + j * stride, stride, count, cols, WordsIn(depth),
+                      packed + WordsIn(at) * kTileN);
   });
 }

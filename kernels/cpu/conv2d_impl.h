@@ -4,13 +4,14 @@
 //   for column strip j   (nc wide)
 //     for row strip i    (mc rows: only if partial sums need a buffer of their own)
 //       for block p      (kc deep)
-//         pack weights[p, j]             -> panels [nc / kTileN][kc][kTileN], in L2
+//         pack weights[p, j]             -> panels [nc / kTileN][words][kTileN], in L2
 //         for row block                  (up to kTileM rows)
-//           gather windows[row block, p] -> chunks [kc / kChunk][rows][kChunk], in L1
+//           gather windows[row block, p] -> chunks [words / kChunk][rows][kChunk], in L1
 //           for panel: micro-kernel, and after the last block the epilogue
 //
 // Included by conv2d_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
-// same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M.
+// same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
+// and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
 
 #include "activation_impl.h"
 #include "element_impl.h"
@@ -22,7 +23,6 @@
 #include "conv2d_tile_impl.h"
 #include "conv2d_line_impl.h"
 #include "conv2d_weight_impl.h"
-#include "conv2d_depthwise_impl.h"
 
 static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
 
@@ -31,9 +31,9 @@ TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
                            const ConvSums& partial, const ConvRows& rows,
                            const Pieces& pieces, const float* windows,
                            const float* weights, const float* bias) {
-  const int64_t stride = product.x.step * product.pixel;
+  const int64_t stride = product.x.step * product.pixel / kWordDepth;
   for (int64_t c = 0; c < block.cols; c += kTileN) {
-    const float* rhs = weights + c * block.depth;
+    const float* rhs = weights + c * WordsIn(block.depth);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
@@ -49,8 +49,8 @@ void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
                   const float* bias, int64_t kc) {
   const Lines<T> lines{(T*)space.lines, kc + kChunk};
   Pieces pieces;
-  const bool as_it_is = product.in_type == DType::kF32 && ReadsWell(product) &&
-                        CutDepth(product, block.p, block.depth, &pieces);
+  const bool as_it_is =
+      ReadsWell<T>(product) && CutDepth(product, block.p, block.depth, &pieces);
   const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
     int64_t row[kTileM], out[kTileM];
     Windows first;
@@ -61,7 +61,8 @@ void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
     }
     const int64_t pixel = first.image[0] + first.y[0] * product.x.size + first.x[0];
     RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
-            (const float*)product.image + pixel * product.pixel, space.rhs, bias);
+            (const float*)((const T*)product.image + pixel * product.pixel), space.rhs,
+            bias);
   };
   const auto gather = [&](const Windows& windows, int64_t count) {
     PackWindows<T>(product, windows, count, block.p, block.depth, lines, space.lhs);
@@ -105,17 +106,5 @@ void RunConvAs(const ConvProduct& product, const ConvBlocks& blocks,
         p += depth;
       } while (p < all);
     }
-  }
-}
-
-void RunConv(const ConvProduct& product, const ConvBlocks& blocks, const ConvRange& range,
-             float* workspace) {
-  switch (product.in_type) {
-    case DType::kF32:
-      return RunConvAs<F32>(product, blocks, range, workspace);
-    case DType::kBF16:
-      return RunConvAs<BF16>(product, blocks, range, workspace);
-    case DType::kF16:
-      return RunConvAs<F16>(product, blocks, range, workspace);
   }
 }

@@ -2,7 +2,7 @@
 // i begins i * step pixels after the first. Their products read the image as it is.
 // A part of conv2d_impl.h.
 
-// Runs of contiguous depth: `length` elements, `offset` after the window's beginning.
+// Runs of contiguous depth: `length` words, `offset` after the window's beginning.
 constexpr int kMostPieces = 64;
 struct Pieces {
   int64_t count;
@@ -19,8 +19,9 @@ bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, Pieces* piec
   for (int64_t at = 0; at < depth; runs.o = 0) {
     if (pieces->count == kMostPieces) return false;
     const int64_t length = Min(runs.length - runs.o, depth - at);
-    pieces->offset[pieces->count] = runs.ty * next_line + runs.tx * next_tap + runs.o;
-    pieces->length[pieces->count++] = length;
+    const int64_t offset = runs.ty * next_line + runs.tx * next_tap + runs.o;
+    pieces->offset[pieces->count] = offset / kWordDepth;
+    pieces->length[pieces->count++] = length / kWordDepth;
     at += length;
     if (++runs.tx < runs.per_line) continue;
     runs.tx = 0;
@@ -29,7 +30,7 @@ bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, Pieces* piec
   return true;
 }
 
-// As MicroKernel, for lhs rows that lie `lhs_stride` f32 apart. Every third row has a
+// As MicroKernel, for lhs rows that lie `lhs_stride` words apart. Every third row has a
 // pointer of its own: scaled indices reach the two after it.
 template <int kRows, int kVecs>
 void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
@@ -56,9 +57,9 @@ void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
       for (int j = 0; j < kVecs; ++j) b[j] = Load(rhs + j * kLanes);
       TRACEA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const Vec a = Splat(at[i / 3][i % 3 * lhs_stride]);
+        const Vec a = SplatWord(at[i / 3][i % 3 * lhs_stride]);
         TRACEA_UNROLL
-        for (int j = 0; j < kVecs; ++j) acc[i][j] += a * b[j];
+        for (int j = 0; j < kVecs; ++j) acc[i][j] = MultiplyAdd(acc[i][j], a, b[j]);
       }
       TRACEA_UNROLL
       for (int i = 0; i < kPointers; ++i) ++at[i];
@@ -92,12 +93,14 @@ struct LineKernels {
 };
 constexpr LineKernels kLineKernels;
 
-// Whether reading the image as it is pays: lines must fill most of a register tile, and
-// rows of lhs must not lie multiples of a page apart, where all of them need the same few
-// lines of L1.
+// Whether the image can be read as it is, in whole words, and that pays: lines must fill
+// most of a register tile, and rows of lhs must not lie multiples of a page apart, where
+// all of them need the same few lines of L1.
+template <typename T>
 bool ReadsWell(const ConvProduct& product) {
+  if (!kAreWords<T> || product.channels % kWordDepth != 0) return false;
   const Interior inside = InteriorOf(product.x);
   const int64_t count = inside.end - inside.begin;
-  const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(float);
+  const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(T);
   return bytes % 4096 != 0 && 10 * count >= 7 * kTileM * CeilDiv(count, kTileM);
 }

@@ -8,8 +8,9 @@ struct ConvWorkspace {
 
   ConvWorkspace(const ConvBlocks& blocks, float* memory) {
     rhs = memory;
-    lhs = rhs + blocks.kc * blocks.nc;
-    bias = lhs + kTileM * (blocks.kc + kChunk);
+    const int64_t words = WordsIn(blocks.kc);
+    lhs = rhs + words * blocks.nc;
+    bias = lhs + kTileM * (words + kChunk);
     lines = bias + blocks.nc;
     sums = lines + kLineRows * (blocks.kc + kChunk);
   }
@@ -93,13 +94,14 @@ TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& bloc
 TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& block,
                                  const ConvSums& partial, const ConvRows& rows,
                                  const ConvWorkspace& space, const float* bias) {
+  const int64_t words = WordsIn(block.depth);
   for (int64_t c = 0; c < block.cols; c += kTileN) {
-    const float* rhs = space.rhs + c * block.depth;
+    const float* rhs = space.rhs + c * words;
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
                   kMicroKernels.table[vecs - 1][rows.count - 1](
-                      block.depth, space.lhs, rhs, src, src_stride, dst, dst_stride,
+                      words, space.lhs, rhs, src, src_stride, dst, dst_stride,
                       nullptr);
                 });
   }

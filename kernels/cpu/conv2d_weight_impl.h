@@ -8,40 +8,58 @@
 // `count` <= kLanes elements of a window from element o of a run; zeros outside of the
 // image.
 template <typename T>
-TRACEA_INLINE Vec LoadWindow(const ConvProduct& product, const Windows& windows,
-                             int64_t i, int64_t ty, int64_t tx, int64_t o,
-                             int64_t count) {
+TRACEA_INLINE Part LoadWindow(const ConvProduct& product, const Windows& windows,
+                              int64_t i, int64_t ty, int64_t tx, int64_t o,
+                              int64_t count) {
   const ConvAxis &y = product.y, &x = product.x;
   const int64_t iy = windows.y[i] + ty * y.tap_step;
-  if ((uint64_t)iy >= (uint64_t)y.size) return Vec{};
+  if ((uint64_t)iy >= (uint64_t)y.size) return Part{};
   const int64_t width = x.size * product.pixel;
   const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
   const T* line =
       (const T*)product.image + (windows.image[i] + iy * x.size) * product.pixel;
-  if (from >= 0 && from + count <= width) return LoadUpTo(line + from, count);
+  if (from >= 0 && from + count <= width) return LoadPart(line + from, count);
   T lanes[kLanes] = {};
   for (int64_t c = 0; c < count; ++c) {
     if ((uint64_t)(from + c) < (uint64_t)width) lanes[c] = line[from + c];
   }
-  return Load(lanes);
+  return LoadPart(lanes, kLanes);
 }
+
+// The same of a word of windows, from window i on, of which `depth` are left.
+template <typename T>
+TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& windows,
+                                  int64_t i, int64_t depth, int64_t ty, int64_t tx,
+                                  int64_t o, int64_t count) {
+  Part parts[kWordDepth];
+  TRACEA_UNROLL
+  for (int d = 0; d < kWordDepth; ++d) {
+    parts[d] = Part{};
+    if (d >= depth) continue;
+    parts[d] = LoadWindow<T>(product, windows, i + d, ty, tx, o, count);
+  }
+  return JoinParts(parts);
+}
+
+static_assert(kMostRows % kVecDepth == 0, "vectors along the depth must not span blocks");
 
 // Rows [m, m + rows) of the lhs, `depth` windows deep, as the micro-kernels read them.
 template <typename T>
 void PackWindowsTransposed(const ConvProduct& product, const Windows* windows, int64_t m,
                            int64_t rows, int64_t depth, float* packed) {
   const Runs runs = RunsFrom(product, m);
-  for (int64_t p = 0; p < depth; p += kLanes) {
-    const Windows& here = windows[p / kMostRows];
+  for (int64_t p = 0; p < WordsIn(depth); p += kLanes) {
+    const int64_t at = p * kWordDepth;
+    const Windows& here = windows[at / kMostRows];
     float* to = packed + p / kChunk * rows * kChunk + p % kChunk;
     int64_t ty = runs.ty, tx = runs.tx, o = runs.o;
     for (int64_t i = 0; i < rows;) {
       const int64_t count = Min(Min(runs.length - o, rows - i), kLanes);
       Vec x[kLanes];
       for (int q = 0; q < kLanes; ++q) {
-        x[q] = p + q < depth ? LoadWindow<T>(product, here, p % kMostRows + q, ty, tx, o,
-                                             count)
-                             : Vec{};
+        const int64_t next = q * kWordDepth;
+        x[q] = LoadWindowWords<T>(product, here, at % kMostRows + next, depth - at - next,
+                                  ty, tx, o, count);
       }
       Transpose(x);
       for (int64_t r = 0; r < count; ++r) Store(to + (i + r) * kChunk, x[r]);
@@ -109,17 +127,5 @@ void RunWeightGradAs(const ConvProduct& product, const ConvBlocks& blocks,
         p += depth;
       } while (p < all);
     }
-  }
-}
-
-void RunWeightGrad(const ConvProduct& product, const ConvBlocks& blocks,
-                   const ConvRange& range, float* workspace) {
-  switch (product.in_type) {
-    case DType::kF32:
-      return RunWeightGradAs<F32>(product, blocks, range, workspace);
-    case DType::kBF16:
-      return RunWeightGradAs<BF16>(product, blocks, range, workspace);
-    case DType::kF16:
-      return RunWeightGradAs<F16>(product, blocks, range, workspace);
   }
 }

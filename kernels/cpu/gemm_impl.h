@@ -114,7 +114,7 @@ struct LhsRows {
 // Whether rows are packed beside the products: they must be whole words already.
 template <typename T>
 TRACEA_INLINE constexpr bool IsFed(bool trans, int64_t kc) {
-  return sizeof(T) * kWordDepth == sizeof(float) && !trans && kc % kWordDepth == 0;
+  return kAreWords<T> && !trans && kc % kWordDepth == 0;
 }
 
 // `rows` rows of `count` elements as they are stored: they only come closer, or they are

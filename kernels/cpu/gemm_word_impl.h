@@ -15,6 +15,10 @@ constexpr int kWordDepth = 1;
 
 TRACEA_INLINE int64_t WordsIn(int64_t depth) { return CeilDiv(depth, kWordDepth); }
 
+// Whether elements stored along the depth are words as they lie there.
+template <typename T>
+constexpr bool kAreWords = sizeof(T) * kWordDepth == sizeof(float);
+
 typedef float VecOfBytes __attribute__((vector_size(kLanes * 4), aligned(1), may_alias));
 
 TRACEA_INLINE Vec LoadBytes(const void* p) { return *(const VecOfBytes*)p; }
@@ -45,6 +49,13 @@ TRACEA_INLINE Half LoadHalfUpTo(const BF16* p, int64_t count) {
   return (Half)_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), p);
 }
 
+// An element of the depth for each lane, not yet beside the other ones of its word.
+using Part = Half;
+TRACEA_INLINE Part LoadPart(const BF16* p, int64_t count) { return LoadHalfUpTo(p, count); }
+TRACEA_INLINE Vec JoinParts(const Part (&parts)[kWordDepth]) {
+  return JoinHalves(parts[0], parts[1]);
+}
+
 // A word of each of kLanes rows or columns, whose elements lie side by side; `stride` is
 // that of the depth. With limits: `depth` elements of it and `count` columns are left.
 TRACEA_INLINE Vec LoadAcross(const BF16* p, int64_t stride) {
@@ -70,6 +81,12 @@ template <typename T>
 TRACEA_INLINE Vec LoadWordsUpTo(const T* p, int64_t depth) {
   return LoadUpTo(p, depth);
 }
+using Part = Vec;
+template <typename T>
+TRACEA_INLINE Part LoadPart(const T* p, int64_t count) {
+  return LoadUpTo(p, count);
+}
+TRACEA_INLINE Vec JoinParts(const Part (&parts)[kWordDepth]) { return parts[0]; }
 template <typename T>
 TRACEA_INLINE Vec LoadAcross(const T* p, int64_t) {
   return Load(p);

@@ -100,7 +100,8 @@ class Conv2dCpu:
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dCpuConfig:
         assert isinstance(device, CpuDevice)
-        kc, itemsize = (2 * _KC, 2) if on_amx(problem, device) else (_KC, 4)
+        itemsize = _packed_bytes(problem, device)
+        kc = _KC * 4 // itemsize
         columns = int(_PANEL_SHARE * device.l2_bytes / (itemsize * kc)) // 32 * 32
         return Conv2dCpuConfig(kc=kc, nc=min(max(64, columns), _MOST_NC), tasks=2)
 
@@ -153,12 +154,30 @@ class Conv2dCpu:
 
 
 def on_amx(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether AMX's tiles multiply; f32 registers do otherwise."""
+    """Whether AMX's tiles multiply; vectors do otherwise."""
     if device.arch != "amx" or problem.lhs != "bfloat16" or _is_depthwise(problem):
         return False
     if problem.direction == "weight_grad":
         return False
     return _depth(problem, _STEP) <= 4 * _depth(problem, 1)
+
+
+def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether vectors of pairs of bfloat16 multiply.
+
+    Those of the input's gradient must not span taps.
+    """
+    if device.arch != "avx512_bf16" or problem.lhs != "bfloat16":
+        return False
+    if _is_depthwise(problem):
+        return False
+    even = problem.out_channels // problem.groups % 2 == 0
+    return even or problem.direction != "input_grad"
+
+
+def _packed_bytes(problem: Conv2dProblem, device: Device) -> int:
+    """Of a packed element, which is bfloat16 or else float32."""
+    return 2 if on_amx(problem, device) or in_pairs(problem, device) else 4
 
 
 def _is_depthwise(problem: Conv2dProblem) -> bool:
@@ -219,7 +238,7 @@ def block_depth(problem: Conv2dProblem, device: Device, kc: Any) -> Any:
 
 def _derived(problem: Conv2dProblem, device: CpuDevice, columns: Columns) -> Columns:
     """Features that say how a blocking fits the problem and the caches."""
-    itemsize = 2 if on_amx(problem, device) else 4
+    itemsize = _packed_bytes(problem, device)
     deep = np.maximum(block_depth(problem, device, columns["kc"]), 1)
     wide = np.clip(columns["nc"], 1, max(width(problem), 1))
     return blocking_features(
