@@ -475,7 +475,9 @@ def test_it_expects_to_lose_only_where_registers_stay_empty():
     assert wins() and wins(dtype="bfloat16") and wins(channels=(8, 8), groups=8)
     assert not wins(channels=(3, 64), direction="input_grad")
     assert wins("amx", channels=(3, 64), direction="input_grad", dtype="bfloat16")
-    assert not wins(channels=(8, 16), groups=8, dtype="bfloat16")
+    one_channel: dict[str, Any] = {"channels": (8, 16), "groups": 8}
+    assert wins(**one_channel) and not wins(**one_channel, dtype="bfloat16")
+    assert wins(**one_channel, dtype="bfloat16", direction="weight_grad")
 
 
 def test_the_handler_refuses_what_is_not_its_own():

@@ -115,7 +115,8 @@ class Conv2dCpu:
         if problem.groups == 1:
             return width(problem) > _FEW_COLUMNS
         one_channel = problem.in_channels == problem.groups
-        return not one_channel or problem.lhs == "float32"
+        gradient = problem.direction != "forward"
+        return not one_channel or gradient or problem.lhs == "float32"
 
     def call(
         self, problem: Conv2dProblem, config: Conv2dCpuConfig, device: Device
