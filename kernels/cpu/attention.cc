@@ -17,6 +17,7 @@ extern const AttentionGradientIsa kAvx2AttentionGradient;
 extern const AttentionGradientIsa kAvx512AttentionGradient;
 #if !defined(TRACEA_WITHOUT_AVX512_BF16)
 extern const AttentionIsa kAvx512Bf16Attention;
+extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
 #endif
 #if !defined(TRACEA_WITHOUT_AMX)
 extern const AttentionIsa kAmxAttention;
@@ -135,6 +136,11 @@ const AttentionGradientIsa* UsableAttentionGradientIsa(Isa wanted, DType type) {
   const Isa isa = UsableIsa(wanted);
 #if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
   if (isa == Isa::kAmx && type == DType::kBF16) return &kAmxAttentionGradient;
+#endif
+#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AVX512_BF16)
+  if (isa == Isa::kAvx512Bf16 && type == DType::kBF16) {
+    return &kAvx512Bf16AttentionGradient;
+  }
 #endif
   (void)type;
   return kGradients[static_cast<int>(isa)];

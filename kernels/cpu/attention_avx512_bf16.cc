@@ -1,4 +1,4 @@
-// Attention in bf16 for AVX-512 BF16.
+// Attention and its gradient in bf16 for AVX-512 BF16.
 
 #include "attention.h"
 
@@ -14,9 +14,14 @@ namespace tracea::cpu {
 namespace {
 #include "vec_impl.h"
 #include "attention_impl.h"
+#include "attention_gradient_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx512Bf16Attention;
 const AttentionIsa kAvx512Bf16Attention = {"avx512_bf16", kTileM, kTileN, RunTiled<BF16>};
+
+extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
+const AttentionGradientIsa kAvx512Bf16AttentionGradient = {
+    "avx512_bf16", kTileM, kTileN, RunTiledOfQueries<BF16>, RunTiledOfKeys<BF16>};
 
 }  // namespace tracea::cpu

@@ -1,4 +1,5 @@
-// The gradient of attention on the register tiles of the matrix product, for every dtype.
+// The gradient of attention on the register tiles of the matrix product, for every dtype,
+// of words as in attention_impl.h.
 //
 // Included by attention_<isa>.cc after attention_impl.h and under the same rules.
 
@@ -25,11 +26,14 @@ struct TiledGradient {
   }
 
   static TRACEA_INLINE void Products(const Gradient& g, RowTile tile, Interval at) {
-    const int64_t dim = g.args.head_dim;
+    const int64_t words = WordsIn(g.args.head_dim), cols = at.hi - at.lo;
     for (int i = 0; i < 2; ++i) {
-      TileProduct(tile.rows, dim, g.lhs[i] + tile.first * g.width,
-                  g.transposed[i] + at.lo * dim, dim * kTileN, at.hi - at.lo,
+      TileProduct(tile.rows, words, g.lhs[i] + tile.first * g.width,
+                  g.transposed[i] + at.lo * words, words * kTileN, cols,
                   i == 0 ? g.scores : g.dp, g.block, false);
+    }
+    for (int64_t i = 0; kWordDepth > 1 && i < tile.rows; ++i) {
+      ScaleRow(g.scores + i * g.block, RoundUp(cols, kKeyUnit), g.args.scale * kLog2E);
     }
   }
 
@@ -41,48 +45,39 @@ struct TiledGradient {
     const float *lses = g.col_lse + at.lo, *deltas = g.col_delta + at.lo;
     Vec lse = kByRow ? Splat(g.row_lse[row]) : Vec{};
     Vec delta = kByRow ? Splat(g.row_delta[row]) : Vec{};
-    for (int64_t c = 0, v = 0; c < at.hi - at.lo; c += kLanes, ++v) {
-      if (!kByRow) {
-        lse = Load(lses + c);
-        delta = Load(deltas + c);
+    for (int64_t c = 0, v = 0; c < at.hi - at.lo; ++v) {
+      Vec weight[kWordDepth], ds[kWordDepth];
+      TRACEA_UNROLL
+      for (int d = 0; d < kWordDepth; ++d, c += kLanes) {
+        if (!kByRow) {
+          lse = Load(lses + c);
+          delta = Load(deltas + c);
+        }
+        weight[d] = Exp2(Load(scores + c) - lse);
+        ds[d] = weight[d] * (Load(dp + c) - delta);
       }
-      const Vec weight = Exp2(Load(scores + c) - lse);
       const int64_t to = (v / kPerChunk * rows + i) * kChunk + v % kPerChunk * kLanes;
-      if (!kByRow) Store(g.weights + to, weight);
-      Store(g.ds + to, weight * (Load(dp + c) - delta));
+      if (!kByRow) Store(g.weights + to, ToWords(weight));
+      Store(g.ds + to, ToWords(ds));
     }
   }
 
   static void Accumulate(const Gradient& g, RowTile tile, int which, int64_t count,
                          Interval at) {
-    TileProduct(tile.rows, at.hi - at.lo, which == 0 ? g.ds : g.weights,
-                g.stored[which] + at.lo * kTileN, count * kTileN, g.args.head_dim,
-                g.sums[which] + tile.first * g.width, g.width, true);
+    TileProduct(tile.rows, WordsIn(at.hi - at.lo), which == 0 ? g.ds : g.weights,
+                g.stored[which] + WordsIn(at.lo) * kTileN, WordsIn(count) * kTileN,
+                g.args.head_dim, g.sums[which] + tile.first * g.width, g.width, true);
   }
 };
 
-void RunGradientOfQueries(const AttentionGradientArgs& args, int64_t block,
-                          const AttentionRange& range, float* workspace) {
-  const Gradient g(args, block, range, workspace);
-  switch (args.forward.type) {
-    case DType::kF32:
-      return RunQueryGradient<F32, TiledGradient<F32>>(g);
-    case DType::kBF16:
-      return RunQueryGradient<BF16, TiledGradient<BF16>>(g);
-    case DType::kF16:
-      return RunQueryGradient<F16, TiledGradient<F16>>(g);
-  }
+template <typename T>
+void RunTiledOfQueries(const AttentionGradientArgs& args, int64_t block,
+                       const AttentionRange& range, float* workspace) {
+  RunQueryGradient<T, TiledGradient<T>>(Gradient(args, block, range, workspace));
 }
 
-void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
-                       const AttentionRange& range, float* workspace) {
-  const Gradient g(args, block, range, workspace);
-  switch (args.forward.type) {
-    case DType::kF32:
-      return RunKeyGradient<F32, TiledGradient<F32>>(g);
-    case DType::kBF16:
-      return RunKeyGradient<BF16, TiledGradient<BF16>>(g);
-    case DType::kF16:
-      return RunKeyGradient<F16, TiledGradient<F16>>(g);
-  }
+template <typename T>
+void RunTiledOfKeys(const AttentionGradientArgs& args, int64_t block,
+                    const AttentionRange& range, float* workspace) {
+  RunKeyGradient<T, TiledGradient<T>>(Gradient(args, block, range, workspace));
 }

@@ -16,3 +16,27 @@ void RunAttention(const AttentionArgs& args, int64_t block_kv,
       return RunTiled<F16>(args, block_kv, range, workspace);
   }
 }
+
+void RunGradientOfQueries(const AttentionGradientArgs& args, int64_t block,
+                          const AttentionRange& range, float* workspace) {
+  switch (args.forward.type) {
+    case DType::kF32:
+      return RunTiledOfQueries<F32>(args, block, range, workspace);
+    case DType::kBF16:
+      return RunTiledOfQueries<BF16>(args, block, range, workspace);
+    case DType::kF16:
+      return RunTiledOfQueries<F16>(args, block, range, workspace);
+  }
+}
+
+void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
+                       const AttentionRange& range, float* workspace) {
+  switch (args.forward.type) {
+    case DType::kF32:
+      return RunTiledOfKeys<F32>(args, block, range, workspace);
+    case DType::kBF16:
+      return RunTiledOfKeys<BF16>(args, block, range, workspace);
+    case DType::kF16:
+      return RunTiledOfKeys<F16>(args, block, range, workspace);
+  }
+}
