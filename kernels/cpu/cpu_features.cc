@@ -1,6 +1,7 @@
 // CPUID feature bits, and XCR0 for the register state the operating system saves: an
 // instruction set whose registers are not saved must not be used. Family and model are
-// never looked at, and the vendor only for what is fast. (Intel SDM volume 1, 13.3, 15.2 and 18.)
+// never looked at, and the vendor only for what is fast. (Intel SDM volume 1, 13.3, 15.2
+// and 18.)
 //
 // On ARM the kernel of the operating system tells both at once. (Linux, elf_hwcaps.)
 

@@ -104,10 +104,8 @@ _TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost li
 )
 _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
-
-
-# As deep in words of two. With few rows these are so soon multiplied that the next
-# block takes most of the time.
+# Pairs of bfloat16 in the place of each f32. With few rows they are so soon multiplied
+# that packing the next block takes most of the time.
 _PAIRED = Blocking(
     itemsize=2,
     unit=16,
