@@ -135,7 +135,7 @@ def test_sums_come_from_a_row_for_each_warp_of_a_consumer():
     asked = problem(331, 264, 136, batch=3, lhs_batched=True, epilogue=GRADIENT)
     call = GEMM_SM90.call(asked, WIDE, H200)
     assert isinstance(call, Prepared)
-    assert call.operands == () and call.partial_sums == 3 * 4 * 6
+    assert call.relaid is None and call.partial_sums == 3 * 4 * 6
     assert [m.operand for m in maps(call.kernel)] == [0, 1, 3, 2]
     assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [4]
     padded = dataclasses.replace(asked, k=137)

@@ -120,23 +120,31 @@ def test_results_of_other_dtypes(dtype, out):
 # --- operands written anew ------------------------------------------------------------
 
 
-def relaid(x: jax.Array, *, is_split: bool = False) -> np.ndarray:
-    """What the kernel writes of a matrix, without what fills up its rows."""
-    rows, columns = x.shape
+def relaid(*matrices: jax.Array, is_split: bool = False) -> list[np.ndarray]:
+    """What the kernel writes of them, without what fills up their rows."""
     device = device_for("cuda")
     assert isinstance(device, CudaDevice)
-    kernel = relayout.kernel(rows, columns, x.dtype.name, device, split=is_split)
+    dtype = matrices[0].dtype.name
+    sizes = [(x.shape[0], x.shape[1]) for x in matrices]
+    kernel = relayout.kernel(sizes, dtype, device, split=is_split)
     cubin = store.get_or_compile(kernel, current().directory)
-    out = "bfloat16" if is_split else x.dtype.name
-    shape = (3 if is_split else 1, rows, relayout.stride(columns, out))
-    result = jax.ShapeDtypeStruct(shape, out)
+    out = "bfloat16" if is_split else dtype
+    results = [
+        jax.ShapeDtypeStruct(
+            (3, rows, relayout.stride(columns, out))[not is_split :], out
+        )
+        for rows, columns in sizes
+    ]
 
-    def run(x):
+    def run(*matrices):
         how = {"kernel": kernel, "cubin": cubin, "embed": False}
-        return launch.cuda_call(x, results=[result], **how)[0]
+        return launch.cuda_call(*matrices, results=results, **how)
 
-    found = np.asarray(jax.jit(run)(x))[..., :columns]
-    return found if is_split else found[0]
+    found = jax.jit(run)(*matrices)
+    return [
+        np.asarray(x)[..., :columns]
+        for x, (_, columns) in zip(found, sizes, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
@@ -144,14 +152,23 @@ def relaid(x: jax.Array, *, is_split: bool = False) -> np.ndarray:
 def test_relayout_copies_every_element(rows, dtype):
     for columns in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 255, 4099):
         x = normal(rows, columns).astype(dtype)
-        np.testing.assert_array_equal(relaid(x), np.asarray(x))
+        (found,) = relaid(x)
+        np.testing.assert_array_equal(found, np.asarray(x))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32"])
+@pytest.mark.parametrize("sizes", [((3, 5), (700, 1001)), ((5000, 2047), (3, 9))])
+def test_relayout_copies_two_matrices(sizes, dtype):
+    matrices = [normal(rows, columns).astype(dtype) for rows, columns in sizes]
+    for found, x in zip(relaid(*matrices), matrices, strict=True):
+        np.testing.assert_array_equal(found, np.asarray(x))
 
 
 @pytest.mark.parametrize("columns", [1, 7, 8, 9, 1001])
 def test_relayout_splits_every_element(columns):
     x = unlike_numbers()
     x = x[: x.size // columns * columns].reshape(-1, columns)
-    found, expected = relaid(jnp.asarray(x), is_split=True), parts(x)
+    (found,), expected = relaid(jnp.asarray(x), is_split=True), parts(x)
     nan = np.isnan(x)
     assert np.isnan(found[0][nan].astype(np.float32)).all()
     np.testing.assert_array_equal(found[:, ~nan], expected[:, ~nan])

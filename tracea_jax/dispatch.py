@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -212,18 +211,17 @@ def _prepared(
     run: Callable[..., Any], call: variants.Prepared, results: Any, *operands: Any
 ) -> Any:
     """The kernels of a call one after another, in JAX."""
-    relaid = []
-    for x, how in itertools.zip_longest(operands, call.operands):
-        if how is not None:
-            (x,) = run(
-                how.kernel, x, results=[jax.ShapeDtypeStruct(how.shape, how.dtype)]
-            )
-        relaid.append(x)
+    read = list(operands)
+    if (how := call.relaid) is not None:
+        written = [jax.ShapeDtypeStruct(*result) for result in how.results]
+        anew = run(how.kernel, *(operands[i] for i in how.operands), results=written)
+        for i, x in zip(how.operands, anew, strict=True):
+            read[i] = x
     if call.partial_sums is None:
-        return run(call.kernel, *relaid, results=results)
+        return run(call.kernel, *read, results=results)
     *whole, summed = results
     partial = jax.ShapeDtypeStruct((call.partial_sums, *summed.shape), summed.dtype)
-    *whole, partial = run(call.kernel, *relaid, results=[*whole, partial])
+    *whole, partial = run(call.kernel, *read, results=[*whole, partial])
     return [*whole, partial.sum(0)]
 
 

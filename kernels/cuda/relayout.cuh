@@ -1,12 +1,14 @@
-// relayout: a row-major matrix as a tensor map takes it, rows of whole 16 bytes.
+// relayout: row-major matrices as tensor maps take them, rows of whole 16 bytes.
 //
 //   in  (rows, columns) of 1, 2 or 4-byte elements, rows right behind one another
 //   out (rows, stride), stride >= columns, of whole 16 bytes: the same elements; or
 //       (3, rows, stride) of bf16: the parts of f32 elements, x = x0 + x1 + x2 exactly
 //
-// A thread makes 16 bytes of the result at a time. What they are made of starts anywhere:
-// it is read in words of 4 bytes, which neighbours share through L1, and shifted into place.
-// What follows a row's last element is of no meaning.
+// One launch writes one or two matrices, the blocks of one after those of the other. A
+// thread makes 16 bytes of the result at a time. What they are made of starts anywhere: the
+// units of 16 bytes that it lies in are read whole, and neighbours share them through L1.
+// Matrices themselves begin where a unit does. What follows a row's last element is of no
+// meaning.
 //
 // The parts take 8 bits each: x0 = x rounded to bf16, x1 = x - x0 rounded, x2 = the rest.
 // Numbers above the largest bf16 are cut, not rounded to infinity. Where x is infinite or
@@ -15,12 +17,9 @@
 
 #include "ptx/convert.cuh"
 #include "tile/common.cuh"
+#include "tile/units.cuh"
 
 namespace tracea {
-
-struct alignas(16) Words {
-  u32 w[4];
-};
 
 struct RelayoutParams {
   const void* in;
@@ -28,35 +27,18 @@ struct RelayoutParams {
   u32 rows, columns, stride;
 };
 
-// 16 bytes of memory that start at any multiple of 1 byte; those from `end` on are not read.
-TRACEA_DEVICE Words load_words(const u8* first, const u8* end) {
-  const u64 address = reinterpret_cast<u64>(first);
-  if (address % 16 == 0 && first + 16 <= end) {
-    return *reinterpret_cast<const Words*>(first);
-  }
-  const u32 shift = 8 * static_cast<u32>(address % 4);
-  const u8* word = first - address % 4;
-  u32 words[5];
-  TRACEA_UNROLL
-  for (int i = 0; i < 5; ++i, word += 4) {
-    words[i] = 0;
-    if (word + 4 <= end) {
-      words[i] = *reinterpret_cast<const u32*>(word);
-    } else {
-      TRACEA_UNROLL
-      for (int byte = 0; byte < 4; ++byte) {
-        if (word + byte >= first && word + byte < end) {
-          words[i] |= static_cast<u32>(word[byte]) << (8 * byte);
-        }
-      }
+// An aligned unit of memory; bytes from `end` on are not read.
+TRACEA_DEVICE Words load_unit(const u8* unit, const u8* end) {
+  Words words{};
+  if (unit + 16 <= end) {
+    words = *reinterpret_cast<const Words*>(unit);
+  } else if (unit < end) {
+    TRACEA_UNROLL
+    for (int byte = 0; byte < 16; ++byte) {
+      if (unit + byte < end) words.w[byte / 4] |= static_cast<u32>(unit[byte]) << byte % 4 * 8;
     }
   }
-  Words result;
-  TRACEA_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    result.w[i] = __funnelshift_r(words[i], words[i + 1], shift);
-  }
-  return result;
+  return words;
 }
 
 // The parts of two numbers, packed: x0, x1 and x2 of both.
@@ -88,6 +70,16 @@ struct Relayout {
   static constexpr u32 kInBytes = kPerChunk * Traits::kElementBytes;
   static_assert(!Traits::kSplits || Traits::kElementBytes == 4, "f32 has parts");
 
+  static constexpr u32 kUnits = kInBytes / 16 + 1;    // that they may lie in
+  // Results of a block.
+  static constexpr u32 kBlockChunks = Traits::kThreads * Traits::kChunks;
+
+  // What the elements of one chunk are made of.
+  struct Source {
+    Words units[kUnits];
+    u32 past;  // bytes before them
+  };
+
   const RelayoutParams& p;
   const u32 chunks_of_row, chunks;  // of the result, or a part of it
   const u8* const end;
@@ -99,28 +91,40 @@ struct Relayout {
         end(static_cast<const u8*>(params.in) +
             static_cast<u64>(params.rows) * params.columns * Traits::kElementBytes) {}
 
-  TRACEA_DEVICE void run() const {
-    const u32 first = blockIdx.x * Traits::kThreads * Traits::kChunks + threadIdx.x;
-    Words in[Traits::kChunks][kInBytes / 16];
+  TRACEA_DEVICE u32 blocks() const { return (chunks + kBlockChunks - 1) / kBlockChunks; }
+
+  TRACEA_DEVICE void run(u32 block) const {
+    const u32 first = block * kBlockChunks + threadIdx.x;
+    Source sources[Traits::kChunks];
     TRACEA_UNROLL
-    for (u32 i = 0; i < Traits::kChunks; ++i) load(first + i * Traits::kThreads, in[i]);
+    for (u32 i = 0; i < Traits::kChunks; ++i) load(first + i * Traits::kThreads, sources[i]);
     TRACEA_UNROLL
-    for (u32 i = 0; i < Traits::kChunks; ++i) store(first + i * Traits::kThreads, in[i]);
+    for (u32 i = 0; i < Traits::kChunks; ++i) store(first + i * Traits::kThreads, sources[i]);
   }
 
-  TRACEA_DEVICE void load(u32 chunk, Words (&in)[kInBytes / 16]) const {
+  TRACEA_DEVICE void load(u32 chunk, Source& source) const {
+    source = {};
     if (chunk >= chunks) return;
     const u32 row = chunk / chunks_of_row;
     const u32 column = (chunk - row * chunks_of_row) * kPerChunk;
     if (column >= p.columns) return;
     const u64 element = static_cast<u64>(row) * p.columns + column;
     const u8* first = static_cast<const u8*>(p.in) + element * Traits::kElementBytes;
+    source.past = static_cast<u32>(reinterpret_cast<u64>(first) % 16);
     TRACEA_UNROLL
-    for (u32 i = 0; i < kInBytes / 16; ++i) in[i] = load_words(first + 16 * i, end);
+    for (u32 i = 0; i < kUnits; ++i) {
+      const u8* unit = first - source.past + 16 * i;
+      if (i + 1 < kUnits || source.past > 0) source.units[i] = load_unit(unit, end);
+    }
   }
 
-  TRACEA_DEVICE void store(u32 chunk, const Words (&in)[kInBytes / 16]) const {
+  TRACEA_DEVICE void store(u32 chunk, const Source& source) const {
     if (chunk >= chunks) return;
+    Words in[kUnits - 1];
+    TRACEA_UNROLL
+    for (u32 i = 0; i + 1 < kUnits; ++i) {
+      in[i] = straddling(source.units[i], source.units[i + 1], source.past);
+    }
     Words* out = static_cast<Words*>(p.out) + chunk;
     if constexpr (!Traits::kSplits) {
       *out = in[0];
@@ -141,5 +145,18 @@ struct Relayout {
     }
   }
 };
+
+template <class Traits>
+TRACEA_DEVICE void relayout(const RelayoutParams& matrix) {
+  Relayout<Traits>(matrix).run(blockIdx.x);
+}
+
+template <class Traits>
+TRACEA_DEVICE void relayout(const RelayoutParams& one, const RelayoutParams& other) {
+  const u32 blocks = Relayout<Traits>(one).blocks();
+  const bool is_one = blockIdx.x < blocks;
+  const RelayoutParams matrix = is_one ? one : other;
+  Relayout<Traits>(matrix).run(is_one ? blockIdx.x : blockIdx.x - blocks);
+}
 
 }  // namespace tracea

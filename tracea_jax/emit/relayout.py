@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
+from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
 from tracea_jax.problem import ITEMSIZE
 
 LINE_BYTES = 128  # rows of the result are multiples: boxes of them lie in whole lines
@@ -23,38 +25,50 @@ def stride(columns: int, dtype: str) -> int:
 
 
 def kernel(
-    rows: int, columns: int, dtype: str, device: CudaDevice, *, split: bool = False
+    matrices: Sequence[tuple[int, int]],
+    dtype: str,
+    device: CudaDevice,
+    *,
+    split: bool = False,
 ) -> Kernel:
     """(rows, columns) to (rows, stride(columns)), of the same elements.
 
     Args:
+      matrices: rows and columns of one or two, which are as many operands and results.
       split: (rows, columns) of float32 to (3, rows, stride(columns)) of bfloat16, whose
         sum over the parts they are.
     """
     out = "bfloat16" if split else dtype
-    chunks = rows * stride(columns, out) * ITEMSIZE[out] // _CHUNK_BYTES
-    itemsize = ITEMSIZE[dtype]
-    each = _CHUNKS if chunks >= _MANY_CHUNKS else 1
-    entry = f"relayout_b{8 * itemsize}" + "_split" * split + f"_{each}"
+    sizes = [(rows, columns, stride(columns, out)) for rows, columns in matrices]
+    chunks = [rows * row * ITEMSIZE[out] // _CHUNK_BYTES for rows, _, row in sizes]
+    each = _CHUNKS if sum(chunks) >= _MANY_CHUNKS else 1
+    itemsize, count = ITEMSIZE[dtype], len(sizes)
+    entry = f"relayout_b{8 * itemsize}" + "_split" * split + f"_{count}x{each}"
+    params: list[Param] = []
+    for i, size in enumerate(sizes):
+        params += [Pointer(operand=i), Pointer(operand=count + i)]
+        params += [Scalar(value=extent) for extent in size]
     return Kernel(
         entry=entry,
-        source=_source(entry, itemsize, split, each),
+        source=_source(entry, itemsize, split, count, each),
         headers=sources.headers("relayout.cuh"),
         arch=device.arch,
-        grid=(-(-chunks // (_THREADS * each)), 1, 1),
+        grid=(sum(-(-n // (_THREADS * each)) for n in chunks), 1, 1),
         block=(_THREADS, 1, 1),
         smem_bytes=0,
-        params=(
-            Pointer(operand=0),
-            Pointer(operand=1),
-            Scalar(value=rows),
-            Scalar(value=columns),
-            Scalar(value=stride(columns, out)),
-        ),
+        params=tuple(params),
     )
 
 
-def _source(entry: str, itemsize: int, split: bool, chunks: int) -> str:
+def _source(entry: str, itemsize: int, split: bool, count: int, chunks: int) -> str:
+    parameters = ", ".join(
+        f"const void* in{i}, void* out{i}, unsigned rows{i}, unsigned columns{i}, "
+        f"unsigned stride{i}"
+        for i in range(count)
+    )
+    arguments = ", ".join(
+        f"{{in{i}, out{i}, rows{i}, columns{i}, stride{i}}}" for i in range(count)
+    )
     return f"""\
 // relayout | {itemsize}-byte elements{", split" * split}
 #include "relayout.cuh"
@@ -68,7 +82,7 @@ kChunks = {chunks};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({_THREADS})
-{entry}(const void* in, void* out, unsigned rows, unsigned columns, unsigned stride) {{
-  tracea::Relayout<Traits>({{in, out, rows, columns, stride}}).run();
+{entry}({parameters}) {{
+  tracea::relayout<Traits>({arguments});
 }}
 """

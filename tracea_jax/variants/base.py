@@ -39,16 +39,17 @@ class Inline:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Relaid:
-    """An operand that a kernel of ours writes down anew for another one.
+    """Operands that a kernel of ours writes down anew for another one.
 
     Attributes:
-      kernel: of one operand and one result.
-      shape, dtype: of that result.
+      kernel: of as many operands and results.
+      operands: their numbers among those of the call.
+      results: shape and dtype of each.
     """
 
     kernel: Kernel
-    shape: tuple[int, ...]
-    dtype: str
+    operands: tuple[int, ...]
+    results: tuple[tuple[tuple[int, ...], str], ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +58,12 @@ class Prepared:
 
     Attributes:
       kernel: what computes the results.
-      operands: for its first operands, None if it reads one as it is; the others are
-        laid out by other kernels first.
+      relaid: what another kernel lays out first; None if it reads all as they are.
       partial_sums: rows of which the last result is the sum, if the kernel leaves them.
     """
 
     kernel: Kernel
-    operands: tuple[Relaid | None, ...] = ()
+    relaid: Relaid | None = None
     partial_sums: int | None = None
 
 
@@ -73,7 +73,7 @@ Call = Kernel | CpuCall | Prepared | Inline
 def kernels_in(call: Call) -> tuple[Kernel, ...]:
     """The kernels that a call has to compile, the one that computes first."""
     if isinstance(call, Prepared):
-        return (call.kernel, *(r.kernel for r in call.operands if r))
+        return (call.kernel, call.relaid.kernel) if call.relaid else (call.kernel,)
     return (call,) if isinstance(call, Kernel) else ()
 
 

@@ -78,29 +78,37 @@ class GemmSm90Prepared:
         self, problem: GemmProblem, config: GemmSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        seen, written = self.seen(problem), self.relaid(problem)
-        operands = tuple(
-            _relaid(problem, seen, operand, device) if operand in written else None
-            for operand in (0, 1)
-        )
+        seen = self.seen(problem)
         return Prepared(
             kernel=gemm_sm90_kernel.kernel(seen, config, device),
-            operands=operands,
+            relaid=_relaid(problem, seen, self.relaid(problem), device),
             partial_sums=gemm_sm90.partial_sums(seen, config),
         )
 
 
 def _relaid(
-    problem: GemmProblem, seen: GemmProblem, operand: int, device: CudaDevice
+    problem: GemmProblem,
+    seen: GemmProblem,
+    operands: tuple[int, ...],
+    device: CudaDevice,
 ) -> Relaid:
-    """The kernel that writes an operand as the product reads it."""
-    batch, rows, columns = _stored(problem, operand)
-    dtype = (problem.lhs, problem.rhs)[operand]
+    """The kernel that writes operands as the product reads them."""
     is_split = emit.parts(seen) > 1
-    kernel = relayout.kernel(batch * rows, columns, dtype, device, split=is_split)
-    out = "bfloat16" if is_split else dtype
-    shape = (emit.parts(seen) * batch, rows, relayout.stride(columns, out))
-    return Relaid(kernel=kernel, shape=shape, dtype=out)
+    stored = [_stored(problem, operand) for operand in operands]
+    dtypes = [(problem.lhs, problem.rhs)[operand] for operand in operands]
+    outs = ["bfloat16" if is_split else dtype for dtype in dtypes]
+    # Two of different dtypes have 8 bits both: the same for who only moves them.
+    kernel = relayout.kernel(
+        [(batch * rows, columns) for batch, rows, columns in stored],
+        dtypes[0],
+        device,
+        split=is_split,
+    )
+    results = tuple(
+        ((emit.parts(seen) * batch, rows, relayout.stride(columns, out)), out)
+        for (batch, rows, columns), out in zip(stored, outs, strict=True)
+    )
+    return Relaid(kernel=kernel, operands=operands, results=results)
 
 
 def _stored(problem: GemmProblem, operand: int) -> tuple[int, int, int]:

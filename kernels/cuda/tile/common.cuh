@@ -38,6 +38,11 @@ struct alignas(2) bf16 {
   u16 bits;
 };
 
+// 16 bytes: a unit, the most that a thread moves at once.
+struct alignas(16) Words {
+  u32 w[4];
+};
+
 constexpr int kWarpSize = 32;
 constexpr int kWarpgroupSize = 128;
 
