@@ -47,6 +47,14 @@ def test_residuals_that_the_result_takes_the_place_of(shape, out):
 
 
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_results_whose_rows_start_anywhere(out):
+    """Written from one sub-tile or two, to the last column and not beyond."""
+    epilogue = Epilogue(bias="row", activation="relu")
+    problem = gemm(331, 1035, 200, layout="nt", out=out, batch=2, epilogue=epilogue)
+    assert sweep(problem, "tile_m", "tile_n", "consumers", "ping_pong", "cluster_k")
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_blocks_that_share_the_work_of_a_tile(layout, out):
     problem = gemm(136, 200, 1000, layout=layout, out=out, epilogue=FULL)

@@ -44,6 +44,15 @@ TRACEA_DEVICE void ld_shared(u32 address, u32& v0, u32& v1) {
                : "memory");
 }
 
+TRACEA_DEVICE Words ld_shared_words(u32 address) {
+  Words v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3])
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 TRACEA_DEVICE Pair ld_shared_pair(u32 address) {
   Pair v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address)

@@ -26,7 +26,8 @@
 // complete one starts after that: a parity is never a phase behind.
 //
 // Rows that are no multiples of 16 bytes have no tensor map. Each warp then writes the rows
-// that it staged itself, element by element.
+// that it staged itself, see staged_rows.cuh. Where it can it waits for a neighbour on the
+// right and writes both: of short rows that start anywhere, much is parts of sectors.
 //
 // The accumulated product may be the transposed result. Then its rows are paired columns of
 // the result (see fragment.cuh), and a sub-tile of 64 rows is as many columns of 128 bytes:
@@ -53,6 +54,7 @@
 #include "tile/column_sums.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/staged_rows.cuh"
 #include "tile/sub_tile.cuh"
 
 namespace tracea {
@@ -79,17 +81,6 @@ struct EpilogueParams {
   int m, n;
   // (batch, 4 ceil(m / r), n), r = 64 kSummedSlabs: the four warps' of each r rows; or null.
   float* column_sums;
-};
-
-template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<2> {
-  using Type = u16;
-};
-template <>
-struct BitsOf<4> {
-  using Type = u32;
 };
 
 template <class Traits>
@@ -230,6 +221,17 @@ class WarpgroupEpilogue {
     return kGoesDown ? index / Traits::kSlabs : index % kSubTiles;
   }
 
+  // Whether a sub-tile is written together with the next one: if that is staged right after
+  // it, on its right.
+  static constexpr bool kWritesPairs = !Traits::kMapsResults && !kTransposed && !kGoesDown &&
+                                       Traits::kClusterK == 1 &&
+                                       !Traits::kSavesPreactivation;
+  static constexpr bool is_left(int sub) {
+    return kWritesPairs && sub % 2 == 0 && sub + 1 < kSubTiles &&
+           first_column(sub + 1) == first_column(sub) + Tile::kColumns;
+  }
+  static constexpr bool is_right(int sub) { return sub % 2 == 1 && is_left(sub - 1); }
+
   // Where sub-tile `index` of the rows from m on, columns from n on, begins.
   TRACEA_DEVICE static Corner corner(int m, int n, int index) {
     const int row = m + slab_of(index) * Tile::kRows;
@@ -265,7 +267,12 @@ class WarpgroupEpilogue {
     } else if constexpr (kPrefetchesResidual) {
       if (index + 1 < kTileSubTiles) load_residual(m, n, batch, index + 1);
     }
-    publish(params_.out, at, batch);
+    if (is_left(sub)) {
+      left_ = buffers_ + buffer_idx_ * Tile::kBytes;
+      next_buffer();
+    } else {
+      publish(params_.out, at, batch, is_right(sub));
+    }
   }
 
   // Each thread fetches a column or two of the result; all threads will need all of them.
@@ -500,9 +507,10 @@ class WarpgroupEpilogue {
         first < params_.m ? params_.n - at.column : 0, thread_ % kWarpSize);
   }
 
-  // Sends the staged buffer on its way; the next one is free to stage into.
+  // Sends the staged buffer on its way; the next one is free to stage into. With the buffer
+  // that waits on its left, if there is one, it shares rows.
   TRACEA_DEVICE void publish(typename EpilogueParams<Traits>::Result result,
-                             const Corner& at, int batch) {
+                             const Corner& at, int batch, bool has_left = false) {
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     if constexpr (Traits::kMapsResults) {
       fence_proxy_async_shared();
@@ -519,34 +527,34 @@ class WarpgroupEpilogue {
     } else {
       // Rows of the transposed product are staged by several warps.
       if constexpr (kTransposed) warpgroup_barrier(warpgroup_);
-      write_rows(static_cast<Element*>(result), buffer, at, batch);
+      Element* out = static_cast<Element*>(result);
+      if (has_left) {
+        write_rows<2>(out, left_, buffer, {at.row, at.column - Tile::kColumns}, batch);
+      } else {
+        write_rows<1>(out, buffer, buffer, at, batch);
+      }
     }
+    next_buffer();
+  }
+
+  TRACEA_DEVICE void next_buffer() {
     buffer_idx_ = buffer_idx_ + 1 == Traits::kEpilogueBuffers ? 0 : buffer_idx_ + 1;
   }
 
-  // Writes this warp's 16 rows of a staged sub-tile.
-  TRACEA_DEVICE void write_rows(Element* result, u32 buffer, const Corner& at,
+  // Writes this warp's 16 rows of one or two staged sub-tiles, the first of which begins at
+  // the corner.
+  template <int kWidth>
+  TRACEA_DEVICE void write_rows(Element* result, u32 left, u32 right, const Corner& at,
                                 int batch) const {
-    using Bits = typename BitsOf<sizeof(Element)>::Type;
-    constexpr int kWarpRows = 16, kBoxRows = Tile::kRows / kBoxes;
-    const int lane = thread_ % kWarpSize, first = thread_ / kWarpSize * kWarpRows;
+    using Rows = StagedRows<typename Traits::Swizzle, Element, kWidth>;
+    constexpr int kBoxRows = Tile::kRows / kBoxes;
+    const int first = thread_ / kWarpSize * Rows::kWarpRows;
     const int row = at.row + first % kBoxRows;
     const int column = at.column + first / kBoxRows * Tile::kColumns;
     const u64 start = (static_cast<u64>(batch) * params_.m + row) * params_.n;
-    Bits* out = reinterpret_cast<Bits*>(result) + start + column;
-    const int rows = params_.m - row;
+    const Rows staged{left, right, first, params_.m - row, params_.n - column};
     __syncwarp();
-    TRACEA_NO_UNROLL
-    for (int i = 0; i < kWarpRows; ++i, out += params_.n) {
-      TRACEA_UNROLL
-      for (int j = lane; j < Tile::kColumns; j += kWarpSize) {
-        Bits bits;
-        ld_shared(buffer + Traits::Swizzle::apply(Tile::kRowBytes * (first + i) +
-                                                  static_cast<u32>(sizeof(Bits)) * j),
-                  bits);
-        if (i < rows && column + j < params_.n) out[j] = bits;
-      }
-    }
+    staged.write(result + start + column, params_.n, thread_ % kWarpSize);
     __syncwarp();
   }
 
@@ -555,6 +563,7 @@ class WarpgroupEpilogue {
   const int warpgroup_, thread_;
   const bool leader_;
   int buffer_idx_ = 0;
+  u32 left_ = 0;  // the buffer that waits for its neighbour
   u32 residual_parity_ = 0;  // of the copies of this tile
   float bias_[kBiasPerThread];
   // Of the sub-tile that is next, unless it is copied into a buffer.
