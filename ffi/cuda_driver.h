@@ -58,6 +58,7 @@ enum : int {
   kFunctionMaxDynamicSharedBytes = 8,
   kFunctionNonPortableClusterSizeAllowed = 14,
   kInterleaveNone = 0,
+  kL2Promotion128B = 2,
   kL2Promotion256B = 3,
   kOobFillNone = 0,
 };
