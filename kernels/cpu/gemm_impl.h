@@ -225,7 +225,7 @@ void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
   const int64_t chunks = block.kc > 0 ? CeilDiv(block.kc, kChunkDepth) : 1;
   const int64_t row_blocks = CeilDiv(block.i1 - block.i0, kTileM);
   const int64_t words = WordsIn(block.kc);
-  feeds.rhs.Spread(panels * row_blocks, chunks);
+  feeds.rhs.Spread(panels * row_blocks * chunks);
   LhsRows part{block.i0, FirstRows(block.i0, block.i1), block.p0, block.kc};
   while (part.i < block.i1) {
     const float* lhs = buffers.lhs[buffers.turn];
@@ -239,10 +239,8 @@ void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
       coming = {next->i0, FirstRows(next->i0, next->i1), next->p0, next->kc};
     }
     feeds.lhs = FeedLhs<T>(args, coming, buffers.lhs[buffers.turn]);
-    feeds.lhs.Spread(panels, chunks);
+    feeds.lhs.Spread(panels * chunks);
     for (int64_t c = 0; c < block.cols; c += kTileN) {
-      feeds.lhs.Advance();
-      feeds.rhs.Advance();
       if (partial.data && c + kTileN < block.cols) {
         PrefetchSums(partial, i, block.j0 + c + kTileN, rows);
       }

@@ -29,9 +29,10 @@ struct RowFeed {
   int64_t rows = 0;             // that are left, with these
   int64_t most = 1, share = 0;  // rows side by side, now
 
-  // Over `products` of `chunks` each.
-  TRACEA_INLINE void Spread(int64_t products, int64_t chunks) {
-    const int64_t turns = products / CeilDiv(Max(units, 1), chunks);
+  // Over so many chunks. A row may end within a product: more rows side by side, each from
+  // far away, would come in bursts after all.
+  TRACEA_INLINE void Spread(int64_t chunks) {
+    const int64_t turns = chunks / Max(units, 1);
     most = turns > 0 ? CeilDiv(rows, turns) : rows;
   }
 
@@ -64,9 +65,8 @@ struct RowFeed {
     --left;
   }
 
-  // Before a product: goes to the next rows if these have passed.
+  // Goes to the next rows, as these have passed.
   TRACEA_INLINE void Advance() {
-    if (left > 0) return;
     from += share * kDeep * stride - (share ? units * kUnitBytes : 0);
     if (to && share) to += share * kUnit - units * to_unit;
     rows -= share;
@@ -74,13 +74,18 @@ struct RowFeed {
     left = share ? units : 0;
   }
 
+  // Beside one chunk.
+  TRACEA_INLINE void Continue() {
+    if (rows == 0) return;
+    if (left == 0) Advance();
+    if (left > 0) Step();
+  }
+
   TRACEA_INLINE bool untouched() const { return share == 0 && rows > 0; }
 
   // All that is left.
   TRACEA_INLINE void Drain() {
-    for (Advance(); share > 0; Advance()) {
-      while (left > 0) Step();
-    }
+    while (rows > 0) Continue();
   }
 };
 
@@ -108,8 +113,8 @@ void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float*
   for (; words > 0; words -= kChunk) {
     const int64_t count = Min(words, kChunk);
     if (feeds) {
-      if (feeds->lhs.left > 0) feeds->lhs.Step();
-      if (feeds->rhs.left > 0) feeds->rhs.Step();
+      feeds->lhs.Continue();
+      feeds->rhs.Continue();
     }
     for (int64_t p = 0; p < count; ++p) {
       Vec b[kVecs];
