@@ -25,6 +25,9 @@ namespace {
 
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
+constexpr int64_t kShallowDepth = 4;  // of rhs that is streamed past a small L1
+constexpr int64_t kStripCols = 1024;
+constexpr int64_t kNearSums = 4096;  // of a strip, that stay in L1
 // Of lhs, from which matrices of bf16 are worth it, and pairs of bf16 (by rhs).
 constexpr int64_t kTileRows = 5;
 constexpr int64_t kPairRows = 12;
@@ -102,12 +105,29 @@ Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   return {as_stored ? 2048 : 1024, 0.5};
 }
 
+// Of few rows, which stream rhs. Its rows that pass at once tend to lie in the same sets of
+// L1, a power of two apart. If L1 has more ways than these rows, strips are so narrow that
+// their sums stay in L1 too. If not, fewer rows pass and sums wait in L2: strips are as
+// wide as a page. Loads of sums then keep a gap, in the low bits of their addresses, to
+// stores of the row before, on which they would seem to depend.
+void PlanStream(const GemmIsa& isa, const GemmArgs& args, GemmBlocks* blocks) {
+  const int64_t near = kNearSums / std::max<int64_t>(args.m, 1) / isa.tile_n * isa.tile_n;
+  blocks->stream_depth = isa.stream_depth;
+  blocks->strip = blocks->sums_stride = std::min(near, kStripCols);
+  const int64_t ways = L1Ways();
+  if (isa.stream_depth <= kShallowDepth || ways == 0 || ways > isa.stream_depth) return;
+  blocks->stream_depth = kShallowDepth;
+  blocks->strip = kStripCols;
+  blocks->sums_stride = kStripCols + 2 * isa.tile_n;
+}
+
 // Blocks of rhs in f32. Partial sums of f32 are kept in the output.
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
                       const GemmConfig& config) {
   GemmBlocks blocks{};
   const int64_t skinny_rows = args.trans_rhs ? kSkinnyRowsTransposed : kSkinnyRows;
   blocks.skinny = args.m <= skinny_rows && isa.packed_bytes == 4;
+  if (blocks.skinny) PlanStream(isa, args, &blocks);
   const Sizes sizes = ChooseSizes(isa, args);
   const int64_t kc = config.kc > 0 ? config.kc : sizes.kc;
   blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), isa.depth_unit);
@@ -132,7 +152,7 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
-  if (blocks.skinny) return 4 * (4096 + kSkinnyRows * (1024 + 16));
+  if (blocks.skinny) return 4 * (args.m * blocks.sums_stride + kSkinnyRows * (1024 + 16));
   const bool vectors = UsesVectors(isa);
   const int64_t chunk = vectors ? 64 / isa.packed_bytes : 0;  // a cache line
   const int64_t rhs = (vectors ? 2 : 1) * blocks.rhs_depth * blocks.nc;

@@ -64,6 +64,9 @@ struct GemmBlocks {
   int64_t kc, nc, mc;
   int64_t rhs_depth;  // of the packed rhs in memory: kc, or k to use it for all row strips
   bool skinny;        // few rows: stream rhs once, unpacked
+  int64_t strip;         // then: columns whose sums are kept while rhs passes,
+  int64_t sums_stride;   // from one row of these sums to the next,
+  int64_t stream_depth;  // rows of rhs that pass at once
 };
 
 struct GemmIsa {
@@ -76,6 +79,7 @@ struct GemmIsa {
   double speedup = 1;       // of its multiply-adds over those of vectors, roughly
   bool loads_rows = false;  // whole steps of whole rows of lhs need no packing
   bool pairs = false;       // vectors of pairs of bf16: of f32 otherwise
+  int64_t stream_depth = 0;  // rows of a streamed rhs that its registers hold at once
 };
 
 // How a batch of equal products is cut into tasks.

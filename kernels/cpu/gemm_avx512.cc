@@ -17,6 +17,6 @@ namespace {
 
 extern const GemmIsa kAvx512Gemm;
 const GemmIsa kAvx512Gemm = {"avx512", kTileM, kTileN, kDepthUnit, sizeof(float),
-                             RunGemm};
+                             RunGemm, 1, false, false, kStreamDepth};
 
 }  // namespace tracea::cpu

@@ -1,18 +1,17 @@
 // Few rows: rhs is streamed once and never packed. A part of gemm_impl.h.
 
-constexpr int kSkinnyCols = 1024;         // most columns of a strip
-constexpr int kSkinnySums = 4096;         // of a strip: they stay in L1
 constexpr int kSkinnyDepth = 1024;        // of lhs that is converted at a time
 constexpr int kSkinnyStride = 1024 + 16;  // its rows are not in the same sets of L1
 constexpr int kPair = 2 * kLanes;
 
-// Rows of rhs that are multiplied at once, so that sums are loaded and stored less often:
-// as many as leave registers for everything else.
+// Most rows of rhs that are multiplied at once, so that sums are loaded and stored less
+// often: as many as leave registers for everything else.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kStreamDepth = 8;
 #else
 constexpr int kStreamDepth = 4;
 #endif
+constexpr int kShallowDepth = 4;  // if so many rows of rhs leave L1 too little
 
 // Two vectors of kPair elements. Those of bf16 are the even and the odd ones: a bf16 is
 // the upper half of an f32, so a shift or a mask converts half of what was loaded.
@@ -67,16 +66,16 @@ TRACEA_INLINE void StreamPair(const float* lhs, const T* rhs, int64_t rhs_stride
 
 // sums[rows][sums_stride] += lhs[rows][kc] @ rhs[kc][cols], rhs stored by rows. The sums of
 // whole pairs of vectors are in LoadPair's order.
-template <typename T, int kRows>
+template <typename T, int kRows, int kDepth>
 void StreamRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64_t kc,
                 int64_t cols, float* sums, int64_t sums_stride) {
   const int64_t paired = cols / kPair * kPair;
   int64_t p = 0;
-  for (; p + kStreamDepth <= kc; p += kStreamDepth) {
+  for (; p + kDepth <= kc; p += kDepth) {
     const T* row = rhs + p * stride;
-    const int64_t ahead = p + 2 * kStreamDepth <= kc ? kStreamDepth * stride : 0;
+    const int64_t ahead = p + 2 * kDepth <= kc ? kDepth * stride : 0;
     for (int64_t j = 0; j < paired; j += kPair) {
-      StreamPair<T, kRows, kStreamDepth>(lhs + p, row + j, stride, ahead, rows, sums + j,
+      StreamPair<T, kRows, kDepth>(lhs + p, row + j, stride, ahead, rows, sums + j,
                                          sums_stride);
     }
   }
@@ -181,43 +180,46 @@ void LoadSkinnyLhs(const GemmArgs& args, int64_t p, int64_t kc, float* to) {
 }
 
 template <typename T, int kRows>
-void RunSkinny(const GemmArgs& args, const GemmRange& range, float* workspace) {
+void RunSkinny(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+               float* workspace) {
   const T* rhs = (const T*)args.rhs;
+  const int64_t rows = args.m, width = blocks.strip, stride = blocks.sums_stride;
   float* sums = workspace;
-  float* lhs = sums + kSkinnySums;
-  const int64_t rows = args.m;
-  const int64_t width = Min(kSkinnyCols, kSkinnySums / rows / kPair * kPair);
+  float* lhs = sums + rows * stride;
+  const auto stream = blocks.stream_depth < kStreamDepth
+                          ? StreamRows<T, kRows, kShallowDepth>
+                          : StreamRows<T, kRows, kStreamDepth>;
   for (int64_t j0 = range.n0; j0 < range.n1; j0 += width) {
     const int64_t cols = Min(width, range.n1 - j0);
-    memset(sums, 0, rows * width * sizeof(float));
+    memset(sums, 0, rows * stride * sizeof(float));
     for (int64_t p = 0; p < args.k; p += kSkinnyDepth) {
       const int64_t kc = Min(kSkinnyDepth, args.k - p);
       LoadSkinnyLhs<T>(args, p, kc, lhs);
       if (!args.trans_rhs) {
         const T* block = rhs + p * args.rhs_stride + j0;
-        StreamRows<T, kRows>(lhs, block, args.rhs_stride, rows, kc, cols, sums, width);
+        stream(lhs, block, args.rhs_stride, rows, kc, cols, sums, stride);
         continue;
       }
       const T* block = rhs + j0 * args.rhs_stride + p;
       int64_t j = 0;
       for (; j + 2 <= cols; j += 2) {
         const T* columns = block + j * args.rhs_stride;
-        DotRows<T, 2>(lhs, columns, args.rhs_stride, rows, kc, sums + j, width);
+        DotRows<T, 2>(lhs, columns, args.rhs_stride, rows, kc, sums + j, stride);
       }
       for (; j < cols; ++j) {
         const T* column = block + j * args.rhs_stride;
-        DotRows<T, 1>(lhs, column, args.rhs_stride, rows, kc, sums + j, width);
+        DotRows<T, 1>(lhs, column, args.rhs_stride, rows, kc, sums + j, stride);
       }
     }
     const int64_t paired = args.trans_rhs ? 0 : cols / kPair * kPair;
     for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t c = 0; c < paired; c += kPair) RestorePair(rhs, sums + i * width + c);
+      for (int64_t c = 0; c < paired; c += kPair) RestorePair(rhs, sums + i * stride + c);
     }
     for (int64_t c = 0; c < cols; c += kTileN) {
       alignas(64) float bias_buffer[kTileN];
       const int64_t tile_cols = Min(kTileN, cols - c);
       const float* bias = LoadBias(args, j0 + c, tile_cols, bias_buffer);
-      Finish(args, Tile{sums + c, width, 0, j0 + c, rows, tile_cols}, bias);
+      Finish(args, Tile{sums + c, stride, 0, j0 + c, rows, tile_cols}, bias);
     }
   }
 }

@@ -11,13 +11,13 @@ void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
   if (!blocks.skinny) return RunGeneral<T>(args, blocks, range, workspace);
   switch (args.m) {
     case 1:
-      return RunSkinny<T, 1>(args, range, workspace);
+      return RunSkinny<T, 1>(args, blocks, range, workspace);
     case 2:
-      return RunSkinny<T, 2>(args, range, workspace);
+      return RunSkinny<T, 2>(args, blocks, range, workspace);
     case 4:
-      return RunSkinny<T, 4>(args, range, workspace);
+      return RunSkinny<T, 4>(args, blocks, range, workspace);
     default:
-      return RunSkinny<T, 0>(args, range, workspace);
+      return RunSkinny<T, 0>(args, blocks, range, workspace);
   }
 }
 

@@ -50,6 +50,17 @@ void AdviseHugePages(void* data, int64_t bytes) {
 #endif
 }
 
+int64_t L1Ways() {
+  static const int64_t ways = [] {
+    int64_t found = 0;
+#if defined(_SC_LEVEL1_DCACHE_ASSOC)
+    found = sysconf(_SC_LEVEL1_DCACHE_ASSOC);
+#endif
+    return std::max<int64_t>(found, 0);
+  }();
+  return ways;
+}
+
 int64_t L2Bytes() {
   static const int64_t bytes = [] {
     int64_t found = 0;

@@ -15,6 +15,9 @@ float* ThreadWorkspace(int64_t bytes);
 // the first time: fewer page faults. Does nothing below 4 MB or off Linux.
 void AdviseHugePages(void* data, int64_t bytes);
 
+// Lines that one set of the first-level data cache holds; 0 if that is not known.
+int64_t L1Ways();
+
 // The second-level cache of one core.
 int64_t L2Bytes();
 
