@@ -238,6 +238,16 @@ def test_space_of_tiles(isa):
     assert not GEMM_CPU.expects_to_win(large, vectors)
 
 
+@pytest.mark.parametrize("isa", ["avx512", "amx"])
+def test_blocks_of_a_large_l2(isa):
+    """Half of 2 MiB for a block of B in use and, with few rows of A, the next one."""
+    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
+    few = GemmCpuConfig(kc=256, nc=512, tasks=2)
+    many = GemmCpuConfig(kc=512, nc=512, tasks=2)
+    for rows, config in (17, few), (64, few), (512, few), (513, many), (4096, many):
+        assert GEMM_CPU.heuristic(gemm(rows, 4096, 4096), device) == config
+
+
 def test_space_of_pairs():
     """As deep in vectors as that of f32; none of their own for too few rows."""
     device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)
