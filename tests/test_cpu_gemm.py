@@ -248,6 +248,21 @@ def test_blocks_of_a_large_l2(isa):
         assert GEMM_CPU.heuristic(gemm(rows, 4096, 4096), device) == config
 
 
+def test_narrow_products_are_left_to_xla():
+    """The farther A lies, the more columns its packing takes; elsewhere untried."""
+    device = dataclasses.replace(
+        local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20, l3_bytes=32 << 20
+    )
+    for k, least in (64, 2), (1024, 16), (8192, 65):
+        for n in (least - 1, least):
+            problem = gemm(1024, n, k)
+            assert GEMM_CPU.expects_to_win(problem, device) == (n == least)
+            for isa in ("avx512", "amx"):
+                other = dataclasses.replace(device, isa=isa)
+                assert GEMM_CPU.expects_to_win(problem, other)
+    assert GEMM_CPU.expects_to_win(gemm(1, 1, 8192), device)  # A is not packed
+
+
 def test_space_of_pairs():
     """As deep in vectors as that of f32; none of their own for too few rows."""
     device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)

@@ -149,6 +149,22 @@ def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
     return blocking(problem, device).itemsize == 4 and problem.m <= rows
 
 
+def _is_narrow(problem: GemmProblem, device: Device) -> bool:
+    """Whether packing A in f32 costs more than its few columns of B bring.
+
+    The farther A lies, the more columns it takes. Where XLA is faster then was measured
+    on the ISA of pairs only.
+    """
+    if not isinstance(device, CpuDevice) or device.isa != _PAIRS:
+        return False
+    if problem.m <= _SKINNY_ROWS[problem.layout[1]]:
+        return False
+    lhs_bytes = 4 * problem.m * problem.k
+    if lhs_bytes <= device.l2_bytes:
+        return problem.n < 2
+    return problem.n < (16 if lhs_bytes < device.l3_bytes else 65)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmCpu:
     """See the module; the methods are ``variants.base.Variant``'s."""
@@ -201,7 +217,7 @@ class GemmCpu:
         # may have better for them.
         if problem.lhs == "bfloat16":
             return isinstance(device, CpuDevice) and device.isa in ("amx", _PAIRS)
-        return problem.lhs == "float32"
+        return problem.lhs == "float32" and not _is_narrow(problem, device)
 
     def call(self, problem: GemmProblem, config: GemmCpuConfig, device: Device) -> Call:
         assert device.arch in CPU_ISAS
