@@ -76,7 +76,7 @@ void StreamRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, in
     const int64_t ahead = p + 2 * kDepth <= kc ? kDepth * stride : 0;
     for (int64_t j = 0; j < paired; j += kPair) {
       StreamPair<T, kRows, kDepth>(lhs + p, row + j, stride, ahead, rows, sums + j,
-                                         sums_stride);
+                                   sums_stride);
     }
   }
   for (; p < kc; ++p) {
