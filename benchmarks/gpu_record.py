@@ -2,12 +2,15 @@
 
 The record, ``results/<device>/gpu_tests.json``, names the content of ``kernels/cuda``
 and ``ffi`` (less the handlers of CPU kernels) that was tested. An ordinary test
-compares it with what is there now, so kernels cannot change without a GPU run.
+compares it with what is there now, so kernels cannot change without a GPU run. It is
+written whenever a file is done: a run that is cut off leaves what it found, and the
+files that are left can be run with ``--only``.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -53,18 +57,36 @@ def main() -> int:
     where = common.environment(args.commit)
     path = (args.out or ROOT / "results") / common.slug(where["device"])
     path = path / "gpu_tests.json"
-    earlier = _files_of(path) if args.only else {}
-    status, files = _run_tests(pytest_args, args.only)
-    record = summary({**earlier, **files}, where)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return status
+    chosen = [f for f in gpu_files() if args.only is None or f.name in args.only]
+    files = _files_of(path) if args.only else {}
+    for file in chosen:
+        files.pop(file.name, None)
+    worst = 0
+    for name, status, counts in _run_tests(chosen, pytest_args):
+        worst = max(worst, abs(status))
+        if counts is not None:
+            files[name] = counts
+            path.write_text(json.dumps(summary(files, where), indent=1) + "\n")
+    return worst
+
+
+def gpu_files() -> list[pathlib.Path]:
+    """The test files that need a GPU, or have tests that do."""
+    return sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
 
 
 def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str, Any]:
-    """The record of some counts for each test file."""
+    """The record of some counts for each test file, and the files that are left."""
     totals = {name: sum(file[name] for file in files.values()) for name in COUNTS}
-    return {"hash": tested_hash(), "environment": where, **totals, "files": files}
+    left = [file.name for file in gpu_files() if file.name not in files]
+    return {
+        "hash": tested_hash(),
+        "environment": where,
+        **totals,
+        "files": {name: files[name] for name in sorted(files)},
+        "left": left,
+    }
 
 
 def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
@@ -74,26 +96,30 @@ def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
 
 
 def _run_tests(
-    pytest_args: list[str], only: list[str] | None
-) -> tuple[int, dict[str, dict[str, int]]]:
-    """pytest's worst exit status, and for each file how many passed, failed, skipped.
+    files: list[pathlib.Path], pytest_args: list[str]
+) -> Iterator[tuple[str, int, dict[str, int] | None]]:
+    """Of each file when it is done: name, exit status of pytest, how many did what.
+
+    None stands for the counts of a process that died.
 
     Files run side by side, each in a process of its own: most of their time they
     compile. For that none of them may take all memory of the GPU.
     """
-    files = sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
-    files = [f for f in files if only is None or f.name in only]
     environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    with tempfile.TemporaryDirectory() as directory:
-        runs = {}
-        for file in files:
-            report = pathlib.Path(directory) / f"{file.stem}.xml"
-            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(file)]
-            command += [f"--junitxml={report}", *pytest_args]
-            run = subprocess.Popen(command, cwd=ROOT.parent, env=environ)
-            runs[report] = run
-        status = max(run.wait() for run in runs.values())
-        return status, {f"{report.stem}.py": _counts(report) for report in runs}
+
+    def run(file: pathlib.Path) -> tuple[str, int, dict[str, int] | None]:
+        report = pathlib.Path(directory) / f"{file.stem}.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(file)]
+        command += [f"--junitxml={report}", *pytest_args]
+        done = subprocess.run(command, cwd=ROOT.parent, env=environ)
+        return file.name, done.returncode, _counts(report) if report.exists() else None
+
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        concurrent.futures.ThreadPoolExecutor(len(files)) as pool,
+    ):
+        for done in concurrent.futures.as_completed(pool.submit(run, f) for f in files):
+            yield done.result()
 
 
 def _counts(report: pathlib.Path) -> dict[str, int]:

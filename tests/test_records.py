@@ -34,7 +34,7 @@ def test_kernels_were_tested_on_a_gpu_as_they_are():
     now = gpu_record.tested_hash()
     records = gpu_record.records()
     pending = [r["pending"] for r in records if "pending" in r]
-    passing = [r for r in records if r.get("passed") and not r.get("failed")]
+    passing = [r for r in records if r["passed"] and not (r["failed"] or r["left"])]
     if any(r["hash"] == now for r in passing):
         return
     if pending:
@@ -45,6 +45,15 @@ def test_kernels_were_tested_on_a_gpu_as_they_are():
         f"no passing GPU record for kernels/cuda and ffi as they are ({now[:12]}); "
         f"on a GPU machine run: {gpu_record.COMMAND}"
     )
+
+
+def test_a_record_names_the_files_that_are_left():
+    gpu_record = _load("gpu_record")
+    names = [file.name for file in gpu_record.gpu_files()]
+    counts = {"passed": 3, "failed": 1, "skipped": 0}
+    record = gpu_record.summary({name: counts for name in names[1:]}, {})
+    assert record["left"] == names[:1]
+    assert (record["passed"], record["failed"]) == (3 * len(names[1:]), len(names[1:]))
 
 
 def test_a_changed_kernel_changes_the_hash(tmp_path):
