@@ -27,7 +27,7 @@ from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
 from tracea_jax.variants.space import Space
 
 # Below, XLA loses less by its slower products than our copies of the operands take. On
-# an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 3 TB/s; for float32
+# an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 4 TB/s; for float32
 # at highest precision these are 51 and 115 TFLOP/s.
 _FLOPS_PER_BYTE = {"padded": 128, "split": 64}
 
