@@ -25,8 +25,7 @@ namespace {
 
 constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
 constexpr int64_t kSkinnyRowsTransposed = 4;
-constexpr int64_t kShallowDepth = 4;  // of rhs that is streamed past a small L1
-constexpr int64_t kStripCols = 1024;
+constexpr int64_t kStripCols = 1024;  // most of a streamed rhs
 constexpr int64_t kNearSums = 4096;  // of a strip, that stay in L1
 // Of lhs, from which matrices of bf16 are worth it, and pairs of bf16 (by rhs).
 constexpr int64_t kTileRows = 5;

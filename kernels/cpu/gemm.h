@@ -59,11 +59,14 @@ struct GemmRange {
   int64_t m0, m1, n0, n1;
 };
 
+// Rows of a streamed rhs that pass at once where more would leave L1 too little.
+inline constexpr int kShallowDepth = 4;
+
 // Blocking as the kernel uses it; made by `PlanGemm`.
 struct GemmBlocks {
   int64_t kc, nc, mc;
-  int64_t rhs_depth;  // of the packed rhs in memory: kc, or k to use it for all row strips
-  bool skinny;        // few rows: stream rhs once, unpacked
+  int64_t rhs_depth;     // of the packed rhs in memory: kc, or k to use it for all row strips
+  bool skinny;           // few rows: stream rhs once, unpacked
   int64_t strip;         // then: columns whose sums are kept while rhs passes,
   int64_t sums_stride;   // from one row of these sums to the next,
   int64_t stream_depth;  // rows of rhs that pass at once
@@ -76,9 +79,9 @@ struct GemmIsa {
   int64_t packed_bytes;    // of a packed element: 2 as bf16, else 4
   void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
               float* workspace);
-  double speedup = 1;       // of its multiply-adds over those of vectors, roughly
-  bool loads_rows = false;  // whole steps of whole rows of lhs need no packing
-  bool pairs = false;       // vectors of pairs of bf16: of f32 otherwise
+  double speedup = 1;        // of its multiply-adds over those of vectors, roughly
+  bool loads_rows = false;   // whole steps of whole rows of lhs need no packing
+  bool pairs = false;        // vectors of pairs of bf16: of f32 otherwise
   int64_t stream_depth = 0;  // rows of a streamed rhs that its registers hold at once
 };
 

@@ -11,7 +11,6 @@ constexpr int kStreamDepth = 8;
 #else
 constexpr int kStreamDepth = 4;
 #endif
-constexpr int kShallowDepth = 4;  // if so many rows of rhs leave L1 too little
 
 // Two vectors of kPair elements. Those of bf16 are the even and the odd ones: a bf16 is
 // the upper half of an f32, so a shift or a mask converts half of what was loaded.

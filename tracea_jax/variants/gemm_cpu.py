@@ -157,7 +157,7 @@ def _is_narrow(problem: GemmProblem, device: Device) -> bool:
     """
     if not isinstance(device, CpuDevice) or device.isa != _PAIRS:
         return False
-    if problem.m <= _SKINNY_ROWS[problem.layout[1]]:
+    if is_skinny(problem, device):
         return False
     lhs_bytes = 4 * problem.m * problem.k
     if lhs_bytes <= device.l2_bytes:
