@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ahead import compiled_ahead
 from numerics import exact, f64, normal
 from prepared import (
     BATCHED,
@@ -86,8 +87,12 @@ def test_awkward_shapes(m, layout, dtype):
 def test_every_tile_and_cluster_at_one_awkward_shape(layout, dtype, hopper):
     fields = ("tile_m", "tile_n", "consumers", "cluster_m", "cluster_n")
     problem = gemm(331, 521, 203, dtype, layout=layout, epilogue=FULL)
-    for config in one_of_each(variant_of(problem).space(problem, hopper), *fields):
-        run_and_check(problem, config)
+    variant = variant_of(problem)
+    configs = one_of_each(variant.space(problem, hopper), *fields)
+    choices = [Choice(variant=variant.name, config=config) for config in configs]
+    with compiled_ahead(problem, choices, hopper):
+        for config in configs:
+            run_and_check(problem, config)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
