@@ -194,13 +194,39 @@ def test_parts_of_tiles(shape, isa):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pairs_of_bfloat16_are_multiplied_where_they_are_faster(layout):
     """VDPBF16PS adds a pair's products one by one, but not in the order of k."""
-    least = 12 if layout[1] == "n" else 3
-    for rows in (least - 1, least):
-        problem = gemm(rows, 32, 256, "bfloat16", layout=layout, out="float32")
+    least = 12 if layout[1] == "n" else 9
+    enough = {(least - 1, 32): False, (least, 32): True, (32, 8): False, (32, 9): True}
+    for (rows, columns), expected in enough.items():
+        problem = gemm(rows, columns, 256, "bfloat16", layout=layout, out="float32")
         inputs = operands(problem)
         (pairs,) = results(problem, inputs, isa="avx512_bf16")
         (vectors,) = results(problem, inputs, isa="avx512")
-        assert np.array_equal(pairs, vectors) == (rows < least)
+        assert np.array_equal(pairs, vectors) != expected
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_rows_or_columns_of_every_number(layout, isa):
+    """Past a strip of the operand that is streamed, and past a block of k."""
+    dtypes = itertools.cycle(DTYPES)
+    for few in range(1, 18):
+        dtype = next(dtypes)
+        for m, n in ((few, 37), (37, few), (few, 18 - few)):
+            run_and_check(gemm(m, n, 71, dtype, layout=layout, epilogue=FULL), isa=isa)
+    for m, n, k in ((3, 1045, 1030), (1045, 3, 1030), (6, 133, 2050), (133, 6, 2050)):
+        run_and_check(gemm(m, n, k, layout=layout, epilogue=GATE), isa=isa)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_columns_are_the_few_rows_of_the_transposed_product(layout):
+    """To the last bit: both sum the same products in the same order."""
+    turned = layout[::-1].translate(str.maketrans("nt", "tn"))
+    problem = gemm(210, 5, 1100, layout=layout)
+    lhs, rhs = operands(problem)
+    (y,) = results(problem, [lhs, rhs])
+    mirrored = dataclasses.replace(problem, m=5, n=210, layout=turned)
+    (x,) = results(mirrored, [rhs, lhs])
+    np.testing.assert_array_equal(y, np.asarray(x).T)
 
 
 @pytest.mark.parametrize("isa", BF16_ISAS)
@@ -215,10 +241,11 @@ def test_a_nan_stays_in_its_row(isa):
 
 
 def test_streaming_has_nothing_to_choose_but_tasks():
-    space = GEMM_CPU.space(gemm(9, 640, 640), local_cpu())
-    configs = list(space.configs())
-    assert len({(c.kc, c.nc) for c in configs}) == 1
-    assert all(len(column) == len(configs) for column in space.derived.values())
+    for problem in (gemm(9, 640, 640), gemm(640, 9, 640)):
+        space = GEMM_CPU.space(problem, local_cpu())
+        configs = list(space.configs())
+        assert len({(c.kc, c.nc) for c in configs}) == 1
+        assert all(len(column) == len(configs) for column in space.derived.values())
 
 
 @pytest.mark.parametrize("isa", ["amx", "bfmmla"])
@@ -248,19 +275,18 @@ def test_blocks_of_a_large_l2(isa):
         assert GEMM_CPU.heuristic(gemm(rows, 4096, 4096), device) == config
 
 
-def test_narrow_products_are_left_to_xla():
-    """The farther A lies, the more columns its packing takes; elsewhere untried."""
-    device = dataclasses.replace(
-        local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20, l3_bytes=32 << 20
+def test_narrow_products_of_far_operands_are_left_to_xla():
+    """If A is stored by rows and no cache has it; on other processors untried."""
+    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l3_bytes=32 << 20)
+    far, near = gemm(1024, 64, 8192), gemm(1024, 64, 8191)
+    assert not GEMM_CPU.expects_to_win(far, device)
+    wide, columns = (
+        dataclasses.replace(far, **x) for x in ({"n": 65}, {"layout": "tn"})
     )
-    for k, least in (64, 2), (1024, 16), (8192, 65):
-        for n in (least - 1, least):
-            problem = gemm(1024, n, k)
-            assert GEMM_CPU.expects_to_win(problem, device) == (n == least)
-            for isa in ("avx512", "amx"):
-                other = dataclasses.replace(device, isa=isa)
-                assert GEMM_CPU.expects_to_win(problem, other)
-    assert GEMM_CPU.expects_to_win(gemm(1, 1, 8192), device)  # A is not packed
+    for problem in (near, wide, columns, gemm(16, 1, 1 << 20)):
+        assert GEMM_CPU.expects_to_win(problem, device)
+    for isa in ("avx512", "amx"):
+        assert GEMM_CPU.expects_to_win(far, dataclasses.replace(device, isa=isa))
 
 
 def test_space_of_pairs():
@@ -275,10 +301,15 @@ def test_space_of_pairs():
         twice = 2 * config(rows, "float32").kc
         assert config(rows) == dataclasses.replace(config(rows, "float32"), kc=twice)
     assert math.prod((config(64).kc, config(64).nc)) < 1 << 17
-    for rows, layout in (11, "nn"), (2, "nt"):
-        few = gemm(rows, 4096, 4096, "bfloat16", layout=layout)
+    for few in (
+        gemm(11, 4096, 4096, "bfloat16"),
+        gemm(8, 4096, 4096, "bfloat16", layout="nt"),
+        gemm(4096, 8, 4096, "bfloat16"),
+    ):
         assert GEMM_CPU.heuristic(few, device) == GEMM_CPU.heuristic(few, vectors)
-        more = dataclasses.replace(few, m=rows + 1)
+        more = dataclasses.replace(
+            few, **({"n": 9} if few.n == 8 else {"m": few.m + 1})
+        )
         assert GEMM_CPU.heuristic(more, device) != GEMM_CPU.heuristic(more, vectors)
     large = gemm(4096, 4096, 4096, "bfloat16")
     space = GEMM_CPU.space(large, device)

@@ -23,14 +23,14 @@ extern const GemmIsa kBfmmlaGemm;
 
 namespace {
 
-constexpr int64_t kSkinnyRows = 16;  // up to which rhs is streamed
-constexpr int64_t kSkinnyRowsTransposed = 4;
-constexpr int64_t kStripCols = 1024;  // most of a streamed rhs
-constexpr int64_t kNearSums = 4096;  // of a strip, that stay in L1
+constexpr int64_t kSkinny = 16;  // rows or columns, up to which an operand is streamed
+constexpr int64_t kStripCols = 1024;  // most of a streamed operand
+constexpr int64_t kNearSums = 4096;   // of a strip, that stay in L1
 // Of lhs, from which matrices of bf16 are worth it, and pairs of bf16 (by rhs).
 constexpr int64_t kTileRows = 5;
 constexpr int64_t kPairRows = 12;
-constexpr int64_t kPairRowsTransposed = 3;
+constexpr int64_t kPairRowsTransposed = 9;
+constexpr int64_t kPairCols = 9;  // of rhs, from which pairs are
 // Up to which packing rhs is much of the work: of bf16, and of vectors.
 constexpr int64_t kFewRows = 128;
 constexpr int64_t kFewVectorRows = 512;
@@ -104,13 +104,30 @@ Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   return {as_stored ? 2048 : 1024, 0.5};
 }
 
+// With few of both, an operand is streamed that is stored along k if there is one.
+Skinny ChooseSkinny(const GemmIsa& isa, const GemmArgs& args) {
+  if (isa.packed_bytes != 4) return Skinny::kNo;
+  const bool rows = args.m <= kSkinny, columns = args.n <= kSkinny;
+  if (rows && columns) {
+    return args.trans_rhs || args.trans_lhs ? Skinny::kRows : Skinny::kColumns;
+  }
+  if (rows) return Skinny::kRows;
+  return columns ? Skinny::kColumns : Skinny::kNo;
+}
+
+// How many there are of what a skinny output has few of.
+int64_t Few(const GemmArgs& args, Skinny skinny) {
+  return skinny == Skinny::kColumns ? args.n : args.m;
+}
+
 // Of few rows, which stream rhs. Its rows that pass at once tend to lie in the same sets of
 // L1, a power of two apart. If L1 has more ways than these rows, strips are so narrow that
 // their sums stay in L1 too. If not, fewer rows pass and sums wait in L2: strips are as
 // wide as a page. Loads of sums then keep a gap, in the low bits of their addresses, to
 // stores of the row before, on which they would seem to depend.
 void PlanStream(const GemmIsa& isa, const GemmArgs& args, GemmBlocks* blocks) {
-  const int64_t near = kNearSums / std::max<int64_t>(args.m, 1) / isa.tile_n * isa.tile_n;
+  const int64_t few = std::max<int64_t>(Few(args, blocks->skinny), 1);
+  const int64_t near = kNearSums / few / isa.tile_n * isa.tile_n;
   blocks->stream_depth = isa.stream_depth;
   blocks->strip = blocks->sums_stride = std::min(near, kStripCols);
   const int64_t ways = L1Ways();
@@ -124,9 +141,8 @@ void PlanStream(const GemmIsa& isa, const GemmArgs& args, GemmBlocks* blocks) {
 GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
                       const GemmConfig& config) {
   GemmBlocks blocks{};
-  const int64_t skinny_rows = args.trans_rhs ? kSkinnyRowsTransposed : kSkinnyRows;
-  blocks.skinny = args.m <= skinny_rows && isa.packed_bytes == 4;
-  if (blocks.skinny) PlanStream(isa, args, &blocks);
+  blocks.skinny = ChooseSkinny(isa, args);
+  if (blocks.skinny != Skinny::kNo) PlanStream(isa, args, &blocks);
   const Sizes sizes = ChooseSizes(isa, args);
   const int64_t kc = config.kc > 0 ? config.kc : sizes.kc;
   blocks.kc = EqualStep(args.k, std::clamp(kc, kMinDepth, kMaxDepth), isa.depth_unit);
@@ -151,7 +167,9 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
-  if (blocks.skinny) return 4 * (args.m * blocks.sums_stride + kSkinnyRows * (1024 + 16));
+  if (blocks.skinny != Skinny::kNo) {
+    return 4 * (Few(args, blocks.skinny) * blocks.sums_stride + kSkinny * (1024 + 16));
+  }
   const bool vectors = UsesVectors(isa);
   const int64_t chunk = vectors ? 64 / isa.packed_bytes : 0;  // a cache line
   const int64_t rhs = (vectors ? 2 : 1) * blocks.rhs_depth * blocks.nc;
@@ -167,11 +185,12 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
 // once per column strip and its rhs once, at about 32 multiply-adds an element.
 void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPlan* plan) {
   constexpr double kPack = 32;
+  const Skinny skinny = plan->blocks.skinny;
   double best = -1;
-  for (int64_t across = 1; across <= tasks; ++across) {
+  for (int64_t across = 1; across <= (skinny == Skinny::kColumns ? 1 : tasks); ++across) {
     const int64_t n_step = EqualStep(args.n, CeilDiv(args.n, across), isa.tile_n);
     const int64_t parts = std::max<int64_t>(CeilDiv(args.n, n_step), 1);
-    const int64_t down = plan->blocks.skinny ? 1 : CeilDiv(tasks, parts);
+    const int64_t down = skinny == Skinny::kRows ? 1 : CeilDiv(tasks, parts);
     const int64_t m_step = EqualStep(args.m, CeilDiv(args.m, down), isa.tile_m);
     const double strips = double(CeilDiv(n_step, plan->blocks.nc));
     const double cost = double(m_step) * n_step + kPack * (m_step * strips + n_step);
@@ -196,8 +215,10 @@ bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
 // and pairs are packed where f32 are streamed.
 bool Suits(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.packed_bytes == 4) return true;
-  const int64_t pair_rows = args.trans_rhs ? kPairRowsTransposed : kPairRows;
-  return args.in_type == DType::kBF16 && args.m >= (isa.pairs ? pair_rows : kTileRows);
+  if (args.in_type != DType::kBF16) return false;
+  if (!isa.pairs) return args.m >= kTileRows;
+  return args.m >= (args.trans_rhs ? kPairRowsTransposed : kPairRows) &&
+         args.n >= kPairCols;
 }
 
 }  // namespace

@@ -4,9 +4,10 @@
 //                               or  out = activation(z) * residual
 //
 // Sums are kept in f32 and rounded once, at the store. Blocks of k are summed one by one,
-// ascending (few rows times a transposed rhs: dot products by lanes). A result's bits
-// depend on shape, layout, instruction set and the depth of these blocks, but neither on
-// the other blocking nor on the split into tasks nor on the number of threads.
+// ascending (dot products by lanes, where that is how a streamed operand is stored). The
+// bits of a result depend on shape, layout, instruction set and the depth of these blocks,
+// but neither on the other blocking nor on the split into tasks nor on the number of
+// threads.
 //
 // On AVX-512 BF16, AMX and BFMMLA subnormal bf16 operands and sums count as zero,
 // elsewhere not.
@@ -62,12 +63,16 @@ struct GemmRange {
 // Rows of a streamed rhs that pass at once where more would leave L1 too little.
 inline constexpr int kShallowDepth = 4;
 
+// Whether the output has so few rows, or columns, that the operand which does not have them
+// is streamed once, unpacked.
+enum class Skinny : int32_t { kNo, kRows, kColumns };
+
 // Blocking as the kernel uses it; made by `PlanGemm`.
 struct GemmBlocks {
   int64_t kc, nc, mc;
   int64_t rhs_depth;     // of the packed rhs in memory: kc, or k to use it for all row strips
-  bool skinny;           // few rows: stream rhs once, unpacked
-  int64_t strip;         // then: columns whose sums are kept while rhs passes,
+  Skinny skinny;
+  int64_t strip;         // if so: columns whose sums are kept while rhs passes,
   int64_t sums_stride;   // from one row of these sums to the next,
   int64_t stream_depth;  // rows of rhs that pass at once
 };

@@ -1,16 +1,42 @@
 // Few rows: rhs is streamed once and never packed. A part of gemm_impl.h.
+//
+// Few columns are the few rows of the transposed product, out^T = rhs^T lhs^T, which
+// streams lhs. Only the epilogue, which works on rows of the output, turns the sums around.
 
-constexpr int kSkinnyDepth = 1024;        // of lhs that is converted at a time
+constexpr int kSkinnyDepth = 1024;        // of few rows that is converted at a time
 constexpr int kSkinnyStride = 1024 + 16;  // its rows are not in the same sets of L1
 constexpr int kPair = 2 * kLanes;
 
 // Most rows of rhs that are multiplied at once, so that sums are loaded and stored less
-// often: as many as leave registers for everything else.
+// often, and columns whose dot products are: as many as leave registers for everything
+// else.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kStreamDepth = 8;
+constexpr int kDotCols = 4;
 #else
 constexpr int kStreamDepth = 4;
+constexpr int kDotCols = 2;
 #endif
+
+// A product of few rows. Both operands may be stored by rows or by columns.
+template <typename T>
+struct FewRows {
+  const T *lhs, *rhs;
+  int64_t lhs_stride, rhs_stride;
+  bool trans_lhs, trans_rhs;
+  int64_t rows, k;
+};
+
+template <typename T>
+FewRows<T> AsFewRows(const GemmArgs& args, bool turned) {
+  const T *lhs = (const T*)args.lhs, *rhs = (const T*)args.rhs;
+  if (!turned) {
+    return {lhs,           rhs,            args.lhs_stride, args.rhs_stride,
+            args.trans_lhs, args.trans_rhs, args.m,          args.k};
+  }
+  return {rhs,             lhs,             args.rhs_stride, args.lhs_stride,
+          !args.trans_rhs, !args.trans_lhs, args.n,          args.k};
+}
 
 // Two vectors of kPair elements. Those of bf16 are the even and the odd ones: a bf16 is
 // the upper half of an f32, so a shift or a mask converts half of what was loaded.
@@ -95,35 +121,40 @@ void StreamRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, in
   }
 }
 
-// Halves are added to halves.
-TRACEA_INLINE float SumLanes(Vec x) {
-#if defined(__clang__)
-  float lanes[kLanes];
-  Store(lanes, x);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  }
-  return lanes[0];
-#else
+// Lane i is the sum of x[i], halves added to halves: Transpose, adding what it parts.
+TRACEA_INLINE Vec SumEach(Vec (&x)[kLanes]) {
   TRACEA_UNROLL
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    Mask order;
     TRACEA_UNROLL
-    for (int i = 0; i < kLanes; ++i) order[i] = (i + width) % kLanes;
-    x += __builtin_shuffle(x, order);
+    for (int i = 0; i < width; ++i) {
+      x[i] = InterleaveLow(x[i], x[i + width]) + InterleaveHigh(x[i], x[i + width]);
+    }
   }
   return x[0];
-#endif
+}
+
+// sums[i] is the sum of acc[i]; whole vectors of them are written.
+template <int kCount>
+TRACEA_INLINE void SumAll(Vec (&acc)[kCount], float* sums) {
+  TRACEA_UNROLL
+  for (int i = 0; i < kCount; i += kLanes) {
+    Vec x[kLanes];
+    TRACEA_UNROLL
+    for (int j = 0; j < kLanes; ++j) x[j] = i + j < kCount ? acc[i + j] : Vec{};
+    Store(sums + i, SumEach(x));
+  }
 }
 
 // The same for rhs stored by columns: dot products along k, kRows x kCols of them at once.
+// `coming` columns from `next`, if they exist, come closer.
 template <typename T, int kRows, int kCols>
-void DotColumns(const float* lhs, const T* rhs, int64_t stride, int64_t kc, float* sums,
-                int64_t sums_stride) {
-  Vec acc[kRows][kCols] = {};
+void DotColumns(const float* lhs, const T* rhs, int64_t stride, const T* next,
+                int64_t coming, int64_t kc, float* sums, int64_t sums_stride) {
+  Vec acc[kRows * kCols] = {};
   for (int64_t p = 0; p < kc; p += kLanes) {
     Vec b[kCols];
     if (kc - p >= kLanes) {
+      for (int64_t j = 0; j < coming; ++j) __builtin_prefetch(next + j * stride + p, 0, 2);
       TRACEA_UNROLL
       for (int j = 0; j < kCols; ++j) b[j] = Load(rhs + j * stride + p);
     } else {
@@ -133,47 +164,129 @@ void DotColumns(const float* lhs, const T* rhs, int64_t stride, int64_t kc, floa
     for (int i = 0; i < kRows; ++i) {
       const Vec a = Load(lhs + i * kSkinnyStride + p);
       TRACEA_UNROLL
-      for (int j = 0; j < kCols; ++j) acc[i][j] += a * b[j];
+      for (int j = 0; j < kCols; ++j) acc[i * kCols + j] += a * b[j];
     }
   }
-  TRACEA_UNROLL
+  float block[(kRows * kCols + kLanes - 1) / kLanes * kLanes];
+  SumAll(acc, block);
   for (int i = 0; i < kRows; ++i) {
-    TRACEA_UNROLL
-    for (int j = 0; j < kCols; ++j) sums[i * sums_stride + j] += SumLanes(acc[i][j]);
+    for (int j = 0; j < kCols; ++j) sums[i * sums_stride + j] += block[i * kCols + j];
   }
 }
 
-// kCols columns for all rows.
+template <typename T, int kCols>
+constexpr decltype(&DotColumns<T, 1, kCols>) kDotColumns[] = {
+    DotColumns<T, 1, kCols>, DotColumns<T, 2, kCols>, DotColumns<T, 3, kCols>,
+    DotColumns<T, 4, kCols>};
+constexpr int64_t kDotRows = 4;
+
+// Columns [0, kCols) for all rows, in blocks as equal as possible. The columns after them
+// come closer meanwhile, a share beside each block: memory takes as long as the products.
 template <typename T, int kCols>
 void DotRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64_t kc,
              float* sums, int64_t sums_stride) {
-  int64_t i = 0;
-  for (; i + 4 <= rows; i += 4) {
-    DotColumns<T, 4, kCols>(lhs + i * kSkinnyStride, rhs, stride, kc,
-                            sums + i * sums_stride, sums_stride);
-  }
-  for (; i + 2 <= rows; i += 2) {
-    DotColumns<T, 2, kCols>(lhs + i * kSkinnyStride, rhs, stride, kc,
-                            sums + i * sums_stride, sums_stride);
-  }
-  for (; i < rows; ++i) {
-    DotColumns<T, 1, kCols>(lhs + i * kSkinnyStride, rhs, stride, kc,
-                            sums + i * sums_stride, sums_stride);
+  int64_t left = kCols;  // of the columns to come
+  const T* next = rhs + kCols * stride;
+  for (int64_t blocks = CeilDiv(rows, kDotRows); blocks > 0; --blocks) {
+    const int64_t count = CeilDiv(rows, blocks), coming = CeilDiv(left, blocks);
+    kDotColumns<T, kCols>[count - 1](lhs, rhs, stride, next, coming, kc, sums,
+                                     sums_stride);
+    rows -= count;
+    lhs += count * kSkinnyStride;
+    sums += count * sums_stride;
+    left -= coming;
+    next += coming * stride;
   }
 }
 
-// All rows of lhs, columns [p, p + kc), as f32 padded with zeros to whole vectors.
+// sums[rows][sums_stride] += lhs[rows][kc] @ rhs[kc][cols], rhs stored by columns.
 template <typename T>
-void LoadSkinnyLhs(const GemmArgs& args, int64_t p, int64_t kc, float* to) {
-  const T* lhs = (const T*)args.lhs;
-  for (int64_t i = 0; i < args.m; ++i, to += kSkinnyStride) {
-    if (!args.trans_lhs) {
-      const T* row = lhs + i * args.lhs_stride + p;
+void Dot(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64_t kc,
+         int64_t cols, float* sums, int64_t sums_stride) {
+  int64_t j = 0;
+  for (; j + kDotCols <= cols; j += kDotCols) {
+    DotRows<T, kDotCols>(lhs, rhs + j * stride, stride, rows, kc, sums + j, sums_stride);
+  }
+  for (; j < cols; ++j) {
+    DotRows<T, 1>(lhs, rhs + j * stride, stride, rows, kc, sums + j, sums_stride);
+  }
+}
+
+// All rows, columns [p, p + kc) of them, as f32 padded with zeros to whole vectors.
+template <typename T>
+void LoadFewRows(const FewRows<T>& product, int64_t p, int64_t kc, float* to) {
+  const int64_t stride = product.lhs_stride;
+  if (!product.trans_lhs) {
+    for (int64_t i = 0; i < product.rows; ++i, to += kSkinnyStride) {
+      const T* row = product.lhs + i * stride + p;
       for (int64_t q = 0; q < kc; q += kLanes) Store(to + q, LoadUpTo(row + q, kc - q));
-      continue;
     }
-    for (int64_t q = 0; q < CeilDiv(kc, kLanes) * kLanes; ++q) {
-      to[q] = q < kc ? LoadPartial(lhs + (p + q) * args.lhs_stride + i, 1)[0] : 0.0f;
+    return;
+  }
+  for (int64_t i = 0; i < product.rows; i += kLanes, to += kLanes * kSkinnyStride) {
+    const int64_t rows = Min(kLanes, product.rows - i);
+    for (int64_t q = 0; q < kc; q += kLanes) {
+      const T* from = product.lhs + (p + q) * stride + i;
+      Vec x[kLanes];
+      LoadAcrossTransposed(from, stride, kc - q, rows, x);
+      for (int64_t r = 0; r < rows; ++r) Store(to + r * kSkinnyStride + q, x[r]);
+    }
+  }
+}
+
+// Sums of columns [j, j + cols).
+template <typename T, int kRows>
+void SumStrip(const FewRows<T>& product, const GemmBlocks& blocks, int64_t j, int64_t cols,
+              float* sums, float* lhs) {
+  const int64_t rows = product.rows, stride = product.rhs_stride;
+  const auto stream = blocks.stream_depth < kStreamDepth
+                          ? StreamRows<T, kRows, kShallowDepth>
+                          : StreamRows<T, kRows, kStreamDepth>;
+  memset(sums, 0, rows * blocks.sums_stride * sizeof(float));
+  for (int64_t p = 0; p < product.k; p += kSkinnyDepth) {
+    const int64_t kc = Min(kSkinnyDepth, product.k - p);
+    LoadFewRows(product, p, kc, lhs);
+    if (product.trans_rhs) {
+      const T* block = product.rhs + j * stride + p;
+      Dot(lhs, block, stride, rows, kc, cols, sums, blocks.sums_stride);
+    } else {
+      const T* block = product.rhs + p * stride + j;
+      stream(lhs, block, stride, rows, kc, cols, sums, blocks.sums_stride);
+    }
+  }
+  if (product.trans_rhs) return;
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = sums + i * blocks.sums_stride;
+    for (int64_t c = 0; c + kPair <= cols; c += kPair) RestorePair(product.rhs, row + c);
+  }
+}
+
+// The epilogue of columns [j, j + cols) of few rows.
+void FinishStrip(const GemmArgs& args, int64_t j, int64_t cols, float* sums,
+                 int64_t stride) {
+  for (int64_t c = 0; c < cols; c += kTileN) {
+    alignas(64) float bias_buffer[kTileN];
+    const int64_t tile_cols = Min(kTileN, cols - c);
+    const float* bias = LoadBias(args, j + c, tile_cols, bias_buffer);
+    Finish(args, Tile{sums + c, stride, 0, j + c, args.m, tile_cols}, bias);
+  }
+}
+
+// The epilogue of rows [i, i + rows) of few columns, whose sums are stored by columns.
+void FinishTurnedStrip(const GemmArgs& args, int64_t i, int64_t rows, const float* sums,
+                       int64_t stride) {
+  alignas(64) float buffer[kLanes * kTileN], bias_buffer[kTileN];
+  for (int64_t j = 0; j < args.n; j += kTileN) {
+    const int64_t cols = Min(kTileN, args.n - j);
+    const float* bias = LoadBias(args, j, cols, bias_buffer);
+    for (int64_t r = 0; r < rows; r += kLanes) {
+      for (int64_t c = 0; c < cols; c += kLanes) {
+        Vec x[kLanes];
+        const F32* from = (const F32*)sums + (j + c) * stride + r;
+        LoadTransposed(from, stride, cols - c, kLanes, x);
+        for (int64_t q = 0; q < kLanes; ++q) Store(buffer + q * kTileN + c, x[q]);
+      }
+      Finish(args, Tile{buffer, kTileN, i + r, j, Min(kLanes, rows - r), cols}, bias);
     }
   }
 }
@@ -181,44 +294,18 @@ void LoadSkinnyLhs(const GemmArgs& args, int64_t p, int64_t kc, float* to) {
 template <typename T, int kRows>
 void RunSkinny(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
                float* workspace) {
-  const T* rhs = (const T*)args.rhs;
-  const int64_t rows = args.m, width = blocks.strip, stride = blocks.sums_stride;
+  const bool turned = blocks.skinny == Skinny::kColumns;
+  const FewRows<T> product = AsFewRows<T>(args, turned);
+  const int64_t begin = turned ? range.m0 : range.n0, end = turned ? range.m1 : range.n1;
   float* sums = workspace;
-  float* lhs = sums + rows * stride;
-  const auto stream = blocks.stream_depth < kStreamDepth
-                          ? StreamRows<T, kRows, kShallowDepth>
-                          : StreamRows<T, kRows, kStreamDepth>;
-  for (int64_t j0 = range.n0; j0 < range.n1; j0 += width) {
-    const int64_t cols = Min(width, range.n1 - j0);
-    memset(sums, 0, rows * stride * sizeof(float));
-    for (int64_t p = 0; p < args.k; p += kSkinnyDepth) {
-      const int64_t kc = Min(kSkinnyDepth, args.k - p);
-      LoadSkinnyLhs<T>(args, p, kc, lhs);
-      if (!args.trans_rhs) {
-        const T* block = rhs + p * args.rhs_stride + j0;
-        stream(lhs, block, args.rhs_stride, rows, kc, cols, sums, stride);
-        continue;
-      }
-      const T* block = rhs + j0 * args.rhs_stride + p;
-      int64_t j = 0;
-      for (; j + 2 <= cols; j += 2) {
-        const T* columns = block + j * args.rhs_stride;
-        DotRows<T, 2>(lhs, columns, args.rhs_stride, rows, kc, sums + j, stride);
-      }
-      for (; j < cols; ++j) {
-        const T* column = block + j * args.rhs_stride;
-        DotRows<T, 1>(lhs, column, args.rhs_stride, rows, kc, sums + j, stride);
-      }
-    }
-    const int64_t paired = args.trans_rhs ? 0 : cols / kPair * kPair;
-    for (int64_t i = 0; i < rows; ++i) {
-      for (int64_t c = 0; c < paired; c += kPair) RestorePair(rhs, sums + i * stride + c);
-    }
-    for (int64_t c = 0; c < cols; c += kTileN) {
-      alignas(64) float bias_buffer[kTileN];
-      const int64_t tile_cols = Min(kTileN, cols - c);
-      const float* bias = LoadBias(args, j0 + c, tile_cols, bias_buffer);
-      Finish(args, Tile{sums + c, stride, 0, j0 + c, rows, tile_cols}, bias);
+  float* lhs = sums + product.rows * blocks.sums_stride;
+  for (int64_t j = begin; j < end; j += blocks.strip) {
+    const int64_t cols = Min(blocks.strip, end - j);
+    SumStrip<T, kRows>(product, blocks, j, cols, sums, lhs);
+    if (turned) {
+      FinishTurnedStrip(args, j, cols, sums, blocks.sums_stride);
+    } else {
+      FinishStrip(args, j, cols, sums, blocks.sums_stride);
     }
   }
 }

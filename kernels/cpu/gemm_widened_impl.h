@@ -8,8 +8,8 @@
 template <typename T>
 void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
          float* workspace) {
-  if (!blocks.skinny) return RunGeneral<T>(args, blocks, range, workspace);
-  switch (args.m) {
+  if (blocks.skinny == Skinny::kNo) return RunGeneral<T>(args, blocks, range, workspace);
+  switch (blocks.skinny == Skinny::kRows ? args.m : args.n) {
     case 1:
       return RunSkinny<T, 1>(args, blocks, range, workspace);
     case 2:

@@ -24,8 +24,9 @@ namespace {
 
 // Wide: the partial sums of bf16 matrices do not fit L2, so that there are several row
 // strips. Some have whole steps of k: then AMX uses rows of lhs as they are stored, and
-// those of words of two bf16 are packed beside the products.
-enum class Size { kSmall, kLarge, kWide };
+// those of words of two bf16 are packed beside the products. Skinny: few rows or columns
+// and several strips of the operand that is streamed, at times several blocks of k.
+enum class Size { kSmall, kLarge, kWide, kSkinny };
 
 struct Case {
   GemmArgs args{};
@@ -46,6 +47,12 @@ struct Case {
       a.m = 300;
       a.n = 1030;
       a.k = Pick({64, 70, 96});
+    }
+    if (size == Size::kSkinny) {
+      a.m = Pick({1, 2, 3, 6});
+      a.n = Pick({1030, 2070});
+      a.k = Pick({9, 70, 1030});
+      if (rng() % 2) std::swap(a.m, a.n);
     }
     a.trans_lhs = rng() % 2;
     a.trans_rhs = rng() % 2;
@@ -176,6 +183,7 @@ int main() {
     for (int i = 0; i < 400; ++i) failures += Check(isa, Size::kSmall);
     for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kLarge);
     for (int i = 0; i < 6; ++i) failures += Check(isa, Size::kWide);
+    for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kSkinny);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

@@ -46,10 +46,10 @@ class GemmCpuConfig:
 
 _RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
 _MOST_NC = 4096  # wider blocks are cut to this
-# Up to as many rows of A, vector kernels stream B as it is, by the layout of B.
-_SKINNY_ROWS = {"n": 16, "t": 4}
+_SKINNY = 16  # rows of A or columns of B, up to which vector kernels stream the other
 _TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
-_PAIR_ROWS = {"n": 12, "t": 3}  # the same for pairs in vectors, by the layout of B
+_PAIR_ROWS = {"n": 12, "t": 9}  # the same for pairs in vectors, by the layout of B
+_PAIR_COLUMNS = 9  # of B, from which pairs are
 # Up to which packing B is much of the work: of bfloat16, and of vectors.
 _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
@@ -124,7 +124,7 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     vectors = _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
     if problem.lhs != "bfloat16":
         return vectors
-    if device.isa == _PAIRS and problem.m >= _PAIR_ROWS[problem.layout[1]]:
+    if device.isa == _PAIRS and _suits_pairs(problem):
         return _of_pairs(problem.m)
     unit = _TILE_DEPTH.get(device.isa)
     if unit is None or problem.m < _TILE_ROWS:
@@ -137,6 +137,12 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     return dataclasses.replace(_PACKING_TILES, unit=unit)
 
 
+def _suits_pairs(problem: GemmProblem) -> bool:
+    """Whether there is enough of both operands to pack them."""
+    has_rows = problem.m >= _PAIR_ROWS[problem.layout[1]]
+    return has_rows and problem.n >= _PAIR_COLUMNS
+
+
 def _of_pairs(rows: int) -> Blocking:
     if rows <= _FEW_ROWS:
         return _FEW_PAIRED
@@ -144,25 +150,21 @@ def _of_pairs(rows: int) -> Blocking:
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether B is streamed: then it has no blocks to choose."""
-    rows = _SKINNY_ROWS[problem.layout[1]]
-    return blocking(problem, device).itemsize == 4 and problem.m <= rows
+    """Whether A or B is streamed: then there are no blocks to choose."""
+    has_few = min(problem.m, problem.n) <= _SKINNY
+    return blocking(problem, device).itemsize == 4 and has_few
 
 
 def _is_narrow(problem: GemmProblem, device: Device) -> bool:
-    """Whether packing A in f32 costs more than its few columns of B bring.
+    """Whether bringing A from memory in f32 takes longer than XLA does.
 
-    The farther A lies, the more columns it takes. Where XLA is faster then was measured
-    on the ISA of pairs only.
+    With few columns of B, little else is to be done. Where XLA is faster then was
+    measured on the ISA of pairs only.
     """
     if not isinstance(device, CpuDevice) or device.isa != _PAIRS:
         return False
-    if is_skinny(problem, device):
-        return False
-    lhs_bytes = 4 * problem.m * problem.k
-    if lhs_bytes <= device.l2_bytes:
-        return problem.n < 2
-    return problem.n < (16 if lhs_bytes < device.l3_bytes else 65)
+    is_far = 4 * problem.m * problem.k >= device.l3_bytes and problem.m > _SKINNY
+    return is_far and problem.layout[0] == "n" and problem.n < 65
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
