@@ -52,7 +52,7 @@ MEMORY_MB = (64.0, 16.0)  # of a long attention, beside inputs and outputs
 
 def suite(quick: bool) -> list[Case]:
     """The cases, those of a group in a row."""
-    makers = (_products, _skinny, _fused, _convolutions, _attentions)
+    makers = (_products, _skinny, _dots, _fused, _convolutions, _attentions)
     cases = [case for make in makers for case in make()]
     return [case for case in cases if case.is_quick or not quick]
 
@@ -79,6 +79,17 @@ def _skinny() -> Iterator[Case]:
         for m, (must, stretch) in zip((1, 4, 16, 64), bars, strict=True):
             problem = _gemm((m, 4096, 4096), dtype)
             yield _case(f"few rows {_short(dtype)}", problem, must, stretch, m == 1)
+
+
+def _dots() -> Iterator[Case]:
+    """Weights stored by output, as many models have them, and few outputs."""
+    for dtype in ("float32", "bfloat16"):
+        for m in (1, 16):
+            problem = _gemm((m, 4096, 4096), dtype, layout="nt")
+            yield _case(f"few rows, B^T {_short(dtype)}", problem, 1.0, None, m == 1)
+        for n in (1, 8):
+            problem = _gemm((4096, n, 4096), dtype)
+            yield _case(f"few columns {_short(dtype)}", problem, 1.0, None, n == 1)
 
 
 def _fused() -> Iterator[Case]:
