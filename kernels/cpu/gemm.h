@@ -72,7 +72,8 @@ struct GemmBlocks {
   int64_t kc, nc, mc;
   int64_t rhs_depth;     // of the packed rhs in memory: kc, or k to use it for all row strips
   Skinny skinny;
-  int64_t strip;         // if so: columns whose sums are kept while rhs passes,
+  // If it is, of the few rows, be they those of the transposed product:
+  int64_t strip;         // columns whose sums are kept while rhs passes,
   int64_t sums_stride;   // from one row of these sums to the next,
   int64_t stream_depth;  // rows of rhs that pass at once
 };

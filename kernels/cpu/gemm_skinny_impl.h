@@ -28,14 +28,16 @@ struct FewRows {
 };
 
 template <typename T>
-FewRows<T> AsFewRows(const GemmArgs& args, bool turned) {
-  const T *lhs = (const T*)args.lhs, *rhs = (const T*)args.rhs;
-  if (!turned) {
-    return {lhs,           rhs,            args.lhs_stride, args.rhs_stride,
-            args.trans_lhs, args.trans_rhs, args.m,          args.k};
-  }
-  return {rhs,             lhs,             args.rhs_stride, args.lhs_stride,
-          !args.trans_rhs, !args.trans_lhs, args.n,          args.k};
+FewRows<T> AsFewRows(const GemmArgs& args) {
+  return {(const T*)args.lhs, (const T*)args.rhs, args.lhs_stride, args.rhs_stride,
+          args.trans_lhs,     args.trans_rhs,     args.m,          args.k};
+}
+
+// That of the transposed product.
+template <typename T>
+FewRows<T> Turned(const FewRows<T>& product, int64_t columns) {
+  return {product.rhs,        product.lhs,        product.rhs_stride, product.lhs_stride,
+          !product.trans_rhs, !product.trans_lhs, columns,            product.k};
 }
 
 // Two vectors of kPair elements. Those of bf16 are the even and the odd ones: a bf16 is
@@ -295,7 +297,8 @@ template <typename T, int kRows>
 void RunSkinny(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
                float* workspace) {
   const bool turned = blocks.skinny == Skinny::kColumns;
-  const FewRows<T> product = AsFewRows<T>(args, turned);
+  FewRows<T> product = AsFewRows<T>(args);
+  if (turned) product = Turned(product, args.n);
   const int64_t begin = turned ? range.m0 : range.n0, end = turned ? range.m1 : range.n1;
   float* sums = workspace;
   float* lhs = sums + product.rows * blocks.sums_stride;
