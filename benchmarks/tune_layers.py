@@ -70,7 +70,8 @@ def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
         left_s = end - time.monotonic()
         if left_s < args.each_s:
             break
-        budget_s = min(left_s, args.each_s * len(few))
+        each_s = max(args.each_s, left_s / (len(problems) - start))
+        budget_s = min(left_s, each_s * len(few))
         failed = common.tune_together(
             few,
             budget_s=budget_s,
@@ -229,7 +230,7 @@ def main() -> None:
     parser.add_argument("--goal", default="throughput", help="of tuning")
     parser.add_argument("--budget-s", type=float, default=500.0, help="for everything")
     parser.add_argument(
-        "--each-s", type=float, default=4.0, help="for each problem, on average"
+        "--each-s", type=float, default=4.0, help="least for a problem, on average"
     )
     parser.add_argument("--again", action="store_true", help="what has answers, too")
     parser.add_argument("--list", action="store_true", help="only tell what is left")

@@ -539,3 +539,7 @@ def test_tuning_is_begun_again_until_the_time_is_over(module, monkeypatch, tmp_p
     texts = list(layers.tune_all(problems, argparse.Namespace(out=tmp_path, **how)))
     assert asked == [(16, 16.0), (16, 16.0), (16, 8.0)]
     assert sum("not matmul" in text for text in texts) == 3
+    asked.clear()
+    how["budget_s"] = 990.0  # enough: each gets its share of what is left
+    list(layers.tune_all(problems, argparse.Namespace(out=tmp_path, **how)))
+    assert asked == [*[(16, 160.0)] * 6, (3, 30.0)]
