@@ -172,13 +172,43 @@ void FinishRows(const Forward& f) {
   }
 }
 
+// Brings keys and values closer that are packed soon. Those of one head lie far apart from
+// key to key, beyond what processors foresee.
+struct KeyFetch {
+  const char *keys = nullptr, *values = nullptr;
+  int64_t stride = 0, bytes = 0, left = 0;  // of rows
+
+  template <typename T>
+  static TRACEA_INLINE KeyFetch Of(const Forward& f, int64_t j0, int64_t count) {
+    const AttentionArgs& args = f.args;
+    const int64_t offset = KeyOffset(args, f.range, j0);
+    const int64_t stride = args.kv_heads * args.head_dim * (int64_t)sizeof(T);
+    return {(const char*)((const T*)args.k + offset),
+            (const char*)((const T*)args.v + offset), stride,
+            args.head_dim * (int64_t)sizeof(T), count};
+  }
+
+  TRACEA_INLINE void Fetch(int64_t count) {
+    for (; count > 0 && left > 0; --count, --left) {
+      PrefetchBytes(keys, bytes);
+      PrefetchBytes(values, bytes);
+      keys += stride;
+      values += stride;
+    }
+  }
+};
+
 // Kernel::PackQueries(f) prepares the rows; Kernel::PackKeys(f, j0, count) a block of
 // keys and values; Kernel::UpdateTile(f, tile, j0, count, at) lets a row tile see the
-// keys [j0 + at.lo, j0 + at.hi) of that block, at.lo a multiple of kKeyStep.
+// keys [j0 + at.lo, j0 + at.hi) of that block, at.lo a multiple of kKeyStep. Meanwhile
+// `next` comes closer.
 template <typename Kernel>
-TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count) {
+TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count,
+                               KeyFetch next) {
   Kernel::PackKeys(f, j0, count);
+  const int64_t share = CeilDiv(next.left, CeilDiv(f.rows.count(), kRowTile));
   ForRowTiles(f.rows.count(), [&](RowTile tile) {
+    next.Fetch(share);
     Interval keys{0, 0};
     for (int64_t i = 0; i < tile.rows; ++i) keys = Hull(keys, f.seen[tile.first + i]);
     keys = Intersect(keys, {j0, j0 + count});
@@ -201,7 +231,10 @@ void RunForward(const Forward& f) {
     for (int64_t d = 0; d < f.width; d += kLanes) Store(sums + d, Vec{});
   }
   for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
-    UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j));
+    const int64_t next = j + f.block;
+    KeyFetch fetch;
+    if (next < keys.hi) fetch = KeyFetch::Of<T>(f, next, Min(f.block, keys.hi - next));
+    UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j), fetch);
   }
   FinishRows<T>(f);
 }

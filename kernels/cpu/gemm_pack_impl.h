@@ -3,12 +3,6 @@
 
 constexpr int kVecDepth = kLanes * kWordDepth;  // of a vector of words along the depth
 
-TRACEA_INLINE void PrefetchBytes(const void* data, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) {
-    __builtin_prefetch((const char*)data + at, 0, 2);
-  }
-}
-
 // rows x kc of lhs, stored by rows.
 template <typename T>
 void PackLhs(const T* lhs, int64_t stride, int64_t rows, int64_t kc, float* packed) {

@@ -176,6 +176,13 @@ TRACEA_INLINE void StoreUpTo(T* p, Vec x, int64_t count) {
   }
 }
 
+// Towards L2.
+TRACEA_INLINE void PrefetchBytes(const void* data, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch((const char*)data + at, 0, 2);
+  }
+}
+
 // ---- Transposition --------------------------------------------------------------------
 
 #if TRACEA_LANES == 4
