@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,11 @@ from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.knowledge import bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import measure
+from tracea_jax.tuning import measure, roofline
 
 _MAX_INPUT_SETS = 32
-_MANY_SETS = 8  # from here on results are not handed out one by one
+_MIN_CALL_US = 100.0  # of work on a GPU: dispatching a call takes less, beside it
+_MIN_CALL_SETS = 8  # where nobody knows how long the work takes
 _MIN_CPU_CACHE_BYTES = 16 << 20  # where the system does not tell
 _MAX_CPU_CACHE_BYTES = 128 << 20  # what a virtual machine is told is not all its own
 
@@ -71,19 +73,9 @@ class OpBench:
         """Compiles the choice for random inputs; see ``measure.Bench``."""
         sets = self._inputs()
         run = self._run(self.problem, choice)
-        many = _compiled(lambda sets: _handed([run(*x)[0] for x in sets]), sets)
-        one = many if len(sets) == 1 else _compiled(lambda x: run(*x)[0], sets[0])
-        arguments = sets if len(sets) == 1 else sets[0]
-
-        def executions(count: int) -> None:
-            result = None
-            for _ in range(count // len(sets)):
-                result = many(sets)
-            for _ in range(count % len(sets)):
-                result = one(arguments)
-            jax.block_until_ready(result)
-
-        return executions
+        one = _compiled(lambda x: run(*x)[0], sets[0])
+        many = None if len(sets) == 1 else _InTurn.of(run, sets)
+        return _Executions(one=functools.partial(one, sets[0]), many=many)
 
     def flush(self) -> None:
         """Writes a buffer of twice the last cache, so that nothing else is left in it.
@@ -112,13 +104,15 @@ class OpBench:
     def _sets(self) -> int:
         """How many input sets there are.
 
-        On a GPU enough of them leave the L2 cache and hide the dispatch of the call; on
-        a CPU calls are cheap and caches stay warm.
+        On a GPU enough of them leave the L2 cache and keep it busy for longer than the
+        host needs to dispatch them; on a CPU calls are cheap and caches stay warm.
         """
         if not isinstance(self.device, CudaDevice):
             return 1
-        wanted = 1 + 2 * self.device.l2_bytes / max(1, self.problem.bytes)
-        return int(min(max(wanted, 2), _MAX_INPUT_SETS))
+        floor_us = roofline.floor_us(self.problem, self.device)
+        busy = math.ceil(_MIN_CALL_US / floor_us) if floor_us else _MIN_CALL_SETS
+        cold = 1 + 2 * self.device.l2_bytes // max(1, self.problem.bytes)
+        return min(max(busy, cold, 2), _MAX_INPUT_SETS)
 
     def verify(self, choice: Choice, seed: int = 0) -> measure.Verification:
         """Compares with a reference on fresh inputs, and at a ragged shape."""
@@ -220,16 +214,70 @@ def _compiled(function: Callable[..., Any], arguments: Any) -> Callable[..., Any
     return jax.jit(function).lower(arguments).compile()
 
 
-def _handed(results: list[jax.Array]) -> list[jax.Array]:
-    """What an execution returns so that all results are computed.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Executions:
+    """A ``measure.Run``: executes so many times, as many as it can in one call.
 
-    Each array that is handed out costs the host more than a small kernel takes: of many
-    only a sum of one element each is. Behind the barrier no result can be cut short.
+    Attributes:
+      one: executes once.
+      many: executes once for each of several input sets, if there are several.
     """
-    if len(results) < _MANY_SETS:
-        return results
-    kept = jax.lax.optimization_barrier(results)
-    return [sum((x.ravel()[:1].astype(jnp.float32) for x in kept), jnp.zeros(1))]
+
+    one: Callable[[], Any]
+    many: _InTurn | None
+
+    @property
+    def batch(self) -> int:
+        return self.many.sets if self.many is not None else 1
+
+    def __call__(self, count: int) -> None:
+        calls, rest = divmod(count, self.batch)
+        result = None
+        for _ in range(calls):
+            result = (self.many or self.one)()
+        for _ in range(rest):
+            result = self.one()
+        jax.block_until_ready(result)
+
+
+@dataclasses.dataclass(slots=True)
+class _InTurn:
+    """One call that works through all input sets.
+
+    Each array that is handed out costs the host more than a small kernel takes: of all
+    results only a sum of one element each is, into a buffer that stays where it is. New
+    addresses would have XLA update the CUDA graph of the call.
+
+    Attributes:
+      call: (sum so far, sets) -> sum; compiled.
+      arguments: the sets.
+      total: the sum so far, donated to the next call.
+    """
+
+    call: Callable[..., jax.Array]
+    arguments: list[list[jax.Array]]
+    total: jax.Array
+
+    @classmethod
+    def of(cls, run: Callable[..., Any], sets: list[list[jax.Array]]) -> _InTurn:
+        def call(total: jax.Array, sets: list[list[jax.Array]]) -> jax.Array:
+            # Behind the barrier no result can be cut short.
+            results = jax.lax.optimization_barrier([run(*x)[0] for x in sets])
+            firsts = [x.ravel()[:1].astype(jnp.float32) for x in results]
+            return sum(firsts, total)
+
+        with jax.default_device(next(iter(sets[0][0].devices()))):
+            total = jnp.zeros(1)
+        compiled = jax.jit(call, donate_argnums=0).lower(total, sets).compile()
+        return cls(compiled, sets, total)
+
+    @property
+    def sets(self) -> int:
+        return len(self.arguments)
+
+    def __call__(self) -> jax.Array:
+        self.total = self.call(self.total, self.arguments)
+        return self.total
 
 
 def _poisoned(

@@ -76,6 +76,11 @@ class Bench(Protocol):
         ...
 
 
+def batch_of(run: Run) -> int:
+    """Executions that one call to the device makes: multiples of it cost least."""
+    return getattr(run, "batch", 1)
+
+
 def flush_of(bench: Bench) -> Flush | None:
     """How a bench flushes caches; None if it cannot."""
     return getattr(bench, "flush", None)

@@ -15,6 +15,7 @@ from tracea_jax.tuning.bench import (
     Flush,
     Run,
     Verification,
+    batch_of,
     candidate_error,
     flush_of,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "Sample",
     "Timing",
     "Verification",
+    "batch_of",
     "calibrate",
     "candidate_error",
     "cold_us",

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from tracea_jax.tuning.bench import Flush, Run
+from tracea_jax.tuning.bench import Flush, Run, batch_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +160,10 @@ def slice_us(run: Run, repeats: int, timing: Timing) -> float:
 
 
 def calibrate(run: Run, timing: Timing) -> tuple[int, float]:
-    """Executions that fill a slice, and the time of one; the first is not timed."""
-    run(1)
-    repeats = 1
+    """Executions that fill a slice, and the time of one; the first are not timed."""
+    batch = batch_of(run)
+    run(batch)
+    repeats = batch
     while True:
         each = slice_us(run, repeats, timing)
         filled = each * repeats / (timing.slice_s * 1e6)
@@ -170,7 +171,8 @@ def calibrate(run: Run, timing: Timing) -> tuple[int, float]:
             return repeats, each
         # A short slice is mostly overhead, so its time is not trusted for long steps.
         growth = min(1.1 / max(filled, 1e-3), 32.0)
-        repeats = min(math.ceil(repeats * growth), timing.max_repeats)
+        batches = math.ceil(repeats * growth / batch)
+        repeats = min(batches * batch, timing.max_repeats)
 
 
 def settle(run: Run, timing: Timing) -> None:
