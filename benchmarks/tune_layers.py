@@ -23,7 +23,7 @@ import json
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import common
@@ -63,27 +63,42 @@ def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
 
 
 def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
-    """Tunes problems until the time is over; says what was done after every few."""
-    end, progress = time.monotonic() + args.budget_s, Progress()
+    """Tunes problems until the time is over; says what was done after every few.
+
+    Those whose share of it was too short have another turn in what the rest left.
+    """
+    end = time.monotonic() + args.budget_s
+    while problems and end - time.monotonic() >= args.each_s:
+        failed = yield from _turn(problems, end, args)
+        problems = failed if len(failed) < len(problems) else []
+
+
+def _turn(
+    problems: Sequence[Problem], end: float, args: argparse.Namespace
+) -> Generator[str, None, list[Problem]]:
+    """Tunes each once while time lasts; those that have no answer then."""
+    failed: dict[Problem, str] = {}
+    progress = Progress()
     for start in range(0, len(problems), TOGETHER):
         few = problems[start : start + TOGETHER]
         left_s = end - time.monotonic()
         if left_s < args.each_s:
             break
         each_s = max(args.each_s, left_s / (len(problems) - start))
-        budget_s = min(left_s, each_s * len(few))
-        failed = common.tune_together(
+        missed = common.tune_together(
             few,
-            budget_s=budget_s,
+            budget_s=min(left_s, each_s * len(few)),
             effort=args.effort,
             goal=args.goal,
             progress=progress,
         )
         progress.close()
+        failed |= missed
         count = export(args.out, local_device())
         done = start + len(few) - len(failed)
         yield f"{done} of {len(problems)} tuned, {count} answers, {left_s:.0f} s left"
-        yield from (f"  not {problem}: {why}" for problem, why in failed.items())
+        yield from (f"  not {problem}: {why}" for problem, why in missed.items())
+    return list(failed)
 
 
 # --- what ships -----------------------------------------------------------------------
