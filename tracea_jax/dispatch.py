@@ -1,7 +1,7 @@
 """From a problem to a plan: the only place where choosing meets JAX.
 
     problem, device -> diagnose -> decide
-      -> (user > tuned > shipped > interpolated > policy) -> Plan
+      -> (user > tuned > shipped > inherited > interpolated > policy) -> Plan
 
 The plan is a pure function of the problem, the device and an immutable snapshot of the
 tuning database, so all processes of a program lower the same HLO.
@@ -39,7 +39,7 @@ class Plan:
     Attributes:
       problem, device: what was asked.
       variant, config: what runs.
-      origin: "user", "tuned", "shipped", "interpolated" or "policy".
+      origin: "user", "tuned", "shipped", "inherited", "interpolated" or "policy".
       reason: why, as a sentence.
       rejected: the variants that could not, with their reasons.
       time_us, xla_us: measured times of this choice and of XLA, if any; predictions are
@@ -85,8 +85,9 @@ def plan(
     | ``config``                  | that config of the variant it fits ("user")    |
     | ``implementation`` a name   | that variant, its config as below              |
     | ``implementation="tracea"`` | the same among our own variants                |
-    | nothing                     | tuned, else shipped, else interpolated from    |
-    |                             | other shapes, else the policy's default        |
+    | nothing                     | tuned, else shipped, else inherited from a     |
+    |                             | kindred GPU, else interpolated from other      |
+    |                             | shapes, else the policy's default              |
 
     Raises:
       Unsupported: if what was asked for cannot run, with every reason.
@@ -142,11 +143,14 @@ def _fields(choice: policy.Choice) -> dict[str, Any]:
 
 
 def _why(answer: cache.Answer) -> str:
-    if answer.is_exact:
-        return "it was the fastest measured"
+    place = f" on {answer.measured_in}" if answer.measured_in else ""
+    if answer.is_exact or answer.origin == "inherited":
+        if answer.measured_in and answer.choice.variant == "xla":
+            return f"nothing was clearly faster{place}"
+        return f"it was the fastest measured{place}"
     count = answer.neighbours
     reason = f"scored best by the model from {count} tuned neighbour"
-    reason += "s" if count > 1 else ""
+    reason += ("s" if count > 1 else "") + place
     if answer.time_us is not None:
         predicted = f"{answer.time_us:.1f} us"
         if answer.xla_us is not None and answer.choice.variant != "xla":

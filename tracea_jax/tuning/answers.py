@@ -10,6 +10,7 @@ from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.tuning.environment import Environment
 from tracea_jax.tuning.records import Best, Observation, identity
 
 
@@ -19,10 +20,11 @@ class Answer:
 
     Attributes:
       choice: variant and config.
-      origin: "tuned" on this machine, "shipped" with the package, or "interpolated"
-        from other shapes.
+      origin: "tuned" on this machine, "shipped" with the package, "inherited" from a
+        kindred device, or "interpolated" from other shapes.
       time_us, xla_us, ratio: as in ``Best``; predicted if the answer is interpolated.
       neighbours: how many tuned problems an interpolated answer was predicted from.
+      measured_in: the environment that all this is known from, if it is another one.
     """
 
     choice: Choice
@@ -31,11 +33,12 @@ class Answer:
     xla_us: float | None
     ratio: float | None
     neighbours: int = 0
+    measured_in: Environment | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Whether this very problem was measured."""
-        return self.origin != "interpolated"
+        """Whether this very problem was measured in this environment."""
+        return self.origin in ("tuned", "shipped")
 
 
 def legal(best: Best, origin: str, problem: Problem, device: Device) -> Answer | str:

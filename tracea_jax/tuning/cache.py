@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
 from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import interpolate
+from tracea_jax.tuning import interpolate, kindred
 from tracea_jax.tuning.answers import Answer, legal, timed
 from tracea_jax.tuning.environment import (
     Environment,
@@ -72,15 +73,17 @@ class Database:
         self._fastest: dict[tuple[Problem, Device, tuple[str, ...]], Answer | None] = {}
         self._nearby: dict[tuple[str, str], Nearby] = {}
         self._digests: dict[Device, str] = {}
+        self._kindred: dict[tuple[str, Environment], tuple[Environment, ...]] = {}
         # By environment, in place of the sources that they were copied from.
         self._fixed: dict[str, Sources] = {}
 
     def lookup(self, problem: Problem, device: Device) -> Answer | None:
         """The remembered answer or None; always the same for one instance.
 
-        What was tuned here comes first, then what was shipped, then what other shapes
-        of the same problem let expect ("interpolated"; see ``interpolate``). An entry
-        that is damaged, written by a newer version, or no longer legal on the device is
+        What was tuned here comes first, then what was shipped, then what was measured
+        on a kindred device ("inherited"; see ``kindred``), then what other shapes of
+        the same problem let expect ("interpolated"; see ``interpolate``). An entry that
+        is damaged, written by a newer version, or no longer legal on the device is
         passed over; ``why_missed`` tells.
         """
         try:
@@ -103,17 +106,18 @@ class Database:
         key = (problem, device, allowed)
         if key not in self._fastest:
             if answer.is_exact:
-                found = self._best_observed(*key)
+                here = environment_key(problem.op, device)
+                found = self._best_observed(problem, device, here, allowed)
             else:
-                found = interpolate.answer(*key[:2], self._near(*key[:2]), allowed)
+                found = self._expected(*key)
             self._fastest[key] = found
         return self._fastest[key]
 
     def _best_observed(
-        self, problem: Problem, device: Device, allowed: tuple[str, ...]
+        self, problem: Problem, device: Device, key: str, allowed: tuple[str, ...]
     ) -> Answer | None:
-        """The fastest of what raced for this very problem."""
-        for origin, entry in self._entries(problem, device, complete=True):
+        """The fastest of what raced for this very problem in one environment."""
+        for origin, entry in self._entries(problem, key, complete=True):
             if not isinstance(entry, Entry):
                 continue
             for t in timed(entry.best, entry.observations):
@@ -181,9 +185,12 @@ class Database:
         that processes with equal digests give equal answers.
         """
         if device not in self._digests:
-            keys = {op: environment_key(op, device) for op in variants.CATALOGUE}
+            keys = {
+                op: [e.key for e in (environment(op, device), *self._kin(op, device))]
+                for op in variants.CATALOGUE
+            }
             held = freeze(self._sources, keys)
-            self._fixed |= dict.fromkeys(keys.values(), held)
+            self._fixed |= dict.fromkeys(itertools.chain(*keys.values()), held)
             text = canonical([keys, [(o, source.digest()) for o, source in held]])
             self._digests[device] = digest(text, 64)
         return self._digests[device]
@@ -267,17 +274,16 @@ class Database:
 
     def _settle(self, problem: Problem, device: Device) -> Answer | str:
         """Finds the answer, or the reason for having none, and fixes it."""
-        answer = self._exact(problem, device)
+        answer = self._exact(problem, device, environment_key(problem.op, device))
         if isinstance(answer, str):
-            near = self._near(problem, device)
-            answer = interpolate.answer(problem, device, near) or answer
+            answer = self._expected(problem, device) or answer
         # setdefault: if two threads come here at once, both get the first one's answer.
         return self._answers.setdefault(device, {}).setdefault(problem, answer)
 
-    def _exact(self, problem: Problem, device: Device) -> Answer | str:
-        """What was measured for this very problem, or why nothing can be used."""
+    def _exact(self, problem: Problem, device: Device, key: str) -> Answer | str:
+        """What one environment measured for the problem, or why it is of no use."""
         answer: Answer | str = "it was never tuned in this environment"
-        for origin, entry in self._entries(problem, device, complete=False):
+        for origin, entry in self._entries(problem, key, complete=False):
             if isinstance(entry, str):
                 answer = entry
             else:
@@ -286,12 +292,56 @@ class Database:
                 break
         return answer
 
+    def _expected(
+        self, problem: Problem, device: Device, allowed: tuple[str, ...] | None = None
+    ) -> Answer | None:
+        """What kindred devices or other shapes let expect, of some variants or any."""
+        kin = self._kin(problem.op, device)
+        for there in kin:
+            found = self._inherited(problem, device, there, allowed)
+            if found is not None:
+                return found if allowed else kindred.cautious(found)
+        near = self._near(problem, environment_key(problem.op, device))
+        found = interpolate.answer(problem, device, near, allowed)
+        if found is not None:
+            return found
+        for there in kin:
+            near = self._near(problem, there.key)
+            found = interpolate.answer(problem, device, near, allowed)
+            if found is not None:
+                found = kindred.adopted(found, there, found.origin)
+                return found if allowed else kindred.cautious(found)
+        return None
+
+    def _inherited(
+        self,
+        problem: Problem,
+        device: Device,
+        there: Environment,
+        allowed: tuple[str, ...] | None,
+    ) -> Answer | None:
+        """What a kindred environment measured for this very problem."""
+        if allowed is None:
+            found = self._exact(problem, device, there.key)
+        else:
+            found = self._best_observed(problem, device, there.key, allowed)
+        if not isinstance(found, Answer):
+            return None
+        return kindred.adopted(found, there, "inherited")
+
+    def _kin(self, op: str, device: Device) -> tuple[Environment, ...]:
+        """The kindred environments that something is known in, of one moment."""
+        here = environment(op, device)
+        if (op, here) not in self._kindred:
+            found = kindred.kin(self._sources, op, here)
+            self._kindred.setdefault((op, here), found)
+        return self._kindred[op, here]
+
     def _entries(
-        self, problem: Problem, device: Device, *, complete: bool
+        self, problem: Problem, key: str, *, complete: bool
     ) -> Iterator[tuple[str, Entry | str]]:
         """Origin and entry of each source that has one, or why it is of no use."""
         asked = problem.to_json()
-        key = environment_key(problem.op, device)
         name = Name.of(asked, key)
         for origin, source in self._fixed.get(key, self._sources):
             try:
@@ -304,9 +354,8 @@ class Database:
             elif entry is not None:
                 yield origin, entry
 
-    def _near(self, problem: Problem, device: Device) -> tuple[Neighbour, ...]:
+    def _near(self, problem: Problem, key: str) -> tuple[Neighbour, ...]:
         """The neighbours that an answer may be made from: tuned to the end."""
-        key = environment_key(problem.op, device)
         if (key, problem.op) not in self._nearby:
             sources = self._fixed.get(key, self._sources)
             nearby = Nearby(sources, key, problem.op)

@@ -72,6 +72,15 @@ class Environment:
         """12 hexadecimal digits: the name of the environment's directory."""
         return digest(canonical(dataclasses.asdict(self)), 12)
 
+    def is_kindred(self, other: Environment) -> bool:
+        """Whether both are GPUs that run the same kernels on as many multiprocessors.
+
+        The name may differ, and with it clocks and memory; so may driver and compiler.
+        """
+        alike = {"device": "", "driver": "", "nvrtc": ""}
+        mine, theirs = (dataclasses.replace(e, **alike) for e in (self, other))
+        return bool(self.driver and other.driver) and mine == theirs
+
     def __str__(self) -> str:
         toolchain = f", CUDA {self.driver}, NVRTC {self.nvrtc}" if self.driver else ""
         return f"{self.device}, {self.arch}, {self.units} units{toolchain}"

@@ -95,18 +95,19 @@ class Frozen:
 
 
 def freeze(
-    sources: Sources, environments: Mapping[str, str]
+    sources: Sources, environments: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[str, Frozen], ...]:
     """A copy of the entries that can answer, one source for each origin.
 
     Args:
       sources: origins and sources; of one origin, the first that has an entry counts.
-      environments: key of the environment of each op.
+      environments: keys of the environments that answer for each op.
     """
     held: dict[str, dict[Name, bytes]] = {origin: {} for origin, _ in sources}
     for origin, source in sources:
-        for op, environment in sorted(environments.items()):
-            for name, _ in source.problems(environment, op, journals=False):
-                if (data := source.content(name)) is not None:
-                    held[origin].setdefault(name, data)
+        for op, keys in sorted(environments.items()):
+            for key in keys:
+                for name, _ in source.problems(key, op, journals=False):
+                    if (data := source.content(name)) is not None:
+                        held[origin].setdefault(name, data)
     return tuple((origin, Frozen(files)) for origin, files in held.items())
