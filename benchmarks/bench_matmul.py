@@ -109,16 +109,16 @@ def measure(case: Case, rounds: int) -> Row:
     own, why = planned(problem)
     default = dispatch.plan(problem, device)
     inputs = operands(problem)
-    sides = _sides(problem, with_own=own is not None)
+    compiled = sides(problem, with_own=own is not None)
     with warnings.catch_warnings():
         # What cannot be compiled would be XLA under our name.
         warnings.filterwarnings("error", message=".*is left to XLA")
-        results = {name: side(*inputs) for name, side in sides.items()}
+        results = {name: side(*inputs) for name, side in compiled.items()}
     errors = {name: error(problem, inputs, y) for name, y in results.items()}
     if bad := [name for name, worst in errors.items() if not math.isfinite(worst)]:
         raise ValueError(f"not-a-number or infinity computed by {', '.join(bad)}")
     del results  # the race needs the memory
-    calls = {name: functools.partial(side, *inputs) for name, side in sides.items()}
+    calls = {name: functools.partial(side, *inputs) for name, side in compiled.items()}
     row: Row = {
         "variant": own and own.variant,
         "config": own and dataclasses.asdict(own.config),
@@ -135,15 +135,15 @@ def measure(case: Case, rounds: int) -> Row:
     return row
 
 
-def _sides(problem: Problem, *, with_own: bool) -> dict[str, Any]:
+def sides(problem: Problem, *, with_own: bool) -> dict[str, Any]:
     """The compiled functions that race."""
     ways: dict[str, Any] = {"own": "tracea"} if with_own else {}
     ways["default"] = None
-    sides = {
+    on_op = {
         name: jax.jit(functools.partial(ours, problem=problem, implementation=way))
         for name, way in ways.items()
     }
-    return {**sides, "xla": jax.jit(functools.partial(plain, problem=problem))}
+    return {**on_op, "xla": jax.jit(functools.partial(plain, problem=problem))}
 
 
 def _times(problem: Problem, times: dict[str, list[float]]) -> Row:

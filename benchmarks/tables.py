@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import statistics
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -106,6 +107,31 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def untuned(results: pathlib.Path) -> str:
+    """Of each device with results of ``bench_untuned``, one line for each origin."""
+    files = sorted(results.glob("*/untuned.json"))
+    return "".join(_untuned_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _untuned_table(result: dict[str, Any]) -> str:
+    lines = [
+        _head(result["environment"]),
+        "| origin of the plan | products | a kernel of ours | XLA / ours of these, "
+        "geometric mean | lowest | below 0.98 |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for origin in sorted({row["origin"] for row in result["rows"]}):
+        rows = [row for row in result["rows"] if row["origin"] == origin]
+        ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+        mean = statistics.geometric_mean(ratios) if ratios else None
+        below = sum(ratio < 0.98 for ratio in ratios)
+        lines.append(
+            f"| {origin} | {len(rows)} | {len(ratios)} | {_number(mean, 2)} "
+            f"| {_number(min(ratios, default=None), 2)} | {below} |"
+        )
+    return "\n".join(lines) + "\n\n"
+
+
 def models(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_models``."""
     files = sorted(results.glob("*/models*.json"))
@@ -199,7 +225,14 @@ def _head(where: dict[str, Any]) -> str:
     )
 
 
-TABLES = {"matmul": matmul, "bars": bars, "cpu": cpu, "models": models, "tuner": tuner}
+TABLES = {
+    "matmul": matmul,
+    "bars": bars,
+    "untuned": untuned,
+    "cpu": cpu,
+    "models": models,
+    "tuner": tuner,
+}
 
 
 def main() -> None:

@@ -217,6 +217,37 @@ def test_readme_tables_of_fresh_rows(module, tmp_path):
     assert "other" not in text
 
 
+def test_plans_are_summed_up_by_their_origin(module, tmp_path):
+    device = tmp_path / "some_gpu"
+    device.mkdir()
+    planned = [("inherited", 2.0), ("interpolated", None), ("inherited", 0.5)]
+    planned += [("inherited", None), ("inherited", 1.0)]
+    rows = [{"origin": origin, "ratio": ratio} for origin, ratio in planned]
+    result = {"environment": WHERE, "rows": rows}
+    (device / "untuned.json").write_text(json.dumps(result))
+    text = module("tables").untuned(tmp_path)
+    assert "| inherited | 4 | 3 | 1.00 | 0.50 | 1 |" in text
+    assert "| interpolated | 1 | 0 | - | - | 0 |" in text
+
+
+def test_untuned_shapes_are_measured_in_a_fixed_order(module):
+    untuned, layers = module("bench_untuned"), module("model_layers")
+    problems = untuned.problems()
+    assert problems == untuned.problems() and len(set(problems)) == len(problems)
+    assert set(layers.order()) < set(problems)
+    beginning = {p.m for p in problems[:40]}
+    assert beginning & set(untuned.BETWEEN) and beginning & set(layers.ROWS)
+
+
+def test_where_the_plan_is_xla_nothing_races(module, cache_dir):
+    # On a CPU small integers have no kernel of ours.
+    problem = GemmProblem(m=8, n=8, k=8, lhs="int8", rhs="int8", out="int8")
+    row = module("bench_untuned").measure(problem, rounds=1)
+    assert (row["variant"], row["ratio"]) == ("xla", None)
+    other = module("bench_untuned").measure(GemmProblem(m=96, n=80, k=64), rounds=1)
+    assert other["variant"] == "gemm_cpu" and other["ratio"] > 0
+
+
 def test_no_bars_make_no_table(module, tmp_path):
     (tmp_path / "cpu").mkdir()
     result = {"environment": WHERE, "rows": [row("plain", own=1.0)]}

@@ -1,0 +1,93 @@
+"""What runs where nothing was tuned, against XLA: python benchmarks/bench_untuned.py
+
+The products of well-known models on a GPU, planned from what ships with the package:
+with the numbers of tokens that the shipped answers are about, and with some in between.
+The peer is the code people write, compiled by jit. Where the plan is XLA, there is
+nothing to race. The order is random, but always the same: what a time limit leaves out
+is like what it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import bench_matmul
+import common
+from model_layers import LAYERS, order
+
+import tracea_jax as tracea
+from tracea_jax import dispatch
+from tracea_jax.tune import local_device
+
+BETWEEN = (8, 40, 100, 700, 2500, 10000)  # tokens that nothing was measured with
+
+
+def problems() -> list[bench_matmul.Problem]:
+    """What the shipped answers are about, and the same layers with other rows."""
+    bodies = [layer for layer in LAYERS if not layer.is_head]
+    asked = [layer.asked(m) for layer in bodies for m in BETWEEN]
+    between = [*(layer.plain(m) for layer in bodies for m in BETWEEN), *asked]
+    found: list[Any] = list(dict.fromkeys(p for p in [*order(), *between] if p))
+    random.Random(0).shuffle(found)
+    return found
+
+
+def measure(problem: bench_matmul.Problem, rounds: int) -> dict[str, Any]:
+    """One row: what was planned and why, and how it compares."""
+    plan = dispatch.plan(problem, local_device())
+    row = {
+        "text": str(problem),
+        "problem": problem.to_json(),
+        "origin": plan.origin,
+        "variant": plan.variant,
+        "default_us": None,
+        "xla_us": None,
+        "ratio": None,
+    }
+    if plan.variant == "xla":
+        return row
+    inputs = bench_matmul.operands(problem)
+    sides = bench_matmul.sides(problem, with_own=False)
+    calls = {name: functools.partial(side, *inputs) for name, side in sides.items()}
+    times = common.race(calls, rounds)
+    row |= {f"{name}_us": statistics.median(us) for name, us in times.items()}
+    return row | {"ratio": common.median_ratio(times, "xla", "default")}
+
+
+def measured(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Rows until the time is over."""
+    end = time.monotonic() + args.budget_s
+    for problem in problems():
+        if time.monotonic() > end:
+            return
+        row = measure(problem, args.rounds)
+        if row["ratio"] is not None:
+            print(
+                f"{row['text']:60s} {row['origin']:12s} {row['ratio']:.3f}", flush=True
+            )
+        yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, help="of each race")
+    parser.add_argument("--budget-s", type=float, default=900.0, help="for everything")
+    common.add_arguments(parser)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as nothing, tracea.options(cache_dir=nothing):
+        for row in measured(args):
+            rows.append(row)
+            common.save("untuned", rows, args)
+    print(f"{len(rows)} problems")
+
+
+if __name__ == "__main__":
+    main()
