@@ -44,7 +44,6 @@ def measure(problem: bench_matmul.Problem, rounds: int) -> dict[str, Any]:
     plan = dispatch.plan(problem, local_device())
     row = {
         "text": str(problem),
-        "problem": problem.to_json(),
         "origin": plan.origin,
         "variant": plan.variant,
         "default_us": None,

@@ -13,7 +13,7 @@ from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import environment as environments
 from tracea_jax.tuning.cache import Best, Database, Entry, Observation
 from tracea_jax.tuning.environment import environment, environment_key
-from tracea_jax.tuning.kindred import CLEARLY
+from tracea_jax.tuning.kindred import MEASURED, PREDICTED
 from tracea_jax.tuning.records import union
 from tracea_jax.tuning.store import Name, Store
 
@@ -103,13 +103,13 @@ def test_cpus_have_no_kin():
     assert not environment("matmul", one).is_kindred(environment("matmul", other))
 
 
-@pytest.mark.parametrize("ratio", [0.97, 1.0, 1.03, CLEARLY, 1.3])
+@pytest.mark.parametrize("ratio", [0.97, 1.0, 1.03, MEASURED, 1.3])
 def test_what_won_clearly_is_inherited_and_otherwise_xla(tmp_path, ratio):
     Database(tmp_path).record(measured_in(on(H200), 3, ratio=ratio))
     found = answer(tmp_path)
     assert (found.origin, found.is_exact) == ("inherited", False)
     assert found.measured_in == on(H200)
-    if ratio >= CLEARLY:
+    if ratio >= MEASURED:
         assert found.choice.config == CONFIGS[3] and found.ratio == ratio
     else:
         assert found.choice.variant == "xla"
@@ -153,7 +153,7 @@ def test_what_other_shapes_let_expect_of_kin_must_be_clear_too(tmp_path, ratio):
     Database(tmp_path).record(measured_in(on(H200), 0, ratio=ratio, problem=NEAR))
     found = answer(tmp_path)
     assert (found.origin, found.measured_in) == ("interpolated", on(H200))
-    assert found.choice.variant == "xla" or (found.ratio or 0) >= CLEARLY
+    assert found.choice.variant == "xla" or (found.ratio or 0) >= PREDICTED
     assert ratio != 0.5 or found.choice.variant == "xla"
     assert ratio != 2.0 or found.choice.variant == "gemm_sm90"
 
