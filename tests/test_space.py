@@ -19,19 +19,23 @@ from tracea_jax import policy, variants
 from tracea_jax.device import NAMED, CpuDevice, CudaDevice
 from tracea_jax.doctor import Diagnosis
 from tracea_jax.emit import gemm_sm90 as emit
+from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.gemm_sm90_kernel import OUT_DTYPES
 from tracea_jax.policy import Choice
 from tracea_jax.problem import ITEMSIZE, Epilogue, GatedMatmulProblem, GemmProblem
 from tracea_jax.tuning.records import Entry
+from tracea_jax.variants import gemm_sm80 as sm80
 from tracea_jax.variants import gemm_sm90_space as sm90
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_model import late_bytes, modelled_us
 from tracea_jax.variants.space import (
     Space,
+    as_config,
     first_refusal,
     grid,
+    legal_columns,
     representative,
     survivors,
 )
@@ -109,6 +113,20 @@ def test_a_config_counts_for_the_first_reason_against_it():
     assert pruned == {"odd": 5, "large": 1}
     space = Space(config_type=Knobs, columns={"size": size[alive]}, pruned=pruned)
     assert str(space) == "4 legal configs; refused: odd 5, large 1"
+
+
+@pytest.mark.parametrize("rows", [16, 300, 4096])
+@pytest.mark.parametrize("rules", [sm80, sm90], ids=["sm80", "sm90"])
+def test_later_rules_find_the_same_of_what_is_left_as_of_the_whole_grid(rules, rows):
+    asked, whole = problem(rows, 4096, 4096), grid(**rules.GRID)
+    config_type = GemmSm90Config if rules is sm90 else GemmSm80Config
+    every = (*rules.LEGAL, *rules.WORTH)
+    config = as_config(config_type, whole)
+    alive, pruned = survivors((r.code, r.refuses(asked, config, H200)) for r in every)
+    columns, counted = legal_columns(whole, config_type, every, asked, H200)
+    assert counted == pruned
+    for name, values in columns.items():
+        np.testing.assert_array_equal(values, whole[name][alive])
 
 
 def test_the_first_choice_of_the_same_effect_stands_for_a_value():

@@ -112,11 +112,18 @@ def legal_columns(
     problem: Any,
     device: Any,
 ) -> tuple[Columns, dict[str, int]]:
-    """The configs that no rule refuses, and how many were refused for what."""
-    config = as_config(config_type, columns)
-    refusals = ((r.code, r.refuses(problem, config, device)) for r in rules)
-    alive, pruned = survivors(refusals)
-    return {name: values[alive] for name, values in columns.items()}, pruned
+    """The configs that no rule refuses, and how many were refused for what.
+
+    A config counts for the first rule that refuses it. Later ones see only what is
+    left, as they cost in proportion to that.
+    """
+    pruned: dict[str, int] = {}
+    for rule in rules:
+        refused = rule.refuses(problem, as_config(config_type, columns), device)
+        if count := int(np.count_nonzero(refused)):
+            pruned[rule.code] = pruned.get(rule.code, 0) + count
+            columns = {name: values[~refused] for name, values in columns.items()}
+    return columns, pruned
 
 
 def column(values: Sequence[Any]) -> np.ndarray:
