@@ -20,6 +20,7 @@ from tracea_jax import knowledge
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.options import current
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
+from tracea_jax.tuning.answers import Answer, timed
 from tracea_jax.tuning.cache import Best, Database, Observation, environment
 from tracea_jax.tuning.candidates import config_json
 from tracea_jax.tuning.store import Store
@@ -574,3 +575,20 @@ def test_tuning_is_begun_again_until_the_time_is_over(module, monkeypatch, tmp_p
     how["budget_s"] = 990.0  # enough: each gets its share of what is left
     list(layers.tune_all(problems, argparse.Namespace(out=tmp_path, **how)))
     assert asked == [*[(16, 160.0)] * 6, (3, 30.0)]
+
+
+@pytest.mark.parametrize(
+    ("kc", "time_us"),
+    [(8, 10.0), (24, 12.0), (7, 10.0)],
+    ids=["best", "another", "never raced"],
+)
+def test_what_an_interpolated_choice_took(module, kc, time_us):
+    made = tuned(GemmProblem(m=96, n=80, k=64), choice(8), 10)
+    chosen = Answer(
+        choice=choice(kc), origin="interpolated", time_us=1.0, xla_us=1.0, ratio=1.0
+    )
+    found = module("bench_interpolation").ratio
+    times = timed(made.best, made.observations)
+    assert found(chosen, times) == pytest.approx(99 / time_us, rel=0.02)
+    other = dataclasses.replace(choice(kc), variant="gemm_sm90")
+    assert found(dataclasses.replace(chosen, choice=other), times) is None

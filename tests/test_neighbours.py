@@ -325,6 +325,18 @@ def test_xla_wins_where_it_did(tiled):
     assert answered(asked, slow).choice.variant == "tiled"
 
 
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.01, 1.03, 1.05, 1.1])
+def test_a_narrow_win_is_left_to_xla_unless_it_is_not_allowed(tiled, factor):
+    asked, other = shaped(100), shaped(101)
+    times = true_times(other)
+    around = near(other, times, to=asked, xla_us=factor * min(times.values()))
+    answer, ours = answered(asked, around), answered(asked, around, allowed=("tiled",))
+    assert ours.choice.variant == "tiled" and ours.ratio == pytest.approx(factor)
+    clear = factor >= interpolate.CLEARLY
+    assert answer.choice.variant == ("tiled" if clear else "xla")
+    assert answer.time_us == (ours.time_us if clear else answer.xla_us)
+
+
 def test_what_is_illegal_or_failed_or_unverified_is_no_candidate(tiled):
     asked, other = shaped(130), shaped(260)
     times = true_times(other)
