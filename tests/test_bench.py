@@ -1,6 +1,7 @@
 """What the bench of an op executes, on a CPU that passes for a GPU where it must."""
 
 import collections
+import dataclasses
 import math
 
 import jax
@@ -89,6 +90,19 @@ def test_a_call_keeps_a_gpu_busy_and_leaves_its_cache(device, problem):
         assert batch * problem.bytes > 2 * device.l2_bytes
     assert 1 < batch <= 32
     assert batch * problem.bytes < 1 << 30
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "a GPU that nobody knows"])
+def test_input_sets_leave_a_gpu_most_of_its_memory(name):
+    device = dataclasses.replace(H200, name=name)
+    large = product(1 << 16, 1 << 16, 1 << 15)
+    small = dataclasses.replace(device, memory_bytes=9 * large.bytes)
+    batches = [
+        OpBench(Executed().workload, large, d).prepare(XLA).batch
+        for d in (device, small)
+    ]
+    assert 1 <= batches[0] * large.bytes <= device.memory_bytes / 8
+    assert batches[1] == 1
 
 
 def test_slices_are_of_whole_calls():

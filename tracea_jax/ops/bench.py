@@ -23,6 +23,7 @@ from tracea_jax.tuning import measure, roofline
 _MAX_INPUT_SETS = 32
 _MIN_CALL_US = 100.0  # of work on a GPU: dispatching a call takes less, beside it
 _MIN_CALL_SETS = 8  # where nobody knows how long the work takes
+_MEMORY_SHARE = 8  # sets take one part in so many of a GPU's memory
 _MIN_CPU_CACHE_BYTES = 16 << 20  # where the system does not tell
 _MAX_CPU_CACHE_BYTES = 128 << 20  # what a virtual machine is told is not all its own
 
@@ -111,8 +112,10 @@ class OpBench:
             return 1
         floor_us = roofline.floor_us(self.problem, self.device)
         busy = math.ceil(_MIN_CALL_US / floor_us) if floor_us else _MIN_CALL_SETS
-        cold = 1 + 2 * self.device.l2_bytes // max(1, self.problem.bytes)
-        return min(max(busy, cold, 2), _MAX_INPUT_SETS)
+        each_bytes = max(1, self.problem.bytes)
+        cold = 1 + 2 * self.device.l2_bytes // each_bytes
+        room = self.device.memory_bytes // _MEMORY_SHARE // each_bytes
+        return max(1, min(max(busy, cold, 2), room, _MAX_INPUT_SETS))
 
     def verify(self, choice: Choice, seed: int = 0) -> measure.Verification:
         """Compares with a reference on fresh inputs, and at a ragged shape."""
@@ -245,8 +248,8 @@ class _InTurn:
     """One call that works through all input sets.
 
     Each array that is handed out costs the host more than a small kernel takes: of all
-    results only a sum of one element each is, into a buffer that stays where it is. New
-    addresses would have XLA update the CUDA graph of the call.
+    results only a sum of one element each is, into a buffer that stays where it is: new
+    addresses can make XLA update the CUDA graph of the call.
 
     Attributes:
       call: (sum so far, sets) -> sum; compiled.
