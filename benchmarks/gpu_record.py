@@ -59,6 +59,8 @@ def main() -> int:
     path = path / "gpu_tests.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     chosen = [f for f in gpu_files() if args.only is None or f.name in args.only]
+    if not chosen:
+        parser.error(f"no test file of a GPU is called {' or '.join(args.only or ())}")
     files = _files_of(path) if args.only else {}
     for file in chosen:
         files.pop(file.name, None)

@@ -577,6 +577,29 @@ def test_tuning_is_begun_again_until_the_time_is_over(module, monkeypatch, tmp_p
     assert asked == [*[(16, 160.0)] * 6, (3, 30.0)]
 
 
+def test_who_missed_an_answer_has_another_turn_in_what_is_left(
+    module, monkeypatch, tmp_path
+):
+    layers = module("tune_layers")
+    now, asked, stubborn = [0.0], [], {3, 4}
+
+    def tune_together(problems, *, budget_s, **_):
+        """Takes a quarter of its time; some need two turns, one never has enough."""
+        asked.append([p.m for p in problems])
+        now[0] += budget_s / 4
+        failed = {p: "budget" for p in problems if p.m in stubborn | {5}}
+        stubborn.clear()
+        return failed
+
+    monkeypatch.setattr(layers.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(layers.common, "tune_together", tune_together)
+    problems = [GemmProblem(m=m, n=8, k=8) for m in range(1, 9)]
+    how = {"effort": "none", "goal": "throughput", "each_s": 1.0, "budget_s": 100.0}
+    list(layers.tune_all(problems, argparse.Namespace(out=tmp_path, **how)))
+    # Where a turn brings nothing, another one would not either.
+    assert asked == [list(range(1, 9)), [3, 4, 5], [5]]
+
+
 @pytest.mark.parametrize(
     ("kc", "time_us"),
     [(8, 10.0), (24, 12.0), (7, 10.0)],
