@@ -172,31 +172,40 @@ void FinishRows(const Forward& f) {
   }
 }
 
-// Brings keys and values closer that are packed soon. Those of one head lie far apart from
-// key to key, beyond what processors foresee.
-struct KeyFetch {
-  const char *keys = nullptr, *values = nullptr;
-  int64_t stride = 0, bytes = 0, left = 0;  // of rows
-
-  template <typename T>
-  static TRACEA_INLINE KeyFetch Of(const Forward& f, int64_t j0, int64_t count) {
-    const AttentionArgs& args = f.args;
-    const int64_t offset = KeyOffset(args, f.range, j0);
-    const int64_t stride = args.kv_heads * args.head_dim * (int64_t)sizeof(T);
-    return {(const char*)((const T*)args.k + offset),
-            (const char*)((const T*)args.v + offset), stride,
-            args.head_dim * (int64_t)sizeof(T), count};
-  }
+// Brings rows of some arrays closer that are packed soon. Those of one head lie far apart
+// from token to token, beyond what processors foresee.
+template <int kArrays>
+struct RowFetch {
+  const char* rows[kArrays] = {};  // the next of each array
+  int64_t stride = 0, bytes = 0, left = 0;
 
   TRACEA_INLINE void Fetch(int64_t count) {
     for (; count > 0 && left > 0; --count, --left) {
-      PrefetchBytes(keys, bytes);
-      PrefetchBytes(values, bytes);
-      keys += stride;
-      values += stride;
+      for (const char*& row : rows) {
+        PrefetchBytes(row, bytes);
+        row += stride;
+      }
     }
   }
+
+  // So many that all are there after the row tiles of a task.
+  TRACEA_INLINE int64_t Share(int64_t task_rows) const {
+    return CeilDiv(left, CeilDiv(task_rows, kRowTile));
+  }
 };
+
+using KeyFetch = RowFetch<2>;  // of keys and values
+
+// Those of the block of a task's keys that begins with j, if it is before the end.
+template <typename T>
+KeyFetch FetchOfKeys(const AttentionArgs& args, const AttentionRange& range, int64_t j,
+                     int64_t block, int64_t end) {
+  if (j >= end) return {};
+  const int64_t at = KeyOffset(args, range, j), size = sizeof(T);
+  return {{(const char*)((const T*)args.k + at), (const char*)((const T*)args.v + at)},
+          args.kv_heads * args.head_dim * size, args.head_dim * size,
+          Min(block, end - j)};
+}
 
 // Kernel::PackQueries(f) prepares the rows; Kernel::PackKeys(f, j0, count) a block of
 // keys and values; Kernel::UpdateTile(f, tile, j0, count, at) lets a row tile see the
@@ -206,7 +215,7 @@ template <typename Kernel>
 TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count,
                                KeyFetch next) {
   Kernel::PackKeys(f, j0, count);
-  const int64_t share = CeilDiv(next.left, CeilDiv(f.rows.count(), kRowTile));
+  const int64_t share = next.Share(f.rows.count());
   ForRowTiles(f.rows.count(), [&](RowTile tile) {
     next.Fetch(share);
     Interval keys{0, 0};
@@ -231,10 +240,8 @@ void RunForward(const Forward& f) {
     for (int64_t d = 0; d < f.width; d += kLanes) Store(sums + d, Vec{});
   }
   for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
-    const int64_t next = j + f.block;
-    KeyFetch fetch;
-    if (next < keys.hi) fetch = KeyFetch::Of<T>(f, next, Min(f.block, keys.hi - next));
-    UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j), fetch);
+    const auto next = FetchOfKeys<T>(f.args, f.range, j + f.block, f.block, keys.hi);
+    UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j), next);
   }
   FinishRows<T>(f);
 }

@@ -182,7 +182,10 @@ void RunQueryGradient(const Gradient& g) {
     Kernel::PackTransposed(k, stride, dim, count, g.transposed[0]);
     Kernel::PackTransposed(v, stride, dim, count, g.transposed[1]);
     Kernel::PackStored(k, stride, count, dim, g.stored[0]);
+    auto next = FetchOfKeys<T>(args, g.range, j + g.block, g.block, keys.hi);
+    const int64_t share = next.Share(g.rows.count());
     ForRowTiles(g.rows.count(), [&](RowTile tile) {
+      next.Fetch(share);
       const Interval seen = SeenOf(g, tile, j, count);
       if (seen.lo < seen.hi) QueryTileGradient<Kernel>(g, tile, j, count, seen);
     });
@@ -229,6 +232,19 @@ void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
     g.col_lse[i] = exists ? LseOf(args, b, h, i0 + i) : -kForbidden;
     g.col_delta[i] = exists ? Dot(dout + i * stride, o + i * stride, dim) : 0.0f;
   }
+}
+
+// Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
+// before the end.
+template <typename T>
+RowFetch<3> FetchOfQueries(const Gradient& g, int64_t h, int64_t i, int64_t end) {
+  if (i >= end) return {};
+  const AttentionArgs& args = g.args;
+  const int64_t at = QueryOffset(args, g.range.batch, h, i), size = sizeof(T);
+  return {{(const char*)((const T*)args.q + at), (const char*)((const T*)g.all.dout + at),
+           (const char*)((const T*)args.out + at)},
+          args.heads * args.head_dim * size, args.head_dim * size,
+          Min(g.block, end - i)};
 }
 
 // Forbids the queries [i0, i0 + count) of head h to which the mask forbids key j.
@@ -293,7 +309,10 @@ void RunKeyGradient(const Gradient& g) {
     for (int64_t i = queries.lo / g.block * g.block; i < queries.hi; i += g.block) {
       const int64_t count = Min(g.block, queries.hi - i);
       PackQueryBlock<T, Kernel>(g, h, i, count);
+      auto next = FetchOfQueries<T>(g, h, i + g.block, queries.hi);
+      const int64_t share = next.Share(g.rows.count());
       ForRowTiles(g.rows.count(), [&](RowTile tile) {
+        next.Fetch(share);
         const Interval seen = SeenOf(g, tile, i, count);
         if (seen.lo < seen.hi) KeyTileGradient<Kernel>(g, tile, h, i, count, seen);
       });
