@@ -38,7 +38,7 @@ namespace {
 
 namespace ffi = ::xla::ffi;
 
-constexpr int64_t kAbi = 1;  // of the attributes
+constexpr int64_t kAbi = 2;  // of the attributes
 
 struct Options {
   bool has_bias, has_mask, has_q_lengths, has_kv_lengths;
@@ -60,9 +60,13 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   options.isa = IsaAttribute(attrs);
   options.config.block_q = Attribute<int64_t>(attrs, "block_q");
   options.config.block_kv = Attribute<int64_t>(attrs, "block_kv");
+  options.config.passes = Attribute<int64_t>(attrs, "passes");
   if (options.config.block_q < 0 || options.config.block_kv < 0) {
     Refuse("block_q=", options.config.block_q, ", block_kv=", options.config.block_kv,
            " must not be negative; 0 chooses the default.");
+  }
+  if (options.config.passes != 1 && options.config.passes != 2) {
+    Refuse("passes=", options.config.passes, "; there are 1 or 2.");
   }
   return options;
 }
@@ -275,17 +279,10 @@ ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
   AdviseLike(args.dq, args.forward, false);
   AdviseLike(args.dk, args.forward, true);
   AdviseLike(args.dv, args.forward, true);
-  const int64_t of_keys = plan.keys.num_tasks();  // the longer ones first
-  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes(),
-                  [&](int64_t task, float* workspace) {
-                    if (task < of_keys) {
-                      isa.keys(args, plan.keys.block_kv, plan.keys.range(task),
-                               workspace);
-                    } else {
-                      isa.queries(args, plan.queries.block_kv,
-                                  plan.queries.range(task - of_keys), workspace);
-                    }
-                  });
+  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes,
+                          [&](int64_t task, float* workspace) {
+                            cpu::RunTask(isa, args, plan, task, workspace);
+                          });
 }
 
 ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,

@@ -25,7 +25,11 @@ from tracea_jax.ops import attention_bench as bench
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.attention_cpu import ATTENTION_CPU, AttentionCpuConfig
+from tracea_jax.variants.attention_cpu import (
+    ATTENTION_CPU,
+    AttentionCpuConfig,
+    has_one_pass,
+)
 from tracea_jax.variants.cpu import DTYPES
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
@@ -94,10 +98,18 @@ def results(
     return list(kernel(*inputs, **dict(call.attributes)))
 
 
-def check(problem: AttentionProblem, **how) -> None:
+def configs(problem: AttentionProblem, isa=ISAS[-1]):
+    """SMALL, for gradients in as many passes as there are."""
+    device = dataclasses.replace(local_cpu(), isa=isa)
+    passes = (1, 2) if has_one_pass(problem, device) else (2,)
+    return [dataclasses.replace(SMALL, passes=p) for p in passes]
+
+
+def check(problem: AttentionProblem, isa=ISAS[-1]) -> None:
     inputs = operands(problem)
-    found = results(problem, inputs, **how)
-    assert bench.error(problem, local_cpu(), inputs, found, 0) <= 1
+    for config in configs(problem, isa):
+        found = results(problem, inputs, config, isa)
+        assert bench.error(problem, local_cpu(), inputs, found, 0) <= 1, config
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -107,9 +119,9 @@ def test_every_isa(isa, dtype):
         check(problem, isa=isa)
 
 
-SPACE = ATTENTION_CPU.space(
-    dataclasses.replace(PROBLEM, q_len=4096, kv_len=4096), local_cpu()
-)
+def space(direction="forward"):
+    long = dataclasses.replace(PROBLEM, q_len=4096, kv_len=4096, direction=direction)
+    return ATTENTION_CPU.space(long, local_cpu())
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -118,7 +130,7 @@ def test_every_config_at_one_awkward_shape(direction):
         PROBLEM, batch=1, q_len=331, kv_len=331, is_causal=True, direction=direction
     )
     inputs = operands(problem)
-    for config in SPACE.configs():
+    for config in space(direction).configs():
         found = results(problem, inputs, config)
         assert bench.error(problem, local_cpu(), inputs, found, 0) <= 1
 
@@ -230,7 +242,7 @@ def test_threads_do_not_change_bits():
         from tracea_jax.ops import attention
         rng = np.random.default_rng(0)
         for dtype in "float32", "bfloat16":
-            for heads, length in (1, 300), (3, 170):
+            for heads, length in (1, 300), (3, 170), (16, 70):
                 x = rng.normal(size=(3, 1, length, heads, 40)).astype(dtype)
                 f = functools.partial(
                     attention, is_causal=True, implementation="attention_cpu"
@@ -240,7 +252,27 @@ def test_threads_do_not_change_bits():
                     print(hashlib.sha256(np.asarray(z)).hexdigest())
     """
     one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
-    assert one == many and len(set(one.split())) == 16
+    assert one == many and len(set(one.split())) == 24
+
+
+def test_a_gradient_has_one_pass_where_its_heads_are_enough_tasks():
+    device = dataclasses.replace(local_cpu(), isa="avx512", cores=4)
+    few = dataclasses.replace(PROBLEM, direction="backward", batch=3)
+    many = dataclasses.replace(few, batch=4)
+    found = [ATTENTION_CPU.heuristic(p, device).passes for p in (few, many)]
+    assert found == [2, 1]
+    long = dataclasses.replace(many, kv_len=1 << 16)  # sums of 12 MiB a head
+    assert ATTENTION_CPU.heuristic(long, device).passes == 2
+    forward = dataclasses.replace(many, direction="forward")
+    assert ATTENTION_CPU.heuristic(forward, device).passes == 2
+    amx = dataclasses.replace(device, isa="amx")
+    assert ATTENTION_CPU.heuristic(many, amx).passes == 1
+    narrow = dataclasses.replace(many, dtype="bfloat16")
+    assert ATTENTION_CPU.heuristic(narrow, amx).passes == 2
+    once = dataclasses.replace(SMALL, passes=1)
+    ATTENTION_CPU.check(narrow, once, device)
+    with pytest.raises(ValueError, match="matrix units"):
+        ATTENTION_CPU.check(narrow, once, amx)
 
 
 # --- what it takes --------------------------------------------------------------------
@@ -276,9 +308,14 @@ def test_it_is_the_default_where_it_is_expected_to_win():
 
 def test_configs_of_no_difference_are_left_out():
     small = dataclasses.replace(PROBLEM, q_len=60, kv_len=100)
-    configs = ATTENTION_CPU.space(small, local_cpu()).configs()
-    assert ATTENTION_CPU.heuristic(small, local_cpu()) in configs
-    assert len(configs) == 4 < len(SPACE) <= 64
+    two = ATTENTION_CPU.space(small, local_cpu()).configs()
+    assert ATTENTION_CPU.heuristic(small, local_cpu()) in two
+    assert len(two) == 4 < len(space()) <= 64
+    small = dataclasses.replace(small, direction="backward")
+    every = ATTENTION_CPU.space(small, local_cpu()).configs()
+    once = [c for c in every if c.passes == 1]  # whatever block_q is
+    assert [c for c in every if c.passes == 2] == list(two)
+    assert len(once) == (2 if has_one_pass(small, local_cpu()) else 0)
     with pytest.raises(ValueError, match="block_kv=2048 must be .* from 1 to 1024"):
         tracea.ops.attention(*qkv(), config={"block_q": 1, "block_kv": 2048})
 
@@ -307,6 +344,7 @@ def test_the_handler_refuses_what_is_not_its_own():
         ({"isa": "mmx"}, f"isa is 'mmx'.*{', '.join(CPU_ISAS)}"),
         ({"abi": 9}, "abi 9.*clear the compilation cache"),
         ({"block_q": -1}, "block_q=-1.*negative"),
+        ({"passes": 3}, "passes=3; there are 1 or 2"),
         ({"has_mask": False}, "4 operands.*takes 3 operands"),
         ({"has_bias": True}, "4 operands.*takes 5 operands"),
         ({"mask": (1, 3, 5, 6)}, r"mask has shape \(1, 3, 5, 6\).*\(2, 4, 5, 6\)"),

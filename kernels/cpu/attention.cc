@@ -106,6 +106,24 @@ int64_t GradientWorkspaceBytes(int64_t tile_m, const AttentionArgs& args,
   return 4 * (packed + tiles + (2 + 4) * rows + 2 * plan.block_kv);
 }
 
+// The tasks of one pass for all of a head; see `HeadGradient` in
+// attention_gradient_head_impl.h.
+AttentionPlan PlanHeads(int64_t tile_m, const AttentionArgs& args,
+                        const AttentionConfig& config) {
+  AttentionPlan plan{};
+  plan.block_kv = Block(args.kv_len, config);
+  plan.batch = args.batch;
+  plan.kv_heads = args.kv_heads;
+  const int64_t queries = RoundUp(std::max<int64_t>(args.q_len, 1), kAttentionPad);
+  plan.rows = plan.row_step = std::min(queries, plan.block_kv);
+  const int64_t width = RoundUp(args.head_dim, kAttentionPad);
+  const int64_t kept = plan.row_step * (width + plan.block_kv);
+  plan.workspace_bytes = GradientWorkspaceBytes(tile_m, args, plan) +
+                         4 * (2 * args.kv_len * width + 2 * kept +
+                              plan.row_step * kAttentionPad);
+  return plan;
+}
+
 // The tasks of one pass: over `rows` rows a head of keys, each with `cols` columns.
 AttentionPlan PlanPass(int64_t tile_m, const AttentionArgs& args, int64_t rows,
                        int64_t cols, const AttentionConfig& config, int64_t threads) {
@@ -160,13 +178,31 @@ AttentionGradientPlan PlanAttentionGradient(const AttentionGradientIsa& isa,
                                             int64_t threads) {
   const AttentionArgs& a = args.forward;
   AttentionGradientPlan plan{};
+  if (config.passes == 1 && isa.head) {
+    plan.heads = PlanHeads(isa.tile_m, a, config);
+    plan.workspace_bytes = plan.heads.workspace_bytes;
+    return plan;
+  }
   plan.queries =
       PlanPass(isa.tile_m, a, a.q_len * a.group(), a.kv_len, config, threads);
   plan.keys = PlanPass(isa.tile_m, a, a.kv_len, a.q_len, config, threads);
   for (AttentionPlan* pass : {&plan.queries, &plan.keys}) {
     pass->workspace_bytes = GradientWorkspaceBytes(isa.tile_m, a, *pass);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, pass->workspace_bytes);
   }
   return plan;
+}
+
+void RunTask(const AttentionGradientIsa& isa, const AttentionGradientArgs& args,
+             const AttentionGradientPlan& plan, int64_t task, float* workspace) {
+  if (task < plan.heads.num_tasks()) {
+    return isa.head(args, plan.heads.block_kv, plan.heads.range(task), workspace);
+  }
+  const int64_t of_keys = plan.keys.num_tasks();  // the longer ones first
+  if (task < of_keys) {
+    return isa.keys(args, plan.keys.block_kv, plan.keys.range(task), workspace);
+  }
+  isa.queries(args, plan.queries.block_kv, plan.queries.range(task - of_keys), workspace);
 }
 
 }  // namespace tracea::cpu

@@ -5,8 +5,8 @@
 // Scores are computed block by block of the keys and never stored: a running maximum and
 // a running sum of each query's weights correct what was summed before (online softmax).
 // Sums are f32; operands of 16 bits are widened, or multiplied by matrix units. The bits
-// of a result depend on shape, arguments, instruction set and the width of these blocks,
-// but neither on the split into tasks nor on the number of threads.
+// of a result depend on shape, arguments, instruction set, the width of these blocks and
+// the gradient's passes, but neither on the split into tasks nor on the number of threads.
 //
 // A kernel exists once per instruction set (`AttentionIsa`). It computes some rows of one
 // head on the calling thread and neither allocates nor throws; `PlanAttention` says how
@@ -60,10 +60,11 @@ struct AttentionGradientArgs {
 
 constexpr int64_t kUnlimited = int64_t{1} << 40;
 
-// The free choices; 0 means the default. Only block_kv changes the result's rounding.
+// The free choices; 0 means the default. Only block_kv and passes change the rounding.
 struct AttentionConfig {
   int64_t block_q;   // most rows of a task
   int64_t block_kv;  // keys packed at a time
+  int64_t passes;    // of the gradient: 1 or 2
 };
 
 // One task: rows [row0, row1) of the queries that share a head of keys. Row r is query
@@ -81,7 +82,8 @@ struct AttentionIsa {
 
 // The gradient is computed in two passes, which both compute the weights once more: one
 // task gets dq of some rows, or dk and dv of some keys (`row0` and `row1` count keys
-// then). So no two tasks add to the same sum.
+// then). So no two tasks add to the same sum. Or in one pass, where all of a head of keys
+// is one task, which takes row1 - row0 queries at a time.
 struct AttentionGradientIsa {
   const char* name;
   int64_t tile_m, tile_n;
@@ -89,6 +91,8 @@ struct AttentionGradientIsa {
                   const AttentionRange& range, float* workspace);
   void (*keys)(const AttentionGradientArgs& args, int64_t block,
                const AttentionRange& range, float* workspace);
+  void (*head)(const AttentionGradientArgs& args, int64_t block,
+               const AttentionRange& range, float* workspace);  // null if there is none
 };
 
 // How a problem is cut into tasks.
@@ -112,15 +116,18 @@ struct AttentionPlan {
 AttentionPlan PlanAttention(const AttentionIsa& isa, const AttentionArgs& args,
                             const AttentionConfig& config, int64_t threads);
 
-// The tasks of the gradient's two passes.
+// The tasks of the gradient: those of one pass or those of two.
 struct AttentionGradientPlan {
-  AttentionPlan queries, keys;
-  int64_t num_tasks() const { return queries.num_tasks() + keys.num_tasks(); }
-  int64_t workspace_bytes() const {
-    return queries.workspace_bytes > keys.workspace_bytes ? queries.workspace_bytes
-                                                          : keys.workspace_bytes;
+  AttentionPlan queries, keys, heads;
+  int64_t workspace_bytes;  // for one running task of any kind
+
+  int64_t num_tasks() const {
+    return queries.num_tasks() + keys.num_tasks() + heads.num_tasks();
   }
 };
+
+void RunTask(const AttentionGradientIsa& isa, const AttentionGradientArgs& args,
+             const AttentionGradientPlan& plan, int64_t task, float* workspace);
 
 AttentionGradientPlan PlanAttentionGradient(const AttentionGradientIsa& isa,
                                             const AttentionGradientArgs& args,

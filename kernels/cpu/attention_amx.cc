@@ -21,6 +21,6 @@ const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention};
 
 extern const AttentionGradientIsa kAmxAttentionGradient;
 const AttentionGradientIsa kAmxAttentionGradient = {
-    "amx", kAmxRows, kAmxCols, RunGradientOfQueries, RunGradientOfKeys};
+    "amx", kAmxRows, kAmxCols, RunGradientOfQueries, RunGradientOfKeys, nullptr};
 
 }  // namespace tracea::cpu

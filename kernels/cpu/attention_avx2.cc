@@ -20,6 +20,7 @@ const AttentionIsa kAvx2Attention = {"avx2", kTileM, kTileN, RunAttention};
 
 extern const AttentionGradientIsa kAvx2AttentionGradient;
 const AttentionGradientIsa kAvx2AttentionGradient = {
-    "avx2", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
+    "avx2", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
+    RunGradientOfHead};
 
 }  // namespace tracea::cpu

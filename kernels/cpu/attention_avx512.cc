@@ -20,6 +20,7 @@ const AttentionIsa kAvx512Attention = {"avx512", kTileM, kTileN, RunAttention};
 
 extern const AttentionGradientIsa kAvx512AttentionGradient;
 const AttentionGradientIsa kAvx512AttentionGradient = {
-    "avx512", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
+    "avx512", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
+    RunGradientOfHead};
 
 }  // namespace tracea::cpu

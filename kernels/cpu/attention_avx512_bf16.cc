@@ -22,6 +22,7 @@ const AttentionIsa kAvx512Bf16Attention = {"avx512_bf16", kTileM, kTileN, RunTil
 
 extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
 const AttentionGradientIsa kAvx512Bf16AttentionGradient = {
-    "avx512_bf16", kTileM, kTileN, RunTiledOfQueries<BF16>, RunTiledOfKeys<BF16>};
+    "avx512_bf16", kTileM, kTileN, RunTiledOfQueries<BF16>, RunTiledOfKeys<BF16>,
+    RunTiledOfHead<BF16>};
 
 }  // namespace tracea::cpu

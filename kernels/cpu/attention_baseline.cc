@@ -23,6 +23,7 @@ const AttentionIsa kBaselineAttention = {"baseline", kTileM, kTileN, RunAttentio
 
 extern const AttentionGradientIsa kBaselineAttentionGradient;
 const AttentionGradientIsa kBaselineAttentionGradient = {
-    "baseline", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys};
+    "baseline", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
+    RunGradientOfHead};
 
 }  // namespace tracea::cpu

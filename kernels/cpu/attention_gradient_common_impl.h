@@ -169,19 +169,26 @@ void QueryTileGradient(const Gradient& g, RowTile tile, int64_t j0, int64_t coun
   Kernel::Accumulate(g, tile, 0, count, at);
 }
 
+// Keys [j0, j0 + count) as columns.
+template <typename T, typename Kernel>
+void PackKeyBlock(const Gradient& g, int64_t j0, int64_t count) {
+  const AttentionArgs& args = g.args;
+  const int64_t dim = args.head_dim, stride = args.kv_heads * dim;
+  const int64_t at = KeyOffset(args, g.range, j0);
+  const T *k = (const T*)args.k + at, *v = (const T*)args.v + at;
+  Kernel::PackTransposed(k, stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(v, stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(k, stride, count, dim, g.stored[0]);
+}
+
 template <typename T, typename Kernel>
 void RunQueryGradient(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const int64_t dim = args.head_dim, stride = args.kv_heads * dim;
   ClearSums(g);
   const Interval keys = PrepareQueries<T, Kernel>(g);
   for (int64_t j = keys.lo / g.block * g.block; j < keys.hi; j += g.block) {
     const int64_t count = Min(g.block, keys.hi - j);
-    const int64_t at = KeyOffset(args, g.range, j);
-    const T *k = (const T*)args.k + at, *v = (const T*)args.v + at;
-    Kernel::PackTransposed(k, stride, dim, count, g.transposed[0]);
-    Kernel::PackTransposed(v, stride, dim, count, g.transposed[1]);
-    Kernel::PackStored(k, stride, count, dim, g.stored[0]);
+    PackKeyBlock<T, Kernel>(g, j, count);
     auto next = FetchOfKeys<T>(args, g.range, j + g.block, g.block, keys.hi);
     const int64_t share = next.Share(g.rows.count());
     ForRowTiles(g.rows.count(), [&](RowTile tile) {
@@ -192,7 +199,7 @@ void RunQueryGradient(const Gradient& g) {
   }
   for (int64_t row = 0; row < g.rows.count(); ++row) {
     StoreGradient(g.sums[0] + row * g.width, args.scale, nullptr,
-                  (T*)g.all.dq + g.rows.offset(row), dim);
+                  (T*)g.all.dq + g.rows.offset(row), args.head_dim);
   }
 }
 

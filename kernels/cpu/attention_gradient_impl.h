@@ -37,10 +37,16 @@ struct TiledGradient {
     }
   }
 
-  template <bool kByRow>
-  static TRACEA_INLINE void Row(const Gradient& g, int64_t i, int64_t rows, int64_t row,
-                                  Interval at) {
+  // Where vector v of row i lies in a tile of lhs.
+  static TRACEA_INLINE int64_t LhsAt(int64_t v, int64_t i, int64_t rows) {
     constexpr int64_t kPerChunk = kChunk / kLanes;
+    return (v / kPerChunk * rows + i) * kChunk + v % kPerChunk * kLanes;
+  }
+
+  // Calls store(v, weights, ds) with vector v of words of them, for each of row i.
+  template <bool kByRow, typename Body>
+  static TRACEA_INLINE void Weigh(const Gradient& g, int64_t i, int64_t row, Interval at,
+                                  const Body& store) {
     const float *scores = g.scores + i * g.block, *dp = g.dp + i * g.block;
     const float *lses = g.col_lse + at.lo, *deltas = g.col_delta + at.lo;
     Vec lse = kByRow ? Splat(g.row_lse[row]) : Vec{};
@@ -56,10 +62,18 @@ struct TiledGradient {
         weight[d] = Exp2(Load(scores + c) - lse);
         ds[d] = weight[d] * (Load(dp + c) - delta);
       }
-      const int64_t to = (v / kPerChunk * rows + i) * kChunk + v % kPerChunk * kLanes;
-      if (!kByRow) Store(g.weights + to, ToWords(weight));
-      Store(g.ds + to, ToWords(ds));
+      store(v, ToWords(weight), ToWords(ds));
     }
+  }
+
+  template <bool kByRow>
+  static TRACEA_INLINE void Row(const Gradient& g, int64_t i, int64_t rows, int64_t row,
+                                Interval at) {
+    Weigh<kByRow>(g, i, row, at, [&](int64_t v, const Vec& weights, const Vec& ds) {
+      const int64_t to = LhsAt(v, i, rows);
+      if (!kByRow) Store(g.weights + to, weights);
+      Store(g.ds + to, ds);
+    });
   }
 
   static void Accumulate(const Gradient& g, RowTile tile, int which, int64_t count,
@@ -81,3 +95,5 @@ void RunTiledOfKeys(const AttentionGradientArgs& args, int64_t block,
                     const AttentionRange& range, float* workspace) {
   RunKeyGradient<T, TiledGradient<T>>(Gradient(args, block, range, workspace));
 }
+
+#include "attention_gradient_head_impl.h"

@@ -40,3 +40,15 @@ void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
       return RunTiledOfKeys<F16>(args, block, range, workspace);
   }
 }
+
+void RunGradientOfHead(const AttentionGradientArgs& args, int64_t block,
+                       const AttentionRange& range, float* workspace) {
+  switch (args.forward.type) {
+    case DType::kF32:
+      return RunTiledOfHead<F32>(args, block, range, workspace);
+    case DType::kBF16:
+      return RunTiledOfHead<BF16>(args, block, range, workspace);
+    case DType::kF16:
+      return RunTiledOfHead<F16>(args, block, range, workspace);
+  }
+}

@@ -126,15 +126,9 @@ struct Case {
         *UsableAttentionGradientIsa(isa, args.forward.type);
     const AttentionGradientPlan plan =
         PlanAttentionGradient(kernel, args, config, threads);
-    const int64_t of_keys = plan.keys.num_tasks();
-    ForTasks(plan.num_tasks(), threads, plan.workspace_bytes(),
+    ForTasks(plan.num_tasks(), threads, plan.workspace_bytes,
              [&](int64_t task, float* workspace) {
-               if (task < of_keys) {
-                 kernel.keys(args, plan.keys.block_kv, plan.keys.range(task), workspace);
-               } else {
-                 kernel.queries(args, plan.queries.block_kv,
-                                plan.queries.range(task - of_keys), workspace);
-               }
+               RunTask(kernel, args, plan, task, workspace);
              });
   }
 
@@ -171,9 +165,9 @@ struct Case {
 int Check(Isa isa, DType type) {
   Case c(type);
   const AttentionArgs& a = c.args.forward;
-  const int64_t block = Pick({0, 64, 128});
-  c.RunForward(isa, {0, block}, 1);
-  if (!a.bias) c.RunGradient(isa, {0, block}, 1);
+  const int64_t block = Pick({0, 64, 128}), passes = Pick({1, 2});
+  c.RunForward(isa, {0, block, passes}, 1);
+  if (!a.bias) c.RunGradient(isa, {0, block, passes}, 1);
   const double error = c.Error();
   const auto bits = [&] {
     std::vector<uint8_t> all;
@@ -185,17 +179,17 @@ int Check(Isa isa, DType type) {
   const std::vector<uint8_t> first = bits();
   bool same = true;
   for (int64_t threads : {2, 8}) {
-    c.RunForward(isa, {Pick({1, 32, 50}), block}, threads);
-    if (!a.bias) c.RunGradient(isa, {Pick({1, 32, 50}), block}, threads);
+    c.RunForward(isa, {Pick({1, 32, 50}), block, passes}, threads);
+    if (!a.bias) c.RunGradient(isa, {Pick({1, 32, 50}), block, passes}, threads);
     same = same && bits() == first;
   }
   if (error <= 1 && same) return 0;
   std::printf("%s dtype=%d batch=%ld q_len=%ld kv_len=%ld heads=%ld/%ld dim=%ld "
-              "causal=%d window=%ld,%ld bias=%d mask=%d lengths=%d%d: %s\n",
+              "causal=%d window=%ld,%ld bias=%d mask=%d lengths=%d%d passes=%ld: %s\n",
               IsaName(isa), int(type), long(a.batch), long(a.q_len), long(a.kv_len),
               long(a.heads), long(a.kv_heads), long(a.head_dim), a.causal, long(a.left),
               long(a.right), a.bias != nullptr, a.mask != nullptr, a.q_lengths != nullptr,
-              a.kv_lengths != nullptr,
+              a.kv_lengths != nullptr, long(passes),
               same ? ("error is " + std::to_string(error) + " of the allowed").c_str()
                    : "tasks or threads changed bits");
   return 1;

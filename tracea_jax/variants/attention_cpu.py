@@ -24,7 +24,7 @@ TARGETS = {
     "forward": "tracea_cpu_attention_v1",
     "backward": "tracea_cpu_attention_gradient_v1",
 }
-ABI = 1
+ABI = 2
 
 _WIDEST_HEAD = 256
 _UNLIMITED = 1 << 40  # a side of a window that reaches everything
@@ -37,22 +37,29 @@ class AttentionCpuConfig:
     Attributes:
       block_q: most queries of a task; fewer where threads would be left without one.
         Queries of several heads count if these share their keys.
-      block_kv: keys that are packed at a time. The one choice that changes rounding.
+      block_kv: keys that are packed at a time. Changes rounding.
+      passes: of the gradient. Two give any number of tasks, but compute all weights
+        twice; one computes them once, and has a task for each head of keys. Changes
+        rounding.
     """
 
     block_q: int
     block_kv: int
+    passes: int = 2
 
     def __str__(self) -> str:
-        return f"q {self.block_q} kv {self.block_kv}"
+        once = " one pass" if self.passes == 1 else ""
+        return f"q {self.block_q} kv {self.block_kv}{once}"
 
 
-_RANGES = {"block_q": (1, 2048), "block_kv": (1, 1024)}
+_RANGES = {"block_q": (1, 2048), "block_kv": (1, 1024), "passes": (1, 2)}
 _BLOCKS_Q = (64, 128, 256, 512, 1024)
 _BLOCKS_KV = (64, 128, 256, 512, 1024)
 _FEWEST_FLOPS = 1 << 17  # below, XLA fuses what little there is to compute
 _UNIT_KV = 64  # the kernel rounds block_kv up to a multiple
 _QUERY_SHARE = 0.5  # of L2 for the queries and sums of a task
+_TASKS_OF_CORE = 2  # at least, where tasks cannot be cut
+_HEAD_BYTES = 4 << 20  # of gradients that a task may hold
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,14 +88,22 @@ class AttentionCpu:
         self, problem: AttentionProblem, config: AttentionCpuConfig, device: Device
     ) -> None:
         check_ranges(config, _RANGES)
+        if (
+            config.passes == 1
+            and problem.direction == "backward"
+            and not has_one_pass(problem, device)
+        ):
+            raise ValueError("passes=1: with matrix units the gradient takes two")
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
         hero = self.heuristic(problem, device)
         columns = grid(
             block_q=sorted({*_BLOCKS_Q, hero.block_q}),
             block_kv=sorted({*_BLOCKS_KV, hero.block_kv}),
+            passes=(1, 2) if has_one_pass(problem, device) else (2,),
         )
-        alive, pruned = survivors(repeated(columns, hero, _effects(problem)))
+        effects = _effects(problem, columns["passes"])
+        alive, pruned = survivors(repeated(columns, hero, effects))
         columns = {name: values[alive] for name, values in columns.items()}
         return Space(config_type=AttentionCpuConfig, columns=columns, pruned=pruned)
 
@@ -99,7 +114,11 @@ class AttentionCpu:
         # Packed queries and sums are float32.
         fitting = int(_QUERY_SHARE * device.l2_bytes / (8 * problem.head_dim))
         block_q = max(b for b in _BLOCKS_Q[:-1] if b <= max(fitting, _BLOCKS_Q[0]))
-        return AttentionCpuConfig(block_q=block_q, block_kv=256)
+        tasks = problem.batch * problem.kv_heads
+        held = 8 * problem.kv_len * problem.head_dim
+        once = tasks >= _TASKS_OF_CORE * device.cores and held <= _HEAD_BYTES
+        passes = 1 if once and has_one_pass(problem, device) else 2
+        return AttentionCpuConfig(block_q=block_q, block_kv=256, passes=passes)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         return problem.flops >= _FEWEST_FLOPS
@@ -125,16 +144,30 @@ class AttentionCpu:
                 ("isa", device.arch),
                 ("block_q", config.block_q),
                 ("block_kv", config.block_kv),
+                ("passes", config.passes),
             ),
         )
 
 
-def _effects(problem: AttentionProblem) -> dict[str, Callable[[Any], Any]]:
-    """What each choice comes to: configs of equal effects run alike."""
+def has_one_pass(problem: AttentionProblem, device: Device) -> bool:
+    """Whether there is a choice: of the gradient, without matrix units."""
+    uses_amx = device.arch == "amx" and problem.dtype == "bfloat16"
+    return problem.direction == "backward" and not uses_amx
+
+
+def _effects(
+    problem: AttentionProblem, passes: np.ndarray
+) -> dict[str, Callable[[Any], Any]]:
+    """What each choice comes to: configs of equal effects run alike.
+
+    Args:
+      problem: what is computed.
+      passes: of each config; with one, tasks are as they are.
+    """
     rows = problem.q_len * problem.heads // problem.kv_heads
     keys = _UNIT_KV * ceil_div(problem.kv_len, _UNIT_KV)
     return {
-        "block_q": lambda block: np.minimum(block, rows),
+        "block_q": lambda block: np.where(passes == 1, rows, np.minimum(block, rows)),
         "block_kv": lambda block: np.minimum(block, keys),
     }
 
