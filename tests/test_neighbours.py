@@ -325,9 +325,9 @@ def test_xla_wins_where_it_did(tiled):
     assert answered(asked, slow).choice.variant == "tiled"
 
 
-@pytest.mark.parametrize("factor", [0.9, 1.0, 1.01, 1.03, 1.05, 1.1])
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.01, 1.03, 1.06, 1.1])
 def test_a_narrow_win_is_left_to_xla_unless_it_is_not_allowed(tiled, factor):
-    asked, other = shaped(100), shaped(101)
+    asked, other = shaped(100), shaped(100, n=PROBLEM.n + 1)
     times = true_times(other)
     around = near(other, times, to=asked, xla_us=factor * min(times.values()))
     answer, ours = answered(asked, around), answered(asked, around, allowed=("tiled",))
@@ -335,6 +335,19 @@ def test_a_narrow_win_is_left_to_xla_unless_it_is_not_allowed(tiled, factor):
     clear = factor >= interpolate.CLEARLY
     assert answer.choice.variant == ("tiled" if clear else "xla")
     assert answer.time_us == (ours.time_us if clear else answer.xla_us)
+
+
+def test_the_tiles_of_xla_need_not_be_cut_off_where_ours_are(tiled):
+    # Ours are: from 64 rows on tiles of 64 are best, and 65 rows take two of them.
+    asked, other = shaped(65), shaped(64)
+    around = near(other, {64: 1.0}, to=asked, xla_us=1.2)
+    answer, ours = answered(asked, around), answered(asked, around, allowed=("tiled",))
+    assert answer.choice.variant == "xla"
+    assert answer.xla_us == pytest.approx(1.2 * 65 / 64)
+    # Where ours fit better than at the neighbour, so may those of XLA.
+    back = answered(other, near(asked, {64: 2.0}, to=other, xla_us=1.2))
+    assert ours.time_us and ours.time_us > 1.2 * 65 / 64
+    assert back.xla_us and back.xla_us < 1.2 * 64 / 65
 
 
 def test_what_is_illegal_or_failed_or_unverified_is_no_candidate(tiled):

@@ -5,7 +5,9 @@
 The model is the variant's own, ``Space.modelled_us``. For XLA and variants without one
 it is a floor that all good kernels are near to: the least modelled time of any variant,
 or else the time of the problem's operations or bytes, whichever is longer, at the
-highest rates that the neighbours reached. What a model misses, r, is interpolated
+highest rates that the neighbours reached. XLA has tiles of other sizes than we, which
+may fit where ours are cut off at the edges, so its time is also predicted from the
+device's roofline, and the shorter one counts. What a model misses, r, is interpolated
 between the neighbours' observations by ordinary kriging, with a covariance that falls
 with the distance of the shapes and with that of the configs.
 
@@ -31,6 +33,7 @@ from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.tuning import roofline
 from tracea_jax.tuning.answers import (
     Answer,
     Timed,
@@ -45,10 +48,11 @@ from tracea_jax.tuning.records import identity
 REACH = 2.5  # octaves; if the nearest neighbour is farther, there is no answer
 TOP = 3  # configs of each neighbour that are candidates
 
-# By what factor XLA must be expected to be slower. Of 397 answers for an H200, each
-# left out in turn (benchmarks/bench_interpolation.py), 45 of 232 that are a kernel of
-# ours lose more than 2 % without it, 12 of 136 with it; the mean over all is the same.
-CLEARLY = 1.04
+# By what factor XLA must be expected to be slower. Of 641 answers for an H200, each
+# left out in turn (benchmarks/bench_interpolation.py), 50 of 362 that are a kernel of
+# ours lose more than 2 % without it, 15 of 187 with it. Of 270 products of models with
+# rows in between, raced on one (benchmarks/bench_untuned.py), 21 of 123 and 2 of 61.
+CLEARLY = 1.05
 
 Seen = tuple[Neighbour, Timed]  # a time, and the neighbour it was measured at
 
@@ -134,16 +138,18 @@ def _predicted(
     candidates: Sequence[Choice],
 ) -> dict[Choice, float]:
     """Microseconds of each candidate that anything is known about."""
-    floor = _floor(problem, device, near, seen)
+    floors = _floors(problem, device, near, seen)
     times: dict[Choice, float] = {}
     for name in dict.fromkeys(c.variant for c in candidates):
         variant = variants.get(problem.op, name)
         own = [c.config for c in candidates if c.variant == name]
         theirs = _comparable(variant, own, seen)
         has_model = _modelled(variant, problem, device)[1] is not None
-        model = _Model(variant, device, floor, has_model)
-        predicted = _of_variant(problem, own, theirs, model)
-        times |= {Choice(variant=name, config=c): us for c, us in predicted}
+        for floor in floors if name == "xla" else floors[:1]:
+            model = _Model(variant, device, floor, has_model)
+            for config, us in _of_variant(problem, own, theirs, model):
+                choice = Choice(variant=name, config=config)
+                times[choice] = min(us, times.get(choice, math.inf))
     return times
 
 
@@ -222,22 +228,24 @@ class _Model:
         return np.where(equal.any(1), modelled[equal.argmax(1)], 0.0).tolist()
 
 
-def _floor(
+def _floors(
     problem: Problem, device: Device, near: Sequence[Neighbour], seen: Sequence[Seen]
-) -> Callable[[Problem], float]:
-    """Something that the times of anything good are about proportional to.
+) -> tuple[Callable[[Problem], float], ...]:
+    """What the times of anything good are about proportional to; the first for all.
 
     The least modelled time, if a variant has a model of this problem: it knows that the
-    last wave of tiles may be short, from which all kernels suffer alike.
+    last wave of tiles may be short, from which all kernels with such tiles suffer
+    alike. Then also the device's roofline, that of kernels whose tiles always fit.
     """
     for variant in variants.of(problem.op):
         if variant.why_not(problem, device) is None:
             if _modelled(variant, problem, device)[1] is not None:
-                return functools.partial(_least_modelled, variant, device)
+                least = functools.partial(_least_modelled, variant, device)
+                return (least, lambda other: roofline.floor_us(other, device) or 0.0)
     work = [(n.problem, t.time_us) for n, t in seen]
     rate = max(p.flops / t for p, t in work)
     bandwidth = max(p.bytes / t for p, t in work)
-    return lambda problem: max(problem.flops / rate, problem.bytes / bandwidth)
+    return (lambda other: max(other.flops / rate, other.bytes / bandwidth),)
 
 
 def _least_modelled(variant: Any, device: Device, problem: Problem) -> float:
