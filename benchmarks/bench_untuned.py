@@ -26,7 +26,7 @@ import tracea_jax as tracea
 from tracea_jax import dispatch
 from tracea_jax.tune import local_device
 
-BETWEEN = (8, 40, 100, 700, 2500, 10000)  # tokens that nothing was measured with
+BETWEEN = (5, 24, 100, 700, 3000, 12000)  # tokens that nothing was measured with
 
 
 def problems() -> list[bench_matmul.Problem]:

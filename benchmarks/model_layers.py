@@ -14,7 +14,7 @@ from typing import Any
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem, Problem
 
 # Tokens: a prompt, decoding with several sequences and with one, and what lies between.
-ROWS = (4096, 16, 1, 1024, 64, 16384, 256)
+ROWS = (4096, 16, 1, 1024, 64, 16384, 256, 128, 512, 32, 2048, 8, 8192)
 HEAD_ROWS = (1, 16, 64, 256, 4096)  # heads see few tokens but in training
 
 
