@@ -372,6 +372,48 @@ def test_every_dtype_beside_every_other():
     run_and_check(*itertools.chain(*map(all_directions, problems)))
 
 
+def test_lines_that_see_some_taps_or_none():
+    # So far apart, or so far outside, that windows have one or two taps in the image,
+    # or none. 32 channels are read as they are.
+    run_and_check(
+        *(
+            each
+            for height, dilation, padding in (
+                (5, 4, (9, 3)),
+                (5, 6, (20, 8)),
+                (9, 5, (6, 6)),
+            )
+            for channels in ((32, 20), (5, 40))
+            for dtype in ("float32", "bfloat16")
+            for each in all_directions(
+                conv(
+                    (2, height, 19),
+                    channels,
+                    dtype=dtype,
+                    dilation=(dilation, 1),
+                    padding=(padding, (1, 1)),
+                    epilogue=FULL,
+                )
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("channels", [5, 32])
+def test_taps_above_and_below_are_passed_over_in_all_tasks_alike(channels):
+    # Zeros times infinity would be NaN.
+    problem = conv((3, 8, 15), (channels, 20))
+    lhs, rhs = operands(problem)
+    lhs = jnp.abs(lhs) + 1
+    rhs = jnp.abs(rhs).at[0, 1].set(jnp.inf)
+    runs = [
+        (problem, [lhs, rhs], dataclasses.replace(SMALL, tasks=tasks), cpu_isa())
+        for tasks in (1, 2, 7, 64)
+    ]
+    for (found,) in run_all(runs):
+        assert np.isfinite(found[:, 0]).all() and np.isposinf(found[:, 1:]).all()
+
+
 def test_tasks_do_not_change_bits():
     for dtype in ("float32", "bfloat16"):
         problem = conv((3, 8, 15), (32, 83), dtype=dtype, strides=(1, 2), epilogue=FULL)

@@ -9,6 +9,9 @@
 // the input's gradient: the pixels whose coordinates agree modulo the strides see the
 // same taps of the kernel, so no product meets the zeros between the strides.
 //
+// Taps that a window has above and below the image are passed over, but on AMX; those at
+// its sides are zeros that are multiplied, which only infinite and NaN weights can tell.
+//
 // Sums are kept in f32 and rounded once, at the store. Blocks of depth are summed one by
 // one, ascending: a result's bits depend on shape, instruction set and the depth of these
 // blocks, but neither on the split into tasks nor on the number of threads.

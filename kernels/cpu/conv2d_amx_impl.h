@@ -229,7 +229,7 @@ TRACEA_INLINE void ConvTileProduct(int64_t steps, int64_t rows, int64_t cols,
 // Whether reading the image as it is pays: lines must fill their tiles, and rows of a
 // tile must not lie multiples of a page apart, where all need the same few lines of L1.
 bool FillsTiles(const ConvProduct& product) {
-  const Interior inside = InteriorOf(product.x);
+  const Interval inside = InteriorOf(product.x);
   const int64_t count = inside.end - inside.begin;
   const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(BF16);
   const bool whole = RunsFrom(product, 0).length % kAmxDepth == 0;
@@ -320,7 +320,9 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
   const int64_t all =
       product.y.taps * runs.per_line * CeilDiv(runs.length, kAmxDepth);
   const int64_t most = blocks.kc / kAmxDepth;
-  const bool several = all > most, lines = all > 0 && FillsTiles(product);
+  const bool several = all > most;
+  const Interval whole =
+      all > 0 && FillsTiles(product) ? InteriorOf(product.y) : Interval{0, 0};
   const int64_t mc = several ? blocks.mc : range.m1 - range.m0;
   const int64_t width = range.n1 - range.n0;
   const int64_t nc =
@@ -343,7 +345,8 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
                                  s == 0, s + most >= all,       several};
         AmxConvRows<Op> rows{product, block, steps, buffers};
         WalkRows(
-            product, block.m0, block.m1, kAmxRows, lines, false,
+            product, block.m0, block.m1, Interval{0, product.y.rows}, whole, kAmxRows,
+            false,
             [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
               rows.Line(m, n, oy, ox, count);
             },

@@ -109,7 +109,7 @@ void RunDepthwiseAs(const ConvProduct& product, const ConvBlocks& blocks,
 // tap. first: the element that the tap of window 0 would have; dy: of window 0.
 template <typename T>
 TRACEA_INLINE void AddLine(const ConvProduct& product, int64_t first, int64_t dy,
-                           Interior windows, int64_t channels, float* sums) {
+                           Interval windows, int64_t channels, float* sums) {
   const int64_t apart = product.x.step * product.pixel, next = product.weights_stride;
   const int64_t count = windows.end - windows.begin;
   const T* image = (const T*)product.image + (first + windows.begin * apart);
@@ -150,7 +150,7 @@ void RunDepthwiseWeightGradAs(const ConvProduct& product, const ConvBlocks& bloc
       const int64_t tap_y = m / x.taps * y.tap_step + y.offset;
       const int64_t tap_x = m % x.taps * x.tap_step + x.offset;
       one_tap.offset = tap_x;
-      const Interior inside = InteriorOf(one_tap);
+      const Interval inside = InteriorOf(one_tap);
       memset(sums, 0, nc * sizeof(float));
       for (int64_t line = 0; line < product.batch * y.rows; ++line) {
         const int64_t iy = line % y.rows * y.step + tap_y;

@@ -5,9 +5,10 @@
 //     for row strip i    (mc rows: only if partial sums need a buffer of their own)
 //       for block p      (kc deep)
 //         pack weights[p, j]             -> panels [nc / kTileN][words][kTileN], in L2
-//         for row block                  (up to kTileM rows)
-//           gather windows[row block, p] -> chunks [words / kChunk][rows][kChunk], in L1
-//           for panel: micro-kernel, and after the last block the epilogue
+//         for lines that see the same taps y of the block
+//           for row block                (up to kTileM rows)
+//             gather windows[row block, p] -> chunks [words / kChunk][rows][kChunk], in L1
+//             for panel: micro-kernel, and after the last block the epilogue
 //
 // Included by conv2d_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
@@ -26,7 +27,7 @@
 
 static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
 
-// Neighbours in a line, whose windows lie in the image.
+// Neighbours in a line, whose windows do not leave the image on a side.
 TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
                            const ConvSums& partial, const ConvRows& rows,
                            const Pieces& pieces, const float* windows,
@@ -43,14 +44,31 @@ TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
   }
 }
 
+// The part of a block's depth whose taps y are among those that are seen. All of it where
+// a tap may begin within a word.
+Interval DepthSeen(const ConvProduct& product, const ConvBlock& block,
+                   const Interval& taps) {
+  const int64_t line = product.x.taps * product.channels;
+  if (line % kWordDepth != 0) return {block.p, block.p + block.depth};
+  const int64_t begin = Max(block.p, taps.begin * line);
+  return {begin, Max(begin, Min(block.p + block.depth, taps.end * line))};
+}
+
+// Rows in lines that all see the same taps y. Taps above and below the image are passed
+// over; on its sides they are zeros.
 template <typename T>
-void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
+void RunConvLines(const ConvProduct& product, const ConvBlock& block,
                   const ConvSums& partial, const ConvWorkspace& space,
-                  const float* bias, int64_t kc) {
+                  const float* bias, int64_t kc, const Interval& of,
+                  const Interval& taps) {
+  const Interval seen = DepthSeen(product, block, taps);
+  const int64_t depth = seen.end - seen.begin;
+  if (depth == 0 && !block.first && !block.last) return;
+  const float* weights = space.rhs + WordsIn(seen.begin - block.p) * kTileN;
   const Lines<T> lines{(T*)space.lines, kc + kChunk};
   Pieces pieces;
-  const bool as_it_is =
-      ReadsWell<T>(product) && CutDepth(product, block.p, block.depth, &pieces);
+  const bool as_it_is = ReadsWell<T>(product) &&
+                        CutDepth(product, seen.begin, depth, taps.begin, &pieces);
   const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
     int64_t row[kTileM], out[kTileM];
     Windows first;
@@ -59,17 +77,28 @@ void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
       row[i] = m + i;
       out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
     }
-    const int64_t pixel = first.image[0] + first.y[0] * product.x.size + first.x[0];
+    const int64_t y = first.y[0] + taps.begin * product.y.tap_step;
+    const int64_t pixel = first.image[0] + y * product.x.size + first.x[0];
     RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
-            (const float*)((const T*)product.image + pixel * product.pixel), space.rhs,
+            (const float*)((const T*)product.image + pixel * product.pixel), weights,
             bias);
   };
   const auto gather = [&](const Windows& windows, int64_t count) {
-    PackWindows<T>(product, windows, count, block.p, block.depth, lines, space.lhs);
+    PackWindows<T>(product, windows, count, seen.begin, depth, lines, space.lhs);
     RunPackedRows(product, block, partial, ConvRows{windows.row, windows.out, count},
-                  space, bias);
+                  WordsIn(depth), space.lhs, weights, bias);
   };
-  WalkRows(product, block.m0, block.m1, kTileM, as_it_is, true, line, gather);
+  WalkRows(product, block.m0, block.m1, of, as_it_is ? of : Interval{0, 0}, kTileM, true,
+           line, gather);
+}
+
+template <typename T>
+void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
+                  const ConvSums& partial, const ConvWorkspace& space,
+                  const float* bias, int64_t kc) {
+  ForEachTapsSeen(product.y, [&](const Interval& lines, const Interval& taps) {
+    RunConvLines<T>(product, block, partial, space, bias, kc, lines, taps);
+  });
 }
 
 // Whether rows of the product are consecutive pixels of the result.

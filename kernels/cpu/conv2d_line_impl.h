@@ -2,15 +2,17 @@
 // i begins i * step pixels after the first. Their products read the image as it is.
 // A part of conv2d_impl.h.
 
-// Runs of contiguous depth: `length` words, `offset` after the window's beginning.
+// Runs of contiguous depth: `length` words, `offset` after the first tap that is seen.
 constexpr int kMostPieces = 64;
 struct Pieces {
   int64_t count;
   int64_t offset[kMostPieces], length[kMostPieces];
 };
 
-// The pieces of depth [p, p + depth); false if they are too many.
-bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, Pieces* pieces) {
+// The pieces of depth [p, p + depth), whose taps y are from `first` on; false if they are
+// too many.
+bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, int64_t first,
+              Pieces* pieces) {
   pieces->count = 0;
   if (depth == 0) return false;
   Runs runs = RunsFrom(product, p);
@@ -19,7 +21,8 @@ bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, Pieces* piec
   for (int64_t at = 0; at < depth; runs.o = 0) {
     if (pieces->count == kMostPieces) return false;
     const int64_t length = Min(runs.length - runs.o, depth - at);
-    const int64_t offset = runs.ty * next_line + runs.tx * next_tap + runs.o;
+    const int64_t offset =
+        (runs.ty - first) * next_line + runs.tx * next_tap + runs.o;
     pieces->offset[pieces->count] = offset / kWordDepth;
     pieces->length[pieces->count++] = length / kWordDepth;
     at += length;
@@ -99,7 +102,7 @@ constexpr LineKernels kLineKernels;
 template <typename T>
 bool ReadsWell(const ConvProduct& product) {
   if (!kAreWords<T> || product.channels % kWordDepth != 0) return false;
-  const Interior inside = InteriorOf(product.x);
+  const Interval inside = InteriorOf(product.x);
   const int64_t count = inside.end - inside.begin;
   const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(T);
   return bytes % 4096 != 0 && 10 * count >= 7 * kTileM * CeilDiv(count, kTileM);

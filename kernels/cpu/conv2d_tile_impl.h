@@ -90,19 +90,18 @@ TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& bloc
   }
 }
 
-// The tiles of packed lhs rows, one for each panel of packed rhs.
+// The tiles of packed lhs rows, `words` deep, one for each panel of packed weights.
 TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& block,
                                  const ConvSums& partial, const ConvRows& rows,
-                                 const ConvWorkspace& space, const float* bias) {
-  const int64_t words = WordsIn(block.depth);
+                                 int64_t words, const float* lhs, const float* weights,
+                                 const float* bias) {
   for (int64_t c = 0; c < block.cols; c += kTileN) {
-    const float* rhs = space.rhs + c * words;
+    const float* rhs = weights + c * WordsIn(block.depth);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
                   kMicroKernels.table[vecs - 1][rows.count - 1](
-                      words, space.lhs, rhs, src, src_stride, dst, dst_stride,
-                      nullptr);
+                      words, lhs, rhs, src, src_stride, dst, dst_stride, nullptr);
                 });
   }
 }

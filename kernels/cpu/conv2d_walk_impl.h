@@ -85,35 +85,65 @@ TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t dep
   }
 }
 
-// Entries [begin, end) of an axis's rows whose windows lie in the image.
-struct Interior {
+// Half-open part of an axis.
+struct Interval {
   int64_t begin, end;
+
+  TRACEA_INLINE bool Has(int64_t i) const { return i >= begin && i < end; }
+  TRACEA_INLINE bool operator==(const Interval& other) const {
+    return begin == other.begin && end == other.end;
+  }
 };
 
-inline Interior InteriorOf(const ConvAxis& axis) {
+// The rows of an axis whose windows lie in the image.
+inline Interval InteriorOf(const ConvAxis& axis) {
   const int64_t last = axis.size - 1 - (axis.taps - 1) * axis.tap_step - axis.offset;
   const int64_t begin = axis.offset < 0 ? CeilDiv(-axis.offset, axis.step) : 0;
   const int64_t end = last < 0 ? 0 : Min(last / axis.step + 1, axis.rows);
   return {begin, begin < end ? end : begin};
 }
 
-// Cuts rows [m0, m1) of a product into blocks of at most `tile`, which are passed on as
-//   line(m, n, oy, ox, rows)  neighbours in a line whose windows lie in the image
-//   gather(windows, rows)    any others, not always neighbours
-// Without `lines` all are of the second kind. Blocks of a line are as equal as possible,
-// or as large.
+// The taps of an axis that a row's window has in the image.
+inline Interval TapsSeen(const ConvAxis& axis, int64_t row) {
+  const int64_t at = row * axis.step + axis.offset;
+  const int64_t before = at < 0 ? CeilDiv(-at, axis.tap_step) : 0;
+  const int64_t end = at < axis.size ? CeilDiv(axis.size - at, axis.tap_step) : 0;
+  const Interval seen{before, Min(end, axis.taps)};
+  return seen.begin < seen.end ? seen : Interval{0, 0};
+}
+
+// Calls visit(rows of the axis, the taps that all of these see) for each longest part.
+template <typename Visit>
+TRACEA_INLINE void ForEachTapsSeen(const ConvAxis& axis, const Visit& visit) {
+  for (int64_t begin = 0, end; begin < axis.rows; begin = end) {
+    const Interval seen = TapsSeen(axis, begin);
+    for (end = begin + 1; end < axis.rows && TapsSeen(axis, end) == seen;) ++end;
+    visit(Interval{begin, end}, seen);
+  }
+}
+
+// Cuts those of rows [m0, m1) of a product that are in some lines into blocks of at most
+// `tile`, which are passed on as
+//   line(m, n, oy, ox, rows)  neighbours in one of the lines `whole`, whose windows do not
+//                             leave the image on a side
+//   gather(windows, rows)     any others, not always neighbours
+// Blocks of a line are as equal as possible, or as large.
 template <typename Line, typename Gather>
 TRACEA_INLINE void WalkRows(const ConvProduct& product, int64_t m0, int64_t m1,
-                            int64_t tile, bool lines, bool equal, const Line& line,
-                            const Gather& gather) {
+                            const Interval& lines, const Interval& whole, int64_t tile,
+                            bool equal, const Line& line, const Gather& gather) {
   const ConvAxis &y = product.y, &x = product.x;
-  const Interior inner_y = InteriorOf(y), inner_x = InteriorOf(x);
+  const Interval inner_x = InteriorOf(x);
   Windows windows;
   int64_t pending = 0;
   int64_t ox = m0 % x.rows, oy = m0 / x.rows % y.rows, n = m0 / x.rows / y.rows;
   for (int64_t m = m0; m < m1;) {
     const int64_t end = Min(x.rows, ox + m1 - m);
-    const bool inside = lines && oy >= inner_y.begin && oy < inner_y.end;
+    if (!lines.Has(oy)) {
+      m += end - ox;
+      ox = end;
+    }
+    const bool inside = whole.Has(oy);
     while (ox < end) {
       const int64_t left = inside ? Min(inner_x.end, end) - ox : 0;
       if (ox >= inner_x.begin && left > 1) {

@@ -87,7 +87,8 @@ void RunWeightBlock(const ConvProduct& product, const ConvBlock& block,
       out[i] = (m + i) * product.out_pixel;
     }
     PackWindowsTransposed<T>(product, windows, m, rows, block.depth, space.lhs);
-    RunPackedRows(product, block, partial, ConvRows{row, out, rows}, space, nullptr);
+    RunPackedRows(product, block, partial, ConvRows{row, out, rows},
+                  WordsIn(block.depth), space.lhs, space.rhs, nullptr);
     m += rows;
   }
 }
