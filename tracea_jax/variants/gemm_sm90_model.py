@@ -16,7 +16,7 @@ product that is computed, see ``emit.computed``)
 A problem takes as long as the busiest block, or longer if the device's limits of power,
 L2, memory or the edge of the output say so; near several limits each slows it down:
 
-    time = (sm^p + power^p + l2^p + memory^p + edge^p)^(1/p) + launch
+    time = (sm^p + power^p + l2^p + memory^p + edge^p)^(1/p) + exchange + launch
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
-from tracea_jax.variants.gemm_sm90_space import block_steps, places, steps, waves
+from tracea_jax.variants.gemm_sm90_space import (
+    block_steps,
+    places,
+    shared_tiles,
+    steps,
+    waves,
+)
 
 _MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
 _PORT_BYTES_PER_CYCLE = 64  # into one SM
@@ -115,7 +121,6 @@ def modelled_us(
     tiles = waves(problem, config, device)
     busiest = block_steps(problem, config, device) * step + tiles * tile
     busiest -= (tiles - 1) * _hidden_cycles(problem, config, step, tile)
-    busiest += (config.cluster_k > 1) * _exchange_cycles(config, a)
     blocks = emit.tile_count(problem, config) * config.sharers
     depth = steps(problem) * emit.TILE_K * emit.part_products(problem)
     macs = blocks * depth * config.tile_m * config.tile_n
@@ -128,7 +133,8 @@ def modelled_us(
         _edge_rows(problem, config) * row_bytes / a.edge_bytes_per_us,
     )
     bound = sum(limit**a.overlap for limit in limits) ** (1 / a.overlap)
-    return bound + a.launch_us + a.pair_us * (config.cluster_size > 1)
+    exchange = _exchange_cycles(problem, config, device, a) / a.cycles_per_us
+    return bound + exchange + a.launch_us + a.pair_us * (config.cluster_size > 1)
 
 
 # ---- one SM --------------------------------------------------------------------------
@@ -191,10 +197,16 @@ def _hidden_cycles(
     return np.where(config.ping_pong, in_turn, shared)
 
 
-def _exchange_cycles(config: GemmSm90Config, a: Constants) -> Any:
-    """What it takes a cluster to sum the tile that its blocks share."""
+def _exchange_cycles(
+    problem: GemmProblem, config: GemmSm90Config, device: CudaDevice, a: Constants
+) -> Any:
+    """What it takes a cluster to sum the tile that its blocks share.
+
+    It is their last one: nothing is left to read that could hide it.
+    """
     exchanged = 4 * config.tile_m * config.tile_n
-    return a.exchange_cycles + exchanged / a.exchange_bytes_per_cycle
+    shares = shared_tiles(problem, config, device) > 0
+    return shares * (a.exchange_cycles + exchanged / a.exchange_bytes_per_cycle)
 
 
 def late_bytes(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
@@ -219,9 +231,10 @@ def _results(problem: GemmProblem) -> int:
 def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> Any:
     """Lines of 128 bytes that a block makes L2 read in one step.
 
-    A block of a cluster shares an operand with its partner. Other blocks share theirs
+    A block of a cluster shares an operand with its partner. Blocks alone share theirs
     with the neighbours in the raster that read the same lines at the same time, if the
     lines are whole: so much of A with those of its band's columns, of B of its rows.
+    Neighbouring clusters were seen to take longer than if they shared, too.
     """
     problem = emit.computed(problem)
     m_tiles, n_tiles, _ = emit.tile_grid(problem, config)
@@ -230,8 +243,9 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     left, right = problem.layout
     lhs_lines = _lines_of_row(problem.m if left == "t" else problem.k)
     rhs_lines = _lines_of_row(problem.k if right == "t" else problem.n)
-    lhs = lhs_lines * _once(wide, (config.sharers == 1) & (lhs_lines == 1), a)
-    rhs = rhs_lines * _once(high, (config.sharers == 1) & (rhs_lines == 1), a)
+    alone = config.cluster_size == 1
+    lhs = lhs_lines * _once(wide, alone & (lhs_lines == 1), a)
+    rhs = rhs_lines * _once(high, alone & (rhs_lines == 1), a)
     rows = emit.loaded_rows(problem, config)
     # Of a slab that ends early too, L2 is asked for lines.
     columns = emit.stored_columns(problem, config)
