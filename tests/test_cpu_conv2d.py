@@ -372,26 +372,31 @@ def test_every_dtype_beside_every_other():
     run_and_check(*itertools.chain(*map(all_directions, problems)))
 
 
-def test_lines_that_see_some_taps_or_none():
+@pytest.mark.parametrize("along", ["height", "width"])
+def test_windows_that_see_some_taps_or_none(along):
     # So far apart, or so far outside, that windows have one or two taps in the image,
     # or none. 32 channels are read as they are.
+    def turned(across: tuple, along_it: tuple) -> tuple:
+        return (along_it, across) if along == "height" else (across, along_it)
+
     run_and_check(
         *(
             each
-            for height, dilation, padding in (
+            for size, dilation, padding in (
                 (5, 4, (9, 3)),
                 (5, 6, (20, 8)),
                 (9, 5, (6, 6)),
+                (40, 13, (13, 13)),
             )
             for channels in ((32, 20), (5, 40))
             for dtype in ("float32", "bfloat16")
             for each in all_directions(
                 conv(
-                    (2, height, 19),
+                    (2, *turned(19, size)),
                     channels,
                     dtype=dtype,
-                    dilation=(dilation, 1),
-                    padding=(padding, (1, 1)),
+                    dilation=turned(1, dilation),
+                    padding=turned((1, 1), padding),
                     epilogue=FULL,
                 )
             )
@@ -399,19 +404,36 @@ def test_lines_that_see_some_taps_or_none():
     )
 
 
+def test_more_pieces_of_a_line_than_are_kept():
+    for channels in ((1, 20), (2, 20), (3, 20)):
+        problem = conv(
+            (2, 20, 23),
+            channels,
+            kernel=(9, 9),
+            dilation=(1, 2),
+            padding=((4, 4), (8, 8)),
+            epilogue=FULL,
+        )
+        config = dataclasses.replace(SMALL, kc=256)
+        run_and_check(*all_directions(problem), config=config)
+
+
 @pytest.mark.parametrize("channels", [5, 32])
-def test_taps_above_and_below_are_passed_over_in_all_tasks_alike(channels):
+@pytest.mark.parametrize("along", ["height", "width"])
+def test_taps_outside_are_passed_over_in_all_tasks_alike(along, channels):
     # Zeros times infinity would be NaN.
     problem = conv((3, 8, 15), (channels, 20))
     lhs, rhs = operands(problem)
     lhs = jnp.abs(lhs) + 1
-    rhs = jnp.abs(rhs).at[0, 1].set(jnp.inf)
+    first, axis = ((0, 1), 1) if along == "height" else ((1, 0), 2)
+    rhs = jnp.abs(rhs).at[first].set(jnp.inf)
     runs = [
         (problem, [lhs, rhs], dataclasses.replace(SMALL, tasks=tasks), cpu_isa())
         for tasks in (1, 2, 7, 64)
     ]
     for (found,) in run_all(runs):
-        assert np.isfinite(found[:, 0]).all() and np.isposinf(found[:, 1:]).all()
+        lines = np.moveaxis(np.asarray(found), axis, 0)
+        assert np.isfinite(lines[0]).all() and np.isposinf(lines[1:]).all()
 
 
 def test_tasks_do_not_change_bits():

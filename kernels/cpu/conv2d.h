@@ -9,8 +9,9 @@
 // the input's gradient: the pixels whose coordinates agree modulo the strides see the
 // same taps of the kernel, so no product meets the zeros between the strides.
 //
-// Taps that a window has above and below the image are passed over, but on AMX; those at
-// its sides are zeros that are multiplied, which only infinite and NaN weights can tell.
+// Taps that a window has outside of the image are passed over, but on AMX and, at the sides
+// of the image, where elements must be converted first: there they are zeros that are
+// multiplied, which only infinite and NaN weights can tell.
 //
 // Sums are kept in f32 and rounded once, at the store. Blocks of depth are summed one by
 // one, ascending: a result's bits depend on shape, instruction set and the depth of these

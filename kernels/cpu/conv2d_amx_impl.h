@@ -321,8 +321,9 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
       product.y.taps * runs.per_line * CeilDiv(runs.length, kAmxDepth);
   const int64_t most = blocks.kc / kAmxDepth;
   const bool several = all > most;
-  const Interval whole =
-      all > 0 && FillsTiles(product) ? InteriorOf(product.y) : Interval{0, 0};
+  const bool in_place = all > 0 && FillsTiles(product);
+  const Region whole =
+      in_place ? Region{InteriorOf(product.y), InteriorOf(product.x)} : Region{};
   const int64_t mc = several ? blocks.mc : range.m1 - range.m0;
   const int64_t width = range.n1 - range.n0;
   const int64_t nc =
@@ -345,8 +346,7 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
                                  s == 0, s + most >= all,       several};
         AmxConvRows<Op> rows{product, block, steps, buffers};
         WalkRows(
-            product, block.m0, block.m1, Interval{0, product.y.rows}, whole, kAmxRows,
-            false,
+            product, block.m0, block.m1, AllRows(product), whole, kAmxRows, false,
             [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
               rows.Line(m, n, oy, ox, count);
             },

@@ -5,10 +5,13 @@
 //     for row strip i    (mc rows: only if partial sums need a buffer of their own)
 //       for block p      (kc deep)
 //         pack weights[p, j]             -> panels [nc / kTileN][words][kTileN], in L2
-//         for lines that see the same taps y of the block
+//         for region of the images that sees the same taps
 //           for row block                (up to kTileM rows)
-//             gather windows[row block, p] -> chunks [words / kChunk][rows][kChunk], in L1
+//             copy windows[row block, p] -> [rows][words seen], in L1, if that pays
 //             for panel: micro-kernel, and after the last block the epilogue
+//
+// Elements that are no words are converted while they are gathered, and packed for the
+// micro-kernels of matrix products.
 //
 // Included by conv2d_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
@@ -27,21 +30,51 @@
 
 static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
 
-// Neighbours in a line, whose windows do not leave the image on a side.
+// Rows `stride` words apart.
 TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
                            const ConvSums& partial, const ConvRows& rows,
-                           const Pieces& pieces, const float* windows,
+                           const Pieces& pieces, const void* windows, int64_t stride,
                            const float* weights, const float* bias) {
-  const int64_t stride = product.x.step * product.pixel / kWordDepth;
   for (int64_t c = 0; c < block.cols; c += kTileN) {
     const float* rhs = weights + c * WordsIn(block.depth);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
                   kLineKernels.table[vecs - 1][rows.count - 1](
-                      pieces, windows, stride, rhs, src, src_stride, dst, dst_stride);
+                      pieces, (const float*)windows, stride, rhs, src, src_stride, dst,
+                      dst_stride);
                 });
   }
+}
+
+// Rows of a region that all see the same taps.
+template <typename T>
+void RunRegion(const ConvProduct& product, const ConvBlock& block,
+               const ConvSums& partial, const ConvWorkspace& space, const float* bias,
+               const Lines<T>& lines, const Region& region, const Region& taps,
+               const Pieces& pieces) {
+  if (pieces.count == 0 && !block.first && !block.last) return;
+  const Pieces copied = Copied(pieces);
+  const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
+    int64_t row[kTileM], out[kTileM];
+    Windows first;
+    PlaceWindow(product, n, oy, ox, m, 0, &first);
+    for (int64_t i = 0; i < count; ++i) {
+      row[i] = m + i;
+      out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
+    }
+    RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
+            FirstSeen<T>(product, first, 0, taps),
+            product.x.step * product.pixel / kWordDepth, space.rhs, bias);
+  };
+  const auto gather = [&](const Windows& windows, int64_t count) {
+    CopyPieces<T>(product, windows, count, taps, pieces, lines);
+    RunLine(product, block, partial, ConvRows{windows.row, windows.out, count}, copied,
+            lines.data, lines.stride / kWordDepth, space.rhs, bias);
+  };
+  const bool reads_well = ReadsWell<T>(product, region.x.end - region.x.begin);
+  WalkRows(product, block.m0, block.m1, region, reads_well ? region : Region{}, kTileM,
+           true, line, gather);
 }
 
 // The part of a block's depth whose taps y are among those that are seen. All of it where
@@ -54,50 +87,45 @@ Interval DepthSeen(const ConvProduct& product, const ConvBlock& block,
   return {begin, Max(begin, Min(block.p + block.depth, taps.end * line))};
 }
 
-// Rows in lines that all see the same taps y. Taps above and below the image are passed
-// over; on its sides they are zeros.
+// Rows of a region, whose lines all see the same taps y, converted while they are
+// gathered. Taps on the sides of the image are zeros.
 template <typename T>
-void RunConvLines(const ConvProduct& product, const ConvBlock& block,
-                  const ConvSums& partial, const ConvWorkspace& space,
-                  const float* bias, int64_t kc, const Interval& of,
-                  const Interval& taps) {
+void RunConverted(const ConvProduct& product, const ConvBlock& block,
+                  const ConvSums& partial, const ConvWorkspace& space, const float* bias,
+                  const Lines<T>& lines, const Region& region, const Interval& taps) {
   const Interval seen = DepthSeen(product, block, taps);
   const int64_t depth = seen.end - seen.begin;
   if (depth == 0 && !block.first && !block.last) return;
   const float* weights = space.rhs + WordsIn(seen.begin - block.p) * kTileN;
-  const Lines<T> lines{(T*)space.lines, kc + kChunk};
-  Pieces pieces;
-  const bool as_it_is = ReadsWell<T>(product) &&
-                        CutDepth(product, seen.begin, depth, taps.begin, &pieces);
-  const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
-    int64_t row[kTileM], out[kTileM];
-    Windows first;
-    PlaceWindow(product, n, oy, ox, m, 0, &first);
-    for (int64_t i = 0; i < count; ++i) {
-      row[i] = m + i;
-      out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
-    }
-    const int64_t y = first.y[0] + taps.begin * product.y.tap_step;
-    const int64_t pixel = first.image[0] + y * product.x.size + first.x[0];
-    RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
-            (const float*)((const T*)product.image + pixel * product.pixel), weights,
-            bias);
-  };
   const auto gather = [&](const Windows& windows, int64_t count) {
     PackWindows<T>(product, windows, count, seen.begin, depth, lines, space.lhs);
     RunPackedRows(product, block, partial, ConvRows{windows.row, windows.out, count},
                   WordsIn(depth), space.lhs, weights, bias);
   };
-  WalkRows(product, block.m0, block.m1, of, as_it_is ? of : Interval{0, 0}, kTileM, true,
-           line, gather);
+  WalkRows(product, block.m0, block.m1, region, Region{}, kTileM, true,
+           [](int64_t, int64_t, int64_t, int64_t, int64_t) {}, gather);
 }
 
 template <typename T>
 void RunConvBlock(const ConvProduct& product, const ConvBlock& block,
                   const ConvSums& partial, const ConvWorkspace& space,
                   const float* bias, int64_t kc) {
-  ForEachTapsSeen(product.y, [&](const Interval& lines, const Interval& taps) {
-    RunConvLines<T>(product, block, partial, space, bias, kc, lines, taps);
+  const Lines<T> lines{(T*)space.lines, kc + kChunk};
+  const bool words = kAreWords<T> && product.channels % kWordDepth == 0;
+  ForEachTapsSeen(product.y, [&](const Interval& y, const Interval& taps_y) {
+    if (!words) {
+      const Region across{y, {0, product.x.rows}};
+      return RunConverted(product, block, partial, space, bias, lines, across, taps_y);
+    }
+    ForEachTapsSeen(product.x, [&](const Interval& x, const Interval& taps_x) {
+      const Region region{y, x}, taps{taps_y, taps_x};
+      Pieces pieces;
+      if (CutDepth(product, block, taps, &pieces)) {
+        RunRegion(product, block, partial, space, bias, lines, region, taps, pieces);
+      } else {
+        RunConverted(product, block, partial, space, bias, lines, region, taps_y);
+      }
+    });
   });
 }
 

@@ -1,36 +1,88 @@
-// Windows that lie in the image and beside each other in a line are a matrix already: row
-// i begins i * step pixels after the first. Their products read the image as it is.
-// A part of conv2d_impl.h.
+// Windows that see the same taps need no zeros for the others: their products pass over
+// these. Beside each other in a line such windows are a matrix already, row i of which
+// begins i * step pixels after the first, and are read from the image as they are. Others
+// are copied. A part of conv2d_impl.h.
 
-// Runs of contiguous depth: `length` words, `offset` after the first tap that is seen.
+// Runs of contiguous depth that some windows see, in words: `offset` after the first tap
+// that is seen, its weights in row `depth` of the block's.
 constexpr int kMostPieces = 64;
 struct Pieces {
   int64_t count;
-  int64_t offset[kMostPieces], length[kMostPieces];
+  int64_t depth[kMostPieces], offset[kMostPieces], length[kMostPieces];
 };
 
-// The pieces of depth [p, p + depth), whose taps y are from `first` on; false if they are
-// too many.
-bool CutDepth(const ConvProduct& product, int64_t p, int64_t depth, int64_t first,
+// Adds the part of a block's depth that is in [begin, end), which is `offset` elements
+// after the first tap; false if there is no room.
+TRACEA_INLINE bool AddPiece(const ConvBlock& block, int64_t begin, int64_t end,
+                            int64_t offset, Pieces* pieces) {
+  const int64_t from = Max(begin, block.p), to = Min(end, block.p + block.depth);
+  if (from >= to) return true;
+  if (pieces->count == kMostPieces) return false;
+  const int64_t i = pieces->count++;
+  pieces->depth[i] = (from - block.p) / kWordDepth;
+  pieces->offset[i] = (offset + from - begin) / kWordDepth;
+  pieces->length[i] = (to - from) / kWordDepth;
+  return true;
+}
+
+// The pieces of a block's depth that are of these taps; false if they are too many.
+bool CutDepth(const ConvProduct& product, const ConvBlock& block, const Region& taps,
               Pieces* pieces) {
-  pieces->count = 0;
-  if (depth == 0) return false;
-  Runs runs = RunsFrom(product, p);
+  const int64_t channels = product.channels;
   const int64_t next_tap = product.x.tap_step * product.pixel;
   const int64_t next_line = product.y.tap_step * product.x.size * product.pixel;
-  for (int64_t at = 0; at < depth; runs.o = 0) {
-    if (pieces->count == kMostPieces) return false;
-    const int64_t length = Min(runs.length - runs.o, depth - at);
-    const int64_t offset =
-        (runs.ty - first) * next_line + runs.tx * next_tap + runs.o;
-    pieces->offset[pieces->count] = offset / kWordDepth;
-    pieces->length[pieces->count++] = length / kWordDepth;
-    at += length;
-    if (++runs.tx < runs.per_line) continue;
-    runs.tx = 0;
-    ++runs.ty;
+  const int64_t together = product.merges_taps() ? taps.x.end - taps.x.begin : 1;
+  pieces->count = 0;
+  for (int64_t ty = taps.y.begin; ty < taps.y.end; ++ty) {
+    for (int64_t tx = taps.x.begin; tx < taps.x.end; tx += together) {
+      const int64_t begin = (ty * product.x.taps + tx) * channels;
+      const int64_t offset =
+          (ty - taps.y.begin) * next_line + (tx - taps.x.begin) * next_tap;
+      if (!AddPiece(block, begin, begin + together * channels, offset, pieces)) {
+        return false;
+      }
+    }
   }
   return true;
+}
+
+// The first element of the first of these taps that a window sees.
+template <typename T>
+TRACEA_INLINE const T* FirstSeen(const ConvProduct& product, const Windows& windows,
+                                 int64_t i, const Region& taps) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t line = windows.y[i] + taps.y.begin * y.tap_step;
+  const int64_t column = windows.x[i] + taps.x.begin * x.tap_step;
+  const int64_t pixel = windows.image[i] + line * x.size + column;
+  return (const T*)product.image + pixel * product.pixel;
+}
+
+// Copies the pieces of some windows, each window's one after the other, to `lines`.
+template <typename T>
+void CopyPieces(const ConvProduct& product, const Windows& windows, int64_t rows,
+                const Region& taps, const Pieces& pieces, const Lines<T>& lines) {
+  const T* end = EndOfImage<T>(product);
+  for (int64_t i = 0; i < rows; ++i) {
+    const LineSink<T> sink{lines.data + i * lines.stride, end};
+    const T* from = FirstSeen<T>(product, windows, i, taps);
+    int64_t at = 0;
+    for (int64_t piece = 0; piece < pieces.count; ++piece) {
+      const int64_t count = pieces.length[piece] * kWordDepth;
+      sink.Copy(at, from + pieces.offset[piece] * kWordDepth, count);
+      at += count;
+    }
+  }
+}
+
+// The same pieces of what was copied.
+Pieces Copied(const Pieces& pieces) {
+  Pieces copied = pieces;
+  int64_t at = 0;
+  for (int64_t piece = 0; piece < pieces.count; ++piece) {
+    copied.offset[piece] = at;
+    at += pieces.length[piece];
+  }
+  return copied;
 }
 
 // As MicroKernel, for lhs rows that lie `lhs_stride` words apart. Every third row has a
@@ -54,10 +106,11 @@ void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
     for (int i = 0; i < kPointers; ++i) {
       at[i] = lhs + pieces.offset[piece] + 3 * i * lhs_stride;
     }
+    const float* row = rhs + pieces.depth[piece] * kTileN;
     for (int64_t p = pieces.length[piece]; p > 0; --p) {
       Vec b[kVecs];
       TRACEA_UNROLL
-      for (int j = 0; j < kVecs; ++j) b[j] = Load(rhs + j * kLanes);
+      for (int j = 0; j < kVecs; ++j) b[j] = Load(row + j * kLanes);
       TRACEA_UNROLL
       for (int i = 0; i < kRows; ++i) {
         const Vec a = SplatWord(at[i / 3][i % 3 * lhs_stride]);
@@ -66,7 +119,7 @@ void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
       }
       TRACEA_UNROLL
       for (int i = 0; i < kPointers; ++i) ++at[i];
-      rhs += kTileN;
+      row += kTileN;
     }
   }
   TRACEA_UNROLL
@@ -96,14 +149,11 @@ struct LineKernels {
 };
 constexpr LineKernels kLineKernels;
 
-// Whether the image can be read as it is, in whole words, and that pays: lines must fill
-// most of a register tile, and rows of lhs must not lie multiples of a page apart, where
-// all of them need the same few lines of L1.
+// Whether windows of `count` neighbours in a line are better read as they are: they must
+// fill most of a register tile, and not lie multiples of a page apart, where all of them
+// need the same few lines of L1.
 template <typename T>
-bool ReadsWell(const ConvProduct& product) {
-  if (!kAreWords<T> || product.channels % kWordDepth != 0) return false;
-  const Interval inside = InteriorOf(product.x);
-  const int64_t count = inside.end - inside.begin;
+bool ReadsWell(const ConvProduct& product, int64_t count) {
   const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(T);
   return bytes % 4096 != 0 && 10 * count >= 7 * kTileM * CeilDiv(count, kTileM);
 }

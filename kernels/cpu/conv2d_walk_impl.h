@@ -122,44 +122,46 @@ TRACEA_INLINE void ForEachTapsSeen(const ConvAxis& axis, const Visit& visit) {
   }
 }
 
-// Cuts those of rows [m0, m1) of a product that are in some lines into blocks of at most
-// `tile`, which are passed on as
-//   line(m, n, oy, ox, rows)  neighbours in one of the lines `whole`, whose windows do not
-//                             leave the image on a side
+// Part of both axes: of their rows, or of their taps.
+struct Region {
+  Interval y, x;
+};
+
+inline Region AllRows(const ConvProduct& product) {
+  return {{0, product.y.rows}, {0, product.x.rows}};
+}
+
+// Cuts those of rows [m0, m1) of a product that are in a region of each image into blocks
+// of at most `tile`, which are passed on as
+//   line(m, n, oy, ox, rows)  neighbours in a line of the region `whole`
 //   gather(windows, rows)     any others, not always neighbours
 // Blocks of a line are as equal as possible, or as large.
 template <typename Line, typename Gather>
 TRACEA_INLINE void WalkRows(const ConvProduct& product, int64_t m0, int64_t m1,
-                            const Interval& lines, const Interval& whole, int64_t tile,
+                            const Region& region, const Region& whole, int64_t tile,
                             bool equal, const Line& line, const Gather& gather) {
   const ConvAxis &y = product.y, &x = product.x;
-  const Interval inner_x = InteriorOf(x);
   Windows windows;
   int64_t pending = 0;
   int64_t ox = m0 % x.rows, oy = m0 / x.rows % y.rows, n = m0 / x.rows / y.rows;
-  for (int64_t m = m0; m < m1;) {
-    const int64_t end = Min(x.rows, ox + m1 - m);
-    if (!lines.Has(oy)) {
-      m += end - ox;
-      ox = end;
-    }
-    const bool inside = whole.Has(oy);
+  for (int64_t m = m0 - ox; m < m1; m += x.rows) {  // of the line's first pixel
+    const int64_t end = region.y.Has(oy) ? Min(region.x.end, m1 - m) : 0;
+    const int64_t last = whole.y.Has(oy) ? Min(whole.x.end, end) : 0;
+    ox = Max(ox, region.x.begin);
     while (ox < end) {
-      const int64_t left = inside ? Min(inner_x.end, end) - ox : 0;
-      if (ox >= inner_x.begin && left > 1) {
+      if (ox >= whole.x.begin && last - ox > 1) {
+        const int64_t left = last - ox;
         const int64_t rows =
             equal ? CeilDiv(left, CeilDiv(left, tile)) : Min(left, tile);
-        line(m, n, oy, ox, rows);
-        m += rows;
+        line(m + ox, n, oy, ox, rows);
         ox += rows;
         continue;
       }
-      PlaceWindow(product, n, oy, ox, m, pending, &windows);
+      PlaceWindow(product, n, oy, ox, m + ox, pending, &windows);
       if (++pending == tile) {
         gather(windows, pending);
         pending = 0;
       }
-      ++m;
       ++ox;
     }
     ox = 0;
