@@ -30,19 +30,22 @@
 
 static_assert(kTileM <= kMostRows, "windows of a whole tile must have room");
 
-// Rows `stride` words apart.
+// Rows `stride` words apart, which are followed by others if `goes_on`.
 TRACEA_INLINE void RunLine(const ConvProduct& product, const ConvBlock& block,
                            const ConvSums& partial, const ConvRows& rows,
                            const Pieces& pieces, const void* windows, int64_t stride,
-                           const float* weights, const float* bias) {
-  for (int64_t c = 0; c < block.cols; c += kTileN) {
+                           bool goes_on, const float* weights, const float* bias) {
+  const int64_t bytes = goes_on ? rows.count * stride * (int64_t)sizeof(float) : 0;
+  const int64_t share = CeilDiv(bytes, CeilDiv(block.cols, kTileN));
+  Ahead ahead{bytes, CeilDiv(share, Max(pieces.longest, 1))};
+  for (int64_t c = 0; c < block.cols; c += kTileN, ahead.from += share) {
     const float* rhs = weights + c * WordsIn(block.depth);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
                   kLineKernels.table[vecs - 1][rows.count - 1](
-                      pieces, (const float*)windows, stride, rhs, src, src_stride, dst,
-                      dst_stride);
+                      pieces, (const float*)windows, stride, ahead, rhs, src, src_stride,
+                      dst, dst_stride);
                 });
   }
 }
@@ -55,6 +58,7 @@ void RunRegion(const ConvProduct& product, const ConvBlock& block,
                const Pieces& pieces) {
   if (pieces.count == 0 && !block.first && !block.last) return;
   const Pieces copied = Copied(pieces);
+  const int64_t stride = product.x.step * product.pixel / kWordDepth;
   const auto line = [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
     int64_t row[kTileM], out[kTileM];
     Windows first;
@@ -64,13 +68,13 @@ void RunRegion(const ConvProduct& product, const ConvBlock& block,
       out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
     }
     RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
-            FirstSeen<T>(product, first, 0, taps),
-            product.x.step * product.pixel / kWordDepth, space.rhs, bias);
+            FirstSeen<T>(product, first, 0, taps), stride, product.merges_taps(),
+            space.rhs, bias);
   };
   const auto gather = [&](const Windows& windows, int64_t count) {
     CopyPieces<T>(product, windows, count, taps, pieces, lines);
     RunLine(product, block, partial, ConvRows{windows.row, windows.out, count}, copied,
-            lines.data, lines.stride / kWordDepth, space.rhs, bias);
+            lines.data, lines.stride / kWordDepth, false, space.rhs, bias);
   };
   const bool reads_well = ReadsWell<T>(product, region.x.end - region.x.begin);
   WalkRows(product, block.m0, block.m1, region, reads_well ? region : Region{}, kTileM,

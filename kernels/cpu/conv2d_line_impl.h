@@ -7,7 +7,7 @@
 // that is seen, its weights in row `depth` of the block's.
 constexpr int kMostPieces = 64;
 struct Pieces {
-  int64_t count;
+  int64_t count, longest;
   int64_t depth[kMostPieces], offset[kMostPieces], length[kMostPieces];
 };
 
@@ -22,6 +22,7 @@ TRACEA_INLINE bool AddPiece(const ConvBlock& block, int64_t begin, int64_t end,
   pieces->depth[i] = (from - block.p) / kWordDepth;
   pieces->offset[i] = (offset + from - begin) / kWordDepth;
   pieces->length[i] = (to - from) / kWordDepth;
+  pieces->longest = Max(pieces->longest, pieces->length[i]);
   return true;
 }
 
@@ -32,7 +33,7 @@ bool CutDepth(const ConvProduct& product, const ConvBlock& block, const Region& 
   const int64_t next_tap = product.x.tap_step * product.pixel;
   const int64_t next_line = product.y.tap_step * product.x.size * product.pixel;
   const int64_t together = product.merges_taps() ? taps.x.end - taps.x.begin : 1;
-  pieces->count = 0;
+  pieces->count = pieces->longest = 0;
   for (int64_t ty = taps.y.begin; ty < taps.y.end; ++ty) {
     for (int64_t tx = taps.x.begin; tx < taps.x.end; tx += together) {
       const int64_t begin = (ty * product.x.taps + tx) * channels;
@@ -85,12 +86,18 @@ Pieces Copied(const Pieces& pieces) {
   return copied;
 }
 
+// What comes into L1 while a row block is multiplied: bytes from each piece's first word
+// on, so many for each word.
+struct Ahead {
+  int64_t from, step;
+};
+
 // As MicroKernel, for lhs rows that lie `lhs_stride` words apart. Every third row has a
 // pointer of its own: scaled indices reach the two after it.
 template <int kRows, int kVecs>
 void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
-                const float* rhs, const float* src, int64_t src_stride, float* dst,
-                int64_t dst_stride) {
+                const Ahead& ahead, const float* rhs, const float* src,
+                int64_t src_stride, float* dst, int64_t dst_stride) {
   constexpr int kPointers = (kRows + 2) / 3;
   Vec acc[kRows][kVecs];
   TRACEA_UNROLL
@@ -107,7 +114,10 @@ void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
       at[i] = lhs + pieces.offset[piece] + 3 * i * lhs_stride;
     }
     const float* row = rhs + pieces.depth[piece] * kTileN;
+    const char* next = (const char*)at[0] + ahead.from;
     for (int64_t p = pieces.length[piece]; p > 0; --p) {
+      __builtin_prefetch(next, 0, 3);
+      next += ahead.step;
       Vec b[kVecs];
       TRACEA_UNROLL
       for (int j = 0; j < kVecs; ++j) b[j] = Load(row + j * kLanes);
@@ -133,8 +143,8 @@ void LineKernel(const Pieces& pieces, const float* lhs, int64_t lhs_stride,
   }
 }
 
-using LineKernelFn = void (*)(const Pieces&, const float*, int64_t, const float*,
-                              const float*, int64_t, float*, int64_t);
+using LineKernelFn = void (*)(const Pieces&, const float*, int64_t, const Ahead&,
+                              const float*, const float*, int64_t, float*, int64_t);
 
 // table[vecs - 1][rows - 1]
 struct LineKernels {

@@ -55,6 +55,31 @@ void StoreSums(const ConvSums& sums, const ConvRows& rows, int64_t j, int64_t co
   }
 }
 
+// Always inline, as compilers drop calls of functions that do nothing but prefetch.
+TRACEA_INLINE void PrefetchElements(const void* data, DType type, int64_t at,
+                                    int64_t count) {
+  const int64_t size = type == DType::kF32 ? 4 : 2;
+  PrefetchNear((const char*)data + at * size, count * size);
+}
+
+// Brings closer what a tile will read after its product, and where it will store f32:
+// lines of 16-bit results are soon whole, and do not wait.
+TRACEA_INLINE void PrefetchTile(const ConvProduct& product, const ConvRows& rows,
+                                int64_t j, int64_t cols) {
+  const DType type = product.out_type;
+  const bool waits = type == DType::kF32;
+  if (!product.residual && !waits) return;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const int64_t at = rows.out[i] + j;
+    if (product.residual) {
+      PrefetchElements(product.residual, product.residual_type, at, cols);
+    }
+    if (!waits) continue;
+    PrefetchElements(product.out, type, at, cols);
+    if (product.preactivation) PrefetchElements(product.preactivation, type, at, cols);
+  }
+}
+
 // One register tile: columns [j0 + c, ...) of these rows. Their sums so far, the product,
 // then partial store or epilogue. multiply(vecs, src, src_stride, dst, dst_stride) writes
 // src plus the product.
@@ -68,6 +93,7 @@ TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& bloc
   const int vecs = cols > kLanes ? 2 : 1;
   const bool whole = (cols == kTileN || partial.padded) && rows.neighbours();
   float* sums = partial.data ? partial.data + rows.row[0] * partial.stride + j : nullptr;
+  if (block.last) PrefetchTile(product, rows, j, cols);
 
   const float* src = block.first ? nullptr : sums;
   int64_t src_stride = partial.stride;

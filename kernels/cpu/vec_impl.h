@@ -183,6 +183,13 @@ TRACEA_INLINE void PrefetchBytes(const void* data, int64_t bytes) {
   }
 }
 
+// Into L1.
+TRACEA_INLINE void PrefetchNear(const void* data, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch((const char*)data + at, 0, 3);
+  }
+}
+
 // ---- Transposition --------------------------------------------------------------------
 
 #if TRACEA_LANES == 4
