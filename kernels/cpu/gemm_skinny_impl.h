@@ -3,8 +3,9 @@
 // Few columns are the few rows of the transposed product, out^T = rhs^T lhs^T, which
 // streams lhs. Only the epilogue, which works on rows of the output, turns the sums around.
 
-constexpr int kSkinnyDepth = 1024;        // of few rows that is converted at a time
-constexpr int kSkinnyStride = 1024 + 16;  // its rows are not in the same sets of L1
+constexpr int kSkinnyDepth = 1024;  // of few rows that is converted at a time
+constexpr int kSkinnyGap = 16;      // so that its rows are not in the same sets of L1
+constexpr int kSkinnyStride = kSkinnyDepth + kSkinnyGap;
 constexpr int kPair = 2 * kLanes;
 
 // Most rows of rhs that are multiplied at once, so that sums are loaded and stored less
@@ -150,8 +151,9 @@ TRACEA_INLINE void SumAll(Vec (&acc)[kCount], float* sums) {
 // The same for rhs stored by columns: dot products along k, kRows x kCols of them at once.
 // `coming` columns from `next`, if they exist, come closer.
 template <typename T, int kRows, int kCols>
-void DotColumns(const float* lhs, const T* rhs, int64_t stride, const T* next,
-                int64_t coming, int64_t kc, float* sums, int64_t sums_stride) {
+void DotColumns(const float* lhs, int64_t lhs_stride, const T* rhs, int64_t stride,
+                const T* next, int64_t coming, int64_t kc, float* sums,
+                int64_t sums_stride) {
   Vec acc[kRows * kCols] = {};
   for (int64_t p = 0; p < kc; p += kLanes) {
     Vec b[kCols];
@@ -164,7 +166,7 @@ void DotColumns(const float* lhs, const T* rhs, int64_t stride, const T* next,
     }
     TRACEA_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const Vec a = Load(lhs + i * kSkinnyStride + p);
+      const Vec a = Load(lhs + i * lhs_stride + p);
       TRACEA_UNROLL
       for (int j = 0; j < kCols; ++j) acc[i * kCols + j] += a * b[j];
     }
@@ -182,19 +184,20 @@ constexpr decltype(&DotColumns<T, 1, kCols>) kDotColumns[] = {
     DotColumns<T, 4, kCols>};
 constexpr int64_t kDotRows = 4;
 
-// Columns [0, kCols) for all rows, in blocks as equal as possible. The columns after them
-// come closer meanwhile, a share beside each block: memory takes as long as the products.
+// Columns [0, kCols) for all rows, in blocks as equal as possible. The columns after the
+// next ones come closer meanwhile, a share beside each block: memory takes as long as the
+// products.
 template <typename T, int kCols>
-void DotRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64_t kc,
-             float* sums, int64_t sums_stride) {
+void DotRows(const float* lhs, int64_t lhs_stride, const T* rhs, int64_t stride,
+             int64_t rows, int64_t kc, float* sums, int64_t sums_stride) {
   int64_t left = kCols;  // of the columns to come
-  const T* next = rhs + kCols * stride;
+  const T* next = rhs + 2 * kCols * stride;
   for (int64_t blocks = CeilDiv(rows, kDotRows); blocks > 0; --blocks) {
     const int64_t count = CeilDiv(rows, blocks), coming = CeilDiv(left, blocks);
-    kDotColumns<T, kCols>[count - 1](lhs, rhs, stride, next, coming, kc, sums,
+    kDotColumns<T, kCols>[count - 1](lhs, lhs_stride, rhs, stride, next, coming, kc, sums,
                                      sums_stride);
     rows -= count;
-    lhs += count * kSkinnyStride;
+    lhs += count * lhs_stride;
     sums += count * sums_stride;
     left -= coming;
     next += coming * stride;
@@ -203,37 +206,48 @@ void DotRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64
 
 // sums[rows][sums_stride] += lhs[rows][kc] @ rhs[kc][cols], rhs stored by columns.
 template <typename T>
-void Dot(const float* lhs, const T* rhs, int64_t stride, int64_t rows, int64_t kc,
-         int64_t cols, float* sums, int64_t sums_stride) {
+void Dot(const float* lhs, int64_t lhs_stride, const T* rhs, int64_t stride, int64_t rows,
+         int64_t kc, int64_t cols, float* sums, int64_t sums_stride) {
   int64_t j = 0;
   for (; j + kDotCols <= cols; j += kDotCols) {
-    DotRows<T, kDotCols>(lhs, rhs + j * stride, stride, rows, kc, sums + j, sums_stride);
+    DotRows<T, kDotCols>(lhs, lhs_stride, rhs + j * stride, stride, rows, kc, sums + j,
+                         sums_stride);
   }
   for (; j < cols; ++j) {
-    DotRows<T, 1>(lhs, rhs + j * stride, stride, rows, kc, sums + j, sums_stride);
+    DotRows<T, 1>(lhs, lhs_stride, rhs + j * stride, stride, rows, kc, sums + j,
+                  sums_stride);
   }
 }
 
 // All rows, columns [p, p + kc) of them, as f32 padded with zeros to whole vectors.
 template <typename T>
-void LoadFewRows(const FewRows<T>& product, int64_t p, int64_t kc, float* to) {
+void LoadFewRows(const FewRows<T>& product, int64_t p, int64_t kc, float* to,
+                 int64_t to_stride) {
   const int64_t stride = product.lhs_stride;
   if (!product.trans_lhs) {
-    for (int64_t i = 0; i < product.rows; ++i, to += kSkinnyStride) {
+    for (int64_t i = 0; i < product.rows; ++i, to += to_stride) {
       const T* row = product.lhs + i * stride + p;
       for (int64_t q = 0; q < kc; q += kLanes) Store(to + q, LoadUpTo(row + q, kc - q));
     }
     return;
   }
-  for (int64_t i = 0; i < product.rows; i += kLanes, to += kLanes * kSkinnyStride) {
+  for (int64_t i = 0; i < product.rows; i += kLanes, to += kLanes * to_stride) {
     const int64_t rows = Min(kLanes, product.rows - i);
     for (int64_t q = 0; q < kc; q += kLanes) {
       const T* from = product.lhs + (p + q) * stride + i;
       Vec x[kLanes];
       LoadAcrossTransposed(from, stride, kc - q, rows, x);
-      for (int64_t r = 0; r < rows; ++r) Store(to + r * kSkinnyStride + q, x[r]);
+      for (int64_t r = 0; r < rows; ++r) Store(to + r * to_stride + q, x[r]);
     }
   }
+}
+
+// Rows in several blocks are read again for each few columns. Beside columns of f32, which
+// are as long, L1 has no room for so much.
+template <typename T>
+int64_t DepthOf(const FewRows<T>& product) {
+  const bool is_long = product.trans_rhs && product.rows > kDotRows && sizeof(T) == 4;
+  return is_long ? kSkinnyDepth / 2 : kSkinnyDepth;
 }
 
 // Sums of columns [j, j + cols).
@@ -245,12 +259,14 @@ void SumStrip(const FewRows<T>& product, const GemmBlocks& blocks, int64_t j, in
                           ? StreamRows<T, kRows, kShallowDepth>
                           : StreamRows<T, kRows, kStreamDepth>;
   memset(sums, 0, rows * blocks.sums_stride * sizeof(float));
-  for (int64_t p = 0; p < product.k; p += kSkinnyDepth) {
-    const int64_t kc = Min(kSkinnyDepth, product.k - p);
-    LoadFewRows(product, p, kc, lhs);
+  const int64_t depth = DepthOf(product);
+  for (int64_t p = 0; p < product.k; p += depth) {
+    const int64_t kc = Min(depth, product.k - p);
+    LoadFewRows(product, p, kc, lhs, depth + kSkinnyGap);
     if (product.trans_rhs) {
       const T* block = product.rhs + j * stride + p;
-      Dot(lhs, block, stride, rows, kc, cols, sums, blocks.sums_stride);
+      Dot(lhs, depth + kSkinnyGap, block, stride, rows, kc, cols, sums,
+          blocks.sums_stride);
     } else {
       const T* block = product.rhs + p * stride + j;
       stream(lhs, block, stride, rows, kc, cols, sums, blocks.sums_stride);
