@@ -89,11 +89,7 @@ TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t dep
 struct Interval {
   int64_t begin, end;
 
-  TRACEA_INLINE bool Has(int64_t i) const { return i >= begin && i < end; }
-  TRACEA_INLINE bool operator==(const Interval& other) const {
-    return begin == other.begin && end == other.end;
-  }
-};
+  TRACEA_INLINE bool Has(int64_t i) const { return i >= begin && i < end; }};
 
 // The rows of an axis whose windows lie in the image.
 inline Interval InteriorOf(const ConvAxis& axis) {
@@ -103,13 +99,21 @@ inline Interval InteriorOf(const ConvAxis& axis) {
   return {begin, begin < end ? end : begin};
 }
 
-// The taps of an axis that a row's window has in the image.
+// The taps of an axis that a row's window has in the image; none if they end before they
+// begin.
 inline Interval TapsSeen(const ConvAxis& axis, int64_t row) {
   const int64_t at = row * axis.step + axis.offset;
   const int64_t before = at < 0 ? CeilDiv(-at, axis.tap_step) : 0;
   const int64_t end = at < axis.size ? CeilDiv(axis.size - at, axis.tap_step) : 0;
-  const Interval seen{before, Min(end, axis.taps)};
-  return seen.begin < seen.end ? seen : Interval{0, 0};
+  return {Min(before, axis.taps), Min(end, axis.taps)};
+}
+
+// The first row that sees others, after a row that sees these taps.
+inline int64_t FirstSeeingOthers(const ConvAxis& axis, const Interval& taps) {
+  int64_t at = axis.rows * axis.step + axis.offset;  // of its window
+  if (taps.begin > 0) at = Min(at, -(taps.begin - 1) * axis.tap_step);
+  if (taps.end > 0) at = Min(at, axis.size - (taps.end - 1) * axis.tap_step);
+  return Min(CeilDiv(at - axis.offset, axis.step), axis.rows);
 }
 
 // Calls visit(rows of the axis, the taps that all of these see) for each longest part.
@@ -117,8 +121,8 @@ template <typename Visit>
 TRACEA_INLINE void ForEachTapsSeen(const ConvAxis& axis, const Visit& visit) {
   for (int64_t begin = 0, end; begin < axis.rows; begin = end) {
     const Interval seen = TapsSeen(axis, begin);
-    for (end = begin + 1; end < axis.rows && TapsSeen(axis, end) == seen;) ++end;
-    visit(Interval{begin, end}, seen);
+    end = FirstSeeingOthers(axis, seen);
+    visit(Interval{begin, end}, seen.begin < seen.end ? seen : Interval{0, 0});
   }
 }
 
