@@ -55,13 +55,6 @@ void StoreSums(const ConvSums& sums, const ConvRows& rows, int64_t j, int64_t co
   }
 }
 
-// Always inline, as compilers drop calls of functions that do nothing but prefetch.
-TRACEA_INLINE void PrefetchElements(const void* data, DType type, int64_t at,
-                                    int64_t count) {
-  const int64_t size = type == DType::kF32 ? 4 : 2;
-  PrefetchNear((const char*)data + at * size, count * size);
-}
-
 // Brings closer what a tile will read after its product, and where it will store f32:
 // lines of 16-bit results are soon whole, and do not wait.
 TRACEA_INLINE void PrefetchTile(const ConvProduct& product, const ConvRows& rows,

@@ -25,6 +25,14 @@ TRACEA_INLINE void StoreAs(DType type, void* data, int64_t at, Vec x, int64_t co
   }
 }
 
+// Brings elements into L1. Always inline, as compilers drop calls of functions that do
+// nothing else.
+TRACEA_INLINE void PrefetchElements(const void* data, DType type, int64_t at,
+                                    int64_t count) {
+  const int64_t size = type == DType::kF32 ? 4 : 2;
+  PrefetchNear((const char*)data + at * size, count * size);
+}
+
 #if defined(__AVX512BF16__)
 // Two vectors, the first `count` elements of them.
 TRACEA_INLINE void StorePair(DType type, void* data, int64_t at, Vec low, Vec high,

@@ -73,6 +73,15 @@ void CopyColumns(const float* from, int64_t from_stride, float* to, int64_t to_s
   }
 }
 
+// Brings closer what the epilogue of a tile will read.
+TRACEA_INLINE void PrefetchResidual(const GemmArgs& args, int64_t i, int64_t j,
+                                    int64_t rows, int64_t cols) {
+  for (int64_t row = i; row < i + rows; ++row) {
+    const int64_t at = row * args.residual_stride + j;
+    PrefetchElements(args.residual, args.residual_type, at, cols);
+  }
+}
+
 // The register tile at (i, j0 + c): product, then partial store or epilogue.
 TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
                            const Partial& partial, int64_t i, int64_t rows, int64_t c,
@@ -85,6 +94,7 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   const bool whole = cols == kTileN || partial.padded;
   float* sums = partial.data ? partial.data + i * partial.stride + j : nullptr;
   const MicroKernelFn micro = kMicroKernels.table[cols > kLanes][rows - 1];
+  if (block.last && args.residual) PrefetchResidual(args, i, j, rows, cols);
 
   const float* src = block.first ? nullptr : sums;
   int64_t src_stride = partial.stride;
