@@ -67,9 +67,9 @@ void RunRegion(const ConvProduct& product, const ConvBlock& block,
       row[i] = m + i;
       out[i] = first.out[0] + i * product.x.out_step * product.out_pixel;
     }
-    RunLine(product, block, partial, ConvRows{row, out, count}, pieces,
-            FirstSeen<T>(product, first, 0, taps), stride, product.merges_taps(),
-            space.rhs, bias);
+    const T* seen = pieces.count > 0 ? FirstSeen<T>(product, first, 0, taps) : nullptr;
+    RunLine(product, block, partial, ConvRows{row, out, count}, pieces, seen, stride,
+            product.merges_taps(), space.rhs, bias);
   };
   const auto gather = [&](const Windows& windows, int64_t count) {
     CopyPieces<T>(product, windows, count, taps, pieces, lines);

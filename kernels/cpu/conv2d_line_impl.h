@@ -62,6 +62,7 @@ TRACEA_INLINE const T* FirstSeen(const ConvProduct& product, const Windows& wind
 template <typename T>
 void CopyPieces(const ConvProduct& product, const Windows& windows, int64_t rows,
                 const Region& taps, const Pieces& pieces, const Lines<T>& lines) {
+  if (pieces.count == 0) return;
   const T* end = EndOfImage<T>(product);
   for (int64_t i = 0; i < rows; ++i) {
     const LineSink<T> sink{lines.data + i * lines.stride, end};
