@@ -376,7 +376,7 @@ def test_every_dtype_beside_every_other():
 def test_windows_that_see_some_taps_or_none(along):
     # So far apart, or so far outside, that windows have one or two taps in the image,
     # or none. 32 channels are read as they are.
-    def turned(across: tuple, along_it: tuple) -> tuple:
+    def turned(across: Any, along_it: Any) -> tuple[Any, Any]:
         return (along_it, across) if along == "height" else (across, along_it)
 
     run_and_check(
