@@ -89,7 +89,8 @@ TRACEA_INLINE void ForEachTap(const ConvProduct& product, int64_t p, int64_t dep
 struct Interval {
   int64_t begin, end;
 
-  TRACEA_INLINE bool Has(int64_t i) const { return i >= begin && i < end; }};
+  TRACEA_INLINE bool Has(int64_t i) const { return i >= begin && i < end; }
+};
 
 // The rows of an axis whose windows lie in the image.
 inline Interval InteriorOf(const ConvAxis& axis) {

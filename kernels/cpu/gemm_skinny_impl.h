@@ -259,14 +259,13 @@ void SumStrip(const FewRows<T>& product, const GemmBlocks& blocks, int64_t j, in
                           ? StreamRows<T, kRows, kShallowDepth>
                           : StreamRows<T, kRows, kStreamDepth>;
   memset(sums, 0, rows * blocks.sums_stride * sizeof(float));
-  const int64_t depth = DepthOf(product);
+  const int64_t depth = DepthOf(product), lhs_stride = depth + kSkinnyGap;
   for (int64_t p = 0; p < product.k; p += depth) {
     const int64_t kc = Min(depth, product.k - p);
-    LoadFewRows(product, p, kc, lhs, depth + kSkinnyGap);
+    LoadFewRows(product, p, kc, lhs, lhs_stride);
     if (product.trans_rhs) {
       const T* block = product.rhs + j * stride + p;
-      Dot(lhs, depth + kSkinnyGap, block, stride, rows, kc, cols, sums,
-          blocks.sums_stride);
+      Dot(lhs, lhs_stride, block, stride, rows, kc, cols, sums, blocks.sums_stride);
     } else {
       const T* block = product.rhs + p * stride + j;
       stream(lhs, block, stride, rows, kc, cols, sums, blocks.sums_stride);
