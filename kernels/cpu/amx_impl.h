@@ -14,6 +14,10 @@
 //   rhs  per panel of 32 columns: per step of 32: [left 1 KB][right 1 KB]
 //   lhs  per block of 32 rows:    per step of 32: [upper 1 KB][lower 1 KB]
 
+#if defined(TRACEA_EMULATE_AMX)
+#include "amx_emulation_impl.h"
+#endif
+
 constexpr int kAmxRows = 32;
 constexpr int kAmxCols = 32;
 constexpr int kAmxDepth = 32;                   // elements of bf16 in a step

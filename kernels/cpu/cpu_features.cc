@@ -29,6 +29,12 @@ struct Features {
   bool avx2, avx512, avx512_bf16, amx;
 };
 
+#if defined(TRACEA_EMULATE_AMX)
+constexpr bool kEmulatesTiles = true;
+#else
+constexpr bool kEmulatesTiles = false;
+#endif
+
 bool AllOf(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
 constexpr uint64_t Bit(int i) { return uint64_t{1} << i; }
@@ -72,7 +78,7 @@ Features Detect() {
   const bool tiles = AllOf(saved, Bit(17) | Bit(18)) && AllOf(d, Bit(22) | Bit(24));
   const bool bf16 = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
                     AllOf(a, Bit(5));
-  found.amx = bf16 && tiles && GetTilePermission();
+  found.amx = bf16 && (kEmulatesTiles || (tiles && GetTilePermission()));
   found.avx512_bf16 = bf16 && (found.amx || IsAmd());
   return found;
 }
