@@ -273,3 +273,33 @@ TRACEA_INLINE void AmxProduct(int64_t steps, const Lhs& lhs, const BF16* rhs,
   if (kLower) _tile_stored(2, below, row);
   if (kLower && kRight) _tile_stored(3, below + 16, row);
 }
+
+// sums = lhs @ rhs for a block of 32 rows of packed lhs and `panels` of packed rhs, of a
+// depth of two steps: the block stays in registers, for half of a panel at a time.
+//
+// work(half) is called once in each half.
+template <typename Work>
+TRACEA_INLINE void AmxShallowProducts(const BF16* lhs, const BF16* rhs, int64_t panels,
+                                      float* sums, int64_t stride, Work&& work) {
+  const char *a = (const char*)lhs, *b = (const char*)rhs;
+  const int64_t row = stride * (int64_t)sizeof(float);
+  BeforeTileLoads();
+  _tile_loadd(4, a, 64);
+  _tile_loadd(5, a + kAmxTile, 64);
+  _tile_loadd(6, a + kAmxStep, 64);
+  _tile_loadd(7, a + kAmxStep + kAmxTile, 64);
+  for (int64_t half = 0; half < 2 * panels; ++half, sums += kAmxCols / 2) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_stream_loadd(2, b, 64);
+    _tile_stream_loadd(3, b + kAmxStep, 64);
+    _tile_dpbf16ps(0, 4, 2);
+    _tile_dpbf16ps(1, 5, 2);
+    work(half);
+    _tile_dpbf16ps(0, 6, 3);
+    _tile_dpbf16ps(1, 7, 3);
+    _tile_stored(0, sums, row);
+    _tile_stored(1, sums + 16 * stride, row);
+    b += half % 2 == 0 ? kAmxTile : 2 * kAmxStep - kAmxTile;
+  }
+}

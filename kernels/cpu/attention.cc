@@ -92,7 +92,7 @@ int64_t WorkspaceBytes(const AttentionIsa& isa, const AttentionArgs& args,
   const int64_t rows = RoundUp(plan.row_step, kAttentionPad);
   const int64_t packed =
       (plan.block_kv + rows) * 2 * RoundUp(args.head_dim, kAttentionPad);
-  const int64_t tiles = 2 * isa.tile_m * plan.block_kv;
+  const int64_t tiles = (isa.tiles_at_once + 1) * isa.tile_m * plan.block_kv;
   return 4 * (packed + tiles + (2 + 4) * rows);
 }
 

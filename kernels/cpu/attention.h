@@ -78,6 +78,7 @@ struct AttentionIsa {
   int64_t tile_m, tile_n;  // register tile, in elements
   void (*forward)(const AttentionArgs& args, int64_t block_kv,
                   const AttentionRange& range, float* workspace);
+  int64_t tiles_at_once = 1;  // that have scores in the workspace
 };
 
 // The gradient is computed in two passes, which both compute the weights once more: one

@@ -17,7 +17,8 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kAmxAttention;
-const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention};
+const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention,
+                                     kTilesAtOnce};
 
 extern const AttentionGradientIsa kAmxAttentionGradient;
 const AttentionGradientIsa kAmxAttentionGradient = {

@@ -4,6 +4,7 @@
 // Included by attention_impl.h and attention_amx_impl.h, which define
 //   kRowTile     rows of a tile
 //   kEqualTiles  whether a task's tiles are as equal as possible, or all but one whole
+//   kTilesAtOnce tiles that have scores in the forward pass, side by side
 //   kKeyStep     the keys that a tile sees in a block begin at a multiple of it
 //   kKeyUnit     their number is padded to a multiple of it
 
@@ -89,7 +90,7 @@ struct Forward {
     queries = values + block * width;
     sums = queries + count * depth;
     scores = sums + count * width;
-    weights = scores + kRowTile * block;
+    weights = scores + kTilesAtOnce * kRowTile * block;
     max = weights + kRowTile * block;
     sum = max + count;
     seen = (Interval*)(sum + count);
@@ -207,14 +208,12 @@ KeyFetch FetchOfKeys(const AttentionArgs& args, const AttentionRange& range, int
           Min(block, end - j)};
 }
 
-// Kernel::PackQueries(f) prepares the rows; Kernel::PackKeys(f, j0, count) a block of
-// keys and values; Kernel::UpdateTile(f, tile, j0, count, at) lets a row tile see the
-// keys [j0 + at.lo, j0 + at.hi) of that block, at.lo a multiple of kKeyStep. Meanwhile
-// `next` comes closer.
-template <typename Kernel>
-TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count,
-                               KeyFetch next) {
-  Kernel::PackKeys(f, j0, count);
+// Calls body(tile, at) for each row tile that sees some of the block of keys [j0, j0 +
+// count): [j0 + at.lo, j0 + at.hi), at.lo a multiple of kKeyStep. Meanwhile `next` comes
+// closer.
+template <typename Body>
+TRACEA_INLINE void ForSeeingTiles(const Forward& f, int64_t j0, int64_t count,
+                                  KeyFetch next, const Body& body) {
   const int64_t share = next.Share(f.rows.count());
   ForRowTiles(f.rows.count(), [&](RowTile tile) {
     next.Fetch(share);
@@ -222,11 +221,12 @@ TRACEA_INLINE void UpdateBlock(const Forward& f, int64_t j0, int64_t count,
     for (int64_t i = 0; i < tile.rows; ++i) keys = Hull(keys, f.seen[tile.first + i]);
     keys = Intersect(keys, {j0, j0 + count});
     if (keys.lo == keys.hi) return;
-    const Interval at{(keys.lo - j0) / kKeyStep * kKeyStep, keys.hi - j0};
-    Kernel::UpdateTile(f, tile, j0, count, at);
+    body(tile, Interval{(keys.lo - j0) / kKeyStep * kKeyStep, keys.hi - j0});
   });
 }
 
+// Kernel::PackQueries(f) prepares the rows; Kernel::UpdateBlock(f, j0, count, next) lets
+// them see the keys [j0, j0 + count), which it packs, as `next` comes closer.
 template <typename T, typename Kernel>
 void RunForward(const Forward& f) {
   Kernel::PackQueries(f);
@@ -241,7 +241,7 @@ void RunForward(const Forward& f) {
   }
   for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
     const auto next = FetchOfKeys<T>(f.args, f.range, j + f.block, f.block, keys.hi);
-    UpdateBlock<Kernel>(f, j, Min(f.block, keys.hi - j), next);
+    Kernel::UpdateBlock(f, j, Min(f.block, keys.hi - j), next);
   }
   FinishRows<T>(f);
 }

@@ -25,6 +25,7 @@
 constexpr int64_t kRowTile = kTileM;
 constexpr int64_t kKeyStep = kTileN;
 constexpr int64_t kKeyUnit = kVecDepth;
+constexpr int64_t kTilesAtOnce = 1;
 constexpr bool kEqualTiles = true;
 
 #include "attention_common_impl.h"
@@ -38,15 +39,10 @@ TRACEA_INLINE Vec ToWords(const Vec (&weights)[kWordDepth]) {
 #endif
 }
 
-// One row of the online softmax. `scores` has `vecs` vectors, of whole words. Writes the
-// weights 2^(score - max) in chunks of the micro-kernel's lhs, `chunk_step` apart; updates
-// the row's maximum and its sum of weights; returns what earlier sums must be scaled by.
-TRACEA_INLINE float SoftmaxRow(const float* scores, int64_t vecs, float* weights,
-                               int64_t chunk_step, float* max, float* sum) {
-  Vec most = Splat(*max);
-  for (int64_t i = 0; i < vecs; ++i) most = Maximum(Load(scores + i * kLanes), most);
-  const float new_max = Fold<Largest>(most);
-  const Vec shift = Splat(new_max);
+// Writes the weights 2^(score - shift) of a row, of `vecs` vectors of whole words, in chunks
+// of the micro-kernel's lhs, `chunk_step` apart. Returns their sum, in lanes.
+TRACEA_INLINE Vec WeighRow(const float* scores, int64_t vecs, float shift, float* weights,
+                           int64_t chunk_step) {
   constexpr int64_t kPerChunk = kChunk / kLanes;
   Vec total{};
   for (int64_t i = 0; i < vecs / kWordDepth; ++i, scores += kVecDepth) {
@@ -59,10 +55,7 @@ TRACEA_INLINE float SoftmaxRow(const float* scores, int64_t vecs, float* weights
     Store(weights + (i / kPerChunk) * chunk_step + (i % kPerChunk) * kLanes,
           ToWords(weight));
   }
-  const float alpha = Exp2(Splat(*max - new_max))[0];
-  *sum = *sum * alpha + Fold<Plus>(total);
-  *max = new_max;
-  return alpha;
+  return total;
 }
 
 // rows x dim, each row found by `row_of`, times `scale` unless they are of bf16 as words;
@@ -111,24 +104,48 @@ struct Tiled {
     PackRhs((const T*)args.v + offset, stride, count, args.head_dim, f.values);
   }
 
+  // Scores of some rows of a tile, of the keys from j on, become weights; the rows' sums
+  // are scaled to what is subtracted now.
+  static TRACEA_INLINE void SoftenRows(const Forward& f, RowTile tile, int64_t first,
+                                       int64_t rows, int64_t j, int64_t keys) {
+    const int64_t padded = RoundUp(keys, kKeyUnit), row = tile.first + first;
+    SoftmaxRows softmax;
+    float* scores = f.scores + first * f.block;
+    for (int64_t i = 0; i < rows; ++i) {
+      float* of_row = scores + i * f.block;
+      if (kWordDepth > 1) ScaleRow(of_row, padded, f.args.scale * kLog2E);
+      MaskRow(f, row + i, j, of_row, keys);
+      softmax.TakeMaximum(i, of_row, padded / kLanes);
+    }
+    softmax.Shift(rows, 1.0f, f.max + row);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float alpha = softmax.alpha[i];
+      if (alpha != 1.0f) ScaleRow(f.sums + (row + i) * f.width, f.width, alpha);
+      float* weights = f.weights + (first + i) * kChunk;
+      softmax.AddWeights(i, WeighRow(scores + i * f.block, padded / kLanes,
+                                     softmax.shift[i], weights, tile.rows * kChunk));
+    }
+    softmax.Finish(rows, f.sum + row);
+  }
+
   static void UpdateTile(const Forward& f, RowTile tile, int64_t j0, int64_t count,
                            Interval at) {
     const int64_t dim = f.args.head_dim, keys = at.hi - at.lo, words = WordsIn(dim);
     TileProduct(tile.rows, words, f.queries + tile.first * f.depth, f.keys + at.lo * words,
                 words * kTileN, keys, f.scores, f.block, false);
-    const int64_t padded = RoundUp(keys, kKeyUnit);
-    for (int64_t i = 0; i < tile.rows; ++i) {
-      const int64_t row = tile.first + i;
-      float* scores = f.scores + i * f.block;
-      if (kWordDepth > 1) ScaleRow(scores, padded, f.args.scale * kLog2E);
-      MaskRow(f, row, j0 + at.lo, scores, keys);
-      const float alpha = SoftmaxRow(scores, padded / kLanes, f.weights + i * kChunk,
-                                     tile.rows * kChunk, f.max + row, f.sum + row);
-      if (alpha != 1.0f) ScaleRow(f.sums + row * f.width, f.width, alpha);
+    for (int64_t i = 0; i < tile.rows; i += kLanes) {
+      SoftenRows(f, tile, i, Min(kLanes, tile.rows - i), j0 + at.lo, keys);
     }
     TileProduct(tile.rows, WordsIn(keys), f.weights, f.values + WordsIn(at.lo) * kTileN,
                 WordsIn(count) * kTileN, dim, f.sums + tile.first * f.width, f.width,
                 true);
+  }
+
+  static void UpdateBlock(const Forward& f, int64_t j0, int64_t count, KeyFetch next) {
+    PackKeys(f, j0, count);
+    ForSeeingTiles(f, j0, count, next, [&](RowTile tile, Interval at) {
+      UpdateTile(f, tile, j0, count, at);
+    });
   }
 };
 

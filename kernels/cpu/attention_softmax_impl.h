@@ -36,19 +36,6 @@ TRACEA_INLINE Vec Exp2(Vec x) {
 
 TRACEA_INLINE Vec Maximum(Vec a, Vec b) { return Select(a > b, a, b); }
 
-struct Largest {
-  template <typename V>
-  static TRACEA_INLINE V Of(V a, V b) {
-    return a > b ? a : b;
-  }
-};
-struct Plus {
-  template <typename V>
-  static TRACEA_INLINE V Of(V a, V b) {
-    return a + b;
-  }
-};
-
 // All lanes folded into one, by halves.
 #if defined(__AVX2__)
 template <typename Op>
@@ -71,6 +58,51 @@ TRACEA_INLINE float Fold(Vec x) {
 }
 #endif
 
+// By how much, in base 2, scores may exceed what is subtracted from them: sums are scaled
+// anew only when a row's maximum grows by more, which is seldom after the first keys.
+constexpr float kMaxSlack = 8;
+
+// A block of keys in the online softmax of up to kLanes rows, side by side: to fold single
+// rows and to wait for each one's maximum would take longer than the exponentials.
+//
+//   TakeMaximum of each row;  Shift;  AddWeights of each row;  Finish
+struct SoftmaxRows {
+  Vec lanes[kLanes];  // of each row: its largest scores, then its sums of weights
+  float shift[kLanes];  // weights are 2^(score - shift)
+  float alpha[kLanes];  // what earlier sums must be scaled by
+
+  TRACEA_INLINE void TakeMaximum(int64_t i, const float* scores, int64_t vecs) {
+    Vec most = Splat(kForbidden), other = most;
+    for (; vecs > 1; vecs -= 2, scores += 2 * kLanes) {
+      most = Maximum(Load(scores), most);
+      other = Maximum(Load(scores + kLanes), other);
+    }
+    if (vecs > 0) most = Maximum(Load(scores), most);
+    lanes[i] = Maximum(most, other);
+  }
+
+  // `max`: what was subtracted from each row's scores before, and is from now on. `scale`
+  // is what scores are still to be multiplied by, above zero.
+  TRACEA_INLINE void Shift(int64_t rows, float scale, float* max) {
+    for (int64_t i = rows; i < kLanes; ++i) lanes[i] = Vec{};
+    const Vec most = FoldEach<Largest>(lanes) * scale;
+    const Vec before = LoadUpTo((const F32*)max, rows);
+    const Vec now = Select(most > before + kMaxSlack, most, before);
+    StoreUpTo((F32*)max, now, rows);
+    Store(shift, now);
+    Store(alpha, Exp2(before - now));
+  }
+
+  TRACEA_INLINE void AddWeights(int64_t i, Vec total) { lanes[i] = total; }
+
+  TRACEA_INLINE void Finish(int64_t rows, float* sum) {
+    for (int64_t i = rows; i < kLanes; ++i) lanes[i] = Vec{};
+    const Vec total = FoldEach<Plus>(lanes);
+    const Vec before = LoadUpTo((const F32*)sum, rows);
+    StoreUpTo((F32*)sum, before * Load(alpha) + total, rows);
+  }
+};
+
 TRACEA_INLINE Vec Iota() {
   Vec x{};
   for (int i = 0; i < kLanes; ++i) x[i] = (float)i;
@@ -81,7 +113,6 @@ TRACEA_INLINE Vec Iota() {
 struct Interval {
   int64_t lo, hi;
 };
-
 
 TRACEA_INLINE Interval Intersect(Interval a, Interval b) {
   const int64_t lo = Max(a.lo, b.lo), hi = Min(a.hi, b.hi);

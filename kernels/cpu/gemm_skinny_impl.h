@@ -124,18 +124,6 @@ void StreamRows(const float* lhs, const T* rhs, int64_t stride, int64_t rows, in
   }
 }
 
-// Lane i is the sum of x[i], halves added to halves: Transpose, adding what it parts.
-TRACEA_INLINE Vec SumEach(Vec (&x)[kLanes]) {
-  TRACEA_UNROLL
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    TRACEA_UNROLL
-    for (int i = 0; i < width; ++i) {
-      x[i] = InterleaveLow(x[i], x[i + width]) + InterleaveHigh(x[i], x[i + width]);
-    }
-  }
-  return x[0];
-}
-
 // sums[i] is the sum of acc[i]; whole vectors of them are written.
 template <int kCount>
 TRACEA_INLINE void SumAll(Vec (&acc)[kCount], float* sums) {
@@ -144,7 +132,7 @@ TRACEA_INLINE void SumAll(Vec (&acc)[kCount], float* sums) {
     Vec x[kLanes];
     TRACEA_UNROLL
     for (int j = 0; j < kLanes; ++j) x[j] = i + j < kCount ? acc[i + j] : Vec{};
-    Store(sums + i, SumEach(x));
+    Store(sums + i, FoldEach<Plus>(x));
   }
 }
 

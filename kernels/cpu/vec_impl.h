@@ -234,3 +234,31 @@ TRACEA_INLINE void Transpose(Vec (&x)[kLanes]) {
     for (int i = 0; i < kLanes; ++i) x[i] = y[i];
   }
 }
+
+// ---- Folding --------------------------------------------------------------------------
+
+struct Largest {
+  template <typename V>
+  static TRACEA_INLINE V Of(V a, V b) {
+    return a > b ? a : b;
+  }
+};
+struct Plus {
+  template <typename V>
+  static TRACEA_INLINE V Of(V a, V b) {
+    return a + b;
+  }
+};
+
+// Lane i is all lanes of x[i] folded into one, by halves: Transpose, joining what it parts.
+template <typename Op>
+TRACEA_INLINE Vec FoldEach(Vec (&x)[kLanes]) {
+  TRACEA_UNROLL
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    TRACEA_UNROLL
+    for (int i = 0; i < width; ++i) {
+      x[i] = Op::Of(InterleaveLow(x[i], x[i + width]), InterleaveHigh(x[i], x[i + width]));
+    }
+  }
+  return x[0];
+}

@@ -118,7 +118,10 @@ class AttentionCpu:
         held = 8 * problem.kv_len * problem.head_dim
         once = tasks >= _TASKS_OF_CORE * device.cores and held <= _HEAD_BYTES
         passes = 1 if once and has_one_pass(problem, device) else 2
-        return AttentionCpuConfig(block_q=block_q, block_kv=256, passes=passes)
+        # Row tiles pass AMX side by side, but for the first and the last of a block.
+        has_stages = on_amx(problem, device) and problem.direction == "forward"
+        block_kv = 512 if has_stages else 256
+        return AttentionCpuConfig(block_q=block_q, block_kv=block_kv, passes=passes)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         return problem.flops >= _FEWEST_FLOPS
@@ -149,10 +152,14 @@ class AttentionCpu:
         )
 
 
+def on_amx(problem: AttentionProblem, device: Device) -> bool:
+    """Whether AMX's tiles multiply; vectors do otherwise."""
+    return device.arch == "amx" and problem.dtype == "bfloat16"
+
+
 def has_one_pass(problem: AttentionProblem, device: Device) -> bool:
     """Whether there is a choice: of the gradient, without matrix units."""
-    uses_amx = device.arch == "amx" and problem.dtype == "bfloat16"
-    return problem.direction == "backward" and not uses_amx
+    return problem.direction == "backward" and not on_amx(problem, device)
 
 
 def _effects(
