@@ -229,6 +229,9 @@ struct NoWork {
 // work(step) is called once in each step, between the tile products, which leave most of
 // the core idle: the place for the epilogue of the block before.
 //
+// Loads come first. The order is of no matter to a thread that has the core to itself, but
+// another thread on it makes loads and products wait for each other whenever they change.
+//
 // kRowTiles = 1: only the upper 16 rows are computed and stored; kColTiles alike.
 // Lhs: AmxLhs, or another one with its members but `data` and `step`.
 template <int kRowTiles = 2, int kColTiles = 2, typename Lhs, typename Work = NoWork>
@@ -255,14 +258,12 @@ TRACEA_INLINE void AmxProduct(int64_t steps, const Lhs& lhs, const BF16* rhs,
     const char* a = lhs.At(step);
     _tile_loadd(4, a, lhs.stride);
     _tile_stream_loadd(6, b, 64);
+    if (kRight) _tile_stream_loadd(7, b + kAmxTile, 64);
+    if (kLower) _tile_loadd(5, a + lhs.lower, lhs.stride);
     _tile_dpbf16ps(0, 4, 6);
-    if (kRight) {
-      _tile_stream_loadd(7, b + kAmxTile, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
+    if (kRight) _tile_dpbf16ps(1, 4, 7);
     work(step);
     if (kLower) {
-      _tile_loadd(5, a + lhs.lower, lhs.stride);
       _tile_dpbf16ps(2, 5, 6);
       if (kRight) _tile_dpbf16ps(3, 5, 7);
     }
