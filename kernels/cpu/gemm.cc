@@ -92,13 +92,20 @@ Sizes PairSizes(int64_t rows) {
   return {2 * sizes.kc, sizes.share};
 }
 
+// Of bf16 matrices with few rows, where packing rhs is much of the work: it stays near, and
+// is read by long pieces of its rows as they are stored, in which memory is fast.
+Sizes FewRowSizes(const GemmIsa& isa, const GemmArgs& args) {
+  if (!isa.loads_rows || args.trans_rhs) return {1024, 0.125};
+  return args.m <= isa.tile_m ? Sizes{128, 0.125} : Sizes{512, 0.25};
+}
+
 // Of bf16 matrices: rows that are used as they are stored cost little to bring again and
 // again, so narrow and deep blocks save partial sums. Rows that are packed must last for
-// many columns. With few rows packing rhs is much of the work: it stays near.
+// many columns.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.pairs) return PairSizes(args.m);
   if (UsesVectors(isa)) return VectorSizes(args.m);
-  if (args.m <= kFewRows) return {1024, 0.125};
+  if (args.m <= kFewRows) return FewRowSizes(isa, args);
   const bool as_stored =
       isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
   return {as_stored ? 2048 : 1024, 0.5};

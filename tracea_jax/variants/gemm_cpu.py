@@ -54,6 +54,7 @@ _PAIR_COLUMNS = 9  # of B, from which pairs are
 _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
 _PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
+_AMX_TILE = 32  # rows of A that AMX multiplies at a time
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
@@ -104,6 +105,11 @@ _TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost li
 )
 _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
+# With few rows packing B is much of the work: it is read by long pieces of its rows.
+_ONE_TILE_BY_ROW = dataclasses.replace(
+    _TILES, kc=128, panel_share=0.125, depths=(64, 128, 256, 512, 1024)
+)
+_FEW_TILES_BY_ROW = dataclasses.replace(_ONE_TILE_BY_ROW, kc=256, panel_share=0.25)
 # Pairs of bfloat16 in the place of each f32. With few rows they are so soon multiplied
 # that packing the next block takes most of the time.
 _PAIRED = Blocking(
@@ -130,11 +136,17 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     if unit is None or problem.m < _TILE_ROWS:
         return vectors
     if problem.m <= _FEW_ROWS:
-        return dataclasses.replace(_FEW_TILES, unit=unit)
+        return _of_few_tiles(problem, device, unit)
     as_stored = problem.layout[0] == "n" and problem.k % unit == 0
     if device.isa == "amx" and as_stored:
         return _TILES
     return dataclasses.replace(_PACKING_TILES, unit=unit)
+
+
+def _of_few_tiles(problem: GemmProblem, device: CpuDevice, unit: int) -> Blocking:
+    if device.isa != "amx" or problem.layout[1] == "t":
+        return dataclasses.replace(_FEW_TILES, unit=unit)
+    return _ONE_TILE_BY_ROW if problem.m <= _AMX_TILE else _FEW_TILES_BY_ROW
 
 
 def _suits_pairs(problem: GemmProblem) -> bool:
