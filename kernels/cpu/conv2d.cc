@@ -242,9 +242,11 @@ ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& 
 }
 
 // As AmxConvBuffers in conv2d_amx_impl.h.
-int64_t AmxWorkspaceBytes(const Shape& shape, const ConvBlocks& blocks) {
-  // Blocks of rows in a line have 15 rows or more, but for those at the ends.
-  const int64_t row_blocks = blocks.mc / 15 + 8;
+int64_t AmxWorkspaceBytes(const ConvArgs& args, const Shape& shape,
+                          const ConvBlocks& blocks) {
+  // Blocks of rows in a line have 15 rows or more, but for those at the ends, and each part
+  // of the images that sees the same lines of taps ends with a block of others.
+  const int64_t row_blocks = blocks.mc / 15 + 8 + 2 * args.height.w;
   const int64_t sums = blocks.kc < shape.k ? row_blocks * 32 * blocks.nc : 0;
   return 4 * (2 * 32 * 32 + blocks.nc + sums) + 2 * blocks.kc * (32 + blocks.nc);
 }
@@ -255,7 +257,7 @@ int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& sh
     const int64_t taps = args.height.w * args.width.w;
     return 4 * blocks.nc * (1 + kPixels + taps);
   }
-  if (!UsesVectors(isa)) return AmxWorkspaceBytes(shape, blocks);
+  if (!UsesVectors(isa)) return AmxWorkspaceBytes(args, shape, blocks);
   // As ConvWorkspace in conv2d_tile_impl.h.
   const int64_t packed = isa.packed_bytes * blocks.kc, line = 4 * (blocks.kc + 16);
   const int64_t sums = blocks.kc < shape.k ? blocks.mc * blocks.nc : 0;

@@ -4,9 +4,10 @@
 //     for row strip m       (mc rows: as many as have their partial sums in L2)
 //       for block of steps  (kc deep)
 //         pack weights      -> panels of 32 columns, in L2
-//         for row block     (32 rows)
-//           bring the windows into tiles' order, unless the image can be read as it is
-//           for panel: tile product; beside it the epilogue of the panel before
+//         for lines of the images that see the same lines of taps
+//           for row block   (32 rows)
+//             bring the windows into tiles' order, unless the image can be read as it is
+//             for panel: tile product; beside it the epilogue of the panel before
 //
 // A step is 32 elements of a run of a window; the last one of a run is filled up with
 // zeros, in the windows and in the weights. So no step crosses the end of a run, and a
@@ -36,8 +37,6 @@ struct AmxConvBuffers {
 // The steps of a block of depth.
 struct Steps {
   int64_t count;
-  bool whole;                   // all of them have 32 elements
-  int64_t last;                 // largest offset
   int64_t ty[kMostSteps];       //
   int64_t from[kMostSteps];     // elements of the line of taps before the step
   int64_t p[kMostSteps];        // the same of the whole row
@@ -51,8 +50,6 @@ void CutSteps(const ConvProduct& product, int64_t first, int64_t count, Steps* s
   const int64_t next_line = product.y.tap_step * product.x.size * product.pixel;
   const int64_t per_run = CeilDiv(runs.length, kAmxDepth);
   steps->count = count;
-  steps->whole = true;
-  steps->last = 0;
   for (int64_t s = 0; s < count; ++s) {
     const int64_t run = (first + s) / per_run, o = (first + s) % per_run * kAmxDepth;
     const int64_t ty = run / runs.per_line, tx = run % runs.per_line;
@@ -61,9 +58,23 @@ void CutSteps(const ConvProduct& product, int64_t first, int64_t count, Steps* s
     steps->p[s] = run * runs.length + o;
     steps->offset[s] = ty * next_line + steps->from[s];
     steps->length[s] = Min(kAmxDepth, runs.length - o);
-    steps->whole &= steps->length[s] == kAmxDepth;
-    if (steps->offset[s] > steps->last) steps->last = steps->offset[s];
   }
+}
+
+// The steps of the lines of taps that some lines of the images see.
+struct SeenSteps {
+  int64_t first, count;
+  int64_t last;  // largest offset
+};
+
+SeenSteps StepsOf(const Steps& steps, const Interval& taps) {
+  SeenSteps seen{0, 0, 0};
+  for (int64_t s = 0; s < steps.count; ++s) {
+    if (!taps.Has(steps.ty[s])) continue;
+    if (seen.count++ == 0) seen.first = s;
+    seen.last = Max(seen.last, steps.offset[s]);
+  }
+  return seen;
 }
 
 // ---- Packing --------------------------------------------------------------------------
@@ -112,29 +123,31 @@ void PackSteps(const ConvProduct& product, const Steps& steps, int64_t j, int64_
   }
 }
 
-// Window i into its row of the packed lhs.
+// Window i, of which these steps are in the image but for its sides, into its row of the
+// packed lhs.
 TRACEA_INLINE void GatherSteps(const ConvProduct& product, const Steps& steps,
-                               const Windows& windows, int64_t i, BF16* to) {
-  const ConvAxis &y = product.y, &x = product.x;
+                               const SeenSteps& seen, const Windows& windows, int64_t i,
+                               BF16* to) {
+  const ConvAxis& x = product.x;
   const int64_t width = x.size * product.pixel;
   const BF16* image = (const BF16*)product.image + windows.image[i] * product.pixel;
   const int64_t begin = windows.x[i] * product.pixel;
-  if (IsInside(y, windows.y[i]) && IsInside(x, windows.x[i])) {
-    const BF16* window = image + windows.y[i] * width + begin;
-    for (int64_t s = 0; s < steps.count; ++s, to += kAmxStepSize) {
-      StoreHalves(to, LoadHalves(window + steps.offset[s], steps.length[s]));
+  const int64_t end = seen.first + seen.count;
+  if (IsInside(x, windows.x[i])) {
+    const int64_t window = windows.y[i] * width + begin;
+    for (int64_t s = seen.first; s < end; ++s, to += kAmxStepSize) {
+      StoreHalves(to, LoadHalves(image + (window + steps.offset[s]), steps.length[s]));
     }
     return;
   }
-  for (int64_t s = 0; s < steps.count; ++s, to += kAmxStepSize) {
+  for (int64_t s = seen.first; s < end; ++s, to += kAmxStepSize) {
     StoreHalves(to, Half32{});
-    const int64_t iy = windows.y[i] + steps.ty[s] * y.tap_step;
-    if ((uint64_t)iy >= (uint64_t)y.size) continue;
+    const int64_t iy = windows.y[i] + steps.ty[s] * product.y.tap_step;
     const int64_t from = begin + steps.from[s];
     const int64_t before = from < 0 ? -from : 0;
     const int64_t inside = Min(steps.length[s], width - from) - before;
     if (inside <= 0) continue;
-    const Half32 elements = LoadHalves(image + iy * width + from + before, inside);
+    const Half32 elements = LoadHalves(image + (iy * width + from + before), inside);
     const __mmask32 mask = inside >= 32 ? ~0u : (1u << inside) - 1;
     _mm512_mask_storeu_epi16(to + before, mask, (__m512i)elements);
   }
@@ -162,6 +175,14 @@ struct PendingRows {
     cols = num_cols;
     simple = product.out_type == DType::kBF16 && !product.residual &&
              !product.preactivation && cols == kAmxCols;
+    if (product.residual) PrefetchResidual();
+  }
+
+  // It is needed beside the next tile product.
+  TRACEA_INLINE void PrefetchResidual() const {
+    for (int64_t r = 0; r < rows; ++r) {
+      PrefetchElements(product.residual, product.residual_type, out[r] + j, cols);
+    }
   }
 
   TRACEA_INLINE void Finish(int64_t most) {
@@ -202,12 +223,13 @@ struct PendingRows {
 
 // Windows in the image, side by side, as the tiles are loaded from it.
 struct AmxWindows {
-  const BF16* data;
+  const BF16* image;
+  int64_t begin;  // elements before the first window, which may begin outside
   const int64_t* offset;
   int64_t stride, lower;  // bytes
 
   TRACEA_INLINE const char* At(int64_t step) const {
-    return (const char*)(data + offset[step]);
+    return (const char*)(image + (begin + offset[step]));
   }
 };
 
@@ -248,6 +270,7 @@ struct AmxConvRows {
   const AmxConvBlock& block;
   const Steps& steps;
   const AmxConvBuffers& buffers;
+  SeenSteps seen{0, 0, 0};  // by the rows that come
   PendingRows<Op> pending{product};
   int64_t out[2][kAmxRows] = {};  // of the rows at work and of the pending ones
   int which = 0, turn = 0;
@@ -259,9 +282,10 @@ struct AmxConvRows {
       const int64_t cols = Min(kAmxCols, block.cols - c);
       float* sums = block.several ? buffers.sums + done * kBlockSize
                                   : buffers.staging + (turn ^= 1) * kBlockSize;
-      const int64_t due = CeilDiv(pending.rows, steps.count > 0 ? steps.count : 1);
-      const BF16* rhs = buffers.rhs + c / kAmxCols * steps.count * kAmxStepSize;
-      ConvTileProduct(steps.count, rows, cols, lhs, rhs, sums, !block.first,
+      const int64_t due = CeilDiv(pending.rows, Max(seen.count, 1));
+      const int64_t panel = c / kAmxCols * steps.count;
+      const BF16* rhs = buffers.rhs + (panel + seen.first) * kAmxStepSize;
+      ConvTileProduct(seen.count, rows, cols, lhs, rhs, sums, !block.first,
                       [&](int64_t)
                           __attribute__((always_inline)) { pending.Finish(due); });
       if (!block.last) continue;
@@ -275,7 +299,7 @@ struct AmxConvRows {
     which ^= 1;
     for (int64_t i = 0; i < rows; ++i) {
       out[which][i] = windows.out[i];
-      GatherSteps(product, steps, windows, i, buffers.lhs + i * kAmxDepth);
+      GatherSteps(product, steps, seen, windows, i, buffers.lhs + i * kAmxDepth);
     }
     Multiply(PackedLhs(buffers.lhs), rows);
   }
@@ -287,7 +311,7 @@ struct AmxConvRows {
     const int64_t pixel = windows.image[0] + windows.y[0] * product.x.size + windows.x[0];
     const int64_t begin = pixel * product.pixel;
     // A tile has 16 rows, whether all are wanted or not.
-    const int64_t read = begin + (CeilDiv(rows, 16) * 16 - 1) * apart + steps.last;
+    const int64_t read = begin + (CeilDiv(rows, 16) * 16 - 1) * apart + seen.last;
     const int64_t size = product.batch * product.y.size * product.x.size * product.pixel;
     if (read + kAmxDepth > size - (product.pixel - product.channels)) {
       for (int64_t i = 1; i < rows; ++i) {
@@ -299,9 +323,22 @@ struct AmxConvRows {
     for (int64_t i = 0; i < rows; ++i) {
       out[which][i] = windows.out[0] + i * product.x.out_step * product.out_pixel;
     }
-    const AmxWindows lhs{(const BF16*)product.image + begin, steps.offset, 2 * apart,
-                         32 * apart};
+    const AmxWindows lhs{(const BF16*)product.image, begin, steps.offset + seen.first,
+                         2 * apart, 32 * apart};
     Multiply(lhs, rows);
+  }
+
+  // The block's rows in the lines `y` of the images, all of which see the lines `taps`.
+  void Run(const Interval& y, const Interval& taps, bool in_place) {
+    seen = StepsOf(steps, taps);
+    const Region region{y, {0, product.x.rows}};
+    const Region whole = in_place ? Region{y, InteriorOf(product.x)} : Region{};
+    WalkRows(
+        product, block.m0, block.m1, region, whole, kAmxRows, false,
+        [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
+          Line(m, n, oy, ox, count);
+        },
+        [&](const Windows& windows, int64_t count) { Gather(windows, count); });
   }
 };
 
@@ -322,8 +359,6 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
   const int64_t most = blocks.kc / kAmxDepth;
   const bool several = all > most;
   const bool in_place = all > 0 && FillsTiles(product);
-  const Region whole =
-      in_place ? Region{InteriorOf(product.y), InteriorOf(product.x)} : Region{};
   const int64_t mc = several ? blocks.mc : range.m1 - range.m0;
   const int64_t width = range.n1 - range.n0;
   const int64_t nc =
@@ -345,12 +380,9 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
         const AmxConvBlock block{m,      Min(m + mc, range.m1), j,      cols,
                                  s == 0, s + most >= all,       several};
         AmxConvRows<Op> rows{product, block, steps, buffers};
-        WalkRows(
-            product, block.m0, block.m1, AllRows(product), whole, kAmxRows, false,
-            [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
-              rows.Line(m, n, oy, ox, count);
-            },
-            [&](const Windows& windows, int64_t count) { rows.Gather(windows, count); });
+        ForEachTapsSeen(product.y, [&](const Interval& y, const Interval& taps) {
+          rows.Run(y, taps, in_place);
+        });
         rows.pending.Finish(kAmxRows);
         s += most;
       } while (s < all);

@@ -132,10 +132,6 @@ struct Region {
   Interval y, x;
 };
 
-inline Region AllRows(const ConvProduct& product) {
-  return {{0, product.y.rows}, {0, product.x.rows}};
-}
-
 // Cuts those of rows [m0, m1) of a product that are in a region of each image into blocks
 // of at most `tile`, which are passed on as
 //   line(m, n, oy, ox, rows)  neighbours in a line of the region `whole`

@@ -82,6 +82,15 @@ struct PendingBlock {
     const bool simple = cols == kAmxCols && args.out_type == DType::kBF16 &&
                         !args.preactivation && !args.residual;
     out = simple ? (BF16*)args.out + i * args.out_stride + j : nullptr;
+    if (args.residual) PrefetchResidual();
+  }
+
+  // It is needed beside the next tile product.
+  TRACEA_INLINE void PrefetchResidual() const {
+    for (int64_t row = i; row < i + rows; ++row) {
+      const int64_t at = row * args.residual_stride + j;
+      PrefetchElements(args.residual, args.residual_type, at, cols);
+    }
   }
 
   // Few instructions, so that they fit beside the tile products of a shallow block.
