@@ -9,8 +9,9 @@ Every case races in turns, in one process, with default inputs of random normal 
     oneDNN     the same with XLA's oneDNN custom calls, where this jaxlib has them
     torch      the same on torch, with as many threads, where it is installed
 
-Ratios are of rounds in which the machine was quiet. The peak of f32 arithmetic is
-measured in the same run (cpu_peak.cc, by the system's compiler, if there is one).
+Ratios are of rounds in which the machine was quiet: where others use it, a long
+``--race-s`` has more of them, and more so of short slices. The peak of f32 arithmetic
+is measured in the same run (cpu_peak.cc, by the system's compiler, if there is one).
 ``--tune S`` tunes each case for S seconds first.
 """
 
@@ -62,6 +63,7 @@ WORKLOADS = {
 }
 ONEDNN = {"xla_cpu_experimental_onednn_custom_call": True}
 PEAK_S = 0.05  # of each measurement of the peak
+_MOST_ROUNDS = 1000
 
 Call = Callable[[], Any]
 
@@ -192,7 +194,10 @@ def measured(case: Case, args: argparse.Namespace, peak: Peak | None) -> Row:
     errors = {name: judge([calls[name]()]) for name in ("ours", "xla") if name in calls}
     runs = {name: common.repeating(call) for name, call in calls.items()}
     timing = measure.Timing(
-        slice_s=args.slice_s, rounds=args.rounds, max_rounds=args.rounds
+        slice_s=args.slice_s,
+        rounds=args.rounds,
+        max_rounds=_MOST_ROUNDS,
+        race_s=args.race_s,
     )
     gflops = peak.gflops() if peak else None
     race = measure.race(runs, timing)
@@ -321,7 +326,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few of each group")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="groups with this")
     parser.add_argument("--tune", type=float, metavar="S", help="seconds for each case")
-    parser.add_argument("--rounds", type=int, default=11, help="of each race")
+    parser.add_argument("--rounds", type=int, default=11, help="least of each race")
+    parser.add_argument("--race-s", type=float, default=0.0, help="least of a race")
     parser.add_argument("--slice-s", type=float, default=0.05, help="least of a slice")
     common.add_arguments(parser)
     args = parser.parse_args()
