@@ -289,6 +289,38 @@ def test_narrow_products_of_far_operands_are_left_to_xla():
         assert GEMM_CPU.expects_to_win(far, dataclasses.replace(device, isa=isa))
 
 
+def test_fewer_columns_are_narrow_on_amx():
+    """However large its last cache: that is as slow as memory."""
+    device = dataclasses.replace(local_cpu(), isa="amx", l3_bytes=300 << 20)
+    for dtype, narrow, others in (
+        ("float32", (1, 8, 16), (17,)),
+        ("bfloat16", (2, 8), (1, 9)),
+    ):
+        for n in (*narrow, *others):
+            problem = gemm(4096, n, 4096, dtype)
+            assert GEMM_CPU.expects_to_win(problem, device) == (n in others)
+
+
+def test_blocks_of_few_rows_on_amx():
+    """B is read by long pieces of its rows, as it is stored, and stays near."""
+    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
+    bfmmla = dataclasses.replace(device, isa="bfmmla")
+    stored = GemmCpuConfig(kc=1024, nc=128, tasks=2)
+    for rows, config in ((5, (128, 1024)), (32, (128, 1024)), (33, (512, 512))):
+        kc, nc = config
+        problem = gemm(rows, 4096, 4096, "bfloat16")
+        assert GEMM_CPU.heuristic(problem, device) == GemmCpuConfig(
+            kc=kc, nc=nc, tasks=2
+        )
+        assert (
+            GEMM_CPU.heuristic(problem, device)
+            in GEMM_CPU.space(problem, device).configs()
+        )
+        transposed = dataclasses.replace(problem, layout="nt")
+        assert GEMM_CPU.heuristic(transposed, device) == stored
+        assert GEMM_CPU.heuristic(problem, bfmmla) == stored
+
+
 def test_space_of_pairs():
     """As deep in vectors as that of f32; none of their own for too few rows."""
     device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)

@@ -55,6 +55,14 @@ _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
 _PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
 _AMX_TILE = 32  # rows of A that AMX multiplies at a time
+# Columns of B with which XLA brings A from memory sooner, by ISA and dtype.
+_NARROW = {
+    (_PAIRS, "float32"): range(1, 65),
+    ("amx", "float32"): range(1, _SKINNY + 1),
+    ("amx", "bfloat16"): range(2, 9),
+}
+_FAR_BYTES = 32 << 20  # larger caches are hardly faster than memory
+_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
@@ -109,7 +117,7 @@ _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
 _ONE_TILE_BY_ROW = dataclasses.replace(
     _TILES, kc=128, panel_share=0.125, depths=(64, 128, 256, 512, 1024)
 )
-_FEW_TILES_BY_ROW = dataclasses.replace(_ONE_TILE_BY_ROW, kc=256, panel_share=0.25)
+_FEW_TILES_BY_ROW = dataclasses.replace(_ONE_TILE_BY_ROW, kc=512, panel_share=0.25)
 # Pairs of bfloat16 in the place of each f32. With few rows they are so soon multiplied
 # that packing the next block takes most of the time.
 _PAIRED = Blocking(
@@ -167,16 +175,17 @@ def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
     return blocking(problem, device).itemsize == 4 and has_few
 
 
-def _is_narrow(problem: GemmProblem, device: Device) -> bool:
-    """Whether bringing A from memory in f32 takes longer than XLA does.
+def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
+    """Whether bringing A from memory takes longer than XLA does.
 
     With few columns of B, little else is to be done. Where XLA is faster then was
-    measured on the ISA of pairs only.
+    measured on the ISA of pairs and, for 1 and 8 columns, on AMX.
     """
-    if not isinstance(device, CpuDevice) or device.isa != _PAIRS:
-        return False
-    is_far = 4 * problem.m * problem.k >= device.l3_bytes and problem.m > _SKINNY
-    return is_far and problem.layout[0] == "n" and problem.n < 65
+    columns = _NARROW.get((device.isa, problem.lhs), range(0))
+    far = min(device.l3_bytes, _FAR_BYTES)
+    is_far = _ITEMSIZE[problem.lhs] * problem.m * problem.k >= far
+    is_tall = problem.layout[0] == "n" and problem.m > _SKINNY
+    return is_far and is_tall and problem.n in columns
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,9 +238,11 @@ class GemmCpu:
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
         # may have better for them.
-        if problem.lhs == "bfloat16":
-            return isinstance(device, CpuDevice) and device.isa in ("amx", _PAIRS)
-        return problem.lhs == "float32" and not _is_narrow(problem, device)
+        assert isinstance(device, CpuDevice)
+        is_known = problem.lhs == "float32" or (
+            problem.lhs == "bfloat16" and device.isa in ("amx", _PAIRS)
+        )
+        return is_known and not _is_narrow(problem, device)
 
     def call(self, problem: GemmProblem, config: GemmCpuConfig, device: Device) -> Call:
         assert device.arch in CPU_ISAS
