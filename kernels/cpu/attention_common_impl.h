@@ -4,7 +4,7 @@
 // Included by attention_impl.h and attention_amx_impl.h, which define
 //   kRowTile     rows of a tile
 //   kEqualTiles  whether a task's tiles are as equal as possible, or all but one whole
-//   kTilesAtOnce tiles that have scores in the forward pass, side by side
+//   kTilesAtOnce tiles whose scores are kept side by side in the forward pass
 //   kKeyStep     the keys that a tile sees in a block begin at a multiple of it
 //   kKeyUnit     their number is padded to a multiple of it
 

@@ -67,7 +67,7 @@ constexpr float kMaxSlack = 8;
 //
 //   TakeMaximum of each row;  Shift;  AddWeights of each row;  Finish
 struct SoftmaxRows {
-  Vec lanes[kLanes];  // of each row: its largest scores, then its sums of weights
+  Vec lanes[kLanes];    // of each row: its largest scores, then its sums of weights
   float shift[kLanes];  // weights are 2^(score - shift)
   float alpha[kLanes];  // what earlier sums must be scaled by
 
