@@ -1,6 +1,6 @@
 // The tile instructions of AMX in plain C++, for tests on processors without them.
 //
-// Sums are rounded after each product, as the instruction does; subnormal numbers are not
+// Sums may be rounded otherwise than by the instruction, and subnormal numbers are not
 // flushed to zero. Included by amx_impl.h if TRACEA_EMULATE_AMX is defined, in place of the
 // intrinsics of the same names.
 

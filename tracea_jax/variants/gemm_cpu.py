@@ -62,7 +62,7 @@ _NARROW = {
     ("amx", "bfloat16"): range(2, 9),
 }
 _FAR_BYTES = 32 << 20  # larger caches are hardly faster than memory
-_ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
 
 
