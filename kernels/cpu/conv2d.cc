@@ -30,6 +30,7 @@ constexpr int64_t kUnitDepth = 32;   // a step of the depth on AMX
 constexpr int64_t kMaxDepth = 4096;  // as kMostSteps in conv2d_amx_impl.h
 constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of weights
+constexpr int64_t kStripSize = int64_t{1} << 17;       // as in conv2d_strip_impl.h
 constexpr int64_t kDepthwiseCols = 256;                // channels whose weights fit L1
 constexpr int64_t kLineRows = 10;                      // as in conv2d_tile_impl.h
 constexpr int64_t kPixels = 4;                         // as in conv2d_depthwise_impl.h
@@ -244,11 +245,12 @@ ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& 
 // As AmxConvBuffers in conv2d_amx_impl.h.
 int64_t AmxWorkspaceBytes(const ConvArgs& args, const Shape& shape,
                           const ConvBlocks& blocks) {
-  // Blocks of rows in a line have 15 rows or more, but for those at the ends, and each part
-  // of the images that sees the same lines of taps ends with a block of others.
-  const int64_t row_blocks = blocks.mc / 15 + 8 + 2 * args.height.w;
+  // Blocks of rows in a line or strip have 12 rows or more, but for those at the ends, and
+  // each part of the images that sees the same lines of taps ends with a block of others.
+  const int64_t row_blocks = blocks.mc / 12 + 8 + 2 * args.height.w;
   const int64_t sums = blocks.kc < shape.k ? row_blocks * 32 * blocks.nc : 0;
-  return 4 * (2 * 32 * 32 + blocks.nc + sums) + 2 * blocks.kc * (32 + blocks.nc);
+  return 4 * (2 * 32 * 32 + blocks.nc + sums) +
+         2 * (blocks.kc * (32 + blocks.nc) + kStripSize);
 }
 
 int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& shape,

@@ -6,8 +6,11 @@
 //         pack weights      -> panels of 32 columns, in L2
 //         for lines of the images that see the same lines of taps
 //           for row block   (32 rows)
-//             bring the windows into tiles' order, unless the image can be read as it is
 //             for panel: tile product; beside it the epilogue of the panel before
+//
+// Tiles are loaded from the image as it is, if its lines fill them; else from lines of it
+// that are copied with their padding (a strip); else from windows that are brought into
+// the order of tiles one by one.
 //
 // A step is 32 elements of a run of a window; the last one of a run is filled up with
 // zeros, in the windows and in the weights. So no step crosses the end of a run, and a
@@ -18,6 +21,7 @@
 #include "activation_impl.h"
 #include "element_impl.h"
 #include "conv2d_walk_impl.h"
+#include "conv2d_strip_impl.h"
 
 static_assert(kAmxRows <= kMostRows, "windows of a whole block must have room");
 
@@ -31,6 +35,7 @@ struct AmxConvBuffers {
   float* bias;     // of a column strip
   BF16* lhs;       // a block of rows, packed
   BF16* rhs;       // a block of the weights, packed
+  BF16* strip;     // of the image
   float* sums;     // partial sums, block by block, if there are several blocks of depth
 };
 
@@ -39,6 +44,7 @@ struct Steps {
   int64_t count;
   int64_t ty[kMostSteps];       //
   int64_t from[kMostSteps];     // elements of the line of taps before the step
+  int64_t strip[kMostSteps];    // the same in a strip, without other groups' channels
   int64_t p[kMostSteps];        // the same of the whole row
   int64_t offset[kMostSteps];   // of the image, after the window's beginning
   int64_t length[kMostSteps];   // elements
@@ -55,6 +61,7 @@ void CutSteps(const ConvProduct& product, int64_t first, int64_t count, Steps* s
     const int64_t ty = run / runs.per_line, tx = run % runs.per_line;
     steps->ty[s] = ty;
     steps->from[s] = tx * next_tap + o;
+    steps->strip[s] = tx * product.x.tap_step * product.channels + o;
     steps->p[s] = run * runs.length + o;
     steps->offset[s] = ty * next_line + steps->from[s];
     steps->length[s] = Min(kAmxDepth, runs.length - o);
@@ -141,15 +148,8 @@ TRACEA_INLINE void GatherSteps(const ConvProduct& product, const Steps& steps,
     return;
   }
   for (int64_t s = seen.first; s < end; ++s, to += kAmxStepSize) {
-    StoreHalves(to, Half32{});
     const int64_t iy = windows.y[i] + steps.ty[s] * product.y.tap_step;
-    const int64_t from = begin + steps.from[s];
-    const int64_t before = from < 0 ? -from : 0;
-    const int64_t inside = Min(steps.length[s], width - from) - before;
-    if (inside <= 0) continue;
-    const Half32 elements = LoadHalves(image + (iy * width + from + before), inside);
-    const __mmask32 mask = inside >= 32 ? ~0u : (1u << inside) - 1;
-    _mm512_mask_storeu_epi16(to + before, mask, (__m512i)elements);
+    StoreInside(image + iy * width, width, begin + steps.from[s], steps.length[s], to);
   }
 }
 
@@ -161,7 +161,7 @@ struct PendingRows {
   const ConvProduct& product;
   const float* sums = nullptr;   // of the next row, kAmxCols f32
   const float* bias = nullptr;   // of the columns
-  const int64_t* out = nullptr;  // the next row's element
+  const int64_t* out = nullptr;  // the next row's element, or below zero if of no use
   int64_t rows = 0, j = 0, cols = 0;
   bool simple = false;  // nothing but bias and activation is asked for
 
@@ -181,6 +181,7 @@ struct PendingRows {
   // It is needed beside the next tile product.
   TRACEA_INLINE void PrefetchResidual() const {
     for (int64_t r = 0; r < rows; ++r) {
+      if (out[r] < 0) continue;
       PrefetchElements(product.residual, product.residual_type, out[r] + j, cols);
     }
   }
@@ -189,6 +190,7 @@ struct PendingRows {
     const int64_t count = Min(most, rows);
     rows -= count;
     for (int64_t r = 0; r < count; ++r, sums += kAmxCols, ++out) {
+      if (*out < 0) continue;
       Vec low = Load(sums), high = Load(sums + kLanes);
       if (bias) {
         low += Load(bias);
@@ -328,7 +330,64 @@ struct AmxConvRows {
     Multiply(lhs, rows);
   }
 
+  // Makes the strip that lines [y.begin, y.end) of image n read, and sets where in it a
+  // step begins.
+  void FillStrip(const StripShape& shape, int64_t n, const Interval& y, int64_t* offset) {
+    if (seen.count == 0) return;
+    const ConvAxis& axis = product.y;
+    const int64_t end = seen.first + seen.count, lines = y.end - y.begin;
+    const int64_t first = steps.ty[seen.first] * axis.tap_step;
+    const int64_t last = steps.ty[end - 1] * axis.tap_step - first;
+    const int64_t depth = lines + last / axis.step;
+    for (int64_t s = seen.first; s < end; ++s) {
+      const int64_t l = steps.ty[s] * axis.tap_step - first;
+      offset[s] = (l % axis.step * depth + l / axis.step) * shape.line + steps.strip[s];
+    }
+    CopyStrip(product, shape, n, y.begin * axis.step + axis.offset + first,
+              (lines - 1) * axis.step + last + 1, depth, buffers.strip);
+  }
+
+  // Lines [y.begin, y.end) of image n, from row `begin` of the first one to row `end` of
+  // the last one.
+  void Strip(const StripShape& shape, int64_t n, const Interval& y, int64_t begin,
+             int64_t end) {
+    int64_t offset[kMostSteps];
+    FillStrip(shape, n, y, offset);
+    end += (y.end - 1 - y.begin) * shape.across;
+    int64_t oy = y.begin, ox = begin;
+    for (int64_t f = begin; f < end; f += kAmxRows) {
+      const int64_t rows = Min(kAmxRows, end - f);
+      which ^= 1;
+      for (int64_t i = 0; i < rows; ++i) {
+        out[which][i] = ox < product.x.rows ? OutOf(product, n, oy, ox) : -1;
+        if (++ox < shape.across) continue;
+        ox = 0;
+        ++oy;
+      }
+      const AmxWindows lhs{buffers.strip, f * shape.row, offset + seen.first,
+                           2 * shape.row, 32 * shape.row};
+      Multiply(lhs, rows);
+    }
+  }
+
   // The block's rows in the lines `y` of the images, all of which see the lines `taps`.
+  void RunStrips(const StripShape& shape, const Interval& y, const Interval& taps) {
+    seen = StepsOf(steps, taps);
+    const int64_t across = product.x.rows, image = product.y.rows * across;
+    for (int64_t n = block.m0 / image; n * image < block.m1; ++n) {
+      const int64_t m0 = Max(block.m0 - n * image, y.begin * across);
+      const int64_t m1 = Min(block.m1 - n * image, y.end * across);
+      for (int64_t m = m0; m < m1;) {
+        const int64_t line = m / across;
+        const int64_t next = Min((line + shape.most) * across, m1);
+        const int64_t last = (next - 1) / across;
+        Strip(shape, n, {line, last + 1}, m - line * across, next - last * across);
+        m = next;
+      }
+    }
+  }
+
+  // The same without strips.
   void Run(const Interval& y, const Interval& taps, bool in_place) {
     seen = StepsOf(steps, taps);
     const Region region{y, {0, product.x.rows}};
@@ -350,7 +409,8 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
   buffers.bias = buffers.staging + 2 * kBlockSize;
   buffers.lhs = (BF16*)(buffers.bias + blocks.nc);
   buffers.rhs = buffers.lhs + kAmxRows * blocks.kc;
-  buffers.sums = (float*)(buffers.rhs + blocks.kc * blocks.nc);
+  buffers.strip = buffers.rhs + blocks.kc * blocks.nc;
+  buffers.sums = (float*)(buffers.strip + kStripSize);
 
   const AmxScope scope;
   const Runs runs = RunsFrom(product, 0);
@@ -363,6 +423,10 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
   const int64_t width = range.n1 - range.n0;
   const int64_t nc =
       CeilDiv(CeilDiv(width, CeilDiv(width, blocks.nc)), kAmxCols) * kAmxCols;
+  const StripShape shape = StripShapeOf(product);
+  const bool in_strips =
+      all > 0 && !in_place &&
+      PaysInStrips(product, shape, CeilDiv(nc, kAmxCols));
   Steps steps;
   for (int64_t j = range.n0; j < range.n1; j += nc) {
     const int64_t cols = Min(nc, range.n1 - j);
@@ -381,7 +445,11 @@ void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
                                  s == 0, s + most >= all,       several};
         AmxConvRows<Op> rows{product, block, steps, buffers};
         ForEachTapsSeen(product.y, [&](const Interval& y, const Interval& taps) {
-          rows.Run(y, taps, in_place);
+          if (in_strips) {
+            rows.RunStrips(shape, y, taps);
+          } else {
+            rows.Run(y, taps, in_place);
+          }
         });
         rows.pending.Finish(kAmxRows);
         s += most;

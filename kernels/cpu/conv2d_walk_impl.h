@@ -15,6 +15,14 @@ struct Windows {
   int64_t out[kMostRows];  // elements
 };
 
+// Where the result of row (n, oy, ox) goes, in elements.
+TRACEA_INLINE int64_t OutOf(const ConvProduct& product, int64_t n, int64_t oy,
+                            int64_t ox) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
+  return (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+}
+
 // Row m = (n, oy, ox) as window i.
 TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy,
                                int64_t ox, int64_t m, int64_t i, Windows* to) {
@@ -23,8 +31,7 @@ TRACEA_INLINE void PlaceWindow(const ConvProduct& product, int64_t n, int64_t oy
   to->y[i] = oy * y.step + y.offset;
   to->x[i] = ox * x.step + x.offset;
   to->row[i] = m;
-  const int64_t out_y = n * y.out_size + y.out_first + oy * y.out_step;
-  to->out[i] = (out_y * x.out_size + x.out_first + ox * x.out_step) * product.out_pixel;
+  to->out[i] = OutOf(product, n, oy, ox);
 }
 
 inline void LocateWindows(const ConvProduct& product, int64_t m, int64_t rows,

@@ -24,30 +24,42 @@ using namespace tracea::cpu;
 
 namespace {
 
+// kWide: lines of many windows, of which kernels read several from one copy of the image.
+enum class Size { kSmall, kLarge, kWide };
+
 struct Case {
   ConvArgs args{};
   Array x, w, y, bias, residual, preactivation;
 
-  explicit Case(bool large) {
+  explicit Case(Size size) {
+    const bool large = size == Size::kLarge, wide = size == Size::kWide;
     ConvArgs& a = args;
     a.direction = static_cast<ConvDirection>(rng() % 3);
     const auto type = [] { return static_cast<DType>(rng() % 3); };
-    a.in_type = type();
+    a.in_type = wide ? DType::kBF16 : type();
     a.out_type = type();
     a.bias_type = type();
     a.residual_type = type();
     a.batch = Pick({0, 1, 1, 2, 3});
-    a.groups = Pick({1, 1, 1, 2, 5});
+    a.groups = wide ? Pick({1, 1, 1, 2}) : Pick({1, 1, 1, 2, 5});
     const bool depthwise = rng() % 6 == 0;
     const int64_t inputs =
-        depthwise ? 1 : large ? Pick({32, 64, 40}) : Pick({0, 1, 3, 5, 16, 17, 32});
+        depthwise ? 1
+        : large   ? Pick({32, 64, 40})
+        : wide    ? Pick({3, 10, 32, 64})
+                  : Pick({0, 1, 3, 5, 16, 17, 32});
     const int64_t outputs =
-        depthwise ? 1 : large ? Pick({33, 64, 70}) : Pick({0, 1, 4, 15, 17, 33});
+        depthwise ? 1
+        : large   ? Pick({33, 64, 70})
+        : wide    ? Pick({8, 32, 64})
+                  : Pick({0, 1, 4, 15, 17, 33});
     if (depthwise) a.groups = Pick({2, 16, 19, 37});
     a.channels = a.groups * inputs;
     a.columns = a.groups * outputs;
-    a.height = Extent(large);
-    a.width = Extent(large);
+    a.height = Extent(large ? Pick({9, 18, 34}) : Pick({1, 2, 5, 8, 13}));
+    a.width = Extent(large  ? Pick({9, 18, 34})
+                     : wide ? Pick({17, 30, 45})
+                            : Pick({1, 2, 5, 8, 13}));
     const int64_t pixels = a.height.x * a.width.x, windows = a.height.y * a.width.y;
     x.Fill(a.in_type, a.batch * pixels * a.channels);
     w.Fill(a.in_type, a.height.w * a.width.w * inputs * a.columns);
@@ -65,9 +77,9 @@ struct Case {
     if (rng() % 2) a.preactivation = this;  // set to memory by Run
   }
 
-  static ConvExtent Extent(bool large) {
+  static ConvExtent Extent(int64_t x) {
     ConvExtent e{};
-    e.x = large ? Pick({9, 18, 34}) : Pick({1, 2, 5, 8, 13});
+    e.x = x;
     e.w = Pick({1, 1, 2, 3, 3, 5});
     e.stride = Pick({1, 1, 2, 3});
     e.dilation = Pick({1, 1, 2, 3});
@@ -162,8 +174,8 @@ struct Case {
   }
 };
 
-int Check(const ConvIsa& isa, bool large) {
-  Case c(large);
+int Check(const ConvIsa& isa, Size size) {
+  Case c(size);
   const int64_t kc = Pick({0, 32, 96});
   c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
   const double error = c.Error();
@@ -203,7 +215,11 @@ int main(int argc, char** argv) {
       std::printf("%s: not on this machine, or nothing of its own\n", name);
       continue;
     }
-    for (int i = 0; i < cases; ++i) failures += Check(*isa, i % 10 == 0);
+    for (int i = 0; i < cases; ++i) {
+      failures += Check(*isa, i % 10 == 0  ? Size::kLarge
+                              : i % 4 == 1 ? Size::kWide
+                                           : Size::kSmall);
+    }
     std::printf("%s: checked\n", name);
   }
   std::printf("%d failures\n", failures);
