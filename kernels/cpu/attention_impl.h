@@ -80,7 +80,7 @@ TRACEA_INLINE void TileProduct(int64_t rows, int64_t words, const float* lhs,
                                const float* rhs, int64_t panel, int64_t cols, float* out,
                                int64_t stride, bool accumulate) {
   for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
-    const MicroKernelFn micro = kMicroKernels.table[cols - c > kLanes][rows - 1];
+    const MicroKernelFn micro = kMicroKernels.For(rows, cols - c);
     micro(words, lhs, rhs, accumulate ? out : nullptr, stride, out, stride, nullptr);
   }
 }

@@ -134,14 +134,14 @@ int64_t Few(const GemmArgs& args, Skinny skinny) {
 // stores of the row before, on which they would seem to depend.
 void PlanStream(const GemmIsa& isa, const GemmArgs& args, GemmBlocks* blocks) {
   const int64_t few = std::max<int64_t>(Few(args, blocks->skinny), 1);
-  const int64_t near = kNearSums / few / isa.tile_n * isa.tile_n;
+  const int64_t near = kNearSums / few / isa.stream_cols * isa.stream_cols;
   blocks->stream_depth = isa.stream_depth;
   blocks->strip = blocks->sums_stride = std::min(near, kStripCols);
   const int64_t ways = L1Ways();
   if (isa.stream_depth <= kShallowDepth || ways == 0 || ways > isa.stream_depth) return;
   blocks->stream_depth = kShallowDepth;
   blocks->strip = kStripCols;
-  blocks->sums_stride = kStripCols + 2 * isa.tile_n;
+  blocks->sums_stride = kStripCols + 2 * isa.stream_cols;
 }
 
 // Blocks of rhs in f32. Partial sums of f32 are kept in the output.
@@ -193,9 +193,10 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
 void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPlan* plan) {
   constexpr double kPack = 32;
   const Skinny skinny = plan->blocks.skinny;
+  const int64_t unit = skinny == Skinny::kRows ? isa.stream_cols : isa.tile_n;
   double best = -1;
   for (int64_t across = 1; across <= (skinny == Skinny::kColumns ? 1 : tasks); ++across) {
-    const int64_t n_step = EqualStep(args.n, CeilDiv(args.n, across), isa.tile_n);
+    const int64_t n_step = EqualStep(args.n, CeilDiv(args.n, across), unit);
     const int64_t parts = std::max<int64_t>(CeilDiv(args.n, n_step), 1);
     const int64_t down = skinny == Skinny::kRows ? 1 : CeilDiv(tasks, parts);
     const int64_t m_step = EqualStep(args.m, CeilDiv(args.m, down), isa.tile_m);

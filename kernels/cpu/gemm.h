@@ -88,7 +88,8 @@ struct GemmIsa {
   double speedup = 1;        // of its multiply-adds over those of vectors, roughly
   bool loads_rows = false;   // whole steps of whole rows of lhs need no packing
   bool pairs = false;        // vectors of pairs of bf16: of f32 otherwise
-  int64_t stream_depth = 0;  // rows of a streamed rhs that its registers hold at once
+  int64_t stream_depth = 0;  // rows of a streamed rhs that its registers hold at once,
+  int64_t stream_cols = 0;   // and columns
 };
 
 // How a batch of equal products is cut into tasks.

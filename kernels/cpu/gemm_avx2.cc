@@ -17,6 +17,6 @@ namespace {
 
 extern const GemmIsa kAvx2Gemm;
 const GemmIsa kAvx2Gemm = {"avx2", kTileM, kTileN, kDepthUnit, sizeof(float),
-                           RunGemm, 1, false, false, kStreamDepth};
+                           RunGemm, 1, false, false, kStreamDepth, kPair};
 
 }  // namespace tracea::cpu

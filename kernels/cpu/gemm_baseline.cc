@@ -20,6 +20,6 @@ namespace {
 
 extern const GemmIsa kBaselineGemm;
 const GemmIsa kBaselineGemm = {"baseline", kTileM, kTileN, kDepthUnit, sizeof(float),
-                               RunGemm, 1, false, false, kStreamDepth};
+                               RunGemm, 1, false, false, kStreamDepth, kPair};
 
 }  // namespace tracea::cpu

@@ -18,7 +18,8 @@
 //
 // Included by gemm_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
-// and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
+// TRACEA_TILE_VECS if tiles are not two vectors wide, and TRACEA_WORDS_OF_BF16 if bf16 is
+// multiplied in pairs.
 
 #include "activation_impl.h"
 #include "gemm_tile_impl.h"
@@ -93,7 +94,7 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   const int64_t words = WordsIn(block.kc);
   const bool whole = cols == kTileN || partial.padded;
   float* sums = partial.data ? partial.data + i * partial.stride + j : nullptr;
-  const MicroKernelFn micro = kMicroKernels.table[cols > kLanes][rows - 1];
+  const MicroKernelFn micro = kMicroKernels.For(rows, cols);
   if (block.last && args.residual) PrefetchResidual(args, i, j, rows, cols);
 
   const float* src = block.first ? nullptr : sums;

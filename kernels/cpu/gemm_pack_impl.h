@@ -88,14 +88,17 @@ void PackRhs(const T* rhs, int64_t stride, int64_t kc, int64_t cols, float* pack
       for (int d = 0; d < kWordDepth; ++d) {
         PrefetchBytes(ahead + d * stride + j, kTileN * sizeof(T));
       }
-      Store(to, LoadAcross(row + j, stride));
-      Store(to + kLanes, LoadAcross(row + j + kLanes, stride));
+      TRACEA_UNROLL
+      for (int v = 0; v < kTileN; v += kLanes) {
+        Store(to + v, LoadAcross(row + j + v, stride));
+      }
       to += words * kTileN;
     }
     for (; j < cols; j += kTileN, to += words * kTileN) {
-      Store(to, LoadAcrossUpTo(row + j, stride, left, cols - j));
-      Store(to + kLanes,
-            LoadAcrossUpTo(row + j + kLanes, stride, left, cols - j - kLanes));
+      TRACEA_UNROLL
+      for (int v = 0; v < kTileN; v += kLanes) {
+        Store(to + v, LoadAcrossUpTo(row + j + v, stride, left, cols - j - v));
+      }
     }
   }
 }
@@ -115,8 +118,9 @@ void PackRhsTransposed(const T* rhs, int64_t stride, int64_t kc, int64_t cols,
       for (int64_t r = 0; r < count; ++r) Store(to + (p + r) * kTileN, x[r]);
     }
   }
-  if ((cols - 1) % kTileN < kLanes) {  // the last panel's second vector was not reached
-    float* to = packed + (cols - 1) / kTileN * words * kTileN + kLanes;
+  // Vectors of the last panel that were not reached.
+  for (int64_t j = CeilDiv(cols, kLanes) * kLanes; j % kTileN != 0; j += kLanes) {
+    float* to = packed + j / kTileN * words * kTileN + j % kTileN;
     for (int64_t p = 0; p < words; ++p) Store(to + p * kTileN, Vec{});
   }
 }

@@ -3,7 +3,11 @@
 #include "gemm_word_impl.h"
 
 constexpr int kTileM = TRACEA_TILE_M;
+#if defined(TRACEA_TILE_VECS)
+constexpr int kTileVecs = TRACEA_TILE_VECS;
+#else
 constexpr int kTileVecs = 2;
+#endif
 constexpr int kTileN = kTileVecs * kLanes;
 constexpr int kDepthUnit = 8 * kWordDepth;
 constexpr int kChunk = 16;  // words of a chunk of packed lhs: one cache line
@@ -148,15 +152,22 @@ void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float*
 using MicroKernelFn = void (*)(int64_t, const float*, const float*, const float*, int64_t,
                                float*, int64_t, Feeds*);
 
-// table[vecs - 1][rows - 1]
 struct MicroKernels {
   MicroKernelFn table[kTileVecs][kTileM];
-  template <int kRows>
+  template <int kVecs, int kRows>
   constexpr void Fill() {
-    table[0][kRows - 1] = MicroKernel<kRows, 1>;
-    table[1][kRows - 1] = MicroKernel<kRows, 2>;
-    if constexpr (kRows > 1) Fill<kRows - 1>();
+    table[kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs>;
+    if constexpr (kRows > 1) {
+      Fill<kVecs, kRows - 1>();
+    } else if constexpr (kVecs > 1) {
+      Fill<kVecs - 1, kTileM>();
+    }
   }
-  constexpr MicroKernels() : table() { Fill<kTileM>(); }
+  constexpr MicroKernels() : table() { Fill<kTileVecs, kTileM>(); }
+
+  // For a tile of these sizes, or larger ones.
+  TRACEA_INLINE MicroKernelFn For(int64_t rows, int64_t cols) const {
+    return table[Min(CeilDiv(cols, kLanes), kTileVecs) - 1][rows - 1];
+  }
 };
 constexpr MicroKernels kMicroKernels;
