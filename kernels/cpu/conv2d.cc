@@ -245,9 +245,10 @@ ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& 
 // As AmxConvBuffers in conv2d_amx_impl.h.
 int64_t AmxWorkspaceBytes(const ConvArgs& args, const Shape& shape,
                           const ConvBlocks& blocks) {
-  // Blocks of rows in a line or strip have 12 rows or more, but for those at the ends, and
-  // each part of the images that sees the same lines of taps ends with a block of others.
-  const int64_t row_blocks = blocks.mc / 12 + 8 + 2 * args.height.w;
+  // Blocks of rows in a line or strip have 10 rows or more, but for those at the ends: lines
+  // in strips have 12 or more, and up to three windows for each (PaysInStrips). Each part of
+  // the images that sees the same lines of taps ends with a block of others.
+  const int64_t row_blocks = blocks.mc / 10 + 8 + 2 * args.height.w;
   const int64_t sums = blocks.kc < shape.k ? row_blocks * 32 * blocks.nc : 0;
   return 4 * (2 * 32 * 32 + blocks.nc + sums) +
          2 * (blocks.kc * (32 + blocks.nc) + kStripSize);
