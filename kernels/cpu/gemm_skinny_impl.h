@@ -3,7 +3,9 @@
 // Few columns are the few rows of the transposed product, out^T = rhs^T lhs^T, which
 // streams lhs. Only the epilogue, which works on rows of the output, turns the sums around.
 
-constexpr int kSkinnyDepth = 1024;  // of few rows that is converted at a time
+constexpr int kSkinnyDepth = 1024;  // of few rows that is converted at a time,
+constexpr int kLongDepth = 4096;    // at most if rhs is read along it,
+constexpr int kNearRows = 8192;     // and elements of them then, which L1 or nearly L1 holds
 constexpr int kSkinnyGap = 16;      // so that its rows are not in the same sets of L1
 constexpr int kSkinnyStride = kSkinnyDepth + kSkinnyGap;
 constexpr int kPair = 2 * kLanes;
@@ -230,12 +232,15 @@ void LoadFewRows(const FewRows<T>& product, int64_t p, int64_t kc, float* to,
   }
 }
 
-// Rows in several blocks are read again for each few columns. Beside columns of f32, which
-// are as long, L1 has no room for so much.
+// Columns are read the faster the longer their pieces are, but rows in several blocks are
+// read again for each few of them. Halves of f32 are long already.
 template <typename T>
 int64_t DepthOf(const FewRows<T>& product) {
-  const bool is_long = product.trans_rhs && product.rows > kDotRows && sizeof(T) == 4;
-  return is_long ? kSkinnyDepth / 2 : kSkinnyDepth;
+  if (!product.trans_rhs) return kSkinnyDepth;
+  const int64_t least = sizeof(T) == 4 ? kSkinnyDepth / 2 : kSkinnyDepth;
+  int64_t depth = kLongDepth;
+  while (depth > least && depth * product.rows > kNearRows) depth /= 2;
+  return depth;
 }
 
 // Sums of columns [j, j + cols).
