@@ -177,6 +177,17 @@ def test_blocks_of_amx_fit_the_operands():
     assert blocks(512, 4096, "tn") == packed
 
 
+def test_short_products_are_cut_once_for_each_thread():
+    device = dataclasses.replace(local_cpu(), isa="amx", cores=2)
+
+    def tasks(*sizes: int, dtype: str = "float32") -> int:
+        return GEMM_CPU.heuristic(gemm(*sizes, dtype), device).tasks
+
+    assert tasks(1024, 1024, 1024) == 1 and tasks(2048, 2048, 2048) == 2
+    assert tasks(2048, 2048, 2048, dtype="bfloat16") == 1
+    assert tasks(16, 1024, 1024) == tasks(1024, 16, 1024) == 2
+
+
 @pytest.mark.parametrize("isa", BF16_ISAS)
 @pytest.mark.parametrize(
     "shape",

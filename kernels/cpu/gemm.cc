@@ -99,6 +99,11 @@ Sizes FewRowSizes(const GemmIsa& isa, const GemmArgs& args) {
   return args.m <= isa.tile_m ? Sizes{128, 0.125} : Sizes{512, 0.25};
 }
 
+// Whether lhs can be used as it is stored.
+bool CanLoadLhs(const GemmIsa& isa, const GemmArgs& args) {
+  return isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
+}
+
 // Of bf16 matrices: rows that are used as they are stored cost little to bring again and
 // again, so narrow and deep blocks save partial sums. Rows that are packed must last for
 // many columns.
@@ -106,9 +111,7 @@ Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.pairs) return PairSizes(args.m);
   if (UsesVectors(isa)) return VectorSizes(args.m);
   if (args.m <= kFewRows) return FewRowSizes(isa, args);
-  const bool as_stored =
-      isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
-  return {as_stored ? 2048 : 1024, 0.5};
+  return {CanLoadLhs(isa, args) ? 2048 : 1024, 0.5};
 }
 
 // With few of both, an operand is streamed that is stored along k if there is one.
@@ -188,20 +191,26 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
 }
 
 // Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
-// multiply-add of a register tile: a task costs rows * cols * k, plus packing its lhs
-// once per column strip and its rhs once, at about 32 multiply-adds an element.
+// multiply-add of a register tile: a task costs rows * cols * k, plus packing its lhs (if
+// it is) once per column strip and its rhs once, at about 32 multiply-adds an element.
+// Blocks of rows of vectors may be of any height, those of matrices cost as if they were
+// whole.
 void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPlan* plan) {
   constexpr double kPack = 32;
+  const double lhs_pack = CanLoadLhs(isa, args) ? 0 : kPack;
   const Skinny skinny = plan->blocks.skinny;
+  const int64_t row_unit = UsesVectors(isa) ? 1 : isa.tile_m;
   const int64_t unit = skinny == Skinny::kRows ? isa.stream_cols : isa.tile_n;
   double best = -1;
   for (int64_t across = 1; across <= (skinny == Skinny::kColumns ? 1 : tasks); ++across) {
     const int64_t n_step = EqualStep(args.n, CeilDiv(args.n, across), unit);
+    const int64_t cols = std::min(n_step, args.n);
     const int64_t parts = std::max<int64_t>(CeilDiv(args.n, n_step), 1);
     const int64_t down = skinny == Skinny::kRows ? 1 : CeilDiv(tasks, parts);
-    const int64_t m_step = EqualStep(args.m, CeilDiv(args.m, down), isa.tile_m);
-    const double strips = double(CeilDiv(n_step, plan->blocks.nc));
-    const double cost = double(m_step) * n_step + kPack * (m_step * strips + n_step);
+    const int64_t m_step = EqualStep(args.m, CeilDiv(args.m, down), row_unit);
+    const double strips = double(CeilDiv(cols, plan->blocks.nc));
+    const double cost =
+        double(m_step) * cols + lhs_pack * m_step * strips + kPack * cols;
     const double rounds = CeilDiv(parts * CeilDiv(args.m, m_step), tasks);
     if (best < 0 || cost * rounds < best) {
       best = cost * rounds;

@@ -12,7 +12,12 @@ import numpy as np
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.base import Call, CpuCall
-from tracea_jax.variants.cpu import blocking_features, ceil_div, refuses_product
+from tracea_jax.variants.cpu import (
+    blocking_features,
+    ceil_div,
+    refuses_product,
+    tasks_of_thread,
+)
 from tracea_jax.variants.space import (
     Columns,
     Space,
@@ -103,7 +108,10 @@ class Conv2dCpu:
         itemsize = _packed_bytes(problem, device)
         kc = _KC * 4 // itemsize
         columns = int(_PANEL_SHARE * device.l2_bytes / (itemsize * kc)) // 32 * 32
-        return Conv2dCpuConfig(kc=kc, nc=min(max(64, columns), _MOST_NC), tasks=2)
+        nc = min(max(64, columns), _MOST_NC)
+        on_tiles = on_amx(problem, device)
+        tasks = tasks_of_thread(problem.flops, device, on_tiles=on_tiles)
+        return Conv2dCpuConfig(kc=kc, nc=nc, tasks=tasks)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Against XLA, which is slow at groups and widens 16-bit operands to float32.

@@ -12,6 +12,8 @@ from tracea_jax.variants.space import Columns
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")  # alike: products are summed in float32
+_SHORT_FLOPS = 1.25e9  # of a core, by vectors of float32: some milliseconds
+_AMX_SPEEDUP = 8  # of its tiles over these vectors, roughly
 
 
 def refuses_device(device: Device) -> str | None:
@@ -45,6 +47,21 @@ def refuses_product(problem: GemmProblem | Conv2dProblem, device: Device) -> str
 def ceil_div(a: Any, b: Any) -> Any:
     """The quotient of integers or columns of them, rounded up."""
     return -(-a // b)
+
+
+def tasks_of_thread(flops: int, device: CpuDevice, *, on_tiles: bool) -> int:
+    """Into how many tasks a thread's part of a product is cut, if nothing is measured.
+
+    Two of a long product: where something else takes a core away for a while, the other
+    threads take over. A short one is over before that pays for packing operands twice.
+
+    Args:
+      flops: of the whole product.
+      device: whose cores share it.
+      on_tiles: whether AMX multiplies.
+    """
+    short = _SHORT_FLOPS * device.cores * (_AMX_SPEEDUP if on_tiles else 1)
+    return 1 if flops <= short else 2
 
 
 def blocking_features(

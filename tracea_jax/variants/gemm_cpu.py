@@ -11,7 +11,12 @@ import numpy as np
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import GemmProblem
 from tracea_jax.variants.base import Call, CpuCall
-from tracea_jax.variants.cpu import blocking_features, ceil_div, refuses_product
+from tracea_jax.variants.cpu import (
+    blocking_features,
+    ceil_div,
+    refuses_product,
+    tasks_of_thread,
+)
 from tracea_jax.variants.space import (
     Columns,
     Space,
@@ -55,6 +60,7 @@ _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
 _PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
 _AMX_TILE = 32  # rows of A that AMX multiplies at a time
+_THIN = 64  # rows or columns up to which bringing the large operand takes most time
 # Columns of B with which XLA brings A from memory sooner, by ISA and dtype.
 _NARROW = {
     (_PAIRS, "float32"): range(1, 65),
@@ -151,6 +157,14 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     return dataclasses.replace(_PACKING_TILES, unit=unit)
 
 
+def _tasks(problem: GemmProblem, device: CpuDevice) -> int:
+    """For each thread. One would make thin products slower, which wait for memory."""
+    if min(problem.m, problem.n) <= _THIN:
+        return 2
+    on_tiles = device.isa == "amx" and problem.lhs == "bfloat16"
+    return tasks_of_thread(problem.flops, device, on_tiles=on_tiles)
+
+
 def _of_few_tiles(problem: GemmProblem, device: CpuDevice, unit: int) -> Blocking:
     if device.isa != "amx" or problem.layout[1] == "t":
         return dataclasses.replace(_FEW_TILES, unit=unit)
@@ -233,7 +247,7 @@ class GemmCpu:
         depth = max(int(block_depth(problem, device, known.kc)), known.unit)
         columns = known.panel_share * device.l2_bytes / (known.itemsize * depth)
         nc = min(max(64, int(columns) // 32 * 32), _MOST_NC)
-        return GemmCpuConfig(kc=known.kc, nc=nc, tasks=2)
+        return GemmCpuConfig(kc=known.kc, nc=nc, tasks=_tasks(problem, device))
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
         # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
