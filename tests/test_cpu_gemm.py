@@ -162,19 +162,49 @@ def test_whole_rows_of_lhs_are_used_as_they_are_stored(depth, isa):
     run_and_check(problem, config=config, isa=isa)
 
 
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+def test_rows_of_lhs_that_share_sets_of_l1(layout):
+    """AMX packs them if there are many columns, which changes no bits."""
+    problem = gemm(77, 1030, 1024, "bfloat16", layout=layout)
+    config = GemmCpuConfig(kc=512, nc=512, tasks=1)
+    run_and_check(problem, config=config)
+    lhs, rhs = operands(problem)
+    (many,) = results(problem, [lhs, rhs], config)
+    few = dataclasses.replace(problem, n=90)
+    (stored,) = results(few, [lhs, rhs[:, :90]], config)
+    np.testing.assert_array_equal(many[:, :90], stored)
+
+
 def test_blocks_of_amx_fit_the_operands():
-    """Few rows: small blocks of B. Rows of A that are packed: wide ones."""
+    """Few rows: small blocks of B. Rows of A that are used often stay in L1."""
     device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
 
-    def blocks(m: int, k: int, layout: str = "nn") -> tuple[int, int]:
-        problem = gemm(m, 4096, k, "bfloat16", layout=layout)
+    def blocks(m: int, n: int, k: int, layout: str = "nn") -> tuple[int, int]:
+        problem = gemm(m, n, k, "bfloat16", layout=layout)
         config = GEMM_CPU.heuristic(problem, device)
-        return min(config.kc, k), config.nc
+        assert config in list(GEMM_CPU.space(problem, device).configs())
+        return config.kc, config.nc
 
-    few, stored, packed = blocks(64, 4096), blocks(512, 4096), blocks(512, 4010)
-    assert math.prod(few) < math.prod(stored) <= 1 << 19
-    assert stored[0] > packed[0] and stored[1] < packed[1]
-    assert blocks(512, 4096, "tn") == packed
+    narrow, wide = blocks(2048, 512, 4096), blocks(2048, 2048, 4096)
+    assert wide[0] < narrow[0] and wide[1] > narrow[1]
+    assert blocks(2048, 2048, 1024)[0] == narrow[0]
+    assert blocks(2048, 2048, 4096, "nt") == wide
+    few = blocks(16, 2048, 4096)
+    assert math.prod(few) < math.prod(wide) <= math.prod(narrow)
+    transposed = blocks(2048, 2048, 4096, "tn")
+    assert transposed == blocks(2048, 512, 4096, "tn")
+    assert transposed[0] < blocks(2048, 2048, 512, "tn")[0] <= wide[0]
+
+
+def test_few_columns_do_not_pay_for_transposing_many_rows():
+    """On AMX; vectors stream the rows as they are stored."""
+    amx = dataclasses.replace(local_cpu(), isa="amx")
+    vectors = dataclasses.replace(amx, isa="avx512")
+    few = gemm(4096, 4, 4096, "bfloat16", layout="tn")
+    assert GEMM_CPU.heuristic(few, amx) == GEMM_CPU.heuristic(few, vectors)
+    for other in ({"n": 5}, {"layout": "nn"}, {"m": 128}):
+        problem = dataclasses.replace(few, **other)
+        assert GEMM_CPU.heuristic(problem, amx) != GEMM_CPU.heuristic(problem, vectors)
 
 
 def test_short_products_are_cut_once_for_each_thread():

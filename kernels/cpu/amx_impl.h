@@ -163,29 +163,63 @@ inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t de
   }
 }
 
+// Eight columns of 32 rows into eight rows of 32: blocks of 8 x 8, one in each quarter of
+// the registers.
+TRACEA_INLINE void TransposeEight(const BF16* from, int64_t stride, BF16* to) {
+  constexpr int kCount = 8;
+  __m512i x[kCount], pairs[kCount], fours[kCount];
+  TRACEA_UNROLL
+  for (int i = 0; i < kCount; ++i) {
+    const BF16* row = from + i * stride;
+    const auto quarter = [&](int q) __attribute__((always_inline)) {
+      return _mm_loadu_si128((const __m128i*)(row + q * kCount * stride));
+    };
+    x[i] = _mm512_castsi128_si512(quarter(0));
+    x[i] = _mm512_inserti32x4(x[i], quarter(1), 1);
+    x[i] = _mm512_inserti32x4(x[i], quarter(2), 2);
+    x[i] = _mm512_inserti32x4(x[i], quarter(3), 3);
+  }
+  TRACEA_UNROLL
+  for (int i = 0; i < kCount; i += 2) {  // columns 0 to 3 and 4 to 7 of two rows
+    pairs[i] = _mm512_unpacklo_epi16(x[i], x[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi16(x[i], x[i + 1]);
+  }
+  TRACEA_UNROLL
+  for (int i = 0; i < kCount; i += 4) {  // two columns of four rows
+    TRACEA_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm512_unpacklo_epi32(pairs[i + j], pairs[i + j + 2]);
+      fours[i + 2 * j + 1] = _mm512_unpackhi_epi32(pairs[i + j], pairs[i + j + 2]);
+    }
+  }
+  TRACEA_UNROLL
+  for (int i = 0; i < kCount / 2; ++i) {
+    const __m512i even = _mm512_unpacklo_epi64(fours[i], fours[i + 4]);
+    const __m512i odd = _mm512_unpackhi_epi64(fours[i], fours[i + 4]);
+    StoreHalves(to + 2 * i * kAmxDepth, (Half32)even);
+    StoreHalves(to + (2 * i + 1) * kAmxDepth, (Half32)odd);
+  }
+}
+
 // lhs (rows, depth), stored by columns: element (i, p) at lhs[p * stride + i].
 inline void PackAmxLhsTransposed(const BF16* lhs, int64_t stride, int64_t rows,
                                  int64_t depth, BF16* packed) {
   for (int64_t i = 0; i < rows; i += kAmxRows) {
-    for (int64_t p = 0; p < depth; p += kAmxDepth) {
-      Vec upper[kLanes], lower[kLanes];
-      TRACEA_UNROLL
-      for (int q = 0; q < kLanes; ++q) {
-        const int64_t at = p + 2 * q;
-        const BF16* column = lhs + at * stride + i;
-        const Half32 a = LoadHalves(column, at < depth ? rows - i : 0);
-        const Half32 b = LoadHalves(column + stride, at + 1 < depth ? rows - i : 0);
-        upper[q] = (Vec)PairsLow(a, b);
-        lower[q] = (Vec)PairsHigh(a, b);
+    for (int64_t p = 0; p < depth; p += kAmxDepth, packed += kAmxStepSize) {
+      const BF16* from = lhs + p * stride + i;
+      int64_t from_stride = stride;
+      alignas(64) BF16 whole[kAmxDepth * kAmxRows];
+      if (rows - i < kAmxRows || depth - p < kAmxDepth) {
+        for (int64_t q = 0; q < kAmxDepth; ++q) {
+          const int64_t count = p + q < depth ? rows - i : 0;
+          StoreHalves(whole + q * kAmxRows, LoadHalves(from + q * stride, count));
+        }
+        from = whole;
+        from_stride = kAmxRows;
       }
-      Transpose(upper);
-      Transpose(lower);
-      TRACEA_UNROLL
-      for (int q = 0; q < kLanes; ++q) {
-        StoreHalves(packed + q * kAmxDepth, (Half32)upper[q]);
-        StoreHalves(packed + (kLanes + q) * kAmxDepth, (Half32)lower[q]);
+      for (int64_t j = 0; j < kAmxRows; j += 8) {
+        TransposeEight(from + j, from_stride, packed + j * kAmxDepth);
       }
-      packed += kAmxStepSize;
     }
   }
 }

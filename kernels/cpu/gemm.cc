@@ -28,12 +28,18 @@ constexpr int64_t kStripCols = 1024;  // most of a streamed operand
 constexpr int64_t kNearSums = 4096;   // of a strip, that stay in L1
 // Of lhs, from which matrices of bf16 are worth it, and pairs of bf16 (by rhs).
 constexpr int64_t kTileRows = 5;
+constexpr int64_t kTileColsTransposed = 5;  // of rhs, if many rows of lhs are transposed
 constexpr int64_t kPairRows = 12;
 constexpr int64_t kPairRowsTransposed = 9;
 constexpr int64_t kPairCols = 9;  // of rhs, from which pairs are
 // Up to which packing rhs is much of the work: of bf16, and of vectors.
 constexpr int64_t kFewRows = 128;
 constexpr int64_t kFewVectorRows = 512;
+// Of rhs, from which each row of lhs is used often enough to be brought into L1 for it, in
+// blocks that it holds.
+constexpr int64_t kWideCols = 1024;
+constexpr int64_t kNearDepth = 512;
+constexpr int64_t kCollidingStride = 1024;  // at which bf16 rows share few sets of L1
 constexpr int64_t kMinDepth = 16;
 constexpr int64_t kMaxDepth = 4096;
 constexpr int64_t kMaxCols = 4096;
@@ -104,13 +110,26 @@ bool CanLoadLhs(const GemmIsa& isa, const GemmArgs& args) {
   return isa.loads_rows && !args.trans_lhs && args.k % isa.depth_unit == 0;
 }
 
-// Of bf16 matrices: rows that are used as they are stored cost little to bring again and
-// again, so narrow and deep blocks save partial sums. Rows that are packed must last for
-// many columns.
+// Rows of a shallow block would stay in L1 if they did not drive each other out.
+bool PacksLhs(const GemmIsa& isa, const GemmArgs& args, int64_t kc) {
+  if (!CanLoadLhs(isa, args)) return isa.loads_rows;
+  return kc <= kNearDepth && args.n >= kWideCols && args.lhs_stride % kCollidingStride == 0;
+}
+
+// Of bf16 matrices. Rows that are used as they are stored cost little to bring again and
+// again, so narrow and deep blocks save partial sums; with many columns it saves more that
+// they stay in L1. Those stored by columns are packed from short pieces far apart: what
+// lies beside them stays near for the next rows if the pieces are few.
 Sizes ChooseSizes(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.pairs) return PairSizes(args.m);
   if (UsesVectors(isa)) return VectorSizes(args.m);
   if (args.m <= kFewRows) return FewRowSizes(isa, args);
+  if (isa.loads_rows && args.trans_lhs) {
+    return {args.k <= kNearDepth ? kNearDepth : kNearDepth / 2, 0.125};
+  }
+  if (isa.loads_rows && args.n >= kWideCols && args.k > 2 * kNearDepth) {
+    return {kNearDepth, 0.25};
+  }
   return {CanLoadLhs(isa, args) ? 2048 : 1024, 0.5};
 }
 
@@ -165,6 +184,7 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
   const int64_t rows = std::max(RoundUp(args.m, isa.tile_m), isa.tile_m);
   blocks.mc = std::min(kMaxSumsBytes / (blocks.nc * 4) / isa.tile_m * isa.tile_m, rows);
   blocks.rhs_depth = blocks.kc;
+  blocks.packs_lhs = PacksLhs(isa, args, blocks.kc);
   if (UsesVectors(isa) || blocks.kc >= args.k) return blocks;
   // Partial sums that stay in L2 ask for short row strips, and these for keeping rhs.
   const int64_t near = L2Bytes() / 4 / (blocks.nc * 4) / isa.tile_m * isa.tile_m;
@@ -197,7 +217,8 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
 // whole.
 void PlanRanges(const GemmIsa& isa, const GemmArgs& args, int64_t tasks, GemmPlan* plan) {
   constexpr double kPack = 32;
-  const double lhs_pack = CanLoadLhs(isa, args) ? 0 : kPack;
+  const bool loads_lhs = isa.loads_rows && !plan->blocks.packs_lhs;
+  const double lhs_pack = loads_lhs ? 0 : kPack;
   const Skinny skinny = plan->blocks.skinny;
   const int64_t row_unit = UsesVectors(isa) ? 1 : isa.tile_m;
   const int64_t unit = skinny == Skinny::kRows ? isa.stream_cols : isa.tile_n;
@@ -229,11 +250,15 @@ bool IsSmall(const GemmIsa& isa, const GemmArgs& args, int64_t batch) {
 }
 
 // Whether it is for products like this one. Few rows of lhs leave tiles of matrices empty,
-// and pairs are packed where f32 are streamed.
+// few columns of rhs do not pay for transposing it, and pairs are packed where f32 are
+// streamed.
 bool Suits(const GemmIsa& isa, const GemmArgs& args) {
   if (isa.packed_bytes == 4) return true;
   if (args.in_type != DType::kBF16) return false;
-  if (!isa.pairs) return args.m >= kTileRows;
+  if (!isa.pairs) {
+    const bool transposes = isa.loads_rows && args.trans_lhs && args.m > kFewRows;
+    return args.m >= kTileRows && !(transposes && args.n < kTileColsTransposed);
+  }
   return args.m >= (args.trans_rhs ? kPairRowsTransposed : kPairRows) &&
          args.n >= kPairCols;
 }

@@ -71,6 +71,7 @@ enum class Skinny : int32_t { kNo, kRows, kColumns };
 struct GemmBlocks {
   int64_t kc, nc, mc;
   int64_t rhs_depth;     // of the packed rhs in memory: kc, or k to use it for all row strips
+  bool packs_lhs;        // of matrices: all of it, not only what cannot be loaded as stored
   Skinny skinny;
   // If it is, of the few rows, be they those of the transposed product:
   int64_t strip;         // columns whose sums are kept while rhs passes,

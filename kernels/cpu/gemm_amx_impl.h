@@ -9,7 +9,8 @@
 //                      lhs of the next row block comes closer or is packed
 //
 // Tile products occupy the matrix unit alone: what goes on beside them costs little. Stores
-// cost most, so lhs is packed only where its tiles cannot be loaded from its rows.
+// cost most, so lhs is packed only where its tiles cannot be loaded from its rows, or where
+// these are used often and would drive each other out of L1.
 //
 // Included by gemm_amx.cc inside an unnamed namespace, after amx_impl.h.
 
@@ -123,10 +124,11 @@ struct PendingBlock {
 
 // Makes one row block of lhs ready for one K block, a little in every step of the tile
 // products before: a burst of loads from memory would hold up those of the tiles. Whole
-// rows of whole steps are used as they are stored and only come closer; others are packed.
-// Work is counted in lines of 32 elements; if lhs is stored by columns it comes 32 of
-// them at a time.
+// rows of whole steps may be used as they are stored and only come closer; others are
+// packed. Work is counted in lines of 32 elements; if lhs is stored by columns it comes 32
+// of them at a time.
 struct LhsFeed {
+  bool packs;  // all of lhs
   const BF16* from = nullptr;
   BF16* to = nullptr;  // null if the block is used as it is stored
   int64_t stride = 0, rows = 0, kc = 0, steps = 0;
@@ -141,7 +143,7 @@ struct LhsFeed {
     trans = args.trans_lhs;
     stride = args.lhs_stride;
     from = trans ? lhs + p * stride + i : lhs + i * stride + p;
-    to = trans || num_rows < kAmxRows || depth % kAmxDepth != 0 ? packed : nullptr;
+    to = packs || num_rows < kAmxRows || depth % kAmxDepth != 0 ? packed : nullptr;
     rows = num_rows;
     kc = depth;
     steps = CeilDiv(kc, kAmxDepth);
@@ -327,7 +329,7 @@ void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& ran
   const BlockLoop loop{args, blocks, range, nc};
   const bool kept = blocks.rhs_depth > blocks.kc;
   Block block = loop.First(), next;
-  LhsFeed feed;
+  LhsFeed feed{blocks.packs_lhs};
   feed.Start(args, block.i0, block.p0, Min(kAmxRows, block.i1 - block.i0), block.kc,
              buffers.lhs[0]);
   for (bool more = true; more; block = next) {

@@ -61,15 +61,18 @@ struct Case {
     a.activation = static_cast<Activation>(rng() % 5);
     a.residual_op = static_cast<ResidualOp>(rng() % 2);
     a.lhs_stride = a.trans_lhs ? a.m : a.k;
+    // Rows that share sets of L1.
+    if (size == Size::kWide && !a.trans_lhs && rng() % 2) a.lhs_stride = 1024;
     a.rhs_stride = a.trans_rhs ? a.k : a.n;
     a.out_stride = a.residual_stride = a.n;
     a.bias_type = type();
     a.residual_type = type();
+    const int64_t lhs_rows = a.trans_lhs ? a.k : a.m;
     if (size == Size::kLarge) {
-      lhs.FillSpread(a.in_type, a.m * a.k);
+      lhs.FillSpread(a.in_type, lhs_rows * a.lhs_stride);
       rhs.FillSpread(a.in_type, a.k * a.n);
     } else {
-      lhs.Fill(a.in_type, a.m * a.k);
+      lhs.Fill(a.in_type, lhs_rows * a.lhs_stride);
       rhs.Fill(a.in_type, a.k * a.n);
     }
     a.lhs = lhs.bytes.data();
@@ -121,8 +124,8 @@ struct Case {
       for (int64_t j = 0; j < a.n; ++j) {
         double z = 0, magnitude = 0;
         for (int64_t p = 0; p < a.k; ++p) {
-          const double x = lhs[a.trans_lhs ? p * a.m + i : i * a.k + p] *
-                           rhs[a.trans_rhs ? j * a.k + p : p * a.n + j];
+          const double x = lhs[a.trans_lhs ? p * a.lhs_stride + i : i * a.lhs_stride + p] *
+                           rhs[a.trans_rhs ? j * a.rhs_stride + p : p * a.rhs_stride + j];
           z += x;
           magnitude += std::fabs(x);
         }

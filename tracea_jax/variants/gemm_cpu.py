@@ -53,6 +53,7 @@ _RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
 _MOST_NC = 4096  # wider blocks are cut to this
 _SKINNY = 16  # rows of A or columns of B, up to which vector kernels stream the other
 _TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
+_TILE_COLUMNS = 5  # of B, from which they are worth transposing many rows of A
 _PAIR_ROWS = {"n": 12, "t": 9}  # the same for pairs in vectors, by the layout of B
 _PAIR_COLUMNS = 9  # of B, from which pairs are
 # Up to which packing B is much of the work: of bfloat16, and of vectors.
@@ -60,6 +61,8 @@ _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
 _PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
 _AMX_TILE = 32  # rows of A that AMX multiplies at a time
+_NEAR_DEPTH = 512  # elements of each that L1 holds
+_WIDE_COLUMNS = 1024  # of B, from which it pays to have them there
 _THIN = 64  # rows or columns up to which bringing the large operand takes most time
 # Columns of B with which XLA brings A from memory sooner, by ISA and dtype.
 _NARROW = {
@@ -107,7 +110,7 @@ _VECTORS = Blocking(
 )
 # The packed block of B in use and the next one, on its way, stay in L2 together.
 _FEW_VECTORS = dataclasses.replace(_VECTORS, kc=256, panel_share=0.25)
-_TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost little
+_TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
     itemsize=2,
     unit=32,
     kc=2048,
@@ -118,6 +121,12 @@ _TILES = Blocking(  # AMX uses A as it is stored: narrow and deep blocks cost li
     most_share=0.75,
 )
 _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
+# With many columns, rows of A are used so often that they should stay in L1.
+_WIDE_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.25)
+# A is packed from short pieces far apart: what lies beside them stays near for the next
+# rows if the pieces are few.
+_TRANSPOSED_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.125)
+_LONG_TRANSPOSED_TILES = dataclasses.replace(_TRANSPOSED_TILES, kc=256)
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
 # With few rows packing B is much of the work: it is read by long pieces of its rows.
 _ONE_TILE_BY_ROW = dataclasses.replace(
@@ -147,13 +156,12 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     if device.isa == _PAIRS and _suits_pairs(problem):
         return _of_pairs(problem.m)
     unit = _TILE_DEPTH.get(device.isa)
-    if unit is None or problem.m < _TILE_ROWS:
+    if unit is None or not _suits_tiles(problem, device):
         return vectors
     if problem.m <= _FEW_ROWS:
         return _of_few_tiles(problem, device, unit)
-    as_stored = problem.layout[0] == "n" and problem.k % unit == 0
-    if device.isa == "amx" and as_stored:
-        return _TILES
+    if device.isa == "amx":
+        return _of_tiles(problem)
     return dataclasses.replace(_PACKING_TILES, unit=unit)
 
 
@@ -163,6 +171,22 @@ def _tasks(problem: GemmProblem, device: CpuDevice) -> int:
         return 2
     on_tiles = device.isa == "amx" and problem.lhs == "bfloat16"
     return tasks_of_thread(problem.flops, device, on_tiles=on_tiles)
+
+
+def _suits_tiles(problem: GemmProblem, device: CpuDevice) -> bool:
+    transposes = problem.layout[0] == "t" and problem.m > _FEW_ROWS
+    if device.isa == "amx" and transposes and problem.n < _TILE_COLUMNS:
+        return False
+    return problem.m >= _TILE_ROWS
+
+
+def _of_tiles(problem: GemmProblem) -> Blocking:
+    if problem.layout[0] == "t":
+        is_long = problem.k > _NEAR_DEPTH
+        return _LONG_TRANSPOSED_TILES if is_long else _TRANSPOSED_TILES
+    if problem.n >= _WIDE_COLUMNS and problem.k > 2 * _NEAR_DEPTH:
+        return _WIDE_TILES
+    return _TILES if problem.k % _TILES.unit == 0 else _PACKING_TILES
 
 
 def _of_few_tiles(problem: GemmProblem, device: CpuDevice, unit: int) -> Blocking:
