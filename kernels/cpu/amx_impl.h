@@ -164,7 +164,7 @@ inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t de
 }
 
 // Eight columns of 32 rows into eight rows of 32: blocks of 8 x 8, one in each quarter of
-// the registers.
+// the registers. (Masks of ones, as GCC 12 warns of undefined operands of those without.)
 TRACEA_INLINE void TransposeEight(const BF16* from, int64_t stride, BF16* to) {
   constexpr int kCount = 8;
   __m512i x[kCount], pairs[kCount], fours[kCount];
@@ -188,14 +188,15 @@ TRACEA_INLINE void TransposeEight(const BF16* from, int64_t stride, BF16* to) {
   for (int i = 0; i < kCount; i += 4) {  // two columns of four rows
     TRACEA_UNROLL
     for (int j = 0; j < 2; ++j) {
-      fours[i + 2 * j] = _mm512_unpacklo_epi32(pairs[i + j], pairs[i + j + 2]);
-      fours[i + 2 * j + 1] = _mm512_unpackhi_epi32(pairs[i + j], pairs[i + j + 2]);
+      const __m512i a = pairs[i + j], b = pairs[i + j + 2];
+      fours[i + 2 * j] = _mm512_maskz_unpacklo_epi32(0xffff, a, b);
+      fours[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi32(0xffff, a, b);
     }
   }
   TRACEA_UNROLL
   for (int i = 0; i < kCount / 2; ++i) {
-    const __m512i even = _mm512_unpacklo_epi64(fours[i], fours[i + 4]);
-    const __m512i odd = _mm512_unpackhi_epi64(fours[i], fours[i + 4]);
+    const __m512i even = _mm512_maskz_unpacklo_epi64(0xff, fours[i], fours[i + 4]);
+    const __m512i odd = _mm512_maskz_unpackhi_epi64(0xff, fours[i], fours[i + 4]);
     StoreHalves(to + 2 * i * kAmxDepth, (Half32)even);
     StoreHalves(to + (2 * i + 1) * kAmxDepth, (Half32)odd);
   }
