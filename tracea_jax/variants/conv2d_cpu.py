@@ -109,8 +109,7 @@ class Conv2dCpu:
         kc = _KC * 4 // itemsize
         columns = int(_PANEL_SHARE * device.l2_bytes / (itemsize * kc)) // 32 * 32
         nc = min(max(64, columns), _MOST_NC)
-        on_tiles = on_amx(problem, device)
-        tasks = tasks_of_thread(problem.flops, device, on_tiles=on_tiles)
+        tasks = tasks_of_thread(problem.flops, device)
         return Conv2dCpuConfig(kc=kc, nc=nc, tasks=tasks)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:

@@ -12,8 +12,7 @@ from tracea_jax.variants.space import Columns
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")  # alike: products are summed in float32
-_SHORT_FLOPS = 1.25e9  # of a core, by vectors of float32: some milliseconds
-_AMX_SPEEDUP = 8  # of its tiles over these vectors, roughly
+_SHORT_FLOPS = 1.5e8  # of a core: less than a millisecond
 
 
 def refuses_device(device: Device) -> str | None:
@@ -49,19 +48,14 @@ def ceil_div(a: Any, b: Any) -> Any:
     return -(-a // b)
 
 
-def tasks_of_thread(flops: int, device: CpuDevice, *, on_tiles: bool) -> int:
+def tasks_of_thread(flops: int, device: CpuDevice) -> int:
     """Into how many tasks a thread's part of a product is cut, if nothing is measured.
 
-    Two of a long product: where something else takes a core away for a while, the other
-    threads take over. A short one is over before that pays for packing operands twice.
-
-    Args:
-      flops: of the whole product.
-      device: whose cores share it.
-      on_tiles: whether AMX multiplies.
+    Two of a long product: where a core is slower than others, or is taken away for a
+    while, the other threads take over. A short one loses more by packing operands
+    twice.
     """
-    short = _SHORT_FLOPS * device.cores * (_AMX_SPEEDUP if on_tiles else 1)
-    return 1 if flops <= short else 2
+    return 1 if flops <= _SHORT_FLOPS * device.cores else 2
 
 
 def blocking_features(

@@ -169,8 +169,7 @@ def _tasks(problem: GemmProblem, device: CpuDevice) -> int:
     """For each thread. One would make thin products slower, which wait for memory."""
     if min(problem.m, problem.n) <= _THIN:
         return 2
-    on_tiles = device.isa == "amx" and problem.lhs == "bfloat16"
-    return tasks_of_thread(problem.flops, device, on_tiles=on_tiles)
+    return tasks_of_thread(problem.flops, device)
 
 
 def _suits_tiles(problem: GemmProblem, device: CpuDevice) -> bool:
