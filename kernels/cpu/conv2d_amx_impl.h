@@ -257,7 +257,8 @@ bool FillsTiles(const ConvProduct& product) {
   const int64_t count = inside.end - inside.begin;
   const int64_t bytes = product.x.step * product.pixel * (int64_t)sizeof(BF16);
   const bool whole = RunsFrom(product, 0).length % kAmxDepth == 0;
-  return whole && bytes % 4096 != 0 && 10 * count >= 9 * 16 * CeilDiv(count, 16);
+  return whole && bytes % 4096 != 0 && count > 0 &&
+         10 * count >= 9 * 16 * CeilDiv(count, 16);
 }
 
 struct AmxConvBlock {
