@@ -25,7 +25,9 @@ using namespace tracea::cpu;
 namespace {
 
 // kWide: lines of many windows, of which kernels read several from one copy of the image.
-enum class Size { kSmall, kLarge, kWide };
+// kTall: as many rows as have partial sums at a time, from copies with as many windows
+// beside them as there may be.
+enum class Size { kSmall, kLarge, kWide, kTall };
 
 struct Case {
   ConvArgs args{};
@@ -43,7 +45,7 @@ struct Case {
     a.batch = Pick({0, 1, 1, 2, 3});
     a.groups = wide ? Pick({1, 1, 1, 2}) : Pick({1, 1, 1, 2, 5});
     const bool depthwise = rng() % 6 == 0;
-    const int64_t inputs =
+    int64_t inputs =
         depthwise ? 1
         : large   ? Pick({32, 64, 40})
         : wide    ? Pick({3, 10, 32, 64})
@@ -60,6 +62,14 @@ struct Case {
     a.width = Extent(large  ? Pick({9, 18, 34})
                      : wide ? Pick({17, 30, 45})
                             : Pick({1, 2, 5, 8, 13}));
+    if (size == Size::kTall) {
+      a.direction = ConvDirection::kForward;
+      a.in_type = DType::kBF16;
+      a.batch = a.groups = 1;
+      a.channels = a.columns = inputs = 32;
+      a.height = {700, 1, 700, 1, 1, 0};
+      a.width = {12, 5, 12, 1, 6, 12};
+    }
     const int64_t pixels = a.height.x * a.width.x, windows = a.height.y * a.width.y;
     x.Fill(a.in_type, a.batch * pixels * a.channels);
     w.Fill(a.in_type, a.height.w * a.width.w * inputs * a.columns);
@@ -176,7 +186,7 @@ struct Case {
 
 int Check(const ConvIsa& isa, Size size) {
   Case c(size);
-  const int64_t kc = Pick({0, 32, 96});
+  const int64_t kc = size == Size::kTall ? 32 : Pick({0, 32, 96});
   c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
   const double error = c.Error();
   const std::vector<uint8_t> first = c.result().bytes;
@@ -220,6 +230,7 @@ int main(int argc, char** argv) {
                               : i % 4 == 1 ? Size::kWide
                                            : Size::kSmall);
     }
+    failures += Check(*isa, Size::kTall);
     std::printf("%s: checked\n", name);
   }
   std::printf("%d failures\n", failures);
