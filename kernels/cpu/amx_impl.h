@@ -91,12 +91,6 @@ TRACEA_INLINE void TransposePairs(const BF16* from, int64_t stride, int64_t rows
   for (int i = 0; i < kLanes; ++i) *(VecAny*)(to + 2 * kLanes * i) = x[i];
 }
 
-// Elements of a packed operand of this depth and of this many rows of lhs or columns of
-// rhs.
-TRACEA_INLINE int64_t AmxPackedSize(int64_t depth, int64_t width) {
-  return CeilDiv(depth, kAmxDepth) * CeilDiv(width, 32) * kAmxStepSize;
-}
-
 // One step: 32 rows and 32 columns.
 TRACEA_INLINE void PackAmxRhsStep(const BF16* from, int64_t stride, BF16* to) {
   TRACEA_UNROLL
@@ -146,19 +140,6 @@ inline void PackAmxRhsTransposed(const BF16* rhs, int64_t stride, int64_t depth,
                        packed);
         packed += kAmxTile / 2;
       }
-    }
-  }
-}
-
-// lhs (rows, depth), stored by rows.
-inline void PackAmxLhs(const BF16* lhs, int64_t stride, int64_t rows, int64_t depth,
-                       BF16* packed) {
-  const int64_t block = CeilDiv(depth, kAmxDepth) * kAmxStepSize;
-  for (int64_t i = 0; i < CeilDiv(rows, kAmxRows) * kAmxRows; ++i) {
-    const BF16* row = lhs + i * stride;
-    BF16* to = packed + i / kAmxRows * block + i % kAmxRows * kAmxDepth;
-    for (int64_t p = 0; p < depth; p += kAmxDepth, to += kAmxStepSize) {
-      StoreHalves(to, LoadHalves(row + p, i < rows ? depth - p : 0));
     }
   }
 }

@@ -198,6 +198,7 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
 int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
                        const GemmBlocks& blocks) {
   if (blocks.skinny != Skinny::kNo) {
+    // 16 rows of 1024, or fewer longer ones: see DepthOf in gemm_skinny_impl.h.
     return 4 * (Few(args, blocks.skinny) * blocks.sums_stride + kSkinny * (1024 + 16));
   }
   const bool vectors = UsesVectors(isa);
