@@ -315,6 +315,19 @@ def test_blocks_of_a_large_l2(isa):
         assert GEMM_CPU.heuristic(gemm(rows, 4096, 4096), device) == config
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx512_bf16", "amx"])
+@pytest.mark.parametrize("rows", [129, 512, 513, 4096])
+def test_many_rows_stored_by_columns_are_packed_in_shallow_blocks(isa, rows):
+    """They are packed from pieces far apart; the block of B stays as large."""
+    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
+    by_row, by_column = (gemm(rows, 4096, 4096, layout=x) for x in ("nn", "tn"))
+    plain, shallow = (GEMM_CPU.heuristic(x, device) for x in (by_row, by_column))
+    assert shallow.kc < plain.kc and shallow.nc > plain.nc
+    assert shallow in list(GEMM_CPU.space(by_column, device).configs())
+    few = dataclasses.replace(by_column, m=128)
+    assert GEMM_CPU.heuristic(few, device).kc > shallow.kc
+
+
 def test_narrow_products_of_far_operands_are_left_to_xla():
     """If A is stored by rows and no cache has it; on other processors untried."""
     device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l3_bytes=32 << 20)

@@ -110,6 +110,9 @@ _VECTORS = Blocking(
 )
 # The packed block of B in use and the next one, on its way, stay in L2 together.
 _FEW_VECTORS = dataclasses.replace(_VECTORS, kc=256, panel_share=0.25)
+# A is packed from short pieces far apart: what lies beside them stays near for the next
+# rows if the pieces are few.
+_TRANSPOSED_VECTORS = dataclasses.replace(_VECTORS, kc=192)
 _TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
     itemsize=2,
     unit=32,
@@ -123,8 +126,7 @@ _TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
 _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
 # With many columns, rows of A are used so often that they should stay in L1.
 _WIDE_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.25)
-# A is packed from short pieces far apart: what lies beside them stays near for the next
-# rows if the pieces are few.
+# See _TRANSPOSED_VECTORS.
 _TRANSPOSED_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.125)
 _LONG_TRANSPOSED_TILES = dataclasses.replace(_TRANSPOSED_TILES, kc=256)
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
@@ -150,7 +152,7 @@ _SOME_PAIRED = dataclasses.replace(_PAIRED, kc=512, panel_share=0.25)
 
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
     """Of tiles or pairs for bf16 with enough rows, if the ISA has them, else of f32."""
-    vectors = _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
+    vectors = _of_vectors(problem)
     if problem.lhs != "bfloat16":
         return vectors
     if device.isa == _PAIRS and _suits_pairs(problem):
@@ -177,6 +179,12 @@ def _suits_tiles(problem: GemmProblem, device: CpuDevice) -> bool:
     if device.isa == "amx" and transposes and problem.n < _TILE_COLUMNS:
         return False
     return problem.m >= _TILE_ROWS
+
+
+def _of_vectors(problem: GemmProblem) -> Blocking:
+    if problem.layout[0] == "t" and problem.m > _FEW_ROWS:
+        return _TRANSPOSED_VECTORS
+    return _FEW_VECTORS if problem.m <= _FEW_VECTOR_ROWS else _VECTORS
 
 
 def _of_tiles(problem: GemmProblem) -> Blocking:
