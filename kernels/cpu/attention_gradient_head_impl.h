@@ -28,7 +28,7 @@ struct HeadGradient {
   float *sums[2];    // dk, dv of all keys
   float *stored[2];  // q, do of a chunk, as rhs
   float *kept[2];    // ds, p of a chunk and a block, `block` elements a row
-  float *packed;     // a tile of them, transposed
+  float *packed;     // a tile of their columns
   float *rest;       // for the chunk's `Gradient`
 
   HeadGradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
@@ -122,11 +122,11 @@ void AddToKeys(const HeadGradient& head, int64_t queries, int64_t j0, int64_t co
   ForRowTiles(count, [&](RowTile tile) {
     for (int which = 0; which < 2; ++which) {
       const Kept* columns = (const Kept*)head.kept[which] + tile.first;
-      PackLhsTransposed(columns, head.block, tile.rows, head.block - tile.first, queries,
-                        head.packed);
+      PackLhsColumns(columns, head.block, head.block - tile.first, queries, head.packed);
       TileProduct(tile.rows, WordsIn(queries), head.packed, head.stored[which],
                   WordsIn(queries) * kTileN, head.args.head_dim,
-                  head.sums[which] + (j0 + tile.first) * head.width, head.width, true);
+                  head.sums[which] + (j0 + tile.first) * head.width, head.width, true,
+                  kByColumn);
     }
   });
 }

@@ -78,9 +78,9 @@ TRACEA_INLINE void PackRows(const RowOf& row_of, int64_t rows, int64_t dim, floa
 // and for panels of packed rhs, `panel` apart.
 TRACEA_INLINE void TileProduct(int64_t rows, int64_t words, const float* lhs,
                                const float* rhs, int64_t panel, int64_t cols, float* out,
-                               int64_t stride, bool accumulate) {
+                               int64_t stride, bool accumulate, LhsOrder order = kByRow) {
   for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
-    const MicroKernelFn micro = kMicroKernels.For(rows, cols - c);
+    const MicroKernelFn micro = kMicroKernels.For(order, rows, cols - c);
     micro(words, lhs, rhs, accumulate ? out : nullptr, stride, out, stride, nullptr);
   }
 }

@@ -264,7 +264,8 @@ int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& sh
   // As ConvWorkspace in conv2d_tile_impl.h.
   const int64_t packed = isa.packed_bytes * blocks.kc, line = 4 * (blocks.kc + 16);
   const int64_t sums = blocks.kc < shape.k ? blocks.mc * blocks.nc : 0;
-  return packed * blocks.nc + isa.tile_m * (packed + 64) +
+  // By columns, lhs has whole vectors of rows, of at most 16 words.
+  return packed * blocks.nc + RoundUp(isa.tile_m, 16) * (packed + 64) +
          std::max(isa.tile_m, kLineRows) * line + 4 * (blocks.nc + sums);
 }
 

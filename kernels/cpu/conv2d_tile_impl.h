@@ -10,7 +10,7 @@ struct ConvWorkspace {
     rhs = memory;
     const int64_t words = WordsIn(blocks.kc);
     lhs = rhs + words * blocks.nc;
-    bias = lhs + kTileM * (words + kChunk);
+    bias = lhs + kLhsStep * (words + kChunk);
     lines = bias + blocks.nc;
     sums = lines + kLineRows * (blocks.kc + kChunk);
   }
@@ -113,13 +113,13 @@ TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& bloc
 TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& block,
                                  const ConvSums& partial, const ConvRows& rows,
                                  int64_t words, const float* lhs, const float* weights,
-                                 const float* bias) {
+                                 const float* bias, LhsOrder order = kByRow) {
   for (int64_t c = 0; c < block.cols; c += kTileN) {
     const float* rhs = weights + c * WordsIn(block.depth);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {
-                  kMicroKernels.table[vecs - 1][rows.count - 1](
+                  kMicroKernels.table[order][vecs - 1][rows.count - 1](
                       words, lhs, rhs, src, src_stride, dst, dst_stride, nullptr);
                 });
   }

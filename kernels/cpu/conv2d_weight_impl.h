@@ -3,7 +3,7 @@
 //   out[(tap, c), j] = sum over windows of image[window, (tap, c)] * weights[window, j]
 //
 // `weights` is dy, stored by rows as the product wants it; the lhs is gathered windows,
-// transposed while they are packed.
+// which are its columns and packed so.
 
 // `count` <= kLanes elements of a window from element o of a run; zeros outside of the
 // image.
@@ -41,36 +41,30 @@ TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& win
   return JoinParts(parts);
 }
 
-static_assert(kMostRows % kVecDepth == 0, "vectors along the depth must not span blocks");
+static_assert(kMostRows % kWordDepth == 0, "words must not span blocks of windows");
 
 // Rows [m, m + rows) of the lhs, `depth` windows deep, as the micro-kernels read them.
 template <typename T>
-void PackWindowsTransposed(const ConvProduct& product, const Windows* windows, int64_t m,
-                           int64_t rows, int64_t depth, float* packed) {
-  const Runs runs = RunsFrom(product, m);
-  for (int64_t p = 0; p < WordsIn(depth); p += kLanes) {
-    const int64_t at = p * kWordDepth;
-    const Windows& here = windows[at / kMostRows];
-    float* to = packed + p / kChunk * rows * kChunk + p % kChunk;
-    int64_t ty = runs.ty, tx = runs.tx, o = runs.o;
-    for (int64_t i = 0; i < rows;) {
-      const int64_t count = Min(Min(runs.length - o, rows - i), kLanes);
-      Vec x[kLanes];
-      for (int q = 0; q < kLanes; ++q) {
-        const int64_t next = q * kWordDepth;
-        x[q] = LoadWindowWords<T>(product, here, at % kMostRows + next, depth - at - next,
-                                  ty, tx, o, count);
-      }
-      Transpose(x);
-      for (int64_t r = 0; r < count; ++r) Store(to + (i + r) * kChunk, x[r]);
-      i += count;
-      o += count;
-      if (o < runs.length) continue;
-      o = 0;
-      if (++tx < runs.per_line) continue;
-      tx = 0;
-      ++ty;
+void PackWindows(const ConvProduct& product, const Windows* windows, int64_t m,
+                 int64_t rows, int64_t depth, float* packed) {
+  Runs runs = RunsFrom(product, m);
+  for (int64_t i = 0; i < rows;) {
+    const int64_t count = Min(Min(runs.length - runs.o, rows - i), kLanes);
+    // What is stored beyond them comes later, or is not read.
+    const int64_t stored = i + kLanes <= kLhsStep ? kLanes : count;
+    F32* to = (F32*)packed + i;
+    for (int64_t at = 0; at < depth; at += kWordDepth, to += kLhsStep) {
+      const Vec words = LoadWindowWords<T>(product, windows[at / kMostRows], at % kMostRows,
+                                           depth - at, runs.ty, runs.tx, runs.o, count);
+      StoreUpTo(to, words, stored);
     }
+    i += count;
+    runs.o += count;
+    if (runs.o < runs.length) continue;
+    runs.o = 0;
+    if (++runs.tx < runs.per_line) continue;
+    runs.tx = 0;
+    ++runs.ty;
   }
 }
 
@@ -86,9 +80,9 @@ void RunWeightBlock(const ConvProduct& product, const ConvBlock& block,
       row[i] = m + i;
       out[i] = (m + i) * product.out_pixel;
     }
-    PackWindowsTransposed<T>(product, windows, m, rows, block.depth, space.lhs);
+    PackWindows<T>(product, windows, m, rows, block.depth, space.lhs);
     RunPackedRows(product, block, partial, ConvRows{row, out, rows},
-                  WordsIn(block.depth), space.lhs, space.rhs, nullptr);
+                  WordsIn(block.depth), space.lhs, space.rhs, nullptr, kByColumn);
     m += rows;
   }
 }

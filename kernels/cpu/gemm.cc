@@ -204,7 +204,9 @@ int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
   const bool vectors = UsesVectors(isa);
   const int64_t chunk = vectors ? 64 / isa.packed_bytes : 0;  // a cache line
   const int64_t rhs = (vectors ? 2 : 1) * blocks.rhs_depth * blocks.nc;
-  const int64_t lhs = 2 * isa.tile_m * (blocks.kc + chunk);
+  // By columns, lhs has whole vectors of rows, of at most 16 words.
+  const int64_t rows = vectors ? RoundUp(isa.tile_m, 16) : isa.tile_m;
+  const int64_t lhs = 2 * rows * (blocks.kc + chunk);
   const bool in_place = vectors && args.out_type == DType::kF32;
   const int64_t sums = !in_place && blocks.kc < args.k ? blocks.mc * blocks.nc : 0;
   const int64_t staging = vectors ? 0 : 2 * isa.tile_m * isa.tile_n;

@@ -5,16 +5,18 @@
 //       for K block p    (kc deep)
 //         pack rhs[p, j]                 -> panels [nc / kTileN][words][kTileN], in L2
 //         for row block                  (up to kTileM rows)
-//           pack lhs[row block, p]       -> chunks [words / kChunk][rows][kChunk], in L1
+//           pack lhs[row block, p]       -> chunks [words / kChunk][rows][kChunk], in L1,
+//                                           or [words][kLhsStep] if stored by columns
 //           for panel: micro-kernel, and after the last K block the epilogue
 //
 // Packing words that are stored by rows costs little, because micro-kernels pack the next
 // row block of lhs and the next block of rhs beside their products (`Feeds`).
 //
-// Packing converts to words (f32, or pairs of bf16: gemm_word_impl.h) and transposes where
-// the operand is stored transposed, so one micro-kernel serves every layout. Row blocks
-// are as equal as possible and there is a micro-kernel for every row count, so ragged rows
-// cost no wasted work; a ragged last panel is padded with zeros.
+// Packing converts to words (f32, or pairs of bf16: gemm_word_impl.h). rhs is transposed
+// if it is stored by columns; lhs is packed as it is stored, for micro-kernels take single
+// words of it in either order. Row blocks are as equal as possible and there is a
+// micro-kernel for every row count, so ragged rows cost no wasted work; a ragged last panel
+// is padded with zeros.
 //
 // Included by gemm_<isa>.cc inside an unnamed namespace, after vec_impl.h and under the
 // same rules, and so are the parts that it includes. The includer defines TRACEA_TILE_M,
@@ -31,8 +33,7 @@ void PackLhsBlock(const GemmArgs& args, int64_t i, int64_t p, int64_t rows, int6
                   float* packed) {
   const T* lhs = (const T*)args.lhs;
   if (args.trans_lhs) {
-    PackLhsTransposed(lhs + p * args.lhs_stride + i, args.lhs_stride, rows, args.m - i,
-                      kc, packed);
+    PackLhsColumns(lhs + p * args.lhs_stride + i, args.lhs_stride, args.m - i, kc, packed);
   } else {
     PackLhs(lhs + i * args.lhs_stride + p, args.lhs_stride, rows, kc, packed);
   }
@@ -94,7 +95,8 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   const int64_t words = WordsIn(block.kc);
   const bool whole = cols == kTileN || partial.padded;
   float* sums = partial.data ? partial.data + i * partial.stride + j : nullptr;
-  const MicroKernelFn micro = kMicroKernels.For(rows, cols);
+  const LhsOrder order = args.trans_lhs ? kByColumn : kByRow;
+  const MicroKernelFn micro = kMicroKernels.For(order, rows, cols);
   if (block.last && args.residual) PrefetchResidual(args, i, j, rows, cols);
 
   const float* src = block.first ? nullptr : sums;
@@ -139,6 +141,7 @@ TRACEA_INLINE RowFeed<kUnit, kDeep> FeedRows(const T* from, int64_t stride, int6
   feed.to = to;
   feed.stride = stride * (int64_t)sizeof(T);
   feed.to_unit = to ? to_unit : 0;
+  feed.end = Min(bytes, feed.kUnitBytes) - 1;
   feed.units = to ? bytes / feed.kUnitBytes : CeilDiv(bytes, feed.kUnitBytes);
   feed.rows = feed.units > 0 ? CeilDiv(rows, kDeep) : 0;
   return feed;
@@ -150,8 +153,8 @@ TRACEA_INLINE RowFeed<kChunk, 1> FeedLhs(const GemmArgs& args, const LhsRows& pa
   const T* lhs = (const T*)args.lhs;
   const int64_t stride = args.lhs_stride;
   if (args.trans_lhs) {
-    return FeedRows<kChunk, 1>(lhs + part.p * stride + part.i, stride, part.kc,
-                               part.rows, nullptr, 0);
+    return FeedRows<kChunk, 1>(lhs + part.p * stride + part.i, stride, part.kc, kLhsStep,
+                               nullptr, 0);
   }
   return FeedRows<kChunk, 1>(lhs + part.i * stride + part.p, stride, part.rows, part.kc,
                              IsFed<T>(false, part.kc) ? packed : nullptr,
@@ -220,8 +223,8 @@ struct GemmBuffers {
     rhs[0] = workspace;
     rhs[1] = rhs[0] + words * blocks.nc;
     lhs[0] = rhs[1] + words * blocks.nc;
-    lhs[1] = lhs[0] + kTileM * (words + kChunk);
-    bias = lhs[1] + kTileM * (words + kChunk);
+    lhs[1] = lhs[0] + kLhsStep * (words + kChunk);
+    bias = lhs[1] + kLhsStep * (words + kChunk);
     sums = bias + blocks.nc;
   }
 };

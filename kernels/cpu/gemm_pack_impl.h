@@ -55,52 +55,49 @@ TRACEA_INLINE void LoadAcrossTransposed(const T* from, int64_t stride, int64_t d
   Transpose(x);
 }
 
-// The same for lhs stored by columns: element (i, p) at lhs[p * stride + i]. Columns up
-// to `readable` exist, so that most loads need no mask.
-template <typename T>
-void PackLhsTransposed(const T* lhs, int64_t stride, int64_t rows, int64_t readable,
-                       int64_t kc, float* packed) {
-  for (int64_t p = 0; p < WordsIn(kc); p += kLanes) {
-    float* to = packed + (p / kChunk) * rows * kChunk + p % kChunk;
-    const int64_t at = p * kWordDepth;
-    for (int64_t i = 0; i < rows; i += kLanes) {
-      Vec x[kLanes];
-      LoadAcrossTransposed(lhs + at * stride + i, stride, kc - at, readable - i, x);
-      const int64_t count = Min(kLanes, rows - i);
-      for (int64_t r = 0; r < count; ++r) Store(to + (i + r) * kChunk, x[r]);
-    }
-  }
-}
-
-// kc x cols of rhs, stored by rows, into panels. Rows are far apart, so the hardware does
-// not foresee the next one.
-template <typename T>
-void PackRhs(const T* rhs, int64_t stride, int64_t kc, int64_t cols, float* packed) {
+// kc x cols, stored by rows, into panels [words][kWidth]. Rows are far apart, so the
+// hardware does not foresee the next one.
+template <int kWidth, typename T>
+void PackPanels(const T* from, int64_t stride, int64_t kc, int64_t cols, float* packed) {
   const int64_t words = WordsIn(kc);
   for (int64_t p = 0; p < words; ++p) {
     const int64_t left = kc - p * kWordDepth;
-    const T* row = rhs + p * kWordDepth * stride;
+    const T* row = from + p * kWordDepth * stride;
     const T* ahead = row + (left >= kRowsAhead + kWordDepth ? kRowsAhead * stride : 0);
-    float* to = packed + p * kTileN;
+    float* to = packed + p * kWidth;
     int64_t j = 0;
-    for (; left >= kWordDepth && j + kTileN <= cols; j += kTileN) {
+    for (; left >= kWordDepth && j + kWidth <= cols; j += kWidth) {
       TRACEA_UNROLL
       for (int d = 0; d < kWordDepth; ++d) {
-        PrefetchBytes(ahead + d * stride + j, kTileN * sizeof(T));
+        PrefetchBytes(ahead + d * stride + j, kWidth * sizeof(T));
       }
       TRACEA_UNROLL
-      for (int v = 0; v < kTileN; v += kLanes) {
+      for (int v = 0; v < kWidth; v += kLanes) {
         Store(to + v, LoadAcross(row + j + v, stride));
       }
-      to += words * kTileN;
+      to += words * kWidth;
     }
-    for (; j < cols; j += kTileN, to += words * kTileN) {
+    for (; j < cols; j += kWidth, to += words * kWidth) {
       TRACEA_UNROLL
-      for (int v = 0; v < kTileN; v += kLanes) {
+      for (int v = 0; v < kWidth; v += kLanes) {
         Store(to + v, LoadAcrossUpTo(row + j + v, stride, left, cols - j - v));
       }
     }
   }
+}
+
+// Up to kTileM rows of lhs, stored by columns: element (i, p) at lhs[p * stride + i], and
+// packed so. `readable` rows exist, so that most loads need no mask.
+template <typename T>
+void PackLhsColumns(const T* lhs, int64_t stride, int64_t readable, int64_t kc,
+                    float* packed) {
+  PackPanels<kLhsStep>(lhs, stride, kc, Min(kLhsStep, readable), packed);
+}
+
+// kc x cols of rhs, stored by rows.
+template <typename T>
+void PackRhs(const T* rhs, int64_t stride, int64_t kc, int64_t cols, float* packed) {
+  PackPanels<kTileN>(rhs, stride, kc, cols, packed);
 }
 
 // The same for rhs stored by columns: element (p, j) at rhs[j * stride + p].

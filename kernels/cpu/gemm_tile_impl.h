@@ -12,6 +12,12 @@ constexpr int kTileN = kTileVecs * kLanes;
 constexpr int kDepthUnit = 8 * kWordDepth;
 constexpr int kChunk = 16;  // words of a chunk of packed lhs: one cache line
 constexpr int kChunkDepth = kChunk * kWordDepth;
+
+// How lhs is packed: in chunks [words / kChunk][rows][kChunk], or in steps of the depth
+// [words][kLhsStep].
+enum LhsOrder { kByRow, kByColumn };
+constexpr int kLhsStep = (kTileM + kLanes - 1) / kLanes * kLanes;
+
 constexpr int kLineFloats = 16;
 constexpr int kLineBytes = 64;
 constexpr int64_t kRowsAhead = 4;  // that copied rows are asked for early, at least
@@ -30,6 +36,7 @@ struct RowFeed {
   float* to = nullptr;          // where it goes, or null
   int64_t to_unit = 0;          // from one unit to the next, in words
   int64_t units = 0, left = 0;  // in a row; of these rows
+  int64_t end = 0;              // its last byte in a unit, which may begin within a line
   int64_t rows = 0;             // that are left, with these
   int64_t most = 1, share = 0;  // rows side by side, now
 
@@ -59,6 +66,7 @@ struct RowFeed {
         for (int v = 0; v < kUnitBytes; v += kLineBytes) {
           __builtin_prefetch(early + v, 0, 2);
         }
+        if (!to) __builtin_prefetch(early + end, 0, 2);
       }
       if (!to) continue;
       TRACEA_UNROLL
@@ -100,10 +108,10 @@ struct Feeds {
 };
 
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors and a depth of
-// `words`; a null src is zero. lhs and rhs are packed as above. src joins at the end:
-// rounding errors then grow with the depth of a block and the number of blocks, not with
-// all of k. `feeds` may be null.
-template <int kRows, int kVecs>
+// `words`; a null src is zero. src joins at the end: rounding errors then grow with the
+// depth of a block and the number of blocks, not with all of k. rhs is a panel
+// [words][kTileN]. `feeds` may be null.
+template <int kRows, int kVecs, LhsOrder kOrder>
 void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float* src,
                  int64_t src_stride, float* dst, int64_t dst_stride, Feeds* feeds) {
   Vec acc[kRows][kVecs];
@@ -130,13 +138,13 @@ void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float*
       }
       TRACEA_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const Vec a = SplatWord(lhs[i * kChunk + p]);
+        const Vec a = SplatWord(lhs[kOrder == kByRow ? i * kChunk + p : p * kLhsStep + i]);
         TRACEA_UNROLL
         for (int j = 0; j < kVecs; ++j) acc[i][j] = MultiplyAdd(acc[i][j], a, b[j]);
       }
       rhs += kTileN;
     }
-    lhs += kRows * kChunk;
+    lhs += (kOrder == kByRow ? kRows : kLhsStep) * kChunk;
   }
   TRACEA_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -153,10 +161,11 @@ using MicroKernelFn = void (*)(int64_t, const float*, const float*, const float*
                                float*, int64_t, Feeds*);
 
 struct MicroKernels {
-  MicroKernelFn table[kTileVecs][kTileM];
+  MicroKernelFn table[2][kTileVecs][kTileM];
   template <int kVecs, int kRows>
   constexpr void Fill() {
-    table[kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs>;
+    table[kByRow][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByRow>;
+    table[kByColumn][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByColumn>;
     if constexpr (kRows > 1) {
       Fill<kVecs, kRows - 1>();
     } else if constexpr (kVecs > 1) {
@@ -166,8 +175,8 @@ struct MicroKernels {
   constexpr MicroKernels() : table() { Fill<kTileVecs, kTileM>(); }
 
   // For a tile of these sizes, or larger ones.
-  TRACEA_INLINE MicroKernelFn For(int64_t rows, int64_t cols) const {
-    return table[Min(CeilDiv(cols, kLanes), kTileVecs) - 1][rows - 1];
+  TRACEA_INLINE MicroKernelFn For(LhsOrder order, int64_t rows, int64_t cols) const {
+    return table[order][Min(CeilDiv(cols, kLanes), kTileVecs) - 1][rows - 1];
   }
 };
 constexpr MicroKernels kMicroKernels;
