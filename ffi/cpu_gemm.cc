@@ -276,11 +276,8 @@ bool RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& cal
              const cpu::GemmArgs& args, int64_t task) {
   float* workspace = cpu::ThreadWorkspace(plan.workspace_bytes);
   if (!workspace) return false;
-  const int64_t m0 = task % plan.num_m() * plan.m_step;
-  const int64_t n0 = task / plan.num_m() % plan.num_n() * plan.n_step;
+  const cpu::GemmRange range = plan.Range(task);
   const int64_t b0 = task / plan.num_m() / plan.num_n() * plan.batch_step;
-  const cpu::GemmRange range{m0, std::min(m0 + plan.m_step, plan.m), n0,
-                             std::min(n0 + plan.n_step, plan.n)};
   const int64_t b1 = std::min(b0 + plan.batch_step, plan.batch);
   for (int64_t b = b0; b < b1; ++b) {
     isa.run(BatchArgs(args, call, b), plan.blocks, range, workspace);

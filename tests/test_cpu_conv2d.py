@@ -25,8 +25,13 @@ from tracea_jax.ops.conv2d_directions import ROLES
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall
-from tracea_jax.variants.conv2d_cpu import CONV2D_CPU, Conv2dCpuConfig
+from tracea_jax.variants.conv2d_cpu import (
+    CONV2D_CPU,
+    Conv2dCpuConfig,
+    plain_product,
+)
 from tracea_jax.variants.cpu import DTYPES
+from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 DIRECTIONS = tuple(ROLES)
@@ -324,6 +329,32 @@ def test_short_convolutions_are_cut_once_for_each_thread():
         return CONV2D_CPU.heuristic(conv((batch, 56, 56), (64, 64)), device).tasks
 
     assert tasks(1) == 1 and tasks(8) == 2
+
+
+def test_the_gradient_of_pointwise_weights_is_a_plain_product():
+    """It has the configs of that product."""
+    how = {"direction": "weight_grad", "kernel": (1, 1), "dtype": "bfloat16"}
+    how["padding"] = ((0, 0), (0, 0))
+    problem = conv((2, 9, 15), (40, 34), **how)
+    product = plain_product(problem)
+    assert product is not None
+    assert (product.m, product.n, product.k) == (40, 34, 2 * 9 * 15)
+    configs = [
+        Conv2dCpuConfig(**dataclasses.asdict(config))
+        for config in GEMM_CPU.space(product, local_cpu()).configs()
+    ]
+    assert list(CONV2D_CPU.space(problem, local_cpu()).configs()) == configs
+    config = CONV2D_CPU.heuristic(problem, local_cpu())
+    assert config in configs
+    run_and_check(problem, config=config)
+    for other in (
+        {"groups": 2},
+        {"strides": (1, 2)},
+        {"padding": ((0, 0), (0, 1))},
+        {"kernel": (1, 3)},
+        {"direction": "forward"},
+    ):
+        assert plain_product(conv((2, 9, 15), (40, 34), **{**how, **other})) is None
 
 
 def test_depthwise():

@@ -120,14 +120,18 @@ ConvAxis InputGradAxis(const ConvExtent& e, int64_t phase) {
   return axis;
 }
 
-// Stride 1 and one tap: the image is the matrix, whatever its shape. As one line it needs
-// no division into images and lines.
+// Stride 1 and one tap: the image is the matrix, whatever its shape.
+bool IsPointwise(const ConvProduct& product) {
+  const auto is_plain = [](const ConvAxis& axis) {
+    return axis.taps == 1 && axis.step == 1 && axis.offset == 0 &&
+           axis.rows == axis.size && axis.out_step == 1;
+  };
+  return is_plain(product.y) && is_plain(product.x);
+}
+
+// As one line such an image needs no division into images and lines.
 void FlattenPointwise(ConvProduct* product) {
-  for (const ConvAxis* axis : {&product->y, &product->x}) {
-    const bool plain = axis->taps == 1 && axis->step == 1 && axis->offset == 0 &&
-                       axis->rows == axis->size && axis->out_step == 1;
-    if (!plain) return;
-  }
+  if (!IsPointwise(*product)) return;
   const int64_t pixels = product->rows();
   product->batch = 1;
   product->y.size = product->y.rows = product->y.out_size = 1;
@@ -306,6 +310,38 @@ int64_t Phases(const ConvArgs& args, const ConvExtent& extent) {
   return std::min(extent.stride, extent.x);
 }
 
+// x^T @ dy, both as they are stored: the gradient of the weights of one tap.
+bool IsPlainProduct(const ConvArgs& args, const ConvProduct& product) {
+  return args.direction == ConvDirection::kWeightGrad && args.groups == 1 &&
+         IsPointwise(product);
+}
+
+GemmArgs PlainProduct(const ConvArgs& args, const ConvProduct& product) {
+  GemmArgs gemm{};
+  gemm.lhs = args.lhs;
+  gemm.rhs = args.rhs;
+  gemm.out = args.out;
+  gemm.m = gemm.lhs_stride = args.channels;
+  gemm.n = gemm.rhs_stride = gemm.out_stride = args.columns;
+  gemm.k = product.rows();
+  gemm.in_type = args.in_type;
+  gemm.out_type = args.out_type;
+  gemm.trans_lhs = true;
+  return gemm;
+}
+
+ConvPlan PlanPlainProduct(const ConvIsa& wanted, const GemmArgs& gemm,
+                          const ConvConfig& config, int64_t threads) {
+  int isa = 0;
+  while (kConvs[isa] != &wanted) ++isa;
+  ConvPlan plan{};
+  plan.gemm = UsableGemmIsa(static_cast<Isa>(isa), gemm);
+  plan.product =
+      PlanGemm(*plan.gemm, gemm, 1, {config.kc, config.nc, config.tasks}, threads);
+  plan.workspace_bytes = plan.product.workspace_bytes;
+  return plan;
+}
+
 ConvKernel KernelOf(const ConvIsa& isa, const ConvArgs& args) {
   const bool depthwise = IsDepthwise(args);
   if (args.direction == ConvDirection::kWeightGrad) {
@@ -326,6 +362,9 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
   ConvPlan plan{};
   // The first phase has the most rows; the depth of blocks is one for all phases.
   const ConvProduct product = MakeProduct(args, 0, 0, 0);
+  if (IsPlainProduct(args, product)) {
+    return PlanPlainProduct(wanted, PlainProduct(args, product), config, threads);
+  }
   const ConvIsa& isa = IsaFor(wanted, args, product);
   plan.kernel = KernelOf(isa, args);
   plan.phases_y = Phases(args, args.height);
@@ -348,6 +387,11 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
 bool RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task) {
   float* workspace = ThreadWorkspace(plan.workspace_bytes);
   if (!workspace) return false;
+  if (plan.gemm) {
+    const GemmArgs gemm = PlainProduct(args, MakeProduct(args, 0, 0, 0));
+    plan.gemm->run(gemm, plan.product.blocks, plan.product.Range(task), workspace);
+    return true;
+  }
   const auto next = [&task](int64_t count) {
     const int64_t at = task % count;
     task /= count;

@@ -137,6 +137,10 @@ struct ConvIsa {
 
 // How a convolution is cut into tasks.
 struct ConvPlan {
+  // If it is a product of plain matrices: what runs it, and how that is cut. Nothing else
+  // but the workspace is set then.
+  const GemmIsa* gemm;
+  GemmPlan product;
   ConvKernel kernel;
   ConvBlocks blocks;
   int64_t phases_y, phases_x;
@@ -151,6 +155,7 @@ struct ConvPlan {
   int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }
   int64_t num_groups() const { return groups == 0 ? 0 : (groups - 1) / group_step + 1; }
   int64_t num_tasks() const {
+    if (gemm) return product.num_tasks();
     return phases_y * phases_x * num_groups() * num_m() * num_n();
   }
 };

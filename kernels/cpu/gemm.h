@@ -105,6 +105,12 @@ struct GemmPlan {
   int64_t num_n() const { return n == 0 ? 0 : (n - 1) / n_step + 1; }
   int64_t num_batch() const { return batch == 0 ? 0 : (batch - 1) / batch_step + 1; }
   int64_t num_tasks() const { return num_batch() * num_m() * num_n(); }
+
+  // Of task `task`, in each of its products.
+  GemmRange Range(int64_t task) const {
+    const int64_t m0 = task % num_m() * m_step, n0 = task / num_m() % num_n() * n_step;
+    return {m0, m - m0 < m_step ? m : m0 + m_step, n0, n - n0 < n_step ? n : n0 + n_step};
+  }
 };
 
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,

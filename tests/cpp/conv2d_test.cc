@@ -27,7 +27,8 @@ namespace {
 // kWide: lines of many windows, of which kernels read several from one copy of the image.
 // kTall: as many rows as have partial sums at a time, from copies with as many windows
 // beside them as there may be.
-enum class Size { kSmall, kLarge, kWide, kTall };
+// kPointwise: the gradient of the weights of one tap, in one group a plain product.
+enum class Size { kSmall, kLarge, kWide, kTall, kPointwise };
 
 struct Case {
   ConvArgs args{};
@@ -70,6 +71,11 @@ struct Case {
       a.height = {700, 1, 700, 1, 1, 0};
       a.width = {12, 5, 12, 1, 6, 12};
     }
+    if (size == Size::kPointwise) {
+      a.direction = ConvDirection::kWeightGrad;
+      a.height = Pointwise(a.height.x);
+      a.width = Pointwise(a.width.x);
+    }
     const int64_t pixels = a.height.x * a.width.x, windows = a.height.y * a.width.y;
     x.Fill(a.in_type, a.batch * pixels * a.channels);
     w.Fill(a.in_type, a.height.w * a.width.w * inputs * a.columns);
@@ -86,6 +92,8 @@ struct Case {
     }
     if (rng() % 2) a.preactivation = this;  // set to memory by Run
   }
+
+  static ConvExtent Pointwise(int64_t x) { return {x, 1, x, 1, 1, 0}; }
 
   static ConvExtent Extent(int64_t x) {
     ConvExtent e{};
@@ -187,6 +195,11 @@ struct Case {
 int Check(const ConvIsa& isa, Size size) {
   Case c(size);
   const int64_t kc = size == Size::kTall ? 32 : Pick({0, 32, 96});
+  const bool plain = PlanConv(isa, c.args, {}, 1).gemm != nullptr;
+  if (size == Size::kPointwise && plain != (c.args.groups == 1)) {
+    std::printf("%s: not taken for what it is\n", isa.name);
+    return 1;
+  }
   c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
   const double error = c.Error();
   const std::vector<uint8_t> first = c.result().bytes;
@@ -226,9 +239,10 @@ int main(int argc, char** argv) {
       continue;
     }
     for (int i = 0; i < cases; ++i) {
-      failures += Check(*isa, i % 10 == 0  ? Size::kLarge
-                              : i % 4 == 1 ? Size::kWide
-                                           : Size::kSmall);
+      failures += Check(*isa, i % 10 == 0   ? Size::kLarge
+                              : i % 10 == 2 ? Size::kPointwise
+                              : i % 4 == 1  ? Size::kWide
+                                            : Size::kSmall);
     }
     failures += Check(*isa, Size::kTall);
     std::printf("%s: checked\n", name);

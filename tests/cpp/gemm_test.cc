@@ -106,11 +106,8 @@ struct Case {
     ParallelFor(
         plan.num_tasks(), threads, [&](auto work) { helpers.emplace_back(work); },
         [&](int64_t task) {
-          const int64_t m0 = task % plan.num_m() * plan.m_step;
-          const int64_t n0 = task / plan.num_m() * plan.n_step;
-          const GemmRange range{m0, std::min(m0 + plan.m_step, a.m), n0,
-                                std::min(n0 + plan.n_step, a.n)};
-          isa.run(a, plan.blocks, range, ThreadWorkspace(plan.workspace_bytes));
+          float* workspace = ThreadWorkspace(plan.workspace_bytes);
+          isa.run(a, plan.blocks, plan.Range(task), workspace);
         });
     for (std::thread& helper : helpers) helper.join();
   }

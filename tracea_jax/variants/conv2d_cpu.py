@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
-from tracea_jax.problem import Conv2dProblem
+from tracea_jax.problem import Conv2dProblem, GemmProblem
 from tracea_jax.variants.base import Call, CpuCall
 from tracea_jax.variants.cpu import (
     blocking_features,
@@ -18,6 +18,7 @@ from tracea_jax.variants.cpu import (
     refuses_product,
     tasks_of_thread,
 )
+from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.space import (
     Columns,
     Space,
@@ -91,6 +92,9 @@ class Conv2dCpu:
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         assert isinstance(device, CpuDevice)
+        if product := plain_product(problem):
+            known = GEMM_CPU.space(product, device)
+            return dataclasses.replace(known, config_type=Conv2dCpuConfig)
         hero = self.heuristic(problem, device)
         widths = sorted({*_WIDTHS, hero.nc})
         columns = grid(kc=_DEPTHS, nc=widths, tasks=_TASKS)
@@ -105,6 +109,9 @@ class Conv2dCpu:
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dCpuConfig:
         assert isinstance(device, CpuDevice)
+        if product := plain_product(problem):
+            known = GEMM_CPU.heuristic(product, device)
+            return Conv2dCpuConfig(**dataclasses.asdict(known))
         itemsize = _packed_bytes(problem, device)
         kc = _KC * 4 // itemsize
         columns = int(_PANEL_SHARE * device.l2_bytes / (itemsize * kc)) // 32 * 32
@@ -117,6 +124,8 @@ class Conv2dCpu:
 
         A register tile is 32 columns wide: a result of very few channels wastes it.
         """
+        if product := plain_product(problem):
+            return GEMM_CPU.expects_to_win(product, device)
         if _is_depthwise(problem) or on_amx(problem, device):
             return True
         if problem.groups == 1:
@@ -159,6 +168,25 @@ class Conv2dCpu:
                 ("tasks", config.tasks),
             ),
         )
+
+
+def plain_product(problem: Conv2dProblem) -> GemmProblem | None:
+    """x^T @ dy, if the gradient of the weights is no more: it runs as that product."""
+    p = problem
+    is_pointwise = (p.kernel_height, p.kernel_width, *p.strides, p.groups) == (1,) * 5
+    is_whole = not any(sum(p.padding, ()))
+    if p.direction != "weight_grad" or not (is_pointwise and is_whole):
+        return None
+    return GemmProblem(
+        m=p.in_channels,
+        n=p.out_channels,
+        k=p.batch * math.prod(p.out_size),
+        layout="tn",
+        lhs=p.lhs,
+        rhs=p.rhs,
+        out=p.out,
+        precision=p.precision,
+    )
 
 
 def on_amx(problem: Conv2dProblem, device: Device) -> bool:
