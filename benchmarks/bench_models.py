@@ -6,11 +6,18 @@ On a GPU: a block of Llama 3 8B's sizes (width 4096, 32/8 heads, MLP 14336, 2 x 
 tokens, bfloat16), forward, and forward with gradients of parameters and input; and
 value and gradients of a gelu MLP's loss (4 layers with bias, width 4096, 8192 rows,
 bfloat16) with respect to its parameters, by ``tracea.transform`` and written with
-``tracea.ops``. On a CPU the demo's language model. All functions are compiled by
-``jax.jit``; models are plain JAX, attention by ``jax.nn.dot_product_attention`` with
-its defaults. Every problem that our side asks for is tuned first. Times are sums of
-kernel times on a GPU, wall-clock times on a CPU, all sides in one run and in turns;
-``wall_ratio`` is of wall-clock times on either.
+``tracea.ops``.
+
+On a CPU, in float32 and in bfloat16: a block of Llama 3.2 1B's sizes (width 2048, 32/8
+heads, MLP 8192, 512 tokens) and a block of ResNet-50's first stage (8 images of 56 x 56
+x 256, batch normalisation with running statistics), both as above; and the MLP's step
+with width 1024 and 1024 rows.
+
+All functions are compiled by ``jax.jit``; models are plain JAX, attention by
+``jax.nn.dot_product_attention`` with its defaults. Every problem that our side asks for
+is tuned first, unless the effort is "none". Times are sums of kernel times on a GPU,
+wall-clock times on a CPU, all sides in one run and in turns; ``wall_ratio`` is of
+wall-clock times on either.
 """
 
 from __future__ import annotations
@@ -28,8 +35,8 @@ import numpy as np
 
 import tracea_jax as tracea
 from tracea_jax.cli import Progress
-from tracea_jax.demo import SIZES
 from tracea_jax.demo.language_model import LanguageModel
+from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import CudaDevice
 from tracea_jax.explain import explain
 from tracea_jax.transform import transform
@@ -49,6 +56,10 @@ LLAMA_3_8B = LanguageModel(
     kv_heads=8,
     dtype="bfloat16",
 )
+LLAMA_3_2_1B = dataclasses.replace(
+    LLAMA_3_8B, batch=1, tokens=512, width=2048, hidden=8192
+)
+RESNET_50 = ResidualBlock(batch=8, size=56, channels=256, narrow=64, dtype="bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,9 @@ class Mlp:
 
 
 GELU_MLP = Mlp(layers=4, width=4096, batch=8192, dtype="bfloat16")
+SMALL_MLP = dataclasses.replace(GELU_MLP, width=1024, batch=1024)
+CPU_DTYPES = ("float32", "bfloat16")
+Model = LanguageModel | ResidualBlock | Mlp
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +123,7 @@ class Case:
     """
 
     name: str
-    model: LanguageModel | Mlp
+    model: Model
     plain: Function
     ours: dict[str, Function]
     inputs: tuple[Any, ...]
@@ -120,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
     parser.add_argument("--only", help="cases whose name has this in it")
-    parser.add_argument("--effort", default="quick", help="of tuning")
+    parser.add_argument("--effort", default="quick", help="of tuning, or none")
     parser.add_argument("--goal", default="latency", help="of tuning")
     parser.add_argument("--budget-s", type=float, default=120.0, help="for each case")
     parser.add_argument("--tune", nargs="*", help="ops; all by default")
@@ -146,34 +160,63 @@ def main() -> None:
 
 def cases(gpu: bool) -> Iterator[Case]:
     """What is measured; inputs are made when a case is asked for."""
-    yield from _language(LLAMA_3_8B if gpu else SIZES["cpu"].language_model)
     if gpu:
+        yield from _language(LLAMA_3_8B, "block")
         yield training(GELU_MLP, bar=1.08)
+        return
+    for dtype in CPU_DTYPES:
+        yield from _language(_as(LLAMA_3_2_1B, dtype), f"Llama block, {dtype},")
+    for dtype in CPU_DTYPES:
+        yield from _residual(_as(RESNET_50, dtype), f"ResNet block, {dtype},")
+    for dtype in CPU_DTYPES:
+        yield training(_as(SMALL_MLP, dtype), name=f"gelu MLP, {dtype}, step")
 
 
-def _language(model: LanguageModel) -> Iterator[Case]:
-    keys = jax.random.split(jax.random.key(0), 3)
-    layer = model.layer_parameters(keys[0])
+def _as(model: Any, dtype: str) -> Any:
+    return dataclasses.replace(model, dtype=dtype)
+
+
+def _language(model: LanguageModel, name: str) -> Iterator[Case]:
+    keys = jax.random.split(jax.random.key(0), 2)
     shape = (model.batch, model.tokens, model.width)
-    x, ct = (jax.random.normal(k, shape).astype(model.dtype) for k in keys[1:])
+    x = jax.random.normal(keys[1], shape).astype(model.dtype)
+    return block(name, model, model.block, model.layer_parameters(keys[0]), x)
 
-    def step(block: Any) -> Any:
-        def both(layer: Any, x: jax.Array, ct: jax.Array) -> Any:
-            y, pull = jax.vjp(block, layer, x)
+
+def _residual(model: ResidualBlock, name: str) -> Iterator[Case]:
+    return block(name, model, model.forward, *model.inputs())
+
+
+def block(
+    name: str, model: Model, function: Function, parameters: Any, x: jax.Array
+) -> Iterator[Case]:
+    """A block of equal input and output: forward, and with the gradients of both."""
+
+    def step(function: Function) -> Function:
+        def both(parameters: Any, x: jax.Array, ct: jax.Array) -> Any:
+            y, pull = jax.vjp(function, parameters, x)
             return y, pull(ct)
 
         return both
 
-    ours = transform(model.block)
-    forward, backward = {"": ours}, {"": step(ours)}
-    known = {"model": model, "plain": model.block}
-    yield Case(name="block forward", ours=forward, inputs=(layer, x), **known)
-    known["plain"] = step(model.block)
-    inputs = (layer, x, ct)
-    yield Case(name="block forward+backward", ours=backward, inputs=inputs, **known)
+    ours, ct = transform(function), jax.random.normal(jax.random.key(1), x.shape)
+    yield Case(
+        name=f"{name} forward",
+        model=model,
+        plain=function,
+        ours={"": ours},
+        inputs=(parameters, x),
+    )
+    yield Case(
+        name=f"{name} forward+backward",
+        model=model,
+        plain=step(function),
+        ours={"": step(ours)},
+        inputs=(parameters, x, ct.astype(x.dtype)),
+    )
 
 
-def training(model: Mlp, bar: float | None = None) -> Case:
+def training(model: Mlp, bar: float | None = None, name: str = "gelu MLP step") -> Case:
     """The loss and its gradients: plain, transformed, and written with our op."""
 
     def loss(layer: Function) -> Function:
@@ -181,7 +224,7 @@ def training(model: Mlp, bar: float | None = None) -> Case:
 
     ours = {"transform": transform(loss(Mlp.plain_layer)), "ops": loss(Mlp.op_layer)}
     return Case(
-        name="gelu MLP step",
+        name=name,
         model=model,
         plain=jax.value_and_grad(loss(Mlp.plain_layer)),
         ours={name: jax.value_and_grad(function) for name, function in ours.items()},
@@ -194,7 +237,7 @@ def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each way of ours: tuned, checked and timed in one race."""
     inputs, progress = case.inputs, Progress()
     how = {"effort": args.effort, "goal": args.goal, "ops": args.tune}
-    for function in case.ours.values():
+    for function in case.ours.values() if args.effort != "none" else ():
         budget_s = args.budget_s / len(case.ours)
         print(tune(function, *inputs, **how, budget_s=budget_s, progress=progress))
         progress.close()
@@ -213,6 +256,7 @@ def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
         row = {
             "name": f"{case.name}, {name}" if name else case.name,
             "model": dataclasses.asdict(case.model),
+            "effort": args.effort,
             "ours_us": statistics.median(times[name]),
             "plain_us": statistics.median(times["plain"]),
             "ratio": common.median_ratio(times, "plain", name),

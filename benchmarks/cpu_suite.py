@@ -52,7 +52,7 @@ MEMORY_MB = (64.0, 16.0)  # of a long attention, beside inputs and outputs
 
 def suite(quick: bool) -> list[Case]:
     """The cases, those of a group in a row."""
-    makers = (_products, _skinny, _dots, _fused, _convolutions, _attentions)
+    makers = (_products, _skinny, _dots, _gradients, _fused, _convolutions, _attentions)
     cases = [case for make in makers for case in make()]
     return [case for case in cases if case.is_quick or not quick]
 
@@ -90,6 +90,19 @@ def _dots() -> Iterator[Case]:
         for n in (1, 8):
             problem = _gemm((4096, n, 4096), dtype)
             yield _case(f"few columns {_short(dtype)}", problem, 1.0, None, n == 1)
+
+
+def _gradients() -> Iterator[Case]:
+    """Those of two layers' weights, x^T @ dy, and inputs, dy @ w^T."""
+    for dtype in ("float32", "bfloat16"):
+        for sizes in ((768, 3072, 2048), (3072, 768, 2048)):
+            problem = _gemm(sizes, dtype, layout="tn")
+            quick = sizes[0] == 768
+            yield _case(f"weights' gradient {_short(dtype)}", problem, 1.0, None, quick)
+        for sizes in ((2048, 768, 3072), (2048, 3072, 768)):
+            problem = _gemm(sizes, dtype, layout="nt")
+            quick = sizes[1] == 768
+            yield _case(f"inputs' gradient {_short(dtype)}", problem, 1.0, None, quick)
 
 
 def _fused() -> Iterator[Case]:

@@ -115,7 +115,7 @@ def test_the_cpu_suite_has_a_goal_for_every_case(module):
     cases, quick = suite.suite(False), suite.suite(True)
     groups = list(dict.fromkeys(c.group for c in cases))
     assert {c.group for c in quick} == set(groups) >= set(suite.GEOMEANS)
-    assert len({c.problem for c in cases}) == len(cases) == 66
+    assert len({c.problem for c in cases}) == len(cases) == 74
     assert {c.problem.op for c in cases} == {"matmul", "conv2d", "attention"}
     assert all(c.stretch is None or 0 < c.must < c.stretch for c in cases)
 
