@@ -28,6 +28,7 @@ from tracea_jax.variants import CpuCall
 from tracea_jax.variants.conv2d_cpu import (
     CONV2D_CPU,
     Conv2dCpuConfig,
+    on_amx,
     plain_product,
 )
 from tracea_jax.variants.cpu import DTYPES
@@ -306,6 +307,20 @@ def test_pairs_of_bfloat16_are_multiplied_where_they_fit():
         assert not pairs_are_multiplied(direction, channels=(16, 16), groups=16)
         odd = pairs_are_multiplied(direction, channels=(15, 33))
         assert odd == (direction != "input_grad")
+
+
+def test_every_direction_is_of_tiles_on_amx():
+    """Unless the groups are of one channel; blocks are as deep as in vectors of f32."""
+    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
+    for direction in DIRECTIONS:
+        how: dict[str, Any] = {"dtype": "bfloat16", "direction": direction}
+        problem = conv((8, 28, 28), (64, 96), **how)
+        assert on_amx(problem, device)
+        config = CONV2D_CPU.heuristic(problem, device)
+        wide = dataclasses.replace(problem, lhs="float32", rhs="float32")
+        assert config.kc == 2 * CONV2D_CPU.heuristic(wide, device).kc
+        assert config in list(CONV2D_CPU.space(problem, device).configs())
+        assert not on_amx(conv(channels=(16, 16), groups=16, **how), device)
 
 
 def test_blocks_of_pairs():

@@ -218,8 +218,7 @@ bool Suits(const ConvIsa& isa, const ConvArgs& args, const ConvProduct& product)
   // Transposed weights of an odd number of channels have no pairs at the ends of taps.
   if (isa.pairs) return !product.trans_weights || product.channels % 2 == 0;
   // On AMX filling up short runs may cost more than it brings.
-  return args.direction != ConvDirection::kWeightGrad &&
-         ShapeOf(args, product, true).k <= 4 * ShapeOf(args, product, false).k;
+  return ShapeOf(args, product, true).k <= 4 * ShapeOf(args, product, false).k;
 }
 
 const ConvIsa& IsaFor(const ConvIsa& wanted, const ConvArgs& args,

@@ -128,9 +128,9 @@ struct ConvIsa {
   int64_t tile_m, tile_n;  // register tile, in elements
   int64_t packed_bytes;    // of an element of packed weights: 2 as bf16, else 4
   int64_t most_sums;       // bytes of partial sums that a row strip may have
-  ConvKernel run;          // forward and the input's gradient; AMX has no other ones
+  ConvKernel run;          // forward and the input's gradient
   ConvKernel run_weight_grad;
-  // The same for groups of one channel and one column, all at once.
+  // The same for groups of one channel and one column, all at once; AMX has none.
   ConvKernel run_depthwise, run_depthwise_weight_grad;
   bool pairs = false;  // vectors of pairs of bf16 (none are depthwise), of f32 otherwise
 };

@@ -13,10 +13,11 @@ namespace {
 #include "vec_impl.h"
 #include "amx_impl.h"
 #include "conv2d_amx_impl.h"
+#include "conv2d_weight_amx_impl.h"
 }  // namespace
 
 extern const ConvIsa kAmxConv;
 const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums,
-                          RunAmxConv, nullptr, nullptr, nullptr};
+                          RunAmxConv, RunAmxWeightGrad, nullptr, nullptr};
 
 }  // namespace tracea::cpu

@@ -29,14 +29,23 @@ constexpr int64_t kBlockSize = kAmxRows * kAmxCols;  // f32 sums of a block
 constexpr int64_t kMostSums = int64_t{1} << 20;      // bytes of a row strip: L2
 constexpr int kMostSteps = 128;                      // of a block of depth: 4096 elements
 
-// Buffers of one task; see AmxWorkspaceBytes in conv2d.cc.
+// Buffers of one task; AmxWorkspaceBytes in conv2d.cc adds them up.
 struct AmxConvBuffers {
   float* staging;  // two blocks of sums
   float* bias;     // of a column strip
   BF16* lhs;       // a block of rows, packed
   BF16* rhs;       // a block of the weights, packed
-  BF16* strip;     // of the image
+  BF16* strip;     // of the image; or the windows of a block of depth
   float* sums;     // partial sums, block by block, if there are several blocks of depth
+
+  AmxConvBuffers(const ConvBlocks& blocks, float* memory) {
+    staging = memory;
+    bias = staging + 2 * kBlockSize;
+    lhs = (BF16*)(bias + blocks.nc);
+    rhs = lhs + kAmxRows * blocks.kc;
+    strip = rhs + blocks.kc * blocks.nc;
+    sums = (float*)(strip + kStripSize);
+  }
 };
 
 // The steps of a block of depth.
@@ -405,14 +414,7 @@ struct AmxConvRows {
 template <typename Op>
 void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
                     const ConvRange& range, float* memory) {
-  AmxConvBuffers buffers;
-  buffers.staging = memory;
-  buffers.bias = buffers.staging + 2 * kBlockSize;
-  buffers.lhs = (BF16*)(buffers.bias + blocks.nc);
-  buffers.rhs = buffers.lhs + kAmxRows * blocks.kc;
-  buffers.strip = buffers.rhs + blocks.kc * blocks.nc;
-  buffers.sums = (float*)(buffers.strip + kStripSize);
-
+  const AmxConvBuffers buffers(blocks, memory);
   const AmxScope scope;
   const Runs runs = RunsFrom(product, 0);
   const int64_t all =

@@ -69,6 +69,46 @@ inline Runs RunsFrom(const ConvProduct& product, int64_t p) {
   return runs;
 }
 
+// Calls visit(ty, tx, o, count, at) for each part, of at most `most` elements, of depth
+// [p, p + depth) that lies in one run: from element o of run (ty, tx) on, and `at` after p.
+template <typename Visit>
+TRACEA_INLINE void ForEachPart(const ConvProduct& product, int64_t p, int64_t depth,
+                               int64_t most, const Visit& visit) {
+  Runs runs = RunsFrom(product, p);
+  for (int64_t at = 0; at < depth;) {
+    const int64_t count = Min(Min(runs.length - runs.o, depth - at), most);
+    visit(runs.ty, runs.tx, runs.o, count, at);
+    at += count;
+    runs.o += count;
+    if (runs.o < runs.length) continue;
+    runs.o = 0;
+    if (++runs.tx < runs.per_line) continue;
+    runs.tx = 0;
+    ++runs.ty;
+  }
+}
+
+// `count` elements of window i from element o of run (ty, tx) on: where they lie, or copied
+// to `room`, with zeros for those outside of the image.
+template <typename T>
+TRACEA_INLINE const T* FindPart(const ConvProduct& product, const Windows& windows,
+                                int64_t i, int64_t ty, int64_t tx, int64_t o,
+                                int64_t count, T* room) {
+  const ConvAxis &y = product.y, &x = product.x;
+  const int64_t iy = windows.y[i] + ty * y.tap_step;
+  const bool seen = (uint64_t)iy < (uint64_t)y.size;
+  const int64_t width = x.size * product.pixel;
+  const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
+  const int64_t line = (windows.image[i] + iy * x.size) * product.pixel;
+  const T* image = (const T*)product.image;
+  if (seen && from >= 0 && from + count <= width) return image + (line + from);
+  for (int64_t c = 0; c < count; ++c) {
+    const bool inside = seen && (uint64_t)(from + c) < (uint64_t)width;
+    room[c] = inside ? image[line + from + c] : T{};
+  }
+  return room;
+}
+
 // Whether all of a window lies in the image.
 TRACEA_INLINE bool IsInside(const ConvAxis& axis, int64_t at) {
   return at >= 0 && at + (axis.taps - 1) * axis.tap_step < axis.size;

@@ -5,28 +5,8 @@
 // `weights` is dy, stored by rows as the product wants it; the lhs is gathered windows,
 // which are its columns and packed so.
 
-// `count` <= kLanes elements of a window from element o of a run; zeros outside of the
-// image.
-template <typename T>
-TRACEA_INLINE Part LoadWindow(const ConvProduct& product, const Windows& windows,
-                              int64_t i, int64_t ty, int64_t tx, int64_t o,
-                              int64_t count) {
-  const ConvAxis &y = product.y, &x = product.x;
-  const int64_t iy = windows.y[i] + ty * y.tap_step;
-  if ((uint64_t)iy >= (uint64_t)y.size) return Part{};
-  const int64_t width = x.size * product.pixel;
-  const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
-  const T* line =
-      (const T*)product.image + (windows.image[i] + iy * x.size) * product.pixel;
-  if (from >= 0 && from + count <= width) return LoadPart(line + from, count);
-  T lanes[kLanes] = {};
-  for (int64_t c = 0; c < count; ++c) {
-    if ((uint64_t)(from + c) < (uint64_t)width) lanes[c] = line[from + c];
-  }
-  return LoadPart(lanes, kLanes);
-}
-
-// The same of a word of windows, from window i on, of which `depth` are left.
+// `count` <= kLanes elements, as FindPart has them, of a word of windows from window i on,
+// of which `depth` are left.
 template <typename T>
 TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& windows,
                                   int64_t i, int64_t depth, int64_t ty, int64_t tx,
@@ -36,7 +16,9 @@ TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& win
   for (int d = 0; d < kWordDepth; ++d) {
     parts[d] = Part{};
     if (d >= depth) continue;
-    parts[d] = LoadWindow<T>(product, windows, i + d, ty, tx, o, count);
+    T room[kLanes];
+    const T* part = FindPart(product, windows, i + d, ty, tx, o, count, room);
+    parts[d] = LoadPart(part, count);
   }
   return JoinParts(parts);
 }
@@ -47,25 +29,17 @@ static_assert(kMostRows % kWordDepth == 0, "words must not span blocks of window
 template <typename T>
 void PackWindows(const ConvProduct& product, const Windows* windows, int64_t m,
                  int64_t rows, int64_t depth, float* packed) {
-  Runs runs = RunsFrom(product, m);
-  for (int64_t i = 0; i < rows;) {
-    const int64_t count = Min(Min(runs.length - runs.o, rows - i), kLanes);
+  const auto pack = [&](int64_t ty, int64_t tx, int64_t o, int64_t count, int64_t i) {
     // What is stored beyond them comes later, or is not read.
     const int64_t stored = i + kLanes <= kLhsStep ? kLanes : count;
     F32* to = (F32*)packed + i;
     for (int64_t at = 0; at < depth; at += kWordDepth, to += kLhsStep) {
       const Vec words = LoadWindowWords<T>(product, windows[at / kMostRows], at % kMostRows,
-                                           depth - at, runs.ty, runs.tx, runs.o, count);
+                                           depth - at, ty, tx, o, count);
       StoreUpTo(to, words, stored);
     }
-    i += count;
-    runs.o += count;
-    if (runs.o < runs.length) continue;
-    runs.o = 0;
-    if (++runs.tx < runs.per_line) continue;
-    runs.tx = 0;
-    ++runs.ty;
-  }
+  };
+  ForEachPart(product, m, rows, kLanes, pack);
 }
 
 template <typename T>

@@ -193,8 +193,6 @@ def on_amx(problem: Conv2dProblem, device: Device) -> bool:
     """Whether AMX's tiles multiply; vectors do otherwise."""
     if device.arch != "amx" or problem.lhs != "bfloat16" or _is_depthwise(problem):
         return False
-    if problem.direction == "weight_grad":
-        return False
     return _depth(problem, _STEP) <= 4 * _depth(problem, 1)
 
 
