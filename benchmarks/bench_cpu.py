@@ -170,6 +170,10 @@ def torch_call(problem: Problem, inputs: list[jax.Array]) -> Call | None:
 
 def _torch_product(functional: Any, problem: GemmProblem, arrays: list[Any]) -> Any:
     lhs, rhs, *bias = arrays
+    lhs, rhs = (
+        x.T if how == "t" else x
+        for x, how in zip((lhs, rhs), problem.layout, strict=True)
+    )
     y = torch.addmm(bias[0], lhs, rhs) if bias else lhs @ rhs
     if problem.epilogue.activation == "gelu":
         return functional.gelu(y, approximate="tanh")
