@@ -13,6 +13,7 @@ from tracea_jax.variants.space import Columns
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("default", "high", "highest")  # alike: products are summed in float32
 _SHORT_FLOPS = 1.5e8  # of a core: less than a millisecond
+_FEW_CORES = 8  # with twice as many, shared, four tasks a thread were measured
 
 
 def refuses_device(device: Device) -> str | None:
@@ -53,8 +54,10 @@ def tasks_of_thread(flops: int, device: CpuDevice) -> int:
 
     Two of a long product: where a core is slower than others, or is taken away for a
     while, the other threads take over. A short one loses more by packing operands
-    twice.
+    twice. Of many cores some are always slower than others.
     """
+    if device.cores > _FEW_CORES:
+        return 4
     return 1 if flops <= _SHORT_FLOPS * device.cores else 2
 
 
