@@ -147,8 +147,8 @@ struct ConvPlan {
   int64_t groups, group_step;
   int64_t m, m_step;  // of the largest phase
   int64_t n, n_step;
-  // For one running task, 64-byte aligned: below 24 MB, or 1 KB for each tap of a kernel
-  // with a channel in each group.
+  // For one running task, 64-byte aligned: below 24 MB, or what a plain product needs, or
+  // 1 KB for each tap of a kernel with a channel in each group.
   int64_t workspace_bytes;
 
   int64_t num_m() const { return m == 0 ? 0 : (m - 1) / m_step + 1; }
