@@ -311,7 +311,7 @@ def test_space_of_tiles(isa):
 @pytest.mark.parametrize("isa", ["avx512", "amx"])
 def test_blocks_of_a_large_l2(isa):
     """Half of 2 MiB for a block of B in use and, with few rows of A, the next one."""
-    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
+    device = dataclasses.replace(local_cpu(), isa=isa, cores=2, l2_bytes=2 << 20)
     few = GemmCpuConfig(kc=256, nc=512, tasks=2)
     many = GemmCpuConfig(kc=512, nc=512, tasks=2)
     for rows, config in (17, few), (64, few), (512, few), (513, many), (4096, many):
