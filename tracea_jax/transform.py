@@ -7,18 +7,17 @@ implementation runs is chosen when it is compiled, as for the ops themselves.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
+from tracea_jax.call import Call
 from tracea_jax.rewrite import OPS, RULES, Miss, splice
 
 # Errors and profiles name the user's line, not ours.
@@ -45,8 +44,9 @@ def transform(
     a row with epilogues that multiply by the derivatives of activations.
 
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
-    what changes as arrays. Arguments that are no arrays (numbers, strings, functions)
-    are constants of the trace, and must be hashable.
+    what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
+    objects) are constants of the trace, and must be hashable; an object whose
+    attributes have changed is another constant.
 
     Left exactly as they are: integer, complex and float64 products, any precision but
     the default (and for matrix products the highest), bodies of ``custom_vjp``
@@ -133,51 +133,3 @@ def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
     """A closed jaxpr with the sites of these ops replaced."""
     rules = [rule for rule in RULES if rule.op in ops]
     return splice(jaxpr, rules, misses)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=True)
-class Call:
-    """The arguments of a call without their arrays: what a trace depends on.
-
-    Attributes:
-      tree: of (args, kwargs).
-      constants: the leaves with their types, as 1, 1.0 and True are equal; None where
-        an array is.
-      is_array: for each leaf.
-    """
-
-    tree: Any
-    constants: tuple[Any, ...]
-    is_array: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
-        """The call and its arrays, numpy's included."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        is_array = tuple(is_array_like(x) for x in leaves)
-        pairs = list(zip(leaves, is_array, strict=True))
-        constants = tuple(None if array else _constant(x) for x, array in pairs)
-        return cls(tree, constants, is_array), [x for x, array in pairs if array]
-
-    def arguments(self, arrays: Iterable[Any]) -> tuple[Any, Any]:
-        """(args, kwargs) with these arrays in their places."""
-        rest = iter(arrays)
-        pairs = zip(self.constants, self.is_array, strict=True)
-        leaves = [next(rest) if array else x[1] for x, array in pairs]
-        return jax.tree.unflatten(self.tree, leaves)
-
-
-def _constant(x: Any) -> tuple[type, Any]:
-    try:
-        hash(x)
-    except TypeError as e:
-        raise TypeError(
-            f"an argument of type {type(x).__name__} is no array and cannot be hashed; "
-            "pass arrays, pytrees of them, or values that can be constants of a trace"
-        ) from e
-    return type(x), x
-
-
-def is_array_like(x: Any) -> bool:
-    kinds = jax.Array | Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct
-    return isinstance(x, kinds)
