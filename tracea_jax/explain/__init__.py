@@ -29,7 +29,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 def explain(
     fn: Callable[..., Any],
     *,
-    ops: Iterable[str] | None = None,
+    ops: str | Iterable[str] | None = None,
     device: str | None = None,
     after_grad: bool = False,
 ) -> Callable[..., Explanation]:
