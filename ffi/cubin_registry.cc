@@ -2,18 +2,20 @@
 
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+
+#include "cubin_file.h"
+#include "sha256.h"
 
 namespace tracea {
 namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, Image> images;
+  std::unordered_map<std::string, Image> by_sha256;
+  std::unordered_map<std::string, Image> by_key;  // what this process lowered
   std::string directory;
 };
 
@@ -27,17 +29,6 @@ Registry& TheRegistry() {
 bool IsName(std::string_view name) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyz0123456789_";
   return !name.empty() && name.find_first_not_of(kAllowed) == std::string_view::npos;
-}
-
-std::string StorePath(const std::string& directory, const CubinQuery& query) {
-  return directory + "/cubin/" + std::string(query.arch) + "/" + std::string(query.key) +
-         ".cubin";
-}
-
-std::optional<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // RFC 4648, with padding, no white space; nothing for any other text.
@@ -80,16 +71,75 @@ bool Fits(uint64_t offset, uint64_t count, uint64_t size, uint64_t total) {
   return offset <= total && count * size <= total - offset;
 }
 
-ffi::Error NotFound(const CubinQuery& query, const std::string& directory) {
-  const std::string place = directory.empty() ? "and no cache directory is set"
-                                              : "nor in " + StorePath(directory, query);
-  return FailedPrecondition(
-      "Kernel " + std::string(query.entry) + " has no compiled image: key " +
-      std::string(query.key) + " (" + std::string(query.arch) +
-      ") is not registered in this process " + place +
-      ", and the program carries no copy. Lower the function in this process, set "
-      "TRACEA_CACHE_DIR to the cache that holds the kernel, or export the program again "
-      "with jax.export, which embeds its kernels.");
+// The image that these bytes are, shared with everyone who has the same.
+Image Intern(std::string bytes) {
+  std::string sha256 = Sha256(bytes);
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  Image& slot = registry.by_sha256[sha256];
+  if (slot == nullptr) {
+    slot = std::make_shared<const Cubin>(Cubin{std::move(bytes), std::move(sha256)});
+  }
+  return slot;
+}
+
+// Nothing, or why these bytes are not the image that the query means.
+std::string WhyNotImage(const CubinQuery& query, std::string_view bytes) {
+  if (const char* why_not = WhyNotCubin(bytes)) {
+    return std::string("is no cubin: ") + why_not;
+  }
+  if (query.sha256.empty() || Sha256(bytes) == query.sha256) return "";
+  return "is another image: its sha256 is not " + std::string(query.sha256);
+}
+
+// Each sets the image, or returns why not, as a sentence.
+
+std::string FromProgram(const CubinQuery& query, Image* image) {
+  if (query.embedded.empty()) return "The program carries no copy.";
+  if (query.embedded.size() > kMaxCubinBytes / 3 * 4) {
+    return "The copy that the program carries is larger than an image may be.";
+  }
+  std::optional<std::string> bytes = DecodeBase64(query.embedded);
+  if (!bytes) return "The copy that the program carries is no base64.";
+  if (auto why_not = WhyNotImage(query, *bytes); !why_not.empty()) {
+    return "The copy that the program carries " + why_not + ".";
+  }
+  *image = Intern(std::move(*bytes));
+  return "";
+}
+
+std::string FromProcess(const CubinQuery& query, Image* image) {
+  Registry& registry = TheRegistry();
+  std::lock_guard<std::mutex> lock(registry.mutex);
+  const bool has_sha256 = !query.sha256.empty();
+  const auto& known = has_sha256 ? registry.by_sha256 : registry.by_key;
+  auto it = known.find(std::string(has_sha256 ? query.sha256 : query.key));
+  if (it == known.end()) return "It is not registered in this process.";
+  *image = it->second;
+  return "";
+}
+
+std::string FromStore(const CubinQuery& query, Image* image) {
+  std::string directory;
+  {
+    Registry& registry = TheRegistry();
+    std::lock_guard<std::mutex> lock(registry.mutex);
+    directory = registry.directory;
+  }
+  if (directory.empty()) return "No cache directory is set.";
+  const std::string place =
+      "It cannot be taken from " + CubinPath(directory, query.arch, query.key);
+  if (query.sha256.empty()) {
+    return place + ": the program does not state its sha256.";
+  }
+  std::string bytes;
+  std::string why_not = ReadCubin(directory, query.arch, query.key, &bytes);
+  if (!why_not.empty()) return place + ": " + why_not + ".";
+  // A damaged file stays; the store replaces it at the next lowering.
+  why_not = WhyNotImage(query, bytes);
+  if (!why_not.empty()) return place + ", which " + why_not + ".";
+  *image = Intern(std::move(bytes));
+  return "";
 }
 
 }  // namespace
@@ -120,17 +170,17 @@ const char* WhyNotCubin(std::string_view bytes) {
   return nullptr;
 }
 
-void PutCubin(const std::string& key, std::string image) {
+void PutCubin(const std::string& key, std::string bytes) {
+  Image image = Intern(std::move(bytes));
   Registry& registry = TheRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);
-  Image& slot = registry.images[key];
-  if (slot == nullptr) slot = std::make_shared<const std::string>(std::move(image));
+  registry.by_key.emplace(key, std::move(image));
 }
 
 bool HasCubin(const std::string& key) {
   Registry& registry = TheRegistry();
   std::lock_guard<std::mutex> lock(registry.mutex);
-  return registry.images.count(key) > 0;
+  return registry.by_key.count(key) > 0;
 }
 
 void SetCubinDirectory(std::string directory) {
@@ -145,30 +195,17 @@ ffi::Error ResolveCubin(const CubinQuery& query, Image* image) {
         "kernel_key and arch must consist of lower-case letters, digits and '_'; they are '" +
         std::string(query.key) + "' and '" + std::string(query.arch) + "'.");
   }
-  const std::string key(query.key);
-  Registry& registry = TheRegistry();
-  std::string directory;
-  {
-    std::lock_guard<std::mutex> lock(registry.mutex);
-    if (auto it = registry.images.find(key); it != registry.images.end()) {
-      *image = it->second;
-      return ffi::Error::Success();
-    }
-    directory = registry.directory;
+  std::string reasons;
+  for (auto* source : {&FromProgram, &FromProcess, &FromStore}) {
+    const std::string why_not = source(query, image);
+    if (why_not.empty()) return ffi::Error::Success();
+    reasons += " " + why_not;
   }
-  std::optional<std::string> bytes;
-  if (!directory.empty()) bytes = ReadFile(StorePath(directory, query));
-  // A damaged file is passed over here; the store replaces it at the next lowering.
-  if (!bytes || WhyNotCubin(*bytes)) bytes = DecodeBase64(query.embedded);
-  if (!bytes || bytes->empty()) return NotFound(query, directory);
-  if (const char* why_not = WhyNotCubin(*bytes)) {
-    return ffi::Error(ffi::ErrorCode::kDataLoss,
-                      "The embedded image of kernel " + std::string(query.entry) +
-                          " is no cubin: " + why_not + ". Export the program again.");
-  }
-  *image = std::make_shared<const std::string>(std::move(*bytes));
-  PutCubin(key, **image);
-  return ffi::Error::Success();
+  return FailedPrecondition(
+      "Kernel " + std::string(query.entry) + " has no compiled image of key " +
+      std::string(query.key) + " (" + std::string(query.arch) + ")." + reasons +
+      " Lower the function in this process, set TRACEA_CACHE_DIR to the cache that holds "
+      "the kernel, or export the program again with jax.export, which embeds its kernels.");
 }
 
 }  // namespace tracea

@@ -35,13 +35,16 @@ ffi::Error Decode(const ffi::Dictionary& attributes, LaunchPlan* plan) {
                               std::to_string(kLaunchAbi) +
                               ". Lower it again with this version.");
   }
-  std::string_view key, entry, arch, embedded;
+  std::string_view key, entry, arch, sha256, embedded;
   ffi::Span<const int64_t> launch, params;
   TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "kernel_key", &key));
   TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "entry", &entry));
   TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "arch", &arch));
   TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "launch", &launch));
   TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "params", &params));
+  if (attributes.contains("sha256")) {
+    TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "sha256", &sha256));
+  }
   if (attributes.contains("cubin")) {
     TRACEA_RETURN_IF_ERROR(GetAttribute(attributes, "cubin", &embedded));
   }
@@ -49,7 +52,7 @@ ffi::Error Decode(const ffi::Dictionary& attributes, LaunchPlan* plan) {
   plan->entry = entry;
   plan->arch = arch;
   TRACEA_RETURN_IF_ERROR(DecodeLaunch(launch, params, &plan->spec));
-  return ResolveCubin({key, arch, entry, embedded}, &plan->image);
+  return ResolveCubin({key, arch, entry, sha256, embedded}, &plan->image);
 }
 
 ffi::ErrorOr<std::unique_ptr<LaunchPlan>> Instantiate(ffi::Dictionary attributes) {

@@ -8,7 +8,8 @@
 // Execute does nothing else, so XLA may record it in a CUDA graph.
 //
 // Attributes: abi (int64), kernel_key, entry, arch (strings), launch, params (int64 arrays,
-// see launch_spec.h), and optionally cubin (base64 of the image). Operands are the
+// see launch_spec.h), sha256 (of the image; missing in programs of earlier versions, which
+// get none from a disk), and optionally cubin (base64 of the image). Operands are the
 // arguments, then the results.
 #pragma once
 

@@ -3,16 +3,17 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
-#include <utility>
+#include <tuple>
 
 namespace tracea::cuda {
 namespace {
 
-using CacheKey = std::pair<std::string, Context>;
+// The content of the image, not the key that a program gives it, and the entry.
+using CacheKey = std::tuple<std::string, std::string, Context>;
 
 std::string Describe(const KernelImage& image, Device device) {
   return "kernel " + image.entry + " (compiled for " + image.arch + ", image of " +
-         std::to_string(image.bytes.size()) + " bytes, key " + image.key +
+         std::to_string(image.cubin.bytes.size()) + " bytes, key " + image.key +
          ") on device " + std::to_string(device);
 }
 
@@ -47,7 +48,7 @@ ffi::Error Load(const Driver& driver, const ContextScope& scope, const KernelIma
   const std::string what = Describe(image, scope.device());
   Module module = nullptr;
   TRACEA_RETURN_IF_ERROR(
-      driver.Check(driver.module_load_data(&module, image.bytes.data()),
+      driver.Check(driver.module_load_data(&module, image.cubin.bytes.data()),
                    "cuModuleLoadData for " + what));
   kernel->module = std::make_unique<LoadedModule>(driver, module);
   kernel->context = scope.context();
@@ -91,7 +92,8 @@ ffi::Error LoadKernel(const Driver& driver, const ContextScope& scope,
   // Never destroyed: the driver may be gone before static destructors run.
   static auto& loaded = *new std::map<CacheKey, std::unique_ptr<LoadedKernel>>();
   std::lock_guard<std::mutex> lock(mutex);
-  std::unique_ptr<LoadedKernel>& slot = loaded[{image.key, scope.context()}];
+  const CacheKey key{image.cubin.sha256, image.entry, scope.context()};
+  std::unique_ptr<LoadedKernel>& slot = loaded[key];
   if (slot == nullptr) {
     auto fresh = std::make_unique<LoadedKernel>();
     TRACEA_RETURN_IF_ERROR(CheckArch(driver, scope.device(), image));

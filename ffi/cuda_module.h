@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "cubin_registry.h"
 #include "cuda_driver.h"
 #include "launch_spec.h"
 
@@ -37,7 +38,7 @@ struct KernelImage {
   const std::string& key;
   const std::string& entry;
   const std::string& arch;
-  const std::string& bytes;
+  const Cubin& cubin;
 };
 
 // The kernel in the scope's context, loaded if this is the first request and prepared for

@@ -14,6 +14,7 @@
 #include "cubin_registry.h"
 #include "cuda_launch.h"
 #include "launch_spec.h"
+#include "sha256.h"
 
 namespace nb = nanobind;
 
@@ -68,6 +69,15 @@ void PutCubin(const std::string& key, nb::bytes image) {
   tracea::PutCubin(key, std::move(bytes));
 }
 
+nb::bytes ResolveCubin(const std::string& key, const std::string& arch,
+                       const std::string& sha256, const std::string& embedded) {
+  tracea::Image image;
+  const tracea::ffi::Error error =
+      tracea::ResolveCubin({key, arch, key, sha256, embedded}, &image);
+  if (error.failure()) throw nb::value_error(error.message().c_str());
+  return nb::bytes(image->bytes.data(), image->bytes.size());
+}
+
 void CheckLaunch(const std::vector<int64_t>& launch, const std::vector<int64_t>& params) {
   tracea::LaunchSpec spec;
   const tracea::ffi::Error error = tracea::DecodeLaunch(launch, params, &spec);
@@ -83,6 +93,13 @@ NB_MODULE(_native, m) {
         "Makes a compiled kernel known to this process.");
   m.def("has_cubin", &tracea::HasCubin, nb::arg("key"),
         "Whether a compiled kernel is known to this process.");
+  m.def("resolve_cubin", &ResolveCubin, nb::arg("key"), nb::arg("arch"),
+        nb::arg("sha256"), nb::arg("embedded") = "",
+        "The image that the launcher would load; raises ValueError where it has none.");
+  m.def(
+      "sha256",
+      [](nb::bytes bytes) { return tracea::Sha256({bytes.c_str(), bytes.size()}); },
+      nb::arg("bytes"), "The digest as hexadecimal digits.");
   m.def(
       "set_cubin_directory",
       [](std::optional<std::string> path) {

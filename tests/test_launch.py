@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -146,6 +147,7 @@ def test_lowered_program_names_target_and_key():
     text = lowered_text(sample_kernels.scale(), cubin())
     assert "@tracea_cuda_launch_v1" in text
     assert f'kernel_key = "{KEY}"' in text
+    assert f'sha256 = "{hashlib.sha256(elf()).hexdigest()}"' in text
     assert "cubin = " not in text
     assert _native.has_cubin(KEY)
 
@@ -334,11 +336,24 @@ def test_an_embedded_kernel_is_found(tmp_path):
     assert instantiate(tmp_path, change) == ["instantiated"]
 
 
+def stored(code: Cubin) -> str:
+    """The change of attributes that asks for a kernel in the store."""
+    sha256 = hashlib.sha256(code.image).hexdigest()
+    return f"attributes.update(kernel_key={code.key!r}, sha256={sha256!r})"
+
+
 @pytest.mark.nvrtc
 def test_a_stored_kernel_is_found_by_another_process(tmp_path):
     code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
-    change = f"attributes['kernel_key'] = {code.key!r}"
-    assert instantiate(tmp_path, change) == ["instantiated"]
+    assert instantiate(tmp_path, stored(code)) == ["instantiated"]
+
+
+@pytest.mark.nvrtc
+def test_a_program_that_states_no_sha256_gets_nothing_from_a_disk(tmp_path):
+    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    (said,) = instantiate(tmp_path, f"attributes['kernel_key'] = {code.key!r}")
+    assert "FAILED_PRECONDITION" in said
+    assert "does not state its sha256" in said
 
 
 @pytest.mark.nvrtc
@@ -346,8 +361,7 @@ def test_a_damaged_stored_kernel_is_passed_over(tmp_path):
     code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
     file = store.path(tmp_path / "store", "sm_90a", code.key)
     file.write_bytes(code.image[:-1])
-    change = f"attributes['kernel_key'] = {code.key!r}"
-    (said,) = instantiate(tmp_path, change)
+    (said,) = instantiate(tmp_path, stored(code))
     assert "FAILED_PRECONDITION" in said
 
 

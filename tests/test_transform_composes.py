@@ -236,6 +236,16 @@ def test_export():
     assert_near(exported.call(*args), block(*args), 2e-5)
 
 
+def test_export_needs_no_list_of_checks():
+    args = arguments()
+    for f in (jax.jit(tracea.transform(block)), tracea.transform(jax.jit(block))):
+        with tracea.options(implementation="gemm_cpu"):
+            exported = export.export(f)(*args)
+        assert "tracea_cpu_gemm" in exported.mlir_module()
+        again = export.deserialize(exported.serialize())
+        assert_near(again.call(*args), block(*args), 2e-5)
+
+
 # --- what it composes with ------------------------------------------------------------
 
 

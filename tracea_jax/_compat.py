@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -47,6 +48,38 @@ def scan_constants(params: dict[str, Any]) -> int:
     if "num_consts" in params:
         return params["num_consts"]
     return len(params["ft_in"].unpack()[0])
+
+
+def is_jitted(fn: Any) -> bool:
+    """Whether ``jax.jit`` made this function; its type has no public name."""
+    return isinstance(fn, type(jax.jit(is_jitted)))
+
+
+def jit_arguments(fn: Any) -> dict[str, Any]:
+    """The static and donated arguments of a jitted function, as ``jax.jit`` takes them.
+
+    They can be asked for nowhere publicly.
+    """
+    info = getattr(fn, "_jit_info", None)
+    names = [f"{kind}_{of}" for kind in ("static", "donate") for of in _ARGUMENTS]
+    return {name: value for name in names if (value := getattr(info, name, None))}
+
+
+_ARGUMENTS = ("argnums", "argnames")
+
+
+def declare_stable(targets: Iterable[str]) -> None:
+    """Tells ``jax.export`` that programs with these custom calls may be serialised.
+
+    Publicly a caller can only list them at every export.
+    """
+    try:
+        from jax._src.export import _export
+    except ImportError:
+        return
+    known = getattr(_export, "_CUSTOM_CALL_TARGETS_GUARANTEED_STABLE", None)
+    if isinstance(known, set):
+        known.update(targets)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,18 +7,20 @@ implementation runs is chosen when it is compiled, as for the ops themselves.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import inspect
+import types
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
+from tracea_jax import _compat
+from tracea_jax.call import Call
 from tracea_jax.rewrite import OPS, RULES, Miss, splice
 
 # Errors and profiles name the user's line, not ours.
@@ -31,7 +33,7 @@ AFTER_GRAD = ("matmul", "conv2d")
 
 
 def transform(
-    fn: F, *, ops: Iterable[str] | None = None, after_grad: bool = False
+    fn: F, *, ops: str | Iterable[str] | None = None, after_grad: bool = False
 ) -> F:
     """``fn`` with matrix products, convolutions and attention on our ops.
 
@@ -45,8 +47,9 @@ def transform(
     a row with epilogues that multiply by the derivatives of activations.
 
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
-    what changes as arrays. Arguments that are no arrays (numbers, strings, functions)
-    are constants of the trace, and must be hashable.
+    what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
+    objects) are constants of the trace, and must be hashable; an object whose
+    attributes have changed is another constant.
 
     Left exactly as they are: integer, complex and float64 products, any precision but
     the default (and for matrix products the highest), bodies of ``custom_vjp``
@@ -55,44 +58,105 @@ def transform(
 
     Args:
       fn: a pure function of pytrees.
-      ops: which ops to use, of "matmul", "gated_matmul", "conv2d", "attention"; all by
-        default.
+      ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
+        all by default.
       after_grad: for a training step that differentiates inside: only products and
         convolutions are rewritten, one by one, those of the backward pass included.
 
     Raises:
       ValueError: on an unknown op.
     """
-    chosen = check_ops(ops, after_grad)
-    kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    return Transformed(fn, ops, after_grad)  # pyright: ignore[reportReturnType]
 
-    def of_call(call: Call, arrays: list[Any]) -> Any:
-        args, kwargs = call.arguments(arrays)
-        return fn(*args, **kwargs)
 
-    # Under jit the whole function is one equation: to run what it was spliced to, that
-    # one is bound again, and not each of those inside. And it is traced only once.
-    of_call.__name__ = getattr(fn, "__name__", of_call.__name__)  # as profiles show it
-    traced = jax.make_jaxpr(
-        jax.jit(of_call, static_argnums=0), static_argnums=0, return_shape=True
-    )
+class Transformed:
+    """A function on our ops: what ``transform`` returns.
 
-    def run(call: Call, arrays: list[Any]) -> Any:
-        jaxpr, shape = traced(call, arrays)
-        results = jaxpr_as_fun(spliced_once(jaxpr, chosen, kept))(*arrays)
-        return jax.tree.unflatten(jax.tree.structure(shape), results)
+    Defined in a class, it is a method. A pickle of it holds the function, to be traced
+    anew. Of a jitted function it has ``lower``, ``trace``, ``eval_shape`` and
+    ``clear_cache`` too, with the same static and donated arguments.
+    """
 
-    run.__name__ = of_call.__name__
-    compiled = jax.jit(run, static_argnums=0)
+    def __init__(
+        self, fn: Callable[..., Any], ops: str | Iterable[str] | None, after_grad: bool
+    ) -> None:
+        chosen = check_ops(ops, after_grad)
+        functools.update_wrapper(self, fn)
+        self._made_of = (fn, chosen, after_grad)
+        self._forget_traces()
+        if _compat.is_jitted(fn):
+            self._keep_jit_methods(fn)
 
-    @functools.wraps(fn)
-    def transformed(*args: Any, **kwargs: Any) -> Any:
+    def _forget_traces(self) -> None:
+        fn, ops, _ = self._made_of
+        kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+        @_on_behalf_of(fn)
+        def of_call(call: Call, arrays: list[Any]) -> Any:
+            args, kwargs = call.arguments(arrays)
+            return fn(*args, **kwargs)
+
+        # Under jit the whole function is one equation: to run what it was spliced to,
+        # that one is bound again, and not each of those inside. And it is traced only
+        # once.
+        traced = jax.make_jaxpr(
+            jax.jit(of_call, static_argnums=0), static_argnums=0, return_shape=True
+        )
+
+        @_on_behalf_of(fn)
+        def run(call: Call, arrays: list[Any]) -> Any:
+            jaxpr, shape = traced(call, arrays)
+            results = jaxpr_as_fun(spliced_once(jaxpr, ops, kept))(*arrays)
+            return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+        self._run = run
+        self._compiled = jax.jit(run, static_argnums=0)
+
+    def _keep_jit_methods(self, fn: Any) -> None:
+        jitted: Any = jax.jit(self, **_compat.jit_arguments(fn))
+
+        def clear_cache() -> None:
+            fn.clear_cache()
+            jitted.clear_cache()
+            self._forget_traces()
+
+        self.lower, self.trace = jitted.lower, jitted.trace
+        self.eval_shape, self.clear_cache = jitted.eval_shape, clear_cache
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call, arrays = Call.of(args, kwargs)
         # What is being traced already needs no function to be traced in.
         is_traced = any(isinstance(x, Tracer) for x in arrays)
-        return (run if is_traced else compiled)(call, arrays)
+        return (self._run if is_traced else self._compiled)(call, arrays)
 
-    return transformed  # pyright: ignore[reportReturnType]
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return Transformed, self._made_of
+
+    def __repr__(self) -> str:
+        return f"tracea_jax.transform({self._made_of[0]!r})"
+
+
+def _on_behalf_of(fn: Callable[..., Any]) -> Callable[[F], F]:
+    """Names a function of ours as the user's one, in profiles and errors."""
+    source = fn
+    while isinstance(source, functools.partial):
+        source = source.func
+    source = inspect.unwrap(source)
+    if not hasattr(source, "__code__"):  # an object that can be called
+        source = type(source).__call__
+
+    def name(ours: F) -> F:
+        signature = inspect.signature(ours)
+        ours.__name__ = getattr(fn, "__name__", ours.__name__)
+        # JAX reads the file and the line there, but the parameters here.
+        ours.__wrapped__ = source  # pyright: ignore[reportFunctionMemberAccess]
+        ours.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess]
+        return ours
+
+    return name
 
 
 def spliced_once(jaxpr: Any, ops: tuple[str, ...], kept: Any) -> Any:
@@ -115,13 +179,18 @@ def spliced_once(jaxpr: Any, ops: tuple[str, ...], kept: Any) -> Any:
     return result
 
 
-def check_ops(ops: Iterable[str] | None, after_grad: bool) -> tuple[str, ...]:
+def op_names(ops: str | Iterable[str]) -> tuple[str, ...]:
+    """One op by its name, or several, as a tuple."""
+    return (ops,) if isinstance(ops, str) else tuple(ops)
+
+
+def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, ...]:
     """The ops that are meant, in the order of the rules.
 
     Raises:
       ValueError: on an unknown op.
     """
-    wanted = set(OPS if ops is None else ops)
+    wanted = set(OPS if ops is None else op_names(ops))
     if unknown := sorted(wanted - set(OPS)):
         raise ValueError(f"ops={unknown} must be some of {', '.join(OPS)}")
     if after_grad:
@@ -133,51 +202,3 @@ def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
     """A closed jaxpr with the sites of these ops replaced."""
     rules = [rule for rule in RULES if rule.op in ops]
     return splice(jaxpr, rules, misses)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=True)
-class Call:
-    """The arguments of a call without their arrays: what a trace depends on.
-
-    Attributes:
-      tree: of (args, kwargs).
-      constants: the leaves with their types, as 1, 1.0 and True are equal; None where
-        an array is.
-      is_array: for each leaf.
-    """
-
-    tree: Any
-    constants: tuple[Any, ...]
-    is_array: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
-        """The call and its arrays, numpy's included."""
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        is_array = tuple(is_array_like(x) for x in leaves)
-        pairs = list(zip(leaves, is_array, strict=True))
-        constants = tuple(None if array else _constant(x) for x, array in pairs)
-        return cls(tree, constants, is_array), [x for x, array in pairs if array]
-
-    def arguments(self, arrays: Iterable[Any]) -> tuple[Any, Any]:
-        """(args, kwargs) with these arrays in their places."""
-        rest = iter(arrays)
-        pairs = zip(self.constants, self.is_array, strict=True)
-        leaves = [next(rest) if array else x[1] for x, array in pairs]
-        return jax.tree.unflatten(self.tree, leaves)
-
-
-def _constant(x: Any) -> tuple[type, Any]:
-    try:
-        hash(x)
-    except TypeError as e:
-        raise TypeError(
-            f"an argument of type {type(x).__name__} is no array and cannot be hashed; "
-            "pass arrays, pytrees of them, or values that can be constants of a trace"
-        ) from e
-    return type(x), x
-
-
-def is_array_like(x: Any) -> bool:
-    kinds = jax.Array | Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct
-    return isinstance(x, kinds)

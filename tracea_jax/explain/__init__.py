@@ -14,12 +14,13 @@ from typing import Any
 import jax
 
 from tracea_jax import device as devices
+from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.doctor import by_reason
 from tracea_jax.explain.sites import Site, hidden, sites
 from tracea_jax.options import current, device_for, options
 from tracea_jax.rewrite import RULES, Miss
-from tracea_jax.transform import Call, check_ops, spliced
+from tracea_jax.transform import check_ops, spliced
 
 _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
@@ -28,7 +29,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 def explain(
     fn: Callable[..., Any],
     *,
-    ops: Iterable[str] | None = None,
+    ops: str | Iterable[str] | None = None,
     device: str | None = None,
     after_grad: bool = False,
 ) -> Callable[..., Explanation]:

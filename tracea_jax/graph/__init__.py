@@ -11,6 +11,7 @@ from tracea_jax.explain.sites import Site
 from tracea_jax.graph import builders
 from tracea_jax.options import options
 from tracea_jax.problem import Problem
+from tracea_jax.transform import op_names
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Graph:
         cls,
         fn: Callable[..., Any],
         *args: Any,
-        ops: Iterable[str] | None = None,
+        ops: str | Iterable[str] | None = None,
         after_grad: bool = False,
     ) -> Graph:
         """What ``transform(fn)`` asks when it is called with these arguments.
@@ -71,7 +72,7 @@ class Graph:
         Raises:
           ValueError: on an unknown op.
         """
-        ops = None if ops is None else tuple(ops)
+        ops = None if ops is None else op_names(ops)
         explained = explain(fn, ops=ops, after_grad=after_grad)
         with options(on_miss="heuristic"):  # what was never tuned is wanted above all
             found = explained(*args)

@@ -31,7 +31,7 @@ from jax.interpreters import ad, batching, mlir, xla
 from tracea_jax import dispatch
 from tracea_jax.ops import attention_cudnn as cudnn
 from tracea_jax.ops import attention_reference as references
-from tracea_jax.ops import lowering, remat
+from tracea_jax.ops import lowering, remat, taylor
 from tracea_jax.ops.attention_reference import Spec, problem_of, reference
 
 _LSE = jnp.dtype("float32")  # of what the backward pass is given
@@ -70,6 +70,7 @@ mlir.register_lowering(
     attention_tangent_p,
     mlir.lower_fun(references.tangent_reference, multiple_results=True),
 )
+taylor.register(attention_tangent_p, references.tangent_reference)
 
 
 def bind(*operands: Any, **params: Any) -> list[Any]:

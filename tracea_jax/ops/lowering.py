@@ -13,6 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from tracea_jax import _compat, dispatch, variants
+from tracea_jax.ops import taylor
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
@@ -46,6 +47,7 @@ def register(
       **rules: further implementations like it, by ``variants.Inline.rule``.
     """
     launch.register()
+    taylor.register(primitive, reference)
     PROBLEM_OF[primitive] = problem_of
     inline = {
         name: mlir.lower_fun(f, multiple_results=True)

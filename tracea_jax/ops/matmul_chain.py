@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from tracea_jax.ops import epilogue as epilogues
-from tracea_jax.ops import lowering
+from tracea_jax.ops import lowering, taylor
 from tracea_jax.ops.matmul import FLIP, bind, jvp_of_some, matmul_p, unfused
 from tracea_jax.ops.shapes import flat
 from tracea_jax.problem import Epilogue
@@ -211,6 +211,7 @@ def _chain_batch(operands, dims, *, layers, body):
 
 chain_p.def_abstract_eval(_chain_abstract_eval)
 mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
+taylor.register(chain_p, _products)
 ad.primitive_jvps[chain_p] = _chain_jvp
 batching.primitive_batchers[chain_p] = _chain_batch
 
@@ -299,6 +300,7 @@ def _tangent_batch(operands, dims, **params):
 
 tangent_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))
+taylor.register(tangent_p, _tangent)
 ad.primitive_jvps[tangent_p] = _tangent_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 batching.primitive_batchers[tangent_p] = _tangent_batch

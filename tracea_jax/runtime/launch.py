@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,6 +138,8 @@ def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
     attributes = cuda_attributes(kernel, cubin.key)
     _native.check_launch(attributes["launch"].tolist(), attributes["params"].tolist())
     _native.put_cubin(cubin.key, cubin.image)
+    # What makes a file on a disk the image that this program means.
+    attributes["sha256"] = hashlib.sha256(cubin.image).hexdigest()
     if embed:
         attributes["cubin"] = base64.b64encode(cubin.image).decode()
     return attributes

@@ -13,6 +13,7 @@ from tracea_jax.explain import local_device as local_device
 from tracea_jax.graph import Graph, Node
 from tracea_jax.options import current
 from tracea_jax.problem import Problem
+from tracea_jax.transform import op_names
 from tracea_jax.tune.report import TuneReport
 from tracea_jax.tune.run import Run
 from tracea_jax.tune.watch import Log, Watch
@@ -25,7 +26,7 @@ def tune(
     effort: str = "default",
     budget_s: float | None = None,
     seed: int = 0,
-    ops: Iterable[str] | None = None,
+    ops: str | Iterable[str] | None = None,
     after_grad: bool = False,
     device: Device | None = None,
     portfolio: float | None = None,
@@ -90,7 +91,7 @@ def graph_of(
     what: Any,
     args: Sequence[Any] = (),
     *,
-    ops: Iterable[str] | None = None,
+    ops: str | Iterable[str] | None = None,
     after_grad: bool = False,
 ) -> Graph:
     """The problems that ``tune(what, *args)`` means.
@@ -98,7 +99,7 @@ def graph_of(
     Raises:
       TypeError: if ``what`` is no problem, graph or function, or takes no arguments.
     """
-    ops = None if ops is None else tuple(ops)
+    ops = None if ops is None else op_names(ops)
     if not isinstance(what, Graph | Problem) and callable(what):
         return Graph.from_function(what, *args, ops=ops, after_grad=after_grad)
     if args:

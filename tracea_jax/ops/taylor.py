@@ -1,0 +1,35 @@
+"""Taylor-mode derivatives (``jax.experimental.jet``) of our primitives."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend.core import Primitive
+
+try:
+    from jax.experimental import jet
+except ImportError:  # an experiment that JAX has ended
+    jet = None
+
+
+def register(primitive: Primitive, reference: Callable[..., Any]) -> None:
+    """Gives a primitive the Taylor series of its reference, which XLA then computes.
+
+    Args:
+      primitive: with a result, or several.
+      reference: (operands, **params) -> the same in jnp.
+    """
+    if jet is not None:
+        jet.jet_rules[primitive] = functools.partial(_series, reference)
+
+
+def _series(
+    reference: Callable[..., Any], primals: Any, series: Any, **params: Any
+) -> tuple[Any, Any]:
+    """Results at the primals, and for each one its terms of first and higher order."""
+    assert jet is not None
+    f = functools.partial(reference, **params)
+    # Rules work on coefficients; only the outermost call has derivatives.
+    return jet.jet(f, tuple(primals), tuple(series), factorial_scaled=False)
