@@ -224,7 +224,10 @@ def test_a_journal_goes_on_after_a_full_disk(tmp_path, monkeypatch):
         journal.append([measured(2)])
     journal.append([measured(3)])
     journal.close()
-    assert files.read_journal(tmp_path / "x.journal") == [measured(1), measured(3)]
+    assert files.read_journal(tmp_path / "x.journal").observations == (
+        measured(1),
+        measured(3),
+    )
 
 
 # Kills.

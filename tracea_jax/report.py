@@ -22,7 +22,7 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -168,6 +168,12 @@ def _caches() -> list[str]:
 
 
 def _state(directory: pathlib.Path) -> str:
-    if not directory.exists():
+    try:
+        trust.check(directory)
+    except trust.Untrusted as e:
+        return f"ignored: {e}"
+    except OSError as e:
+        return f"cannot be read: {e}"
+    if not os.path.exists(directory):
         return "made by the first write"
     return "writable" if os.access(directory, os.W_OK) else "read-only"

@@ -29,7 +29,7 @@ def locked(directory: pathlib.Path, *, is_collector: bool) -> Iterator[None]:
         if fcntl is not None:
             with contextlib.suppress(OSError):
                 flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
-                fd = os.open(directory / "cubin" / ".lock", flags, 0o666)
+                fd = os.open(directory / "cubin" / ".lock", flags, 0o644)
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX if is_collector else fcntl.LOCK_SH)
         yield

@@ -20,8 +20,9 @@ class Answer:
 
     Attributes:
       choice: variant and config.
-      origin: "tuned" on this machine, "shipped" with the package, "inherited" from a
-        kindred device, or "interpolated" from other shapes.
+      origin: "tuned" on this machine, "shared" by a cache that is only read, "shipped"
+        with the package, "inherited" from a kindred device, or "interpolated" from
+        other shapes.
       time_us, xla_us, ratio: as in ``Best``; predicted if the answer is interpolated.
       neighbours: how many tuned problems an interpolated answer was predicted from.
       measured_in: the environment that all this is known from, if it is another one.
@@ -38,7 +39,7 @@ class Answer:
     @property
     def is_exact(self) -> bool:
         """Whether this very problem was measured in this environment."""
-        return self.origin in ("tuned", "shipped")
+        return self.origin in ("tuned", "shared", "shipped")
 
 
 def legal(best: Best, origin: str, problem: Problem, device: Device) -> Answer | str:

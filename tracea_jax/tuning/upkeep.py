@@ -77,7 +77,7 @@ def _of_entry(
     store: Store, name: Name, devices: tuple[Device, ...], check: Check | None
 ) -> Iterator[Finding]:
     path = store.path(name)
-    entry = Entry.from_bytes(path.read_bytes())
+    entry = store.intact(name)
     if Name.of(entry.problem, entry.environment.key) != name:
         where = store.path(Name.of(entry.problem, entry.environment.key))
         yield Finding(path=path, message=f"it belongs to {where}; nothing finds it")
@@ -110,10 +110,13 @@ def _of_other(path: pathlib.Path) -> Finding | None:
         message = "a damaged file that was set aside"
         return Finding(path=path, message=message, is_wrong=False)
     if path.suffix == ".journal" and files.is_orphan(path):
-        count = len(files.read_journal(path))
+        found = files.read_journal(path)
+        count = len(found.observations)
         message = (
             f"{count} observations of a tuning that was ended; the next one goes on"
         )
+        if found.skipped:
+            message += f"; {found.skipped} lines cannot be read"
         return Finding(path=path, message=message, is_wrong=False)
     return None
 
