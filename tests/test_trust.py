@@ -418,3 +418,61 @@ def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
         Database(tmp_path).record(entry())
     monkeypatch.undo()
     assert measured(3) in Database(tmp_path).observations(PROBLEM, DEVICE)
+
+
+# Collecting.
+
+
+def collected(directory: pathlib.Path) -> kernels.Collected:
+    return kernels.collect(directory, 0, min_age_s=-60)
+
+
+@pytest.mark.parametrize("linked", ["cubin", "cubin/sm_90a"])
+def test_the_collector_follows_no_links(tmp_path, linked):
+    save_kernel(tmp_path / "other")
+    image = kernels.path(tmp_path / "other", "sm_90a", KEY)
+    mine = tmp_path / "mine"
+    trust.make_private_directory((mine / linked).parent)
+    (mine / linked).symlink_to(tmp_path / "other" / linked)
+    assert collected(mine) == kernels.Collected(kernels=0, freed_bytes=0, left_bytes=0)
+    assert image.exists() and kernels.count(mine) == 0
+    (mine / linked).unlink()
+    save_kernel(mine)
+    own = kernels.path(mine, "sm_90a", KEY)
+    own.unlink()
+    own.symlink_to(image)
+    assert collected(mine).kernels == 0
+    assert image.exists() and own.is_symlink()
+    assert collected(tmp_path / "other").kernels == 1 and not image.exists()
+
+
+def test_the_collector_removes_only_what_the_store_wrote(tmp_path):
+    save_kernel(tmp_path)
+    folder = tmp_path / "cubin" / "sm_90a"
+    names = "notes.txt", "model.cubin", f"{KEY}.bin", f"{KEY[1:]}.cubin", f"{KEY}x.cu"
+    others = [folder / name for name in (*names, f".{KEY}.tmp", ".x.0123456789.tmp")]
+    others.append(tmp_path / "cubin" / f"{KEY}.cubin")
+    for file in others:
+        file.write_bytes(b"keep")
+    (folder / ("1" * 64 + ".cubin")).mkdir()
+    assert kernels.count(tmp_path) == 1
+    assert collected(tmp_path).kernels == 1
+    assert kernels.count(tmp_path) == 0
+    assert all(file.read_bytes() == b"keep" for file in others)
+
+
+def test_the_collector_leaves_what_others_can_write(tmp_path):
+    save_kernel(tmp_path)
+    (tmp_path / "cubin").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
+        assert collected(tmp_path).kernels == 0
+    assert kernels.path(tmp_path, "sm_90a", KEY).exists()
+
+
+def test_a_lock_that_is_a_link_makes_no_file(tmp_path):
+    save_kernel(tmp_path)
+    lock = tmp_path / "cubin" / ".lock"
+    lock.unlink()
+    lock.symlink_to(tmp_path / "planted")
+    collected(tmp_path)
+    assert not (tmp_path / "planted").exists()

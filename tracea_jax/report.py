@@ -22,7 +22,7 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
-from tracea_jax.runtime import nvrtc, trust
+from tracea_jax.runtime import nvrtc, store, trust
 from tracea_jax.runtime.launch import cpu_isa
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -162,7 +162,7 @@ def _caches() -> list[str]:
     return [
         f"directory: {directory} ({_state(directory)})",
         f"tuned problems: {sum(1 for _ in database(settings).entries())}",
-        f"compiled kernels: {sum(1 for _ in directory.glob('cubin/*/*.cubin'))}",
+        f"compiled kernels: {store.count(directory)}",
         f"on a miss: {settings.on_miss}",
     ]
 

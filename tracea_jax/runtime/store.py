@@ -24,7 +24,7 @@ from typing import Any
 
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.runtime import nvrtc, trust
-from tracea_jax.runtime.collect import Collected, collect, locked
+from tracea_jax.runtime.collect import Collected, collect, count, locked
 from tracea_jax.runtime.nvrtc import CompileError, Cubin
 from tracea_jax.runtime.trust import Trust, warn_once
 
@@ -182,8 +182,9 @@ def mark_winner(directory: pathlib.Path, kernel: Kernel) -> None:
     """Marks a stored kernel as the answer of a tuning: collected after all others."""
     file = path(directory, kernel.arch, nvrtc.key(kernel))
     with contextlib.suppress(OSError):
-        if file.exists():
-            file.with_suffix(".winner").touch()
+        trust.check(directory, "cubin", kernel.arch)
+        if os.path.exists(file):
+            file.with_suffix(".winner").touch(0o600)
 
 
 def load(
@@ -319,6 +320,7 @@ __all__ = [
     "Collected",
     "KnownFailure",
     "collect",
+    "count",
     "failure",
     "get_or_compile",
     "has",

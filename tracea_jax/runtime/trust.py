@@ -122,6 +122,33 @@ def _check_status(
         )
 
 
+@contextlib.contextmanager
+def directory(
+    name: str, *, top: pathlib.Path, parent: int | None = None
+) -> Iterator[int]:
+    """Opens a directory of the user's cache ``top``; gives its descriptor.
+
+    Args:
+      name: its path, or its name in ``parent``, where a link is none.
+      top: the cache directory that the warning is about.
+      parent: descriptor of the directory that has it.
+
+    Raises:
+      Untrusted: if others own it or may write it.
+      OSError: if it cannot be opened.
+    """
+    place = name if parent is None else f"{name} in {top}"
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+    fd = os.open(name, flags | (0 if parent is None else NOFOLLOW), dir_fd=parent)
+    try:
+        owners = _owners(str(top), Trust.USER)
+        if owners is not None:
+            _check_status(place, os.fstat(fd), owners, str(top))
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def make_private_directory(path: pathlib.Path) -> None:
     """Creates the path for this user alone, whatever the umask.
 
