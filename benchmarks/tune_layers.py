@@ -116,7 +116,7 @@ def export(directory: pathlib.Path, device: Device) -> int:
         place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
         place.parent.mkdir(parents=True, exist_ok=True)
         trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
-        described = json.dumps(dataclasses.asdict(entry.environment), indent=1) + "\n"
+        described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
         environment = place.parent.parent / "environment.json"
         trust.write_atomically(environment, described.encode(), mode=0o644)
     return len(entries)

@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Any
 
+from tracea_jax import schema
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.runtime import nvrtc, trust
 from tracea_jax.runtime.collect import Collected, collect, count, locked
@@ -36,7 +37,7 @@ _TRANSIENT = ("OUT_OF_MEMORY", "INTERNAL_ERROR", "PROGRAM_CREATION_FAILURE")
 _TOUCH_AFTER_S = 3600.0
 _IMAGE_BYTES = 256 << 20  # far more than a cubin has
 _METADATA_BYTES = 16 << 20  # with the compiler's log
-_DAMAGE = (ValueError, TypeError, KeyError, RecursionError)  # what decoding raises
+_DAMAGE = (ValueError, RecursionError)  # what decoding raises
 
 _memory: dict[str, Cubin] = {}
 _lock = threading.Lock()
@@ -140,15 +141,16 @@ def failure(directory: pathlib.Path, arch: str, key: str) -> KnownFailure | None
         content = _read(file, _METADATA_BYTES, Trust.USER)
         if content is None:
             return None
-        data = json.loads(content)
-        kind, message, log = data["kind"], data["message"], data["log"]
-        is_text = all(isinstance(text, str) for text in (kind, message, log))
-        if not is_text or kind not in FAILURES or data["key"] != key:
+        data, _ = _FAILED.split(json.loads(content))
+        kind, message = data["kind"], schema.visible(data["message"])
+        if kind not in FAILURES or data["key"] != key:
             return None
     except (OSError, *_DAMAGE):
         return None  # at worst, it is tried again
     return KnownFailure(
-        f"{message} (found before; remove {file} to try again)", kind, log
+        f"{message} (found before; remove {file} to try again)",
+        kind,
+        schema.visible(data["log"]),
     )
 
 
@@ -290,29 +292,35 @@ def _decode(data: Any, image: bytes) -> Cubin:
     """The inverse of ``_encode``.
 
     Raises:
-      ValueError, TypeError, KeyError: if it is not what was saved.
+      ValueError: if it is not what was saved.
     """
-    fields = dict(data)
-    if fields.pop("sha256") != hashlib.sha256(image).hexdigest():
+    known, _ = _METADATA.split(data)
+    if known.pop("sha256") != hashlib.sha256(image).hexdigest():
         raise ValueError("its sha256 is not the recorded one")
-    for name, kinds in _FIELDS.items():
-        if type(fields[name]) not in kinds:
-            raise TypeError(f"its {name} is {type(fields[name]).__name__}")
-    warnings = fields["warnings"]
-    if not all(isinstance(line, str) for line in warnings):
-        raise TypeError("its warnings are no text")
-    known = {name: fields[name] for name in _FIELDS}
-    return Cubin(**{**known, "image": image, "warnings": tuple(warnings)})
+    return Cubin(**{**known, "image": image, "warnings": tuple(known["warnings"])})
 
 
-_COUNT = (int, type(None))
-_FIELDS = {
-    **dict.fromkeys(("key", "arch", "entry", "log"), (str,)),
-    **dict.fromkeys(("registers", "stack_bytes"), _COUNT),
-    **dict.fromkeys(("spill_bytes", "smem_static_bytes"), _COUNT),
-    "warnings": (list,),
-    "compile_s": (int, float),
+_COUNT = schema.optional(schema.integer(0, 1 << 31))
+_RESOURCES = "registers", "stack_bytes", "spill_bytes", "smem_static_bytes"
+_METADATA_FIELDS = {
+    **dict.fromkeys(("key", "arch", "entry", "sha256"), schema.line),
+    **dict.fromkeys(_RESOURCES, _COUNT),
+    "warnings": schema.sequence(schema.anything, 1 << 20),
+    "log": schema.anything,
+    "compile_s": schema.number(0, 1e9),
 }
+_METADATA = schema.Table(
+    name="metadata",
+    fields=_METADATA_FIELDS,
+    required=frozenset(_METADATA_FIELDS),
+)
+_FAILED_FIELDS = {
+    **dict.fromkeys(("key", "kind"), schema.line),
+    **dict.fromkeys(("message", "log"), schema.anything),
+}
+_FAILED = schema.Table(
+    name="failure", fields=_FAILED_FIELDS, required=frozenset(_FAILED_FIELDS)
+)
 
 
 __all__ = [

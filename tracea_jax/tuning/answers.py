@@ -10,6 +10,7 @@ from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.schema import check_types
 from tracea_jax.tuning.environment import Environment
 from tracea_jax.tuning.records import Best, Observation, identity
 
@@ -66,7 +67,9 @@ def legal_choice(
         if (reason := found.why_not(problem, device)) is not None:
             return f"cannot run: {reason}"
         found.check(problem, value, device)
-    except (ValueError, TypeError) as e:
+        check_types(value)
+    # Values of a wrong type raise whatever they meet.
+    except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as e:
         return f"is not legal: {e}"
     return Choice(variant=variant, config=value)
 

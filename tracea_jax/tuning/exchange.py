@@ -36,7 +36,7 @@ from tracea_jax.tuning.records import (
 )
 from tracea_jax.tuning.store import Name, Store
 
-LIMIT_BYTES = 1 << 30  # of a file that is merged
+LIMIT_BYTES = 256 << 20  # of a file that is merged: a hundred thousand observations
 
 
 def pack(entries: Iterable[Entry]) -> bytes:
@@ -210,6 +210,7 @@ def reconcile(one: Entry, other: Entry) -> Entry:
         verified=verified,
         observations=observations,
         tuner=_provenance(chosen, dropped),
+        unknown={**dropped.unknown, **chosen.unknown},
     )
 
 

@@ -197,9 +197,13 @@ class Store:
             # What could not be read stays.
             for orphan, held in journalled.items():
                 if held.skipped:
-                    count = held.skipped
-                    warn_once(f"{count} damaged lines of {orphan} were left out")
-                orphan.unlink(missing_ok=True)
+                    aside = _rename_aside(orphan)
+                    warn_once(
+                        f"{held.skipped} lines of {orphan} cannot be read and are left "
+                        f"out; it was renamed to {aside.name}"
+                    )
+                else:
+                    orphan.unlink(missing_ok=True)
             if journal is not None:
                 journal.discard()
         return entry
@@ -315,7 +319,7 @@ class Store:
                     data += more
         except OSError:
             return b""
-        return data
+        return b"\n".join([*data.split(b"\n")[:count], b""])
 
     def remove(self, name: Name, expected: Entry | None = None) -> bool:
         """Removes an entry and its orphaned journals; whether there was anything.
@@ -349,7 +353,7 @@ class Store:
             trust.remove_leftovers(described, 0.0)
             trust.remove_leftovers(path, 0.0)
             if not os.path.lexists(described):
-                text = json.dumps(dataclasses.asdict(environment), indent=1) + "\n"
+                text = json.dumps(environment.to_json(), indent=1) + "\n"
                 trust.write_atomically(described, text.encode())
             yield path
 
