@@ -74,7 +74,9 @@ BEST = schema.Table(
 ENTRY = schema.Table(
     name="entry",
     fields={
-        "problem": schema.mapping,
+        "problem": schema.Table(
+            name="problem", fields={"op": schema.line}, required=frozenset({"op"})
+        ),
         # These have tables of their own.
         **dict.fromkeys(("environment", "best", "observations"), lambda value: None),
         "verified": schema.mapping,
