@@ -265,7 +265,7 @@ USES = """if True:
 
 @needs_root
 @pytest.mark.parametrize(
-    "hidden", ["tuned", "tuned/*", "tuned/*/matmul", "tuned/*/*/*"]
+    "hidden", ["", "tuned", "tuned/*", "tuned/*/matmul", "tuned/*/*/*"]
 )
 def test_what_only_root_can_read_is_a_miss_with_one_warning(
     public, hidden, monkeypatch
@@ -273,7 +273,7 @@ def test_what_only_root_can_read_is_a_miss_with_one_warning(
     Database(public).record(entry(observations=[measured(8)]))
     for path in (public, *public.rglob("*")):
         path.chmod(0o755)
-    (place,) = public.glob(hidden)
+    (place,) = public.glob(hidden) if hidden else [public]
     place.chmod(0o700)
     text = as_nobody(USES, TRACEA_CACHE_DIR=str(public))
     assert text.count("RuntimeWarning") <= 1 and text.endswith("used\n")
@@ -290,6 +290,40 @@ def test_what_only_root_can_read_is_a_miss_with_one_warning(
     """
     text = as_nobody(program, public)
     assert text.count("RuntimeWarning") == 1 and "cannot be read" in text
+
+
+@needs_root
+def test_what_only_root_can_write_is_used_and_not_written(public):
+    Database(public).record(entry())
+    save_kernel(public)
+    for path in (public, *public.rglob("*")):
+        path.chmod(0o755)
+    before = sorted(public.rglob("*"))
+    program = """if True:
+        import pathlib, sys
+        from sample_kernels import scale
+        from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
+        from tracea_jax.runtime import store
+        from tracea_jax.tuning.cache import Database
+        directory = pathlib.Path(sys.argv[1])
+        for _ in range(2):
+            store.record_failure(directory, scale(), "timeout", "60 s")
+        store.mark_winner(directory, scale())
+        store.collect(directory, 0, min_age_s=-60)
+        first = Database(directory).lookup(PROBLEM, DEVICE)
+        for kc in (9, 10):
+            database = Database(directory)
+            journal = database.journal(PROBLEM, DEVICE)
+            database.append(journal, (measured(3),))
+            database.record(entry(choice(kc), written=f"2027-{kc}"), journal)
+            journal.close()
+        assert found(Database(directory)).choice == choice(10)
+        assert first is not None and first.choice == choice(8)
+    """
+    text = as_nobody(program, public)
+    assert text.count("RuntimeWarning") == 2  # of answers, and of kernels
+    assert text.count("cannot be written") == 2
+    assert sorted(public.rglob("*")) == before
 
 
 @needs_root
@@ -372,6 +406,17 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
     assert trust.read_file(file, 100) == b"x" * 100
     with pytest.raises(trust.Refused, match="grew"):
         trust._read_all(os.open(file, os.O_RDONLY), file, 50, 99)
+
+
+def test_an_archive_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
+    Database(tmp_path / "cache").record(entry())
+    exchange.export(Store.of_cache(tmp_path / "cache"), tmp_path / "out")
+    size = (tmp_path / "out").stat().st_size
+    monkeypatch.setattr(exchange, "LIMIT_BYTES", size)
+    assert len(exchange.read(tmp_path / "out")) == 1
+    monkeypatch.setattr(exchange, "LIMIT_BYTES", size - 1)
+    with pytest.raises(OSError, match=f"{size} bytes; at most {size - 1} are read"):
+        exchange.read(tmp_path / "out")
 
 
 def test_a_writer_overwrites_no_planted_file(tmp_path, monkeypatch):
