@@ -15,6 +15,7 @@ import pytest
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, file_of, found, measured
 
 import tracea_jax
+from tracea_jax import report
 from tracea_jax.options import Options
 from tracea_jax.runtime import store as kernels
 from tracea_jax.runtime import trust
@@ -173,6 +174,24 @@ def test_a_cache_of_another_user_is_ignored_unless_it_is_named(public):
     with pytest.warns(RuntimeWarning, match="damaged"):
         assert Database(None, shared=named.shared).lookup(PROBLEM, DEVICE) is None
     assert sorted(public.rglob("*")) == before  # a shared cache is only read
+
+
+def test_the_doctor_tells_which_caches_count(tmp_path, monkeypatch):
+    places = [tmp_path / name for name in ("mine", "shared", "open", "none")]
+    for place in places[:3]:
+        place.mkdir(0o700)
+    places[2].chmod(0o777)
+    monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[0]))
+    monkeypatch.setenv("TRACEA_CACHE_PATH", os.pathsep.join(map(str, places[1:])))
+    told = "\n".join(report._caches())
+    assert f"directory: {places[0]} (writable)" in told
+    assert f"shared: {places[1]} (only read)" in told
+    assert f"shared: {places[2]} (ignored: {places[2]} can be written by" in told
+    assert f"shared: {places[3]} (missing)" in told
+    monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[2]))
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
+        told = "\n".join(report._caches())
+    assert f"directory: {places[2]} (ignored:" in told
 
 
 @needs_root
