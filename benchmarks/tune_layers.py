@@ -36,8 +36,9 @@ from tracea_jax.cli import Progress
 from tracea_jax.device import Device
 from tracea_jax.options import current
 from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.runtime import trust
 from tracea_jax.tune import local_device
-from tracea_jax.tuning import exchange, files, tuner
+from tracea_jax.tuning import exchange, tuner
 from tracea_jax.tuning.cache import Entry
 from tracea_jax.tuning.environment import environment, environment_key
 from tracea_jax.tuning.records import Best, Observation
@@ -114,10 +115,10 @@ def export(directory: pathlib.Path, device: Device) -> int:
     for entry in entries:
         place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
         place.parent.mkdir(parents=True, exist_ok=True)
-        files.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
-        described = json.dumps(dataclasses.asdict(entry.environment), indent=1) + "\n"
+        trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
+        described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
         environment = place.parent.parent / "environment.json"
-        files.write_atomically(environment, described.encode(), mode=0o644)
+        trust.write_atomically(environment, described.encode(), mode=0o644)
     return len(entries)
 
 

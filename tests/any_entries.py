@@ -10,7 +10,12 @@ from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.tuning import records
 from tracea_jax.tuning.cache import Best, Entry, Environment, Observation
 
-SCALARS = st.none() | st.integers() | st.text(max_size=5) | st.floats(-1e300, 1e300)
+# What files may hold: text that does nothing to a terminal, integers of 64 bits.
+CHARACTERS = st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))
+TEXT = st.text(CHARACTERS)
+INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
+SCALARS = st.none() | INTEGERS | st.text(CHARACTERS, max_size=5)
+SCALARS |= st.floats(-1e300, 1e300)
 PLAIN = SCALARS | st.lists(SCALARS, max_size=3)
 CONFIGS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=2)
 TIMES = st.floats(1e-3, 1e9)
@@ -21,7 +26,7 @@ MEASURED = st.builds(
     time_us=TIMES,
     repeats=st.integers(1, 5),
     cold_us=st.none() | TIMES,
-    extra=st.dictionaries(st.text(), PLAIN, max_size=2),
+    extra=st.dictionaries(TEXT, PLAIN, max_size=2),
 )
 FAILED = st.builds(
     Observation,
@@ -31,9 +36,7 @@ FAILED = st.builds(
     message=st.text(),
 )
 OBSERVATIONS = st.lists(MEASURED | FAILED, max_size=4)
-PLACES = st.builds(
-    Environment, device=st.text(), arch=st.text(), units=st.integers(0, 1 << 20)
-)
+PLACES = st.builds(Environment, device=TEXT, arch=TEXT, units=st.integers(0, 1 << 20))
 ENTRIES = st.builds(
     Entry,
     problem=st.builds(
@@ -46,7 +49,7 @@ ENTRIES = st.builds(
     environment=PLACES,
     best=st.builds(
         Best,
-        variant=st.text(),
+        variant=TEXT,
         config=CONFIGS,
         time_us=TIMES,
         xla_us=TIMES,
@@ -54,7 +57,7 @@ ENTRIES = st.builds(
         goal=st.sampled_from(["latency", "throughput"]),
     ),
     observations=OBSERVATIONS.map(records.union),
-    verified=st.dictionaries(st.text(), PLAIN, max_size=2),
-    tuner=st.dictionaries(st.text(), PLAIN, max_size=2),
+    verified=st.dictionaries(TEXT, PLAIN, max_size=2),
+    tuner=st.dictionaries(TEXT, PLAIN, max_size=2),
     written=st.datetimes().map(datetime.datetime.isoformat),
 )

@@ -263,7 +263,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_problem_to_xla(monkeypatch):
     a = jax.ShapeDtypeStruct((64, 64), "bfloat16")
     config = GEMM_SM90.heuristic(dataclasses.replace(WIDE, m=64, n=64, k=64), H200)
 
-    def refuse(kernel, directory):
+    def refuse(kernel, *places):
         raise nvrtc.CompileError("NVRTC cannot compile", "line 1: error")
 
     monkeypatch.setattr(store, "get_or_compile", refuse)

@@ -27,6 +27,7 @@ def test_the_environment_sets_every_option():
         "TRACEA_IMPLEMENTATION": "tracea",
         "TRACEA_DEVICE": "A100",
         "TRACEA_CACHE_DIR": "/somewhere",
+        "TRACEA_CACHE_PATH": "/shared:/more",
         "TRACEA_CUBIN_LIMIT": "1000000",
         "TRACEA_CPU_ISA": "avx2",  # belongs to the device profile
         "HOME": "/root",
@@ -36,6 +37,7 @@ def test_the_environment_sets_every_option():
         implementation="tracea",
         device="A100",
         cache_dir="/somewhere",
+        cache_path="/shared:/more",
         cubin_limit=1_000_000,
     )
     assert from_environment({"TRACEA_DEVICE": ""}) == Options()

@@ -319,10 +319,10 @@ def test_an_exported_program_carries_all_kernels():
 def test_a_kernel_that_does_not_compile_leaves_the_problem_to_xla(monkeypatch, refused):
     compile = store.get_or_compile
 
-    def refuse(kernel, directory):
+    def refuse(kernel, *places):
         if kernel.entry.startswith(refused):
             raise nvrtc.CompileError("NVRTC cannot compile", "line 1: error")
-        return compile(kernel, directory)
+        return compile(kernel, *places)
 
     monkeypatch.setattr(store, "get_or_compile", refuse)
     args = arrays((63, 65), (65, 67), (63, 67))

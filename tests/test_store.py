@@ -16,7 +16,7 @@ import pytest
 import sample_kernels
 
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.runtime import nvrtc, store
+from tracea_jax.runtime import nvrtc, store, trust
 
 pytestmark = pytest.mark.nvrtc
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.nvrtc
 def _fresh_process(monkeypatch):
     """Forgets what this process has compiled and complained about."""
     monkeypatch.setattr(store, "_memory", {})
-    monkeypatch.setattr(store, "_warned", set())
+    monkeypatch.setattr(trust, "_warned", set())
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def compilations(monkeypatch):
 def forget():
     """What a new process knows."""
     store._memory.clear()
-    store._warned.clear()
+    trust._warned.clear()
 
 
 def image_path(directory) -> pathlib.Path:
@@ -205,7 +205,7 @@ WRITER = """
 import pathlib, sys
 sys.path.append({tests!r})
 import sample_kernels
-from tracea_jax.runtime import nvrtc, store
+from tracea_jax.runtime import nvrtc, store, trust
 kernel = sample_kernels.scale()
 for _ in range(2):
     cubin = nvrtc.compile(kernel)

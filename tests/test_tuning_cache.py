@@ -334,10 +334,10 @@ def test_a_torn_journal_gives_all_whole_lines(tmp_path):
     for size in range(len(content)):
         path.write_bytes(content[:size])
         whole = content[:size].count(b"\n")
-        assert len(files.read_journal(path)) - whole in (0, 1)
+        assert len(files.read_journal(path).observations) - whole in (0, 1)
         # One more at most: a line that lacks only its end is whole.
     path.write_bytes(content[:-9] + b"\0\0\xff\n")
-    assert files.read_journal(path) == [measured(1), measured(2)]
+    assert files.read_journal(path).observations == (measured(1), measured(2))
 
 
 def test_a_journal_with_a_living_writer_is_left_alone(tmp_path):

@@ -10,6 +10,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import pytest
@@ -35,6 +36,26 @@ from tracea_jax.tuning.session import identity_of
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
+NOBODY = 65534
+
+
+@pytest.fixture(params=["this user", "another user"])
+def workplace(request, tmp_path):
+    """An empty directory; what works in it does so as its owner.
+
+    Tests often run as root, whom no permission stops.
+    """
+    if request.param == "this user":
+        yield tmp_path
+        return
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    # Not below ``tmp_path``, which other users do not reach.
+    with tempfile.TemporaryDirectory() as place:
+        os.chown(place, NOBODY, NOBODY)
+        yield pathlib.Path(place)
+
+
 def start(what: str, root: pathlib.Path, *arguments: str) -> str:
     script = pathlib.Path(__file__).parent / "tuning_victim.py"
     done = subprocess.run(
@@ -44,6 +65,9 @@ def start(what: str, root: pathlib.Path, *arguments: str) -> str:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    for path in (root, *root.rglob("*")):  # what another user made is looked at here
+        if path.lstat().st_uid != os.geteuid():
+            os.lchown(path, os.geteuid(), -1)
     return done.stdout
 
 
@@ -224,7 +248,10 @@ def test_a_journal_goes_on_after_a_full_disk(tmp_path, monkeypatch):
         journal.append([measured(2)])
     journal.append([measured(3)])
     journal.close()
-    assert files.read_journal(tmp_path / "x.journal") == [measured(1), measured(3)]
+    assert files.read_journal(tmp_path / "x.journal").observations == (
+        measured(1),
+        measured(3),
+    )
 
 
 # Kills.
@@ -242,13 +269,13 @@ def without_times(entries):
 
 @posix
 @pytest.mark.parametrize("before", [0, 11])
-def test_a_kill_at_any_moment_loses_nothing(tmp_path, before):
+def test_a_kill_at_any_moment_loses_nothing(workplace, before):
     """SIGKILL at each call that writes, once, with half of the bytes written.
 
     The second time, each tuning continues one that was killed before.
     """
-    start("kill_everywhere", tmp_path, str(before))
-    runs = sorted(tmp_path.iterdir(), key=lambda run: int(run.name))
+    start("kill_everywhere", workplace, str(before))
+    runs = sorted(workplace.iterdir(), key=lambda run: int(run.name))
     *killed, survivor = runs
     assert (survivor / "code").read_text() == "0"
     assert len(killed) > 12
@@ -276,13 +303,13 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, before):
 
 @posix
 @pytest.mark.parametrize("what", ["merge", "export", "prune"])
-def test_a_kill_while_a_command_works_loses_nothing(tmp_path, what):
+def test_a_kill_while_a_command_works_loses_nothing(workplace, what):
     """SIGKILL at each call that writes; afterwards the command is run again."""
-    start("kill_maintenance", tmp_path, what)
-    *killed, survivor = sorted(tmp_path.iterdir(), key=lambda run: int(run.name))
+    start("kill_maintenance", workplace, what)
+    *killed, survivor = sorted(workplace.iterdir(), key=lambda run: int(run.name))
     assert (survivor / "code").read_text() == "0" and len(killed) >= 3
-    victim.prepare(tmp_path / "fresh")
-    before, after = observed(tmp_path / "fresh"), observed(survivor)
+    victim.prepare(workplace / "fresh")
+    before, after = observed(workplace / "fresh"), observed(survivor)
     assert (before == after) == (what == "export")
     for run in killed:
         assert (run / "code").read_text() == str(-signal.SIGKILL)
@@ -308,36 +335,36 @@ def observed(directory, cache="cache"):
 
 
 @posix
-def test_eight_processes_merging_and_exporting_at_once_lose_nothing(tmp_path):
-    start("merge_many", tmp_path)
-    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
-    (stored,) = Database(tmp_path / "cache").entries(complete=True)
+def test_eight_processes_merging_and_exporting_at_once_lose_nothing(workplace):
+    start("merge_many", workplace)
+    assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
+    (stored,) = Database(workplace / "cache").entries(complete=True)
     everything = set(range(1, victim.WRITERS * victim.RECORDS + 1))
     assert {o.config["kc"] for o in stored.observations} == everything
     assert stored.best.config["kc"] == max(everything)  # the most often measured
-    assert exchange.read(tmp_path / "out.json")
-    assert not [p.name for p in tmp_path.rglob("*") if "corrupt" in p.name]
+    assert exchange.read(workplace / "out.json")
+    assert not [p.name for p in workplace.rglob("*") if "corrupt" in p.name]
 
 
 @posix
-def test_a_disk_that_is_really_full_keeps_what_was_there(tmp_path):
-    told = json.loads(start("write_on_a_full_disk", tmp_path))
+def test_a_disk_that_is_really_full_keeps_what_was_there(workplace):
+    told = json.loads(start("write_on_a_full_disk", workplace))
     assert len(told["warnings"]) == 1 and "cannot be written" in told["warnings"][0]
     assert "kc=3" in told["kept"][0] and "tuned" in told["kept"][0]
     assert [e.split()[0] for e in told["errors"]] == ["merge", "export"]
-    victim.prepare(tmp_path / "fresh")
-    assert observed(tmp_path) == observed(tmp_path / "fresh")
-    whole = (tmp_path / "fresh" / "out.json").read_bytes()
-    assert (tmp_path / "out.json").read_bytes() == whole
-    assert list(tmp_path.rglob("*.tmp")) == []
+    victim.prepare(workplace / "fresh")
+    assert observed(workplace) == observed(workplace / "fresh")
+    whole = (workplace / "fresh" / "out.json").read_bytes()
+    assert (workplace / "out.json").read_bytes() == whole
+    assert list(workplace.rglob("*.tmp")) == []
 
 
 @posix
-def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
-    start("record_many", tmp_path)
-    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
+def test_eight_processes_recording_at_once_lose_nothing(workplace):
+    start("record_many", workplace)
+    assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
     entries = {
-        e.problem["m"]: e for e in Database(tmp_path / "cache").entries(complete=True)
+        e.problem["m"]: e for e in Database(workplace / "cache").entries(complete=True)
     }
     everything = range(1, victim.WRITERS * victim.RECORDS + 1)
     shared = entries.pop(PROBLEM.m)
@@ -346,27 +373,29 @@ def test_eight_processes_recording_at_once_lose_nothing(tmp_path):
     assert len(entries) == victim.WRITERS
     for own in entries.values():
         assert len(own.observations) == victim.RECORDS
-    leftovers = [p.name for p in (tmp_path / "cache").rglob("*") if "corrupt" in p.name]
+    leftovers = [
+        p.name for p in (workplace / "cache").rglob("*") if "corrupt" in p.name
+    ]
     assert leftovers == []
 
 
 @posix
-def test_eight_processes_tuning_one_problem_lose_nothing(tmp_path):
-    start("tune_at_once", tmp_path)
-    assert json.loads((tmp_path / "codes.json").read_text()) == [0] * victim.WRITERS
-    (stored,) = Database(tmp_path / "cache").entries(complete=True)
+def test_eight_processes_tuning_one_problem_lose_nothing(workplace):
+    start("tune_at_once", workplace)
+    assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
+    (stored,) = Database(workplace / "cache").entries(complete=True)
     widest = synthetic.decision(victim.WRITERS + 3).choices
     assert {o.identity for o in stored.observations} == {identity_of(c) for c in widest}
     assert stored.best.config == dataclasses.asdict(choice(3).config)
-    assert list((tmp_path / "cache").rglob("*.journal")) == []
+    assert list((workplace / "cache").rglob("*.journal")) == []
 
 
 @posix
-def test_one_process_measures_at_a_time_and_a_killed_one_blocks_nobody(tmp_path):
-    start("measure_alone", tmp_path)
-    codes = json.loads((tmp_path / "codes.json").read_text())
+def test_one_process_measures_at_a_time_and_a_killed_one_blocks_nobody(workplace):
+    start("measure_alone", workplace)
+    codes = json.loads((workplace / "codes.json").read_text())
     assert codes == [-signal.SIGKILL if w == 3 else 0 for w in range(victim.WRITERS)]
-    lines = (tmp_path / "measured.log").read_text().split()
+    lines = (workplace / "measured.log").read_text().split()
     while lines:
         first = lines.pop(0)
         if lines and lines[0] == first:

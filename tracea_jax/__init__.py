@@ -93,13 +93,14 @@ def _register() -> None:
     """Serialised programs call the handlers by name and may look for kernels on disk,
     whether or not an op is used first."""
     from tracea_jax.options import current
-    from tracea_jax.runtime import launch
+    from tracea_jax.runtime import launch, store
 
     launch.register()
     with contextlib.suppress(
         ValueError
     ):  # of a setting; the first use of it reports it
-        launch.set_cubin_directory(current().directory)
+        directory = current().directory
+        launch.set_cubin_directory(directory if store.is_trusted(directory) else None)
 
 
 _register()

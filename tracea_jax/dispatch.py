@@ -188,7 +188,9 @@ def lower(ctx: Any, operands: tuple[Any, ...], plan: Plan) -> Any | None:
     kernels = variants.kernels_in(call)
     assert kernels
     try:
-        cubins = {k: store.get_or_compile(k, current().directory) for k in kernels}
+        settings = current()
+        places = settings.directory, settings.shared
+        cubins = {k: store.get_or_compile(k, *places) for k in kernels}
     except nvrtc.CompileError as e:
         if plan.origin == "user":
             raise

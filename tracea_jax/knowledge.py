@@ -35,17 +35,20 @@ SHIPPED = pathlib.Path(__file__).parent / "data" / "tuned"
 
 # ---- what is known -------------------------------------------------------------------
 
-_snapshots: dict[pathlib.Path, cache.Database] = {}
+# By the user's cache and the shared ones.
+_snapshots: dict[tuple[pathlib.Path, tuple[pathlib.Path, ...]], cache.Database] = {}
 
 
 def database(settings: Options) -> cache.Database:
     """The snapshot of the tuning database that answers now."""
-    directory = settings.directory
-    if directory not in _snapshots:
+    places = settings.directory, settings.shared
+    if places not in _snapshots:
         # setdefault: threads that come here at once get the same snapshot.
-        snapshot = cache.Database(directory, shipped=(SHIPPED,))
-        return _snapshots.setdefault(directory, snapshot)
-    return _snapshots[directory]
+        snapshot = cache.Database(
+            settings.directory, shipped=(SHIPPED,), shared=settings.shared
+        )
+        return _snapshots.setdefault(places, snapshot)
+    return _snapshots[places]
 
 
 def agreed(settings: Options, device: Device) -> cache.Database:
@@ -84,7 +87,7 @@ def _agreement_over(store: KeyValueStore) -> Agreement:
 
 def refresh(settings: Options) -> None:
     """Takes a new snapshot of the database for problems lowered from here on."""
-    _snapshots.pop(settings.directory, None)
+    _snapshots.pop((settings.directory, settings.shared), None)
 
 
 # ---- how more gets known -------------------------------------------------------------

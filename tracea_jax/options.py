@@ -18,6 +18,7 @@ import jax
 from tracea_jax import device as devices
 from tracea_jax import variants
 from tracea_jax.device import NAMED, Device
+from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
 
 ON_MISS = ("heuristic", "tune", "error")
@@ -34,6 +35,8 @@ class Options:
       implementation: default of the ops' own argument of that name.
       device: a named GPU to lower for instead of the local one (``device.NAMED``).
       cache_dir: where tuned answers and compiled kernels are kept.
+      cache_path: more caches, only read, in this order, when that one has no answer or
+        kernel; separated as in PATH. Naming one is trusting its owner.
       cubin_limit: bytes that compiled kernels may take there; after a tuning those that
         were not used for longest are removed.
     """
@@ -42,6 +45,7 @@ class Options:
     implementation: str | None = None
     device: str | None = None
     cache_dir: str | None = None
+    cache_path: str | None = None
     cubin_limit: int = LIMIT_BYTES
 
     def __post_init__(self) -> None:
@@ -56,11 +60,27 @@ class Options:
 
     @property
     def directory(self) -> pathlib.Path:
-        """Where the cache is: the setting, else ./.tracea if there, else the user's."""
+        """Where the cache is: the setting, else ./.tracea if there, else the user's.
+
+        A ./.tracea that others own or can write came with the working directory; it is
+        ignored with a warning.
+        """
         if self.cache_dir:
             return pathlib.Path(self.cache_dir)
-        local = pathlib.Path(".tracea")
-        return local.absolute() if local.is_dir() else _user_cache() / "tracea_jax"
+        if os.path.isdir(".tracea"):
+            local = pathlib.Path(".tracea").absolute()
+            try:
+                trust.check(local)
+                return local
+            except trust.Untrusted as e:
+                e.warn()
+        return _user_cache() / "tracea_jax"
+
+    @property
+    def shared(self) -> tuple[pathlib.Path, ...]:
+        """The caches of ``cache_path``."""
+        names = (self.cache_path or "").split(os.pathsep)
+        return tuple(pathlib.Path(name) for name in names if name)
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Options:

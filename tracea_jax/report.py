@@ -22,8 +22,9 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import nvrtc, store, trust
 from tracea_jax.runtime.launch import cpu_isa
+from tracea_jax.runtime.trust import Trust
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -161,13 +162,22 @@ def _caches() -> list[str]:
     directory = settings.directory
     return [
         f"directory: {directory} ({_state(directory)})",
+        *(f"shared: {p} ({_state(p, Trust.SHARED)})" for p in settings.shared),
         f"tuned problems: {sum(1 for _ in database(settings).entries())}",
-        f"compiled kernels: {sum(1 for _ in directory.glob('cubin/*/*.cubin'))}",
+        f"compiled kernels: {store.count(directory)}",
         f"on a miss: {settings.on_miss}",
     ]
 
 
-def _state(directory: pathlib.Path) -> str:
-    if not directory.exists():
-        return "made by the first write"
+def _state(directory: pathlib.Path, whose: Trust = Trust.USER) -> str:
+    try:
+        trust.check(directory, trust=whose)
+    except trust.Untrusted as e:
+        return f"ignored: {e}"
+    except OSError as e:
+        return f"cannot be read: {e}"
+    if not os.path.exists(directory):
+        return "made by the first write" if whose is Trust.USER else "missing"
+    if whose is Trust.SHARED:
+        return "only read"
     return "writable" if os.access(directory, os.W_OK) else "read-only"

@@ -246,7 +246,7 @@ def _directory() -> pathlib.Path:
 def _store() -> Store:
     from tracea_jax.tuning.store import Store
 
-    return Store(_directory() / "tuned")
+    return Store.of_cache(_directory())
 
 
 def _seconds(text: str) -> float:

@@ -21,6 +21,7 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.schema import check_types
 
 Problem = GemmProblem | GatedMatmulProblem | Conv2dProblem | AttentionProblem
 PROBLEMS: dict[str, Any] = {p.op: p for p in get_args(Problem)}
@@ -30,11 +31,18 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
     """The problem that ``to_json`` describes.
 
     Raises:
-      ValueError: on an op that this version does not know.
+      ValueError: on an op or a field that this version does not know, and on a value
+        of another type than its field's.
     """
-    if data.get("op") not in PROBLEMS:
-        raise ValueError(f"op {data.get('op')!r} must be one of {', '.join(PROBLEMS)}")
-    return PROBLEMS[data["op"]].from_json(data)
+    op = data.get("op")
+    if not isinstance(op, str) or op not in PROBLEMS:
+        raise ValueError(f"op {op!r} must be one of {', '.join(PROBLEMS)}")
+    try:
+        problem = PROBLEMS[op].from_json(data)
+    except (TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(f"no {op} problem: {e}") from e
+    check_types(problem)
+    return problem
 
 
 __all__ = [

@@ -6,8 +6,12 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import re
+import stat
 import time
 from collections.abc import Iterator
+
+from tracea_jax.runtime import trust
 
 try:
     import fcntl
@@ -16,6 +20,9 @@ except ImportError:  # not a POSIX system: a collector and a writer may cross
 
 LIMIT_BYTES = 2 << 30  # of a store, unless the user says otherwise
 _MIN_AGE_S = 600.0  # what is younger may be in use by a tuning; it is not collected
+# The names that ``store`` writes, and those of its writers' temporary files.
+_KERNEL = re.compile(r"([0-9a-f]{64})(\.cu|\.json|\.cubin|\.failed\.json|\.winner)")
+_LEFTOVER = re.compile(rf"\.{_KERNEL.pattern}\.[0-9a-f]+\.tmp")
 
 
 @contextlib.contextmanager
@@ -28,8 +35,8 @@ def locked(directory: pathlib.Path, *, is_collector: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if fcntl is not None:
             with contextlib.suppress(OSError):
-                flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
-                fd = os.open(directory / "cubin" / ".lock", flags, 0o666)
+                flags = trust.READ_FLAGS | os.O_CREAT
+                fd = os.open(directory / "cubin" / ".lock", flags, 0o600)
                 stack.callback(os.close, fd)
                 fcntl.flock(fd, fcntl.LOCK_EX if is_collector else fcntl.LOCK_SH)
         yield
@@ -55,7 +62,9 @@ def collect(
 
     First go what kills left behind, then kernels that no tuning chose, then the rest,
     each the longest unused first. Readers see a kernel whole or not at all; programs
-    that have loaded one are not affected.
+    that have loaded one are not affected. Files that the store did not write stay, and
+    so does all that links lead to. What cannot be read or removed stays, and what
+    others could have put there stays with a warning.
 
     Args:
       directory: the cache directory that holds the store.
@@ -64,8 +73,8 @@ def collect(
       min_age_s: nothing written or used within that many seconds is removed.
     """
     freed = kernels = 0
-    with locked(directory, is_collector=True):
-        stored = _stored(directory)
+    with locked(directory, is_collector=True), _folders(directory) as folders:
+        stored = [s for folder in folders for s in _stored(folder)]
         size = sum(s.size_bytes for s in stored)
         young = time.time() - min_age_s
         for kernel in sorted(stored, key=lambda s: (s.rank, s.used, s.key)):
@@ -79,20 +88,28 @@ def collect(
     return Collected(kernels=kernels, freed_bytes=freed, left_bytes=size - freed)
 
 
+def count(directory: pathlib.Path) -> int:
+    """Number of compiled kernels in a store; what cannot be read does not count."""
+    with _folders(directory) as folders:
+        return sum(s.files[0].endswith(".cubin") for f in folders for s in _stored(f))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
     """The files of one key.
 
     Attributes:
+      folder: descriptor of the directory that has them.
       key: of the kernel; "" for a file that no kill should have left.
-      files: what there is, the image first.
+      files: names of what there is, the image first.
       size_bytes: of all files.
       used: when it was last written or read, in seconds of the wall clock.
       rank: 0 for leftovers, 1 for kernels, 2 for those that a tuning chose.
     """
 
+    folder: int
     key: str
-    files: tuple[pathlib.Path, ...]
+    files: tuple[str, ...]
     size_bytes: int
     used: float
     rank: int
@@ -101,31 +118,63 @@ class _Stored:
         """Whether it could be removed."""
         try:
             for file in self.files:  # without its image, nobody looks at the rest
-                file.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(file, dir_fd=self.folder)
         except OSError:
             return False
         return True
 
 
-def _stored(directory: pathlib.Path) -> list[_Stored]:
-    groups: dict[tuple[pathlib.Path, str], list[pathlib.Path]] = {}
-    for file in (directory / "cubin").glob("*/*"):
-        key = file.name.partition(".")[0]  # "" for temporary files
-        groups.setdefault((file.parent, key or file.name), []).append(file)
-    found = (_stored_files(key, files) for (_, key), files in groups.items())
+@contextlib.contextmanager
+def _folders(directory: pathlib.Path) -> Iterator[list[int]]:
+    """Descriptors of the store's directories, one for each architecture.
+
+    All is done through them: a link put in place of a directory leads nowhere.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def entered(name: str, parent: int | None = None) -> int:
+            found = trust.directory(name, top=directory, parent=parent)
+            return stack.enter_context(found)
+
+        folders: list[int] = []
+        try:
+            cubin = entered("cubin", entered(str(directory)))
+            for name in sorted(os.listdir(cubin)):
+                with contextlib.suppress(NotADirectoryError, PermissionError):
+                    folders.append(entered(name, cubin))
+        except trust.Untrusted as e:
+            e.warn()
+            folders = []
+        except OSError:
+            pass  # there is no store, or none that can be read
+        yield folders
+
+
+def _stored(folder: int) -> list[_Stored]:
+    groups: dict[str, list[str]] = {}
+    for file in os.listdir(folder):
+        if whole := _KERNEL.fullmatch(file):
+            groups.setdefault(whole[1], []).append(file)
+        elif _LEFTOVER.fullmatch(file):
+            groups[file] = [file]
+    found = (_stored_files(folder, key, files) for key, files in groups.items())
     return [s for s in found if s is not None]
 
 
-def _stored_files(key: str, files: list[pathlib.Path]) -> _Stored | None:
-    suffixes = {"".join(file.suffixes) for file in files}
-    is_whole = bool(suffixes & {".cubin", ".failed.json"}) and not key.startswith(".")
+def _stored_files(folder: int, key: str, files: list[str]) -> _Stored | None:
+    suffixes = {file[len(key) :] for file in files}
+    is_whole = bool(suffixes & {".cubin", ".failed.json"})
     try:
-        stats = [file.stat() for file in files]
+        stats = [os.stat(f, dir_fd=folder, follow_symlinks=False) for f in files]
     except OSError:
         return None  # someone else removes it
+    if not all(stat.S_ISREG(s.st_mode) for s in stats):
+        return None
     return _Stored(
+        folder=folder,
         key=key,
-        files=tuple(sorted(files, key=lambda f: f.suffix != ".cubin")),
+        files=tuple(sorted(files, key=lambda f: not f.endswith(".cubin"))),
         size_bytes=sum(s.st_size for s in stats),
         used=max(max(s.st_mtime, s.st_atime) for s in stats),
         rank=is_whole + (is_whole and ".winner" in suffixes),

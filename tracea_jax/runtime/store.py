@@ -18,16 +18,16 @@ import hashlib
 import json
 import os
 import pathlib
-import secrets
 import threading
 import time
-import warnings
 from typing import Any
 
+from tracea_jax import schema
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.runtime import nvrtc
-from tracea_jax.runtime.collect import Collected, collect, locked
+from tracea_jax.runtime import nvrtc, trust
+from tracea_jax.runtime.collect import Collected, collect, count, locked
 from tracea_jax.runtime.nvrtc import CompileError, Cubin
+from tracea_jax.runtime.trust import Trust, warn_once
 
 FAILURES = ("compile_error", "timeout")
 _LOG_CHARACTERS = 4000  # of a failure that are kept, from its start
@@ -35,10 +35,12 @@ _LOG_CHARACTERS = 4000  # of a failure that are kept, from its start
 _TRANSIENT = ("OUT_OF_MEMORY", "INTERNAL_ERROR", "PROGRAM_CREATION_FAILURE")
 
 _TOUCH_AFTER_S = 3600.0
+_IMAGE_BYTES = 256 << 20  # far more than a cubin has
+_METADATA_BYTES = 16 << 20  # with the compiler's log
+_DAMAGE = (ValueError, RecursionError)  # what decoding raises
 
 _memory: dict[str, Cubin] = {}
 _lock = threading.Lock()
-_warned: set[str] = set()
 
 
 class KnownFailure(CompileError):
@@ -53,7 +55,11 @@ class KnownFailure(CompileError):
         self.kind = kind
 
 
-def get_or_compile(kernel: Kernel, directory: pathlib.Path | None) -> Cubin:
+def get_or_compile(
+    kernel: Kernel,
+    directory: pathlib.Path | None,
+    shared: tuple[pathlib.Path, ...] = (),
+) -> Cubin:
     """The compiled kernel: from this process, else from the store, else compiled now.
 
     What the compiler refused is remembered in the store and not tried again.
@@ -63,6 +69,7 @@ def get_or_compile(kernel: Kernel, directory: pathlib.Path | None) -> Cubin:
     Args:
       kernel: what to compile.
       directory: the cache directory that holds the store; None keeps to memory.
+      shared: more cache directories, which are only read.
 
     Raises:
       KnownFailure: if an earlier try failed.
@@ -73,6 +80,8 @@ def get_or_compile(kernel: Kernel, directory: pathlib.Path | None) -> Cubin:
         cubin = _memory.get(key)
         if cubin is None and directory is not None:
             cubin = load(directory, kernel.arch, key)
+        for place in shared:
+            cubin = cubin or load(place, kernel.arch, key, Trust.SHARED)
         if cubin is None:
             cubin = _compile(kernel, key, directory)
         _memory[key] = cubin
@@ -99,21 +108,49 @@ def path(directory: pathlib.Path, arch: str, key: str) -> pathlib.Path:
 
 def has(directory: pathlib.Path, kernel: Kernel) -> bool:
     """Whether the kernel's image is there; it may still prove damaged."""
-    return path(directory, kernel.arch, nvrtc.key(kernel)).exists()
+    return os.path.exists(path(directory, kernel.arch, nvrtc.key(kernel)))
+
+
+def is_trusted(directory: pathlib.Path) -> bool:
+    """Whether the native launcher, which checks no owners, may read here; or it warns.
+
+    What is not there yet is trusted, as only this user can make it trustworthy.
+    """
+    try:
+        for arch in _architectures(directory):
+            trust.check(directory, "cubin", arch)
+    except trust.Untrusted as e:
+        e.warn()
+        return False
+    except OSError:
+        return False
+    return True
+
+
+def _architectures(directory: pathlib.Path) -> list[str]:
+    try:
+        return ["", *sorted(os.listdir(directory / "cubin"))]
+    except (FileNotFoundError, NotADirectoryError):
+        return [""]
 
 
 def failure(directory: pathlib.Path, arch: str, key: str) -> KnownFailure | None:
     """The remembered failure of a kernel; None if there is none that can be read."""
     file = path(directory, arch, key).with_suffix(".failed.json")
     try:
-        data = json.loads(file.read_bytes())
-        kind, message, log = data["kind"], data["message"], data["log"]
+        content = _read(file, _METADATA_BYTES, Trust.USER)
+        if content is None:
+            return None
+        data, _ = _FAILED.split(json.loads(content))
+        kind, message = data["kind"], schema.visible(data["message"])
         if kind not in FAILURES or data["key"] != key:
             return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, *_DAMAGE):
         return None  # at worst, it is tried again
     return KnownFailure(
-        f"{message} (found before; remove {file} to try again)", kind, log
+        f"{message} (found before; remove {file} to try again)",
+        kind,
+        schema.visible(data["log"]),
     )
 
 
@@ -147,35 +184,65 @@ def mark_winner(directory: pathlib.Path, kernel: Kernel) -> None:
     """Marks a stored kernel as the answer of a tuning: collected after all others."""
     file = path(directory, kernel.arch, nvrtc.key(kernel))
     with contextlib.suppress(OSError):
-        if file.exists():
-            file.with_suffix(".winner").touch()
+        trust.check(directory, "cubin", kernel.arch)
+        if os.path.exists(file):
+            file.with_suffix(".winner").touch(0o600)
 
 
-def load(directory: pathlib.Path, arch: str, key: str) -> Cubin | None:
+def load(
+    directory: pathlib.Path, arch: str, key: str, trust_in: Trust = Trust.USER
+) -> Cubin | None:
     """The stored kernel; None if there is none.
 
     A damaged one is removed with a warning, so that it is compiled and saved again.
+    What others could have replaced is not loaded (see ``trust``).
     """
     file = path(directory, arch, key)
     try:
-        image = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        image = _read(file, _IMAGE_BYTES, trust_in)
+        if image is None:
+            return None
+        metadata = _read(file.with_suffix(".json"), _METADATA_BYTES, trust_in)
+    except trust.Untrusted as e:
+        e.warn()
+        return None
+    except trust.Refused as e:
+        _replace_later(file, trust_in, e)
         return None
     except OSError as e:
-        _warn_once(f"the kernel store {directory} cannot be read: {e}")
+        warn_once(f"the kernel store {directory} cannot be read: {e}")
         return None
     try:
-        cubin = _decode(json.loads(file.with_suffix(".json").read_bytes()), image)
+        if metadata is None:
+            raise ValueError("its metadata is missing")
+        cubin = _decode(json.loads(metadata), image)
         if (cubin.key, cubin.arch) != (key, arch):
             raise ValueError("its metadata belongs to another kernel")
-        _touch(file)
-        return cubin
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        if not file.exists():
+    except _DAMAGE as e:
+        if not os.path.exists(file):
             return None  # collected between the two reads
-        _warn_once(f"the compiled kernel {file} is damaged and will be replaced: {e}")
+        _replace_later(file, trust_in, e)
+        return None
+    _touch(file)
+    return cubin
+
+
+def _replace_later(file: pathlib.Path, trust_in: Trust, why: Exception) -> None:
+    """Removes a damaged kernel of the user's, so that a good one is saved."""
+    what = "will be replaced" if trust_in is Trust.USER else "is not used"
+    warn_once(f"the compiled kernel {file} is damaged and {what}: {why}")
+    if trust_in is Trust.USER:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+def _read(file: pathlib.Path, limit_bytes: int, trust_in: Trust) -> bytes | None:
+    """A file of the store, if there is one; see ``trust`` for the errors."""
+    top = file.parent.parent.parent
+    trust.check(top, "cubin", file.parent.name, trust=trust_in)
+    try:
+        return trust.read_file(file, limit_bytes, top=top, trust=trust_in)
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -201,30 +268,18 @@ def _write_files(directory: pathlib.Path, files: dict[pathlib.Path, bytes]) -> N
     """Writes files in this order; one warning says if the directory takes nothing."""
     try:
         for folder in {file.parent for file in files}:
-            folder.mkdir(parents=True, exist_ok=True)
+            trust.check(directory, "cubin", folder.name)
+            trust.make_private_directory(folder)
         with locked(directory, is_collector=False):
             for file, data in files.items():
-                _write(file, data)
+                trust.write_atomically(file, data, mode=0o644)
+    except trust.Untrusted as e:
+        e.warn()
     except OSError as e:
-        _warn_once(
+        warn_once(
             f"compiled kernels are kept in memory only: {directory} cannot be written "
             f"({e.strerror or e}); set TRACEA_CACHE_DIR to a writable directory"
         )
-
-
-def _write(file: pathlib.Path, data: bytes) -> None:
-    """Replaces a file atomically: readers see the old content or the new one."""
-    # Not tempfile: its files are unreadable to others, and a cache may be shared.
-    new = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with new.open("xb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(new, file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
 
 
 def _encode(cubin: Cubin) -> dict[str, Any]:
@@ -233,17 +288,39 @@ def _encode(cubin: Cubin) -> dict[str, Any]:
     return {**data, "sha256": hashlib.sha256(image).hexdigest()}
 
 
-def _decode(data: dict[str, Any], image: bytes) -> Cubin:
-    fields = dict(data)
-    if fields.pop("sha256") != hashlib.sha256(image).hexdigest():
+def _decode(data: Any, image: bytes) -> Cubin:
+    """The inverse of ``_encode``.
+
+    Raises:
+      ValueError: if it is not what was saved.
+    """
+    known, _ = _METADATA.split(data)
+    if known.pop("sha256") != hashlib.sha256(image).hexdigest():
         raise ValueError("its sha256 is not the recorded one")
-    return Cubin(**{**fields, "image": image, "warnings": tuple(fields["warnings"])})
+    return Cubin(**{**known, "image": image, "warnings": tuple(known["warnings"])})
 
 
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+_COUNT = schema.optional(schema.integer(0, 1 << 31))
+_RESOURCES = "registers", "stack_bytes", "spill_bytes", "smem_static_bytes"
+_METADATA_FIELDS = {
+    **dict.fromkeys(("key", "arch", "entry", "sha256"), schema.line),
+    **dict.fromkeys(_RESOURCES, _COUNT),
+    "warnings": schema.sequence(schema.anything, 1 << 20),
+    "log": schema.anything,
+    "compile_s": schema.number(0, 1e9),
+}
+_METADATA = schema.Table(
+    name="metadata",
+    fields=_METADATA_FIELDS,
+    required=frozenset(_METADATA_FIELDS),
+)
+_FAILED_FIELDS = {
+    **dict.fromkeys(("key", "kind"), schema.line),
+    **dict.fromkeys(("message", "log"), schema.anything),
+}
+_FAILED = schema.Table(
+    name="failure", fields=_FAILED_FIELDS, required=frozenset(_FAILED_FIELDS)
+)
 
 
 __all__ = [
@@ -251,9 +328,11 @@ __all__ = [
     "Collected",
     "KnownFailure",
     "collect",
+    "count",
     "failure",
     "get_or_compile",
     "has",
+    "is_trusted",
     "load",
     "mark_winner",
     "path",

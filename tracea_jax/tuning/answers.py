@@ -10,6 +10,7 @@ from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.schema import check_types
 from tracea_jax.tuning.environment import Environment
 from tracea_jax.tuning.records import Best, Observation, identity
 
@@ -20,8 +21,9 @@ class Answer:
 
     Attributes:
       choice: variant and config.
-      origin: "tuned" on this machine, "shipped" with the package, "inherited" from a
-        kindred device, or "interpolated" from other shapes.
+      origin: "tuned" on this machine, "shared" by a cache that is only read, "shipped"
+        with the package, "inherited" from a kindred device, or "interpolated" from
+        other shapes.
       time_us, xla_us, ratio: as in ``Best``; predicted if the answer is interpolated.
       neighbours: how many tuned problems an interpolated answer was predicted from.
       measured_in: the environment that all this is known from, if it is another one.
@@ -38,7 +40,7 @@ class Answer:
     @property
     def is_exact(self) -> bool:
         """Whether this very problem was measured in this environment."""
-        return self.origin in ("tuned", "shipped")
+        return self.origin in ("tuned", "shared", "shipped")
 
 
 def legal(best: Best, origin: str, problem: Problem, device: Device) -> Answer | str:
@@ -65,7 +67,9 @@ def legal_choice(
         if (reason := found.why_not(problem, device)) is not None:
             return f"cannot run: {reason}"
         found.check(problem, value, device)
-    except (ValueError, TypeError) as e:
+        check_types(value)
+    # Values of a wrong type raise whatever they meet.
+    except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as e:
         return f"is not legal: {e}"
     return Choice(variant=variant, config=value)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
+from tracea_jax.runtime.trust import Trust, Untrusted, warn_once
 from tracea_jax.tuning import interpolate, kindred
 from tracea_jax.tuning.answers import Answer, legal, timed
 from tracea_jax.tuning.environment import (
@@ -31,7 +32,7 @@ from tracea_jax.tuning.records import (
     union,
 )
 from tracea_jax.tuning.sources import Memory, Sources, freeze
-from tracea_jax.tuning.store import Name, Store, recorded, warn_once
+from tracea_jax.tuning.store import Name, Store, recorded
 
 # What a directory could not take, by directory, for the life of the process: the next
 # snapshot of a read-only cache still has what was tuned.
@@ -47,7 +48,10 @@ class Database:
     """
 
     def __init__(
-        self, directory: pathlib.Path | None, shipped: tuple[pathlib.Path, ...] = ()
+        self,
+        directory: pathlib.Path | None,
+        shipped: tuple[pathlib.Path, ...] = (),
+        shared: tuple[pathlib.Path, ...] = (),
     ) -> None:
         """Reads and creates nothing yet.
 
@@ -56,18 +60,20 @@ class Database:
             in memory, in this instance.
           shipped: read-only directories with the layout of ``<directory>/tuned``, asked
             in this order when the user's has no answer.
+          shared: more caches, only read, asked before what was shipped.
         """
         self.directory = directory
         self._store: Store | None = None
         self._memory: dict[Name, Entry] = {}
         if directory is not None:
-            self._store = Store(directory / "tuned")
+            self._store = Store.of_cache(directory)
             self._memory = _unwritten.setdefault(directory.absolute(), {})
         # Asked in this order; the first one that has an entry counts.
         self._sources: Sources = (
             ("tuned", Memory(self._memory)),
             *([("tuned", self._store)] if self._store else []),
-            *(("shipped", Store(path, read_only=True)) for path in shipped),
+            *(("shared", Store.of_cache(path, Trust.SHARED)) for path in shared),
+            *(("shipped", Store(path, True, Trust.PACKAGE)) for path in shipped),
         )
         self._answers: dict[Device, dict[Problem, Answer | str]] = {}
         self._fastest: dict[tuple[Problem, Device, tuple[str, ...]], Answer | None] = {}
@@ -363,6 +369,9 @@ class Database:
         return self._nearby[key, problem.op].of(problem)
 
     def _warn_unwritten(self, error: Exception) -> None:
+        if isinstance(error, Untrusted):
+            error.warn()
+            return
         warn_once(
             f"the tuning cache {self.directory} cannot be written ({_brief(error)}); "
             "results are kept in memory until this process ends"

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from tracea_jax import device as devices
-from tracea_jax import variants
+from tracea_jax import schema, variants
 from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.emit import sources
 from tracea_jax.runtime import nvrtc
@@ -27,17 +27,16 @@ def canonical(data: Any) -> str:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def known_fields(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a dataclass; what a later version added is left out."""
-    names = _field_names(kind)
-    if data.keys() <= names:
-        return data
-    return {name: value for name, value in data.items() if name in names}
-
-
-@functools.cache
-def _field_names(kind: type) -> frozenset[str]:
-    return frozenset(f.name for f in dataclasses.fields(kind))
+_COUNT = schema.integer(0, 1 << 31)
+TABLE = schema.Table(
+    name="environment",
+    fields={
+        "schema": _COUNT,
+        "units": _COUNT,
+        **dict.fromkeys(("device", "arch", "driver", "nvrtc", "sources"), schema.line),
+    },
+    required=frozenset({"device", "arch", "units"}),
+)
 
 
 def digest(text: str, digits: int) -> str:
@@ -57,6 +56,7 @@ class Environment:
       sources: hash of the kernel sources that can run on the device, so that a change
         of one kernel forgets what was measured with the old one. The version of the
         package is no part of it: a release that changes no kernel keeps every answer.
+      unknown: what else a newer version says; part of the key, as it is there.
     """
 
     schema: int = SCHEMA
@@ -66,11 +66,29 @@ class Environment:
     driver: str = ""
     nvrtc: str = ""
     sources: str = ""
+    unknown: dict[str, Any] = dataclasses.field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The environment as plain data."""
+        known = {name: getattr(self, name) for name in _FIELDS}
+        return {**known, **self.unknown}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Environment:
+        """The inverse of ``to_json``.
+
+        Raises:
+          schema.Mistyped: if it is no environment.
+        """
+        known, unknown = TABLE.split(data)
+        return cls(**known, unknown=unknown)
 
     @property
     def key(self) -> str:
         """12 hexadecimal digits: the name of the environment's directory."""
-        return digest(canonical(dataclasses.asdict(self)), 12)
+        return digest(canonical(self.to_json()), 12)
 
     def is_kindred(self, other: Environment) -> bool:
         """Whether both are GPUs that run the same kernels on as many multiprocessors.
@@ -79,11 +97,15 @@ class Environment:
         """
         alike = {"device": "", "driver": "", "nvrtc": ""}
         mine, theirs = (dataclasses.replace(e, **alike) for e in (self, other))
-        return bool(self.driver and other.driver) and mine == theirs
+        are_gpus = bool(self.driver and other.driver)
+        return are_gpus and mine == theirs and self.unknown == other.unknown
 
     def __str__(self) -> str:
         toolchain = f", CUDA {self.driver}, NVRTC {self.nvrtc}" if self.driver else ""
         return f"{self.device}, {self.arch}, {self.units} units{toolchain}"
+
+
+_FIELDS = tuple(f.name for f in dataclasses.fields(Environment) if f.compare)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tracea_jax.problem import problem_from_json
-from tracea_jax.tuning import files
+from tracea_jax.runtime import trust
 from tracea_jax.tuning.environment import canonical
 from tracea_jax.tuning.formats import (
     UNREADABLE,
@@ -35,6 +35,8 @@ from tracea_jax.tuning.records import (
     union,
 )
 from tracea_jax.tuning.store import Name, Store
+
+LIMIT_BYTES = 256 << 20  # of a file that is merged: a hundred thousand observations
 
 
 def pack(entries: Iterable[Entry]) -> bytes:
@@ -90,7 +92,8 @@ def export(
             continue
         if entry is not None:
             entries.append(entry)
-    files.write_atomically(path, pack(entries), mode=0o666)
+    trust.remove_leftovers(path)
+    trust.write_atomically(path, pack(entries), mode=0o666)
     return len(entries)
 
 
@@ -102,7 +105,7 @@ def read(path: pathlib.Path) -> tuple[Entry, ...]:
       OSError: if it cannot be read.
     """
     try:
-        return unpack(path.read_bytes())
+        return unpack(trust.read_file(path, LIMIT_BYTES))
     except NewerSchema as e:
         raise NewerSchema(f"{path}: {e}; install a newer tracea_jax to read it") from e
     except Damaged as e:
@@ -207,6 +210,7 @@ def reconcile(one: Entry, other: Entry) -> Entry:
         verified=verified,
         observations=observations,
         tuner=_provenance(chosen, dropped),
+        unknown={**dropped.unknown, **chosen.unknown},
     )
 
 

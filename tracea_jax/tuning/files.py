@@ -1,16 +1,16 @@
-"""Files that survive a kill at any moment: atomic replacement, locks and journals."""
+"""Files that several processes share: locks and journals."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
+import stat
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-from tracea_jax.tuning.formats import (
-    parse_problem,
-)
+from tracea_jax.runtime import trust
+from tracea_jax.tuning.formats import parse_problem
 from tracea_jax.tuning.records import (
     Observation,
     observation_line,
@@ -21,45 +21,6 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: writes stay atomic, merges may race
     fcntl = None
-
-
-def make_private_directory(path: pathlib.Path) -> None:
-    """Creates the path for this user only, as its files decide what code runs."""
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    for directory in reversed(missing):
-        directory.mkdir(mode=0o700, exist_ok=True)
-
-
-def write_atomically(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces the file at once: a reader sees the old content or the new, never half.
-
-    Args:
-      path, data: what to write where.
-      mode: who may read it, before the umask; by default the user alone.
-
-    Raises:
-      OSError: as the system reports it; the old content is untouched.
-    """
-    # The process in the name keeps writers apart where there are no locks.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-        try:
-            _write_all(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 @contextlib.contextmanager
@@ -78,7 +39,8 @@ def locked(
     Raises:
       OSError: if the file cannot be created.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | trust.NOFOLLOW
+    fd = os.open(path, flags, 0o600)
     try:
         yield _lock(fd, on_wait)
     finally:
@@ -112,6 +74,23 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
+LIMIT_BYTES = 64 << 20  # of an entry or a journal
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Journalled:
+    """What a journal holds.
+
+    Attributes:
+      observations: of all lines that can be read.
+      skipped: number of whole lines that cannot be read; a torn one at the end is
+        what a kill leaves and does not count.
+    """
+
+    observations: tuple[Observation, ...]
+    skipped: int
+
+
 class Journal:
     """Observations of one tuning in progress, on disk as soon as they are made.
 
@@ -138,6 +117,7 @@ class Journal:
         self._fd = -1
         if path is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            flags |= trust.NOFOLLOW
             self._fd = os.open(path, flags, 0o600)
             _try_lock(self._fd)
 
@@ -155,7 +135,7 @@ class Journal:
         # What a full disk cut off must not swallow the first line after it.
         start = "\n" if self._is_torn else ""
         self._is_torn = True
-        _write_all(self._fd, (start + lines).encode())
+        trust.write_all(self._fd, (start + lines).encode())
         os.fsync(self._fd)
         self._is_torn = False
         self._title = ""
@@ -181,41 +161,42 @@ def journal_path(directory: pathlib.Path, key: str) -> pathlib.Path:
     """A name that no other process has; a process of the same number may have died."""
     for attempt in range(1 << 16):
         path = directory / f"{key}.{os.getpid()}-{attempt}.journal"
-        if not path.exists():
+        if not os.path.lexists(path):
             return path
     raise FileExistsError(f"too many journals {key}.{os.getpid()}-* in {directory}")
-
-
-def journals(directory: pathlib.Path, key: str) -> list[pathlib.Path]:
-    """All journals of a problem, of living and dead processes."""
-    return sorted(directory.glob(f"{key}.*.journal"))
-
-
-def read_journal(path: pathlib.Path) -> list[Observation]:
-    """The journal's observations; a torn line, such as the last one, is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    return [o for o in map(parse_observation, lines) if o is not None]
-
-
-def read_title(path: pathlib.Path) -> dict[str, Any] | None:
-    """The problem that the journal is about; None if it does not tell."""
-    try:
-        with path.open("rb") as file:
-            return parse_problem(file.readline())
-    except OSError:
-        return None
 
 
 def is_orphan(path: pathlib.Path) -> bool:
     """Whether the journal's writer is gone."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, trust.READ_FLAGS | os.O_RDWR)
     except OSError:
         return False
     try:
-        return _try_lock(fd)
+        return stat.S_ISREG(os.fstat(fd).st_mode) and _try_lock(fd)
     finally:
         os.close(fd)
+
+
+def read_journal(
+    path: pathlib.Path,
+    top: pathlib.Path | str = "",
+    whose: trust.Trust = trust.Trust.PACKAGE,
+) -> Journalled:
+    """What a journal holds.
+
+    Args:
+      path: of the file.
+      top, whose: the cache directory, and whose files count there.
+
+    Raises:
+      OSError: if it cannot be read; see ``trust.read_file``.
+    """
+    data = trust.read_file(path, LIMIT_BYTES, top=top, trust=whose)
+    *lines, torn = data.split(b"\n")  # the last one is empty, or cut off by a kill
+    # A title comes again where it is not known whether the disk took the first one.
+    lines = [line for line in lines if line.strip() and parse_problem(line) is None]
+    parsed = [parse_observation(line) for line in lines]
+    last = parse_observation(torn)
+    found = tuple(o for o in (*parsed, last) if o is not None)
+    return Journalled(found, skipped=parsed.count(None))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from tracea_jax.schema import mapping
 from tracea_jax.tuning.environment import SCHEMA, canonical
 
 # What reading plain data that is not as expected raises.
@@ -78,7 +79,7 @@ def head_problem(data: bytes) -> dict[str, Any] | None:
         problem = json.loads(data[start + len(b'"head": ') : end - 1])["problem"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return problem if isinstance(problem, dict) else None
+    return problem if mapping(problem) is None else None
 
 
 def problem_line(problem: dict[str, Any]) -> str:
@@ -92,4 +93,4 @@ def parse_problem(line: bytes | str) -> dict[str, Any] | None:
         problem = json.loads(line)["problem"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return problem if isinstance(problem, dict) else None
+    return problem if mapping(problem) is None else None

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from tracea_jax.device import Device
+from tracea_jax.runtime import trust
 from tracea_jax.tuning import files
 from tracea_jax.tuning.bench import (
     Bench,
@@ -54,7 +55,8 @@ def exclusive(
         held = False
         if directory is not None:
             with contextlib.suppress(OSError):
-                files.make_private_directory(directory)
+                trust.make_private_directory(directory)
+                trust.check(directory)
                 path = directory / f"measure-{name}.lock"
                 held = stack.enter_context(files.locked(path, on_wait))
         yield held

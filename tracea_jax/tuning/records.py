@@ -4,8 +4,9 @@ An entry is one JSON file. Its first line holds schema and checksum (of all that
 after that line), its second the answer, the rest one observation a line, so that a
 lookup need not parse what only a tuner reads.
 
-Readers ignore fields that they do not know, so a new field needs no new schema; the
-schema is raised when an older reader would misunderstand the fields that it knows.
+Readers carry along fields and kinds of failure that they do not know, so a new one
+needs no new schema; the schema is raised when an older reader would misunderstand the
+fields that it knows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tracea_jax.tuning.environment import Environment, canonical, known_fields
+from tracea_jax import schema
+from tracea_jax.tuning.environment import Environment, canonical
 from tracea_jax.tuning.formats import UNREADABLE, Damaged, checked, signed
 
 FAILURES = (
@@ -29,7 +31,68 @@ FAILURES = (
     "nan",
     "too_slow",
 )
-DISQUALIFYING = ("wrong_result", "nan")  # no later measurement can outweigh these
+UNKNOWN = "unknown"  # a kind that a newer version wrote; it may be any
+# No later measurement can outweigh these.
+DISQUALIFYING = ("wrong_result", "nan", UNKNOWN)
+
+# What files may say, wherever they come from.
+_TIME_US = schema.optional(schema.number(1e-6, 1e15))
+_RATIO = schema.optional(schema.number(1e-12, 1e12))
+_OF_CONFIG = {"variant": schema.line, "config": schema.mapping}
+OBSERVATION = schema.Table(
+    name="observation",
+    fields={
+        **_OF_CONFIG,
+        **dict.fromkeys(("time_us", "cold_us"), _TIME_US),
+        "failure": schema.optional(schema.word),
+        "message": schema.anything,
+        "repeats": schema.integer(0, 1 << 53),
+        "extra": schema.Table(
+            name="extra",
+            fields={
+                "drift": schema.number(1e-6, 1e6),
+                "protocol": schema.line,
+                "abandoned": schema.flag,
+            },
+        ),
+    },
+    required=frozenset(_OF_CONFIG),
+)
+BEST = schema.Table(
+    name="best",
+    fields={
+        **_OF_CONFIG,
+        **dict.fromkeys(("time_us", "xla_us", "cold_us", "xla_cold_us"), _TIME_US),
+        "ratio": _RATIO,
+        "runner_up": schema.Table(
+            name="runner_up", fields={**_OF_CONFIG, "time_us": _TIME_US}
+        ),
+        **dict.fromkeys(("origin", "goal"), schema.line),
+    },
+    required=frozenset(_OF_CONFIG),
+)
+ENTRY = schema.Table(
+    name="entry",
+    fields={
+        "problem": schema.Table(
+            name="problem", fields={"op": schema.line}, required=frozenset({"op"})
+        ),
+        # These have tables of their own.
+        **dict.fromkeys(("environment", "best", "observations"), lambda value: None),
+        "verified": schema.mapping,
+        "tuner": schema.Table(
+            name="tuner", fields={"merged": schema.sequence(schema.mapping, 10_000)}
+        ),
+        "written": schema.line,
+    },
+    required=frozenset({"problem", "environment", "best"}),
+)
+_OBSERVATIONS = 1 << 20  # of one entry
+
+
+def _unknown() -> Any:
+    """A field that keeps what a newer version wrote; no part of the value."""
+    return dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +103,12 @@ class Observation:
       variant, config: what was measured, the config as plain data.
       time_us: median time of one execution among many in a row; None if it failed.
       cold_us: median time of a single execution on cold caches; None if not measured.
-      failure: one of ``FAILURES``, or None.
+      failure: one of ``FAILURES``, or None; ``UNKNOWN`` if ``unknown`` has a kind that
+        only a newer version knows.
       message: what the failure said.
       repeats: executions behind ``time_us``; 0 for a failure.
       extra: protocol and other remarks, plain data.
+      unknown: fields of a newer version, which a rewrite keeps.
     """
 
     variant: str
@@ -54,9 +119,12 @@ class Observation:
     repeats: int = 0
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
     cold_us: float | None = None
+    unknown: dict[str, Any] = _unknown()
 
     def __post_init__(self) -> None:
-        if self.failure is not None and self.failure not in FAILURES:
+        object.__setattr__(self, "message", schema.visible(self.message))
+        known = FAILURES if "failure" not in self.unknown else (UNKNOWN,)
+        if self.failure is not None and self.failure not in known:
             raise ValueError(
                 f"failure={self.failure!r} is unknown; it must be one of "
                 + ", ".join(FAILURES)
@@ -70,10 +138,28 @@ class Observation:
         if self.cold_us is not None and not (measured and 0 < self.cold_us < math.inf):
             raise ValueError(f"{self.cold_us=} must be a positive time beside time_us")
 
+    @classmethod
+    def from_json(cls, data: Any) -> Observation:
+        """The inverse of ``observation_json``.
+
+        Raises:
+          ValueError: if it is no observation.
+        """
+        known, unknown = OBSERVATION.split(data)
+        kind = known.get("failure")
+        if kind is not None and kind not in FAILURES:
+            known["failure"], unknown["failure"] = UNKNOWN, kind
+        return cls(**known, unknown=unknown)
+
     @property
     def identity(self) -> str:
         """Equal for observations of the same config."""
         return identity(self.variant, self.config)
+
+    @property
+    def is_disqualified(self) -> bool:
+        """Whether no later measurement can outweigh the failure."""
+        return self.failure in DISQUALIFYING
 
 
 def identity(variant: str, config: dict[str, Any]) -> str:
@@ -92,6 +178,7 @@ class Best:
       runner_up: variant, config and time_us of the next best; empty if there is none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
+      unknown: fields of a newer version, which a rewrite keeps.
     """
 
     variant: str
@@ -104,6 +191,21 @@ class Best:
     cold_us: float | None = None
     xla_cold_us: float | None = None
     goal: str = "latency"
+    unknown: dict[str, Any] = _unknown()
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain data."""
+        return _plain(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Best:
+        """The inverse of ``to_json``.
+
+        Raises:
+          schema.Mistyped: if it is no answer.
+        """
+        known, unknown = BEST.split(data)
+        return cls(**known, unknown=unknown)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +220,7 @@ class Entry:
       verified: what the correctness check of the winner said; empty if XLA won.
       tuner: version, seed, effort, evals, wall_s, stop of the last tuning.
       written: UTC time, ISO 8601 with microseconds.
+      unknown: fields of a newer version, which a rewrite keeps.
     """
 
     problem: dict[str, Any]
@@ -127,34 +230,34 @@ class Entry:
     verified: dict[str, Any] = dataclasses.field(default_factory=dict)
     tuner: dict[str, Any] = dataclasses.field(default_factory=dict)
     written: str = ""
+    unknown: dict[str, Any] = _unknown()
 
     def to_json(self) -> dict[str, Any]:
         """The entry as plain data."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        data["environment"] = dataclasses.asdict(self.environment)
-        data["best"] = dataclasses.asdict(self.best)
+        data = _plain(self)
+        data["environment"] = self.environment.to_json()
+        data["best"] = self.best.to_json()
         data["observations"] = [observation_json(o) for o in self.observations]
         return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Entry:
-        """The inverse of ``to_json``; fields that are not known are left out.
+    def from_json(cls, data: Any) -> Entry:
+        """The inverse of ``to_json``.
 
         Raises:
-          ValueError, TypeError, KeyError, AttributeError: if it is no entry.
+          ValueError: if it is no entry.
         """
-        observations = data.get("observations", ())
+        known, unknown = ENTRY.split(data)
+        observations = known.get("observations", [])
+        if not isinstance(observations, list) or len(observations) > _OBSERVATIONS:
+            raise schema.Mistyped(f"an entry has at most {_OBSERVATIONS} observations")
         fields = {
-            **known_fields(cls, data),
-            "environment": Environment(
-                **known_fields(Environment, data["environment"])
-            ),
-            "best": Best(**known_fields(Best, data["best"])),
-            "observations": tuple(
-                Observation(**known_fields(Observation, o)) for o in observations
-            ),
+            **known,
+            "environment": Environment.from_json(known["environment"]),
+            "best": Best.from_json(known["best"]),
+            "observations": tuple(map(Observation.from_json, observations)),
         }
-        return cls(**fields)
+        return cls(**fields, unknown=unknown)
 
     def to_bytes(self) -> bytes:
         """The content of the entry's file."""
@@ -183,13 +286,19 @@ class Entry:
             raise Damaged(str(e) or type(e).__name__) from e
 
 
+def _plain(record: Best | Entry) -> dict[str, Any]:
+    """The fields of a record with those of a newer version in their places."""
+    names = (f.name for f in dataclasses.fields(record) if f.name != "unknown")
+    return {**{name: getattr(record, name) for name in names}, **record.unknown}
+
+
 def observation_json(observation: Observation) -> dict[str, Any]:
     """The observation as plain data, without what has its default."""
     data = {"variant": observation.variant, "config": observation.config}
     for name in ("time_us", "failure", "message", "repeats", "extra", "cold_us"):
         if value := getattr(observation, name):
             data[name] = value
-    return data
+    return data | observation.unknown
 
 
 def observation_line(observation: Observation) -> str:
@@ -200,8 +309,8 @@ def observation_line(observation: Observation) -> str:
 def parse_observation(line: bytes | str) -> Observation | None:
     """The observation of one line; None if the line is torn or foreign."""
     try:
-        return Observation(**known_fields(Observation, json.loads(line)))
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        return Observation.from_json(json.loads(line))
+    except (ValueError, RecursionError):
         return None
 
 
@@ -218,7 +327,7 @@ def union(*groups: Iterable[Observation]) -> tuple[Observation, ...]:
 def _weight(observation: Observation) -> tuple[bool, int, bool, float, bool, str]:
     """A total order, so that a union does not depend on the order of its parts."""
     return (
-        observation.failure in DISQUALIFYING,
+        observation.is_disqualified,
         observation.repeats,
         observation.failure is None,
         -(observation.time_us or 0.0),
@@ -258,5 +367,9 @@ def merge(one: Entry, other: Entry) -> Entry:
     else:
         best, verified = Best(variant="xla", config={}, xla_us=newer.best.xla_us), {}
     return dataclasses.replace(
-        newer, best=best, verified=verified, observations=observations
+        newer,
+        best=best,
+        verified=verified,
+        observations=observations,
+        unknown={**older.unknown, **newer.unknown},
     )

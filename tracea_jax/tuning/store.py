@@ -14,16 +14,18 @@ import json
 import os
 import pathlib
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tracea_jax.runtime import trust
+from tracea_jax.runtime.trust import Trust, warn_once
 from tracea_jax.tuning import files
 from tracea_jax.tuning.environment import Environment, problem_key
 from tracea_jax.tuning.formats import (
     Damaged,
     NewerSchema,
     head_problem,
+    parse_problem,
     problem_line,
 )
 from tracea_jax.tuning.records import (
@@ -35,15 +37,7 @@ from tracea_jax.tuning.records import (
 )
 
 _HEAD_BYTES = 4096  # more than a head has, unless failures talk a lot
-
-_warned: set[str] = set()
-
-
-def warn_once(message: str) -> None:
-    """Warns the first time that this process has this message."""
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+_HEAD_LIMIT_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +59,23 @@ class Name:
 class Store:
     """Entries below ``directory``, which need not exist; only writing creates it.
 
-    With ``read_only``, damaged files stay where they are.
+    Attributes:
+      directory: where the entries are.
+      read_only: damaged files stay where they are.
+      whose: whose files count.
+      top: the cache directory that ``directory`` is in, if it is in one.
     """
 
     directory: pathlib.Path
     read_only: bool = False
+    whose: Trust = Trust.USER
+    top: pathlib.Path | None = None
+
+    @classmethod
+    def of_cache(cls, directory: pathlib.Path, whose: Trust = Trust.USER) -> Store:
+        """The entries of a cache directory, the user's or a shared one."""
+        is_shared = whose is not Trust.USER
+        return cls(directory / "tuned", is_shared, whose, directory)
 
     def path(self, name: Name) -> pathlib.Path:
         return pathlib.Path(self._path(name))
@@ -88,6 +94,25 @@ class Store:
         data = self._bytes(name)
         return None if data is None else self._entry(name, data, complete=complete)
 
+    @property
+    def _top(self) -> pathlib.Path:
+        return self.top or self.directory
+
+    def _check(self, name: Name) -> None:
+        """Raises ``trust.Untrusted`` if others decide what the entry is."""
+        inner = () if self.top is None else (self.directory.name,)
+        trust.check(self._top, *inner, name.environment, name.op, trust=self.whose)
+
+    def intact(self, name: Name) -> Entry:
+        """The entry with its observations, without warnings or setting aside.
+
+        Raises:
+          NewerSchema, Damaged: as ``read``.
+          OSError: if it cannot be read, or others could have written it.
+        """
+        self._check(name)
+        return Entry.from_bytes(self._content(self._path(name)))
+
     def content(self, name: Name) -> bytes | None:
         """The file of an entry that can be read; None without one."""
         try:
@@ -100,12 +125,33 @@ class Store:
 
     def _bytes(self, name: Name) -> bytes | None:
         try:
-            with open(self._path(name), "rb", buffering=0) as file:
-                return file.read()
+            self._check(name)
+            return self._content(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as e:
+        except IsADirectoryError as e:
             raise Damaged(str(e)) from e
+        except trust.Refused as e:
+            self._set_aside(self.path(name), Damaged(str(e)))
+            raise Damaged(str(e)) from e
+        except OSError as e:
+            self._warn_unread(e)
+            raise Damaged(str(e)) from e
+
+    def _content(self, path: str | pathlib.Path) -> bytes:
+        limit = files.LIMIT_BYTES
+        return trust.read_file(path, limit, top=self._top, trust=self.whose)
+
+    def _warn_unread(self, error: OSError) -> None:
+        """Warns once for each cache directory."""
+        if isinstance(error, trust.Untrusted):
+            error.warn()
+            return
+        warn_once(
+            f"the tuning cache {self._top} cannot be read ({error}); what is "
+            "tuned there is not used; set TRACEA_CACHE_DIR to a directory of your own",
+            f"unread {self._top}",
+        )
 
     def _entry(self, name: Name, data: bytes, *, complete: bool) -> Entry:
         try:
@@ -134,19 +180,30 @@ class Store:
         """
         with self._writing(name, entry.environment) as path:
             orphans = [j for j in self._journals(name) if files.is_orphan(j)]
-            found = union(entry.observations, *map(files.read_journal, orphans))
+            journalled = {j: found for j in orphans if (found := self._journalled(j))}
+            found = union(
+                entry.observations, *(j.observations for j in journalled.values())
+            )
             entry = dataclasses.replace(entry, observations=found)
             try:
-                stored = Entry.from_bytes(path.read_bytes())
+                stored = Entry.from_bytes(self._content(path))
                 entry = (combine or recorded)(entry, stored)
             except FileNotFoundError:
                 pass
-            except Damaged as e:
+            except (Damaged, trust.Refused) as e:
                 warn_once(_damage(path, e, _rename_aside(path)))
-            files.write_atomically(path, entry.to_bytes())
+            trust.write_atomically(path, entry.to_bytes())
             # Only now: a kill before this line finds the observations in the journals.
-            for orphan in orphans:
-                orphan.unlink(missing_ok=True)
+            # What could not be read stays.
+            for orphan, held in journalled.items():
+                if held.skipped:
+                    aside = _rename_aside(orphan)
+                    warn_once(
+                        f"{held.skipped} lines of {orphan} cannot be read and are left "
+                        f"out; it was renamed to {aside.name}"
+                    )
+                else:
+                    orphan.unlink(missing_ok=True)
             if journal is not None:
                 journal.discard()
         return entry
@@ -167,25 +224,37 @@ class Store:
     def observations(self, name: Name) -> tuple[Observation, ...]:
         """All observations of the entry and of every journal, finished or not."""
         # Journals first: one that is folded in meanwhile is then found in the entry.
-        journalled = [files.read_journal(j) for j in self._journals(name)]
+        found = [self._journalled(j) for j in self._journals(name)]
+        journalled = [j.observations for j in found if j]
         try:
             entry = self.read(name, complete=True)
         except (Damaged, NewerSchema):
             entry = None
         return union(entry.observations if entry else (), *journalled)
 
+    def _journalled(self, path: pathlib.Path) -> files.Journalled | None:
+        """A journal's content; None, with a warning, if it cannot be read."""
+        try:
+            found = files.read_journal(path, self._top, self.whose)
+        except FileNotFoundError:
+            return None  # folded into the entry meanwhile
+        except OSError as e:
+            self._warn_unread(e)
+            return None
+        return found
+
     def environments(self) -> list[str]:
         """Keys of all environments, sorted."""
-        return _subdirectories(self.directory)
+        return self._subdirectories(self.directory)
 
     def names(self) -> Iterator[Name]:
         """Names of all entries, sorted."""
         for environment in self.environments():
-            for op in _subdirectories(f"{self.directory}/{environment}"):
+            for op in self._subdirectories(f"{self.directory}/{environment}"):
                 yield from self._names(environment, op)
 
     def _names(self, environment: str, op: str) -> Iterator[Name]:
-        for file in _files(f"{self.directory}/{environment}/{op}"):
+        for file in self._files(f"{self.directory}/{environment}/{op}"):
             problem, dot, suffix = file.partition(".")
             if dot + suffix == ".json":
                 yield Name(environment=environment, op=op, problem=problem)
@@ -204,12 +273,12 @@ class Store:
         """All files that are no entries, sorted."""
         for environment in self.environments():
             place = self.directory / environment
-            if (place / "environment.json").exists():
+            if os.path.lexists(place / "environment.json"):
                 yield place / "environment.json"
-            for op in _subdirectories(place):
+            for op in self._subdirectories(place):
                 yield from (
                     place / op / file
-                    for file in _files(place / op)
+                    for file in self._files(place / op)
                     if file.count(".") > 1 or not file.endswith(".json")
                 )
 
@@ -223,28 +292,34 @@ class Store:
           journals: whether problems whose tuning was never finished count.
         """
         for name in self._names(environment, op):
-            problem = head_problem(self._head(name))
+            problem = head_problem(self._lines(self.path(name), 2))
             if problem is not None:
                 yield name, problem
         if not journals:
             return
         directory = self.directory / environment / op
-        for file in _files(directory):
+        for file in self._files(directory):
             if file.endswith(".journal"):
                 key = file.partition(".")[0]
-                problem = files.read_title(directory / file)
+                problem = parse_problem(self._lines(directory / file, 1))
                 if problem is not None:
                     yield Name(environment=environment, op=op, problem=key), problem
 
-    def _head(self, name: Name) -> bytes:
+    def _lines(self, path: pathlib.Path, count: int) -> bytes:
+        """The start of a file that has so many lines, or nothing; damage is no matter.
+
+        Whoever uses the entry reads it whole, and is told of damage then.
+        """
+        data = b""
         try:
-            with open(self._path(name), "rb", buffering=0) as file:
-                data = file.read(_HEAD_BYTES)
-                while data.count(b"\n") < 2 and (more := file.read(_HEAD_BYTES)):
+            with trust.opened(path, top=self._top, trust=self.whose) as (fd, _):
+                while data.count(b"\n") < count and len(data) < _HEAD_LIMIT_BYTES:
+                    if not (more := os.read(fd, _HEAD_BYTES)):
+                        break
                     data += more
         except OSError:
             return b""
-        return data
+        return b"\n".join([*data.split(b"\n")[:count], b""])
 
     def remove(self, name: Name, expected: Entry | None = None) -> bool:
         """Removes an entry and its orphaned journals; whether there was anything.
@@ -252,7 +327,8 @@ class Store:
         With ``expected``, only if the entry was not written again since it was read.
         """
         path = self.path(name)
-        if not path.parent.is_dir():
+        self._check(name)
+        if not os.path.isdir(path.parent):
             return False
         with self._locked(name.environment):
             if expected is not None:
@@ -260,7 +336,7 @@ class Store:
                 if found is None or found.written != expected.written:
                     return False
             doomed = [j for j in self._journals(name) if files.is_orphan(j)]
-            doomed += [path] if path.exists() else []
+            doomed += [path] if os.path.lexists(path) else []
             for file in doomed:
                 file.unlink(missing_ok=True)
         return bool(doomed)
@@ -269,22 +345,29 @@ class Store:
     def _writing(self, name: Name, environment: Environment) -> Iterator[pathlib.Path]:
         """Holds the environment's lock; gives the path of the entry to write."""
         path = self.path(name)
-        files.make_private_directory(self.directory)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._check(name)
+        trust.make_private_directory(path.parent)
         described = self.directory / name.environment / "environment.json"
         with self._locked(name.environment):
-            _remove_leftovers(described)
-            _remove_leftovers(path)
-            if not described.exists():
-                text = json.dumps(dataclasses.asdict(environment), indent=1) + "\n"
-                files.write_atomically(described, text.encode())
+            # Whoever wrote them held this lock.
+            trust.remove_leftovers(described, 0.0)
+            trust.remove_leftovers(path, 0.0)
+            if not os.path.lexists(described):
+                text = json.dumps(environment.to_json(), indent=1) + "\n"
+                trust.write_atomically(described, text.encode())
             yield path
 
     def _locked(self, environment: str) -> contextlib.AbstractContextManager[bool]:
         return files.locked(self.directory / environment / ".lock")
 
     def _journals(self, name: Name) -> list[pathlib.Path]:
-        return files.journals(self.path(name).parent, name.problem)
+        """All journals of a problem, of living and dead processes."""
+        place = self.path(name).parent
+        return [
+            place / file
+            for file in self._files(place)
+            if file.startswith(f"{name.problem}.") and file.endswith(".journal")
+        ]
 
     def _set_aside(self, path: pathlib.Path, why: Damaged) -> None:
         """Renames a damaged file, unless someone repaired it meanwhile."""
@@ -292,7 +375,7 @@ class Store:
         try:
             if not self.read_only:
                 with files.locked(path.parent.parent / ".lock"):
-                    aside = _rename_if_damaged(path)
+                    aside = self._rename_if_damaged(path)
                     if aside is None:
                         return
         except FileNotFoundError:
@@ -300,6 +383,36 @@ class Store:
         except OSError:
             pass  # the directory cannot be written: the file stays where it is
         warn_once(_damage(path, why, aside))
+
+    def _rename_if_damaged(self, path: pathlib.Path) -> pathlib.Path | None:
+        try:
+            Entry.from_bytes(self._content(path))
+        except (Damaged, trust.Refused):
+            return _rename_aside(path)
+        except NewerSchema:
+            pass
+        return None
+
+    def _files(self, directory: str | os.PathLike[str]) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as e:
+            self._warn_unread(e)
+            return []
+
+    def _subdirectories(self, directory: str | os.PathLike[str]) -> list[str]:
+        """Names of the directories in one, sorted; links are none of ours."""
+        follow = self.whose is Trust.PACKAGE
+        try:
+            with os.scandir(directory) as found:
+                return sorted(e.name for e in found if e.is_dir(follow_symlinks=follow))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as e:
+            self._warn_unread(e)
+            return []
 
 
 def recorded(entry: Entry, stored: Entry) -> Entry:
@@ -309,22 +422,6 @@ def recorded(entry: Entry, stored: Entry) -> Entry:
     return merge(dataclasses.replace(entry, written=written), stored)
 
 
-def _remove_leftovers(path: pathlib.Path) -> None:
-    """Removes temporary files of writers that were killed; we hold their lock."""
-    for leftover in path.parent.glob(f"{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
-def _rename_if_damaged(path: pathlib.Path) -> pathlib.Path | None:
-    try:
-        Entry.from_bytes(path.read_bytes())
-    except Damaged:
-        return _rename_aside(path)
-    except NewerSchema:
-        pass
-    return None
-
-
 def _rename_aside(path: pathlib.Path) -> pathlib.Path:
     stamp = f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**9:09d}"
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
@@ -332,21 +429,6 @@ def _rename_aside(path: pathlib.Path) -> pathlib.Path:
     return aside
 
 
-def _damage(path: pathlib.Path, why: Damaged, aside: pathlib.Path | None) -> str:
+def _damage(path: pathlib.Path, why: Exception, aside: pathlib.Path | None) -> str:
     renamed = f"; it was renamed to {aside.name}" if aside else ""
     return f"the tuning cache file {path} is damaged ({why}) and not used{renamed}"
-
-
-def _files(directory: str | os.PathLike[str]) -> list[str]:
-    try:
-        return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _subdirectories(directory: str | os.PathLike[str]) -> list[str]:
-    try:
-        with os.scandir(directory) as found:
-            return sorted(e.name for e in found if e.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []

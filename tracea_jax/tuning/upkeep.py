@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.runtime import trust
 from tracea_jax.tuning import files
 from tracea_jax.tuning.answers import legal_choice
-from tracea_jax.tuning.environment import Environment, environment_key, known_fields
+from tracea_jax.tuning.environment import Environment, environment_key
 from tracea_jax.tuning.formats import UNREADABLE, Damaged, NewerSchema
 from tracea_jax.tuning.records import Entry
 from tracea_jax.tuning.store import Name, Store
@@ -77,7 +78,7 @@ def _of_entry(
     store: Store, name: Name, devices: tuple[Device, ...], check: Check | None
 ) -> Iterator[Finding]:
     path = store.path(name)
-    entry = Entry.from_bytes(path.read_bytes())
+    entry = store.intact(name)
     if Name.of(entry.problem, entry.environment.key) != name:
         where = store.path(Name.of(entry.problem, entry.environment.key))
         yield Finding(path=path, message=f"it belongs to {where}; nothing finds it")
@@ -100,8 +101,7 @@ def _of_entry(
 def _of_other(path: pathlib.Path) -> Finding | None:
     if path.name == "environment.json":
         try:
-            fields = known_fields(Environment, json.loads(path.read_bytes()))
-            known = Environment(**fields)
+            known = Environment.from_json(json.loads(_content(path)))
         except (OSError, *UNREADABLE) as e:
             return Finding(path=path, message=f"it is damaged: {e}")
         if known.key != path.parent.name:
@@ -110,12 +110,22 @@ def _of_other(path: pathlib.Path) -> Finding | None:
         message = "a damaged file that was set aside"
         return Finding(path=path, message=message, is_wrong=False)
     if path.suffix == ".journal" and files.is_orphan(path):
-        count = len(files.read_journal(path))
+        try:
+            found = files.read_journal(path)
+        except OSError as e:
+            return Finding(path=path, message=f"it cannot be read: {e}")
+        count = len(found.observations)
         message = (
             f"{count} observations of a tuning that was ended; the next one goes on"
         )
+        if found.skipped:
+            message += f"; {found.skipped} lines cannot be read"
         return Finding(path=path, message=message, is_wrong=False)
     return None
+
+
+def _content(path: pathlib.Path) -> bytes:
+    return trust.read_file(path, files.LIMIT_BYTES)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +209,7 @@ def _doomed(
 def _written_s(store: Store, name: Name, entry: Entry) -> float:
     try:
         return datetime.datetime.fromisoformat(entry.written).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return store.path(name).stat().st_mtime
 
 

@@ -217,7 +217,8 @@ def check_ranges(config: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
     """Raises ValueError unless the fields are integers from a least to a most."""
     for name, (least, most) in ranges.items():
         value = getattr(config, name)
-        if not (isinstance(value, int) and least <= value <= most):
+        is_count = isinstance(value, int) and not isinstance(value, bool)
+        if not (is_count and least <= value <= most):
             raise ValueError(
                 f"{name}={value!r} must be an integer from {least} to {most}"
             )
