@@ -401,6 +401,17 @@ def test_batch_norm_keeps_special_moments():
         assert_alike_by_channel(transform(f)(*args), jax.jit(f)(*args), name)
 
 
+def test_known_factors_of_a_norm_are_judged_by_their_values():
+    x, w = images(2, 5, 4, 3)
+    _, v, s, b = moments()
+    v, s = v.at[0].set(0.1), s.at[0].set(3e38)
+
+    def f(x, w):
+        return conv(x, w) * lax.rsqrt(v + 1e-5) * s + b
+
+    assert_alike_by_channel(transform(f)(x, w), jax.jit(f)(x, w), "infinite product")
+
+
 class Block(nn.Module):
     """Convolution, batch norm, relu; conv_dtype is what both round to."""
 

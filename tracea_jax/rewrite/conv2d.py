@@ -218,7 +218,8 @@ class Chain:
         step, operand = found
         if step.scales and (self.residual is not None or not self._may_scale()):
             return None
-        is_norm = self.is_normalised and step.name == "mul"
+        unknown = operand is not None and view.constant(operand) is None
+        is_norm = self.is_normalised and step.name == "mul" and unknown
         if not (is_norm or may_be_in_weights(view, step, operand)):
             return None
         taken = () if operand is None else (operand,)
