@@ -18,6 +18,7 @@ from jaxprs import equations
 from numerics import f64, normal
 from transforms import PLAIN, assert_close
 
+import tracea_jax as tracea
 from tracea_jax.transform import spliced, transform
 
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -285,29 +286,130 @@ NORMS = {
     "scale last": lambda y, m, v, s, b: (y - m) * lax.rsqrt(v + 1e-5) * s + b,
     "one scale": lambda y, m, v, s, b: (y - m) * (s * lax.rsqrt(v + 1e-5)) + b,
     "division": lambda y, m, v, s, b: s * ((y - m) / jnp.sqrt(v + 1e-5)) + b,
+    "power": lambda y, m, v, s, b: (y - m) * (v + 1e-5) ** -0.5 * s + b,
+    "reciprocal": lambda y, m, v, s, b: (y - m) * (s / jnp.sqrt(1e-5 + v)) + b,
+}
+
+# Scales that may be anything, so their values must be known.
+AFFINE = {
     "affine": lambda y, m, v, s, b: y * s + b,
     "turned": lambda y, m, v, s, b: b - s * (m - y),
     "negated": lambda y, m, v, s, b: -(y * s) + b,
-    "numbers": lambda y, m, v, s, b: (y * 0.5 - 1.5) / 3 * v[0] + b,
+    "divided": lambda y, m, v, s, b: (y - m) / v + b,
+    "numbers": lambda y, m, v, s, b: (y * 0.5 - 1.5) / 3 * 1.25 + b,
 }
+
+
+def residual_and_moments(numbers):
+    r = normal(2, 7, 5, C).transpose(["NHWC".index(d) for d in numbers[2]])
+    return r, moments((C,) if numbers == NHWC else (C, 1, 1))
+
+
+def normed(norm, *known):
+    """relu(norm(y, *moments) + r) of y and r and the moments that are not known."""
+    return lambda y, r, *m: jax.nn.relu(norm(y, *known, *m) + r)
 
 
 @layouts
 def test_batch_norm_by_hand(numbers):
-    def program(norm):
-        return after_conv(lambda y, r, *m: jax.nn.relu(norm(y, *m) + r), numbers)
-
     x, w = images(2, 7, 5, 3, numbers=numbers)
-    r = normal(2, 7, 5, C).transpose(["NHWC".index(d) for d in numbers[2]])
-    norm = moments((C,) if numbers == NHWC else (C, 1, 1))
-    programs = {name: program(norm) for name, norm in NORMS.items()}
+    r, norm = residual_and_moments(numbers)
+    programs = {name: after_conv(normed(f), numbers) for name, f in NORMS.items()}
     check_all(programs, x, w, r, *norm, epilogue="bias+relu+residual")
 
 
+@layouts
+def test_known_scales(numbers):
+    x, w = images(2, 7, 5, 3, numbers=numbers)
+    r, norm = residual_and_moments(numbers)
+    programs = {n: after_conv(normed(f, *norm), numbers) for n, f in AFFINE.items()}
+    check_all(programs, x, w, r, epilogue="bias+relu+residual")
+
+
 def test_a_scale_alone_needs_no_bias():
-    check(
-        lambda x, w, s: conv(x, w) * s, *images(2, 7, 5, 3), normal(C), epilogue="none"
-    )
+    s = normal(C)
+    check(lambda x, w: conv(x, w) * s, *images(2, 7, 5, 3), epilogue="none")
+
+
+def test_a_scale_made_outside_of_a_nested_function():
+    @jax.checkpoint
+    def layer(x, w, scale, shift):
+        return jnp.sin(conv(x, w) * scale + shift)
+
+    def f(x, w, v, s, b):
+        return layer(x, w, s * lax.rsqrt(v + 1e-5), b)
+
+    args = *images(2, 7, 5, 3), *moments()[1:]
+    assert sites(f, *args) == ["bias"]
+    assert_close(transform(f)(*args), exactly(f, *args))
+
+
+def assert_alike_by_channel(found, expected, name):
+    """Asserts equal special values, and others that differ by rounding."""
+    for x, y in zip(f64(found).T, f64(expected).T, strict=True):
+        finite = np.isfinite(y)
+        np.testing.assert_array_equal(x[~finite], y[~finite], name)
+        bound = 1e-5 * np.abs(y[finite]).max(initial=1e-36)
+        assert (np.abs(x[finite] - y[finite]) <= bound).all(), name
+
+
+SPECIAL = [1.0, 0.0, -0.0, jnp.inf, -jnp.inf, jnp.nan, 1e-40, 1e-38, -1e-30, 3e38]
+SCALES = {
+    "divided": lambda y, s: y / s,
+    "multiplied": lambda y, s: y * s,
+    "affine": lambda y, s: jax.nn.relu((y - 1) * s + 1),
+    "no epsilon": lambda y, s: y * lax.rsqrt(s),
+    "tiny epsilon": lambda y, s: y / jnp.sqrt(s + 1e-38),
+    "no variance": lambda y, s: y / (s + 1e-5),
+    "subtracted epsilon": lambda y, s: y * lax.rsqrt(s - 1e-5),
+    "epsilon inside": lambda y, s: y * lax.rsqrt((s + 1e-5) * s),
+}
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("name", SCALES)
+def test_special_scales_keep_their_meaning(name, is_known):
+    """Zeros, infinities and NaN are where they were, and so are large and tiny values.
+
+    Scaled weights would make sums of infinities, and overflow or vanish themselves.
+    """
+    x, w = images(2, 5, 4, 3)
+    scale = jnp.asarray(SPECIAL, jnp.float32)
+    w = jnp.concatenate([w * 1e-3, w[..., :2] * 1e3], -1)
+    programs = {"as they are": (x, w), "large and tiny": (x * 1e20, w * 1e-19)}
+    for which, args in programs.items():
+        for value in [scale] if not is_known else [scale, scale[:1], scale[-1:]]:
+            s = jnp.broadcast_to(value, scale.shape)
+
+            def f(x, w, s=s):
+                return SCALES[name](conv(x, w), s)
+
+            args = (*args[:2],) if is_known else (*args[:2], s)
+            assert_alike_by_channel(transform(f)(*args), jax.jit(f)(*args), which)
+
+
+def test_batch_norm_keeps_special_moments():
+    """No variance, no weight, and what is lost already."""
+    x, w = images(2, 5, 4, 3)
+    mean = jnp.asarray([0, 1, jnp.inf, jnp.nan, 0, 0, 1, 0], jnp.float32)
+    variance = jnp.asarray([0, 1e-40, 1, 1, jnp.inf, jnp.nan, 1e30, 1], jnp.float32)
+    scale = jnp.asarray([1, -1, 1, 1, 1, 1, 0, jnp.nan], jnp.float32)
+    for name, norm in NORMS.items():
+        args = x, w, mean, variance, scale, normal(C)
+        f = after_conv(norm)
+        assert sites(f, *args) == ["bias"], name
+        assert_alike_by_channel(transform(f)(*args), jax.jit(f)(*args), name)
+
+
+def test_known_factors_of_a_norm_are_judged_by_their_values():
+    x, w = images(2, 5, 4, 3)
+    _, v, s, b = moments()
+    v, s = v.at[0].set(0.1), s.at[0].set(3e38)
+
+    def f(x, w):
+        return conv(x, w) * lax.rsqrt(v + 1e-5) * s + b
+
+    assert_alike_by_channel(transform(f)(x, w), jax.jit(f)(x, w), "infinite product")
 
 
 class Block(nn.Module):
@@ -374,18 +476,18 @@ def test_batch_norm_around_bfloat16():
     assert np.abs(f64(found) - expected).max() <= 2 * plain.max()
 
 
+def wide(y, b, r):
+    return jax.nn.relu(y.astype("float32") + b + r.astype("float32"))
+
+
 def test_steps_in_float32_belong_to_a_narrow_convolution_if_its_result_is_narrow():
     x, w = (a.astype(jnp.bfloat16) for a in images(2, 7, 5, 3))
     r = normal(2, 7, 5, C, dtype="bfloat16")
-
-    def wide(y, b, r):
-        return jax.nn.relu(y.astype("float32") + b + r.astype("float32"))
 
     def narrow(y, b, r):
         return wide(y, b, r).astype("bfloat16")
 
     args = x, w, normal(C), r
-    assert sites(after_conv(wide), *args) == ["none"]
     (e,) = equations(transform(after_conv(narrow)), *args, name="tracea_conv2d")
     assert str(e.params["epilogue"]) == "bias+relu+residual"
     bias, residual = e.invars[2:]
@@ -393,6 +495,63 @@ def test_steps_in_float32_belong_to_a_narrow_convolution_if_its_result_is_narrow
     expected = exactly(lambda *a: jax.nn.relu(conv(*a[:2]) + a[2] + a[3]), *args)
     error = np.abs(f64(transform(after_conv(narrow))(*args)) - expected)
     assert (error <= 2.0**-8 * np.abs(expected) + 1e-6).all()
+
+
+AFTER_NARROW = {
+    "bias": (lambda y, b: y.astype("float32") + b, "bias"),
+    "promoted": (lambda y, b: y + b, "bias"),
+    "activation": (lambda y, b: jax.nn.relu(y.astype("float32") - b), "bias+relu"),
+    "scale": (lambda y, b: y.astype("float32") * b, "none"),
+    "norm": (lambda y, b: (y - b) * lax.rsqrt(b * b + 1e-5) + b, "bias"),
+    "residual": (lambda y, b: y + (b + jnp.zeros(y.shape)), "residual"),
+}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "tracea"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_no_rounding_comes_before_steps_in_float32(dtype, implementation):
+    """XLA leaves out that of bfloat16; that of float16 stays, for it has infinities."""
+    x, w = (a.astype(dtype) for a in images(2, 7, 5, 3))
+    b = normal(C)
+    for name, (follow, epilogue) in AFTER_NARROW.items():
+        f = after_conv(follow)
+        if dtype == "bfloat16":
+            assert sites(f, x, w, b) == [epilogue], name
+        else:
+            assert sites(f, x, w, b) == ["none"], name
+        expected = exactly(f, x, w, b)
+        with tracea.options(implementation=implementation):
+            found = jax.jit(transform(f))(x, w, b)
+        plain = jax.jit(f)(x, w, b)
+        assert found.dtype == plain.dtype == jnp.float32
+        error, usual = (np.abs(f64(y) - expected).mean() for y in (found, plain))
+        assert error <= 1.1 * usual + 1e-7, name
+
+
+@pytest.mark.parametrize("implementation", ["xla", "tracea"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_steps_in_float32_are_rounded_once(dtype, implementation):
+    """Before the result is narrow, whatever the operands of the convolution are."""
+    x, w = images(2, 7, 5, 3)
+    args = x.astype(dtype), w.astype(dtype), normal(C)
+
+    def of_narrow(x, w, b):
+        y = conv(x, w, preferred_element_type=jnp.float32)
+        return jax.nn.gelu(y + b).astype(dtype)
+
+    def of_wide(x, w, b):
+        y = conv(x.astype("float32"), w.astype("float32"))
+        return jax.nn.gelu(y + b).astype(dtype)
+
+    expected = exactly(lambda x, w, b: jax.nn.gelu(conv(x, w) + b), *args)
+    for f in (of_narrow, of_wide):
+        assert sites(f, *args) == ["bias+gelu"]
+        with tracea.options(implementation=implementation):
+            found = jax.jit(transform(f))(*args)
+        error, usual = (
+            np.abs(f64(y) - expected).mean() for y in (found, jax.jit(f)(*args))
+        )
+        assert error <= 1.1 * usual
 
 
 def test_batch_norm_in_training_is_not_folded():
@@ -446,7 +605,7 @@ def test_narrow_weights_are_not_scaled_for_a_wide_result():
 
 def test_many_weights_are_not_scaled_for_a_small_result():
     mean, variance, *_ = moments()
-    f = after_conv(lambda y, m, v: (y - m) * v)
+    f = after_conv(lambda y, m, v: (y - m) * lax.rsqrt(v + 1e-5))
     few, many = images(1, 9, 9, 3), images(1, 3, 3, 64)
     assert (1, 9, 9, C) not in products(f, *few, mean, variance)
     assert products(f, *many, mean, variance) == [(1, 3, 3, C)]

@@ -6,9 +6,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from numerics import normal
+from jaxprs import equations
+from numerics import f64, normal
 from transformed import (
     assert_alike,
     assert_all_alike,
@@ -18,6 +20,9 @@ from transformed import (
     only_matmul,
     remaining,
 )
+from transforms import in_f64
+
+import tracea_jax as tracea
 
 # --- epilogues ------------------------------------------------------------------------
 
@@ -347,3 +352,35 @@ def test_dead_code_is_kept_apart():
         return x @ w
 
     assert_alike(f, x, w, b)
+
+
+# --- steps in float32 after a narrow product ------------------------------------------
+
+
+def widened(y):
+    return y.astype(jnp.promote_types(y.dtype, jnp.float32))
+
+
+AFTER_NARROW = {
+    "bias": (lambda x, w, b: x @ w + b, "bias"),
+    "activation": (lambda x, w, b: jax.nn.gelu(widened(x @ w) + b), "bias+gelu"),
+    "residual": (lambda x, w, b: x @ w + (b + jnp.zeros((9, 1))), "residual"),
+    "narrow": (lambda x, w, b: (x @ w + b).astype(x.dtype), "bias"),
+}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "tracea"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", AFTER_NARROW)
+def test_no_rounding_comes_before_what_is_added_in_float32(name, dtype, implementation):
+    """XLA leaves out that of bfloat16; that of float16 stays, for it has infinities."""
+    f, epilogue = AFTER_NARROW[name]
+    args = normal(9, 17, dtype=dtype), normal(17, 12, dtype=dtype), normal(12)
+    (site,) = equations(tracea.transform(f), *args, name="tracea_matmul")
+    steps = str(site.params["epilogue"]).split(":")[0]
+    assert steps == (epilogue if dtype == "bfloat16" else "none")
+    with tracea.options(implementation=implementation):
+        found = jax.jit(tracea.transform(f))(*args)
+    plain, exact = jax.jit(f)(*args), in_f64(f, *args)
+    error, usual = (np.abs(f64(y) - exact).mean() for y in (found, plain))
+    assert error <= 1.1 * usual + 1e-6

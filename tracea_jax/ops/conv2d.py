@@ -169,12 +169,14 @@ def reference(*operands, out, epilogue, precision, **params):
 def written(*operands, out, epilogue, precision, **params):
     """The primitive as people write it in jnp, every step rounded: XLA's variant.
 
-    A wider bias, such as a folded batch normalisation's, widens the epilogue alone.
+    A wider bias, such as a folded batch normalisation's, widens the epilogue alone; the
+    result of wide operands is rounded after the epilogue.
     """
     lhs, rhs, bias, residual = split(operands, epilogue)
     form = directions.Form.of(params)
-    acc = directions.convolve(lhs, rhs, form, out=out, precision=precision)
-    acc = acc.astype(epilogues.written_dtype(out, bias, residual))
+    wide = out if epilogue.is_identity else epilogues.written_dtype(out, lhs, rhs)
+    acc = directions.convolve(lhs, rhs, form, out=wide, precision=precision)
+    acc = acc.astype(epilogues.written_dtype(acc.dtype, bias, residual))
     return _finish(acc, epilogue, bias, residual, out, params["layout"])
 
 

@@ -165,14 +165,19 @@ def dimension_numbers(lhs, rhs, layout):
 
 
 def product(lhs, rhs, *, layout, out, precision):
-    """op(lhs) @ op(rhs) in canonical form, as one ``lax.dot_general``."""
+    """op(lhs) @ op(rhs) in canonical form, as one ``lax.dot_general``.
+
+    Where dtypes differ, as of a float32 cotangent and bfloat16 weights, no operand is
+    rounded: XLA would round both to a narrower result's dtype.
+    """
+    mixed = lhs.dtype != rhs.dtype
     acc = jax.lax.dot_general(
         lhs,
         rhs,
         dimension_numbers(lhs, rhs, layout),
         precision=precision,
-        preferred_element_type=out,
-    )
+        preferred_element_type=epilogues.written_dtype(out, lhs, rhs) if mixed else out,
+    ).astype(out)
     return acc.swapaxes(0, 1) if lhs.ndim == 2 and rhs.ndim == 3 else acc
 
 

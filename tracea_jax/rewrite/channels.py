@@ -34,6 +34,11 @@ class Step:
         """Whether y is multiplied, by -1 at least."""
         return self.name not in ("add", "sub")
 
+    @property
+    def keeps_precision(self) -> bool:
+        """Whether weights that have the factor of y need no more digits."""
+        return not self.scales or self.name == "rsub" or self.number == -1
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Channels:
@@ -82,8 +87,7 @@ def step_at(
     number = view.scalar(second)
     if number is not None:
         step = Step(name=name, number=number)
-        usable = math.isfinite(number) and (number != 0 or not step.scales)
-        return (step, None) if usable else None
+        return (step, None) if math.isfinite(number) else None
     operand = one_a_channel(view, second, value.aval.shape, channels)
     return None if operand is None else (Step(name=name), operand)
 

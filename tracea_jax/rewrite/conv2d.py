@@ -12,6 +12,7 @@ from tracea_jax.rewrite.conv2d_gradient import gradient_at
 from tracea_jax.rewrite.convolution import Convolution, convolution_at, why_not_2d
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import DTYPES, why_not
+from tracea_jax.rewrite.scales import may_be_in_weights, normalises
 from tracea_jax.rewrite.view import Atom, Equation, View
 
 
@@ -92,6 +93,8 @@ class Chain:
       steps, operands: on the channels, and what they take.
       residual: what is added then.
       activation: what comes last.
+      is_normalised: whether a step divides by a standard deviation, as a batch norm;
+        what is multiplied with then is the norm's.
     """
 
     conv: Equation
@@ -102,6 +105,7 @@ class Chain:
     operands: tuple[Atom, ...] = ()
     residual: Atom | None = None
     activation: Activation = "none"
+    is_normalised: bool = False
 
     @property
     def dtype(self) -> Any:
@@ -109,10 +113,34 @@ class Chain:
         return self.conv.outvars[0].aval.dtype
 
     def is_complete(self, view: View) -> bool:
-        """Whether the result may be a site's: no wider than the convolution's own."""
+        """Whether the result may be a site's: of a dtype that the site can be of.
+
+        A bfloat16 convolution may have a float32 result if its steps are in float32,
+        as XLA on a CPU leaves out the rounding in between. Scaled bfloat16 weights
+        would cost the accuracy.
+        """
         result = view.eqns[self.root].outvars[0].aval
-        narrow = self.dtype.name == "float32" and result.dtype.name in DTYPES
-        return not result.weak_type and (narrow or result.dtype == self.dtype)
+        if result.weak_type or result.dtype.name not in DTYPES:
+            return False
+        if self.dtype.name != "bfloat16" or result.dtype.name != "float32":
+            return self.dtype.name == "float32" or result.dtype == self.dtype
+        if self._is_plain:
+            return self._is_scaled_next(view)
+        is_step = view.eqns[self.root].primitive.name != "convert_element_type"
+        return is_step and all(step.keeps_precision for step in self.steps)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing but conversions follows so far."""
+        after = (self.steps, self.residual is not None, self.activation != "none")
+        return not any(after)
+
+    def _is_scaled_next(self, view: View) -> bool:
+        """Whether the only use of the result is a step on its channels."""
+        value = view.eqns[self.root].outvars[0]
+        index = view.sole_consumer(value)
+        eqn = None if index is None else view.eqns[index]
+        return eqn is not None and step_at(view, eqn, value, self.channels) is not None
 
     def match(self, view: View, convolution: Convolution) -> Match:
         result = view.eqns[self.root].outvars[0].aval
@@ -175,8 +203,13 @@ class Chain:
             return False
         old, new = (x.aval.dtype.name for x in (*eqn.invars, *eqn.outvars))
         if self.dtype.name == "float32":
-            return old == "float32" and new in DTYPES
-        return new in ("float32", self.dtype.name)
+            # XLA's variant rounds the convolution of narrow operands to the result's
+            # dtype: what the program does in between in float32 must not follow it.
+            wide = self.conv.invars[0].aval.dtype.name == "float32"
+            return old == "float32" and new in DTYPES and (wide or self._is_plain)
+        if self.dtype.name == "float16":
+            return new == "float16"  # a result out of its range is infinite in float32
+        return new in ("float32", "bfloat16")
 
     def _on_channels(self, view: View, value: Any, index: int) -> Chain | None:
         found = step_at(view, view.eqns[index], value, self.channels)
@@ -185,9 +218,16 @@ class Chain:
         step, operand = found
         if step.scales and (self.residual is not None or not self._may_scale()):
             return None
+        unknown = operand is not None and view.constant(operand) is None
+        is_norm = self.is_normalised and step.name == "mul" and unknown
+        if not (is_norm or may_be_in_weights(view, step, operand)):
+            return None
         taken = () if operand is None else (operand,)
         return self._with(
-            index, steps=(*self.steps, step), operands=(*self.operands, *taken)
+            index,
+            steps=(*self.steps, step),
+            operands=(*self.operands, *taken),
+            is_normalised=self.is_normalised or normalises(view, step, operand),
         )
 
     def _may_scale(self) -> bool:

@@ -132,6 +132,10 @@ class Chain:
                 return self._added(view, value, consumer, passed)
             if _narrows(eqn) and self._is_wide:
                 return self._with(consumer, passed)
+            if _widens(eqn) and self.epilogue == Epilogue():
+                wide = self._with(consumer, passed)._before_float32(view)
+                if wide is not None:
+                    return wide
         if self.epilogue.activation != "none" or self.epilogue.residual:
             return None
         found = activation_of(view, value)
@@ -139,6 +143,16 @@ class Chain:
             return None
         epilogue = _with_step(self.epilogue, activation=found.name)
         return self._with(found.root, passed | found.equations, epilogue)
+
+    def _before_float32(self, view: View) -> Chain | None:
+        """The chain of an unrounded product, if something is added to it in float32.
+
+        XLA leaves out the rounding in between. Where no step follows that is part of
+        the epilogue, it stays: the result would be twice as large in memory.
+        """
+        longer = self.extended(view)
+        linear = longer is not None and longer.epilogue.activation == "none"
+        return longer if linear else None
 
     @property
     def _is_wide(self) -> bool:
@@ -208,6 +222,14 @@ def _narrows(eqn: Equation) -> bool:
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     narrow = new.name in ("bfloat16", "float16")
     return old.name == "float32" and narrow
+
+
+def _widens(eqn: Equation) -> bool:
+    """Whether this gives bfloat16 the digits of float32; the range is the same."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    old, new = (x.aval.dtype.name for x in (*eqn.invars, *eqn.outvars))
+    return (old, new) == ("bfloat16", "float32")
 
 
 def _bias(
