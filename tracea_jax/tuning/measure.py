@@ -18,6 +18,7 @@ from tracea_jax.tuning.bench import (
     batch_of,
     candidate_error,
     flush_of,
+    kernel_times_of,
 )
 from tracea_jax.tuning.race import PROTOCOLS, Race, race
 from tracea_jax.tuning.slices import (
@@ -77,6 +78,7 @@ __all__ = [
     "cold_us",
     "exclusive",
     "flush_of",
+    "kernel_times_of",
     "race",
     "relative_deviation",
     "settle",

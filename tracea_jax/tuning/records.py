@@ -92,6 +92,8 @@ class Best:
       runner_up: variant, config and time_us of the next best; empty if there is none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
+      kernel_us, xla_kernel_us: kernel times by which it was judged against XLA at last;
+        None if they were not measured.
     """
 
     variant: str
@@ -104,6 +106,8 @@ class Best:
     cold_us: float | None = None
     xla_cold_us: float | None = None
     goal: str = "latency"
+    kernel_us: float | None = None
+    xla_kernel_us: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
