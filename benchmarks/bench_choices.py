@@ -1,9 +1,12 @@
 """What is chosen, against XLA, on shapes drawn at random.
 
-    python benchmarks/bench_choices.py {fused,decode} [--seed N] [--count N]
+    python benchmarks/bench_choices.py {fused,decode,tuned,shipped} [--seed N] ...
 
 fused    products with every epilogue, planned from what ships with the package
 decode   attention of few queries, by cuDNN and by XLA
+tuned    products that were tuned first; a new process finds and times the answers
+shipped  no draw: shipped answers that won by little, of which ``judge_shipped.py`` then
+         keeps those whose kernels are clearly faster
 
 A draw is told by its seed. Times are sums of kernel times, from the profiler, of calls
 made in turns. The peer is the code people write, compiled by jit; of attention it is
@@ -16,8 +19,11 @@ import argparse
 import dataclasses
 import functools
 import math
+import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +34,17 @@ import common
 import jax
 
 import tracea_jax as tracea
-from tracea_jax import dispatch, policy, variants
+from tracea_jax import dispatch, knowledge, policy, variants
 from tracea_jax.ops import attention_bench
-from tracea_jax.problem import AttentionProblem, Epilogue, GemmProblem
+from tracea_jax.options import current
+from tracea_jax.problem import (
+    AttentionProblem,
+    Epilogue,
+    GemmProblem,
+    problem_from_json,
+)
 from tracea_jax.tune import local_device
+from tracea_jax.tuning.store import Store
 
 Row = dict[str, Any]
 
@@ -50,6 +63,7 @@ EPILOGUES = (
 )
 MOST_FLOPS = 2**41
 MOST_BYTES = 2**33
+WON_BY = 1.04  # by less, and a shipped answer is raced again
 HEADS = ((32, 8), (32, 32), (64, 8), (16, 1), (16, 16), (8, 8))
 
 
@@ -88,6 +102,14 @@ def decode(draw: random.Random) -> AttentionProblem:
             return problem
 
 
+def narrowly_shipped() -> Iterator[Any]:
+    """Problems whose shipped answer for this device won its race by little."""
+    for _, head in Store(knowledge.SHIPPED, read_only=True).heads():
+        best, here = head.best, head.environment.device == local_device().name
+        if here and best.variant != "xla" and best.ratio and best.ratio < WON_BY:
+            yield problem_from_json(head.problem)
+
+
 # --- measuring ------------------------------------------------------------------------
 
 
@@ -107,6 +129,38 @@ def of_product(problem: GemmProblem, rounds: int) -> Row:
         "own_config": own and dataclasses.asdict(own.config),
         **_raced(calls, rounds),
     }
+
+
+def of_answer(problem: Any, rounds: int) -> Row:
+    """A tuned or shipped answer and XLA, beside what its tuning noted."""
+    plan = dispatch.plan(problem, local_device())
+    inputs = bench_matmul.operands(problem)
+    sides = bench_matmul.sides(problem, with_own=False)
+    calls = {name: functools.partial(side, *inputs) for name, side in sides.items()}
+    key = problem.to_json()
+    entries = knowledge.database(current()).entries()
+    best = next((dataclasses.asdict(e.best) for e in entries if e.problem == key), {})
+    return {
+        "origin": plan.origin,
+        "variant": plan.variant,
+        "config": dataclasses.asdict(plan.config),
+        "noted": {k: v for k, v in best.items() if k.endswith("_us") or k == "ratio"},
+        **_raced(calls, rounds),
+    }
+
+
+def tune_then_check(args: argparse.Namespace) -> None:
+    """Tunes the drawn products and lets a new process write the result file."""
+    problems = list(dict.fromkeys(drawn(args)))
+    with tempfile.TemporaryDirectory() as directory:
+        with tracea.options(cache_dir=directory):
+            budget_s = args.each_s * len(problems)
+            untuned = common.tune_together(problems, budget_s=budget_s)
+        for problem, why in untuned.items():
+            print(f"{problem}: {why}", flush=True)
+        variables = {**os.environ, "TRACEA_CACHE_DIR": directory}
+        command = [sys.executable, *sys.argv, "--check"]
+        subprocess.run(command, env=variables, check=True)
 
 
 def of_attention(problem: AttentionProblem, rounds: int) -> Row:
@@ -160,31 +214,52 @@ def rows_of(
 # --- the program ----------------------------------------------------------------------
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("fused", "decode"))
-    parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--count", type=int, default=60, help="of problems")
-    parser.add_argument("--rounds", type=int, default=5, help="of each race")
-    parser.add_argument("--budget-s", type=float, default=600.0, help="for everything")
-    parser.add_argument("--least-flops", type=int, default=2**30)
-    common.add_arguments(parser)
-    args = parser.parse_args()
+def drawn(args: argparse.Namespace) -> Iterator[Any]:
+    """The problems that are asked for."""
+    if args.what == "shipped":
+        yield from narrowly_shipped()
+        return
     draw = random.Random(args.seed)
-    draws: dict[str, Callable[[], Any]] = {
-        "fused": lambda: product(draw, args.least_flops),
-        "decode": lambda: decode(draw),
-    }
-    problems = (draws[args.what]() for _ in range(args.count))
-    measure: Any = {"fused": of_product, "decode": of_attention}[args.what]
+    for _ in range(args.count):
+        yield decode(draw) if args.what == "decode" else product(draw, args.least_flops)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Measures, writes the result file and tells the figures."""
+    ways: dict[str, Any] = {"fused": of_product, "decode": of_attention}
+    measure = ways.get(args.what, of_answer)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as nothing, tracea.options(cache_dir=nothing):
-        for row in rows_of(problems, measure, args):
-            rows.append(row)
-            common.save(f"choices_{args.what}", rows, args, seed=args.seed)
+    for row in rows_of(drawn(args), measure, args):
+        rows.append(row)
+        common.save(f"choices_{args.what}", rows, args, seed=args.seed)
     ratios = [r["ratio_default"] for r in rows if "ratio_default" in r]
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
     print(f"{len(rows)} problems, default {mean:.3f}, least {min(ratios):.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("fused", "decode", "tuned", "shipped"))
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--count", type=int, default=60, help="of problems")
+    parser.add_argument("--rounds", type=int, default=5, help="of each race")
+    parser.add_argument("--budget-s", type=float, default=600.0, help="for measuring")
+    parser.add_argument("--each-s", type=float, default=5.0, help="of tuning, each")
+    parser.add_argument("--least-flops", type=int, default=2**30)
+    parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
+    common.add_arguments(parser)
+    args = parser.parse_args()
+    if args.check:
+        check(args)
+    elif args.what == "tuned":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        tune_then_check(args)
+    else:
+        with (
+            tempfile.TemporaryDirectory() as nothing,
+            tracea.options(cache_dir=nothing),
+        ):
+            check(args)
 
 
 if __name__ == "__main__":

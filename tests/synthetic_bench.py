@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracea_jax import policy, variants
@@ -134,7 +134,7 @@ class Bench:
         return run
 
     def kernel_times(
-        self, runs: dict[Choice, measure.Run], rounds: int
+        self, runs: Mapping[Choice, measure.Run], rounds: int
     ) -> dict[Choice, list[float]]:
         if not self.kernel_us:
             return {}
