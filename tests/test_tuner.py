@@ -104,6 +104,18 @@ def test_ours_wins_only_with_clearly_less_kernel_time(kernel_us, winner):
     assert bool(entry.verified) == (winner != XLA)
 
 
+def test_a_hurried_answer_is_judged_by_kernel_times_as_well():
+    bench = Bench(Clock(), {choice(7): 96.0, XLA: 100.0}, 110.0)
+    bench.kernel_us = {choice(7): 101.0, HERO: 101.0, XLA: 100.0}
+
+    def hook(step, c):
+        if step == "run" and c == choice(9):
+            raise KeyboardInterrupt
+
+    bench.hook = hook
+    assert synthetic.tune(bench).best.variant == "xla"
+
+
 def test_who_fails_while_its_kernels_are_timed_does_not_win():
     bench = Bench(Clock(), {choice(7): 50.0, XLA: 100.0})
     bench.kernel_us = {choice(7): 50.0, XLA: 100.0}
