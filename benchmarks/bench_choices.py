@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import random
@@ -229,7 +230,7 @@ def check(args: argparse.Namespace) -> None:
     ways: dict[str, Any] = {"fused": of_product, "decode": of_attention}
     measure = ways.get(args.what, of_answer)
     rows: list[Row] = []
-    for row in rows_of(drawn(args), measure, args):
+    for row in rows_of(itertools.islice(drawn(args), args.skip, None), measure, args):
         rows.append(row)
         common.save(f"choices_{args.what}", rows, args, seed=args.seed)
     ratios = [r["ratio_default"] for r in rows if "ratio_default" in r]
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("what", choices=("fused", "decode", "tuned", "shipped"))
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--count", type=int, default=60, help="of problems")
+    parser.add_argument("--skip", type=int, default=0, help="what came earlier")
     parser.add_argument("--rounds", type=int, default=5, help="of each race")
     parser.add_argument("--budget-s", type=float, default=600.0, help="for measuring")
     parser.add_argument("--each-s", type=float, default=5.0, help="of tuning, each")
