@@ -145,7 +145,7 @@ def of_answer(problem: Any, rounds: int) -> Row:
         "origin": plan.origin,
         "variant": plan.variant,
         "config": dataclasses.asdict(plan.config),
-        "noted": {k: v for k, v in best.items() if k.endswith("_us") or k == "ratio"},
+        "noted": {k: v for k, v in best.items() if k.endswith("_us")},
         **_raced(calls, rounds),
     }
 
