@@ -40,6 +40,7 @@ from tracea_jax import variants
 from tracea_jax.device import NAMED, CudaDevice
 from tracea_jax.doctor import diagnose
 from tracea_jax.emit.kernel import Kernel
+from tracea_jax.ops import kernel_time
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem, Problem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.tune import local_device
@@ -112,7 +113,7 @@ def _host_us(call: common.Call, length: int) -> dict[str, float | None]:
     """Medians over the launch calls of a profiled execution; None if it has none."""
     jax.block_until_ready(call())
     found: list[tuple[float, float]] = []
-    for plane in common.profiled([call]).planes:
+    for plane in kernel_time.profiled([call]).planes:
         if plane.name.startswith("/device:"):
             continue
         for line in plane.lines:

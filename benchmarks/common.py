@@ -16,14 +16,14 @@ import platform
 import re
 import statistics
 import subprocess
-import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tracea_jax.device import CudaDevice, cuda_driver_version
 from tracea_jax.graph import Graph
+from tracea_jax.ops.kernel_time import Call, kernel_times
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.tune import local_device, tune
@@ -31,11 +31,6 @@ from tracea_jax.tuning import measure, roofline
 
 ROOT = pathlib.Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
-
-_PROFILES = 3  # before it counts as failed that a profile lost something
-_HOST_COPIES = ("memcpyh2d", "memcpyd2h")
-
-Call = Callable[[], Any]  # dispatches one execution and returns its result
 
 
 def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
@@ -45,7 +40,7 @@ def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
     slices long enough to be timed well.
     """
     if isinstance(local_device(), CudaDevice):
-        return _kernel_times(calls, rounds)
+        return kernel_times(calls, rounds)
     runs = {name: repeating(call) for name, call in calls.items()}
     timing = measure.Timing(slice_s=0.05, rounds=rounds, max_rounds=rounds)
     result = measure.race(runs, timing)
@@ -188,69 +183,6 @@ def repeating(call: Call) -> measure.Run:
         jax.block_until_ready(result)
 
     return run
-
-
-def _kernel_times(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Sums of kernel durations of each call, one profile for everything.
-
-    Calls are dispatched one at a time and waited for. Each one that counts follows an
-    execution of itself that does not: what the call before left in the caches would
-    favour, or slow down, whichever call always comes next. Kernels carry no name of
-    their call, but each call launches the same number of them every time, which a first
-    profile of each call alone tells.
-    """
-    for call in calls.values():
-        for _ in range(3):
-            jax.block_until_ready(call())
-    order = [name for i in range(rounds) for name in _turned(list(calls), i)]
-    for attempt in range(_PROFILES):
-        counts = {name: len(_profile([call])) for name, call in calls.items()}
-        durations = _profile([calls[name] for name in order for _ in range(2)])
-        wanted = 2 * sum(counts[name] for name in order)
-        if len(durations) == wanted:
-            break
-        if attempt == _PROFILES - 1:
-            raise RuntimeError(
-                f"the profiler saw {len(durations)} kernels, not {wanted}; {counts=}"
-            )
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    position = 0
-    for name in order:
-        start, end = position + counts[name], position + 2 * counts[name]
-        times[name].append(sum(durations[start:end]) * 1e-3)
-        position = end
-    return times
-
-
-def _turned(names: list[str], i: int) -> list[str]:
-    return names[i % len(names) :] + names[: i % len(names)]
-
-
-def _profile(calls: list[Call]) -> list[float]:
-    """Durations in nanoseconds of what the calls launch, in order.
-
-    That is kernels, and copies and fills within the device's memory.
-    """
-    events = [
-        (event.start_ns, event.duration_ns)
-        for plane in profiled(calls).planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        if line.name.startswith("Stream")
-        for event in line.events
-        if not any(name in event.name.lower() for name in _HOST_COPIES)
-    ]
-    return [duration for _, duration in sorted(events)]
-
-
-def profiled(calls: Sequence[Call]) -> Any:
-    """The ``jax.profiler.ProfileData`` of calls, made one at a time and waited for."""
-    with tempfile.TemporaryDirectory() as directory:
-        with jax.profiler.trace(directory):
-            for call in calls:
-                jax.block_until_ready(call())
-        (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        return jax.profiler.ProfileData.from_file(str(path))
 
 
 def _commit() -> str:

@@ -32,7 +32,7 @@ import common
 import jax
 
 from tracea_jax.emit.gemm_sm90_kernel import entry_name
-from tracea_jax.ops import matmul_bench
+from tracea_jax.ops import kernel_time, matmul_bench
 from tracea_jax.options import current
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
@@ -131,7 +131,7 @@ def _profiled(call: Any, repeats: int) -> list[tuple[str, float]]:
     """(name, microseconds) of every kernel of some calls."""
     return [
         (event.name, event.duration_ns * 1e-3)
-        for plane in common.profiled([call] * repeats).planes
+        for plane in kernel_time.profiled([call] * repeats).planes
         if plane.name.startswith("/device:GPU")
         for line in plane.lines
         if line.name.startswith("Stream")

@@ -158,6 +158,7 @@ def _brief(observation: Observation) -> Observation:
 def _rounded(record: Any) -> Any:
     """A dataclass with its times to five digits: more than they are good to."""
     fields = ("time_us", "cold_us", "xla_us", "xla_cold_us", "ratio")
+    fields += ("kernel_us", "xla_kernel_us")
     found = {name: getattr(record, name, None) for name in fields}
     return dataclasses.replace(
         record, **{k: float(f"{v:.5g}") for k, v in found.items() if v is not None}

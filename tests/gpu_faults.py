@@ -7,6 +7,7 @@ one of 3 never ends.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from tracea_jax.ops.bench import bench_of as sound_bench_of
@@ -43,6 +44,11 @@ class Bench:
 
     def flush(self) -> None:
         self._sound.flush()
+
+    def kernel_times(
+        self, runs: Mapping[Choice, Run], rounds: int
+    ) -> Mapping[Choice, list[float]]:
+        return self._sound.kernel_times(runs, rounds)
 
 
 def bench_of(problem, device):

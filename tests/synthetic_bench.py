@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracea_jax import policy, variants
@@ -77,7 +77,9 @@ class Bench:
       cold_us: time of the first execution after a flush; as any other, if not named.
       flush_us: time that a flush takes.
       burden: by how much an execution takes longer, at a time in seconds.
-      hook: called at each step with "prepare", "run" or "verify" and the choice.
+      kernel_us: kernel times; empty if the device does not tell them.
+      hook: called at each step with "prepare", "run", "verify" or "kernels" and the
+        choice.
     """
 
     clock: Clock
@@ -93,6 +95,7 @@ class Bench:
     cold_us: dict[Choice, float] = dataclasses.field(default_factory=dict)
     flush_us: float = 0.0
     burden: Callable[[float, Choice], float] = lambda now_s, choice: 1.0
+    kernel_us: dict[Choice, float] = dataclasses.field(default_factory=dict)
     hook: Callable[[str, Choice], None] = lambda step, choice: None
 
     def __post_init__(self) -> None:
@@ -129,6 +132,16 @@ class Bench:
             self.clock.work(repeats * time_us * factor)
 
         return run
+
+    def kernel_times(
+        self, runs: Mapping[Choice, measure.Run], rounds: int
+    ) -> dict[Choice, list[float]]:
+        if not self.kernel_us:
+            return {}
+        for choice in runs:
+            self.hook("kernels", choice)
+        noise = [1 + self.noise * self.random.gauss(0, 1) for _ in range(rounds)]
+        return {c: [self.kernel_us[c] * x for x in noise] for c in runs}
 
     def time_us(self, choice: Choice) -> float:
         return self.times_us.get(choice, self.default_us)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import pathlib
 import re
 
 import jax
@@ -28,6 +30,7 @@ from tracea_jax.ops.export import export_checks
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN, masking
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 H200, A100 = NAMED["H200"], NAMED["A100"]
 BLACKWELL = dataclasses.replace(H200, name="B200", capability=(10, 0))
 TURING = dataclasses.replace(A100, name="T4", capability=(7, 5))
@@ -138,7 +141,23 @@ def test_it_is_the_default_where_it_is_expected_to_win():
     small = dataclasses.replace(PROBLEM, q_len=32, kv_len=64)
     assert plan(small, H200).variant == "xla"
     assert plan(small, H200, implementation="tracea").variant == "cudnn"
-    assert plan(dataclasses.replace(PROBLEM, q_len=1), H200).variant == "xla"
+    decoding = dataclasses.replace(PROBLEM, q_len=1, kv_lengths=True)
+    assert plan(decoding, H200).variant == "cudnn"
+    masked = dataclasses.replace(decoding, mask=(2, 1, 1, 256))
+    assert plan(masked, H200).variant == "xla"
+
+
+MEASURED = ROOT / "benchmarks/results/nvidia_h200/choices_decode.json"
+ROWS = [row for row in json.loads(MEASURED.read_text())["rows"] if "error" not in row]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row["text"] for row in ROWS])
+def test_of_few_queries_the_default_is_what_was_measured_to_be_faster(row):
+    problem = AttentionProblem.from_json(row["problem"])
+    ratio = row["ratio_cudnn"] if plan(problem, H200).variant == "cudnn" else 1.0
+    assert ratio >= 0.97
+    gains_much = problem.direction == "forward" and row["ratio_cudnn"] > 1.2
+    assert ratio > 1 or not gains_much or problem.bias or problem.mask
 
 
 # --- what it emits --------------------------------------------------------------------

@@ -336,47 +336,6 @@ def test_a_failing_case_is_a_row_and_the_rest_goes_on(module, monkeypatch, tmp_p
 HEAD = ("group", "problem", "text")
 
 
-def test_a_profile_that_lost_a_kernel_is_taken_again(module, monkeypatch):
-    common = module("common")
-    kernels = {"ours": [1000.0], "xla": [2000.0, 500.0]}
-    calls = {name: (lambda name=name: name) for name in kernels}
-    lost = [3]  # how many profiles of several calls lose their last kernel
-
-    def profile(calls):
-        found = [duration for call in calls for duration in kernels[call()]]
-        if len(calls) > 1 and lost[0]:
-            lost[0] -= 1
-            return found[:-1]
-        return found
-
-    monkeypatch.setattr(common, "_profile", profile)
-    with pytest.raises(RuntimeError, match="the profiler saw 11 kernels, not 12"):
-        common._kernel_times(calls, 2)
-    lost[0] = 2
-    times = common._kernel_times(calls, 2)
-    assert times == {"ours": [1.0, 1.0], "xla": [2.5, 2.5]}
-    assert common.median_ratio(times, "xla", "ours") == 2.5
-
-
-def test_calls_are_timed_after_themselves(module, monkeypatch):
-    """What another call left in the caches is nobody's time."""
-    common = module("common")
-    kernels = {"first": [1000.0, 500.0], "second": [2000.0]}
-    calls = {name: (lambda name=name: name) for name in kernels}
-
-    def profile(calls):
-        found, before = [], None
-        for name in (call() for call in calls):
-            slowdown = 1.0 if name == before else 3.0
-            found += [slowdown * duration for duration in kernels[name]]
-            before = name
-        return found
-
-    monkeypatch.setattr(common, "_profile", profile)
-    times = common._kernel_times(calls, 3)
-    assert times == {"first": [1.5] * 3, "second": [2.0] * 3}
-
-
 def test_launches_are_told_by_the_thread_that_made_the_chain(module, monkeypatch):
     launch = module("bench_launch")
     Named = collections.namedtuple("Named", "name planes lines events")
@@ -390,7 +349,7 @@ def test_launches_are_told_by_the_thread_that_made_the_chain(module, monkeypatch
     host = Named("/host:CPU", (), (other, chain), ())
     device = Named("/device:GPU:0", (), (line(*(8 * chain.events)),), ())
     profile = Named("", (device, host), (), ())
-    monkeypatch.setattr(launch.common, "profiled", lambda calls: profile)
+    monkeypatch.setattr(launch.kernel_time, "profiled", lambda calls: profile)
     found = launch._host_us(lambda: None, length=4)
     assert found == {"interval_us": 3.0, "call_us": 1.2}
     # A chain that was replayed as a graph has no launches of its own.

@@ -13,6 +13,7 @@ from tracea_jax.tuning import measure
 from tracea_jax.tuning.child import ChildLab, Limits
 from tracea_jax.tuning.lab import xla_choice
 from tracea_jax.tuning.measure import CandidateError
+from tracea_jax.tuning.verdict import verdict
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 pytestmark = pytest.mark.gpu
@@ -57,6 +58,16 @@ def test_sound_configs_are_measured_and_verified(lab):
         lab, xla_choice(PROBLEM, lab._device)
     )
     assert lab.verify(PROBLEM, wanted).ok
+
+
+def test_a_verdict_is_by_kernel_times(lab):
+    """Less than the time of executions in a row, and of both."""
+    ours, xla = choice(4), xla_choice(PROBLEM, lab._device)
+    found = verdict(lab, PROBLEM, ours, xla)
+    assert found is not None
+    assert 0 < found.ours_us < 1.05 * lab.sample(PROBLEM, ours).time_us
+    assert found.ratio == pytest.approx(found.xla_us / found.ours_us, rel=0.2)
+    assert 0 <= found.error < 0.1
 
 
 @pytest.mark.parametrize(

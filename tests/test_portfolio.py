@@ -195,6 +195,17 @@ def test_a_shared_config_is_not_slower_than_xla(tmp_path):
     assert len(found.configs) == 2 and answers(changed) == {P: name(A)}
 
 
+def test_a_shared_config_has_less_kernel_time_than_xla(tmp_path):
+    setting = Setting(
+        tmp_path, {P: {A: 10.0, B: 10.1, XLA: 20.0}, Q: {B: 30.0, XLA: 40.0}}
+    )
+    setting.benches[P].kernel_us = {A: 10.0, B: 10.1, XLA: 10.1}
+    one = entry(P, {A: 10.0, XLA: 20.0})
+    other = entry(Q, {A: 35.0, B: 30.0, XLA: 40.0})
+    found, changed = setting.share(one, other)
+    assert len(found.configs) == 2 and answers(changed) == {P: name(A)}
+
+
 @pytest.mark.parametrize("fault", ["wrong", "nan", "broken", "crashing"])
 def test_a_config_that_is_faulty_on_a_problem_is_not_its_answer(tmp_path, fault):
     setting = Setting(tmp_path, {P: {A: 10.0, B: 1.0}, Q: {B: 30.0}})

@@ -16,6 +16,7 @@ from tracea_jax.problem import problem_from_json
 from tracea_jax.tuning import environment as environments
 from tracea_jax.tuning.cache import Database, Entry
 from tracea_jax.tuning.environment import Environment
+from tracea_jax.tuning.store import Store
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -102,3 +103,23 @@ def test_readme_tables_are_made_from_the_results():
     text = tables.README.read_text()
     assert "<!-- table: matmul -->" in text
     assert tables.rendered(text, BENCHMARKS / "results") == text
+
+
+def test_shipped_answers_that_won_by_little_have_clearly_less_kernel_time():
+    """Those that a race in kernel time did not bear out are left to XLA."""
+    results = BENCHMARKS / "results/nvidia_h200/choices_shipped.json"
+    rows = json.loads(results.read_text())["rows"]
+    entries = {
+        problem_from_json(head.problem): head.best
+        for _, head in Store(SHIPPED, read_only=True).heads()
+        if head.environment.device == "NVIDIA H200"
+    }
+    assert len(rows) > 100
+    for row in rows:
+        best = entries[problem_from_json(row["problem"])]
+        wanted = row["variant"] if row["ratio_default"] >= 1.01 else "xla"
+        assert best.variant == wanted, row["text"]
+        assert best.kernel_us == pytest.approx(
+            row["xla_us" if wanted == "xla" else "default_us"], rel=1e-3
+        )
+        assert best.xla_kernel_us == pytest.approx(row["xla_us"], rel=1e-3)

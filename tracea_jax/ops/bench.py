@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.knowledge import bench_of
+from tracea_jax.ops.kernel_time import ProfileError, kernel_times
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure, roofline
@@ -86,6 +88,19 @@ class OpBench:
         # Popped, as the buffer is donated: were this interrupted, it would be lost.
         write, buffer = self._shared.pop("flush", None) or self._flusher()
         self._shared["flush"] = write, jax.block_until_ready(write(buffer))
+
+    def kernel_times(
+        self, runs: Mapping[Choice, measure.Run], rounds: int
+    ) -> dict[Choice, list[float]]:
+        """Of executions on one input set; empty on a CPU, or without a profiler."""
+        if not isinstance(self.device, CudaDevice):
+            return {}
+        calls = {c: run.one for c, run in runs.items() if isinstance(run, _Executions)}
+        try:
+            return kernel_times(calls, rounds)
+        except ProfileError as e:
+            warnings.warn(f"kernel times are not known: {e}", stacklevel=2)
+            return {}
 
     def _flusher(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
         size = 2 * _cache_bytes(self.device)

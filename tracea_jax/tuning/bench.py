@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tracea_jax.policy import Choice
@@ -13,6 +13,8 @@ from tracea_jax.tuning.records import FAILURES
 
 Run = Callable[[int], None]  # executes so many times in a row and blocks until done
 Flush = Callable[[], None]  # leaves nothing useful in the caches; blocks until done
+# (prepared candidates, rounds) -> microseconds of the kernels of each in every round
+KernelTimes = Callable[[Mapping[Any, Run], int], Mapping[Any, list[float]]]
 
 
 class CandidateError(Exception):
@@ -75,6 +77,15 @@ class Bench(Protocol):
         """Overwrites the caches of the device; without this method nothing is cold."""
         ...
 
+    def kernel_times(
+        self, runs: Mapping[Choice, Run], rounds: int
+    ) -> Mapping[Choice, list[float]]:
+        """Microseconds of the kernels of prepared candidates, taken in turns.
+
+        Empty where the device does not tell them, as if this method were missing.
+        """
+        ...
+
 
 def batch_of(run: Run) -> int:
     """Executions that one call to the device makes: multiples of it cost least."""
@@ -84,6 +95,11 @@ def batch_of(run: Run) -> int:
 def flush_of(bench: Bench) -> Flush | None:
     """How a bench flushes caches; None if it cannot."""
     return getattr(bench, "flush", None)
+
+
+def kernel_times_of(bench: Bench) -> KernelTimes:
+    """How a bench tells kernel times; of none if it cannot."""
+    return getattr(bench, "kernel_times", lambda runs, rounds: {})
 
 
 def candidate_error(error: Exception, kind: str) -> CandidateError:

@@ -171,6 +171,16 @@ class ChildLab:
                 return dataclasses.replace(race, failures=failures | race.failures)
         return Race(times_us={}, repeats={}, failures=dict(failures))
 
+    def kernel_race(self, problem: Problem, choices: Sequence[Choice]) -> Race:
+        for choice in choices:
+            self._prepare(problem, choice)
+        try:
+            with self._exclusive():
+                limit_s = self._run_limit_s()
+                return self._ask(limit_s, "kernel_race", problem, tuple(choices))
+        except _ChildLost as e:
+            raise self._blame(choices[0], e) from e
+
     def start(self, problem: Problem) -> None:
         """Starts the child and lets it run XLA's code.
 

@@ -61,6 +61,7 @@ _METHODS: dict[str, Callable[..., Any]] = {
         problem, choice, incumbent_us=incumbent_us
     ),
     "verify": LocalLab.verify,
+    "kernel_race": LocalLab.kernel_race,
     "check": LocalLab.check,
 }
 

@@ -112,6 +112,15 @@ class Lab(Protocol):
         """
         ...
 
+    def kernel_race(self, problem: Problem, choices: Sequence[Choice]) -> Race:
+        """Kernel times of choices, in turns; of none where nobody can tell them.
+
+        Raises:
+          CandidateError: naming the kind of failure; the first choice gets the blame.
+          LabError: if the device does not work any more.
+        """
+        ...
+
     def close(self) -> None:
         """Ends what the lab has started; it may be called twice."""
         ...
@@ -217,6 +226,18 @@ class LocalLab:
         for choice, failure in list(failed.items())[:1]:
             self._check_after(problem, choice, failure)
         return dataclasses.replace(race, failures={**failures, **failed})
+
+    def kernel_race(self, problem: Problem, choices: Sequence[Choice]) -> Race:
+        runs = {choice: self._prepared(problem, choice) for choice in choices}
+        rounds = self._timing.kernel_rounds
+        with self._blaming(problem, choices[0]), self._exclusive():
+            kernel_times = measure.kernel_times_of(self._place(problem).bench)
+            times = kernel_times(runs, rounds)
+        return Race(
+            times_us={choice: tuple(us) for choice, us in times.items()},
+            repeats=dict.fromkeys(times, 1),
+            failures={},
+        )
 
     def check(self, problem: Problem) -> None:
         """Runs XLA's own choice once; raises whatever keeps it from running."""

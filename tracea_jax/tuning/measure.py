@@ -19,6 +19,7 @@ from tracea_jax.tuning.bench import (
     batch_of,
     candidate_error,
     flush_of,
+    kernel_times_of,
 )
 from tracea_jax.tuning.race import PROTOCOLS, Race, race
 from tracea_jax.tuning.slices import (
@@ -79,6 +80,7 @@ __all__ = [
     "cold_us",
     "exclusive",
     "flush_of",
+    "kernel_times_of",
     "race",
     "relative_deviation",
     "settle",

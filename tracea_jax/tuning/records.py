@@ -63,6 +63,7 @@ BEST = schema.Table(
     fields={
         **_OF_CONFIG,
         **dict.fromkeys(("time_us", "xla_us", "cold_us", "xla_cold_us"), _TIME_US),
+        **dict.fromkeys(("kernel_us", "xla_kernel_us"), _TIME_US),
         "ratio": _RATIO,
         "runner_up": schema.Table(
             name="runner_up", fields={**_OF_CONFIG, "time_us": _TIME_US}
@@ -178,6 +179,8 @@ class Best:
       runner_up: variant, config and time_us of the next best; empty if there is none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
+      kernel_us, xla_kernel_us: kernel times by which it was judged against XLA at last;
+        None if they were not measured.
       unknown: fields of a newer version, which a rewrite keeps.
     """
 
@@ -191,6 +194,8 @@ class Best:
     cold_us: float | None = None
     xla_cold_us: float | None = None
     goal: str = "latency"
+    kernel_us: float | None = None
+    xla_kernel_us: float | None = None
     unknown: dict[str, Any] = _unknown()
 
     def to_json(self) -> dict[str, Any]:

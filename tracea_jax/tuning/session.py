@@ -27,6 +27,7 @@ from tracea_jax.tuning.measure import (
 )
 from tracea_jax.tuning.race import QUIET
 from tracea_jax.tuning.records import union
+from tracea_jax.tuning.verdict import verdict
 
 FINALISTS = 8  # of the search, beside the heroes and XLA
 CONTENDERS = 64  # for the final, if samples were too rough to name the finalists
@@ -196,10 +197,31 @@ class Session:
             why = next(iter(race.failures.values()), None)
             raise TuningError(f"nothing could be run, not even by XLA: {why}")
         chosen = select.winner(race, self.order, self.heroes, self.goal)
+        kernels: dict[str, float] = {}
+        if {chosen, self.xla} <= set(race.times_us):
+            chosen, kernels = self._judged(chosen)
         verification = self.verified.get(chosen)
         verified = dataclasses.asdict(verification) if verification else {}
-        best = self._best(race, chosen)
+        best = dataclasses.replace(self._best(race, chosen), **kernels)
         return best, {**verified, "rounds": race.rounds} if verified else {}
+
+    def _judged(self, chosen: Choice) -> tuple[Choice, dict[str, float]]:
+        """The choice, or XLA's if it has not clearly less kernel time; both times."""
+        if chosen == self.xla:
+            return chosen, {}
+        self.tell("race", 1, 1, "kernel times")
+        try:
+            found = verdict(self.lab, self.problem, chosen, self.xla)
+        except CandidateError as e:
+            self._failed(chosen, e)
+            return self.xla, {}
+        except LabError as e:
+            raise self._lost(e) from e
+        if found is None:
+            return chosen, {}
+        us = found.ours_us if found.is_ours else found.xla_us
+        kernels = {"kernel_us": us, "xla_kernel_us": found.xla_us}
+        return chosen if found.is_ours else self.xla, kernels
 
     def _best(self, race: Race, chosen: Choice) -> Best:
         second = select.runner_up(race, chosen, self.order, self.goal)

@@ -20,6 +20,7 @@ from tracea_jax.tuning.lab import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError, Race
 from tracea_jax.tuning.portfolio import Portfolio, Shared
 from tracea_jax.tuning.records import identity, union
+from tracea_jax.tuning.verdict import verdict
 
 ORIGIN = "portfolio"  # of answers that another problem's config gives
 RACE_S = 2.0  # for a shared config against the problem's own best
@@ -204,8 +205,15 @@ class Sharing:
         slowness = self._slowness(race, choice, own)
         if slowness.worst > 1 + self.fraction or race.ratio(xla, choice) < 1:
             return entry, Slowness()
+        found = verdict(self.lab, problem, choice, xla)
+        if found is not None and not found.is_ours:
+            return entry, Slowness()
         verified = {**dataclasses.asdict(verification), "rounds": race.rounds}
-        answer = _answer(race, choice, own, xla, best)
+        answer = dataclasses.replace(
+            _answer(race, choice, own, xla, best),
+            kernel_us=found and found.ours_us,
+            xla_kernel_us=found and found.xla_us,
+        )
         changed = dataclasses.replace(
             entry, best=answer, verified=verified, written=_now()
         )

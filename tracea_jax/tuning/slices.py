@@ -38,6 +38,7 @@ class Timing:
         and the flushing exceed cold_s.
       cold_s: see above.
       cold_rounds: such executions of each in a race; fewer if they exceed race_s.
+      kernel_rounds: executions of each whose kernels are timed for the verdict.
       clock: monotonic time in nanoseconds; wall-clock time may jump.
     """
 
@@ -59,6 +60,7 @@ class Timing:
     cold_runs: int = 11
     cold_s: float = 0.25
     cold_rounds: int = 31
+    kernel_rounds: int = 15
     clock: Callable[[], int] = time.perf_counter_ns
 
     def now_s(self) -> float:

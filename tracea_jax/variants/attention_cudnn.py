@@ -11,7 +11,9 @@ from tracea_jax.variants.space import Space
 
 DTYPES = ("bfloat16", "float16")
 _FEWEST_SCORES = 128 * 128  # of a head: below, XLA's few small kernels are as fast
-_FEWEST_QUERIES = 64  # fewer do not fill a tile: decoding is a matter of bandwidth
+_FEWEST_QUERIES = 64  # fewer do not fill a tile: see ``_decodes_faster``
+_FEWEST_KEYS = 100  # of few queries: with fewer it was not measured
+_FEWEST_SHARING = 8  # queries whose heads share keys: it reads these once for each head
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +74,29 @@ class AttentionCudnn:
         return CudnnConfig()
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        scores = problem.q_len * problem.kv_len
-        return problem.q_len >= _FEWEST_QUERIES and scores >= _FEWEST_SCORES
+        if problem.q_len < _FEWEST_QUERIES:
+            return _decodes_faster(problem)
+        return problem.q_len * problem.kv_len >= _FEWEST_SCORES
 
     def call(self, problem: AttentionProblem, config: Config, device: Device) -> Call:
         return Inline(rule="cudnn")
+
+
+def _decodes_faster(problem: AttentionProblem) -> bool:
+    """Whether few queries are expected to be faster than by XLA.
+
+    On an H200 a single query was, 1.2 to 5 times, and so were several, up to 5 times,
+    but for two kinds: of one example, whose operands XLA need not transpose, and of
+    very few queries whose heads share keys. Gradients came out either way; with a bias
+    or a mask nothing was measured.
+    """
+    p = problem
+    if p.direction == "backward" or p.kv_len < _FEWEST_KEYS:
+        return False
+    if p.bias or p.mask or _masks_positions(p):
+        return False
+    many = p.heads == p.kv_heads or p.q_len >= _FEWEST_SHARING
+    return p.q_len == 1 or (p.batch > 1 and many)
 
 
 def _device_refuses(problem: AttentionProblem, device: Device) -> str | None:

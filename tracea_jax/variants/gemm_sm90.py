@@ -15,6 +15,7 @@ from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.gemm_sm90_kernel import DTYPES, OUT_DTYPES
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90_space as space
+from tracea_jax.variants import gemm_xla_model
 from tracea_jax.variants.base import Call, Prepared
 from tracea_jax.variants.cuda_gemm import (
     EXACT_PRECISIONS,
@@ -68,14 +69,15 @@ class GemmSm90:
         return choose(problem, device)
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
-        # XLA computes these in a second kernel that reads and writes the output; bias,
-        # relu (not its derivative) and an added residual are part of its own products.
-        # It is slow on odd rows of 16-bit operands.
-        epilogue = problem.epilogue
-        multiplies = epilogue.residual and epilogue.residual_op != "add"
-        unfused = epilogue.activation not in ("none", "relu") or multiplies
+        assert isinstance(device, CudaDevice)
+        # XLA is slow on odd rows of 16-bit operands.
         odd = problem.lhs != "float32" and not emit.maps_results(problem)
-        return (unfused or odd) and problem.flops >= 2**33
+        if odd and problem.flops >= 2**33:
+            return True
+        if problem.flops < gemm_xla_model.FEWEST_FLOPS:
+            return False
+        ours_us = float(modelled_us(problem, choose(problem, device), device))
+        return gemm_xla_model.loses_to(ours_us, problem)
 
     def call(
         self, problem: GemmProblem, config: GemmSm90Config, device: Device

@@ -20,15 +20,20 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit import gemm_sm90_kernel, relayout
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
-from tracea_jax.problem import GemmProblem
+from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90
 from tracea_jax.variants.base import Call, Prepared, Relaid
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
 from tracea_jax.variants.space import Space
 
-# Below, XLA loses less by its slower products than our copies of the operands take. On
-# an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 4 TB/s; for float32
-# at highest precision these are 51 and 115 TFLOP/s.
+# From so many flops, rows and columns, and so deep, XLA was 1.2 to 4 times slower on
+# 16-bit operands, in 26 of 26 draws on an H200, whatever the epilogue. Of fewer rows
+# the copies take too long, on shallower products XLA is not slow.
+_FEWEST_FLOPS, _FEWEST_ROWS, _LEAST_DEPTH = 2**29, 24, 96
+
+# Of others, XLA loses less by its slower products, below, than our copies of the
+# operands take. On an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 4
+# TB/s; for float32 at highest precision these are 51 and 115 TFLOP/s.
 _FLOPS_PER_BYTE = {"padded": 128, "split": 64}
 
 
@@ -143,6 +148,10 @@ def _why_not_padded(problem: GemmProblem, device: Device) -> Iterator[str]:
 
 
 def _padded_wins(problem: GemmProblem) -> bool:
+    if ITEMSIZE[problem.lhs] == ITEMSIZE[problem.rhs] == 2:
+        is_large = problem.flops >= _FEWEST_FLOPS and problem.k >= _LEAST_DEPTH
+        if is_large and min(problem.m, problem.n) >= _FEWEST_ROWS:
+            return True
     enough = max(2**33, _FLOPS_PER_BYTE["padded"] * problem.bytes)
     # How slow XLA is on odd rows of float32, as TF32, is not known.
     return problem.lhs != "float32" and problem.flops >= enough
