@@ -40,7 +40,7 @@ from tracea_jax.tuning.session import (
     no_limit,
 )
 
-VERSION = 4  # of the method; entries tell by which one they were made
+VERSION = 5  # of the method; entries tell by which one they were made
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
 GAINS = {"max": 0.003}  # expected gain that a search goes on for; 1 % for other efforts
 SEARCH_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
