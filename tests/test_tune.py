@@ -38,8 +38,8 @@ from tracea_jax.tuning.session import TuningError
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 CPU = local_cpu()
-SMALL = GemmProblem(m=16, n=24, k=8)
-LARGE = GemmProblem(m=64, n=96, k=8)  # as deep: one default for both
+SMALL = GemmProblem(m=256, n=384, k=32)  # large enough to pay for a call
+LARGE = GemmProblem(m=512, n=768, k=32)  # as deep: one default for both
 TINY = {"effort": "none", "budget_s": 1.0}
 DEFAULT = dataclasses.asdict(GEMM_CPU.heuristic(SMALL, CPU))
 CONFIGS = [DEFAULT, *({"kc": kc, "nc": 64, "tasks": 2} for kc in (320, 384))]
@@ -412,7 +412,7 @@ def test_progress_is_told_of_the_problem_and_of_the_graph(scripts):
 
 # --- one config for several problems --------------------------------------------------
 
-OTHER = GemmProblem(m=17, n=24, k=8)
+OTHER = GemmProblem(m=257, n=384, k=32)
 
 
 def test_a_portfolio_serves_every_problem_with_the_fewest_configs(scripts):
