@@ -332,7 +332,7 @@ def test_many_rows_stored_by_columns_are_packed_in_shallow_blocks(isa, rows):
 
 
 @pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16", "amx"])
-def test_a_product_pays_for_its_call(isa):
+def test_a_product_pays_for_its_call(calls_cost, isa):
     device = dataclasses.replace(local_cpu(), isa=isa)
     for tiny in (8, 8, 8), (33, 129, 65), (64, 128, 128), (128, 128, 128):
         assert GEMM_CPU.doubt(gemm(*tiny), device) == cpu_calls.REASON
@@ -340,7 +340,7 @@ def test_a_product_pays_for_its_call(isa):
         assert GEMM_CPU.expects_to_win(gemm(*large), device)
 
 
-def test_a_product_of_pairs_pays_sooner():
+def test_a_product_of_pairs_pays_sooner(calls_cost):
     """XLA widens bfloat16 in a pass of its own; elsewhere that is not assumed."""
     device = dataclasses.replace(local_cpu(), isa="avx512_bf16")
     for tiny in (8, 8, 8), (1, 64, 64), (4, 32, 32):

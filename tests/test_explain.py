@@ -331,8 +331,7 @@ def test_alike_sites_share_a_row():
                 x = jnp.sin(x @ w)
         return x, x.astype(int) @ x.astype(int), x.astype(int) @ w.astype(int)
 
-    with tracea.options(implementation="tracea"):
-        found = explain(deep)(*arrays((8, 8), (8, 8)))
+    found = explain(deep)(*arrays((8, 8), (8, 8)))
     assert len(found.sites) == 40 and len(found.misses) == 2
     text = str(found)
     assert "layer_0, layer_1, layer_2, ... (40)" in text and "layer_3" not in text
@@ -342,7 +341,7 @@ def test_alike_sites_share_a_row():
     assert len(text.splitlines()) < 12
 
 
-def test_why_a_tiny_product_is_left_to_xla_is_said():
+def test_why_a_tiny_product_is_left_to_xla_is_said(calls_cost):
     tiny = explain(product)(*arrays((33, 65), (65, 129)))
     assert "the product saves less than its call costs" in str(tiny)
     large = explain(product)(*arrays((256, 256), (256, 256)))
@@ -370,7 +369,7 @@ def test_plain_data_describes_every_site():
 def test_expected_times_are_shown():
     problem = GemmProblem(m=8, n=8, k=8)
     target = device.local_cpu()
-    plan = dispatch.plan(problem, target, implementation="gemm_cpu")
+    plan = dispatch.plan(problem, target)
     (site,) = explain(product)(*arrays((8, 8), (8, 8))).sites
     timed = dataclasses.replace(plan, origin="tuned", time_us=10.0, xla_us=15.0)
     found = Explanation(
