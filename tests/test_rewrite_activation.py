@@ -21,6 +21,8 @@ from transformed import (
     transform,
 )
 
+import tracea_jax as tracea
+
 SQRT_2_PI = math.sqrt(2 / math.pi)
 
 
@@ -49,13 +51,8 @@ SPELLINGS = {
         "zeros": lambda x: jnp.maximum(x, jnp.zeros_like(x)),
         "lax.max": lambda x: lax.max(x, jnp.zeros((), x.dtype)),
         "clip": lambda x: jnp.clip(x, 0),
-        "where >": lambda x: jnp.where(x > 0, x, 0),
-        "where >=": lambda x: jnp.where(x >= 0, x, 0.0),
         "where <": lambda x: jnp.where(x < 0, 0, x),
         "where <=": lambda x: jnp.where(0 >= x, 0, x),
-        "times its sign": lambda x: x * (x > 0),
-        "converted sign": lambda x: (x > 0).astype(x.dtype) * x,
-        "with abs": lambda x: (x + jnp.abs(x)) / 2,
         "negated minimum": lambda x: -jnp.minimum(-x, 0),
         "jitted": jax.jit(lambda x: jnp.maximum(x, 0)),
     },
@@ -104,6 +101,52 @@ SPELLINGS = {
 ALL = [(name, spelling) for name in SPELLINGS for spelling in SPELLINGS[name]]
 # bfloat16 and float16 models have all constants and steps rounded.
 TOLERANCES = {"float32": 2e-5, "bfloat16": 6e-2, "float16": 1e-2}
+
+
+# What is relu of all numbers but NaN or an infinity, or but for an overflow.
+NEARLY_RELU = {
+    "where >": lambda x: jnp.where(x > 0, x, 0),
+    "where >=": lambda x: jnp.where(x >= 0, x, 0.0),
+    "times its sign": lambda x: x * (x > 0),
+    "converted sign": lambda x: (x > 0).astype(x.dtype) * x,
+    "with abs": lambda x: (x + jnp.abs(x)) / 2,
+    "scaled": lambda x: jnp.maximum(x * 1e38, 0) * 1e-38,
+    "vanishing": lambda x: jnp.maximum(x * 1e-37, 0) * 1e37,
+    "finite": lambda x: jnp.maximum(jnp.nan_to_num(x), 0),
+    "floor 1e-9": lambda x: jnp.maximum(x, 1e-9),
+    "floor 1e-12": lambda x: jnp.clip(x, 1e-12),
+    "smallest normal": lambda x: jnp.maximum(x, jnp.finfo(x.dtype).tiny),
+    "tiny slope": lambda x: jnp.where(x < 0, 1e-20 * x, x),
+    "gelu of what is finite": lambda x: jax.nn.gelu(jnp.nan_to_num(x)),
+    "silu by its limit": lambda x: x * jnp.exp(x) / (1 + jnp.exp(x)),
+}
+AWKWARD = [0.0, -0.0, 1e-37, -1e-37, 1e-20, -3e8, 1.5, -2.5, 30.0, -60.0, 150.0]
+AWKWARD += [2e38, -2e38, 3.3e38, np.nan, np.inf, -np.inf]
+
+
+@pytest.mark.parametrize("name", NEARLY_RELU)
+def test_what_is_another_function_of_special_values_is_kept(name):
+    f = after_product(NEARLY_RELU[name])
+    x, w = jnp.float32(AWKWARD)[:, None], jnp.ones((1, 1))
+    found, expected = jit(lambda x: (transform(f)(x, w), f(x, w)))(x)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    assert epilogues(f, *operands()) == ["none"]
+
+
+def test_tiny_floors_before_what_they_guard():
+    x, w = -jnp.abs(normal(6, 8)), jnp.abs(normal(8, 5, seed=1))
+    cases = {
+        "log": lambda x, w: jnp.log(jnp.maximum(x @ w, 1e-9)),
+        "reciprocal": lambda x, w: 1 / jnp.clip(x @ w, 1e-12),
+        "linear attention": lambda x, w: (x @ w) / jnp.maximum(x @ w, 1e-9),
+        "gated": lambda x, w: jnp.log(jnp.maximum(x @ w, 1e-9) * (-x @ w)),
+    }
+    for name, f in cases.items():
+        for fast in (transform(f), tracea.transform(f)):
+            found, expected = jit(lambda x, w, f=f, fast=fast: (fast(x, w), f(x, w)))(
+                x, w
+            )
+            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

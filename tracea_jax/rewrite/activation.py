@@ -1,24 +1,25 @@
 """Which activation a group of elementwise equations computes, however it is spelled.
 
-The group is evaluated in float64 on some points and compared with each activation that
-kernels know. So every spelling is found, and nothing that only looks like one.
+The group is evaluated on some points and compared with each activation that kernels
+know, in float64 and in the dtypes that the program has. So every spelling is found, and
+nothing that only looks like one: functions are equal at zeros, infinities, NaN and the
+smallest and largest numbers too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
-from scipy import special
 
 from tracea_jax.ops.exact import ACTIVATIONS_F64
-from tracea_jax.rewrite.product import DTYPES
+from tracea_jax.rewrite.evaluate import apply, converted, is_elementwise
+from tracea_jax.rewrite.product import DTYPES, only_rounds
 from tracea_jax.rewrite.view import OUTPUT, Equation, View
 
 MAX_EQUATIONS = 24  # gelu spelled out in bfloat16 with a conversion at every step
@@ -26,10 +27,14 @@ MAX_EQUATIONS = 24  # gelu spelled out in bfloat16 with a conversion at every st
 # Constants of activations: a 16-bit program has them rounded.
 _CONSTANTS = (0.044715, np.sqrt(2 / np.pi), np.sqrt(0.5), np.sqrt(2.0))
 _TOLERANCE = 1e-5  # the forms of gelu differ by 5e-4
+# Spellings of gelu and silu cancel in the negative tail, by this times the argument.
+_CANCELLED = 4 * float(np.finfo(np.float64).eps)
+_TAIL = 100.0  # beyond it they are exact
 
-# Far out too: what is clamped there is another function.
-_FAR = 10.0 ** np.arange(-30, 31)
-_X = np.concatenate([np.linspace(-12, 12, 49), [0.0, -0.3, 0.3], _FAR, -_FAR])
+# Near zero and far out too: what is clamped there is another function.
+_FAR = np.concatenate([10.0 ** np.arange(-45, 39), [2.0**-149, 2.0**-126, 3e38]])
+_SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan]
+_X = np.concatenate([np.linspace(-12, 12, 49), [-0.3, 0.3], _FAR, -_FAR, _SPECIAL])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +60,9 @@ def activation_of(view: View, var: Any) -> Activated | None:
       var: the value before the activation.
     """
     consumers = view.consumers(var)
-    if not consumers or view.eqns[consumers[0]].primitive.name not in _OPERATIONS:
+    if not consumers or not _may_belong(view.eqns[consumers[0]]):
         return None
+    dtype = var.aval.dtype
     steps: list[_Step] = []
     slots = {var: 0}
     inside: list[int] = []
@@ -71,7 +77,8 @@ def activation_of(view: View, var: Any) -> Activated | None:
         users.remove(index)
         steps.append(step)
         inside.append(index)
-        if not users and (name := _recognise(tuple(steps))) is not None:
+        name = None if users else _recognise(tuple(steps), dtype)
+        if name is not None:
             return Activated(name=name, root=index, equations=frozenset(inside))
         result = view.eqns[index].outvars[0]
         slots[result] = len(steps)
@@ -79,58 +86,140 @@ def activation_of(view: View, var: Any) -> Activated | None:
     return None
 
 
-# --- elementwise equations, evaluated in float64 --------------------------------------
+# --- elementwise equations, evaluated ------------------------------------------------
 
 
-# Name and parameter of an operation, and its operands: (is a slot, slot or number).
-_Step = tuple[str, Any, tuple[tuple[bool, float], ...]]
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Constant:
+    """A number in the program, and the one that was meant before it was rounded."""
+
+    value: float
+    meant: float
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Step:
+    """One equation.
+
+    Attributes:
+      name: its primitive's.
+      parameters: of it, as far as values depend on them.
+      operands: constants, and numbers of earlier steps; the argument's is 0.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, Any], ...]
+    operands: tuple[_Constant | int, ...]
 
 
 def _step(view: View, index: int, slots: dict[Any, int]) -> _Step | None:
     eqn: Any = view.eqns[index]
-    name = eqn.primitive.name
-    if name not in _OPERATIONS or (name == "custom_jvp_call" and not is_jax_relu(eqn)):
+    name, result = eqn.primitive.name, eqn.outvars[0].aval
+    if name == "convert_element_type" and not _is_harmless(eqn):
         return None
-    if name == "convert_element_type" and not _only_rounds(eqn):
-        return None
-    result = eqn.outvars[0].aval
-    operands = []
+    operands: list[_Constant | int] = []
     for atom in eqn.invars:
         aval = atom.aval
         slot = None if isinstance(atom, Literal) else slots.get(atom)
         if slot is not None and aval.shape == result.shape:
-            operands.append((True, slot))
+            operands.append(slot)
         elif (value := view.scalar(atom)) is not None:
-            operands.append((False, _unrounded(value, aval.dtype)))
+            meant = _unrounded(value, aval.dtype)
+            operands.append(_Constant(value, meant, aval.dtype))
         else:
             return None
-    return name, eqn.params.get("y"), tuple(operands)
+    if is_jax_relu(eqn):
+        return _Step("max", (), (*operands, _Constant(0.0, 0.0, result.dtype)))
+    if not is_elementwise(eqn):
+        return None
+    parameters = {k: v for k, v in eqn.params.items() if k in ("y", "new_dtype")}
+    return _Step(name, tuple(sorted(parameters.items())), tuple(operands))
 
 
-def _only_rounds(eqn: Equation) -> bool:
+def _may_belong(eqn: Equation) -> bool:
+    return is_elementwise(eqn) or is_jax_relu(eqn)
+
+
+def _is_harmless(eqn: Equation) -> bool:
     """Whether a conversion is between floats of kernels, or of a comparison."""
     old, new = eqn.invars[0].aval.dtype.name, eqn.outvars[0].aval.dtype.name
-    return new in DTYPES and old in (*DTYPES, "bool")
+    return (
+        only_rounds(eqn)
+        and "float64" not in (old, new)
+        or (old == "bool" and new in DTYPES)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
-def _recognise(steps: tuple[_Step, ...]) -> str | None:
-    with np.errstate(all="ignore"):
-        values = _evaluate(steps, _X)
+def _recognise(steps: tuple[_Step, ...], dtype: Any) -> str | None:
+    """The activation that the steps are of an argument of this dtype."""
+    ideal = _evaluated(steps, _X)
+    rounded = converted(_X, dtype)
+    if ideal is None or rounded is None:
+        return None
     for name, function in ACTIVATIONS_F64.items():
-        expected = function(_X)
-        bound = _TOLERANCE * (1e-3 + np.abs(expected))
-        if name != "none" and np.all(np.abs(values - expected) <= bound):
-            return name
+        with np.errstate(all="ignore"):
+            if name == "none" or not _are_equal(name, ideal, function(_X)):
+                continue
+            actual = _evaluated(steps, rounded)
+            expected = function(rounded.astype(np.float64))
+            if actual is not None and _have_one_range(name, actual, expected):
+                return name
     return None
 
 
-def _evaluate(steps: tuple[_Step, ...], x: np.ndarray) -> np.ndarray:
-    values: list[Any] = [x]
-    for name, parameter, atoms in steps:
-        operands = [values[int(v)] if is_slot else v for is_slot, v in atoms]
-        result = _OPERATIONS[name](parameter, *operands)
-        values.append(np.broadcast_to(result, x.shape))
+def _are_equal(name: str, values: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether values in float64 are an activation's but for constants' roundings."""
+    tail = np.minimum(np.abs(_X), _TAIL)
+    bound = _TOLERANCE * np.abs(expected) + _CANCELLED * tail
+    if name == "relu":  # no spelling of it rounds
+        bound = np.zeros_like(_X)
+    near = np.abs(values - expected) <= bound
+    return bool(np.all(near | _are_same(values, expected)))
+
+
+def _have_one_range(name: str, actual: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether values overflow, vanish and are no numbers where an activation's do.
+
+    In the program's dtypes: a factor that overflows is no rounding. The sizes of those
+    in between are judged in float64, where spellings do not cancel; relu's here too.
+    """
+    rounded = converted(expected, actual.dtype)
+    assert rounded is not None
+    if name == "relu":
+        return bool(_are_same(actual, rounded).all())
+    unclear = np.isfinite(actual) & np.isfinite(rounded)
+    return bool(np.all(unclear | _are_same(actual, rounded)))
+
+
+def _are_same(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return (x == y) | (np.isnan(x) & np.isnan(y))
+
+
+def _evaluated(steps: tuple[_Step, ...], x: np.ndarray) -> np.ndarray | None:
+    """The last step's value: for x in float64 with the constants that were meant.
+
+    There, conversions between floats change nothing.
+    """
+    ideal = x.dtype == np.float64
+    values: list[np.ndarray] = [x]
+    for step in steps:
+        operands = []
+        for operand in step.operands:
+            if isinstance(operand, int):
+                operands.append(values[operand])
+            elif ideal and operand.dtype != bool:
+                operands.append(np.asarray(operand.meant))
+            else:
+                operands.append(np.asarray(operand.value).astype(operand.dtype))
+        parameters = dict(step.parameters)
+        if ideal and "new_dtype" in parameters:
+            parameters["new_dtype"] = np.dtype(np.float64)
+        value = apply(step.name, parameters, *operands)
+        if value is None:
+            return None
+        values.append(np.broadcast_to(value, x.shape))
     return values[-1]
 
 
@@ -141,38 +230,6 @@ def _unrounded(value: float, dtype: Any) -> float:
         if value == float(np.asarray(constant).astype(dtype)):
             return float(constant)
     return value
-
-
-def _select(_: Any, which: Any, *cases: Any) -> Any:
-    return np.choose(np.asarray(which).astype(int), [np.asarray(c) for c in cases])
-
-
-_OPERATIONS: dict[str, Callable[..., Any]] = {
-    "abs": lambda _, x: np.abs(x),
-    "add": lambda _, x, y: x + y,
-    "convert_element_type": lambda _, x: x,
-    "copy": lambda _, x: x,
-    "custom_jvp_call": lambda _, x: np.maximum(x, 0),  # jax.nn.relu
-    "div": lambda _, x, y: x / y,
-    "erf": lambda _, x: special.erf(x),
-    "erfc": lambda _, x: special.erfc(x),
-    "exp": lambda _, x: np.exp(x),
-    "ge": lambda _, x, y: np.greater_equal(x, y),
-    "gt": lambda _, x, y: np.greater(x, y),
-    "integer_pow": lambda y, x: x**y,
-    "le": lambda _, x, y: np.less_equal(x, y),
-    "logistic": lambda _, x: special.expit(x),
-    "lt": lambda _, x, y: np.less(x, y),
-    "max": lambda _, x, y: np.maximum(x, y),
-    "min": lambda _, x, y: np.minimum(x, y),
-    "mul": lambda _, x, y: x * y,
-    "neg": lambda _, x: -np.asarray(x),
-    "pow": lambda _, x, y: np.power(x, y),
-    "select_n": _select,
-    "square": lambda _, x: x * x,
-    "sub": lambda _, x, y: x - y,
-    "tanh": lambda _, x: np.tanh(x),
-}
 
 
 # --- jax.nn.relu ----------------------------------------------------------------------

@@ -146,6 +146,14 @@ def _why_not_array(aval: Any) -> str | None:
     return None
 
 
+def only_rounds(eqn: Equation) -> bool:
+    """Whether this converts between floats of which kernels round as they like."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    dtypes = (eqn.invars[0].aval.dtype.name, eqn.outvars[0].aval.dtype.name)
+    return all(name in DTYPES or name == "float64" for name in dtypes)
+
+
 def _why_not_precision(precision: Any, takes_highest: bool) -> str | None:
     if precision is None or getattr(precision, "name", "") in _ALGORITHMS:
         return None

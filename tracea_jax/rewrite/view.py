@@ -12,6 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
+from tracea_jax.rewrite.evaluate import evaluate
+
 Atom = Any  # a variable or a literal of a jaxpr
 Equation = Any
 T = TypeVar("T")
@@ -135,16 +137,14 @@ class View:
         if eqn is None:
             value = self.constant(var)
             return None if value is None else _number(value)
-        fold = _FOLDS.get(eqn.primitive.name)
-        if fold is None:
-            return None
+        if eqn.primitive.name in _SAME_NUMBER:
+            return self.scalar(eqn.invars[0])
         values = [self.scalar(x) for x in eqn.invars]
         if any(v is None for v in values):
             return None
-        with np.errstate(all="ignore"):
-            value = fold(eqn.params, *map(np.float64, values))
-            # As the program rounds it: scalars of a bfloat16 model are bfloat16.
-            return _number(np.asarray(value).astype(eqn.outvars[0].aval.dtype))
+        pairs = zip(values, eqn.invars, strict=True)
+        value = evaluate(eqn, *(np.asarray(v, x.aval.dtype) for v, x in pairs))
+        return None if value is None else _number(value)
 
 
 def remembered(f: Callable[..., T]) -> Callable[..., T]:
@@ -166,31 +166,18 @@ def remembered(f: Callable[..., T]) -> Callable[..., T]:
 
 
 def _number(value: np.ndarray) -> float | None:
+    """The number that all entries are, bit by bit; integers beyond 2^53 are none."""
     if value.size == 0 or value.dtype.kind not in "fiubV":
         return None
-    if value.size > 1 and not (value == value.flat[0]).all():
+    first = value.flat[0]
+    if value.size > 1 and value.tobytes() != first.tobytes() * value.size:
         return None
-    return float(value.flat[0])
+    if value.dtype.kind in "iu" and abs(int(first)) > 1 << 53:
+        return None
+    return float(first)
 
 
-_FOLDS: dict[str, Callable[..., Any]] = {
-    "convert_element_type": lambda params, x: x,
-    "broadcast_in_dim": lambda params, x, *_: x,
-    "pvary": lambda params, x: x,
-    "reshape": lambda params, x, *_: x,
-    "copy": lambda params, x: x,
-    "stop_gradient": lambda params, x: x,
-    "neg": lambda params, x: -x,
-    "sqrt": lambda params, x: np.sqrt(x),
-    "rsqrt": lambda params, x: 1 / np.sqrt(x),
-    "exp": lambda params, x: np.exp(x),
-    "log": lambda params, x: np.log(x),
-    "integer_pow": lambda params, x: x ** params["y"],
-    "pow": lambda params, x, y: x**y,
-    "add": lambda params, x, y: x + y,
-    "sub": lambda params, x, y: x - y,
-    "mul": lambda params, x, y: x * y,
-    "div": lambda params, x, y: x / y,
-    "max": lambda params, x, y: max(x, y),
-    "min": lambda params, x, y: min(x, y),
-}
+# Of a value whose entries are one number, and never of none.
+_SAME_NUMBER = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "stop_gradient", "transpose"}
+)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
+
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
 from tracea_jax.rewrite.attention.masks import Bound, Term, choice
 from tracea_jax.rewrite.attention.tables import band_of, is_table, table
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
-FORBIDS = -1e4  # what is filled in, or added, for keys that are not seen: at most this
+# What is filled in, or added, for keys that are not seen is at most this: -1e4 as
+# bfloat16 has it.
+FORBIDS = -9984.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ def _captured_mask(
     if value is None:
         return None
     bounds = band_of(value == 0, dims)
-    if bounds is None or not (value[value != 0] * factor <= FORBIDS).all():
+    added = value[value != 0].astype(np.float64) * factor
+    if bounds is None or not (added <= FORBIDS).all():
         return None
     terms = tuple(Bound(x) for x in bounds)
     return terms if _sayable(terms) else None

@@ -15,11 +15,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax.extend.core import Literal
 
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
 from tracea_jax.rewrite.attention.positions import Linear, linear
 from tracea_jax.rewrite.attention.tables import band_of, is_table, table
+from tracea_jax.rewrite.evaluate import evaluate, is_elementwise
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
 
@@ -179,7 +181,9 @@ def _differences(
     right = linear(view, b, aligned(b, dims))
     if inner is not None and right is not None and name in ("le", "lt"):
         x = linear(view, inner.invars[0], aligned(inner.invars[0], dims))
-        return None if x is None else [x - right, x.times(-1) - right]
+        if x is None or not x.times(-1).fits(a.aval.dtype):
+            return None
+        return [x - right, x.times(-1) - right]
     left = linear(view, a, aligned(a, dims))
     return None if left is None or right is None else [left - right]
 
@@ -249,7 +253,7 @@ def choice(view: View, atom: Atom, dims: Dims) -> Choice | None:
     if name in MOVES:
         source = backward(eqn, dims)
         return None if source is None else choice(view, eqn.invars[0], source)
-    if name in ("convert_element_type", "copy", "stop_gradient", "pvary"):
+    if name in ("copy", "stop_gradient", "pvary"):
         return choice(view, eqn.invars[0], dims)
     if name == "select_n" and len(eqn.invars) == 3:
         which, *cases = eqn.invars
@@ -257,40 +261,35 @@ def choice(view: View, atom: Atom, dims: Dims) -> Choice | None:
         if which.aval.dtype != bool or None in values:
             return None
         return Choice(view, (Leaf(which, aligned(which, dims)),), *values)  # type: ignore
-    if name == "neg":
-        inner = choice(view, eqn.invars[0], dims)
-        return inner and Choice(inner.view, inner.which, -inner.false, -inner.true)
-    return _calculated(view, eqn, dims) if name in _ARITHMETIC else None
-
-
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "add": operator.add,
-    "max": max,
-    "min": min,
-    "mul": operator.mul,
-    "sub": operator.sub,
-}
+    return _calculated(view, eqn, dims) if is_elementwise(eqn) else None
 
 
 def _calculated(view: View, eqn: Equation, dims: Dims) -> Choice | None:
-    f = _ARITHMETIC[eqn.primitive.name]
-    a, b = eqn.invars
-    values = view.scalar(a), view.scalar(b)
-    sides = [
-        None if known is not None else choice(view, x, aligned(x, dims))
-        for x, known in zip((a, b), values, strict=True)
-    ]
-    match (*values, *sides):
-        case (None, y, Choice() as x, _) if y is not None:
-            return Choice(x.view, x.which, f(x.false, y), f(x.true, y))
-        case (x, None, _, Choice() as y) if x is not None:
-            return Choice(y.view, y.which, f(x, y.false), f(x, y.true))
-        case (_, _, Choice() as x, Choice() as y):
+    """What an equation makes of a choice and of numbers, or of two choices."""
+    known = [view.scalar(x) for x in eqn.invars]
+    unknown = [x for x, value in zip(eqn.invars, known, strict=True) if value is None]
+    choices = [choice(view, x, aligned(x, dims)) for x in unknown]
+    match choices:
+        case [Choice() as x]:
+            cases = [
+                _evaluated(eqn, [side if v is None else v for v in known])
+                for side in (x.false, x.true)
+            ]
+            false, true = cases
+            if false is None or true is None:
+                return None
+            return Choice(x.view, x.which, false, true)
+        case [Choice() as x, Choice() as y] if eqn.primitive.name in ("mul", "min"):
             first, second = x.zero_or_one(), y.zero_or_one()
-            alike = f in (operator.mul, min) and x.view is y.view
-            if alike and first is not None and second is not None:
+            if x.view is y.view and first is not None and second is not None:
                 return Choice(x.view, (*first, *second), 0.0, 1.0)
     return None
+
+
+def _evaluated(eqn: Equation, numbers: list[Any]) -> float | None:
+    pairs = zip(numbers, eqn.invars, strict=True)
+    value = evaluate(eqn, *(np.asarray(v, x.aval.dtype) for v, x in pairs))
+    return None if value is None else float(value)
 
 
 def _of_choice(

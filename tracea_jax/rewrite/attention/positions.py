@@ -12,6 +12,8 @@ import numpy as np
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, Factors, aligned, backward
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
+_FRACTION = 256  # offsets that are no whole numbers, such as 0.5, are parts of this
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
@@ -53,6 +55,26 @@ class Linear:
             offset=self.offset * factor,
         )
 
+    def fits(self, dtype: Any) -> bool:
+        """Whether a dtype holds all its values exactly.
+
+        Unknown values are integers of the program: of 32 bits or more they are taken to
+        be far from the limits, as lengths are.
+        """
+        ends = [self.offset, self.offset]
+        for along, factor in self.positions:
+            span = factor * (math.prod(f.size for f in along) - 1)
+            ends[span > 0] += span
+        if self.unknowns and dtype.itemsize < 4:
+            return False
+        if dtype.kind == "f":
+            limit = 2.0 ** (np.finfo(dtype).nmant + 1)
+            exact = self.offset * _FRACTION == int(self.offset * _FRACTION)
+            limit /= 1 if self.offset == int(self.offset) else _FRACTION
+            return exact and -limit <= ends[0] and ends[1] <= limit
+        limits = np.iinfo(dtype)
+        return limits.min <= ends[0] and ends[1] <= limits.max
+
     def rounded(self, how: Callable[[float], int]) -> Linear:
         return dataclasses.replace(self, offset=float(how(self.offset)))
 
@@ -76,6 +98,8 @@ def linear(view: View, atom: Atom, dims: Dims) -> Linear | None:
     eqn = view.producer(atom)
     if eqn is not None:
         found = _calculated(view, eqn, dims)
+        if found is not None and not found.fits(atom.aval.dtype):
+            found = None
     else:
         found = _from_outside(view, atom, dims) or _captured(view, atom, dims)
     if found is None and atom.aval.dtype.kind == "i":
@@ -91,8 +115,7 @@ def _from_outside(view: View, atom: Atom, dims: Dims) -> Linear | None:
 
 
 def _calculated(view: View, eqn: Equation, dims: Dims) -> Linear | None:
-    dtype = eqn.outvars[0].aval.dtype
-    if dtype.kind not in "if" or dtype == np.float16:  # which rounds long positions
+    if eqn.outvars[0].aval.dtype.kind not in "if":
         return None
     name = eqn.primitive.name
     if name == "iota":

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from tracea_jax.rewrite.attention.dims import MOVES
-from tracea_jax.rewrite.attention.softmax import SAME, Refused, Softmax, keep_of
+from tracea_jax.rewrite.attention.softmax import Refused, Softmax, is_same, keep_of
 from tracea_jax.rewrite.view import OUTPUT, Equation, View
 
 _DEPTH = 32  # equations between a product and the softmax; they are about ten
@@ -54,7 +54,7 @@ def weighted_by(view: View, softmax: Softmax) -> Weighted:
         if name == "dot_general":
             place = 0 if eqn.invars[0] is value else 1
             return Weighted(dot=index, place=place, steps=tuple(steps))
-        if name not in MOVES and name not in SAME and not keep_of(view, eqn, value):
+        if name not in MOVES and not is_same(eqn) and not keep_of(view, eqn, value):
             dropout = ", as in dropout" if name in ("mul", "select_n") else ""
             raise Refused(f"the probabilities go through {name}{dropout}")
         steps.append(index)
@@ -98,7 +98,7 @@ def _paths(
 def score_operands(view: View, eqn: Equation) -> list[Any]:
     """Operands that may be the scores, if an equation only scales, masks, moves."""
     name = eqn.primitive.name
-    if name in MOVES or name in SAME:
+    if name in MOVES or is_same(eqn):
         return [eqn.invars[0]]
     whole = [
         x

@@ -228,7 +228,7 @@ class _Reader:
         fill = self.view.scalar(on_false if positive else on_true)
         if fill is None or which.aval.dtype != bool:
             raise Refused("masked scores are replaced by what is not known")
-        if fill * scores.scale > FORBIDS:
+        if not fill * scores.scale <= FORBIDS:  # NaN neither
             raise Refused(f"masked scores are replaced by {fill:g}, no large number")
         dims = aligned(which, self.dims)
         terms = conjuncts(self.view, which, dims, positive)

@@ -9,9 +9,17 @@ from jax.extend.core import Literal
 
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, axis, backward
 from tracea_jax.rewrite.attention.masks import Term, choice
+from tracea_jax.rewrite.product import only_rounds
 from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View
 
-SAME = frozenset({"convert_element_type", "copy"})
+
+def is_same(eqn: Equation) -> bool:
+    """Whether an equation changes nothing of a value, or only rounds it.
+
+    Kernels round between 16-bit dtypes and float32 where they like; what quantises to
+    other dtypes means to.
+    """
+    return eqn.primitive.name == "copy" or only_rounds(eqn)
 
 
 class Refused(Exception):
@@ -78,7 +86,7 @@ def softmax_at(view: View, index: int) -> Softmax | None:
     value = view.eqns[index].outvars[0]
     while (step := view.sole_consumer(value)) is not None:
         mask = keep_of(view, view.eqns[step], value)
-        if mask is None and view.eqns[step].primitive.name not in SAME:
+        if mask is None and not is_same(view.eqns[step]):
             break
         masks += [mask] if mask else []
         passed.append(step)
@@ -89,7 +97,7 @@ def softmax_at(view: View, index: int) -> Softmax | None:
     summed, repeated = found
     numerators = {value}
     for i in summed[:-1]:
-        if view.eqns[i].primitive.name in SAME:
+        if is_same(view.eqns[i]):
             numerators.add(view.eqns[i].outvars[0])
     divided = _divided(view, summed[-1], numerators)
     if divided is None:
@@ -116,7 +124,7 @@ def _sum_of(
         if eqn.primitive.name == "reduce_sum":
             return inner, masks
         mask = keep_of(view, eqn, value)
-        if mask or eqn.primitive.name in SAME:
+        if mask or is_same(eqn):
             more = (*masks, mask) if mask else masks
             found = _sum_of(view, eqn.outvars[0], inner, more)
             if found is not None:
@@ -142,7 +150,7 @@ def _divided(view: View, index: int, numerators: set[Any]) -> list[int] | None:
             inverse = True
         elif name == "integer_pow" and eqn.params["y"] == -1 and not inverse:
             inverse = True
-        elif name not in MOVES and name not in SAME:
+        elif name not in MOVES and not is_same(eqn):
             return None
         value = eqn.outvars[0]
     return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tracea_jax.rewrite.attention.dims import Dims
 from tracea_jax.rewrite.attention.positions import Linear
+from tracea_jax.rewrite.evaluate import evaluate, is_elementwise, is_known
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
 _LARGEST = 1 << 26  # entries
@@ -24,57 +23,43 @@ def is_table(dims: Dims) -> bool:
 @remembered
 def table(view: View, atom: Atom) -> np.ndarray | None:
     """The value of an array that only depends on captured arrays and numbers."""
-    if math.prod(atom.aval.shape) > _LARGEST or atom.aval.dtype.kind not in "bifV":
+    aval = atom.aval
+    if math.prod(aval.shape) > _LARGEST or not is_known(aval.dtype):
         return None
     known = view.scalar(atom)
     if known is not None:
-        return np.full(atom.aval.shape, known)
+        return np.full(aval.shape, known, aval.dtype)
     eqn = view.producer(atom)
     if eqn is None:
-        value = view.captured(atom)
-        wide = value is not None and value.dtype.kind in "fV"
-        return value.astype(np.float64) if value is not None and wide else value
-    compute = _COMPUTED.get(eqn.primitive.name)
-    if compute is None:
+        return view.captured(atom)
+    if eqn.primitive.name not in _MOVED and not is_elementwise(eqn):
         return None
-    operands = [table(view, x) for x in eqn.invars]
-    if any(x is None for x in operands):
+    found = [table(view, x) for x in eqn.invars]
+    operands = [x for x in found if x is not None]
+    if len(operands) < len(found):
         return None
-    with np.errstate(all="ignore"):
-        return compute(eqn, *operands)
+    move = _MOVED.get(eqn.primitive.name)
+    return evaluate(eqn, *operands) if move is None else move(eqn, *operands)
 
 
-def _moved(eqn: Equation, x: np.ndarray) -> Any:
+def _reshaped(eqn: Equation, x: np.ndarray) -> np.ndarray | None:
+    if eqn.params.get("dimensions") is not None:
+        return None
+    return x.reshape(eqn.outvars[0].aval.shape)
+
+
+def _repeated(eqn: Equation, x: np.ndarray) -> np.ndarray:
     shape = eqn.outvars[0].aval.shape
-    return x.reshape(shape) if x.size == math.prod(shape) else None
+    expanded = [1] * len(shape)
+    for place, size in zip(eqn.params["broadcast_dimensions"], x.shape, strict=True):
+        expanded[int(place)] = size
+    return np.broadcast_to(x.reshape(expanded), shape)
 
 
-def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda _, *operands: f(*operands)
-
-
-_COMPUTED: dict[str, Callable[..., Any]] = {
-    "add": _plain(operator.add),
-    "and": _plain(np.logical_and),
-    "broadcast_in_dim": _moved,
-    "convert_element_type": lambda eqn, x: (
-        x != 0 if eqn.outvars[0].aval.dtype == bool else x + 0
-    ),
-    "copy": _plain(lambda x: x),
-    "eq": _plain(operator.eq),
-    "ge": _plain(operator.ge),
-    "gt": _plain(operator.gt),
-    "le": _plain(operator.le),
-    "lt": _plain(operator.lt),
-    "mul": _plain(operator.mul),
-    "ne": _plain(operator.ne),
-    "neg": _plain(lambda x: 0 - x),
-    "not": _plain(np.logical_not),
-    "or": _plain(np.logical_or),
-    "pvary": _plain(lambda x: x),
-    "reshape": _moved,
-    "squeeze": _moved,
-    "sub": _plain(operator.sub),
+_MOVED: dict[str, Callable[..., np.ndarray | None]] = {
+    "broadcast_in_dim": _repeated,
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
     "transpose": lambda eqn, x: x.transpose(eqn.params["permutation"]),
 }
 
