@@ -181,6 +181,9 @@ def ablations() -> dict[str, Method]:
     return {
         "raw time": raw_time,
         "no alignment feature": tuned(features=unaligned),
+        "design of 8": tuned(recipe=Recipe(design=8)),
+        "no single picks": tuned(recipe=Recipe(singles=0)),
+        "design of 8, no single picks": tuned(recipe=Recipe(design=8, singles=0)),
         "no local moves": tuned(recipe=Recipe(local=0.0)),
         "batch 1": tuned(batch=1),
         "batch 4": tuned(batch=4),

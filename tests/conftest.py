@@ -55,6 +55,26 @@ def cache_dir(
     return directory
 
 
+@pytest.fixture(autouse=True)
+def calls_are_free(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny problems run our kernels, which is what most tests of them are about.
+
+    Otherwise XLA would be tested in their place. Tests of what a call costs ask for
+    ``calls_cost``.
+    """
+    from tracea_jax.variants import cpu_calls
+
+    if "calls_cost" not in request.fixturenames:
+        monkeypatch.setattr(cpu_calls, "CALL_NS", 0.0)
+
+
+@pytest.fixture
+def calls_cost() -> None:
+    """As in programs: see ``calls_are_free``."""
+
+
 @pytest.fixture
 def hopper():
     """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""

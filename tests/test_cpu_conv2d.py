@@ -24,7 +24,7 @@ from tracea_jax.ops.conv2d_bench import _shape
 from tracea_jax.ops.conv2d_directions import ROLES
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.runtime.launch import cpu_isa
-from tracea_jax.variants import CpuCall
+from tracea_jax.variants import CpuCall, cpu_calls
 from tracea_jax.variants.conv2d_cpu import (
     CONV2D_CPU,
     Conv2dCpuConfig,
@@ -597,6 +597,20 @@ def test_it_expects_to_lose_only_where_registers_stay_empty():
     one_channel: dict[str, Any] = {"channels": (8, 16), "groups": 8}
     assert wins(**one_channel) and not wins(**one_channel, dtype="bfloat16")
     assert wins(**one_channel, dtype="bfloat16", direction="weight_grad")
+
+
+def test_tiny_convolutions_are_left_to_xla(calls_cost):
+    device = dataclasses.replace(local_cpu(), isa="avx512_bf16")
+    for tiny in (
+        conv((1, 5, 5), (59, 4)),
+        conv((4, 7, 7), (20, 21)),
+        conv((4, 12, 12), (8, 35)),
+        conv((1, 25, 25), (10, 7), (1, 1), padding=((0, 0), (0, 0))),
+    ):
+        assert CONV2D_CPU.doubt(tiny, device) == cpu_calls.REASON
+        assert not CONV2D_CPU.expects_to_win(tiny, device)
+    large = conv((4, 28, 28), (64, 64))
+    assert CONV2D_CPU.doubt(large, device) is None
 
 
 def test_the_handler_refuses_what_is_not_its_own():

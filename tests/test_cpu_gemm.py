@@ -18,7 +18,7 @@ from spaces import one_of_each
 from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime.launch import cpu_isa
-from tracea_jax.variants import CpuCall
+from tracea_jax.variants import CpuCall, cpu_calls
 from tracea_jax.variants.cpu import DTYPES
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
@@ -329,6 +329,27 @@ def test_many_rows_stored_by_columns_are_packed_in_shallow_blocks(isa, rows):
     assert shallow in list(GEMM_CPU.space(by_column, device).configs())
     few = dataclasses.replace(by_column, m=128)
     assert GEMM_CPU.heuristic(few, device).kc > shallow.kc
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16", "amx"])
+def test_a_product_pays_for_its_call(calls_cost, isa):
+    device = dataclasses.replace(local_cpu(), isa=isa)
+    for tiny in (8, 8, 8), (33, 129, 65), (64, 128, 128), (128, 128, 128):
+        assert GEMM_CPU.doubt(gemm(*tiny), device) == cpu_calls.REASON
+    for large in (160, 160, 160), (512, 512, 512), (1, 4096, 4096):
+        assert GEMM_CPU.expects_to_win(gemm(*large), device)
+
+
+def test_a_product_of_pairs_pays_sooner(calls_cost):
+    """XLA widens bfloat16 in a pass of its own; elsewhere that is not assumed."""
+    device = dataclasses.replace(local_cpu(), isa="avx512_bf16")
+    for tiny in (8, 8, 8), (1, 64, 64), (4, 32, 32):
+        assert not GEMM_CPU.expects_to_win(gemm(*tiny, "bfloat16"), device)
+    middle = gemm(33, 129, 65, "bfloat16")
+    assert GEMM_CPU.expects_to_win(middle, device)
+    amx = dataclasses.replace(device, isa="amx")
+    assert GEMM_CPU.doubt(middle, amx) == cpu_calls.REASON
+    assert GEMM_CPU.expects_to_win(gemm(512, 512, 512, "bfloat16"), amx)
 
 
 def test_narrow_products_of_far_operands_are_left_to_xla():

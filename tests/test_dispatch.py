@@ -71,6 +71,13 @@ def test_unmeasured_the_policy_decides():
     assert asked.variant == "gemm_cpu" and "'tracea' was asked for" in asked.reason
 
 
+def test_a_tiny_product_is_left_to_xla_for_what_its_call_costs(calls_cost):
+    found = plan(SMALL, CPU)
+    assert (found.variant, found.origin) == ("xla", "policy")
+    assert found.reason == "the product saves less than its call costs"
+    assert plan(SMALL, CPU, implementation="tracea").variant == "gemm_cpu"
+
+
 def test_the_tuned_answer_outranks_the_policy():
     remember(SMALL, CPU, "gemm_cpu", dataclasses.asdict(CONFIG))
     found = plan(SMALL, CPU)

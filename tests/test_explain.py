@@ -341,6 +341,13 @@ def test_alike_sites_share_a_row():
     assert len(text.splitlines()) < 12
 
 
+def test_why_a_tiny_product_is_left_to_xla_is_said(calls_cost):
+    tiny = explain(product)(*arrays((33, 65), (65, 129)))
+    assert "the product saves less than its call costs" in str(tiny)
+    large = explain(product)(*arrays((256, 256), (256, 256)))
+    assert [site.variant for site in (*tiny.sites, *large.sites)] == ["xla", "gemm_cpu"]
+
+
 def test_plain_data_describes_every_site():
     def f(x, w):
         return jax.nn.relu(x @ w), x.astype(int) @ w.astype(int)

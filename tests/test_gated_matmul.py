@@ -20,6 +20,7 @@ from tracea_jax.ops import gated_matmul
 from tracea_jax.ops.gated_matmul import gated_matmul_p, problem_of
 from tracea_jax.problem import GatedMatmulProblem, problem_from_json
 from tracea_jax.tune import local_device
+from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.gated import GATED_FUSED, products
 
 ROUNDINGS = {"xla": 1, "gated_fused": 2, "gated_unfused": 3}
@@ -189,6 +190,12 @@ def test_the_doctor_passes_the_kernels_reasons_on():
         assert "gemm_cpu: it runs on CPUs" in reason
     assert diagnose(gated(), CPU).candidates == (*NAMES, "xla")
     assert "float64" in str(diagnose(gated(dtype="float64"), CPU).reason("gated_fused"))
+
+
+def test_tiny_products_are_left_to_xla_for_what_their_calls_cost(calls_cost):
+    assert not GATED_FUSED.expects_to_win(gated(), CPU)
+    assert GATED_FUSED.doubt(gated(), CPU) == cpu_calls.REASON
+    assert GATED_FUSED.expects_to_win(gated(256, 256, 256), CPU)
 
 
 def test_it_is_fused_unmeasured_where_the_kernel_usually_wins():

@@ -100,6 +100,22 @@ def test_batches_are_disjoint_and_within_the_budget():
     assert max(map(len, run(Search(FEATURES, batch=3), times()))) == 3
 
 
+def test_what_is_known_of_few_evaluations_decides_one_more():
+    """After the design each pick waits for the time of the one before, until 16."""
+    sizes = [len(b) for b in run(Search(FEATURES, budget=28, gain=0.0), times())]
+    assert sizes == [5, *[1] * 11, 4, 4, 4]
+
+
+def test_batches_stay_where_more_is_known():
+    """Kernels of a batch compile together, and a model or a history can choose them."""
+    model = Search(FEATURES, log_prior=np.log(times()), budget=28, gain=0.0)
+    past = Search(FEATURES, history=history((5, 3, 2, 1)), budget=28, gain=0.0)
+    for tuner, design in ((model, [8, 6]), (past, [2])):
+        sizes = [len(b) for b in run(tuner, times())]
+        assert sizes[: len(design)] == design
+        assert min(sizes[len(design) : -1]) == 4
+
+
 def test_a_seed_decides_everything():
     first, same, other = (
         run(Search(FEATURES, budget=40, seed=seed), times()) for seed in (1, 1, 2)
@@ -218,7 +234,7 @@ def test_asking_again_is_no_confirmation():
             tuner.tell(i, float(cost[i]))
 
     answer(tuner.ask())
-    asked = flat(tuner.ask() for _ in range(6))
+    asked = flat(tuner.ask() for _ in range(16))
     assert tuner.expected_gain < 1e9 and tuner.stop is None
     answer(asked[:11])
     assert tuner.ask() and tuner.stop is None

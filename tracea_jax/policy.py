@@ -11,6 +11,7 @@ from tracea_jax.device import Device
 from tracea_jax.doctor import Diagnosis
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
+from tracea_jax.variants.base import Doubting
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ def decide(diagnosis: Diagnosis) -> Decision:
     reason = (
         f"{name} usually wins on such problems"
         if winners
-        else "no kernel of ours is known to beat XLA here unmeasured"
+        else _why_xla(candidates, problem, device)
     )
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
@@ -104,3 +105,11 @@ def decide(diagnosis: Diagnosis) -> Decision:
         spaces=Spaces(problem, device, diagnosis.candidates),
         reason=reason,
     )
+
+
+def _why_xla(candidates: list[Variant], problem: Problem, device: Device) -> str:
+    """The first doubt of a candidate, in catalogue order."""
+    asked = (v for v in candidates if isinstance(v, Doubting))
+    doubts = (v.doubt(problem, device) for v in asked)
+    general = "no kernel of ours is known to beat XLA here unmeasured"
+    return next(filter(None, doubts), general)

@@ -35,6 +35,8 @@ class Recipe:
       diverse: the same from the analytic model, where there is one.
       others: as many at random, whatever the model or the history say.
       feature: whether the surrogate sees the analytic model.
+      singles: evaluations told until which candidates are chosen one by one where
+        nothing else is known: every time then says much of where to look next.
       per_pick: evaluations told for each candidate of a batch: with few, the choices
         of a batch after its first rest on little but the surrogate's own guesses.
       smallest: batch, however few they are.
@@ -43,11 +45,12 @@ class Recipe:
       failed: percentile of the observed times that a failure counts as.
     """
 
-    design: int = 8
+    design: int = 5
     diverse: int = 12
     others: int = 2
     feature: bool = True
     per_pick: int = 8
+    singles: int = 16
     smallest: int = 4
     local: float = 0.25
     local_from: int = 64
@@ -155,8 +158,7 @@ class Search:
         self._pending.update(dict.fromkeys(picked))
         self.expected_gain = self._gain_by_chance() if picked else self.expected_gain
         if not picked:
-            known = len(self._values) // self._recipe.per_pick
-            picked = self._improving(min(count, max(known, self._recipe.smallest)))
+            picked = self._improving(min(count, self._most))
             self._pending.update(dict.fromkeys(picked))
         return tuple(picked)
 
@@ -168,6 +170,15 @@ class Search:
         self._pending.pop(index, None)
         self._design = [i for i in self._design if i != index]
         self._values[index] = None if time is None else float(np.log(time))
+
+    @property
+    def _most(self) -> int:
+        """Candidates of a batch, at most, that are chosen from what was told."""
+        told, recipe = len(self._values), self._recipe
+        is_blind = self._log_prior is None and self._history is None
+        if is_blind and told < recipe.singles:
+            return 1
+        return max(told // recipe.per_pick, recipe.smallest)
 
     def _checked(self, indices: Sequence[int]) -> list[int]:
         """The indices without repetitions."""

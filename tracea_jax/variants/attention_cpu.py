@@ -55,7 +55,7 @@ class AttentionCpuConfig:
 _RANGES = {"block_q": (1, 2048), "block_kv": (1, 1024), "passes": (1, 2)}
 _BLOCKS_Q = (64, 128, 256, 512, 1024)
 _BLOCKS_KV = (64, 128, 256, 512, 1024)
-_FEWEST_FLOPS = 1 << 17  # below, XLA fuses what little there is to compute
+_FEWEST_FLOPS = 1 << 18  # below, XLA fuses what little there is to compute
 _UNIT_KV = 64  # the kernel rounds block_kv up to a multiple
 _QUERY_SHARE = 0.5  # of L2 for the queries and sums of a task
 _TASKS_OF_CORE = 2  # at least, where tasks cannot be cut

@@ -8,7 +8,7 @@ that a config stands for.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
@@ -117,6 +117,15 @@ class Variant(Protocol):
 
     def call(self, problem: Any, config: Config, device: Device) -> Call:
         """What the config stands for."""
+        ...
+
+
+@runtime_checkable
+class Doubting(Protocol):
+    """A variant that says why XLA runs unmeasured where it could."""
+
+    def doubt(self, problem: Any, device: Device) -> str | None:
+        """A sentence; None where it has no reason of its own."""
         ...
 
 

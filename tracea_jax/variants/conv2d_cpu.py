@@ -11,6 +11,7 @@ import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import Conv2dProblem, GemmProblem
+from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.base import Call, CpuCall
 from tracea_jax.variants.cpu import (
     blocking_features,
@@ -65,6 +66,17 @@ _MOST_NC = 4096  # wider blocks are cut to this
 _DEPTHS = (192, 384, 576, 1152)
 _WIDTHS = (64, 128, 256)
 _TASKS = (1, 2, 4, 8)
+
+
+def _pays(problem: Conv2dProblem, device: CpuDevice) -> bool:
+    """Whether it saves what its call costs; at groups XLA is slow at any size."""
+    p = problem
+    return p.groups > 1 or cpu_calls.pays(
+        widens=p.lhs == "bfloat16" and device.isa == "avx512_bf16",
+        madds=p.flops // 2,
+        elements=p.batch * p.height * p.width * p.in_channels,
+        madd_ns=cpu_calls.CONV_MADD_NS,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,8 +136,10 @@ class Conv2dCpu:
 
         A register tile is 32 columns wide: a result of very few channels wastes it.
         """
-        if product := plain_product(problem):
-            return GEMM_CPU.expects_to_win(product, device)
+        if self.doubt(problem, device):
+            return False
+        if plain_product(problem):
+            return True
         if _is_depthwise(problem) or on_amx(problem, device):
             return True
         if problem.groups == 1:
@@ -133,6 +147,12 @@ class Conv2dCpu:
         one_channel = problem.in_channels == problem.groups
         gradient = problem.direction != "forward"
         return not one_channel or gradient or problem.lhs == "float32"
+
+    def doubt(self, problem: Conv2dProblem, device: Device) -> str | None:
+        assert isinstance(device, CpuDevice)
+        if product := plain_product(problem):
+            return GEMM_CPU.doubt(product, device)
+        return cpu_calls.REASON if not _pays(problem, device) else None
 
     def call(
         self, problem: Conv2dProblem, config: Conv2dCpuConfig, device: Device

@@ -103,6 +103,12 @@ class Gated:
             if v.why_not(gate, device) is None
         )
 
+    def doubt(self, problem: GatedMatmulProblem, device: Device) -> str | None:
+        _, gate = products(problem, fused=self.fused)
+        if GEMM_CPU.why_not(gate, device) is None:
+            return GEMM_CPU.doubt(gate, device)
+        return None
+
     def call(
         self, problem: GatedMatmulProblem, config: GatedConfig, device: Device
     ) -> Call:

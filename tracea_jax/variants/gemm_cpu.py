@@ -10,6 +10,7 @@ import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import GemmProblem
+from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.base import Call, CpuCall
 from tracea_jax.variants.cpu import (
     blocking_features,
@@ -233,6 +234,18 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
     return is_far and is_tall and problem.n in columns
 
 
+def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
+    """Whether the product saves what its call costs; see ``cpu_calls``."""
+    p = problem
+    return cpu_calls.pays(
+        widens=p.lhs == "bfloat16" and device.isa == _PAIRS,
+        madds=p.flops // 2,
+        elements=p.batch * p.k * (p.m + p.n),
+        outputs=p.batch * p.m * p.n,
+        activation=p.epilogue.activation,
+    )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmCpu:
     """See the module; the methods are ``variants.base.Variant``'s."""
@@ -281,13 +294,22 @@ class GemmCpu:
         return GemmCpuConfig(kc=known.kc, nc=nc, tasks=_tasks(problem, device))
 
     def expects_to_win(self, problem: GemmProblem, device: Device) -> bool:
+        return self.doubt(problem, device) is None
+
+    def doubt(self, problem: GemmProblem, device: Device) -> str | None:
         # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
         # may have better for them.
         assert isinstance(device, CpuDevice)
         is_known = problem.lhs == "float32" or (
             problem.lhs == "bfloat16" and device.isa in ("amx", _PAIRS)
         )
-        return is_known and not _is_narrow(problem, device)
+        if not is_known:
+            return f"products of {problem.lhs} were not measured on {device.isa}"
+        if not _pays(problem, device):
+            return cpu_calls.REASON
+        if _is_narrow(problem, device):
+            return "XLA brings the large operand from memory sooner"
+        return None
 
     def call(self, problem: GemmProblem, config: GemmCpuConfig, device: Device) -> Call:
         assert device.arch in CPU_ISAS
