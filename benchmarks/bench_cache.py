@@ -32,8 +32,14 @@ import common
 from tracea_jax.cli import main as tracea
 from tracea_jax.device import local_cpu
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning.cache import Best, Database, Entry, Observation, environment
-from tracea_jax.tuning.store import Name, Store
+from tracea_jax.tuning.answers.cache import (
+    Best,
+    Database,
+    Entry,
+    Observation,
+    environment,
+)
+from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
 _OBSERVATIONS = 64  # of an entry, at most

@@ -36,7 +36,8 @@ import jax
 
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge, policy, variants
-from tracea_jax.ops import attention_bench
+from tracea_jax.campaign import local_device
+from tracea_jax.ops.attention import workload as attention_workload
 from tracea_jax.options import current
 from tracea_jax.problem import (
     AttentionProblem,
@@ -44,8 +45,7 @@ from tracea_jax.problem import (
     GemmProblem,
     problem_from_json,
 )
-from tracea_jax.tune import local_device
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.store.entries import Store
 
 Row = dict[str, Any]
 
@@ -168,12 +168,14 @@ def of_attention(problem: AttentionProblem, rounds: int) -> Row:
     """Attention, forced to cuDNN and to XLA; "default" is the one that is planned."""
     device = local_device()
     plan = dispatch.plan(problem, device)
-    inputs = attention_bench.operands(problem, 1)
+    inputs = attention_workload.operands(problem, 1)
     calls: dict[str, Any] = {}
     for name in ("cudnn", "xla"):
         config = variants.get("attention", name).heuristic(problem, device)
         choice = policy.Choice(variant=name, config=config)
-        run = functools.partial(attention_bench.execute, problem=problem, choice=choice)
+        run = functools.partial(
+            attention_workload.execute, problem=problem, choice=choice
+        )
         calls[name] = functools.partial(jax.jit(run), *inputs)
     row = _raced(calls, rounds)
     ratio = 1.0 if plan.variant == "xla" else row["ratio_cudnn"]

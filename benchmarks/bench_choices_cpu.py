@@ -21,9 +21,10 @@ import common
 import jax
 
 from tracea_jax import dispatch, policy
-from tracea_jax.doctor import diagnose
-from tracea_jax.ops import gated_bench
-from tracea_jax.ops.bench import Workload
+from tracea_jax.campaign import local_device
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.ops.common.bench import Workload
+from tracea_jax.ops.gated_matmul import workload as gated_workload
 from tracea_jax.problem import (
     AttentionProblem,
     Conv2dProblem,
@@ -32,7 +33,6 @@ from tracea_jax.problem import (
     GemmProblem,
     Problem,
 )
-from tracea_jax.tune import local_device
 from tracea_jax.tuning import measure
 
 CALLS = 24  # in a program: what starting the program costs hardly counts
@@ -133,7 +133,7 @@ def problems(seed: int, each: int) -> Iterator[tuple[str, Problem]]:
 def workload(problem: Problem) -> tuple[Workload, Callable[..., Any]]:
     """How the problem's kernels run, and the code people write."""
     if isinstance(problem, GatedMatmulProblem):
-        return gated_bench.GATED_MATMUL, bench_matmul.plain
+        return gated_workload.GATED_MATMUL, bench_matmul.plain
     return bench_cpu.WORKLOADS[problem.op], bench_cpu.plain
 
 

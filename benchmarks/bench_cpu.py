@@ -39,16 +39,14 @@ from bench_matmul import plain as plain_product
 from cpu_suite import Case, Row, memory, suite, summary
 
 from tracea_jax import dispatch, variants
+from tracea_jax.campaign import local_device
 from tracea_jax.cli import Progress
 from tracea_jax.device import Device
-from tracea_jax.ops import (
-    attention_bench,
-    conv2d_bench,
-    matmul_bench,
-)
+from tracea_jax.ops.attention import workload as attention_workload
+from tracea_jax.ops.conv2d import workload as conv2d_workload
+from tracea_jax.ops.matmul import workload as matmul_workload
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem, Conv2dProblem, GemmProblem, Problem
-from tracea_jax.tune import local_device
 from tracea_jax.tuning import measure
 
 try:
@@ -57,9 +55,9 @@ except ImportError:
     torch = None
 
 WORKLOADS = {
-    "matmul": matmul_bench.MATMUL,
-    "conv2d": conv2d_bench.CONV2D,
-    "attention": attention_bench.ATTENTION,
+    "matmul": matmul_workload.MATMUL,
+    "conv2d": conv2d_workload.CONV2D,
+    "attention": attention_workload.ATTENTION,
 }
 ONEDNN = {"xla_cpu_experimental_onednn_custom_call": True}
 PEAK_S = 0.05  # of each measurement of the peak

@@ -37,13 +37,13 @@ from matmul_suite import GELU, SILU
 
 import tracea_jax as tracea
 from tracea_jax import variants
+from tracea_jax.campaign import local_device
 from tracea_jax.device import NAMED, CudaDevice
-from tracea_jax.doctor import diagnose
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.ops import kernel_time
+from tracea_jax.ops.common import kernel_time
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem, Problem
 from tracea_jax.runtime import nvrtc
-from tracea_jax.tune import local_device
 from tracea_jax.tuning import measure
 
 SIZE = 64  # of the products in a chain

@@ -31,14 +31,15 @@ import numpy as np
 from matmul_suite import FIGURES, Case, Row, suite, summary
 
 from tracea_jax import dispatch
+from tracea_jax.campaign import local_device
 from tracea_jax.cli import Progress
-from tracea_jax.ops import epilogue as epilogues
-from tracea_jax.ops import gated_bench, matmul_bench
-from tracea_jax.ops.gated_matmul import gated_matmul_p
-from tracea_jax.ops.matmul import matmul_p, split
-from tracea_jax.ops.precision import precision_from_name
+from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.precision import precision_from_name
+from tracea_jax.ops.gated_matmul import workload as gated_workload
+from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
+from tracea_jax.ops.matmul import workload as matmul_workload
+from tracea_jax.ops.matmul.primitive import matmul_p, split
 from tracea_jax.problem import ITEMSIZE, GatedMatmulProblem, GemmProblem
-from tracea_jax.tune import local_device
 
 Problem = GemmProblem | GatedMatmulProblem
 
@@ -208,7 +209,7 @@ def copy_gbs() -> float:
 
 def _bench(problem: Problem) -> Any:
     is_gated = isinstance(problem, GatedMatmulProblem)
-    return gated_bench.GATED_MATMUL if is_gated else matmul_bench.MATMUL
+    return gated_workload.GATED_MATMUL if is_gated else matmul_workload.MATMUL
 
 
 # --- the program ----------------------------------------------------------------------

@@ -34,13 +34,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import tracea_jax as tracea
+from tracea_jax.campaign import local_device, tune
 from tracea_jax.cli import Progress
 from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import CudaDevice
 from tracea_jax.explain import explain
 from tracea_jax.transform import transform
-from tracea_jax.tune import local_device, tune
 from tracea_jax.tuning import measure
 
 Function = Callable[..., Any]

@@ -24,15 +24,15 @@ import recorded_spaces
 
 import tracea_jax as tracea
 from tracea_jax import policy
-from tracea_jax.doctor import diagnose
+from tracea_jax.campaign import local_device
+from tracea_jax.campaign.report import Trial
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.knowledge import open_lab
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tune import local_device
-from tracea_jax.tune.report import Trial
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.answers import legal_choice
-from tracea_jax.tuning.candidates import config_json
+from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.search.candidates import config_json
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 COMPILES = 32  # that a search is judged after

@@ -24,7 +24,7 @@ from model_layers import LAYERS, order
 
 import tracea_jax as tracea
 from tracea_jax import dispatch
-from tracea_jax.tune import local_device
+from tracea_jax.campaign import local_device
 
 BETWEEN = (5, 24, 100, 700, 3000, 12000)  # tokens that nothing was measured with
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import jax
 
+from tracea_jax.campaign import local_device, tune
 from tracea_jax.device import CudaDevice, cuda_driver_version
 from tracea_jax.graph import Graph
-from tracea_jax.ops.kernel_time import Call, kernel_times
+from tracea_jax.ops.common.kernel_time import Call, kernel_times
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
-from tracea_jax.tune import local_device, tune
 from tracea_jax.tuning import measure, roofline
 
 ROOT = pathlib.Path(__file__).resolve().parent

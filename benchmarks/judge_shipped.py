@@ -18,9 +18,9 @@ from typing import Any
 from tune_layers import slim
 
 from tracea_jax import knowledge
-from tracea_jax.tuning import files
-from tracea_jax.tuning.cache import Best, Entry
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.cache import Best, Entry
+from tracea_jax.tuning.store import files
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.verdict import CLEARLY
 
 

@@ -11,7 +11,7 @@ from recorded_spaces import read_space
 import tracea_jax
 from tracea_jax.device import NAMED
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning.records import Entry
+from tracea_jax.tuning.store.records import Entry
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_model import Constants, modelled_us
 from tracea_jax.variants.gemm_sm90_space import of_columns

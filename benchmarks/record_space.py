@@ -31,13 +31,14 @@ os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer= " + os.environ.get(
 import common
 import jax
 
+from tracea_jax.campaign import local_device
 from tracea_jax.emit.gemm_sm90_kernel import entry_name
-from tracea_jax.ops import kernel_time, matmul_bench
+from tracea_jax.ops.common import kernel_time
+from tracea_jax.ops.matmul import workload as matmul_workload
 from tracea_jax.options import current
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tune import local_device
-from tracea_jax.tuning.compile_pool import CompilePool
+from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
 SHAPES = (  # m, n, k: squares, an MLP, decoding, a long sum, edges that divide no tile
@@ -81,7 +82,7 @@ def measure(
     bytes_each = 2 * problem.m * problem.n
     together = max(1, min(MOST_TOGETHER, TOGETHER_BYTES // bytes_each))
     sets = 1 + 2 * local_device().l2_bytes // problem.bytes
-    operands = [matmul_bench.operands(problem, seed) for seed in range(sets)]
+    operands = [matmul_workload.operands(problem, seed) for seed in range(sets)]
     times: Times = collections.defaultdict(list)
     level: list[float] = []
     for number in range(passes):
@@ -110,7 +111,7 @@ def _run(
         results = []
         for config, x in zip(group, itertools.cycle(operands), strict=False):
             choice = Choice(variant="gemm_sm90", config=config)
-            results += matmul_bench.execute(*x, problem=problem, choice=choice)
+            results += matmul_workload.execute(*x, problem=problem, choice=choice)
         return [r[:1, :1] for r in results]
 
     call = jax.jit(launches).lower(operands).compile()

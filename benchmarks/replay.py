@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tracea_jax.tuning.search import Recipe, Search, codes, encode
+from tracea_jax.tuning.search.batches import Recipe, Search, codes, encode
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEFAULT = ROOT.parent / "shared" / "data" / "tuning_spaces"

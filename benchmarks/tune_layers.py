@@ -32,17 +32,18 @@ from matmul_suite import suite
 from model_layers import order
 
 from tracea_jax import knowledge
+from tracea_jax.campaign import local_device
 from tracea_jax.cli import Progress
 from tracea_jax.device import Device
 from tracea_jax.options import current
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tune import local_device
-from tracea_jax.tuning import exchange, tuner
-from tracea_jax.tuning.cache import Entry
-from tracea_jax.tuning.environment import environment, environment_key
-from tracea_jax.tuning.records import Best, Observation
-from tracea_jax.tuning.store import Name, Store
+from tracea_jax.tuning import tuner
+from tracea_jax.tuning.answers.cache import Entry
+from tracea_jax.tuning.store import exchange
+from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.environment import environment, environment_key
+from tracea_jax.tuning.store.records import Best, Observation
 
 KEPT = 6  # observations of an entry that ships, beside XLA's
 TOGETHER = 16  # problems that one child process tunes

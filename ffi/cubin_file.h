@@ -1,4 +1,4 @@
-// Reading an image from the cubin store (runtime/store.py), trusting nobody but the user
+// Reading an image from the cubin store (runtime/cubins.py), trusting nobody but the user
 // and root.
 #pragma once
 

@@ -31,7 +31,7 @@ void PutCubin(const std::string& key, std::string bytes);
 
 bool HasCubin(const std::string& key);
 
-// The directory of the cubin store (runtime/store.py), which holds
+// The directory of the cubin store (runtime/cubins.py), which holds
 // cubin/<arch>/<key>.cubin; empty for none.
 void SetCubinDirectory(std::string directory);
 

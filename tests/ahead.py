@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.ahead import Ahead
-from tracea_jax.tuning.compile_pool import CompilePool
+from tracea_jax.tuning.lab.ahead import Ahead
+from tracea_jax.tuning.lab.compile_pool import CompilePool
 
 
 @contextlib.contextmanager

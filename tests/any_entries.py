@@ -7,8 +7,8 @@ import datetime
 from hypothesis import strategies as st
 
 from tracea_jax.problem import Epilogue, GemmProblem
-from tracea_jax.tuning import records
-from tracea_jax.tuning.cache import Best, Entry, Environment, Observation
+from tracea_jax.tuning.answers.cache import Best, Entry, Environment, Observation
+from tracea_jax.tuning.store import records
 
 # What files may hold: text that does nothing to a terminal, integers of 64 bits.
 CHARACTERS = st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))

@@ -11,7 +11,7 @@ from ahead import compiled_ahead
 from numerics import Exact, exact_gemm
 from spaces import one_of_each
 
-from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.ops.matmul import workload as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem

@@ -18,10 +18,11 @@ import numpy as np
 from spaces import one_of_each
 
 from tracea_jax import ops, variants
-from tracea_jax.ops import gated_bench, matmul_bench
+from tracea_jax.campaign import local_device
+from tracea_jax.ops.gated_matmul import workload as gated_workload
+from tracea_jax.ops.matmul import workload as matmul_workload
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem, Problem
-from tracea_jax.tune import local_device
 
 
 def capture() -> None:
@@ -107,7 +108,7 @@ def every_path() -> None:
     """One small case of every code path of the kernels, checked; for the sanitizers."""
     device = local_device()
     for name, problem, fields in paths():
-        bench: Any = gated_bench if name == "gated_sm90" else matmul_bench
+        bench: Any = gated_workload if name == "gated_sm90" else matmul_workload
         variant = variants.get(problem.op, name)
         inputs = [
             jax.device_put(np.asarray(x).astype(x.dtype))

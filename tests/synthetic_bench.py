@@ -13,12 +13,19 @@ from typing import Any
 
 from tracea_jax import policy, variants
 from tracea_jax.device import CpuDevice, Device
-from tracea_jax.doctor import diagnose
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import cache, lab, measure, records, tuner
-from tracea_jax.tuning.cache import Best, Entry, Observation
-from tracea_jax.tuning.environment import environment, environment_key, problem_key
+from tracea_jax.tuning import measure, tuner
+from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.answers.cache import Best, Entry, Observation
+from tracea_jax.tuning.lab import local
+from tracea_jax.tuning.store import records
+from tracea_jax.tuning.store.environment import (
+    environment,
+    environment_key,
+    problem_key,
+)
 from tracea_jax.variants.gemm_cpu import GemmCpuConfig
 from tracea_jax.variants.space import Space
 
@@ -165,9 +172,9 @@ def timing(clock: Callable[[], int], **changes: float) -> measure.Timing:
     return dataclasses.replace(measure.Timing(clock=clock), **changes)
 
 
-def local_lab(bench: Bench, **changes: Any) -> lab.LocalLab:
+def local_lab(bench: Bench, **changes: Any) -> local.LocalLab:
     """A lab that measures on the bench's clock."""
-    return lab.LocalLab(
+    return local.LocalLab(
         lambda problem, device: bench, DEVICE, timing(bench.clock, **changes)
     )
 
@@ -186,7 +193,7 @@ def tune(
         problem,
         diagnose(problem, DEVICE),
         decision(size),
-        lab.LocalLab(lambda problem, device: bench, DEVICE, search["timing"]),
+        local.LocalLab(lambda problem, device: bench, DEVICE, search["timing"]),
         search.pop("database", None) or cache.Database(directory),
         DEVICE,
         **search,

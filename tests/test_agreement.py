@@ -17,7 +17,7 @@ from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
 
 from tracea_jax.tuning import agreement
 from tracea_jax.tuning.agreement import Agreement, Disagreement
-from tracea_jax.tuning.cache import Database
+from tracea_jax.tuning.answers.cache import Database
 
 
 class Board:
@@ -238,7 +238,7 @@ def test_two_processes_with_other_answers_end_with_an_error(tmp_path):
         from tracea_jax.tuning.agreement import Disagreement
         if jax.process_index() == 1:
             import dataclasses
-            from tracea_jax.tuning.cache import Best, Entry, environment
+            from tracea_jax.tuning.answers.cache import Best, Entry, environment
             database(current()).record(Entry(
                 problem=problem.to_json(),
                 environment=environment("matmul", cpu),

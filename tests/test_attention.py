@@ -18,12 +18,12 @@ from numerics import normal
 from transforms import assert_close, in_f64
 
 import tracea_jax as tracea
+from tracea_jax.campaign import local_device
 from tracea_jax.ops import attention
-from tracea_jax.ops import attention_bench as bench
-from tracea_jax.ops.attention_reference import Spec, reference
+from tracea_jax.ops.attention import workload as bench
+from tracea_jax.ops.attention.reference import Spec, reference
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem, problem_from_json
-from tracea_jax.tune import local_device
 from tracea_jax.variants import XLA
 
 theirs = jax.nn.dot_product_attention

@@ -23,10 +23,11 @@ import tracea_jax as tracea
 from tracea_jax import _compat
 from tracea_jax.device import NAMED, OtherDevice, local_cpu
 from tracea_jax.dispatch import plan
-from tracea_jax.ops import attention, attention_cudnn
-from tracea_jax.ops.attention_reference import OPTIONAL, Spec, backward_reference
-from tracea_jax.ops.attention_reference import reference as forward_reference
-from tracea_jax.ops.export import export_checks
+from tracea_jax.ops import attention
+from tracea_jax.ops.attention import cudnn as attention_cudnn
+from tracea_jax.ops.attention.reference import OPTIONAL, Spec, backward_reference
+from tracea_jax.ops.attention.reference import reference as forward_reference
+from tracea_jax.ops.common.export import export_checks
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN, masking
 

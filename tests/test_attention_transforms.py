@@ -17,7 +17,8 @@ from jaxprs import equations
 from numerics import normal
 from transforms import assert_close, in_f64
 
-from tracea_jax.ops import attention, lowering, remat_policy
+from tracea_jax.ops import attention, remat_policy
+from tracea_jax.ops.common import lowering
 
 theirs = jax.nn.dot_product_attention
 

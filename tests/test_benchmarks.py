@@ -20,10 +20,10 @@ from tracea_jax import knowledge
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.options import current
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
-from tracea_jax.tuning.answers import Answer, timed
-from tracea_jax.tuning.cache import Best, Database, Observation, environment
-from tracea_jax.tuning.candidates import config_json
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.answer import Answer, timed
+from tracea_jax.tuning.answers.cache import Best, Database, Observation, environment
+from tracea_jax.tuning.search.candidates import config_json
+from tracea_jax.tuning.store.entries import Store
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 

@@ -17,13 +17,14 @@ from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, file_of, mea
 
 from tracea_jax import cli
 from tracea_jax.device import local_cpu
-from tracea_jax.ops import bench
-from tracea_jax.tuning import exchange, measure, upkeep
-from tracea_jax.tuning.cache import Best, Database
-from tracea_jax.tuning.environment import SCHEMA, environment
-from tracea_jax.tuning.formats import Damaged, NewerSchema
-from tracea_jax.tuning.records import identity, union
-from tracea_jax.tuning.store import Store
+from tracea_jax.ops.common import bench
+from tracea_jax.tuning import measure
+from tracea_jax.tuning.answers.cache import Best, Database
+from tracea_jax.tuning.store import exchange, upkeep
+from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import SCHEMA, environment
+from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.records import identity, union
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:

@@ -18,11 +18,12 @@ from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, choice
 import tracea_jax
 from tracea_jax import device as devices
 from tracea_jax import policy
-from tracea_jax.doctor import diagnose
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import child, measure, worker
-from tracea_jax.tuning.child import ChildLab, Limits
-from tracea_jax.tuning.lab import LabError, LocalLab
+from tracea_jax.tuning import measure
+from tracea_jax.tuning.lab import child, worker
+from tracea_jax.tuning.lab.child import ChildLab, Limits
+from tracea_jax.tuning.lab.local import LabError, LocalLab
 from tracea_jax.tuning.measure import CandidateError
 
 TIMING = measure.Timing(
@@ -61,7 +62,9 @@ def pid_of(lab) -> int:
 def without_jax():
     """Children that do not import JAX start quickly; these benches do not need it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "PROGRAM", worker.bare("tracea_jax.tuning.child_server"))
+        patch.setattr(
+            child, "PROGRAM", worker.bare("tracea_jax.tuning.lab.child_server")
+        )
         yield
 
 
@@ -217,7 +220,7 @@ def test_a_bench_that_refuses_the_problem_raises_as_here():
 
 
 def test_the_child_has_our_settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "PROGRAM", ("-m", "tracea_jax.tuning.child"))
+    monkeypatch.setattr(child, "PROGRAM", ("-m", "tracea_jax.tuning.lab.child"))
     environment = {"JAX_ENABLE_X64": "1"}
     lab = lab_of("settings", directory=tmp_path, environment=environment)
     with contextlib.closing(lab):
@@ -226,7 +229,7 @@ def test_the_child_has_our_settings(tmp_path, monkeypatch):
 
 
 def test_a_childs_results_are_those_of_the_ops(monkeypatch):
-    monkeypatch.setattr(child, "PROGRAM", ("-m", "tracea_jax.tuning.child"))
+    monkeypatch.setattr(child, "PROGRAM", ("-m", "tracea_jax.tuning.lab.child"))
     problem, device = GemmProblem(m=24, n=40, k=16), devices.local_cpu()
     choices = policy.decide(diagnose(problem, device)).heroes
     with contextlib.closing(ChildLab(child.FACTORY, device, TIMING)) as lab:
@@ -308,8 +311,8 @@ package = types.ModuleType("tracea_jax")  # as it is, it imports JAX
 package.__path__ = [{package!r}]
 sys.modules["tracea_jax"] = package
 sys.path.append({tests!r})
-from tracea_jax.tuning import child, worker
-child.PROGRAM = worker.bare("tracea_jax.tuning.child_server")
+from tracea_jax.tuning.lab import child, worker
+child.PROGRAM = worker.bare("tracea_jax.tuning.lab.child_server")
 from faulty_benches import KC
 from synthetic_bench import DEVICE, HERO, PROBLEM, choice
 lab = child.ChildLab("faulty_benches:at_run", DEVICE)

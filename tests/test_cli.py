@@ -14,12 +14,12 @@ from processes import run_python
 
 import tracea_jax as tracea
 from tracea_jax import cli
+from tracea_jax.campaign import report
 from tracea_jax.cli import functions, problems
 from tracea_jax.cli.progress import Progress
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.runtime import nvrtc
-from tracea_jax.tune import report
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -103,7 +103,7 @@ def tuned(monkeypatch):
             device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
         )
 
-    monkeypatch.setattr(sys.modules["tracea_jax.tune"], "tune", noted)
+    monkeypatch.setattr(sys.modules["tracea_jax.campaign"], "tune", noted)
     return calls
 
 

@@ -19,9 +19,9 @@ from synthetic_bench import Bench, Clock
 from tracea_jax import device as devices
 from tracea_jax import policy, variants
 from tracea_jax.problem import GemmProblem
-from tracea_jax.runtime import nvrtc, store
-from tracea_jax.tuning import ahead, compile_pool, lab
-from tracea_jax.tuning.compile_pool import CompilePool
+from tracea_jax.runtime import cubins, nvrtc
+from tracea_jax.tuning.lab import ahead, compile_pool, local
+from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.tuning.measure import CandidateError
 
 nvrtc_needed = pytest.mark.nvrtc
@@ -51,10 +51,10 @@ def test_kernels_are_found_compiled(tmp_path, pool, monkeypatch):
     for future in [pool.submit(k) for k in kernels]:
         assert future.result() is None
     assert len(pids(pool)) == 1  # one worker did them all
-    monkeypatch.setattr(store, "_memory", {})
+    monkeypatch.setattr(cubins, "_memory", {})
     monkeypatch.setattr(nvrtc, "compile", None)  # nobody compiles any more
     for kernel in kernels:
-        assert store.get_or_compile(kernel, tmp_path).key == nvrtc.key(kernel)
+        assert cubins.get_or_compile(kernel, tmp_path).key == nvrtc.key(kernel)
 
 
 @nvrtc_needed
@@ -78,7 +78,7 @@ def test_a_refused_kernel_is_refused_for_ever(tmp_path, pool):
     with contextlib.closing(CompilePool(tmp_path)) as other:
         future = other.submit(bad)
         assert future.done() and pids(other) == []
-        with pytest.raises(store.KnownFailure, match="found before") as caught:
+        with pytest.raises(cubins.KnownFailure, match="found before") as caught:
             future.result()
     assert caught.value.kind == "compile_error"
     assert "expected an expression" in caught.value.log
@@ -90,7 +90,7 @@ def test_a_compiler_that_hangs_is_killed_and_remembered(tmp_path):
     with contextlib.closing(CompilePool(tmp_path, workers=1, timeout_s=0.5)) as pool:
         pool.submit(sample_kernels.scale()).result()
         (before,) = pids(pool)
-        with pytest.raises(store.KnownFailure, match="within 0.5 s") as caught:
+        with pytest.raises(cubins.KnownFailure, match="within 0.5 s") as caught:
             pool.submit(kernel).result()
         assert caught.value.kind == "timeout"
         assert not is_running(before)
@@ -99,8 +99,8 @@ def test_a_compiler_that_hangs_is_killed_and_remembered(tmp_path):
         after = pool.submit(stubborn.variation(1))
         assert pool.submit(kernel).done()
         assert after.result() is None
-    with pytest.raises(store.KnownFailure, match="found before"):
-        store.get_or_compile(kernel, tmp_path)
+    with pytest.raises(cubins.KnownFailure, match="found before"):
+        cubins.get_or_compile(kernel, tmp_path)
 
 
 @nvrtc_needed
@@ -181,9 +181,9 @@ def gpu_choice():
 def test_a_choice_is_prepared_when_its_kernel_is_in_the_store(tmp_path, pool):
     bench, there = Bench(Clock(), {}), []
     (kernel,) = ahead.kernels_of(GEMM, gpu_choice(), GPU)
-    bench.hook = lambda step, c: there.append(store.has(tmp_path, kernel))
+    bench.hook = lambda step, c: there.append(cubins.has(tmp_path, kernel))
     timing = synthetic.timing(bench.clock)
-    here = lab.LocalLab(lambda p, d: bench, GPU, timing, pool=pool)
+    here = local.LocalLab(lambda p, d: bench, GPU, timing, pool=pool)
     here.compile(GEMM, (gpu_choice(), synthetic.XLA))
     assert here.sample(GEMM, gpu_choice()).time_us == pytest.approx(100.0)
     assert there and all(there)
@@ -205,7 +205,7 @@ def test_a_kernel_that_cannot_be_had_fails_its_choice(
     pool = CompilePool(tmp_path, workers=1, timeout_s=0.5)
     timing = synthetic.timing(bench.clock)
     with contextlib.closing(
-        lab.LocalLab(lambda p, d: bench, GPU, timing, pool=pool)
+        local.LocalLab(lambda p, d: bench, GPU, timing, pool=pool)
     ) as here:
         here.compile(GEMM, (gpu_choice(), synthetic.XLA))
         with pytest.raises(CandidateError) as caught:

@@ -19,7 +19,7 @@ from numerics import normal
 
 import tracea_jax as tracea
 from tracea_jax.ops import conv2d
-from tracea_jax.ops.conv2d import reference
+from tracea_jax.ops.conv2d.primitive import reference
 
 OURS = ("float32", "bfloat16", "float16")
 

@@ -18,14 +18,14 @@ from jaxprs import equations
 
 import tracea_jax as tracea
 from tracea_jax import knowledge
+from tracea_jax.campaign import local_device
 from tracea_jax.device import named
-from tracea_jax.doctor import diagnose
-from tracea_jax.ops import conv2d_bench as bench
-from tracea_jax.ops.conv2d import problem_of
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.ops.conv2d import workload as bench
+from tracea_jax.ops.conv2d.primitive import problem_of
 from tracea_jax.options import current
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Conv2dProblem, Epilogue, problem_from_json
-from tracea_jax.tune import local_device
 from tracea_jax.variants import XLA
 
 SIZES, SMALL = st.integers(0, 2**33), st.integers(1, 9)

@@ -16,7 +16,7 @@ from numerics import normal
 from transforms import assert_close, in_f64
 
 from tracea_jax.ops import conv2d
-from tracea_jax.ops.conv2d import conv2d_p, reference
+from tracea_jax.ops.conv2d.primitive import conv2d_p, reference
 from tracea_jax.problem import Epilogue
 
 SUBSETS = [s for s in itertools.product((False, True), repeat=4) if any(s)]

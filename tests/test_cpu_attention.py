@@ -21,7 +21,7 @@ import tracea_jax as tracea
 from tracea_jax.device import CPU_ISAS, NAMED, local_cpu
 from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention
-from tracea_jax.ops import attention_bench as bench
+from tracea_jax.ops.attention import workload as bench
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall

@@ -20,8 +20,8 @@ from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.ops import conv2d
-from tracea_jax.ops.conv2d_bench import _shape
-from tracea_jax.ops.conv2d_directions import ROLES
+from tracea_jax.ops.conv2d.directions import ROLES
+from tracea_jax.ops.conv2d.workload import _shape
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.variants import CpuCall, cpu_calls

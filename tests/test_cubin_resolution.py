@@ -19,7 +19,7 @@ from test_launch import elf
 
 from tracea_jax import _native
 from tracea_jax.options import current
-from tracea_jax.runtime import launch, nvrtc, store
+from tracea_jax.runtime import cubins, launch, nvrtc
 
 ARCH = "sm_90a"
 _numbers = itertools.count()
@@ -47,7 +47,7 @@ def digest(image: bytes) -> str:
 
 
 def place(directory: pathlib.Path, key: str, image: bytes) -> pathlib.Path:
-    file = store.path(directory, ARCH, key)
+    file = cubins.path(directory, ARCH, key)
     file.parent.mkdir(parents=True, exist_ok=True)
     for folder in (file.parent, file.parent.parent):
         folder.chmod(0o755)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from tracea_jax import cli, demo
+from tracea_jax.campaign import graph_of
 from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.transform import transform
-from tracea_jax.tune import graph_of
 from tracea_jax.tuning import measure
 
 TINY = demo.Sizes(

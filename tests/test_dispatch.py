@@ -18,8 +18,8 @@ from tracea_jax.dispatch import plan
 from tracea_jax.ops import matmul
 from tracea_jax.options import Options, current, device_for
 from tracea_jax.problem import Epilogue, GemmProblem
-from tracea_jax.runtime import nvrtc, store
-from tracea_jax.tuning.cache import Best, Entry, environment
+from tracea_jax.runtime import cubins, nvrtc
+from tracea_jax.tuning.answers.cache import Best, Entry, environment
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
@@ -273,7 +273,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_problem_to_xla(monkeypatch):
     def refuse(kernel, *places):
         raise nvrtc.CompileError("NVRTC cannot compile", "line 1: error")
 
-    monkeypatch.setattr(store, "get_or_compile", refuse)
+    monkeypatch.setattr(cubins, "get_or_compile", refuse)
     with pytest.warns(
         UserWarning, match="matmul 64x64x64.*left to XLA.*cannot compile"
     ):
@@ -307,7 +307,7 @@ def test_the_tuned_config_is_the_one_that_is_lowered():
 def test_a_directory_that_cannot_be_written_keeps_kernels_in_memory(tmp_path):
     (tmp_path / "file").write_text("")
     a = jax.ShapeDtypeStruct((64, 64), "bfloat16")
-    store._memory.clear()
+    cubins._memory.clear()
     with tracea.options(cache_dir=str(tmp_path / "file" / "cache")):
         with pytest.warns(
             RuntimeWarning, match="kernels are kept in memory.*TRACEA_CACHE"

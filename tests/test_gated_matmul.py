@@ -14,12 +14,12 @@ from transforms import LAYOUTS
 
 import tracea_jax as tracea
 from tracea_jax import dispatch
+from tracea_jax.campaign import local_device
 from tracea_jax.device import NAMED, CpuDevice
-from tracea_jax.doctor import diagnose
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.ops import gated_matmul
-from tracea_jax.ops.gated_matmul import gated_matmul_p, problem_of
+from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p, problem_of
 from tracea_jax.problem import GatedMatmulProblem, problem_from_json
-from tracea_jax.tune import local_device
 from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.gated import GATED_FUSED, products
 

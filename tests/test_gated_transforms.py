@@ -19,7 +19,7 @@ from transforms import assert_close, assert_derivatives_alike, in_f64
 
 import tracea_jax as tracea
 from tracea_jax.ops import export_checks, gated_matmul, remat_policy
-from tracea_jax.ops.gated_matmul import gated_matmul_p, reference
+from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p, reference
 
 
 def fused(activation, *args):

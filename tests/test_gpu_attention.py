@@ -15,7 +15,7 @@ from numerics import normal
 import tracea_jax as tracea
 from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention
-from tracea_jax.ops import attention_bench as bench
+from tracea_jax.ops.attention import workload as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem

@@ -10,8 +10,8 @@ from tracea_jax.device import local_cuda
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.child import ChildLab, Limits
-from tracea_jax.tuning.lab import xla_choice
+from tracea_jax.tuning.lab.child import ChildLab, Limits
+from tracea_jax.tuning.lab.local import xla_choice
 from tracea_jax.tuning.measure import CandidateError
 from tracea_jax.tuning.verdict import verdict
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90

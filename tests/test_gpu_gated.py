@@ -16,7 +16,8 @@ from spaces import one_of_each
 
 import tracea_jax as tracea
 from tracea_jax.dispatch import plan
-from tracea_jax.ops import gated_bench, gated_matmul
+from tracea_jax.ops import gated_matmul
+from tracea_jax.ops.gated_matmul import workload as gated_workload
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem
@@ -83,8 +84,8 @@ def test_consumers_that_take_turns(layout, hopper):
 
 def check_products(problem: GatedMatmulProblem, choice: Choice) -> None:
     """Runs one choice and compares all its results with float64."""
-    stored = gated_bench.operands(problem, seed=1)
-    run = functools.partial(gated_bench.execute, problem=problem, choice=choice)
+    stored = gated_workload.operands(problem, seed=1)
+    run = functools.partial(gated_workload.execute, problem=problem, choice=choice)
     y, *saved = jax.jit(run)(*stored)
     sides = problem.layout + problem.layout[1]
     x, *weights = (

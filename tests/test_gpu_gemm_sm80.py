@@ -17,7 +17,7 @@ from spaces import one_of_each
 
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.ops import matmul
-from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.ops.matmul import workload as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem

@@ -10,7 +10,7 @@ from gpu_products import FULL, GATE, GRADIENT, LAYOUTS, gemm, sweep
 from numerics import ACTIVATED
 
 from tracea_jax.device import CudaDevice
-from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.ops.matmul import workload as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue

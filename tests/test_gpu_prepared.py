@@ -33,11 +33,11 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import relayout
 from tracea_jax.ops import matmul
-from tracea_jax.ops import matmul_bench as bench
+from tracea_jax.ops.matmul import workload as bench
 from tracea_jax.options import current, device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.runtime import launch, store
+from tracea_jax.runtime import cubins, launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -132,7 +132,7 @@ def relaid(*matrices: jax.Array, is_split: bool = False) -> list[np.ndarray]:
     dtype = matrices[0].dtype.name
     sizes = [(x.shape[0], x.shape[1]) for x in matrices]
     kernel = relayout.kernel(sizes, dtype, device, split=is_split)
-    cubin = store.get_or_compile(kernel, current().directory)
+    cubin = cubins.get_or_compile(kernel, current().directory)
     out = "bfloat16" if is_split else dtype
     results = [
         jax.ShapeDtypeStruct(

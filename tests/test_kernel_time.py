@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracea_jax.ops import kernel_time
+from tracea_jax.ops.common import kernel_time
 
 
 def test_a_profile_that_lost_a_kernel_is_taken_again(monkeypatch):

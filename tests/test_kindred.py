@@ -10,12 +10,12 @@ import pytest
 from tracea_jax import dispatch, variants
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import environment as environments
-from tracea_jax.tuning.cache import Best, Database, Entry, Observation
-from tracea_jax.tuning.environment import environment, environment_key
-from tracea_jax.tuning.kindred import MEASURED, PREDICTED
-from tracea_jax.tuning.records import union
-from tracea_jax.tuning.store import Name, Store
+from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.answers.kindred import MEASURED, PREDICTED
+from tracea_jax.tuning.store import environment as environments
+from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.environment import environment, environment_key
+from tracea_jax.tuning.store.records import union
 
 H200, H100, A100 = NAMED["H200"], NAMED["H100"], NAMED["A100"]
 BF16: dict = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}

@@ -11,7 +11,7 @@ import synthetic_bench as synthetic
 from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, Bench, Clock, choice
 
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.lab import LabError, LocalLab
+from tracea_jax.tuning.lab.local import LabError, LocalLab
 from tracea_jax.tuning.measure import CandidateError, Race, Reference
 
 # Sampling.

@@ -26,7 +26,7 @@ from jax.interpreters import mlir
 
 from tracea_jax import _native
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
-from tracea_jax.runtime import launch, nvrtc, store
+from tracea_jax.runtime import cubins, launch, nvrtc
 from tracea_jax.runtime.nvrtc import Cubin
 
 KEY = "0123456789abcdef" * 4
@@ -344,13 +344,13 @@ def stored(code: Cubin) -> str:
 
 @pytest.mark.nvrtc
 def test_a_stored_kernel_is_found_by_another_process(tmp_path):
-    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
     assert instantiate(tmp_path, stored(code)) == ["instantiated"]
 
 
 @pytest.mark.nvrtc
 def test_a_program_that_states_no_sha256_gets_nothing_from_a_disk(tmp_path):
-    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
     (said,) = instantiate(tmp_path, f"attributes['kernel_key'] = {code.key!r}")
     assert "FAILED_PRECONDITION" in said
     assert "does not state its sha256" in said
@@ -358,8 +358,8 @@ def test_a_program_that_states_no_sha256_gets_nothing_from_a_disk(tmp_path):
 
 @pytest.mark.nvrtc
 def test_a_damaged_stored_kernel_is_passed_over(tmp_path):
-    code = store.get_or_compile(sample_kernels.scale(), tmp_path / "store")
-    file = store.path(tmp_path / "store", "sm_90a", code.key)
+    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
+    file = cubins.path(tmp_path / "store", "sm_90a", code.key)
     file.write_bytes(code.image[:-1])
     (said,) = instantiate(tmp_path, stored(code))
     assert "FAILED_PRECONDITION" in said

@@ -21,7 +21,7 @@ ORDER = (
     "emit",
     "runtime",
     "variants",
-    "doctor",
+    "diagnosis",
     "policy",
     "tuning",
     "_compat",
@@ -34,8 +34,8 @@ ORDER = (
     "transform",
     "explain",
     "graph",
-    "tune",
-    "report",
+    "campaign",
+    "doctor",
     "demo",
     "cli",
     "__main__",
@@ -53,7 +53,7 @@ KNOWS_JAX = (
     "transform",
     "explain",
     "graph.builders",
-    "report",
+    "doctor",
     "demo",
 )
 

@@ -18,9 +18,10 @@ from transformed import assert_alike, assert_all_alike
 from transforms import PLAIN, assert_derivatives_alike, in_f64
 
 import tracea_jax as tracea
-from tracea_jax.ops import lowering, matmul_bench
-from tracea_jax.ops.matmul import matmul_p, unfused
-from tracea_jax.ops.matmul_chain import Layer, chain
+from tracea_jax.ops.common import lowering
+from tracea_jax.ops.matmul import workload as matmul_workload
+from tracea_jax.ops.matmul.chain import Layer, chain
+from tracea_jax.ops.matmul.primitive import matmul_p, unfused
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
@@ -291,10 +292,10 @@ def test_wrong_sums_are_found_before_they_are_kept():
     )
     fields = dict.fromkeys(("lhs", "rhs", "out"), "float32")
     problem = GemmProblem(m=200, n=64, k=32, layout="nt", epilogue=step, **fields)  # pyright: ignore
-    inputs = matmul_bench.operands(problem, seed=0)
+    inputs = matmul_workload.operands(problem, seed=0)
     choice = Choice(variant="xla", config=None)
-    y, sums = matmul_bench.execute(*inputs, problem=problem, choice=choice)
-    judge = matmul_bench.judge(problem, device_for("cpu"), inputs, 0)
+    y, sums = matmul_workload.execute(*inputs, problem=problem, choice=choice)
+    judge = matmul_workload.judge(problem, device_for("cpu"), inputs, 0)
     assert judge([y, sums]) <= 1 and judge([y]) <= 1
     without_some_rows = sums - y[16:32].sum(0)
     assert judge([y, without_some_rows]) > 1

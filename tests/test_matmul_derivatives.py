@@ -25,7 +25,7 @@ from transforms import (
 )
 
 from tracea_jax.ops import matmul
-from tracea_jax.ops.matmul import matmul_p, reference
+from tracea_jax.ops.matmul.primitive import matmul_p, reference
 from tracea_jax.problem import Epilogue
 
 

@@ -21,7 +21,7 @@ from transforms import (
     plain,
 )
 
-from tracea_jax.ops.matmul import matmul_p
+from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.problem import Epilogue
 
 SUBSETS = [s for s in itertools.product((False, True), repeat=4) if any(s)]

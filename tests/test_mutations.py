@@ -27,16 +27,16 @@ from synthetic_bench import (
 from tracea_jax import schema
 from tracea_jax.cli import entries as shown
 from tracea_jax.problem import Problem
-from tracea_jax.runtime import store as kernels
+from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning import exchange, files, formats, records, upkeep
-from tracea_jax.tuning.answers import Answer, legal_choice
-from tracea_jax.tuning.cache import Database
-from tracea_jax.tuning.environment import Environment
-from tracea_jax.tuning.formats import Damaged, NewerSchema
-from tracea_jax.tuning.records import Entry
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.answer import Answer, legal_choice
+from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.store import exchange, files, formats, records, upkeep
+from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import Environment
+from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.records import Entry
 
 COUNT = [60, pytest.param(2000, marks=pytest.mark.slow)]
 counts = pytest.mark.parametrize("count", COUNT)

@@ -28,11 +28,11 @@ from synthetic_bench import (
 from tracea_jax import variants
 from tracea_jax.device import NAMED
 from tracea_jax.problem import AttentionProblem, Conv2dProblem, Epilogue, GemmProblem
-from tracea_jax.tuning import interpolate, neighbours
-from tracea_jax.tuning.cache import Best, Database, Observation
-from tracea_jax.tuning.environment import environment
-from tracea_jax.tuning.neighbours import Neighbour
-from tracea_jax.tuning.records import union
+from tracea_jax.tuning.answers import interpolate, neighbours
+from tracea_jax.tuning.answers.cache import Best, Database, Observation
+from tracea_jax.tuning.answers.neighbours import Neighbour
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import union
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.space import Space
 

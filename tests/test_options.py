@@ -182,7 +182,8 @@ def test_tuning_reaches_a_function_that_is_already_jitted():
 def test_functions_are_not_shadowed_by_modules_of_their_name():
     program = """
         import tracea_jax as tracea
-        import tracea_jax.options, tracea_jax.tune, tracea_jax.doctor, tracea_jax.report
+        import tracea_jax.options, tracea_jax.campaign
+        import tracea_jax.diagnosis, tracea_jax.doctor
         from tracea_jax.options import Options
         from tracea_jax import ops
 

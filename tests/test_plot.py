@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tracea_jax as tracea
+from tracea_jax.campaign import plot, report
 from tracea_jax.device import local_cpu
-from tracea_jax.tune import plot, report
 
 
 def trial(us, variant="gemm_cpu", failure=None, **config):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from synthetic_bench import DEVICE, XLA, Bench, Clock, choice
 
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import cache, portfolio
-from tracea_jax.tuning.lab import LocalLab
-from tracea_jax.tuning.records import Best, Observation, identity
+from tracea_jax.tuning import portfolio
+from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.lab.local import LocalLab
 from tracea_jax.tuning.sharing import ORIGIN, Sharing
+from tracea_jax.tuning.store.records import Best, Observation, identity
 
 # --- the cover ------------------------------------------------------------------------
 

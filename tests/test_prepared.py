@@ -31,11 +31,12 @@ from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import relayout
 from tracea_jax.emit.kernel import Kernel, TensorMap
-from tracea_jax.ops import export_checks, matmul, matmul_bench
+from tracea_jax.ops import export_checks, matmul
+from tracea_jax.ops.matmul import workload as matmul_workload
 from tracea_jax.policy import Choice
 from tracea_jax.problem import ITEMSIZE, GemmProblem
-from tracea_jax.runtime import nvrtc, store
-from tracea_jax.tuning.ahead import kernels_of
+from tracea_jax.runtime import cubins, nvrtc
+from tracea_jax.tuning.lab.ahead import kernels_of
 from tracea_jax.variants import Prepared
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
@@ -73,7 +74,7 @@ def map_of(kernel: Kernel, operand: int) -> TensorMap:
 
 def row_sizes(problem: GemmProblem) -> list[int]:
     """Bytes of a stored row of each factor."""
-    stored = matmul_bench.factor_shapes(problem)
+    stored = matmul_workload.factor_shapes(problem)
     return [shape[-1] * ITEMSIZE[dtype] for shape, dtype in stored]
 
 
@@ -94,7 +95,7 @@ def test_the_product_reads_what_was_written(problem):
     variant = GEMM_SM90_SPLIT if is_split else GEMM_SM90_PADDED
     hypothesis.assume(variant.why_not(problem, H200) is None)
     call = prepared(variant, problem)
-    stored = matmul_bench.factor_shapes(problem)
+    stored = matmul_workload.factor_shapes(problem)
     assert call.relaid is not None
     written = zip(call.relaid.operands, call.relaid.results, strict=True)
     for i, ((batch, rows, stride), dtype) in written:
@@ -318,14 +319,14 @@ def test_an_exported_program_carries_all_kernels():
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("refused", ["gemm_sm90", "relayout"])
 def test_a_kernel_that_does_not_compile_leaves_the_problem_to_xla(monkeypatch, refused):
-    compile = store.get_or_compile
+    compile = cubins.get_or_compile
 
     def refuse(kernel, *places):
         if kernel.entry.startswith(refused):
             raise nvrtc.CompileError("NVRTC cannot compile", "line 1: error")
         return compile(kernel, *places)
 
-    monkeypatch.setattr(store, "get_or_compile", refuse)
+    monkeypatch.setattr(cubins, "get_or_compile", refuse)
     args = arrays((63, 65), (65, 67), (63, 67))
     with pytest.warns(UserWarning, match="matmul 63x67x65.*left to XLA"):
         text = lowered(lambda a, b, r: padded_matmul(a, b, residual=r), *args)

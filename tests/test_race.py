@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
 from tracea_jax.tuning import goals, measure, select
-from tracea_jax.tuning.candidates import identity_of
-from tracea_jax.tuning.race import quiet_rounds
-from tracea_jax.tuning.records import identity
-from tracea_jax.tuning.slices import Reference
+from tracea_jax.tuning.measure.race import quiet_rounds
+from tracea_jax.tuning.measure.slices import Reference
+from tracea_jax.tuning.search.candidates import identity_of
+from tracea_jax.tuning.store.records import identity
 
 ALONE, SHARED = choice(2), choice(3)  # the best of a quiet and of a disturbed machine
 TIMES = {ALONE: 100.0, SHARED: 110.0, HERO: 120.0, XLA: 150.0}

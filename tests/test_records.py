@@ -13,10 +13,10 @@ import pytest
 from tracea_jax.device import NAMED
 from tracea_jax.knowledge import SHIPPED
 from tracea_jax.problem import problem_from_json
-from tracea_jax.tuning import environment as environments
-from tracea_jax.tuning.cache import Database, Entry
-from tracea_jax.tuning.environment import Environment
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.cache import Database, Entry
+from tracea_jax.tuning.store import environment as environments
+from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import Environment
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 

@@ -21,12 +21,12 @@ from synthetic_bench import (
 from tracea_jax import cli, schema
 from tracea_jax.problem import GemmProblem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning import exchange, formats, records
-from tracea_jax.tuning.answers import legal_choice
-from tracea_jax.tuning.cache import Database
-from tracea_jax.tuning.environment import Environment, canonical
-from tracea_jax.tuning.records import Best, Entry, Observation
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.store import exchange, formats, records
+from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import Environment, canonical
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_fields_and_failures_of_a_newer_version_survive_a_rewrite(tmp_path):
 
 
 def environment_key(data: dict) -> str:
-    from tracea_jax.tuning.environment import digest
+    from tracea_jax.tuning.store.environment import digest
 
     return digest(canonical(data), 12)
 

@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tracea_jax.tuning import search, seeding
-from tracea_jax.tuning.search import History, Search, codes, encode
+from tracea_jax.tuning.search import batches as search
+from tracea_jax.tuning.search import seeding
+from tracea_jax.tuning.search.batches import History, Search, codes, encode
 
 
 def grid(*sizes):

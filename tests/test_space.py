@@ -17,14 +17,14 @@ from spaces import one_of_each
 import tracea_jax
 from tracea_jax import policy, variants
 from tracea_jax.device import NAMED, CpuDevice, CudaDevice
-from tracea_jax.doctor import Diagnosis
+from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.gemm_sm90_kernel import OUT_DTYPES
 from tracea_jax.policy import Choice
 from tracea_jax.problem import ITEMSIZE, Epilogue, GatedMatmulProblem, GemmProblem
-from tracea_jax.tuning.records import Entry
+from tracea_jax.tuning.store.records import Entry
 from tracea_jax.variants import gemm_sm80 as sm80
 from tracea_jax.variants import gemm_sm90_space as sm90
 from tracea_jax.variants.gemm_cpu import GEMM_CPU

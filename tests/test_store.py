@@ -16,7 +16,7 @@ import pytest
 import sample_kernels
 
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.runtime import nvrtc, store, trust
+from tracea_jax.runtime import cubins, nvrtc, trust
 
 pytestmark = pytest.mark.nvrtc
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.nvrtc
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch):
     """Forgets what this process has compiled and complained about."""
-    monkeypatch.setattr(store, "_memory", {})
+    monkeypatch.setattr(cubins, "_memory", {})
     monkeypatch.setattr(trust, "_warned", set())
 
 
@@ -43,26 +43,26 @@ def compilations(monkeypatch):
 
 def forget():
     """What a new process knows."""
-    store._memory.clear()
+    cubins._memory.clear()
     trust._warned.clear()
 
 
 def image_path(directory) -> pathlib.Path:
     kernel = sample_kernels.scale()
-    return store.path(directory, kernel.arch, nvrtc.key(kernel))
+    return cubins.path(directory, kernel.arch, nvrtc.key(kernel))
 
 
 def test_compiles_once_per_process_and_once_per_directory(tmp_path, compilations):
-    first = store.get_or_compile(sample_kernels.scale(), tmp_path)
-    assert store.get_or_compile(sample_kernels.scale(), tmp_path) is first
+    first = cubins.get_or_compile(sample_kernels.scale(), tmp_path)
+    assert cubins.get_or_compile(sample_kernels.scale(), tmp_path) is first
     forget()
-    second = store.get_or_compile(sample_kernels.scale(), tmp_path)
+    second = cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert second == first
     assert compilations == ["scale"]
 
 
 def test_entry_is_complete_and_readable_by_others(tmp_path):
-    cubin = store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubin = cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     file = tmp_path / "cubin" / "sm_90a" / f"{cubin.key}.cubin"
     assert file.read_bytes() == cubin.image
     assert file.with_suffix(".cu").read_text() == sample_kernels.SCALE
@@ -75,9 +75,9 @@ def test_entry_is_complete_and_readable_by_others(tmp_path):
 
 
 def test_a_kernel_compiled_without_a_store_is_saved_later(tmp_path, compilations):
-    store.get_or_compile(sample_kernels.scale(), None)
+    cubins.get_or_compile(sample_kernels.scale(), None)
     assert not any(tmp_path.iterdir())
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert image_path(tmp_path).exists()
     assert compilations == ["scale"]
 
@@ -111,18 +111,18 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_entry_is_replaced_with_one_warning(tmp_path, compilations, damage):
-    good = store.get_or_compile(sample_kernels.scale(), tmp_path)
+    good = cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     damage(image_path(tmp_path))
     forget()
     with pytest.warns(RuntimeWarning, match="damaged") as caught:
-        repaired = store.get_or_compile(sample_kernels.scale(), tmp_path)
+        repaired = cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert len(caught) == 1
     assert repaired.image == good.image
     assert len(compilations) == 2
     forget()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert store.get_or_compile(sample_kernels.scale(), tmp_path) == repaired
+        assert cubins.get_or_compile(sample_kernels.scale(), tmp_path) == repaired
     assert len(compilations) == 2
 
 
@@ -131,9 +131,9 @@ def test_an_unwritable_directory_keeps_kernels_in_memory(tmp_path, compilations)
     directory = tmp_path / "file" / "cache"  # not even root can make this
     other = dataclasses.replace(sample_kernels.scale(), options=("-lineinfo",))
     with pytest.warns(RuntimeWarning, match="memory only") as caught:
-        first = store.get_or_compile(sample_kernels.scale(), directory)
-        assert store.get_or_compile(sample_kernels.scale(), directory) is first
-        store.get_or_compile(other, directory)
+        first = cubins.get_or_compile(sample_kernels.scale(), directory)
+        assert cubins.get_or_compile(sample_kernels.scale(), directory) is first
+        cubins.get_or_compile(other, directory)
     assert len(caught) == 1
     assert "TRACEA_CACHE_DIR" in str(caught[0].message)
     assert len(compilations) == 2
@@ -141,11 +141,11 @@ def test_an_unwritable_directory_keeps_kernels_in_memory(tmp_path, compilations)
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_directory_serves_what_it_has(tmp_path, compilations):
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     for directory in (tmp_path, *tmp_path.rglob("*/")):
         directory.chmod(0o555)
     forget()
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert compilations == ["scale"]
 
 
@@ -163,12 +163,12 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch, survivors):
     monkeypatch.setattr(os, "replace", replace)
     if survivors < 3:
         with pytest.warns(RuntimeWarning, match="No space left"):
-            store.get_or_compile(sample_kernels.scale(), tmp_path)
+            cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     else:
-        store.get_or_compile(sample_kernels.scale(), tmp_path)
+        cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert not list(tmp_path.rglob("*.tmp"))
     assert image_path(tmp_path).exists() == (survivors == 3)
-    loaded = store.load(tmp_path, "sm_90a", nvrtc.key(sample_kernels.scale()))
+    loaded = cubins.load(tmp_path, "sm_90a", nvrtc.key(sample_kernels.scale()))
     assert (loaded is not None) == (survivors == 3)
 
 
@@ -176,14 +176,14 @@ KILLED = """
 import os, pathlib, sys
 sys.path.append({tests!r})
 import sample_kernels
-from tracea_jax.runtime import store
+from tracea_jax.runtime import cubins
 calls = []
 def fsync(handle, fsync=os.fsync):
     fsync(handle)
     calls.append(handle)
     if len(calls) == {nth}: os._exit(9)
 os.fsync = fsync
-store.get_or_compile(sample_kernels.scale(), pathlib.Path({directory!r}))
+cubins.get_or_compile(sample_kernels.scale(), pathlib.Path({directory!r}))
 """
 
 
@@ -195,9 +195,9 @@ def test_a_kill_leaves_a_store_that_works(tmp_path, compilations, nth):
     done = subprocess.run([sys.executable, "-c", script], cwd="/", check=False)
     assert done.returncode == 9
     assert not image_path(tmp_path).exists()
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     forget()
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert compilations == ["scale"]
 
 
@@ -210,12 +210,12 @@ kernel = sample_kernels.scale()
 for _ in range(2):
     cubin = nvrtc.compile(kernel)
     for _ in range(8):
-        store._save(pathlib.Path({directory!r}), kernel, cubin)
+        cubins._save(pathlib.Path({directory!r}), kernel, cubin)
 """
 
 
 def test_concurrent_writers_never_show_a_partial_image(tmp_path):
-    image = store.get_or_compile(sample_kernels.scale(), tmp_path).image
+    image = cubins.get_or_compile(sample_kernels.scale(), tmp_path).image
     script = WRITER.format(
         tests=os.path.dirname(sample_kernels.__file__), directory=str(tmp_path)
     )
@@ -224,7 +224,7 @@ def test_concurrent_writers_never_show_a_partial_image(tmp_path):
     ]
     reads = 0
     while any(writer.poll() is None for writer in writers):
-        loaded = store.load(tmp_path, "sm_90a", nvrtc.key(sample_kernels.scale()))
+        loaded = cubins.load(tmp_path, "sm_90a", nvrtc.key(sample_kernels.scale()))
         assert loaded is not None
         assert loaded.image == image
         reads += 1
@@ -242,17 +242,17 @@ def broken() -> Kernel:
 
 def failure_path(directory) -> pathlib.Path:
     kernel = broken()
-    file = store.path(directory, kernel.arch, nvrtc.key(kernel))
+    file = cubins.path(directory, kernel.arch, nvrtc.key(kernel))
     return file.with_suffix(".failed.json")
 
 
 def test_what_the_compiler_refused_is_not_tried_again(tmp_path, compilations):
     with pytest.raises(nvrtc.CompileError, match="expected an expression") as first:
-        store.get_or_compile(broken(), tmp_path)
-    assert not isinstance(first.value, store.KnownFailure)
+        cubins.get_or_compile(broken(), tmp_path)
+    assert not isinstance(first.value, cubins.KnownFailure)
     forget()
-    with pytest.raises(store.KnownFailure, match="NVRTC_ERROR_COMPILATION") as again:
-        store.get_or_compile(broken(), tmp_path)
+    with pytest.raises(cubins.KnownFailure, match="NVRTC_ERROR_COMPILATION") as again:
+        cubins.get_or_compile(broken(), tmp_path)
     assert compilations == ["scale"]
     assert again.value.kind == "compile_error"
     assert ">    1 | int broken = ;" in again.value.log
@@ -260,29 +260,29 @@ def test_what_the_compiler_refused_is_not_tried_again(tmp_path, compilations):
     # As the message says.
     failure_path(tmp_path).unlink()
     with pytest.raises(nvrtc.CompileError):
-        store.get_or_compile(broken(), tmp_path)
+        cubins.get_or_compile(broken(), tmp_path)
     assert compilations == ["scale"] * 2
 
 
 def test_a_failure_belongs_to_source_options_and_compiler(
     tmp_path, compilations, monkeypatch
 ):
-    store.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
-    with pytest.raises(store.KnownFailure) as caught:
-        store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
+    with pytest.raises(cubins.KnownFailure) as caught:
+        cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert caught.value.kind == "timeout" and compilations == []
     other = dataclasses.replace(sample_kernels.scale(), options=("-lineinfo",))
-    store.get_or_compile(other, tmp_path)
+    cubins.get_or_compile(other, tmp_path)
     monkeypatch.setattr(nvrtc, "ABI", nvrtc.ABI + 1)
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
     assert len(compilations) == 2
 
 
 def test_an_image_outweighs_a_failure(tmp_path, compilations):
-    store.get_or_compile(sample_kernels.scale(), tmp_path)
-    store.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
+    cubins.get_or_compile(sample_kernels.scale(), tmp_path)
+    cubins.record_failure(tmp_path, sample_kernels.scale(), "timeout", "60 s")
     forget()
-    assert store.get_or_compile(sample_kernels.scale(), tmp_path).registers
+    assert cubins.get_or_compile(sample_kernels.scale(), tmp_path).registers
     assert compilations == ["scale"]
 
 
@@ -293,8 +293,8 @@ def test_want_of_memory_is_not_remembered(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(nvrtc, "compile", compile)
         with pytest.raises(nvrtc.CompileError, match="OUT_OF_MEMORY"):
-            store.get_or_compile(sample_kernels.scale(), tmp_path)
-    assert store.get_or_compile(sample_kernels.scale(), tmp_path).registers
+            cubins.get_or_compile(sample_kernels.scale(), tmp_path)
+    assert cubins.get_or_compile(sample_kernels.scale(), tmp_path).registers
 
 
 @pytest.mark.parametrize(
@@ -303,11 +303,11 @@ def test_want_of_memory_is_not_remembered(tmp_path, monkeypatch):
 )
 def test_a_damaged_failure_is_no_failure(tmp_path, compilations, content):
     with pytest.raises(nvrtc.CompileError):
-        store.get_or_compile(broken(), tmp_path)
+        cubins.get_or_compile(broken(), tmp_path)
     good = failure_path(tmp_path).read_bytes()
     failure_path(tmp_path).write_bytes(content)
     with pytest.raises(nvrtc.CompileError):
-        store.get_or_compile(broken(), tmp_path)
+        cubins.get_or_compile(broken(), tmp_path)
     assert compilations == ["scale"] * 2
     assert failure_path(tmp_path).read_bytes() == good
 
@@ -316,12 +316,12 @@ def test_a_failure_that_cannot_be_written_costs_a_warning(tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(RuntimeWarning, match="TRACEA_CACHE_DIR"):
         with pytest.raises(nvrtc.CompileError, match="expected an expression"):
-            store.get_or_compile(broken(), tmp_path / "file" / "cache")
+            cubins.get_or_compile(broken(), tmp_path / "file" / "cache")
 
 
 def test_an_unknown_kind_of_failure_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="compile_error, timeout"):
-        store.record_failure(tmp_path, broken(), "rain", "wet")
+        cubins.record_failure(tmp_path, broken(), "rain", "wet")
 
 
 # Too many kernels.
@@ -336,14 +336,14 @@ def stored(tmp_path):
     """Five kernels, the first unused for longest; all older than an hour."""
     kernels = [variation(i) for i in range(5)]
     for age, kernel in zip((9, 8, 7, 6, 5), kernels, strict=True):
-        store.get_or_compile(kernel, tmp_path)
+        cubins.get_or_compile(kernel, tmp_path)
         grow_old(tmp_path, kernel, hours=age)
     return kernels
 
 
 def grow_old(directory, kernel, hours):
     then = time.time() - 3600 * hours
-    file = store.path(directory, kernel.arch, nvrtc.key(kernel))
+    file = cubins.path(directory, kernel.arch, nvrtc.key(kernel))
     for path in file.parent.glob(f"{file.stem}.*"):
         os.utime(path, (then, then))
 
@@ -353,53 +353,53 @@ def size(directory) -> int:
 
 
 def left(directory, kernels) -> list[int]:
-    return [i for i, k in enumerate(kernels) if store.has(directory, k)]
+    return [i for i, k in enumerate(kernels) if cubins.has(directory, k)]
 
 
 def test_the_longest_unused_kernels_go_first(tmp_path, stored):
     before = size(tmp_path)
     each = before / 5
-    done = store.collect(tmp_path, int(2.5 * each))
+    done = cubins.collect(tmp_path, int(2.5 * each))
     assert left(tmp_path, stored) == [3, 4]
     assert done.kernels == 3
     assert done.left_bytes == size(tmp_path)
     assert done.freed_bytes == before - size(tmp_path)
-    assert store.collect(tmp_path, int(2.5 * each)).kernels == 0
+    assert cubins.collect(tmp_path, int(2.5 * each)).kernels == 0
     for i in (3, 4):  # what is left is whole
-        assert store.load(tmp_path, "sm_90a", nvrtc.key(stored[i])) is not None
+        assert cubins.load(tmp_path, "sm_90a", nvrtc.key(stored[i])) is not None
     assert {f.name.partition(".")[0] for f in (tmp_path / "cubin").glob("*/*")} == {
         nvrtc.key(stored[i]) for i in (3, 4)
     }
 
 
 def test_reading_a_kernel_keeps_it(tmp_path, stored):
-    assert store.load(tmp_path, "sm_90a", nvrtc.key(stored[0])) is not None
-    store.collect(tmp_path, 0)
+    assert cubins.load(tmp_path, "sm_90a", nvrtc.key(stored[0])) is not None
+    cubins.collect(tmp_path, 0)
     assert left(tmp_path, stored) == [0]  # used just now
 
 
 def test_answers_of_tunings_go_last_and_kept_ones_never(tmp_path, stored):
-    store.mark_winner(tmp_path, stored[0])
+    cubins.mark_winner(tmp_path, stored[0])
     grow_old(tmp_path, stored[0], hours=9)
     each = size(tmp_path) / 5
     keep = frozenset({nvrtc.key(stored[1])})
-    store.collect(tmp_path, int(2.5 * each), keep)
+    cubins.collect(tmp_path, int(2.5 * each), keep)
     assert left(tmp_path, stored) == [0, 1]
-    store.collect(tmp_path, 0, keep)
+    cubins.collect(tmp_path, 0, keep)
     assert left(tmp_path, stored) == [1]
 
 
 def test_young_kernels_stay_whatever_the_limit(tmp_path, stored):
-    store.get_or_compile(variation(5), tmp_path)
-    store.collect(tmp_path, 0)
+    cubins.get_or_compile(variation(5), tmp_path)
+    cubins.collect(tmp_path, 0)
     assert left(tmp_path, [*stored, variation(5)]) == [5]
-    store.collect(tmp_path, 0, min_age_s=-60)
+    cubins.collect(tmp_path, 0, min_age_s=-60)
     assert left(tmp_path, [*stored, variation(5)]) == []
 
 
 def test_a_clock_set_back_removes_nothing(tmp_path, stored, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    assert store.collect(tmp_path, 0).kernels == 0
+    assert cubins.collect(tmp_path, 0).kernels == 0
     assert left(tmp_path, stored) == [0, 1, 2, 3, 4]
 
 
@@ -413,23 +413,23 @@ def test_what_a_kill_left_goes_even_if_there_is_room(tmp_path, stored):
         file.write_bytes(b"half")
         if file != young:
             os.utime(file, (1e9, 1e9))
-    done = store.collect(tmp_path, 1 << 30)
+    done = cubins.collect(tmp_path, 1 << 30)
     assert (done.kernels, done.freed_bytes) == (0, 12)
     assert not any(file.exists() for file in torn) and young.exists()
     assert left(tmp_path, stored) == [0, 1, 2, 3, 4]
 
 
 def test_failures_are_collected_like_kernels(tmp_path):
-    store.record_failure(tmp_path, broken(), "timeout", "60 s")
+    cubins.record_failure(tmp_path, broken(), "timeout", "60 s")
     grow_old(tmp_path, broken(), hours=2)
-    store.collect(tmp_path, 1 << 30)
+    cubins.collect(tmp_path, 1 << 30)
     assert failure_path(tmp_path).exists()
-    store.collect(tmp_path, 0)
+    cubins.collect(tmp_path, 0)
     assert not failure_path(tmp_path).exists()
 
 
 def test_a_store_that_is_not_there_is_small(tmp_path):
-    assert store.collect(tmp_path / "none", 0) == store.Collected(
+    assert cubins.collect(tmp_path / "none", 0) == cubins.Collected(
         kernels=0, freed_bytes=0, left_bytes=0
     )
     assert not (tmp_path / "none").exists()
@@ -437,9 +437,9 @@ def test_a_store_that_is_not_there_is_small(tmp_path):
 
 COLLECTOR = """
 import pathlib, sys
-from tracea_jax.runtime import store
+from tracea_jax.runtime import cubins
 while not pathlib.Path({directory!r}, "stop").exists():
-    store.collect(pathlib.Path({directory!r}), 0, min_age_s=-60)
+    cubins.collect(pathlib.Path({directory!r}), 0, min_age_s=-60)
 """
 
 
@@ -452,8 +452,8 @@ def test_readers_and_writers_bear_a_collector(tmp_path, recwarn):
         end = time.monotonic() + 2
         while (time.monotonic() < end or removed < 10) and collector.poll() is None:
             for kernel, cubin in zip(kernels, images, strict=True):
-                store._save(tmp_path, kernel, cubin)
-                loaded = store.load(tmp_path, kernel.arch, cubin.key)
+                cubins._save(tmp_path, kernel, cubin)
+                loaded = cubins.load(tmp_path, kernel.arch, cubin.key)
                 removed += loaded is None
                 assert loaded is None or loaded.image == cubin.image
         (tmp_path / "stop").touch()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracea_jax.tuning import surrogate
-from tracea_jax.tuning.surrogate import Data
+from tracea_jax.tuning.search import surrogate
+from tracea_jax.tuning.search.surrogate import Data
 
 
 def data(n=30, d=3, s=0, seed=0):

@@ -21,7 +21,7 @@ from numerics import normal
 from transformed import assert_near
 
 import tracea_jax as tracea
-from tracea_jax.tune import graph_of
+from tracea_jax.campaign import graph_of
 
 # ---- the methods of jitted functions -------------------------------------------------
 

@@ -15,14 +15,14 @@ import pytest
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, file_of, found, measured
 
 import tracea_jax
-from tracea_jax import report
+from tracea_jax import doctor
 from tracea_jax.options import Options
-from tracea_jax.runtime import store as kernels
+from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning import exchange, files
-from tracea_jax.tuning.cache import Database
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.store import exchange, files
+from tracea_jax.tuning.store.entries import Store
 
 NOBODY = 65534
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
@@ -183,14 +183,14 @@ def test_the_doctor_tells_which_caches_count(tmp_path, monkeypatch):
     places[2].chmod(0o777)
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[0]))
     monkeypatch.setenv("TRACEA_CACHE_PATH", os.pathsep.join(map(str, places[1:])))
-    told = "\n".join(report._caches())
+    told = "\n".join(doctor._caches())
     assert f"directory: {places[0]} (writable)" in told
     assert f"shared: {places[1]} (only read)" in told
     assert f"shared: {places[2]} (ignored: {places[2]} can be written by" in told
     assert f"shared: {places[3]} (missing)" in told
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[2]))
     with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
-        told = "\n".join(report._caches())
+        told = "\n".join(doctor._caches())
     assert f"directory: {places[2]} (ignored:" in told
 
 
@@ -214,10 +214,10 @@ def test_what_root_made_serves_everybody_who_may_read_it(public):
     program = """if True:
         import pathlib, sys
         from synthetic_bench import PROBLEM, found
-        from tracea_jax.runtime import store
-        from tracea_jax.tuning.cache import Database
+        from tracea_jax.runtime import cubins
+        from tracea_jax.tuning.answers.cache import Database
         directory = pathlib.Path(sys.argv[1])
-        assert store.load(directory, "sm_90a", "0" * 64) is not None
+        assert cubins.load(directory, "sm_90a", "0" * 64) is not None
         print(found(Database(directory)).origin)
     """
     assert as_nobody(program, public) == "tuned\n"
@@ -299,7 +299,7 @@ def test_what_only_root_can_read_is_a_miss_with_one_warning(
     program = """if True:
         import pathlib, sys
         from synthetic_bench import DEVICE, PROBLEM
-        from tracea_jax.tuning.cache import Database
+        from tracea_jax.tuning.answers.cache import Database
         for _ in range(2):
             database = Database(pathlib.Path(sys.argv[1]))
             assert database.lookup(PROBLEM, DEVICE) is None
@@ -322,13 +322,13 @@ def test_what_only_root_can_write_is_used_and_not_written(public):
         import pathlib, sys
         from sample_kernels import scale
         from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
-        from tracea_jax.runtime import store
-        from tracea_jax.tuning.cache import Database
+        from tracea_jax.runtime import cubins
+        from tracea_jax.tuning.answers.cache import Database
         directory = pathlib.Path(sys.argv[1])
         for _ in range(2):
-            store.record_failure(directory, scale(), "timeout", "60 s")
-        store.mark_winner(directory, scale())
-        store.collect(directory, 0, min_age_s=-60)
+            cubins.record_failure(directory, scale(), "timeout", "60 s")
+        cubins.mark_winner(directory, scale())
+        cubins.collect(directory, 0, min_age_s=-60)
         first = Database(directory).lookup(PROBLEM, DEVICE)
         for kc in (9, 10):
             database = Database(directory)
@@ -351,13 +351,13 @@ def test_kernels_that_only_root_can_read_are_a_miss_with_one_warning(public):
     public.joinpath("cubin").chmod(0o700)
     program = """if True:
         import pathlib, sys
-        from tracea_jax.runtime import store
+        from tracea_jax.runtime import cubins
         directory = pathlib.Path(sys.argv[1])
         for _ in range(2):
-            assert store.load(directory, "sm_90a", "0" * 64) is None
-            assert store.failure(directory, "sm_90a", "0" * 64) is None
-        assert not store.is_trusted(directory)
-        store.collect(directory, 0, min_age_s=-60)
+            assert cubins.load(directory, "sm_90a", "0" * 64) is None
+            assert cubins.failure(directory, "sm_90a", "0" * 64) is None
+        assert not cubins.is_trusted(directory)
+        cubins.collect(directory, 0, min_age_s=-60)
     """
     text = as_nobody(program, public)
     assert text.count("RuntimeWarning") == 1 and "cannot be read" in text
@@ -451,8 +451,8 @@ def test_a_writer_overwrites_no_planted_file(tmp_path, monkeypatch):
 
 KILLED_EXPORT = """
 import os, pathlib, sys
-from tracea_jax.tuning import exchange
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.store import exchange
+from tracea_jax.tuning.store.entries import Store
 os.fsync = lambda fd: os._exit(9)
 exchange.export(Store(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]))
 """

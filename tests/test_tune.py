@@ -18,6 +18,9 @@ from numerics import normal
 
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge
+from tracea_jax.campaign import graph_of
+from tracea_jax.campaign.report import Times
+from tracea_jax.campaign.watch import Step
 from tracea_jax.device import local_cpu
 from tracea_jax.graph import Graph
 from tracea_jax.options import current
@@ -28,13 +31,11 @@ from tracea_jax.problem import (
     GemmProblem,
     problem_from_json,
 )
-from tracea_jax.tune import graph_of
-from tracea_jax.tune.report import Times
-from tracea_jax.tune.watch import Step
-from tracea_jax.tuning import lab, measure, schedule
-from tracea_jax.tuning.cache import Best, Entry, Observation, environment
-from tracea_jax.tuning.records import union
+from tracea_jax.tuning import measure, schedule
+from tracea_jax.tuning.answers.cache import Best, Entry, Observation, environment
+from tracea_jax.tuning.lab import local
 from tracea_jax.tuning.session import TuningError
+from tracea_jax.tuning.store.records import union
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 CPU = local_cpu()
@@ -149,7 +150,7 @@ class Scripts:
 
     def open_lab(self, device, problem, *, settings):
         timing = synthetic.timing(self.bench.clock)
-        return lab.LocalLab(lambda problem, device: self.bench, device, timing)
+        return local.LocalLab(lambda problem, device: self.bench, device, timing)
 
 
 @pytest.fixture

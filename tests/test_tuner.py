@@ -11,10 +11,11 @@ import synthetic_bench as synthetic
 from hypothesis import strategies as st
 from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
-from tracea_jax.doctor import diagnose
-from tracea_jax.tuning import cache, measure, select, session, tuner
-from tracea_jax.tuning.candidates import identity_of
-from tracea_jax.tuning.records import identity
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.tuning import measure, select, session, tuner
+from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.search.candidates import identity_of
+from tracea_jax.tuning.store.records import identity
 
 
 def observation(entry, wanted):

@@ -27,10 +27,16 @@ from tracea_jax import variants
 from tracea_jax.device import NAMED, CpuDevice, OtherDevice
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import environment as environments
-from tracea_jax.tuning import files, formats, records
-from tracea_jax.tuning.cache import Best, Database, Entry, Environment, Observation
-from tracea_jax.tuning.environment import environment
+from tracea_jax.tuning.answers.cache import (
+    Best,
+    Database,
+    Entry,
+    Environment,
+    Observation,
+)
+from tracea_jax.tuning.store import environment as environments
+from tracea_jax.tuning.store import files, formats, records
+from tracea_jax.tuning.store.environment import environment
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 

@@ -29,9 +29,10 @@ from synthetic_bench import (
     why_missed,
 )
 
-from tracea_jax.tuning import exchange, files, formats, store, upkeep
-from tracea_jax.tuning.cache import Database
+from tracea_jax.tuning.answers.cache import Database
 from tracea_jax.tuning.session import identity_of
+from tracea_jax.tuning.store import entries as store
+from tracea_jax.tuning.store import exchange, files, formats, upkeep
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

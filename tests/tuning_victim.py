@@ -21,11 +21,12 @@ import synthetic_bench as synthetic
 from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, Bench, Clock, choice
 
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning import exchange, measure, records, upkeep
-from tracea_jax.tuning.cache import Best, Database, Entry, Observation
-from tracea_jax.tuning.environment import environment
+from tracea_jax.tuning import measure
+from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
 from tracea_jax.tuning.session import identity_of
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.store import exchange, records, upkeep
+from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import environment
 
 SIZE = 5
 WRITERS = 8

@@ -31,19 +31,22 @@ _HOMES = {
     "Graph": "graph",
     "Options": "options",
     "Plan": "dispatch",
-    "TuneReport": "tune.report",
+    "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
-    "doctor": "report",
+    "doctor": "doctor",
     "explain": "explain",
     "options": "options",
     "transform": "transform",
-    "tune": "tune",
+    "tune": "campaign",
 }
 
 if TYPE_CHECKING:
     from tracea_jax import ops as ops
+    from tracea_jax.campaign import tune as tune
+    from tracea_jax.campaign.report import TuneReport as TuneReport
     from tracea_jax.dispatch import Plan as Plan
     from tracea_jax.dispatch import Unsupported as Unsupported
+    from tracea_jax.doctor import doctor as doctor
     from tracea_jax.explain import Explanation as Explanation
     from tracea_jax.explain import explain as explain
     from tracea_jax.graph import Graph as Graph
@@ -54,10 +57,7 @@ if TYPE_CHECKING:
     from tracea_jax.problem import Epilogue as Epilogue
     from tracea_jax.problem import GatedMatmulProblem as GatedMatmulProblem
     from tracea_jax.problem import GemmProblem as GemmProblem
-    from tracea_jax.report import doctor as doctor
     from tracea_jax.transform import transform as transform
-    from tracea_jax.tune import tune as tune
-    from tracea_jax.tune.report import TuneReport as TuneReport
 
 
 class _Package(types.ModuleType):
@@ -93,14 +93,12 @@ def _register() -> None:
     """Serialised programs call the handlers by name and may look for kernels on disk,
     whether or not an op is used first."""
     from tracea_jax.options import current
-    from tracea_jax.runtime import launch, store
+    from tracea_jax.runtime import cubins, launch
 
     launch.register()
-    with contextlib.suppress(
-        ValueError
-    ):  # of a setting; the first use of it reports it
+    with contextlib.suppress(ValueError):  # of a setting; its first use reports it
         directory = current().directory
-        launch.set_cubin_directory(directory if store.is_trusted(directory) else None)
+        launch.set_cubin_directory(directory if cubins.is_trusted(directory) else None)
 
 
 _register()

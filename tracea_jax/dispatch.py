@@ -20,12 +20,13 @@ from jax.interpreters import mlir
 
 from tracea_jax import knowledge, policy, variants
 from tracea_jax.device import Device
-from tracea_jax.doctor import Diagnosis, Rejection, by_reason, diagnose
+from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.options import Options, current
 from tracea_jax.problem import Problem
-from tracea_jax.runtime import launch, nvrtc, store
-from tracea_jax.tuning import cache
+from tracea_jax.runtime import cubins as store
+from tracea_jax.runtime import launch, nvrtc
+from tracea_jax.tuning.answers import cache
 
 
 class Unsupported(ValueError):

@@ -1,79 +1,183 @@
-"""The Doctor: which variants can serve a problem on a device, and why others cannot."""
+"""doctor(): what this machine can do, and what each kernel says about it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import importlib.metadata
+import os
+import pathlib
+import platform
+from typing import Any
+
+import jax
 
 from tracea_jax import variants
-from tracea_jax.device import Device
-from tracea_jax.problem import Problem
-from tracea_jax.runtime import nvrtc
+from tracea_jax.device import Device, cuda_driver_version
+from tracea_jax.knowledge import database
+from tracea_jax.options import current, device_for
+from tracea_jax.problem import (
+    AttentionProblem,
+    Conv2dProblem,
+    GatedMatmulProblem,
+    GemmProblem,
+    Problem,
+)
+from tracea_jax.runtime import cubins, nvrtc, trust
+from tracea_jax.runtime.launch import cpu_isa
+from tracea_jax.runtime.trust import Trust
+
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A variant that cannot serve the problem, and the sentence why."""
+def _examples(op: str, dtype: str) -> dict[str, Problem]:
+    """Typical problems of an op, by what tells them apart, as the direction may.
 
-    variant: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.variant}: {self.reason}"
-
-
-def by_reason(rejected: Iterable[Rejection]) -> tuple[str, ...]:
-    """A line for each reason, "variant, another: reason"."""
-    names: dict[str, list[str]] = {}
-    for rejection in rejected:
-        names.setdefault(rejection.reason, []).append(rejection.variant)
-    return tuple(f"{', '.join(own)}: {reason}" for reason, own in names.items())
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """All variants of an op, sorted into those that can run and those that cannot.
-
-    Attributes:
-      problem, device: what was asked.
-      candidates: names of the variants that apply, our own first, "xla" last.
-      rejected: the others with their reasons.
+    What variants say of them is shown. The only problem of an op is called "".
     """
+    dtypes: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype}
+    match op:
+        case "matmul":
+            size = {"m": 4096, "n": 4096, "k": 4096}
+            return {
+                "aligned": GemmProblem(**size, **dtypes),
+                "unaligned": GemmProblem(m=4095, n=4097, k=4099, **dtypes),
+                "highest precision": GemmProblem(**size, **dtypes, precision="highest"),
+            }
+        case "gated_matmul":
+            return {"": GatedMatmulProblem(m=4096, n=8192, k=4096, **dtypes)}
+        case "conv2d":
+            image = {"batch": 32, "height": 56, "width": 56, "in_channels": 64}
+            kernel = {"kernel_height": 3, "kernel_width": 3, "out_channels": 64}
+            forward = Conv2dProblem(**image, **kernel, padding=_AROUND, **dtypes)
+            return _directions(forward, "forward", "input_grad", "weight_grad")
+        case "attention":
+            lengths = {"batch": 2, "q_len": 4096, "kv_len": 4096}
+            heads = {"heads": 16, "kv_heads": 16, "head_dim": 128, "scale": 128**-0.5}
+            forward = AttentionProblem(**lengths, **heads, dtype=dtype)
+            return _directions(forward, "forward", "backward")
+    return {}
 
-    problem: Problem
-    device: Device
-    candidates: tuple[str, ...]
-    rejected: tuple[Rejection, ...]
 
-    def reason(self, variant: str) -> str | None:
-        """Why this variant was rejected; None if it is a candidate."""
-        return next((r.reason for r in self.rejected if r.variant == variant), None)
+_AROUND = ((1, 1), (1, 1))  # padding: the result has the image's size
+
+
+def _directions(problem: Any, *names: str) -> dict[str, Problem]:
+    return {name: dataclasses.replace(problem, direction=name) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled part of a report, one line an item."""
+
+    title: str
+    lines: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.problem} on {self.device}"]
-        lines += [f"  can run: {', '.join(self.candidates)}"]
-        lines += [f"  cannot:  {r}" for r in by_reason(self.rejected)]
-        return "\n".join(lines)
+        return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
 
 
-def diagnose(problem: Problem, device: Device) -> Diagnosis:
-    """Asks every variant of the op; a pure function but for the installed toolchain."""
-    candidates, rejected = [], []
-    for variant in variants.of(problem.op):
-        reason = variant.why_not(problem, device) or _toolchain(variant, device)
-        if reason is None:
-            candidates.append(variant.name)
-        else:
-            rejected.append(Rejection(variant=variant.name, reason=reason))
-    return Diagnosis(
-        problem=problem,
-        device=device,
-        candidates=tuple(candidates),
-        rejected=tuple(rejected),
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The sections of a report; ``print`` it."""
+
+    sections: tuple[Section, ...]
+
+    def __str__(self) -> str:
+        return "\n\n".join(str(s) for s in self.sections)
+
+
+def doctor() -> Report:
+    """Devices, toolchain, variants with their reasons, and caches of this machine."""
+    devices = _devices()
+    return Report(
+        sections=(
+            Section(title="versions", lines=tuple(_versions())),
+            Section(title="devices", lines=tuple(str(d) for d in devices)),
+            Section(title="toolchain", lines=tuple(_toolchain())),
+            *(
+                Section(title=f"{op} on {d.name}", lines=tuple(_variants(op, d)))
+                for op in variants.CATALOGUE
+                for d in devices
+            ),
+            Section(title="caches", lines=tuple(_caches())),
+        )
     )
 
 
-def _toolchain(variant: variants.Variant, device: Device) -> str | None:
-    """Why the variant's kernels cannot be compiled here, if they need compiling."""
-    compiled = any(source.startswith("cuda/") for source in variant.sources)
-    return nvrtc.why_unavailable() if compiled and device.platform == "cuda" else None
+def _devices() -> list[Device]:
+    platforms = dict.fromkeys(["cpu", *(d.platform for d in jax.local_devices())])
+    return [device_for({"gpu": "cuda"}.get(p, p)) for p in platforms]
+
+
+def _versions() -> list[str]:
+    names = ("tracea_jax", "jax", "jaxlib", "numpy")
+    found = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    return [
+        ", ".join(found),
+        f"Python {platform.python_version()}, {platform.platform()}",
+    ]
+
+
+def _toolchain() -> list[str]:
+    missing = nvrtc.why_unavailable()
+    driver = cuda_driver_version()
+    return [
+        f"CPU kernels: prebuilt; this processor runs {cpu_isa()}",
+        f"NVRTC: {missing or nvrtc.version()}",
+        f"CUDA driver: {driver or 'none found'}",
+    ]
+
+
+def _variants(op: str, device: Device) -> list[str]:
+    """For each variant the dtypes it takes, and its reasons against the others."""
+    lines = []
+    for variant in variants.of(op):
+        takes: dict[str, list[str]] = {}
+        refused: dict[str, None] = {}
+        for dtype in _DTYPES:
+            for kind, problem in _examples(op, dtype).items():
+                reason = variant.why_not(problem, device)
+                takes.setdefault(kind, [])
+                if reason is None:
+                    takes[kind].append(dtype)
+                else:
+                    refused[reason] = None
+        lines.append(f"{variant.name}: " + "; ".join([_taken(takes), *refused]))
+    return lines
+
+
+def _taken(takes: dict[str, list[str]]) -> str:
+    """ "runs float32", or what runs of each kind where they differ."""
+    if not any(takes.values()):
+        return "cannot run"
+    first, *others = takes.values()
+    if all(other == first for other in others):
+        return f"runs {', '.join(first)}"
+    texts = (f"{name} runs {', '.join(t) or 'nothing'}" for name, t in takes.items())
+    return ", ".join(texts)
+
+
+def _caches() -> list[str]:
+    settings = current()
+    directory = settings.directory
+    return [
+        f"directory: {directory} ({_state(directory)})",
+        *(f"shared: {p} ({_state(p, Trust.SHARED)})" for p in settings.shared),
+        f"tuned problems: {sum(1 for _ in database(settings).entries())}",
+        f"compiled kernels: {cubins.count(directory)}",
+        f"on a miss: {settings.on_miss}",
+    ]
+
+
+def _state(directory: pathlib.Path, whose: Trust = Trust.USER) -> str:
+    try:
+        trust.check(directory, trust=whose)
+    except trust.Untrusted as e:
+        return f"ignored: {e}"
+    except OSError as e:
+        return f"cannot be read: {e}"
+    if not os.path.exists(directory):
+        return "made by the first write" if whose is Trust.USER else "missing"
+    if whose is Trust.SHARED:
+        return "only read"
+    return "writable" if os.access(directory, os.W_OK) else "read-only"

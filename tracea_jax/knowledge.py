@@ -20,16 +20,18 @@ import jax
 from tracea_jax import policy, variants
 from tracea_jax._compat import KeyValueStore, key_value_store
 from tracea_jax.device import CudaDevice, Device
-from tracea_jax.doctor import diagnose
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.options import Options, current, device_for, publish_epoch
 from tracea_jax.problem import Problem, problem_from_json
-from tracea_jax.runtime import store
-from tracea_jax.tuning import answers, cache, exchange, measure, tuner
+from tracea_jax.runtime import cubins
+from tracea_jax.tuning import measure, tuner
 from tracea_jax.tuning.agreement import Agreement
-from tracea_jax.tuning.ahead import kernels_of
-from tracea_jax.tuning.child import FACTORY as CHILD_FACTORY
-from tracea_jax.tuning.child import ChildLab
-from tracea_jax.tuning.lab import Lab, LabError, LocalLab
+from tracea_jax.tuning.answers import answer, cache
+from tracea_jax.tuning.lab.ahead import kernels_of
+from tracea_jax.tuning.lab.child import FACTORY as CHILD_FACTORY
+from tracea_jax.tuning.lab.child import ChildLab
+from tracea_jax.tuning.lab.local import Lab, LabError, LocalLab
+from tracea_jax.tuning.store import exchange
 
 SHIPPED = pathlib.Path(__file__).parent / "data" / "tuned"
 
@@ -166,7 +168,7 @@ def _tuned(
 def tidy(entries: Iterable[cache.Entry], device: Device, settings: Options) -> None:
     """Removes compiled kernels beyond the limit, the answers of these entries last."""
     for entry in entries:
-        choice = answers.legal_choice(
+        choice = answer.legal_choice(
             entry.best.variant,
             entry.best.config,
             problem_from_json(entry.problem),
@@ -174,8 +176,8 @@ def tidy(entries: Iterable[cache.Entry], device: Device, settings: Options) -> N
         )
         if isinstance(choice, policy.Choice):
             for kernel in kernels_of(problem_from_json(entry.problem), choice, device):
-                store.mark_winner(settings.directory, kernel)
-    store.collect(settings.directory, settings.cubin_limit)
+                cubins.mark_winner(settings.directory, kernel)
+    cubins.collect(settings.directory, settings.cubin_limit)
 
 
 def tuning(

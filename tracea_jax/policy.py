@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from tracea_jax import variants
 from tracea_jax.device import Device
-from tracea_jax.doctor import Diagnosis
+from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
 from tracea_jax.variants.base import Doubting

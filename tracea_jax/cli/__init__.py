@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from tracea_jax.report import doctor
+    from tracea_jax.doctor import doctor
 
     print(doctor())
     return 0

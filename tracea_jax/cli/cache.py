@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tracea_jax.device import Device
     from tracea_jax.policy import Choice
     from tracea_jax.problem import Problem
-    from tracea_jax.tuning.store import Store
+    from tracea_jax.tuning.store.entries import Store
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -106,7 +106,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from tracea_jax.tuning import exchange
+    from tracea_jax.tuning.store import exchange
 
     store = _store()
     known = {name.environment for name in store.names()}
@@ -124,7 +124,7 @@ def _export(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     from tracea_jax.problem import problem_from_json
-    from tracea_jax.tuning import exchange
+    from tracea_jax.tuning.store import exchange
 
     # All are read before anything is written: a bad file changes nothing.
     entries = [entry for file in args.files for entry in exchange.read(file)]
@@ -150,7 +150,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from tracea_jax.tuning import upkeep
+    from tracea_jax.tuning.store import upkeep
 
     check = _check if args.run else None
     count, findings = upkeep.verify(_store(), _devices(), check)
@@ -169,15 +169,15 @@ def _devices() -> list[Device]:
 
 
 def _local_devices() -> list[Device]:
+    from tracea_jax.campaign import local_device
     from tracea_jax.options import device_for
-    from tracea_jax.tune import local_device
 
     return list(dict.fromkeys([device_for("cpu"), local_device()]))
 
 
 def _check(problem: Problem, choice: Choice, device: Device) -> str | None:
     """Runs an answer on this machine; what is wrong with its results, or None."""
-    from tracea_jax.ops.bench import bench_of
+    from tracea_jax.ops.common.bench import bench_of
 
     if choice.variant == "xla" or device not in _local_devices():
         return None
@@ -190,7 +190,7 @@ def _check(problem: Problem, choice: Choice, device: Device) -> str | None:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from tracea_jax.tuning import upkeep
+    from tracea_jax.tuning.store import upkeep
 
     given = (args.older_than, args.max_entries, args.cubins)
     if given == (None,) * 3 and not (args.other_environments or args.journals):
@@ -228,7 +228,7 @@ def _prune_cubins(limit_bytes: int) -> None:
 def _current() -> set[str]:
     """Keys of the environments in which this machine measures."""
     from tracea_jax import variants
-    from tracea_jax.tuning.environment import environment_key
+    from tracea_jax.tuning.store.environment import environment_key
 
     devices = _local_devices()
     return {environment_key(op, d) for op in variants.CATALOGUE for d in devices}
@@ -244,7 +244,7 @@ def _directory() -> pathlib.Path:
 
 
 def _store() -> Store:
-    from tracea_jax.tuning.store import Store
+    from tracea_jax.tuning.store.entries import Store
 
     return Store.of_cache(_directory())
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracea_jax.tuning.records import Best, Entry, Observation
-    from tracea_jax.tuning.store import Name, Store
+    from tracea_jax.tuning.store.entries import Name, Store
+    from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 
 def line(entry: Entry) -> str:

@@ -81,7 +81,7 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tracea_jax.tune import plot, tune
+    from tracea_jax.campaign import plot, tune
     from tracea_jax.tuning.session import TuningError
 
     if args.plot:

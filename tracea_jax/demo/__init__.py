@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracea_jax.campaign import local_device, tune
 from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import Device
 from tracea_jax.explain import Explanation, explain
 from tracea_jax.transform import transform
-from tracea_jax.tune import local_device, tune
 from tracea_jax.tuning import measure
 
 

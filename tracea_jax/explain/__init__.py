@@ -16,7 +16,7 @@ import jax
 from tracea_jax import device as devices
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.doctor import by_reason
+from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain.sites import Site, hidden, sites
 from tracea_jax.options import current, device_for, options
 from tracea_jax.rewrite import RULES, Miss

@@ -16,7 +16,7 @@ from jax.extend import source_info_util
 from tracea_jax import dispatch
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
-from tracea_jax.ops.lowering import PROBLEM_OF
+from tracea_jax.ops.common.lowering import PROBLEM_OF
 from tracea_jax.options import Options
 from tracea_jax.problem import Problem
 from tracea_jax.rewrite import Miss, Rule

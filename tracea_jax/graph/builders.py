@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from tracea_jax import ops
 from tracea_jax.explain import explain
-from tracea_jax.ops.precision import (
+from tracea_jax.ops.common.precision import (
     canonical_precision,
     precision_from_name,
     precision_name,

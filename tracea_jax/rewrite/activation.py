@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from tracea_jax.ops.exact import ACTIVATIONS_F64
+from tracea_jax.ops.common.exact import ACTIVATIONS_F64
 from tracea_jax.rewrite.evaluate import apply, converted, is_elementwise
 from tracea_jax.rewrite.product import DTYPES, only_rounds
 from tracea_jax.rewrite.view import OUTPUT, Equation, View

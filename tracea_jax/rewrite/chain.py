@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tracea_jax.ops.matmul import matmul_p
-from tracea_jax.ops.matmul_chain import Layer, chain
+from tracea_jax.ops.matmul.chain import Layer, chain
+from tracea_jax.ops.matmul.primitive import matmul_p
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.view import Equation, View
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from tracea_jax.ops.conv2d_directions import ROLES, SPECS, Form, spatial
+from tracea_jax.ops.conv2d.directions import ROLES, SPECS, Form, spatial
 from tracea_jax.problem import Epilogue
 from tracea_jax.problem.conv2d import Direction, ImageLayout
 from tracea_jax.rewrite.convolution import call

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracea_jax.ops.conv2d import bind
-from tracea_jax.ops.conv2d_directions import SPECS, Form
+from tracea_jax.ops.conv2d.directions import SPECS, Form
+from tracea_jax.ops.conv2d.primitive import bind
 from tracea_jax.problem import Epilogue
 from tracea_jax.problem.conv2d import ImageLayout
 from tracea_jax.rewrite.view import Equation

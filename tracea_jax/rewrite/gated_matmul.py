@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracea_jax.ops import lowering
-from tracea_jax.ops.gated_matmul import gated_matmul_p
+from tracea_jax.ops.common import lowering
+from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
 from tracea_jax.rewrite.activation import Activated, activation_of
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import Operand, Product, product_at

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracea_jax.ops.matmul import bind
+from tracea_jax.ops.matmul.primitive import bind
 from tracea_jax.problem import Epilogue
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule

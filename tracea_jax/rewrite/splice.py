@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, Literal
 
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
-from tracea_jax.ops.remat import remat_policy
+from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from tracea_jax.tuning.measure import Race
-from tracea_jax.tuning.records import Observation
+from tracea_jax.tuning.store.records import Observation
 
 GOALS = ("latency", "throughput", "balanced")
 ENOUGH = 7  # cold executions of each while it was quiet, before goals go by them

@@ -14,10 +14,8 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import goals, measure, select
-from tracea_jax.tuning.cache import Best, Database, Observation
-from tracea_jax.tuning.candidates import config_json, identity_of
-from tracea_jax.tuning.files import Journal
-from tracea_jax.tuning.lab import Lab, LabError
+from tracea_jax.tuning.answers.cache import Best, Database, Observation
+from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.measure import (
     CandidateError,
     Race,
@@ -25,8 +23,10 @@ from tracea_jax.tuning.measure import (
     Timing,
     Verification,
 )
-from tracea_jax.tuning.race import QUIET
-from tracea_jax.tuning.records import union
+from tracea_jax.tuning.measure.race import QUIET
+from tracea_jax.tuning.search.candidates import config_json, identity_of
+from tracea_jax.tuning.store.files import Journal
+from tracea_jax.tuning.store.records import union
 from tracea_jax.tuning.verdict import verdict
 
 FINALISTS = 8  # of the search, beside the heroes and XLA

@@ -14,12 +14,12 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
-from tracea_jax.tuning.answers import legal_choice
-from tracea_jax.tuning.cache import Best, Database, Entry, Observation
-from tracea_jax.tuning.lab import Lab, xla_choice
+from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.lab.local import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError, Race
 from tracea_jax.tuning.portfolio import Portfolio, Shared
-from tracea_jax.tuning.records import identity, union
+from tracea_jax.tuning.store.records import identity, union
 from tracea_jax.tuning.verdict import verdict
 
 ORIGIN = "portfolio"  # of answers that another problem's config gives

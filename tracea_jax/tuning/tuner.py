@@ -20,25 +20,25 @@ import numpy as np
 
 from tracea_jax import variants
 from tracea_jax.device import Device
-from tracea_jax.doctor import Diagnosis
+from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import Problem
-from tracea_jax.tuning import history
-from tracea_jax.tuning.cache import Database, Entry, environment
-from tracea_jax.tuning.candidates import Candidates, identity_of
-from tracea_jax.tuning.environment import canonical, digest
+from tracea_jax.tuning.answers.cache import Database, Entry, environment
+from tracea_jax.tuning.answers.neighbours import Neighbour
 from tracea_jax.tuning.goals import GOALS
-from tracea_jax.tuning.lab import Lab
+from tracea_jax.tuning.lab.local import Lab
 from tracea_jax.tuning.measure import Timing
-from tracea_jax.tuning.neighbours import Neighbour
-from tracea_jax.tuning.records import Observation
-from tracea_jax.tuning.search import SWEPT, Search
+from tracea_jax.tuning.search import history
+from tracea_jax.tuning.search.batches import SWEPT, Search
+from tracea_jax.tuning.search.candidates import Candidates, identity_of
 from tracea_jax.tuning.session import (
     Progress,
     Session,
     TuningError,
     no_limit,
 )
+from tracea_jax.tuning.store.environment import canonical, digest
+from tracea_jax.tuning.store.records import Observation
 
 VERSION = 5  # of the method; entries tell by which one they were made
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most

@@ -12,7 +12,7 @@ import dataclasses
 
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.lab import Lab
+from tracea_jax.tuning.lab.local import Lab
 
 CLEARLY = 0.01  # by which our kernels must be faster than XLA's ...
 SURE = 3  # ... or by so many standard errors, if that is more

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.ops.attention import attention
+from tracea_jax.ops.attention.public import attention
 from tracea_jax.rewrite.attention.dims import Arrange
 
 

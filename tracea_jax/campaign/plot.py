@@ -1,0 +1,204 @@
+"""Drawings of a tuning: how the search converged, and where the fast configs are.
+
+matplotlib is needed only here, and imported only when something is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from tracea_jax.campaign.report import Row, Trial, TuneReport
+
+MOST_ROWS = 6  # problems in one picture; a PDF has a page for each
+_PAGE = (11.0, 4.2)  # inches
+_SUFFIXES = (".pdf", ".png", ".svg")
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Makes sure that ``save`` will be able to draw.
+
+    Raises:
+      ValueError: if matplotlib is missing, or the file is of no known kind.
+    """
+    suffix = pathlib.Path(path).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise ValueError(f"{str(path)!r} must end in one of {', '.join(_SUFFIXES)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(
+            "drawing needs matplotlib, which is not installed; "
+            "pip install 'tracea_jax[bench]'"
+        )
+
+
+def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
+    """Draws a report: for each problem its convergence, and a map of two config fields.
+
+    A PDF has a page for every problem; a picture shows those that take most of the
+    graph's time, at most ``MOST_ROWS``.
+
+    Args:
+      report: of ``tracea.tune``.
+      path: ends in .pdf, .png or .svg.
+
+    Raises:
+      ValueError: as ``check``, or if nothing was measured.
+    """
+    check(path)
+    rows = ranked(report)
+    if not rows:
+        raise ValueError("nothing was measured in this tuning, so nothing can be drawn")
+    if pathlib.Path(path).suffix.lower() == ".pdf":
+        with _module("matplotlib.backends.backend_pdf").PdfPages(path) as pages:
+            for row in rows:
+                pages.savefig(_figure([row]))
+    else:
+        _figure(rows[:MOST_ROWS]).savefig(path, dpi=120)
+
+
+def ranked(report: TuneReport) -> list[Row]:
+    """The measured problems, those that take most of the graph's time first."""
+    rows = [r for r in (*report.rows, *report.parts) if any(map(_us, r.trials))]
+    return sorted(rows, key=lambda r: -r.count * (r.steady.after or 0.0))
+
+
+def best_so_far(trials: Sequence[Trial]) -> list[float]:
+    """The lowest time after each trial; not a number before anything succeeded."""
+    best, line = math.inf, []
+    for trial in trials:
+        best = min(best, _us(trial) or math.inf)
+        line.append(best if best < math.inf else math.nan)
+    return line
+
+
+def searched(row: Row) -> list[Trial]:
+    """The first measurement of each config: without those of the race."""
+    firsts: dict[Any, Trial] = {}
+    for trial in row.trials:
+        firsts.setdefault((trial.variant, *sorted(trial.config.items())), trial)
+    return list(firsts.values())
+
+
+def importance(trials: Sequence[Trial]) -> dict[str, float]:
+    """The part of the variance of log time that each field of the config explains.
+
+    Of the variant with most successful trials; fields that never changed have none.
+    """
+    best = _of_main_variant(trials)
+    names = best[0].config if best else {}
+    values = [math.log(_us(t) or 1.0) for t in best]
+    total = statistics.pvariance(values) if len(values) > 1 else 0.0
+    found: dict[str, float] = {}
+    for name in names:
+        groups: dict[Any, list[float]] = {}
+        for trial, value in zip(best, values, strict=True):
+            groups.setdefault(trial.config[name], []).append(value)
+        if len(groups) > 1 and total:
+            within = sum(len(g) * statistics.pvariance(g) for g in groups.values())
+            found[name] = 1 - within / (len(values) * total)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Map:
+    """The lowest time for each pair of values of two fields; NaN where none was tried.
+
+    Attributes:
+      x, y: names of the fields; y is "" if only one ever changed.
+      columns, rows: their values, in order.
+      times_us: a row of times for each value of y.
+    """
+
+    x: str
+    y: str
+    columns: tuple[Any, ...]
+    rows: tuple[Any, ...]
+    times_us: tuple[tuple[float, ...], ...]
+
+
+def heat_map(trials: Sequence[Trial]) -> Map | None:
+    """Over the two most important fields; None if no field ever changed."""
+    scores = importance(trials)
+    names = sorted(scores, key=lambda name: (-scores[name], name))[:2]
+    if not names:
+        return None
+    x, y = (*names, "")[:2]
+    best: dict[tuple[Any, Any], float] = {}
+    for trial in _of_main_variant(trials):
+        key = (trial.config[x], trial.config.get(y))
+        best[key] = min(best.get(key, math.inf), _us(trial) or math.inf)
+    columns = tuple(sorted({key[0] for key in best}, key=_order))
+    rows = tuple(sorted({key[1] for key in best}, key=_order))
+    times = tuple(tuple(best.get((c, r), math.nan) for c in columns) for r in rows)
+    return Map(x=x, y=y, columns=columns, rows=rows, times_us=times)
+
+
+def _us(trial: Trial) -> float | None:
+    return trial.time_us
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Numbers by size, anything else by its text."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else str(value)
+
+
+def _of_main_variant(trials: Sequence[Trial]) -> list[Trial]:
+    timed = [t for t in trials if t.time_us is not None and t.config]
+    names = [t.variant for t in timed]
+    main = max(dict.fromkeys(names), key=names.count, default=None)
+    return [t for t in timed if t.variant == main]
+
+
+# --- drawing --------------------------------------------------------------------------
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _figure(rows: Sequence[Row]) -> Any:
+    # Not pyplot: it would open windows, and keep figures.
+    size = (_PAGE[0], _PAGE[1] * len(rows))
+    figure = _module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False)
+    for row, (left, right) in zip(rows, axes, strict=True):
+        _draw_convergence(left, row)
+        _draw_map(figure, right, row)
+    return figure
+
+
+def _draw_convergence(axes: Any, row: Row) -> None:
+    trials = searched(row)
+    numbers = range(1, len(trials) + 1)
+    axes.plot(numbers, [t.time_us or math.nan for t in trials], ".", label="config")
+    axes.step(numbers, best_so_far(trials), where="post", label="best so far")
+    lines = (("XLA", row.steady.xla, "C3"), ("untuned", row.steady.before, "C2"))
+    for name, us, color in lines:
+        if us is not None:
+            axes.axhline(us, linestyle="--", color=color, label=name)
+    axes.set(title=str(row.problem), xlabel="evaluations", ylabel="us", yscale="log")
+    axes.title.set_size(9)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8)
+
+
+def _draw_map(figure: Any, axes: Any, row: Row) -> None:
+    found = heat_map(searched(row))
+    if found is None:
+        axes.set_axis_off()
+        axes.set_title("no config field was varied", size=9)
+        return
+    image = axes.imshow(found.times_us, aspect="auto", cmap="viridis_r")
+    axes.set(title=row.choice, xlabel=found.x, ylabel=found.y)
+    axes.title.set_size(9)
+    axes.set_xticks(range(len(found.columns)), map(str, found.columns))
+    axes.set_yticks(range(len(found.rows)), map(str, found.rows) if found.y else [""])
+    figure.colorbar(image, ax=axes, label="best us")

@@ -1,0 +1,216 @@
+"""What is told about a tuning while it goes on: progress, log and trials."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
+
+from tracea_jax.campaign.report import Trial
+from tracea_jax.graph import Node
+from tracea_jax.problem import Problem
+from tracea_jax.tuning.store.records import Observation
+from tracea_jax.tuning.tuner import EFFORTS
+
+Log = Callable[[dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The keywords that ``tune(progress=...)`` is called with.
+
+    Attributes:
+      phase: what is done: "sweep" or "search", "verify", "race", "wait", "done".
+      done, total: steps of the phase.
+      best_us, xla_us: lowest time so far, and XLA's; None if not known.
+      message: the choice at hand, or what is waited for.
+      problem: the problem at hand, as text.
+      node, nodes: problems that have ended, and all.
+      share: the part of everything that is done, 0 to 1.
+      left_s: seconds that are left of the budget, or are likely to be.
+    """
+
+    phase: str
+    done: int
+    total: int
+    best_us: float | None
+    xla_us: float | None
+    message: str
+    problem: str
+    node: int
+    nodes: int
+    share: float
+    left_s: float | None
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Node:
+    trials: list[Trial] = dataclasses.field(default_factory=list)
+    part: float = 0.0  # that is done
+
+
+class Watch:
+    """Passes on what happens, and remembers the trials of every problem."""
+
+    def __init__(
+        self,
+        *,
+        progress: Callable[..., None] | None = None,
+        log: str | os.PathLike[str] | Log | None = None,
+        budget_s: float | None = None,
+        effort: str = "default",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress = progress
+        self._log = log
+        self._budget_s = budget_s
+        self._allowed = EFFORTS.get(effort, 0)
+        self._clock = clock
+        self._start_s = clock()
+        self._nodes: dict[Problem, _Node] = {}
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Watch:
+        """Opens the log, before any time is spent.
+
+        Raises:
+          OSError: if it cannot be written.
+        """
+        if self._log is not None and not callable(self._log):
+            self._file = pathlib.Path(self._log).open("a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._start_s
+
+    @property
+    def share(self) -> float:
+        """The part of all problems that is done."""
+        parts = [node.part for node in self._nodes.values()]
+        return sum(parts) / len(parts) if parts else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """Of the budget; without one, by the pace so far."""
+        if self._budget_s is not None:
+            return max(self._budget_s - self.elapsed_s, 0.0)
+        share = self.share
+        return self.elapsed_s * (1 - share) / share if share else None
+
+    def expect(self, nodes: Sequence[Node]) -> None:
+        """These will be tuned."""
+        for node in nodes:
+            self._nodes.setdefault(node.problem, _Node())
+
+    def trials(self, problem: Problem) -> tuple[Trial, ...]:
+        return tuple(self._nodes[problem].trials)
+
+    def latest(
+        self, problem: Problem, variant: str, config: dict[str, Any]
+    ) -> Trial | None:
+        """How a choice was measured last: in the race, if there was one already."""
+        found = (
+            trial
+            for trial in reversed(self._nodes[problem].trials)
+            if (trial.variant, trial.config) == (variant, config) and trial.time_us
+        )
+        return next(found, None)
+
+    def progress(self, problem: Problem) -> Callable[..., None] | None:
+        """What the tuning of a problem tells its steps to."""
+        if self._progress is None:
+            return None
+
+        def tell(
+            *, phase: str, done: int, total: int, best_us: float | None, message: str
+        ) -> None:
+            assert self._progress is not None
+            self._advance(problem, phase, done, total)
+            xla = self.latest(problem, "xla", {})
+            step = Step(
+                phase=phase,
+                done=done,
+                total=total,
+                best_us=best_us,
+                xla_us=xla and xla.time_us,
+                message=message,
+                problem=str(problem),
+                node=sum(node.part == 1 for node in self._nodes.values()),
+                nodes=len(self._nodes),
+                share=self.share,
+                left_s=self.left_s,
+            )
+            self._progress(**_fields(step))
+
+        return tell
+
+    def waiting(self) -> Callable[..., None] | None:
+        """What is told that another process tunes."""
+        if self._progress is None:
+            return None
+        told = self._progress
+
+        def tell(**step: Any) -> None:
+            told(
+                **step,
+                xla_us=None,
+                problem="",
+                node=0,
+                nodes=1,
+                share=0.0,
+                left_s=self.left_s,
+            )
+
+        return tell
+
+    def observe(self, problem: Problem) -> Callable[[Observation], None]:
+        """What the tuning of a problem gives its observations to."""
+
+        def seen(observation: Observation) -> None:
+            trial = Trial(
+                variant=observation.variant,
+                config=observation.config,
+                time_us=observation.time_us,
+                cold_us=observation.cold_us,
+                failure=observation.failure,
+                elapsed_s=round(self.elapsed_s, 6),
+            )
+            self._nodes[problem].trials.append(trial)
+            self._write(problem, trial, observation.message)
+
+        return seen
+
+    def _write(self, problem: Problem, trial: Trial, message: str) -> None:
+        if self._log is None:
+            return
+        line = {**dataclasses.asdict(trial), "problem": problem.to_json()}
+        if message:
+            line["message"] = message
+        if callable(self._log):
+            self._log(line)
+        elif self._file is not None:
+            with contextlib.suppress(OSError):  # a full disk does not end the tuning
+                print(json.dumps(line), file=self._file, flush=True)
+
+    def _advance(self, problem: Problem, phase: str, done: int, total: int) -> None:
+        node = self._nodes[problem]
+        if phase == "done":
+            node.part = 1.0
+        elif phase in ("verify", "race"):
+            node.part = max(node.part, 0.9)
+        elif total:
+            node.part = max(node.part, 0.9 * done / total)
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    return {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}

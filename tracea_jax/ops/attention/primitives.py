@@ -1,0 +1,262 @@
+"""The primitives of attention, and what JAX's transformations make of them.
+
+    attention:          q, k, v, optional... -> o (, lse)
+    attention_tangent:  q, k, v, optional..., o, lse, tangents of q, k, v (, bias)
+                        -> tangent of o
+    attention_backward: q, k, v, optional..., o, lse, cotangent of o
+                        -> gradients of q, k, v (, bias)
+
+q is (batch, q_len, heads, head_dim), k and v (batch, kv_len, kv_heads, head_dim). What
+``Spec.optional`` names follows: bias and boolean mask, of rank 4 and broadcast to
+(batch, heads, q_len, kv_len), and int32 lengths (batch,). lse, the log-sum-exp of a
+query's scores, is (batch, heads, q_len): the layout that kernels read it in.
+
+The tangent is linear in its last operands, and its transpose is the backward pass, so
+that kernels serve reverse mode while forward mode works too. Where XLA runs the
+attention anyway, the reference is differentiated instead: then nothing is computed
+twice. Second derivatives are those of the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from tracea_jax import dispatch
+from tracea_jax.ops.attention import cudnn
+from tracea_jax.ops.attention import reference as references
+from tracea_jax.ops.attention.reference import Spec, problem_of, reference
+from tracea_jax.ops.common import lowering, remat, taylor
+
+_LSE = jnp.dtype("float32")  # of what the backward pass is given
+
+
+def _primitive(name: str, reference: Any) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+
+    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+        return list(jaxpr.out_avals)
+
+    primitive.def_abstract_eval(abstract_eval)
+    return primitive
+
+
+attention_p = _primitive("tracea_attention", reference)
+attention_tangent_p = _primitive(
+    "tracea_attention_tangent", references.tangent_reference
+)
+attention_backward_p = _primitive(
+    "tracea_attention_backward", references.backward_reference
+)
+
+lowering.register("attention", attention_p, problem_of, reference, cudnn=cudnn.forward)
+lowering.register(
+    "attention",
+    attention_backward_p,
+    functools.partial(problem_of, direction="backward"),
+    references.backward_reference,
+    cudnn=cudnn.backward,
+)
+mlir.register_lowering(
+    attention_tangent_p,
+    mlir.lower_fun(references.tangent_reference, multiple_results=True),
+)
+taylor.register(attention_tangent_p, references.tangent_reference)
+
+
+def bind(*operands: Any, **params: Any) -> list[Any]:
+    """The attention primitive, or its reference where arrays say how they are split."""
+    if lowering.explicitly_sharded("attention", operands, params["implementation"]):
+        return reference(*operands, **params)
+    return _aligned(attention_p, *operands, **params)
+
+
+def _aligned(primitive: Primitive, *operands: Any, **params: Any) -> list[Any]:
+    return primitive.bind(*lowering.align_varying_axes(operands), **params)
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+# The layers of a model share one trace of the reference.
+_traced_once = jax.jit(reference, static_argnames=("spec", "lse"), inline=True)
+
+
+def _left_to_xla(
+    primals: Sequence[Any], *, spec: Spec, implementation: str | None, **_: Any
+) -> bool:
+    """Whether XLA would run the attention or its backward pass.
+
+    If only one of them, a mixture would compute the scores once more than XLA alone.
+    """
+    params = {"spec": spec, "implementation": implementation, "config": None}
+    try:
+        return any(
+            lowering.left_to_xla(primitive, primals, **params)
+            for primitive in (attention_p, attention_backward_p)
+        )
+    except dispatch.Unsupported:
+        return False  # what was demanded cannot run here; lowering says so, if it comes
+
+
+def _jvp(primals: Any, tangents: Any, *, lse: Any, **params: Any) -> Any:
+    if _left_to_xla(primals, **params):
+        f = functools.partial(_traced_once, spec=params["spec"], lse=lse)
+        outs, (do, *_) = references.jvp(f, primals, tangents)
+    else:
+        # The same primitive as without derivatives, with what the backward pass needs.
+        o, residual = bind(*primals, lse=_LSE, **params)
+        do = _tangent(primals, o, residual, tangents, **{**params, "config": None})
+        outs = [o] if lse is None else [o, residual.astype(lse)]
+    # As in jax.nn, the log-sum-exp has no derivative.
+    zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in outs[1:]]
+    return outs, [do, *zeros]
+
+
+def _tangent(
+    primals: Any, o: Any, lse: Any, tangents: Any, *, spec: Spec, **how: Any
+) -> Any:
+    names = ["q", "k", "v"]
+    if "bias" in spec.optional and not isinstance(tangents[3], ad.Zero):
+        names.append("bias")
+    active = [ad.instantiate_zeros(t) for t in tangents[: len(names)]]
+    return _aligned(attention_tangent_p, *primals, o, lse, *active, spec=spec, **how)[0]
+
+
+def _tangent_transpose(cts: Any, *operands: Any, spec: Spec, **how: Any) -> list[Any]:
+    (ct,) = cts
+    primals, (o, lse, *active) = spec.split(operands)
+    linear = [ad.is_undefined_primal(x) for x in active]
+    if isinstance(ct, ad.Zero):
+        grads = [
+            ad.Zero(x.aval) if u else None for x, u in zip(active, linear, strict=True)
+        ]
+    else:
+        grads = _aligned(
+            attention_backward_p,
+            *primals,
+            o,
+            lse,
+            ct,
+            spec=spec,
+            bias_gradient=linear[3:] == [True],
+            **how,
+        )
+    grads += [None] * (len(active) - len(grads))
+    known = [None] * (len(operands) - len(active))
+    return [*known, *(g if u else None for g, u in zip(grads, linear, strict=True))]
+
+
+def _jvp_of_reference(
+    primitive: Primitive, f: Any, primals: Any, tangents: Any, **params: Any
+) -> Any:
+    """Second order: the primitive's own value, the derivative of its reference."""
+    outs = _aligned(primitive, *primals, **params)
+    _, douts = references.jvp(functools.partial(f, **params), primals, tangents)
+    return outs, douts
+
+
+def _transpose(cts: Any, *operands: Any, spec: Spec, **params: Any) -> list[Any]:
+    """Attention is linear in v; in nothing else."""
+    if [ad.is_undefined_primal(x) for x in operands].index(True) != 2 or any(
+        ad.is_undefined_primal(x) for x in operands[3:]
+    ):
+        raise ValueError(
+            "attention is linear in value only, so it has no transpose in others; use "
+            "jax.vjp"
+        )
+    aval, ct = operands[2].aval, cts[0]
+    if isinstance(ct, ad.Zero):
+        return [None, None, ad.Zero(aval), *[None] * (len(operands) - 3)]
+
+    def of_v(v: Any) -> Any:
+        return reference(*operands[:2], v, *operands[3:], spec=spec)[0]
+
+    (dv,) = jax.linear_transpose(of_v, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(ct)
+    return [None, None, dv, *[None] * (len(operands) - 3)]
+
+
+ad.primitive_jvps[attention_p] = _jvp
+ad.primitive_transposes[attention_p] = _transpose
+ad.primitive_transposes[attention_tangent_p] = _tangent_transpose
+ad.primitive_jvps[attention_tangent_p] = functools.partial(
+    _jvp_of_reference, attention_tangent_p, references.tangent_reference
+)
+ad.primitive_jvps[attention_backward_p] = functools.partial(
+    _jvp_of_reference, attention_backward_p, references.backward_reference
+)
+
+
+# --- vmap -----------------------------------------------------------------------------
+
+_FOLLOWING = {
+    attention_p: (),
+    attention_tangent_p: ("o", "lse", "dq", "dk", "dv", "dbias"),
+    attention_backward_p: ("o", "lse", "do"),
+}
+_SHARED = ("bias", "mask", "dbias")  # may have a batch of 1
+
+
+def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
+    """Folds the mapped axis into the batch."""
+    names = [*params["spec"].names, *_FOLLOWING[primitive]][: len(operands)]
+    mapped = dict(zip(names, [d is not None for d in dims], strict=True))
+    moved = {
+        n: x if d is None else jnp.moveaxis(x, d, 0)
+        for n, x, d in zip(names, operands, dims, strict=True)
+    }
+    size = next(moved[n].shape[0] for n in names if mapped[n])
+    batch = moved["q"].shape[mapped["q"]]
+    # Tangent and gradient have the bias's shape: none of them may stay shared alone.
+    alone = mapped.get("bias") or mapped.get("dbias") or params.get("bias_gradient")
+    shared = ("mask",) if alone else _SHARED
+
+    def fold(name: str) -> Any:
+        x = moved[name]
+        if not mapped[name]:
+            if name in shared and x.shape[0] == 1:
+                return x
+            x = jnp.broadcast_to(x, (size, *x.shape))
+        x = jnp.broadcast_to(x, (size, batch, *x.shape[2:]))
+        return x.reshape(size * batch, *x.shape[2:])
+
+    bind_one = (
+        bind if primitive is attention_p else functools.partial(_aligned, primitive)
+    )
+    outs = bind_one(*[fold(n) for n in names], **params)
+    outs = [y.reshape(size, batch, *y.shape[1:]) for y in outs]
+    if params.get("bias_gradient") and moved["bias"].shape[mapped["bias"]] == 1:
+        outs[3] = outs[3].sum(1, keepdims=True)
+    return outs, [0] * len(outs)
+
+
+for _p in _FOLLOWING:
+    batching.primitive_batchers[_p] = functools.partial(_batch, _p)
+
+
+# --- rematerialisation ----------------------------------------------------------------
+
+
+def _as_dot(avals: Any, params: Any) -> Any:
+    """The scores: products with batch dimensions."""
+    q, k, *_ = avals
+    return (
+        jax.lax.dot_general_p,
+        (q, k),
+        {
+            "dimension_numbers": (((3,), (3,)), ((0, 2), (0, 2))),
+            "precision": None,
+            "preferred_element_type": _LSE,
+        },
+    )
+
+
+remat.seen_as(attention_p, _as_dot)

@@ -1,0 +1,230 @@
+"""attention: jax.nn.dot_product_attention on the best implementation there is."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.dtypes import canonicalize_dtype
+from jax.typing import ArrayLike
+
+from tracea_jax import variants
+from tracea_jax.ops.attention.primitives import bind
+from tracea_jax.ops.attention.reference import (
+    OPTIONAL,
+    Spec,
+    matmul_precision,
+    reference,
+)
+from tracea_jax.ops.common.precision import canonical_precision, precision_name
+
+
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    scale: ArrayLike | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: ArrayLike | None = None,
+    key_value_seq_lengths: ArrayLike | None = None,
+    local_window_size: SupportsIndex | tuple[int, int] | None = None,
+    return_residual: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    config: Any = None,
+) -> Any:
+    """softmax(scale * query @ key' + bias, where allowed) @ value, for each head.
+
+    Arguments and results are those of ``jax.nn.dot_product_attention``. Sizes: B
+    examples, T queries, S keys, N heads, K key/value heads (N a multiple of K; head n
+    reads n // (N / K)), H the dimension of a head. Scores and softmax are float32.
+
+    Args:
+      query: (B, T, N, H), or (T, N, H) without a batch.
+      key, value: (B, S, K, H) or (S, K, H), of query's dtype.
+      bias: added to the scaled scores; of rank 4 (or less: leading dimensions are 1),
+        broadcast to (B, N, T, S). Differentiable.
+      mask: boolean, like bias; False forbids a key to a query.
+      scale: 1 / sqrt(H) by default.
+      is_causal: whether query i sees keys j <= i only, also if T != S.
+      query_seq_lengths: int32 (B,); the output of later queries is zero.
+      key_value_seq_lengths: int32 (B,); later keys are forbidden.
+      local_window_size: (left, right): query i sees keys i - left <= j <= i + right
+        only; one number stands for both.
+      return_residual: whether to return (output, log-sum-exp of each query's scores);
+        the second is (B, T, N) or (T, N) and has no derivative.
+      precision: of both products, as in ``jax.lax.dot_general``; one for both operands.
+        It changes nothing for 16-bit operands, whose products are exact in float32.
+      preferred_element_type: None or query's dtype; the output has no other.
+      implementation: None for the best known, "xla", "tracea" (an implementation other
+        than XLA's own or an error with every reason), or a variant's name; for
+        derivatives likewise.
+      config: explicit config, the variant's own type or a dict of its fields.
+
+    Returns:
+      The output, of query's shape and dtype.
+
+    Raises:
+      ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
+        implementation that cannot run the problem.
+
+    A query without any allowed key gets the mean of all values from XLA and from
+    "attention_cpu"; from "cudnn", only that the result is finite. "attention_cpu" takes
+    float32, bfloat16 and float16, and derivatives if there is no bias; "cudnn" takes
+    bfloat16 and float16 (see ``tracea doctor``). Other dtypes, symbolic shapes and a
+    scale that is a traced value are left to XLA.
+    """
+    variants.check_implementation("attention", implementation)
+    q, k, v = (_rank_4(x) for x in (query, key, value))
+    _check_shapes(q, k, v)
+    _check_result_dtype(preferred_element_type, q.dtype)
+    extra = {
+        "bias": _check_scores("bias", bias, q, k),
+        "mask": _check_scores("mask", mask, q, k),
+        "q_lengths": _check_lengths("query_seq_lengths", query_seq_lengths, q),
+        "kv_lengths": _check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
+    }
+    spec = Spec(
+        scale=_scale(scale, q, implementation),
+        is_causal=bool(is_causal),
+        window=_window(local_window_size),
+        precision=_precision(precision),
+        optional=tuple(name for name in OPTIONAL if extra[name] is not None),
+    )
+    operands = [q, k, v, *(extra[name] for name in spec.optional)]
+    lse = q.dtype if return_residual else None
+    if isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
+        outs = reference(*operands, spec=spec, lse=lse)
+    else:
+        config = tuple(sorted(config.items())) if isinstance(config, dict) else config
+        outs = bind(
+            *operands, spec=spec, lse=lse, implementation=implementation, config=config
+        )
+    o = outs[0].reshape(jnp.shape(query))
+    if not return_residual:
+        return o
+    return o, outs[1].swapaxes(1, 2).reshape(o.shape[:-1])
+
+
+def _rank_4(x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    return jnp.expand_dims(x, tuple(range(4 - x.ndim))) if x.ndim < 4 else x
+
+
+def _check_shapes(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        if x.ndim != 4:
+            raise ValueError(
+                f"{name} must have shape (batch, length, heads, head_dim) or (length, "
+                f"heads, head_dim); it has shape {x.shape}"
+            )
+        if x.dtype != q.dtype:
+            raise ValueError(
+                f"query, key and value must share a dtype; {name} is {x.dtype}, query "
+                f"is {q.dtype}"
+            )
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise ValueError(f"query must be floating point; it is {q.dtype}")
+    if v.shape != k.shape:
+        raise ValueError(f"value must have key's shape {k.shape}; it has {v.shape}")
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(
+            "query and key must agree in batch and head_dim; their shapes are "
+            f"{q.shape} and {k.shape}"
+        )
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"the number of query heads, {q.shape[2]}, must be a multiple of the "
+            f"number of key/value heads, {k.shape[2]}"
+        )
+
+
+def _scale(scale: Any, q: jax.Array, implementation: str | None) -> Any:
+    """The scale as a number, or as it is if it is traced."""
+    if scale is None:
+        return float(1.0 / np.sqrt(q.shape[-1]))
+    try:
+        return float(scale)
+    except jax.errors.ConcretizationTypeError:
+        if implementation not in (None, "xla"):
+            raise ValueError(
+                f"{implementation=} needs a scale that is known; it is traced"
+            ) from None
+        return scale
+
+
+def _check_result_dtype(preferred: Any, dtype: Any) -> None:
+    if preferred is not None and canonicalize_dtype(preferred) != dtype:
+        raise ValueError(
+            f"preferred_element_type={jnp.dtype(preferred).name} is not possible: the "
+            f"output has the operands' dtype, {dtype}; cast it, or the operands"
+        )
+
+
+def _check_scores(
+    name: str, x: ArrayLike | None, q: jax.Array, k: jax.Array
+) -> jax.Array | None:
+    """Bias or mask in rank 4."""
+    if x is None:
+        return None
+    x = _rank_4(x)
+    if name == "mask" and x.dtype != bool:
+        raise ValueError(
+            f"mask must be boolean; it is {x.dtype} (what is added to the scores is "
+            "the bias)"
+        )
+    whole = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    fits = x.ndim == 4 and all(
+        own == 1 or own == n for own, n in zip(x.shape, whole, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} must broadcast to (batch, heads, q_len, kv_len) = {whole}; it has "
+            f"shape {x.shape}"
+        )
+    return x
+
+
+def _check_lengths(name: str, x: ArrayLike | None, of: jax.Array) -> jax.Array | None:
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    if x.shape != of.shape[:1] or x.dtype != np.int32:
+        raise ValueError(
+            f"{name} must be int32 of shape {of.shape[:1]}, one length an example; it "
+            f"is {x.dtype} of shape {x.shape}"
+        )
+    return x
+
+
+def _window(size: Any) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(sides) != 2:
+        raise ValueError(f"local_window_size={size} must be a number or (left, right)")
+    return operator.index(sides[0]), operator.index(sides[1])
+
+
+def _precision(precision: Any) -> str | None:
+    """The name under which the reference's products get it; None for the default."""
+    canonical = canonical_precision(precision)
+    if canonical is None:
+        return None
+    name = precision_name(canonical)
+    try:
+        with matmul_precision(name):
+            return name
+    except ValueError as e:
+        raise ValueError(
+            f"{precision=} is not possible: attention takes one level or named "
+            "algorithm for all operands of both products"
+        ) from e

@@ -1,0 +1,189 @@
+"""How attention is run and judged by the tuner."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tracea_jax import knowledge
+from tracea_jax.device import Device
+from tracea_jax.ops.attention import exact
+from tracea_jax.ops.attention.primitives import attention_backward_p, attention_p
+from tracea_jax.ops.attention.reference import OPTIONAL, Spec, reference
+from tracea_jax.ops.common.bench import (
+    Judge,
+    OpBench,
+    Workload,
+    check_dtype,
+    forced,
+    operand_roundoff,
+    random_normal,
+    unit_roundoff,
+)
+from tracea_jax.policy import Choice
+from tracea_jax.problem import AttentionProblem
+
+
+def check(problem: AttentionProblem) -> None:
+    """Raises ValueError on a dtype JAX does not know, or queries without any key."""
+    check_dtype(problem.dtype)
+    if problem.bias:
+        check_dtype(problem.bias_dtype or problem.dtype)
+    if problem.window and problem.q_len > problem.kv_len + problem.window[0]:
+        raise ValueError(f"{problem}: the last queries are left without any key")
+
+
+def spec_of(problem: AttentionProblem) -> Spec:
+    """The primitives' parameter that describes the problem."""
+    given = (problem.bias, problem.mask, problem.q_lengths, problem.kv_lengths)
+    return Spec(
+        scale=problem.scale,
+        is_causal=problem.is_causal,
+        window=problem.window,
+        optional=tuple(n for n, there in zip(OPTIONAL, given, strict=True) if there),
+    )
+
+
+def execute(
+    *inputs: jax.Array, problem: AttentionProblem, choice: Choice
+) -> list[jax.Array]:
+    """The problem's primitive, forced to one choice."""
+    params = {"spec": spec_of(problem), **forced(choice)}
+    if problem.direction == "forward":
+        return attention_p.bind(*inputs, lse=None, **params)
+    gradient = problem.bias is not None
+    return attention_backward_p.bind(*inputs, bias_gradient=gradient, **params)
+
+
+def operands(problem: AttentionProblem, seed: int) -> list[jax.Array]:
+    """Random operands of a problem, in the primitive's order.
+
+    Every query is allowed some key. For the backward pass the output and the
+    log-sum-exp are the reference's.
+    """
+    p = problem
+    q = (p.batch, p.q_len, p.heads, p.head_dim)
+    k = (p.batch, p.kv_len, p.kv_heads, p.head_dim)
+    shapes: list[tuple[tuple[int, ...], str]] = [(s, p.dtype) for s in (q, k, k, q)]
+    if p.bias:
+        shapes.append((p.bias, p.bias_dtype or p.dtype))
+    *qkv, do, bias = [*random_normal(shapes, seed), None][:5]
+    rng = np.random.default_rng(seed)
+    given = {
+        "bias": bias,
+        "mask": _mask(p, rng) if p.mask else None,
+        "q_lengths": _lengths(p.q_len, p, rng),
+        "kv_lengths": _lengths(p.kv_len, p, rng),
+    }
+    spec = spec_of(p)
+    inputs = [*qkv, *(given[name] for name in spec.optional)]
+    if p.direction == "forward":
+        return inputs
+    return [*inputs, *_forward(inputs, spec), do]
+
+
+def _mask(p: AttentionProblem, rng: np.random.Generator) -> jax.Array:
+    """One key in eight is forbidden, but never all keys of a query."""
+    assert p.mask
+    *_, rows, keys = p.mask
+    mask = rng.random(p.mask) < 0.875
+    if p.window is None:
+        mask[..., 0] = True
+    if keys == 1 or (p.window is not None and rows != p.kv_len):
+        mask[:] = True
+    mask |= np.eye(rows, keys, dtype=bool)
+    return jnp.asarray(mask)
+
+
+def _lengths(longest: int, p: AttentionProblem, rng: np.random.Generator) -> jax.Array:
+    """At least half of the longest; all of it where a window could lose its keys."""
+    shortest = longest if p.window else max(1, longest // 2)
+    return jnp.asarray(rng.integers(shortest, longest + 1, p.batch), jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _forward(inputs: list[jax.Array], spec: Spec) -> list[jax.Array]:
+    """Output and log-sum-exp by the reference, one example after the other."""
+    batch = inputs[0].shape[0]
+
+    def one(index: jax.Array) -> list[jax.Array]:
+        parts = [
+            jax.lax.dynamic_slice_in_dim(x, index * (x.shape[0] > 1), 1) for x in inputs
+        ]
+        return [y[0] for y in reference(*parts, spec=spec, lse=jnp.float32)]
+
+    return jax.lax.map(one, jnp.arange(batch))
+
+
+def ragged(problem: AttentionProblem) -> AttentionProblem:
+    """A small problem of the same kind whose lengths divide no tile but stay even."""
+    p = problem
+    groups = p.heads // p.kv_heads
+    kv_heads = min(p.kv_heads, 2)
+    batch, heads = min(p.batch, 2), groups * kv_heads
+    q_len, kv_len = 266, 266 if p.q_len == p.kv_len else 330
+
+    def scores(shape: tuple[int, int, int, int] | None) -> tuple | None:
+        whole = (batch, heads, q_len, kv_len)
+        return shape and tuple(
+            1 if own == 1 else n for own, n in zip(shape, whole, strict=True)
+        )
+
+    return dataclasses.replace(
+        p,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        bias=scores(p.bias),
+        mask=scores(p.mask),
+    )
+
+
+def error(
+    problem: AttentionProblem,
+    device: Device,
+    inputs: list[jax.Array],
+    results: list[jax.Array],
+    seed: int,
+) -> float:
+    """The largest error against float64, in units of what rounding allows.
+
+    Some heads of the first and the last example are compared, in a row of every band of
+    64; see ``attention_exact``. Not-a-number anywhere counts as infinite.
+    """
+    if not all(bool(jnp.isfinite(x).all()) for x in results):
+        return float("inf")
+    units = exact.Units(
+        storage=unit_roundoff(problem.dtype),
+        products=operand_roundoff((problem.dtype,), "default", device),
+    )
+    names = [*spec_of(problem).names, "o", "lse", "do"]
+    arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=False)}
+    found = [np.asarray(x) for x in results]
+    if problem.direction == "forward":
+        return exact.forward_error(problem, arrays, found[0], units, seed)
+    return exact.backward_error(problem, arrays, found, units, seed)
+
+
+def judge(
+    problem: AttentionProblem, device: Device, inputs: list[jax.Array], seed: int
+) -> Judge:
+    """See ``Workload``."""
+    return lambda results: error(problem, device, inputs, results, seed)
+
+
+ATTENTION = Workload(
+    check=check,
+    operands=operands,
+    execute=execute,
+    ragged=ragged,
+    judge=judge,
+    unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
+)
+knowledge.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)

@@ -1,0 +1,326 @@
+"""Running one problem by choice: what the tuner measures and verifies with.
+
+A tuner's child process imports ``bench_of`` from here, which registers the ops as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracea_jax.device import CpuDevice, CudaDevice, Device
+from tracea_jax.knowledge import bench_of
+from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Problem
+from tracea_jax.tuning import measure, roofline
+
+_MAX_INPUT_SETS = 32
+_MIN_CALL_US = 100.0  # of work on a GPU: dispatching a call takes less, beside it
+_MIN_CALL_SETS = 8  # where nobody knows how long the work takes
+_MEMORY_SHARE = 8  # sets take one part in so many of a GPU's memory
+_MIN_CPU_CACHE_BYTES = 16 << 20  # where the system does not tell
+_MAX_CPU_CACHE_BYTES = 128 << 20  # what a virtual machine is told is not all its own
+
+
+Judge = Callable[[list[jax.Array]], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """How one op's problems are run and judged.
+
+    Attributes:
+      check: (problem); raises ValueError if the problem cannot be run at all.
+      operands: (problem, seed) -> random operands, in the primitive's order.
+      execute: (*operands, problem=, choice=) -> results, forced to one choice.
+      ragged: (problem) -> a small problem of the same kind that divides no tile.
+      judge: (problem, device, operands, seed) -> (results) -> their largest error, in
+        units of what rounding allows; infinite if one is not finite.
+      unordered: names of variants whose sums have no fixed order, so that two runs may
+        differ in the last bits. Ours have one.
+    """
+
+    check: Callable[[Any], None]
+    operands: Callable[[Any, int], list[jax.Array]]
+    execute: Callable[..., list[jax.Array]]
+    ragged: Callable[[Any], Any]
+    judge: Callable[[Any, Device, list[jax.Array], int], Judge]
+    unordered: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OpBench:
+    """``measure.Bench`` for one problem on one local device."""
+
+    workload: Workload
+    problem: Problem
+    device: Device
+    # What all choices share, made when first needed: inputs, what flushes caches, and
+    # what results are compared with.
+    _shared: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        self.workload.check(self.problem)
+
+    def prepare(self, choice: Choice) -> measure.Run:
+        """Compiles the choice for random inputs; see ``measure.Bench``."""
+        sets = self._inputs()
+        run = self._run(self.problem, choice)
+        one = _compiled(lambda x: run(*x)[0], sets[0])
+        many = None if len(sets) == 1 else _InTurn.of(run, sets)
+        return _Executions(one=functools.partial(one, sets[0]), many=many)
+
+    def flush(self) -> None:
+        """Writes a buffer of twice the last cache, so that nothing else is left in it.
+
+        What is written is read first: stores alone may go past the caches of a CPU.
+        """
+        # Popped, as the buffer is donated: were this interrupted, it would be lost.
+        write, buffer = self._shared.pop("flush", None) or self._flusher()
+        self._shared["flush"] = write, jax.block_until_ready(write(buffer))
+
+    def kernel_times(
+        self, runs: Mapping[Choice, measure.Run], rounds: int
+    ) -> dict[Choice, list[float]]:
+        """Of executions on one input set; empty on a CPU, or without a profiler."""
+        if not isinstance(self.device, CudaDevice):
+            return {}
+        calls = {c: run.one for c, run in runs.items() if isinstance(run, _Executions)}
+        try:
+            return kernel_times(calls, rounds)
+        except ProfileError as e:
+            warnings.warn(f"kernel times are not known: {e}", stacklevel=2)
+            return {}
+
+    def _flusher(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+        size = 2 * _cache_bytes(self.device)
+        with jax.default_device(self._jax_device):
+            buffer = jnp.zeros(size // 4, jnp.float32)
+        write = jax.jit(lambda x: x + 1, donate_argnums=0).lower(buffer).compile()
+        return write, buffer
+
+    def _inputs(self) -> list[list[jax.Array]]:
+        """The input sets that one compiled call works through, for all choices."""
+        if "inputs" not in self._shared:
+            sets = [self._operands(self.problem, seed) for seed in range(self._sets)]
+            self._shared["inputs"] = sets
+        return self._shared["inputs"]
+
+    @property
+    def _sets(self) -> int:
+        """How many input sets there are.
+
+        On a GPU enough of them leave the L2 cache and keep it busy for longer than the
+        host needs to dispatch them; on a CPU calls are cheap and caches stay warm.
+        """
+        if not isinstance(self.device, CudaDevice):
+            return 1
+        floor_us = roofline.floor_us(self.problem, self.device)
+        busy = math.ceil(_MIN_CALL_US / floor_us) if floor_us else _MIN_CALL_SETS
+        each_bytes = max(1, self.problem.bytes)
+        cold = 1 + 2 * self.device.l2_bytes // each_bytes
+        room = self.device.memory_bytes // _MEMORY_SHARE // each_bytes
+        return max(1, min(max(busy, cold, 2), room, _MAX_INPUT_SETS))
+
+    def verify(self, choice: Choice, seed: int = 0) -> measure.Verification:
+        """Compares with a reference on fresh inputs, and at a ragged shape."""
+        for problem in (self.problem, self.workload.ragged(self.problem)):
+            result = self._verify(problem, choice, seed)
+            if not result.ok:
+                return result
+        return result
+
+    def _verify(self, problem: Problem, choice: Choice, seed: int) -> Any:
+        inputs, judge = self._exam(problem, seed)
+        run = self._run(problem, choice)
+        first, second = _poisoned(run, inputs)
+        worst = judge(first)
+        # XLA rounds every step, as the program does that we replace: it is the measure
+        # of what users have, and fails only where it computes no numbers.
+        tolerance = 1e300 if choice.variant == "xla" else 1.0
+        same = all(
+            bool(jnp.array_equal(a, b, equal_nan=True))
+            for a, b in zip(first, second, strict=True)
+        )
+        return measure.Verification(
+            max_rel_error=worst,
+            tolerance=tolerance,
+            ok=bool(worst <= tolerance),
+            repeatable=same or choice.variant in self.workload.unordered,
+            message=f"{worst:.3g} of the error bound at {problem}",
+        )
+
+    def _exam(self, problem: Problem, seed: int) -> tuple[list[jax.Array], Judge]:
+        """Fresh inputs, and what judges results; kept, as references take long."""
+        if (problem, seed) not in self._shared:
+            inputs = self._operands(problem, seed + 7919)
+            judge = self.workload.judge(problem, self.device, inputs, seed)
+            self._shared[problem, seed] = inputs, judge
+        return self._shared[problem, seed]
+
+    def _run(self, problem: Problem, choice: Choice) -> Callable[..., Any]:
+        return functools.partial(self.workload.execute, problem=problem, choice=choice)
+
+    def _operands(self, problem: Problem, seed: int) -> list[jax.Array]:
+        with jax.default_device(self._jax_device):
+            return self.workload.operands(problem, seed)
+
+    @property
+    def _jax_device(self) -> Any:
+        platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
+        return jax.local_devices(backend=platform)[0]
+
+
+def _cache_bytes(device: Device) -> int:
+    """Size of the last cache, or what is written for it where that is enough."""
+    if isinstance(device, CudaDevice):
+        return device.l2_bytes
+    last = device.l3_bytes if isinstance(device, CpuDevice) else 0
+    return min(max(last, _MIN_CPU_CACHE_BYTES), _MAX_CPU_CACHE_BYTES)
+
+
+def forced(choice: Choice) -> dict[str, Any]:
+    """The primitive's parameters that force a choice."""
+    config = None if choice.variant == "xla" else choice.config
+    return {"implementation": choice.variant, "config": config}
+
+
+def random_normal(shapes: list[tuple[tuple[int, ...], str]], seed: int) -> Any:
+    """Independent standard normal arrays of these shapes and dtypes."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [
+        jax.random.normal(key, shape, jnp.float32).astype(dtype)
+        for key, (shape, dtype) in zip(keys, shapes, strict=True)
+    ]
+
+
+def check_dtype(name: str) -> None:
+    """Raises ValueError unless JAX knows the dtype."""
+    try:
+        jnp.dtype(name)
+    except TypeError as e:
+        raise ValueError(f"dtype {name!r} is unknown to JAX") from e
+
+
+def unit_roundoff(dtype: str) -> float:
+    """Unit roundoff of a floating-point dtype."""
+    return float(jnp.finfo(dtype).eps) / 2
+
+
+def operand_roundoff(dtypes: tuple[str, ...], precision: str, device: Device) -> float:
+    """Unit roundoff of products, with what the precision lets the device do."""
+    if set(dtypes) == {"float64"}:
+        return unit_roundoff("float64")
+    if "float32" in dtypes and precision != "highest" and device.platform != "cpu":
+        return 2.0**-11  # TF32
+    if device.platform != "cpu" and any(d.startswith("float8") for d in dtypes):
+        return 2.0**-13  # what Hopper's tensor cores keep of sums of their products
+    return unit_roundoff("float32")
+
+
+def _compiled(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
+    return jax.jit(function).lower(arguments).compile()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Executions:
+    """A ``measure.Run``: executes so many times, as many as it can in one call.
+
+    Attributes:
+      one: executes once.
+      many: executes once for each of several input sets, if there are several.
+    """
+
+    one: Callable[[], Any]
+    many: _InTurn | None
+
+    @property
+    def batch(self) -> int:
+        return self.many.sets if self.many is not None else 1
+
+    def __call__(self, count: int) -> None:
+        calls, rest = divmod(count, self.batch)
+        result = None
+        for _ in range(calls):
+            result = (self.many or self.one)()
+        for _ in range(rest):
+            result = self.one()
+        jax.block_until_ready(result)
+
+
+@dataclasses.dataclass(slots=True)
+class _InTurn:
+    """One call that works through all input sets.
+
+    Each array that is handed out costs the host more than a small kernel takes: of all
+    results only a sum of one element each is, into a buffer that stays where it is: new
+    addresses can make XLA update the CUDA graph of the call.
+
+    Attributes:
+      call: (sum so far, sets) -> sum; compiled.
+      arguments: the sets.
+      total: the sum so far, donated to the next call.
+    """
+
+    call: Callable[..., jax.Array]
+    arguments: list[list[jax.Array]]
+    total: jax.Array
+
+    @classmethod
+    def of(cls, run: Callable[..., Any], sets: list[list[jax.Array]]) -> _InTurn:
+        def call(total: jax.Array, sets: list[list[jax.Array]]) -> jax.Array:
+            # Behind the barrier no result can be cut short.
+            results = jax.lax.optimization_barrier([run(*x)[0] for x in sets])
+            firsts = [x.ravel()[:1].astype(jnp.float32) for x in results]
+            return sum(firsts, total)
+
+        with jax.default_device(next(iter(sets[0][0].devices()))):
+            total = jnp.zeros(1)
+        compiled = jax.jit(call, donate_argnums=0).lower(total, sets).compile()
+        return cls(compiled, sets, total)
+
+    @property
+    def sets(self) -> int:
+        return len(self.arguments)
+
+    def __call__(self) -> jax.Array:
+        self.total = self.call(self.total, self.arguments)
+        return self.total
+
+
+def _poisoned(
+    run: Callable[..., Any], inputs: list[jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """The results twice, computed into donated buffers that hold nothing but NaN."""
+    shapes = jax.eval_shape(run, *inputs)
+    call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
+
+    def results() -> list[jax.Array]:
+        with jax.default_device(next(iter(inputs[0].devices()))):
+            poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in shapes]
+        return call(poison, *inputs)
+
+    return results(), results()
+
+
+__all__ = [
+    "Judge",
+    "OpBench",
+    "Workload",
+    "bench_of",
+    "check_dtype",
+    "forced",
+    "operand_roundoff",
+    "random_normal",
+    "unit_roundoff",
+]

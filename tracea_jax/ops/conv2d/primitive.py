@@ -1,0 +1,425 @@
+"""conv2d: a 2-D convolution with a fused epilogue, on the best implementation there is.
+
+Its gradients are the same primitive in another direction; see ``conv2d_directions``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, xla
+from jax.typing import ArrayLike
+
+from tracea_jax import variants
+from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common.precision import canonical_precision, precision_name
+from tracea_jax.ops.common.shapes import check_arrays, move_mapped
+from tracea_jax.ops.conv2d import arguments, directions
+from tracea_jax.ops.matmul.primitive import split
+from tracea_jax.problem import Conv2dProblem, Epilogue, check_activation
+
+
+def conv2d(
+    x: ArrayLike,
+    w: ArrayLike,
+    *,
+    bias: ArrayLike | None = None,
+    residual: ArrayLike | None = None,
+    activation: str = "none",
+    strides: Any = (1, 1),
+    padding: Any = "SAME",
+    dilation: Any = (1, 1),
+    groups: int = 1,
+    layout: str = "NHWC",
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    config: Any = None,
+) -> jax.Array:
+    """activation(conv(x, w) + bias + residual), rounded once.
+
+    Kernels compute the epilogue in float32 from the unrounded convolution; where XLA
+    serves the problem, it is the same expression in jnp, whose every step rounds.
+    Without bias, residual and activation this is ``lax.conv_general_dilated``.
+
+    Args:
+      x: (batch, height, width, in_channels).
+      w: (kernel height, kernel width, in_channels / groups, out_channels).
+      bias: (out_channels,).
+      residual: of the result's shape, added before the activation.
+      activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
+      strides: steps between windows, a pair for height and width or one for both.
+      padding: "SAME", "VALID" or "SAME_LOWER", ((top, bottom), (left, right)), or one
+        number for all four; negative numbers crop.
+      dilation: distance between the kernel's taps, a pair or one for both.
+      groups: channels are split into so many independent convolutions; in_channels of
+        them are a depthwise convolution.
+      layout: "NHWC" as described, or "NCHW": x, residual and result are (batch,
+        channels, height, width) and w is (out, in, kernel height, kernel width).
+      precision: as in ``jax.lax.conv_general_dilated``.
+      preferred_element_type: dtype of the result; by default the operands' common one.
+      implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
+        error with every reason), or a variant's name; for derivatives likewise.
+      config: explicit config, the variant's own type or a dict of its fields.
+
+    Returns:
+      (batch, out height, out width, out_channels), or as ``layout`` says.
+
+    Raises:
+      ValueError: on shapes that do not fit, strides, padding, dilation or groups that
+        are not possible, an unknown activation, layout or implementation, a config that
+        is not legal, or an implementation that cannot run the problem.
+      TypeError: on operands that are no arrays, such as lists.
+
+    Symbolic shapes are left to XLA.
+    """
+    check_activation(activation)
+    variants.check_implementation("conv2d", implementation)
+    arguments.check_layout(layout)
+    if isinstance(config, dict):
+        config = tuple(sorted(config.items()))
+    return _conv2d(
+        x,
+        w,
+        bias,
+        residual,
+        activation=activation,
+        strides=arguments.pair("strides", strides),
+        padding=arguments.known_padding(padding),
+        dilation=arguments.pair("dilation", dilation),
+        groups=arguments.positive("groups", groups),
+        layout=layout,
+        precision=canonical_precision(precision),
+        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        implementation=implementation,
+        config=config,
+    )
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        *("activation", "strides", "padding", "dilation", "groups", "layout"),
+        *("precision", "out", "implementation", "config"),
+    ),
+    inline=True,
+)
+def _conv2d(x, w, bias, residual, *, activation, padding, layout, out, **how):
+    optional = {"bias": bias, "residual": residual}
+    given = {name: a for name, a in optional.items() if a is not None}
+    check_arrays("conv2d", x=x, w=w, **given)
+    arguments.check_shapes(x, w, bias, how["groups"], layout)
+    out = out or jnp.result_type(x, w)
+    if activation not in ("none", "relu") and not epilogues.is_floating(out):
+        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    layout = layout.lower()
+    padding = arguments.explicit_padding(
+        padding,
+        directions.spatial(x.shape, "x", layout),
+        directions.spatial(w.shape, "w", layout),
+        how["strides"],
+        how["dilation"],
+    )
+    step = Epilogue(
+        bias="none" if bias is None else "row",
+        activation=activation,
+        residual=residual is not None,
+    )
+    operands = [a for a in (x, w, bias, residual) if a is not None]
+    how |= dict(direction="forward", size=None, layout=layout, padding=padding)
+    return bind(*operands, out=out, epilogue=step, **how)[0]
+
+
+# --- the primitive --------------------------------------------------------------------
+#
+# Operands: lhs, rhs in the direction's roles, then bias and residual if the epilogue
+# has them, which only a forward convolution may. Results: y, then z if the epilogue
+# saves it. ``size`` is the height and width of a gradient; None for "forward".
+
+conv2d_p = Primitive("tracea_conv2d")
+conv2d_p.multiple_results = True
+conv2d_p.def_impl(functools.partial(xla.apply_primitive, conv2d_p))
+
+
+def bind(*operands, **params):
+    """The primitive's results; those of its reference for explicit shardings."""
+    if lowering.explicitly_sharded("conv2d", operands, params["implementation"]):
+        return reference(*operands, **params)
+    return conv2d_p.bind(*lowering.align_varying_axes(operands), **params)
+
+
+def reference(*operands, out, epilogue, precision, **params):
+    """The primitive in jnp: the default lowering and the tests' oracle."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
+    form = directions.Form.of(params)
+    acc = directions.convolve(lhs, rhs, form, out=wide, precision=precision)
+    _check_residual(residual, acc.shape)
+    return _finish(acc, epilogue, bias, residual, out, params["layout"])
+
+
+def written(*operands, out, epilogue, precision, **params):
+    """The primitive as people write it in jnp, every step rounded: XLA's variant.
+
+    A wider bias, such as a folded batch normalisation's, widens the epilogue alone; the
+    result of wide operands is rounded after the epilogue.
+    """
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    form = directions.Form.of(params)
+    wide = out if epilogue.is_identity else epilogues.written_dtype(out, lhs, rhs)
+    acc = directions.convolve(lhs, rhs, form, out=wide, precision=precision)
+    acc = acc.astype(epilogues.written_dtype(acc.dtype, bias, residual))
+    return _finish(acc, epilogue, bias, residual, out, params["layout"])
+
+
+def _check_residual(residual, shape) -> None:
+    if residual is not None and residual.shape != shape:
+        raise ValueError(
+            f"residual must have the result's shape, {shape}; {residual.shape=}"
+        )
+
+
+def _finish(acc, epilogue, bias, residual, out, layout):
+    """The epilogue; bias and residual may have a further dimension in front."""
+    if bias is not None:
+        acc = acc + _along_channels(bias, layout).astype(acc.dtype)
+    if residual is not None:
+        acc = acc + residual.astype(acc.dtype)
+    return epilogues.apply(acc, epilogue, None, None, out)
+
+
+def _along_channels(bias, layout):
+    """bias, (..., channels), as it broadcasts to (..., *y.shape)."""
+    shape = [1] * 4
+    shape[directions.SPECS[layout]["y"][1]] = bias.shape[-1]
+    return bias.reshape(*bias.shape[:-1], *shape)
+
+
+def problem_of(avals, *, out, precision, epilogue, **params) -> Conv2dProblem:
+    """The problem that the primitive's parameters and static shapes describe."""
+    lhs, rhs, bias, residual = split(avals, epilogue)
+    form = directions.Form.of(params)
+    x, w = form.forward_shapes(lhs.shape, rhs.shape)
+    batch, in_channels, height, width = x
+    out_channels, _, kernel_height, kernel_width = w
+    return Conv2dProblem(
+        direction=form.direction,
+        batch=batch,
+        height=height,
+        width=width,
+        in_channels=in_channels,
+        kernel_height=kernel_height,
+        kernel_width=kernel_width,
+        out_channels=out_channels,
+        strides=form.strides,
+        padding=form.padding,
+        dilation=form.dilation,
+        groups=form.groups,
+        layout=form.layout,
+        lhs=lhs.dtype.name,
+        rhs=rhs.dtype.name,
+        out=jnp.dtype(out).name,
+        precision=precision_name(precision),
+        epilogue=dataclasses.replace(
+            epilogue,
+            bias_dtype=epilogues.other_dtype(bias, out),
+            residual_dtype=epilogues.other_dtype(residual, out),
+        ),
+    )
+
+
+def _abstract_eval(*avals, epilogue, out, **params):
+    """What tracing the reference gives; read off, as tracing costs milliseconds."""
+    form = directions.Form.of(params)
+    if not _is_simple(avals, form.padding):
+        f = functools.partial(reference, epilogue=epilogue, out=out, **params)
+        return list(jax.make_jaxpr(f)(*avals).out_avals)
+    lhs, rhs, _, residual = split(avals, epilogue)
+    shape = form.result_shape(lhs.shape, rhs.shape)
+    _check_residual(residual, shape)
+    # Operands vary over the same mesh axes, see bind, and so does the result.
+    result = lhs.update(shape=shape, dtype=jnp.dtype(out), weak_type=False)
+    return [result] * (1 + epilogue.save_preactivation)
+
+
+def _is_simple(avals, padding) -> bool:
+    """Whether shapes are static, types name no sharding, and the padding crops none."""
+    if isinstance(padding, str) or min(map(min, padding)) < 0:
+        return False
+    static = all(isinstance(d, int) for aval in avals for d in aval.shape)
+    specs = [aval.sharding.spec for aval in avals]
+    return static and all(axis is None for spec in specs for axis in spec)
+
+
+conv2d_p.def_abstract_eval(_abstract_eval)
+lowering.register("conv2d", conv2d_p, problem_of, reference, xla=written)
+
+
+def _jvp(primals, tangents, *, epilogue, **params):
+    """y' = activation'(z) z' with z' = conv(x', w) + conv(x, w') + bias' + residual'.
+
+    A non-linear activation needs z, so z becomes a second result of the same call.
+    """
+    linear = epilogue.activation == "none"
+    saved = (
+        epilogue if linear else dataclasses.replace(epilogue, save_preactivation=True)
+    )
+    outs = bind(*primals, epilogue=saved, **params)
+    dz = _preactivation_tangent(primals, tangents, outs[0], epilogue, params)
+    dy = dz
+    if dz is not None and not linear:
+        dy = epilogues.activation_jvp(epilogue.activation, outs[1], dz)
+    zero = ad.Zero(jax.typeof(outs[0]).to_tangent_aval())
+    douts = [zero if d is None else d for d in (dy, dz)]
+    count = 1 + epilogue.save_preactivation
+    return outs[:count], douts[:count]
+
+
+def _preactivation_tangent(primals, tangents, y, epilogue, params):
+    """conv(x', w) + conv(x, w') + bias' + residual', None if all of them are zero."""
+    lhs, rhs, *_ = primals
+    dlhs, drhs, dbias, dresidual = (
+        None if isinstance(t, ad.Zero) else t for t in split(tangents, epilogue)
+    )
+    plain = {**params, "epilogue": Epilogue(), "config": None}
+    terms = []
+    if dlhs is not None:
+        terms += bind(dlhs, rhs, **plain)
+    if drhs is not None:
+        terms += bind(lhs, drhs, **plain)
+    if dbias is not None:
+        dbias = _along_channels(dbias, params["layout"])
+        terms.append(jnp.broadcast_to(dbias, y.shape).astype(y.dtype))
+    if dresidual is not None:
+        terms.append(dresidual.astype(y.dtype))
+    return functools.reduce(jnp.add, terms) if terms else None
+
+
+def _transpose(cts, *operands, epilogue, **params):
+    """Cotangents of the operands the primitive is linear in.
+
+    Derivatives of an activation are calls without one; with one it is not linear.
+    """
+    if epilogue.activation != "none":
+        raise ValueError(
+            f"conv2d with activation={epilogue.activation!r} is not linear, so it has "
+            "no transpose; use jax.vjp"
+        )
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    cts = [ct for ct in cts if not isinstance(ct, ad.Zero)]
+    if not cts:
+        return [
+            ad.Zero(x.aval) if u else None
+            for x, u in zip(operands, linear, strict=True)
+        ]
+    ct = functools.reduce(jnp.add, cts)  # without an activation, z is y
+    params = {**params, "epilogue": Epilogue(), "config": None}
+    grads: list[Any] = [_transpose_bilinear(i, ct, operands, params) for i in range(2)]
+    _, _, bias, residual = split(operands, epilogue)
+    if bias is not None:
+        channel = directions.SPECS[params["layout"]]["y"][1]
+        axes = [axis for axis in range(4) if axis != channel]
+        grads.append(ct.sum(axes) if ad.is_undefined_primal(bias) else None)
+    if residual is not None:
+        grads.append(ct if ad.is_undefined_primal(residual) else None)
+    return [
+        g.astype(x.aval.dtype) if u else None
+        for g, x, u in zip(grads, operands, linear, strict=True)
+    ]
+
+
+def _transpose_bilinear(wanted, ct, operands, params):
+    """The cotangent of lhs (wanted=0) or rhs (wanted=1), if it is a linear operand."""
+    if not ad.is_undefined_primal(operands[wanted]):
+        return None
+    roles, aval = directions.ROLES[params["direction"]], operands[wanted].aval
+    known = {roles[2]: ct, roles[1 - wanted]: operands[1 - wanted]}
+    role = roles[wanted]
+    direction = directions.DIRECTION_TO[role]
+    lhs, rhs, _ = directions.ROLES[direction]
+    size = (
+        None if role == "y" else directions.spatial(aval.shape, role, params["layout"])
+    )
+    params = {**params, "direction": direction, "size": size, "out": aval.dtype}
+    return bind(known[lhs], known[rhs], **params)[0]
+
+
+def _batch(operands, dims, *, epilogue, **params):
+    """vmap: the mapped axis joins the batch, the channels or the groups."""
+    moved, mapped, size = move_mapped(operands, dims)
+    lhs_mapped, rhs_mapped, bias_mapped, _ = split(mapped, epilogue)
+    params = {**params, "epilogue": epilogue}
+    if size == 0:  # there are no zero groups
+        f = functools.partial(reference, **params)
+        outs = jax.vmap(f, in_axes=[0 if m else None for m in mapped])(*moved)
+        return outs, [0] * len(outs)
+    index = "none"
+    if lhs_mapped or rhs_mapped:
+        index = directions.index_to_join(params["direction"], lhs_mapped, rhs_mapped)
+    if index == "none" or (index == "n" and bias_mapped):
+        outs = _epilogue_of_each(moved, mapped, params)
+    else:
+        outs = _joined(moved, mapped, size, index, params)
+    return outs, [0] * len(outs)
+
+
+def _joined(operands, mapped, size, index, params):
+    """One call in which the index of the convolution has grown by the mapped axis."""
+    epilogue, groups, layout = params["epilogue"], params["groups"], params["layout"]
+    roles = directions.ROLES[params["direction"]]
+    place = functools.partial(
+        directions.place, index=index, groups=groups, layout=layout
+    )
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    lhs_mapped, rhs_mapped, bias_mapped, residual_mapped = split(mapped, epilogue)
+    if lhs_mapped:
+        lhs = directions.fold(lhs, *place(roles[0]))
+    if rhs_mapped:
+        rhs = directions.fold(rhs, *place(roles[1]))
+    if bias is not None and index != "n":
+        _, outer = place("y")
+        bias = directions.fold(_mapped(bias, bias_mapped, size), 0, outer)
+    if residual is not None:
+        residual = _mapped(residual, residual_mapped, size)
+        residual = directions.fold(residual, *place("y"))
+    joined = [x for x in (lhs, rhs, bias, residual) if x is not None]
+    outs = bind(*joined, **{**params, "groups": groups * (size if index == "g" else 1)})
+    return [directions.unfold(y, *place(roles[2]), size) for y in outs]
+
+
+def _mapped(x, is_mapped, size):
+    return x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+
+
+def _epilogue_of_each(operands, mapped, params):
+    """Bias or residual differ where the convolution is shared or joins the batch."""
+    epilogue, out = params["epilogue"], params["out"]
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
+    plain = {**params, "out": wide, "epilogue": Epilogue(), "config": None}
+    if any(mapped[:2]):
+        (acc,), _ = _batch([lhs, rhs], [0 if m else None for m in mapped[:2]], **plain)
+    else:
+        (acc,) = bind(lhs, rhs, **plain)
+    return _finish(acc, epilogue, bias, residual, out, params["layout"])
+
+
+def _as_conv(avals, params):
+    lhs, rhs, *_ = avals
+    seen = directions.Form.of(params).lax_arguments(lhs.shape, rhs.shape)
+    seen |= dict(precision=params["precision"], out_sharding=None)
+    seen |= dict(preferred_element_type=params["out"])
+    return jax.lax.conv_general_dilated_p, (lhs, rhs), seen
+
+
+remat.seen_as(conv2d_p, _as_conv)
+ad.primitive_jvps[conv2d_p] = _jvp
+ad.primitive_transposes[conv2d_p] = _transpose
+batching.primitive_batchers[conv2d_p] = _batch

@@ -1,0 +1,270 @@
+"""gated_matmul: activation(x @ w_gate) * (x @ w_up), the first half of a gated MLP.
+
+The primitive works on the canonical form of ``ops.matmul``, with two right operands.
+Its derivatives are plain products, ``matmul_p``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, xla
+from jax.typing import ArrayLike
+
+from tracea_jax import variants
+from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.shapes import (
+    check_arrays,
+    flat,
+    fold,
+    move_mapped,
+    with_batch,
+)
+from tracea_jax.ops.matmul.primitive import as_dot, product
+from tracea_jax.ops.matmul.primitive import bind as bind_product
+from tracea_jax.ops.matmul.primitive import problem_of as problem_of_product
+from tracea_jax.problem import Epilogue, GatedMatmulProblem, check_activation
+from tracea_jax.variants.gated import PRODUCT_FIELDS, gate_epilogue
+
+
+def gated_matmul(
+    x: ArrayLike,
+    w_gate: ArrayLike,
+    w_up: ArrayLike,
+    *,
+    activation: str = "silu",
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    config: Any = None,
+) -> jax.Array:
+    """activation(x @ w_gate) * (x @ w_up).
+
+    Kernels compute the gate in float32 from the unrounded product with w_gate. What
+    they store on the way is rounded to the result's dtype: the product with w_up, and
+    in "gated_unfused" also the activated one. Where XLA serves the problem, it is the
+    same expression in jnp, whose every step rounds.
+
+    Args:
+      x: (..., m, k), or (k,). Batch dimensions broadcast as in ``jnp.matmul``.
+      w_gate, w_up: (..., k, n), of one shape.
+      activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
+      precision: of both products, as in ``jax.lax.dot_general``.
+      preferred_element_type: dtype of the result; by default the operands' common one.
+      implementation: None for the best known, "xla", "tracea" (kernels of ours or an
+        error with every reason), "gated_fused" or "gated_unfused"; for the products of
+        derivatives None, "xla" or else "tracea".
+      config: explicit config. The variants have no choices of their own: their products
+        are planned as problems of ``matmul``.
+
+    Returns:
+      (..., m, n), without m if x is a vector.
+
+    Raises:
+      ValueError: on shapes that do not fit, an unknown activation or implementation, a
+        config, or an implementation that cannot run the problem.
+      TypeError: on operands that are no arrays, such as lists.
+    """
+    check_activation(activation)
+    variants.check_implementation("gated_matmul", implementation)
+    if isinstance(config, dict):
+        config = tuple(sorted(config.items()))
+    return _gated_matmul(
+        x,
+        w_gate,
+        w_up,
+        activation=activation,
+        precision=canonical_precision(precision),
+        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        implementation=implementation,
+        config=config,
+    )
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("activation", "precision", "out", "implementation", "config"),
+    inline=True,
+)
+def _gated_matmul(x, w_gate, w_up, *, activation, out, **how):
+    check_arrays("gated_matmul", x=x, w_gate=w_gate, w_up=w_up)
+    _check_shapes(x, w_gate, w_up)
+    out = out or jnp.result_type(x, w_gate, w_up)
+    if activation not in ("none", "relu") and not epilogues.is_floating(out):
+        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    rhs = jnp.promote_types(w_gate.dtype, w_up.dtype)
+    lhs = x[None, :] if x.ndim == 1 else x
+    batch = jnp.broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])
+    keep = (*batch, *lhs.shape[-2:-1][: x.ndim - 1], w_gate.shape[-1])
+    operands = fold(lhs, w_gate.astype(rhs), w_up.astype(rhs), batch=batch)
+    how |= {"layout": "nn", "out": out, "activation": activation}
+    (y,) = _bind(*operands, save_products=False, **how)
+    return y.reshape(keep)
+
+
+def _check_shapes(x, w_gate, w_up) -> None:
+    if w_gate.shape != w_up.shape or w_gate.ndim < 2:
+        raise ValueError(
+            "w_gate and w_up must have one shape, (..., k, n); they have "
+            f"{w_gate.shape} and {w_up.shape}"
+        )
+    if x.ndim == 0 or x.shape[-1] != w_gate.shape[-2]:
+        raise ValueError(
+            f"gated_matmul contracts the last dimension of x, {x.shape}, with the "
+            f"second to last of the weights, {w_gate.shape}; the two must be equal"
+        )
+
+
+# --- the primitive --------------------------------------------------------------------
+#
+# Operands: lhs, gate, up. Results: y, then g = lhs @ gate and u = lhs @ up if they are
+# saved. ``layout`` is GatedMatmulProblem's; ``out`` the results' dtype.
+
+gated_matmul_p = Primitive("tracea_gated_matmul")
+gated_matmul_p.multiple_results = True
+gated_matmul_p.def_impl(functools.partial(xla.apply_primitive, gated_matmul_p))
+
+
+def _bind(*operands, **params):
+    if lowering.explicitly_sharded("gated_matmul", operands, params["implementation"]):
+        return reference(*operands, **params)
+    return gated_matmul_p.bind(*lowering.align_varying_axes(operands), **params)
+
+
+def reference(lhs, gate, up, *, out, activation, save_products, **params):
+    """The primitive in jnp: the default lowering and the tests' oracle."""
+    step = gate_epilogue(activation, save_products, fused=True)
+    wide = epilogues.accumulator_dtype(step, lhs.dtype, gate.dtype, out)
+    how = {"layout": params["layout"], "precision": params["precision"], "out": wide}
+    g, u = (product(lhs, w, **how) for w in (gate, up))
+    results = epilogues.apply(g, step, None, u, out)
+    return [*results, u.astype(out)] if save_products else results
+
+
+def written(lhs, gate, up, *, out, activation, save_products, **params):
+    """The primitive as people write it in jnp, every step rounded: XLA's variant."""
+    how = {"layout": params["layout"], "precision": params["precision"], "out": out}
+    g, u = (product(lhs, w, **how) for w in (gate, up))
+    step = gate_epilogue(activation, save_products, fused=True)
+    results = epilogues.apply(g, step, None, u, out)
+    return [*results, u] if save_products else results
+
+
+def fused(lhs, gate, up, *, activation, save_products, **params):
+    """The product with up, read by the epilogue of the other one."""
+    how = _of_our_kernels(params)
+    (u,) = bind_product(lhs, up, epilogue=Epilogue(), **how)
+    step = gate_epilogue(activation, save_products, fused=True)
+    results = bind_product(lhs, gate, u, epilogue=step, **how)
+    return [*results, u] if save_products else results
+
+
+def unfused(lhs, gate, up, *, activation, save_products, **params):
+    """Two products, multiplied by XLA."""
+    how = _of_our_kernels(params)
+    (u,) = bind_product(lhs, up, epilogue=Epilogue(), **how)
+    step = gate_epilogue(activation, save_products, fused=False)
+    activated, *g = bind_product(lhs, gate, epilogue=step, **how)
+    y = epilogues.times(activated, u, params["out"])
+    return [y, *g, u] if save_products else [y]
+
+
+def _of_our_kernels(params):
+    return {**params, "implementation": "tracea", "config": None}
+
+
+def problem_of(avals, *, activation, save_products, **params) -> GatedMatmulProblem:
+    """The problem that the primitive's parameters and static shapes describe."""
+    lhs, gate, _ = avals
+    one = problem_of_product((lhs, gate), epilogue=Epilogue(), **params)
+    fields = {name: getattr(one, name) for name in PRODUCT_FIELDS}
+    return GatedMatmulProblem(
+        **fields, activation=activation, save_products=save_products
+    )
+
+
+def _abstract_eval(*avals, **params):
+    jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+    return list(jaxpr.out_avals)
+
+
+gated_matmul_p.def_abstract_eval(_abstract_eval)
+lowering.register(
+    "gated_matmul",
+    gated_matmul_p,
+    problem_of,
+    reference,
+    xla=written,
+    fused=fused,
+    unfused=unfused,
+)
+
+
+def _jvp(primals, tangents, *, activation, save_products, **params):
+    """y' = activation'(g) g' u + activation(g) u', with g' = lhs' gate + lhs gate'."""
+    outs = _bind(*primals, activation=activation, save_products=True, **params)
+    _, g, u = outs
+    lhs, gate, up = primals
+    dlhs, dgate, dup = tangents
+    dg = _product_tangent(lhs, gate, dlhs, dgate, params)
+    du = _product_tangent(lhs, up, dlhs, dup, params)
+    step = gate_epilogue(activation, True, fused=True)
+    dy = epilogues.jvp(step, g, u, dg, du)
+    zero = ad.Zero(jax.typeof(g).to_tangent_aval())
+    douts = [zero if d is None else d for d in (dy, dg, du)]
+    count = 3 if save_products else 1
+    return outs[:count], douts[:count]
+
+
+def _product_tangent(lhs, rhs, dlhs, drhs, params):
+    """lhs' rhs + lhs rhs', or None if both tangents are zero."""
+    implementation = params["implementation"]
+    if implementation not in (None, "xla"):
+        implementation = "tracea"  # the names of our variants are not matmul's
+    how = {**params, "implementation": implementation, "config": None}
+    terms = []
+    if not isinstance(dlhs, ad.Zero):
+        terms += bind_product(dlhs, rhs, epilogue=Epilogue(), **how)
+    if not isinstance(drhs, ad.Zero):
+        terms += bind_product(lhs, drhs, epilogue=Epilogue(), **how)
+    return functools.reduce(jnp.add, terms) if terms else None
+
+
+def _transpose(cts, *operands, **params):
+    raise ValueError(
+        "gated_matmul multiplies two products, so it is not linear and has no "
+        "transpose; use jax.vjp"
+    )
+
+
+def _batch(operands, dims, *, layout, **params):
+    """vmap: stacks rows where only they are mapped, else makes batched products."""
+    (lhs, gate, up), mapped, size = move_mapped(operands, dims)
+    lhs_inner, rhs_inner = lhs.ndim - mapped[0] == 3, gate.ndim - mapped[1] == 3
+    inner = [x.shape[-3] for x, i in ((lhs, lhs_inner), (gate, rhs_inner)) if i][:1]
+    batch = (size, *inner)
+    m = lhs.shape[-2 if layout[0] == "n" else -1]
+    n = gate.shape[-1 if layout[1] == "n" else -2]
+    rhs_mapped = mapped[1] or mapped[2]
+    if not (rhs_mapped or inner) and layout[0] == "n":
+        lhs = flat(lhs, 1)
+    elif mapped[0] or lhs_inner:
+        lhs = with_batch(lhs, mapped[0], lhs_inner, batch, 2)
+    if rhs_mapped or rhs_inner:
+        gate = with_batch(gate, mapped[1], rhs_inner, batch, 2)
+        up = with_batch(up, mapped[2], rhs_inner, batch, 2)
+    outs = _bind(lhs, gate, up, layout=layout, **params)
+    return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
+
+
+remat.seen_as(gated_matmul_p, as_dot)
+ad.primitive_jvps[gated_matmul_p] = _jvp
+ad.primitive_transposes[gated_matmul_p] = _transpose
+batching.primitive_batchers[gated_matmul_p] = _batch

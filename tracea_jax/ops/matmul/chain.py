@@ -1,0 +1,306 @@
+"""Layers in a row, y = activation(x @ w + bias), with one derivative rule for all.
+
+With z = x @ w + bias of a layer and the cotangent ct of the z of the next one, whose
+weights are w', the backward pass needs
+
+    dz = (ct @ w'^T) * activation'(z)        and        dbias = sum of dz over its rows
+
+Rules of single products make that three passes over arrays of the layer's size: the
+product, and what a rule of another equation does with its result. Here they are one
+product with an epilogue. To that end a layer's tangent is passed on as that of z, and
+the bias's beside it, to the linear map ``tangent_p``, whose transpose is this product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common import lowering, taylor
+from tracea_jax.ops.common.shapes import flat
+from tracea_jax.ops.matmul.primitive import FLIP, bind, jvp_of_some, matmul_p, unfused
+from tracea_jax.problem import Epilogue
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One product of a chain, as ``matmul_p`` has it.
+
+    Attributes:
+      layout: "nn" or "nt".
+      out: dtype of the result.
+      precision: as in ``jax.lax.dot_general``.
+      epilogue: with an activation and no residual, unless the layer is the last one.
+      scope: names of the scopes it is in, as in a profile.
+    """
+
+    layout: str
+    out: Any
+    precision: Any
+    epilogue: Epilogue
+    scope: str = ""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Of a product without an epilogue."""
+        return {
+            "layout": self.layout,
+            "out": self.out,
+            "precision": self.precision,
+            "epilogue": Epilogue(),
+            "implementation": None,
+            "config": None,
+        }
+
+    @property
+    def operands(self) -> int:
+        """How many the layer has beside the lhs."""
+        return 1 + (self.epilogue.bias != "none") + self.epilogue.residual
+
+
+def chain(layers: tuple[Layer, ...], *operands: jax.Array) -> jax.Array:
+    """The last layer's result.
+
+    Args:
+      layers: at least one.
+      operands: the first lhs, (m, k); for each layer in turn rhs, and bias, (n,), and
+        residual, (m, n), if its epilogue has them.
+    """
+    body = jax.make_jaxpr(functools.partial(_products, layers=layers))(*operands)
+    aligned = lowering.align_varying_axes(operands)
+    return chain_p.bind(*aligned, layers=layers, body=getattr(body, "jaxpr", body))
+
+
+def _products(*operands, layers, **_):
+    """The layers one after another."""
+    y, *rest = operands
+    for layer, (rhs, *others) in _of_layers(layers, rest):
+        with jax.named_scope(layer.scope):
+            how = {**layer.params, "epilogue": layer.epilogue}
+            (y,) = bind(y, rhs, *others, **how)
+    return y
+
+
+def _of_layers(
+    layers: Sequence[Layer], operands: Sequence[Any]
+) -> Iterator[tuple[Layer, list[Any]]]:
+    """Each layer with those of these that are its own."""
+    rest = list(operands)
+    for layer in layers:
+        yield layer, [rest.pop(0) for _ in range(layer.operands)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Tangent:
+    """activation'(z) (dz + dbias): the tangent of an array, and of a layer's result.
+
+    Attributes:
+      dz, dbias: of the array's shape and of its last dimension; None if zero.
+      z: None if the tangent is dz.
+      activation: as in ``Epilogue``.
+    """
+
+    dz: Any
+    dbias: Any = None
+    z: Any = None
+    activation: str = "none"
+
+    @property
+    def is_zero(self) -> bool:
+        return self.dz is None and self.dbias is None
+
+    def times(self, rhs: Any, params: dict[str, Any]) -> Any:
+        """The product with rhs."""
+        if self.z is None:
+            return bind(self.dz, rhs, **params)[0]
+        if self.dz is None:
+            dbias = jnp.broadcast_to(self.dbias, self.z.shape).astype(self.z.dtype)
+            return _Tangent(dz=dbias, z=self.z, activation=self.activation).times(
+                rhs, params
+            )
+        operands = [x for x in (self.dz, self.dbias, self.z, rhs) if x is not None]
+        how = {k: v for k, v in params.items() if k not in ("epilogue", "config")}
+        return tangent_p.bind(
+            *lowering.align_varying_axes(operands),
+            activation=self.activation,
+            has_bias=self.dbias is not None,
+            **how,
+        )
+
+
+# --- the primitive --------------------------------------------------------------------
+#
+# Operands are those of ``chain``. ``body``, the open jaxpr of the products, is for
+# readers of programs.
+
+chain_p = Primitive("tracea_matmul_chain")
+chain_p.def_impl(functools.partial(xla.apply_primitive, chain_p))
+
+
+def _chain_abstract_eval(*avals, **params):
+    jaxpr = jax.make_jaxpr(functools.partial(_products, **params))(*avals)
+    return jaxpr.out_avals[0]
+
+
+def _chain_jvp(primals, tangents, *, layers, body):
+    """Of each layer's z, given that of the one before; see the module."""
+    y, *rest = primals
+    tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
+    dx, *drest = tangents
+    dy = _Tangent(dz=dx)
+    own_tangents = _of_layers(layers, drest)
+    pairs = zip(_of_layers(layers, rest), own_tangents, strict=True)
+    result: Any = None
+    for index, ((layer, operands), (_, doperands)) in enumerate(pairs):
+        is_last = index + 1 == len(layers)
+        with jax.named_scope(layer.scope):
+            y, dy, result = _layer_jvp(layer, y, dy, operands, doperands, is_last)
+    return y, jnp.zeros_like(y) if result is None else result
+
+
+def _layer_jvp(layer, x, dx, operands, doperands, is_last):
+    """(y, its tangent for the next layer, or as an array if it is the last)."""
+    step, params = layer.epilogue, layer.params
+    has_bias = step.bias != "none"
+    rhs, drhs = operands[0], doperands[0]
+    dbias = doperands[1] if has_bias else None
+    residual, dresidual = (
+        xs[-1] if step.residual else None for xs in (operands, doperands)
+    )
+    terms = [] if dx.is_zero else [dx.times(rhs, params)]
+    if drhs is not None:
+        terms += bind(x, drhs, **params)
+    if is_last and dbias is not None:
+        shape = (x.shape[0], dbias.shape[0])
+        terms.append(jnp.broadcast_to(dbias, shape).astype(layer.out))
+    dz = functools.reduce(jnp.add, terms) if terms else None
+
+    scales = step.residual_op == "multiply" and dresidual is not None
+    needs_z = step.activation != "none" and (dz is not None or dbias is not None)
+    saved = dataclasses.replace(step, save_preactivation=needs_z or scales)
+    y, *z = bind(x, *operands, **{**params, "epilogue": saved})
+    if is_last:
+        return y, None, epilogues.jvp(step, z[0] if z else y, residual, dz, dresidual)
+    if not z:
+        return y, _Tangent(dz=None), None
+    return (
+        y,
+        _Tangent(dz=dz, dbias=dbias, z=z[0], activation=step.activation),
+        None,
+    )
+
+
+def _chain_batch(operands, dims, *, layers, body):
+    """vmap: stacks rows where only they are mapped, else leaves the layers apart."""
+    x, *rest = operands
+    if any(d is not None for d in dims[1:]):
+        f = jax.vmap(functools.partial(_products, layers=layers), in_axes=tuple(dims))
+        return f(*operands), 0
+    x = jnp.moveaxis(x, dims[0], 0)
+    y = chain(layers, flat(x, 1), *rest)
+    return y.reshape(*x.shape[:2], y.shape[-1]), 0
+
+
+chain_p.def_abstract_eval(_chain_abstract_eval)
+mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
+taylor.register(chain_p, _products)
+ad.primitive_jvps[chain_p] = _chain_jvp
+batching.primitive_batchers[chain_p] = _chain_batch
+
+
+# --- the tangent of a product whose lhs is activated ----------------------------------
+#
+# Operands: dz, dbias if ``has_bias``, z, rhs. The result, linear in the first one or
+# two, is (activation'(z) (dz + dbias)) @ op(rhs).
+
+tangent_p = Primitive("tracea_matmul_tangent")
+tangent_p.def_impl(functools.partial(xla.apply_primitive, tangent_p))
+
+
+def _split(operands, has_bias):
+    """(dz, dbias or None, z, rhs)."""
+    dz, *dbias, z, rhs = operands
+    return dz, dbias[0] if has_bias else None, z, rhs
+
+
+def _tangent(*operands, activation, has_bias, **params):
+    dz, dbias, z, rhs = _split(operands, has_bias)
+    wide = epilogues.in_float32(dz)
+    if dbias is not None:
+        wide = wide + dbias.astype(wide.dtype)
+    lhs = epilogues.activation_jvp(activation, z, wide).astype(dz.dtype)
+    (y,) = bind(lhs, rhs, epilogue=Epilogue(), config=None, **params)
+    return y
+
+
+def _abstract_eval(*avals, **params):
+    jaxpr = jax.make_jaxpr(functools.partial(_tangent, **params))(*avals)
+    return jaxpr.out_avals[0]
+
+
+def _tangent_jvp(primals, tangents, *, activation, has_bias, **params):
+    """Linear in dz and dbias; in z and rhs as what it is computed by."""
+    known = {"activation": activation, "has_bias": has_bias, **params}
+    y = tangent_p.bind(*primals, **known)
+    _, _, z, rhs = _split(primals, has_bias)
+    ddz, ddbias, dz, drhs = _split(tangents, has_bias)
+    ddz, ddbias = (None if isinstance(t, ad.Zero) else t for t in (ddz, ddbias))
+    moved = _Tangent(dz=ddz, dbias=ddbias, z=z, activation=activation)
+    plain = {**params, "epilogue": Epilogue(), "config": None}
+    terms = [] if moved.is_zero else [moved.times(rhs, plain)]
+    if not (isinstance(dz, ad.Zero) and isinstance(drhs, ad.Zero)):
+        linear = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:-2]]
+        f = functools.partial(_tangent, **known)
+        terms.append(jvp_of_some(f, primals, [*linear, dz, drhs])[1])
+    return y, functools.reduce(jnp.add, terms)
+
+
+def _tangent_transpose(
+    ct, *operands, activation, has_bias, layout, out, precision, implementation
+):
+    """Cotangents of dz and dbias, from one product with both as results."""
+    dz, dbias, z, rhs = _split(operands, has_bias)
+    undefined = [ad.is_undefined_primal(x) for x in operands]
+    if any(undefined[-2:]):
+        raise ValueError(
+            "the tangent of a matmul is not linear in its operands; use jax.vjp"
+        )
+    if isinstance(ct, ad.Zero):
+        pairs = zip(operands, undefined, strict=True)
+        return [ad.Zero(x.aval) if u else None for x, u in pairs]
+    step = Epilogue(
+        activation=activation,
+        residual=True,
+        residual_op="derivative",
+        column_sums=dbias is not None,
+    )
+    how = {"layout": "n" + FLIP[layout[1]], "out": z.dtype, "precision": precision}
+    how |= {"epilogue": step, "implementation": implementation, "config": None}
+    is_fused = not lowering.left_to_xla(matmul_p, (ct, rhs, z), **how)
+    results = (bind if is_fused else unfused)(ct, rhs, z, **how)
+    grads = [
+        x.astype(of.aval.dtype) if ad.is_undefined_primal(of) else None
+        for x, of in zip(results, operands[:-2], strict=True)
+    ]
+    return [*grads, None, None]
+
+
+def _tangent_batch(operands, dims, **params):
+    f = jax.vmap(functools.partial(_tangent, **params), in_axes=tuple(dims))
+    return f(*operands), 0
+
+
+tangent_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))
+taylor.register(tangent_p, _tangent)
+ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+batching.primitive_batchers[tangent_p] = _tangent_batch

@@ -1,0 +1,500 @@
+"""matmul: jnp.matmul with a fused epilogue, on the best implementation there is.
+
+The primitive works on the canonical form: two operands of rank 2 or 3, where a rank-2
+operand is shared by all batches. ``matmul`` folds everything ``jnp.matmul`` accepts
+into it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, xla
+from jax.typing import ArrayLike
+
+from tracea_jax import variants
+from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common import lowering, remat
+from tracea_jax.ops.common.precision import canonical_precision, precision_name
+from tracea_jax.ops.common.shapes import (
+    check_arrays,
+    flat,
+    fold,
+    move_mapped,
+    with_batch,
+)
+from tracea_jax.problem import Epilogue, GemmProblem, check_activation
+
+FLIP = {"n": "t", "t": "n"}
+
+
+def matmul(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    bias: ArrayLike | None = None,
+    activation: str = "none",
+    residual: ArrayLike | None = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    config: Any = None,
+) -> jax.Array:
+    """activation(a @ b + bias) + residual, rounded once.
+
+    Kernels compute the epilogue in float32 from the unrounded product. Where XLA serves
+    the problem, it is the same expression in jnp, whose every step rounds. Without
+    bias, activation and residual this is ``jnp.matmul``.
+
+    Args:
+      a: (..., m, k), or (k,). Batch dimensions broadcast as in ``jnp.matmul``.
+      b: (..., k, n), or (k,).
+      bias: (n,), added to every row; n is 1 if b is a vector.
+      activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
+      residual: anything that broadcasts to the result's shape, added last.
+      precision: as in ``jax.lax.dot_general``.
+      preferred_element_type: dtype of the result; by default the operands' common one.
+      implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
+        error with every reason), or a variant's name; for derivatives likewise.
+      config: explicit config, the variant's own type or a dict of its fields.
+
+    Returns:
+      The product, (..., m, n) without the dimensions that a vector operand lacks.
+
+    Raises:
+      ValueError: on shapes that do not fit, an unknown activation or implementation, a
+        config that is not legal, or an implementation that cannot run the problem.
+      TypeError: on operands that are no arrays, such as lists.
+
+    Kernels take float32, bfloat16 and float16 (see ``tracea doctor``); other dtypes and
+    symbolic shapes are left to XLA.
+    """
+    check_activation(activation)
+    variants.check_implementation("matmul", implementation)
+    if isinstance(config, dict):
+        config = tuple(sorted(config.items()))
+    return _matmul(
+        a,
+        b,
+        bias,
+        residual,
+        activation=activation,
+        precision=canonical_precision(precision),
+        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        implementation=implementation,
+        config=config,
+    )
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=("activation", "precision", "out", "implementation", "config"),
+    inline=True,
+)
+def _matmul(a, b, bias, residual, *, activation, out, **how):
+    optional = {"bias": bias, "residual": residual}
+    given = {name: x for name, x in optional.items() if x is not None}
+    check_arrays("matmul", a=a, b=b, **given)
+    _check_shapes(a, b, bias)
+    out = out or jnp.result_type(a, b)
+    if activation not in ("none", "relu") and not epilogues.is_floating(out):
+        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    lhs = a[None, :] if a.ndim == 1 else a
+    rhs = b[:, None] if b.ndim == 1 else b
+    m, n = lhs.shape[-2], rhs.shape[-1]
+    batch = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    keep = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
+    lhs, rhs = fold(lhs, rhs, batch=batch)
+    folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
+    if residual is not None:
+        residual = jnp.broadcast_to(residual, keep).reshape(folded)
+    step = Epilogue(
+        bias="none" if bias is None else "row",
+        activation=activation,
+        residual=residual is not None,
+    )
+    operands = [x for x in (lhs, rhs, bias, residual) if x is not None]
+    (y,) = bind(*operands, layout="nn", out=out, epilogue=step, **how)
+    return y.reshape(keep)
+
+
+def _check_shapes(a, b, bias) -> None:
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError(
+            f"matmul takes operands of at least one dimension; they are {a.shape} and "
+            f"{b.shape} (multiply scalars with *)"
+        )
+    k, n = b.shape[max(b.ndim - 2, 0)], b.shape[-1] if b.ndim > 1 else 1
+    if a.shape[-1] != k:
+        raise ValueError(
+            f"matmul contracts the last dimension of a, {a.shape}, with the second to "
+            f"last of b, {b.shape}: {a.shape[-1]} != {k}"
+        )
+    if bias is not None and bias.shape != (n,):
+        raise ValueError(
+            f"bias must have shape ({n},), one entry a column; {bias.shape=}"
+        )
+
+
+# --- the primitive --------------------------------------------------------------------
+#
+# Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then
+# z if the epilogue saves it, or column sums in float32. ``layout`` is GemmProblem's;
+# ``out`` the dtype of y and z.
+
+matmul_p = Primitive("tracea_matmul")
+matmul_p.multiple_results = True
+matmul_p.def_impl(functools.partial(xla.apply_primitive, matmul_p))
+
+
+def bind(*operands, **params):
+    """The primitive's results; those of its reference for explicit shardings."""
+    if lowering.explicitly_sharded("matmul", operands, params["implementation"]):
+        return reference(*operands, **params)
+    return matmul_p.bind(*lowering.align_varying_axes(operands), **params)
+
+
+def dimension_numbers(lhs, rhs, layout):
+    """Those of the ``lax.dot_general`` that contracts op(lhs) with op(rhs)."""
+    contract = (
+        lhs.ndim - (1 if layout[0] == "n" else 2),
+        rhs.ndim - (2 if layout[1] == "n" else 1),
+    )
+    batch = ((0,), (0,)) if lhs.ndim == rhs.ndim == 3 else ((), ())
+    return ((contract[0],), (contract[1],)), batch
+
+
+def product(lhs, rhs, *, layout, out, precision):
+    """op(lhs) @ op(rhs) in canonical form, as one ``lax.dot_general``.
+
+    Where dtypes differ, as of a float32 cotangent and bfloat16 weights, no operand is
+    rounded: XLA would round both to a narrower result's dtype.
+    """
+    mixed = lhs.dtype != rhs.dtype
+    acc = jax.lax.dot_general(
+        lhs,
+        rhs,
+        dimension_numbers(lhs, rhs, layout),
+        precision=precision,
+        preferred_element_type=epilogues.written_dtype(out, lhs, rhs) if mixed else out,
+    ).astype(out)
+    return acc.swapaxes(0, 1) if lhs.ndim == 2 and rhs.ndim == 3 else acc
+
+
+def split(operands, epilogue: Epilogue):
+    """(lhs, rhs, bias or None, residual or None) of the primitive's operands."""
+    lhs, rhs, *rest = operands
+    bias = rest.pop(0) if epilogue.bias != "none" else None
+    return lhs, rhs, bias, rest.pop(0) if epilogue.residual else None
+
+
+def reference(*operands, layout, out, precision, epilogue, **_):
+    """The primitive in jnp: the default lowering and the tests' oracle."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
+    acc = product(lhs, rhs, layout=layout, out=wide, precision=precision)
+    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
+
+
+def written(*operands, layout, out, precision, epilogue, **_):
+    """The primitive as people write it in jnp, every step rounded: XLA's variant."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    dtype = epilogues.written_dtype(out, bias, residual)
+    acc = product(lhs, rhs, layout=layout, out=dtype, precision=precision)
+    return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
+
+
+def unfused(*operands, epilogue, **params):
+    """The results of an epilogue with a derivative, the product planned on its own."""
+    lhs, rhs, _, z = split(operands, epilogue)
+    (acc,) = bind(lhs, rhs, **{**params, "epilogue": Epilogue(), "config": None})
+    return epilogues.apply(acc, epilogue, None, z, params["out"])
+
+
+def _of_batches(bias, epilogue):
+    return bias[:, None, :] if epilogue.bias == "batched_row" else bias
+
+
+def problem_of(avals, *, layout, out, precision, epilogue, **_) -> GemmProblem:
+    """The problem that the primitive's parameters and static shapes describe."""
+    lhs, rhs, bias, residual = split(avals, epilogue)
+    rows, cols = lhs.shape[-2:], rhs.shape[-2:]
+    return GemmProblem(
+        batch=max([x.shape[0] for x in (lhs, rhs) if x.ndim == 3], default=1),
+        m=rows[0] if layout[0] == "n" else rows[1],
+        k=rows[1] if layout[0] == "n" else rows[0],
+        n=cols[1] if layout[1] == "n" else cols[0],
+        lhs=lhs.dtype.name,
+        rhs=rhs.dtype.name,
+        out=jnp.dtype(out).name,
+        layout=layout,
+        lhs_batched=lhs.ndim == 3,
+        rhs_batched=rhs.ndim == 3,
+        precision=precision_name(precision),
+        epilogue=dataclasses.replace(
+            epilogue,
+            bias_dtype=epilogues.other_dtype(bias, out),
+            residual_dtype=epilogues.other_dtype(residual, out),
+        ),
+    )
+
+
+def _abstract_eval(*avals, **params):
+    jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+    return list(jaxpr.out_avals)
+
+
+matmul_p.def_abstract_eval(_abstract_eval)
+lowering.register("matmul", matmul_p, problem_of, reference, xla=written)
+
+
+def _jvp(primals, tangents, *, epilogue, **params):
+    """y' = activation'(z) z' + residual' with z' = lhs' rhs + lhs rhs' + bias'.
+
+    If the residual is multiplied with, y' is activation'(z) z' residual +
+    activation(z) residual'. Where it takes z, z becomes a second result of the same
+    product.
+    """
+    if epilogue.is_derivative:
+        return jvp_of_some(
+            functools.partial(unfused, epilogue=epilogue, **params), primals, tangents
+        )
+    residual = split(primals, epilogue)[3]
+    dresidual = split(tangents, epilogue)[3]
+    if isinstance(dresidual, ad.Zero):
+        dresidual = None
+    scaled = _multiplies(epilogue) and dresidual is not None
+    saved = epilogue
+    if epilogue.activation != "none" or scaled:
+        saved = dataclasses.replace(epilogue, save_preactivation=True)
+    outs = bind(*primals, epilogue=saved, **params)
+    dz = _preactivation_tangent(primals, tangents, outs[0], epilogue, params)
+    # Without z, outs[-1] is y; then there is no activation, and no use for either.
+    dy = epilogues.jvp(epilogue, outs[-1], residual, dz, dresidual)
+    zero = ad.Zero(jax.typeof(outs[0]).to_tangent_aval())
+    douts = [zero if d is None else d for d in (dy, dz)]
+    count = 1 + epilogue.save_preactivation
+    return outs[:count], douts[:count]
+
+
+def jvp_of_some(f, primals, tangents):
+    """``jax.jvp`` with respect to the operands whose tangent is not zero."""
+    perturbed = [not isinstance(t, ad.Zero) for t in tangents]
+
+    def of_perturbed(*some):
+        rest = iter(some)
+        pairs = zip(primals, perturbed, strict=True)
+        return f(*(next(rest) if p else x for x, p in pairs))
+
+    xs, dxs = (
+        tuple(x for x, p in zip(all_, perturbed, strict=True) if p)
+        for all_ in (primals, tangents)
+    )
+    return jax.jvp(of_perturbed, xs, dxs)
+
+
+def _multiplies(epilogue: Epilogue) -> bool:
+    return epilogue.residual and epilogue.residual_op == "multiply"
+
+
+def _preactivation_tangent(primals, tangents, y, epilogue, params):
+    """lhs' rhs + lhs rhs' + bias', or None if all three tangents are zero."""
+    lhs, rhs, *_ = primals
+    dlhs, drhs, dbias, _ = split(tangents, epilogue)
+    plain = {**params, "epilogue": Epilogue(), "config": None}
+    terms = []
+    if not isinstance(dlhs, ad.Zero):
+        terms += bind(dlhs, rhs, **plain)
+    if not isinstance(drhs, ad.Zero):
+        terms += bind(lhs, drhs, **plain)
+    if dbias is not None and not isinstance(dbias, ad.Zero):
+        dbias = dbias[:, None, :] if epilogue.bias == "batched_row" else dbias
+        terms.append(jnp.broadcast_to(dbias, y.shape).astype(y.dtype))
+    return functools.reduce(jnp.add, terms) if terms else None
+
+
+def _transpose(cts, *operands, epilogue, layout, **params):
+    """Cotangents of the operands the primitive is linear in.
+
+    Derivatives of an activation are products without one; with one it is not linear.
+    A residual that is multiplied with is one more factor.
+    """
+    if epilogue.is_derivative:
+        return _transpose_derivative(
+            cts, *operands, epilogue=epilogue, layout=layout, **params
+        )
+    if epilogue.activation != "none":
+        raise ValueError(
+            f"matmul with activation={epilogue.activation!r} is not linear, so it has "
+            "no transpose; use jax.vjp"
+        )
+    (ct, *_) = cts
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    undefined = [ad.is_undefined_primal(x) for x in operands]
+    if isinstance(ct, ad.Zero):
+        return [
+            ad.Zero(x.aval) if u else None
+            for x, u in zip(operands, undefined, strict=True)
+        ]
+    plain = {**params, "epilogue": Epilogue(), "config": None}
+    if _multiplies(epilogue):
+        if undefined[-1]:
+            return _transpose_factor(ct, operands, undefined, epilogue, layout, plain)
+        ct, residual = epilogues.times(ct, operands[-1], ct.dtype), None
+    grads: list[Any] = [None, None]
+    if ad.is_undefined_primal(lhs):
+        grads[0] = _transpose_lhs(lhs.aval, rhs, ct, layout, plain)
+    if ad.is_undefined_primal(rhs):
+        grads[1] = _transpose_rhs(rhs.aval, lhs, ct, layout, plain)
+    if bias is not None:
+        axes = tuple(range(ct.ndim - 1)) if epilogue.bias == "row" else (1,)
+        linear = ad.is_undefined_primal(bias)
+        grads.append(ct.sum(axes).astype(bias.aval.dtype) if linear else None)
+    if residual is not None:
+        linear = ad.is_undefined_primal(residual)
+        grads.append(ct.astype(residual.aval.dtype) if linear else None)
+    return grads + [None] * (len(operands) - len(grads))
+
+
+def _transpose_derivative(cts, *operands, epilogue, **params):
+    """Cotangents of lhs and rhs: a product's, with (ct + that of sums) act'(z)."""
+    *factors, z = operands
+    if ad.is_undefined_primal(z):
+        raise ValueError(
+            "matmul times a derivative is not linear in the derivative's argument, so "
+            "it has no transpose with respect to it; use jax.vjp"
+        )
+    terms = [ct for ct in cts if not isinstance(ct, ad.Zero)]
+    ct = (
+        ad.Zero(z.aval)
+        if not terms
+        else epilogues.activation_jvp(
+            epilogue.activation, z, functools.reduce(jnp.add, terms)
+        ).astype(params["out"])
+    )
+    step = {"epilogue": Epilogue(), "config": None}
+    return [*_transpose([ct], *factors, **{**params, **step}), None]
+
+
+def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
+    """The cotangent of a residual that z is multiplied with: ct z."""
+    if any(undefined[:-1]):
+        raise ValueError(
+            "matmul times a residual is not linear in both, so it has no transpose "
+            "with respect to both; use jax.vjp"
+        )
+    *known, residual = operands
+    step = Epilogue(bias=epilogue.bias)
+    (z,) = bind(*known, layout=layout, **{**params, "epilogue": step})
+    return [None] * len(known) + [epilogues.times(ct, z, residual.aval.dtype)]
+
+
+def _transpose_lhs(aval, rhs, ct, layout, params):
+    params = {**params, "out": aval.dtype}
+    if layout[0] == "n":  # (m, k) = ct (m, n) @ rhs' (n, k)
+        operands, layout = (ct, rhs), "n" + FLIP[layout[1]]
+    else:  # (k, m) = rhs (k, n) @ ct' (n, m)
+        operands, layout = (rhs, ct), layout[1] + "t"
+    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
+
+
+def _transpose_rhs(aval, lhs, ct, layout, params):
+    params = {**params, "out": aval.dtype}
+    if aval.ndim == 2 and lhs.ndim == 3 and layout[0] == "n":
+        # A shared rhs: the batch joins the contraction, which is better than a sum.
+        lhs, ct = flat(lhs, 1), flat(ct, 1)
+    if layout[1] == "n":  # (k, n) = lhs' (k, m) @ ct (m, n)
+        operands, layout = (lhs, ct), FLIP[layout[0]] + "n"
+    else:  # (n, k) = ct' (n, m) @ lhs (m, k)
+        operands, layout = (ct, lhs), "t" + layout[0]
+    return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
+
+
+def _sum_batch(grad, aval):
+    """The gradient of an operand that all batches share."""
+    return grad.sum(0) if grad.ndim > aval.ndim else grad
+
+
+def _batch(operands, dims, *, epilogue, layout, **params):
+    """vmap: stacks rows where only they are mapped, else makes a batched product."""
+    if epilogue.is_derivative:
+        how = {**params, "epilogue": epilogue, "layout": layout}
+        f = jax.vmap(functools.partial(unfused, **how), in_axes=tuple(dims))
+        outs = f(*operands)
+        return outs, [0] * len(outs)
+    moved, mapped, size = move_mapped(operands, dims)
+    lhs, rhs, bias, residual = split(moved, epilogue)
+    lhs_mapped, rhs_mapped, bias_mapped, residual_mapped = split(mapped, epilogue)
+    params = {**params, "layout": layout}
+    if not (lhs_mapped or rhs_mapped):
+        outs = _epilogue_of_shared_product(moved, mapped, size, epilogue, params)
+        return outs, [0] * len(outs)
+
+    lhs_inner, rhs_inner = lhs.ndim - lhs_mapped == 3, rhs.ndim - rhs_mapped == 3
+    inner = [x.shape[-3] for x, i in ((lhs, lhs_inner), (rhs, rhs_inner)) if i][:1]
+    batch = (size, *inner)
+    m = lhs.shape[-2 if layout[0] == "n" else -1]
+    n = rhs.shape[-1 if layout[1] == "n" else -2]
+    if residual is not None:
+        residual = with_batch(residual, residual_mapped, bool(inner), batch, 2)
+    if not (rhs_mapped or bias_mapped or inner) and layout[0] == "n":
+        lhs = flat(lhs, 1)
+        residual = None if residual is None else flat(residual, 1)
+    else:
+        if lhs_mapped or lhs_inner:
+            lhs = with_batch(lhs, lhs_mapped, lhs_inner, batch, 2)
+        if rhs_mapped or rhs_inner:
+            rhs = with_batch(rhs, rhs_mapped, rhs_inner, batch, 2)
+        if bias_mapped or epilogue.bias == "batched_row":
+            bias = with_batch(
+                bias, bias_mapped, epilogue.bias == "batched_row", batch, 1
+            )
+            epilogue = dataclasses.replace(epilogue, bias="batched_row")
+    moved = [x for x in (lhs, rhs, bias, residual) if x is not None]
+    outs = bind(*moved, epilogue=epilogue, **params)
+    return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
+
+
+def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
+    """Only bias or residual are mapped: one product, then an epilogue for each."""
+    lhs, rhs, bias, residual = split(operands, epilogue)
+    _, _, bias_mapped, residual_mapped = split(mapped, epilogue)
+    out = params["out"]
+    wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
+    plain = {**params, "out": wide, "epilogue": Epilogue(), "config": None}
+    (acc,) = bind(lhs, rhs, **plain)
+    acc = jnp.broadcast_to(acc, (size, *acc.shape))
+    if bias is not None:
+        own_batch = epilogue.bias == "batched_row"
+        bias = jnp.expand_dims(bias, -2)
+        if bias_mapped and not own_batch:
+            bias = bias.reshape(size, *(1,) * (acc.ndim - 2), bias.shape[-1])
+    if residual is not None and not residual_mapped:
+        residual = residual[None]
+    return epilogues.apply(acc, epilogue, bias, residual, out)
+
+
+def as_dot(avals, params):
+    """The product as ``lax.dot_general``, for policies of rematerialisation."""
+    lhs, rhs, *_ = avals
+    return (
+        jax.lax.dot_general_p,
+        (lhs, rhs),
+        {
+            "dimension_numbers": dimension_numbers(lhs, rhs, params["layout"]),
+            "precision": params["precision"],
+            "preferred_element_type": params["out"],
+        },
+    )
+
+
+remat.seen_as(matmul_p, as_dot)
+ad.primitive_jvps[matmul_p] = _jvp
+ad.primitive_transposes[matmul_p] = _transpose
+batching.primitive_batchers[matmul_p] = _batch

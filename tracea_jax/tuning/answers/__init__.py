@@ -1,0 +1,1 @@
+"""From what was measured to an answer for a problem."""

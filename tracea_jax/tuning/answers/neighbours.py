@@ -1,0 +1,161 @@
+"""Neighbours: tuned problems that differ from one in nothing but their extents.
+
+The distance of two problems is the Euclidean one of the binary logarithms of their
+extents, so it counts octaves: 1 if one extent is twice the other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.tuning.answers.answer import Timed, timed
+from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.environment import canonical, problem_key
+from tracea_jax.tuning.store.records import Best, Observation
+from tracea_jax.tuning.store.sources import Sources
+
+NEAREST = 8  # neighbours that are looked at
+FARTHEST = 4.0  # octaves; beyond, nothing is learnt about which config is best
+
+# The sizes of each op that a config's merits vary with smoothly. Whatever else a
+# problem has must be equal: a kernel's extent or a head's size changes the algorithm.
+EXTENTS = {
+    "matmul": ("batch", "m", "n", "k"),
+    "gated_matmul": ("batch", "m", "n", "k"),
+    "conv2d": ("batch", "height", "width", "in_channels", "out_channels"),
+    "attention": ("batch", "q_len", "kv_len", "heads", "kv_heads"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Neighbour:
+    """A problem near the one that was asked, and what is known about it.
+
+    Attributes:
+      problem: the neighbour.
+      distance: in octaves, see the module.
+      origin: "tuned" on this machine or "shipped".
+      best: its answer; None if its tuning was never finished.
+      observations: all that was measured.
+      times: what ``answers.timed`` makes of both, if that is known already.
+    """
+
+    problem: Problem
+    distance: float
+    origin: str
+    best: Best | None
+    observations: tuple[Observation, ...]
+    times: tuple[Timed, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where something is known about a problem.
+
+    Attributes:
+      position: binary logarithms of its extents.
+      name: of its entry or journal.
+      problem: ``Problem.to_json()``.
+      source: index of the place that has it; the first one that has it counts.
+    """
+
+    position: tuple[float, ...]
+    name: Name
+    problem: dict[str, Any]
+    source: int
+
+
+class Nearby:
+    """The problems of one op that some sources know of, as they were when looked at.
+
+    Names are read once, and an entry when it is first one of the nearest.
+    """
+
+    def __init__(
+        self, sources: Sources, environment: str, op: str, *, journals: bool = False
+    ) -> None:
+        """Reads all heads.
+
+        Args:
+          sources: the first one that knows a problem counts.
+          environment: its key.
+          op: of the problems.
+          journals: whether tunings that were not finished count.
+        """
+        self._sources = sources
+        self._journals = journals
+        self._families: dict[str, dict[Name, Place]] = {}
+        self._read: dict[Name, Neighbour | None] = {}
+        for i, (_, source) in enumerate(sources):
+            for name, problem in source.problems(environment, op, journals=journals):
+                if (split := _split(problem)) is not None:
+                    family, position = split
+                    place = Place(
+                        position=position, name=name, problem=problem, source=i
+                    )
+                    self._families.setdefault(family, {}).setdefault(name, place)
+
+    def of(self, problem: Problem, limit: int = NEAREST) -> tuple[Neighbour, ...]:
+        """The nearest problems that can still be read."""
+        found: list[Neighbour] = []
+        for distance, place in self._nearest(problem.to_json()):
+            if len(found) == limit:
+                break
+            if place.name not in self._read:
+                known = self._neighbour(place)
+                self._read.setdefault(place.name, known)
+            if (known := self._read[place.name]) is not None:
+                found.append(dataclasses.replace(known, distance=distance))
+        return tuple(found)
+
+    def _neighbour(self, place: Place) -> Neighbour | None:
+        """What is known at a place; None if it cannot be read."""
+        origin, source = self._sources[place.source]
+        try:
+            entry = source.read(place.name, complete=True)
+            problem = problem_from_json(place.problem)
+        except (ValueError, TypeError):  # damaged, or of a newer version
+            return None
+        best = entry.best if entry else None
+        observed = entry.observations if entry else ()
+        if self._journals and isinstance(source, Store):
+            observed = source.observations(place.name)
+        # The key tells a file that was renamed.
+        if not (best or observed) or problem_key(place.problem) != place.name.problem:
+            return None
+        return Neighbour(
+            problem=problem,
+            distance=0.0,
+            origin=origin,
+            best=best,
+            observations=observed,
+            times=timed(best, observed),
+        )
+
+    def _nearest(self, problem: dict[str, Any]) -> list[tuple[float, Place]]:
+        """(distance, place) of other problems, the nearest first; ties by name."""
+        if (split := _split(problem)) is None:
+            return []
+        family, position = split
+        places = self._families.get(family, {}).values()
+        near = [(math.dist(position, place.position), place) for place in places]
+        near = [(d, place) for d, place in near if 0 < d <= FARTHEST]
+        return sorted(near, key=lambda pair: (pair[0], pair[1].name.problem))
+
+
+def _split(problem: dict[str, Any]) -> tuple[str, tuple[float, ...]] | None:
+    """What must be equal, and where the extents put it; None if it has no place."""
+    try:
+        extents = EXTENTS[problem["op"]]
+        position = tuple(math.log2(problem[name]) for name in extents)
+    except (KeyError, TypeError, ValueError):  # an extent of 0, or another version's
+        return None
+    return canonical({k: v for k, v in problem.items() if k not in extents}), position
+
+
+def octaves(problem: Problem) -> tuple[float, ...]:
+    """Binary logarithms of the problem's extents."""
+    return tuple(math.log2(getattr(problem, name)) for name in EXTENTS[problem.op])

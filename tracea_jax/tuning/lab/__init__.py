@@ -1,0 +1,1 @@
+"""Where candidates are compiled, run and lost: this process or a disposable one."""

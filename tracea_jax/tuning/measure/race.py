@@ -1,0 +1,313 @@
+"""Measuring candidates against each other, in turns.
+
+Times that are compared were taken alternately, so that a drifting clock rate or a busy
+neighbour hits all candidates alike.
+
+It does not slow all of them alike. Where a neighbour takes a part of one core, configs
+that cut the work into more pieces come out first; where nobody does, they come last.
+Such states last for seconds. So that races held at different times agree, they are
+decided by their quiet rounds: those in which the machine was about as fast as it ever
+was, by what all candidates together took. No candidate is judged by its own luck.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tracea_jax.tuning.measure.bench import Flush, Run
+from tracea_jax.tuning.measure.slices import (
+    Timing,
+    affords_another,
+    calibrate,
+    slice_us,
+)
+
+PROTOCOLS = ("steady", "cold")
+QUIET = 0.05  # quiet rounds take at most this much longer than the quietest ones
+_QUIETEST = 8  # one round in so many at least: the very fastest may be luck
+Racer = TypeVar("Racer", bound=Hashable)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """Times of several candidates taken in turns; all statistics are of quiet rounds.
+
+    Attributes:
+      times_us: for each candidate its time in every round.
+      repeats: executions of each in one round.
+      failures: what those raised that did not finish; they have no times.
+      cold_us: for each candidate its time from flushed caches in every round of such;
+        empty if they were not measured.
+      cold_after: the round that each of those followed: it was as quiet; if empty, all
+        of them count.
+    """
+
+    times_us: dict[Any, tuple[float, ...]]
+    repeats: dict[Any, int]
+    failures: dict[Any, Exception]
+    cold_us: dict[Any, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    cold_after: tuple[int, ...] = ()
+
+    @property
+    def rounds(self) -> int:
+        return min((len(t) for t in self.times_us.values()), default=0)
+
+    def quiet_us(self, racer: Hashable, protocol: str = "steady") -> list[float]:
+        """Times of one candidate in the quiet rounds."""
+        return self._quiet(protocol)[racer]
+
+    def median_us(self, racer: Hashable, protocol: str = "steady") -> float:
+        return statistics.median(self.quiet_us(racer, protocol))
+
+    def ratio(self, slow: Hashable, fast: Hashable, protocol: str = "steady") -> float:
+        """Median over quiet rounds of slow's time by fast's: above 1, fast is faster.
+
+        Successive rounds are taken together: their orders differ, so what a drifting
+        clock rate gives to one candidate in the first, it takes in the second.
+        """
+        return statistics.median(self._ratios(slow, fast, protocol))
+
+    def error(self, slow: Hashable, fast: Hashable, protocol: str = "steady") -> float:
+        """Standard error of that ratio, as a fraction of it."""
+        return _standard_error(self._ratios(slow, fast, protocol))
+
+    def relative(self, racer: Hashable, protocol: str = "steady") -> float:
+        """Median over quiet rounds of the time by the mean one of all candidates."""
+        return statistics.median(self._relatives(racer, protocol))
+
+    def relative_error(self, racer: Hashable, protocol: str = "steady") -> float:
+        """Standard error of that, as a fraction of it."""
+        return _standard_error(self._relatives(racer, protocol))
+
+    def _ratios(self, slow: Hashable, fast: Hashable, protocol: str) -> list[float]:
+        return _paired(self.quiet_us(slow, protocol), self.quiet_us(fast, protocol))
+
+    def _relatives(self, racer: Hashable, protocol: str) -> list[float]:
+        quiet = self._quiet(protocol)
+        means = np.exp(np.log(list(quiet.values())).mean(axis=0))
+        return _paired(quiet[racer], means.tolist())
+
+    def _quiet(self, protocol: str) -> dict[Any, list[float]]:
+        times, after = self._times(protocol), self.cold_after
+        quiet: Sequence[int] = quiet_rounds(self.times_us)
+        if protocol == "cold":
+            every = range(min(map(len, times.values()), default=0))
+            quiet = [i for i in every if i < len(after) and after[i] in quiet] or every
+        return {racer: [us[i] for i in quiet] for racer, us in times.items()}
+
+    def _times(self, protocol: str) -> dict[Any, tuple[float, ...]]:
+        if protocol not in PROTOCOLS:
+            raise ValueError(f"{protocol=} must be one of {', '.join(PROTOCOLS)}")
+        return self.times_us if protocol == "steady" else self.cold_us
+
+
+def quiet_rounds(times_us: Mapping[Any, Sequence[float]]) -> list[int]:
+    """The rounds in which the machine was about as fast as it ever was.
+
+    A round is as slow as the candidate in its middle, by what each usually takes.
+    """
+    if not times_us or not min(map(len, times_us.values())):
+        return []
+    times = np.array(list(times_us.values()))
+    slowness = np.median(times / np.median(times, axis=1, keepdims=True), axis=0)
+    quietest = np.sort(slowness)[slowness.size // _QUIETEST]
+    return np.flatnonzero(slowness <= (1 + QUIET) * quietest).tolist()
+
+
+def _paired(slow_us: Sequence[float], fast_us: Sequence[float]) -> list[float]:
+    """Ratios, those of successive rounds taken together."""
+    ratios = [slow / fast for slow, fast in zip(slow_us, fast_us, strict=True)]
+    return [math.sqrt(a * b) for a, b in itertools.pairwise(ratios)] or ratios
+
+
+def _standard_error(ratios: Sequence[float]) -> float:
+    """Of the median of paired ratios, as a fraction of it.
+
+    For normal noise a median's is 1.253 sigma / sqrt(n), and sigma 1.253 of the mean
+    deviation. Each round is in two pairs, so only every other one is independent.
+    """
+    middle = statistics.median(ratios)
+    deviation = statistics.fmean(abs(r - middle) for r in ratios) / middle
+    return 1.253 * 1.253 * deviation * math.sqrt(2 / len(ratios))
+
+
+def race(
+    runs: Mapping[Racer, Run],
+    timing: Timing,
+    *,
+    known_us: Mapping[Racer, float] | None = None,
+    limit_s: float = math.inf,
+    on_round: Callable[[int, int], None] = lambda done, total: None,
+    flush: Flush | None = None,
+    on_turn: Callable[[Any], None] = lambda racer: None,
+) -> Race:
+    """Measures candidates against each other, one slice of each in every round.
+
+    Args:
+      runs: the candidates by any name.
+      timing: the protocol.
+      known_us: how fast some of them are when nobody disturbs the machine; the race
+        waits for that, for ``patience_s`` at most.
+      limit_s: time allowed beside the protocol's own limits.
+      on_round: called after each round with the rounds done and wanted.
+      flush: empties the caches; with it, rounds of cold executions follow quiet ones.
+      on_turn: called with each candidate right before it runs.
+
+    A candidate that raises drops out; the others go on.
+    """
+    start = timing.now_s()
+    turns = _Turns(runs, timing, on_turn)
+    repeats = turns.each(list(runs), lambda run, _: calibrate(run, timing)[0])
+    limit_s = min(limit_s, timing.race_limit_s)
+    times: dict[Racer, list[float]] = {racer: [] for racer in repeats}
+    cold = _ColdRounds(turns, list(times), flush)
+    first = timing.now_s()
+    for done in itertools.count():
+        now = timing.now_s()
+        steady_s = now - first - cold.spent_s
+        after_next = now - start + (now - first) / max(done, 1)
+        enough = done >= timing.max_rounds
+        enough = enough or steady_s * (done + 1) / max(done, 1) > timing.race_s
+        is_patient = after_next <= timing.patience_s
+        if done >= timing.rounds and enough:
+            if not (is_patient and _is_disturbed(times, known_us or {}, timing)):
+                break
+        if done >= timing.min_rounds and after_next > limit_s:
+            break
+        turns.round(times, done, lambda run, r: slice_us(run, repeats[r], timing))
+        cold.follow(done, quiet_rounds(times), min(steady_s, timing.race_s))
+        on_round(done + 1, timing.rounds)
+    return Race(
+        times_us={r: tuple(times[r]) for r in times if r not in turns.failures},
+        repeats={r: repeats[r] for r in times if r not in turns.failures},
+        failures=turns.failures,
+        cold_us=cold.times_us,
+        cold_after=tuple(cold.after),
+    )
+
+
+def _is_disturbed(
+    times: Mapping[Racer, Sequence[float]],
+    known_us: Mapping[Racer, float],
+    timing: Timing,
+) -> bool:
+    """Whether too few rounds were as quiet as the machine is known to be.
+
+    Enough are those that leave most candidates' times as precise as is wanted.
+    """
+    quiet = quiet_rounds(times)
+    slowness = [
+        statistics.median(times[racer][i] for i in quiet) / known
+        for racer, known in known_us.items()
+        if times.get(racer)
+    ]
+    if not slowness:
+        return False
+    if len(quiet) < timing.quiet_rounds or statistics.median(slowness) > 1 + QUIET:
+        return True
+    logs = np.log(np.array(list(times.values()))[:, quiet])
+    deviations = logs - logs.mean(axis=0)
+    deviations -= np.median(deviations, axis=1, keepdims=True)
+    errors = 1.253 * 1.253 * np.abs(deviations).mean(axis=1) / math.sqrt(len(quiet))
+    return float(np.median(errors)) > timing.precision
+
+
+class _ColdRounds:
+    """Rounds of one cold execution each, right after others that tell how quiet it is.
+
+    Attributes:
+      after: the round that each followed.
+      spent_s: time that they took together.
+    """
+
+    def __init__(self, turns: _Turns, racers: list[Any], flush: Flush | None) -> None:
+        self.after: list[int] = []
+        self.spent_s = 0.0
+        self._turns, self._flush = turns, flush
+        self._times: dict[Any, list[float]] = {racer: [] for racer in racers}
+
+    @property
+    def times_us(self) -> dict[Any, tuple[float, ...]]:
+        failures = self._turns.failures
+        finished = {r: tuple(t) for r, t in self._times.items() if r not in failures}
+        return finished if self._flush is not None else {}
+
+    def follow(self, done: int, quiet: list[int], limit_s: float) -> None:
+        """Takes one if the round before was quiet and the time affords it.
+
+        Those that followed a round that no longer counts as quiet are not counted; one
+        at least is due.
+        """
+        timing, flush = self._turns.timing, self._flush
+        if flush is None or done not in quiet:
+            return
+        count = len(set(quiet).intersection(self.after))
+        spent_s = self.spent_s * count / max(len(self.after), 1)
+        timing = dataclasses.replace(timing, cold_runs=timing.cold_rounds)
+        if not affords_another(count, timing, spent_s, limit_s):
+            return
+
+        def cold(run: Run, _: Any) -> float:
+            flush()
+            return slice_us(run, 1, timing)
+
+        start = timing.now_s()
+        self._turns.round(self._times, len(self.after), cold)
+        self.after.append(done)
+        self.spent_s += timing.now_s() - start
+
+
+class _Turns:
+    """Lets racers run in turns; who raises drops out."""
+
+    def __init__(
+        self,
+        runs: Mapping[Any, Run],
+        timing: Timing,
+        on_turn: Callable[[Any], None],
+    ) -> None:
+        self.timing = timing
+        self.failures: dict[Any, Exception] = {}
+        self._runs = runs
+        self._on_turn = on_turn
+
+    def each(
+        self, racers: list[Any], work: Callable[[Run, Any], Any]
+    ) -> dict[Any, Any]:
+        """What the work gives for each racer that does not fail."""
+        results = {}
+        for racer in racers:
+            self._on_turn(racer)
+            try:
+                results[racer] = work(self._runs[racer], racer)
+            except Exception as e:
+                self.failures[racer] = e
+        return results
+
+    def round(
+        self,
+        times: dict[Any, list[float]],
+        done: int,
+        work: Callable[[Run, Any], float],
+    ) -> None:
+        """Appends the time of one turn of everyone; failures lose all their times."""
+        left = [racer for racer in times if racer not in self.failures]
+        taken = self.each(_order(left, done), work)
+        for racer, time_us in taken.items():
+            times[racer].append(time_us)
+        for racer in [r for r in times if r in self.failures]:
+            del times[racer]
+
+
+def _order(racers: list[Racer], done: int) -> list[Racer]:
+    """Everyone's predecessor changes between rounds: it may leave caches or heat."""
+    start = done // 2 % max(len(racers), 1)
+    turned = racers[start:] + racers[:start]
+    return turned[::-1] if done % 2 else turned

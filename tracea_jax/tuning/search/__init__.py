@@ -1,0 +1,1 @@
+"""Which configs to try next."""
