@@ -120,7 +120,7 @@ def test_cloudpickle_takes_it_to_another_process():
     functions = [fast, tracea.transform(lambda x, w: x @ w), Model()]
     functions += [tracea.transform(jax.jit(f)), jax.jit(fast)]
     done = subprocess.run(
-        [sys.executable, "-c", LOAD],
+        [sys.executable, "-P", "-c", LOAD],  # not what lies in this directory
         input=cloudpickle.dumps(functions),
         capture_output=True,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

@@ -69,8 +69,11 @@ def as_nobody(program: str, *arguments: object, **environment: str) -> str:
     It runs as root first, elsewhere, so that all that Python loads is loaded: the other
     user may not reach Python's own files.
     """
-    tests, package = (os.path.dirname(f) for f in (__file__, tracea_jax.__file__))
-    paths = [tests, os.path.dirname(package), os.environ.get("PYTHONPATH", "")]
+    tests, package = (pathlib.Path(f).parent for f in (__file__, tracea_jax.__file__))
+    for place in (tests, package):
+        if not is_open_to_others(place):
+            pytest.skip(f"another user cannot reach {place}")
+    paths = [str(tests), str(package.parent), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as empty:
         command = [sys.executable, "-P", "-c", AS_NOBODY, program, empty, *arguments]
         done = subprocess.run(
@@ -87,6 +90,12 @@ def as_nobody(program: str, *arguments: object, **environment: str) -> str:
         )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout.partition("=====\n")[2]
+
+
+def is_open_to_others(directory: pathlib.Path) -> bool:
+    """Whether every user may read a directory and go through those above it."""
+    above = all(path.stat().st_mode & stat.S_IXOTH for path in directory.parents)
+    return above and directory.stat().st_mode & 0o5 == 0o5
 
 
 AS_NOBODY = f"""
