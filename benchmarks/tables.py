@@ -1,7 +1,7 @@
-"""Writes the README's measured tables from result files: python benchmarks/tables.py
+"""Writes measured tables into the README and docs/: python benchmarks/tables.py
 
 Between a pair of markers <!-- table: NAME --> and <!-- end --> stands what the function
-of that name makes of the results; a test compares.
+of that name makes of the result files; a test compares.
 """
 
 from __future__ import annotations
@@ -10,16 +10,55 @@ import json
 import pathlib
 import re
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent
-README = ROOT.parent / "README.md"
+PAGES = (ROOT.parent / "README.md", ROOT.parent / "docs" / "benchmarks.md")
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rendered(readme: str, results: pathlib.Path) -> str:
-    """The README's text with every marked table made anew."""
-    return _MARKED.sub(lambda m: m[1] + TABLES[m[2]](results) + m[3], readme)
+def rendered(page: str, results: pathlib.Path) -> str:
+    """The text of a page with every marked table made anew."""
+    return _MARKED.sub(lambda m: m[1] + TABLES[m[2]](results) + m[3], page)
+
+
+def headline(results: pathlib.Path) -> str:
+    """One table for each machine: each kind of problem in a line."""
+    cpus = [json.loads(f.read_text()) for f in sorted(results.glob("*/cpu.json"))]
+    gpus = [json.loads(f.read_text()) for f in sorted(results.glob("*/matmul.json"))]
+    tables = [_headline_table(cpu, _cpu_kind, "ratio") for cpu in cpus]
+    tables += [_headline_table(gpu, _gpu_kind, "ratio_default") for gpu in gpus]
+    return "".join(tables) or "\n"
+
+
+def _headline_table(
+    result: dict[str, Any], kind_of: Callable[[dict[str, Any]], str], ratio: str
+) -> str:
+    ratios: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        if row.get(ratio) is not None:
+            ratios.setdefault(kind_of(row), []).append(row[ratio])
+    lines = [
+        _head(result["environment"]),
+        "| problems | cases | XLA / ours, geometric mean | lowest |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {kind} | {len(of_kind)} | {statistics.geometric_mean(of_kind):.2f} "
+        f"| {min(of_kind):.2f} |"
+        for kind, of_kind in ratios.items()
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _cpu_kind(row: dict[str, Any]) -> str:
+    problem = row["problem"]
+    return f"{problem['op']}, {problem.get('dtype') or problem['lhs']}"
+
+
+def _gpu_kind(row: dict[str, Any]) -> str:
+    return f"matmul, {row['group']}"
 
 
 def matmul(results: pathlib.Path) -> str:
@@ -132,6 +171,37 @@ def _untuned_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def choices(results: pathlib.Path) -> str:
+    """What runs by default against XLA, over problems drawn at random."""
+    lines = [
+        "",
+        "| machine | drawn | problems | XLA / default, geometric mean | lowest "
+        "| below 0.97 |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for name, (ratio, text) in _CHOICES.items():
+        for file in sorted(results.glob(f"*/{name}.json")):
+            result = json.loads(file.read_text())
+            ratios = [row[ratio] for row in result["rows"]]
+            lines.append(
+                f"| {result['environment']['device']} | {text}, seed {result['seed']} "
+                f"| {len(ratios)} | {statistics.geometric_mean(ratios):.2f} "
+                f"| {min(ratios):.2f} | {sum(r < 0.97 for r in ratios)} |"
+            )
+    return "\n".join(lines) + "\n\n"
+
+
+# Result file -> the ratio of its rows that counts, and what was drawn.
+_CHOICES = {
+    "choices": ("ratio", "tiny problems of every op, nothing tuned"),
+    "choices_fused": ("ratio_default", "products with epilogues, nothing tuned"),
+    "choices_tuned": (
+        "ratio_default",
+        "products of a tuning, answers of a new process",
+    ),
+}
+
+
 def models(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_models``."""
     files = sorted(results.glob("*/models*.json"))
@@ -226,6 +296,8 @@ def _head(where: dict[str, Any]) -> str:
 
 
 TABLES = {
+    "headline": headline,
+    "choices": choices,
     "matmul": matmul,
     "bars": bars,
     "untuned": untuned,
@@ -236,8 +308,8 @@ TABLES = {
 
 
 def main() -> None:
-    text = README.read_text()
-    README.write_text(rendered(text, ROOT / "results"))
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(), ROOT / "results"))
 
 
 if __name__ == "__main__":

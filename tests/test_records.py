@@ -1,10 +1,11 @@
-"""Committed results: GPU records match the kernels, the README matches the results."""
+"""Committed results: GPU records match the kernels, and tables match the results."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import pathlib
+import re
 import sys
 import warnings
 
@@ -98,11 +99,13 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
     assert found
 
 
-def test_readme_tables_are_made_from_the_results():
+def test_tables_are_made_from_the_results():
     tables = _load("tables")
-    text = tables.README.read_text()
-    assert "<!-- table: matmul -->" in text
-    assert tables.rendered(text, BENCHMARKS / "results") == text
+    pages = {page: page.read_text() for page in tables.PAGES}
+    for text in pages.values():
+        assert tables.rendered(text, BENCHMARKS / "results") == text
+    shown = set(re.findall(r"<!-- table: (\w+) -->", "".join(pages.values())))
+    assert shown == set(tables.TABLES)
 
 
 def test_shipped_answers_that_won_by_little_have_clearly_less_kernel_time():

@@ -14,9 +14,9 @@ that the program itself sets to zero there stays zero.
 from __future__ import annotations
 
 from tracea_jax.rewrite.attention.masks import Term
+from tracea_jax.rewrite.attention.op_call import call_of
 from tracea_jax.rewrite.attention.output import Output, output_of
 from tracea_jax.rewrite.attention.products import looks_like_attention, score_paths
-from tracea_jax.rewrite.attention.reading import call_of
 from tracea_jax.rewrite.attention.scores import Scores, scores_along
 from tracea_jax.rewrite.attention.softmax import Refused, Softmax, softmax_at
 from tracea_jax.rewrite.match import Match, Rule

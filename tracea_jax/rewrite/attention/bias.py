@@ -8,8 +8,8 @@ import math
 import numpy as np
 
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
+from tracea_jax.rewrite.attention.known_masks import band_of, is_table, table
 from tracea_jax.rewrite.attention.masks import Bound, Term, choice
-from tracea_jax.rewrite.attention.tables import band_of, is_table, table
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
 # What is filled in, or added, for keys that are not seen is at most this: -1e4 as

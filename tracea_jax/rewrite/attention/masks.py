@@ -19,8 +19,8 @@ import numpy as np
 from jax.extend.core import Literal
 
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
+from tracea_jax.rewrite.attention.known_masks import band_of, is_table, table
 from tracea_jax.rewrite.attention.positions import Linear, linear
-from tracea_jax.rewrite.attention.tables import band_of, is_table, table
 from tracea_jax.rewrite.evaluate import evaluate, is_elementwise
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 

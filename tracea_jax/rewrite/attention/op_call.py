@@ -13,11 +13,11 @@ from tracea_jax.rewrite.attention.dims import (
     Labels,
     arrange,
 )
+from tracea_jax.rewrite.attention.mask_arguments import Lengths, Reader, Seen
 from tracea_jax.rewrite.attention.masks import Bound, Leaf, Term
 from tracea_jax.rewrite.attention.output import Output
 from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of, size
 from tracea_jax.rewrite.attention.scores import Scores
-from tracea_jax.rewrite.attention.seen import Lengths, Reader, Seen
 from tracea_jax.rewrite.attention.site import AttentionSite
 from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
