@@ -189,7 +189,7 @@ def tune(
 ) -> cache.Entry:
     """Tunes over ``decision(size)`` on the bench's clock."""
     search.setdefault("timing", timing(bench.clock))
-    return tuner.tune(
+    tuning = tuner.Tuning(
         problem,
         diagnose(problem, DEVICE),
         decision(size),
@@ -198,6 +198,7 @@ def tune(
         DEVICE,
         **search,
     )
+    return tuner.finished(tuning)
 
 
 def default_decision() -> Decision:

@@ -18,6 +18,7 @@ from sm90_problems import (
     problem,
 )
 from spaces import one_of_each
+from tile_order import deal, raster
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import gemm_sm90 as emit
@@ -258,13 +259,13 @@ def test_a_warp_sums_two_slabs_if_both_are_its_own(fields, groups):
 )
 def test_raster_visits_every_tile_of_every_batch_once(m_tiles, n_tiles, band):
     count = 3 * m_tiles * n_tiles
-    visited = [emit.raster(i, m_tiles, n_tiles, band) for i in range(count)]
+    visited = [raster(i, m_tiles, n_tiles, band) for i in range(count)]
     everything = itertools.product(range(m_tiles), range(n_tiles), range(3))
     assert sorted(visited) == sorted(everything)
 
 
 def test_raster_goes_down_a_band_before_it_goes_right():
-    order = [emit.raster(i, 5, 4, 3)[:2] for i in range(14)]
+    order = [raster(i, 5, 4, 3)[:2] for i in range(14)]
     assert order[:4] == [(0, 0), (1, 0), (2, 0), (0, 1)]
     assert order[12:] == [(3, 0), (4, 0)]
 
@@ -278,7 +279,7 @@ def test_device_walks_tiles_in_the_order_of_the_model():
             f"constexpr BandedRaster<{band}> at_{band}{{{m_tiles}, {n_tiles}}};"
         )
         for tile in range(2 * m_tiles * n_tiles):
-            m, n, batch = emit.raster(tile, m_tiles, n_tiles, band)
+            m, n, batch = raster(tile, m_tiles, n_tiles, band)
             here = f"at_{band}.at({tile}u)"
             equal = f"{here}.m == {m} && {here}.n == {n} && {here}.batch == {batch}"
             lines.append(f'static_assert({equal}, "tile {tile}");')
@@ -300,7 +301,7 @@ def clustered(m: int = 1, n: int = 1, k: int = 1) -> GemmSm90Config:
 def test_every_tile_is_dealt_once_or_to_a_whole_cluster(cluster_k, tiles):
     asked, config = problem(64, 64 * tiles, 6400), clustered(k=cluster_k)
     blocks = emit.grid(asked, config, H200.sm_count)
-    dealt = emit.deal(tiles, blocks, config)
+    dealt = deal(tiles, blocks, config)
     left = tiles % blocks
     rules = [rule.code for rule in LEGAL if np.any(rule.refuses(asked, config, H200))]
     if cluster_k > 1 and not 0 < left <= blocks // cluster_k:
@@ -327,16 +328,18 @@ def test_device_deals_tiles_as_the_model_does():
         (clustered(k=2), 11, 8), (clustered(k=4), 26, 8), (clustered(k=4), 16, 8),
     ):  # fmt: skip
         sharers, cluster_k = config.sharers, config.cluster_k
-        deal = f"TileDeal<{sharers}, {cluster_k}>{{{tiles}u, {blocks}u}}"
-        for block, mine in enumerate(emit.deal(tiles, blocks, config)):
+        on_device = f"TileDeal<{sharers}, {cluster_k}>{{{tiles}u, {blocks}u}}"
+        for block, mine in enumerate(deal(tiles, blocks, config)):
             last = blocks // sharers * (len(mine) - 1)
             for turn, tile in enumerate(mine):
-                here = f"{deal}.tile({blocks // sharers * turn}u, {block}u)"
+                here = f"{on_device}.tile({blocks // sharers * turn}u, {block}u)"
                 lines.append(f'static_assert({here} == {tile}, "block {block}");')
-            others = f"{deal}.tile({last + blocks // sharers}u, {block}u) >= {tiles}"
+            others = (
+                f"{on_device}.tile({last + blocks // sharers}u, {block}u) >= {tiles}"
+            )
             lines.append(f'static_assert({others}, "block {block}");')
             is_shared = cxx(cluster_k > 1 and tiles - last < blocks)
-            shares = f"{deal}.shares_tile({block}u) == {is_shared}"
+            shares = f"{on_device}.shares_tile({block}u) == {is_shared}"
             lines.append(f'static_assert({shares}, "block {block} shares");')
     assert compiles_device_code("tile/scheduler.cuh", lines)
     wrong = [lines[0].replace("== 0", "== 1")]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 from spaces import one_of_each
+from tile_order import raster
 
 import tracea_jax
 from tracea_jax import policy, variants
@@ -212,7 +213,7 @@ def test_the_heuristics_choice_is_in_the_space_and_near_the_models(asked, device
 def order_of_tiles(asked: GemmProblem, config: GemmSm90Config) -> list[Any]:
     m_tiles, n_tiles, batch = emit.tile_grid(asked, config)
     count = m_tiles * n_tiles * batch
-    return [emit.raster(i, m_tiles, n_tiles, config.raster_band) for i in range(count)]
+    return [raster(i, m_tiles, n_tiles, config.raster_band) for i in range(count)]
 
 
 @pytest.mark.parametrize("shape", [(3000, 1500, 64), (700, 2600, 64), (2600, 128, 64)])

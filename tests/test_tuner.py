@@ -332,7 +332,7 @@ def test_the_policys_own_decision_can_be_tuned():
     fast = decision.choices[3]
     clock = Clock()
     bench = Bench(clock, {fast: 50.0})
-    entry = tuner.tune(
+    tuning = tuner.Tuning(
         synthetic.PROBLEM,
         diagnose(synthetic.PROBLEM, synthetic.DEVICE),
         decision,
@@ -341,6 +341,7 @@ def test_the_policys_own_decision_can_be_tuned():
         synthetic.DEVICE,
         timing=synthetic.timing(clock),
     )
+    entry = tuner.finished(tuning)
     assert best(entry) == identity_of(fast)
     assert entry.tuner["evals"] == len(decision.choices) - 1 <= 200
 

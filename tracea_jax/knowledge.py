@@ -121,7 +121,7 @@ def tune(
         were.
       settings: where the cache is.
       publish: whether functions that are already jitted shall see the result.
-      **search: effort, budget_s, seed, goal, progress of ``tuner.tune``.
+      **search: effort, budget_s, seed, goal, progress of ``tuner.Tuning``.
 
     In a program of several processes all must call this; process 0 tunes for them.
 

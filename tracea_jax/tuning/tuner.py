@@ -298,26 +298,6 @@ class Tuning:
         }
 
 
-def tune(
-    problem: Problem,
-    diagnosis: Diagnosis,
-    decision: Decision,
-    lab: Lab,
-    database: Database,
-    device: Device,
-    **search: Any,
-) -> Entry:
-    """Tunes one problem to the end; arguments as of ``Tuning``.
-
-    Raises:
-      ValueError: on an unknown effort or goal, or a budget that is not positive.
-      TuningError: if the device stopped working.
-    """
-    return finished(
-        Tuning(problem, diagnosis, decision, lab, database, device, **search)
-    )
-
-
 def finished(tuning: Tuning) -> Entry:
     """Searches to the end, races and records.
 
@@ -366,4 +346,4 @@ def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
 
 
-__all__ = ["EFFORTS", "GOALS", "Progress", "Tuning", "TuningError", "tune"]
+__all__ = ["EFFORTS", "GOALS", "Progress", "Tuning", "TuningError", "finished"]

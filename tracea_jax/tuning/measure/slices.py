@@ -239,10 +239,6 @@ class Reference:
         """Whether times taken now differ from the first by more than this fraction."""
         return abs(math.log(self.factor)) > math.log1p(tolerance)
 
-    def corrected(self, time_us: float) -> float:
-        """A time measured now, as it would have been at the first measurement."""
-        return time_us / self.factor
-
 
 def relative_deviation(values: list[float] | tuple[float, ...]) -> float:
     """Median absolute deviation from the median, as a fraction of the median."""
