@@ -28,9 +28,7 @@ SEARCH_SHARE = 0.6  # part of the time left that one batch of every search may t
 FINISH_SHARE = 0.5  # part of the budget kept back for verifying and racing, at most
 RACE_SHARE = 0.5  # part of a hurried problem's time left that its race may take
 BOUNDED_S = 2.0  # of racing for all remaining problems together, once the time is over
-GRACE_S = (
-    10.0  # after the time is over, compiling and verifying included; then all ends
-)
+GRACE_S = 10.0  # for those races with compiling and verifying; then all ends
 GRACE_SHARE = 0.1  # part of the budget that this grace takes at most
 
 
