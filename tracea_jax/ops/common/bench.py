@@ -89,8 +89,8 @@ class OpBench:
 
         The buffer is read, too: stores alone may bypass the caches of a CPU.
         """
-        # The call deletes the donated buffer. Popped first, a deleted buffer cannot stay
-        # behind when the call is interrupted.
+        # The call deletes the buffer, which is donated. Popping the buffer first keeps
+        # a deleted one from staying in ``_shared`` after an interrupt.
         write, buffer = self._shared.pop("flush", None) or self._flusher()
         self._shared["flush"] = write, jax.block_until_ready(write(buffer))
 

@@ -32,8 +32,8 @@ def export_checks() -> list[DisabledSafetyCheck]:
 
     Attention that runs in cuDNN always needs them, because JAX does not guarantee that
     cuDNN's calls stay stable. Our own kernels need them only with versions of JAX in
-    which ``_compat.declare_stable`` has no effect. The process that loads a program must
-    import ``tracea_jax``.
+    which ``_compat.declare_stable`` has no effect. The process that loads a program
+    must import ``tracea_jax``.
     """
     targets = (*_OUR_TARGETS, *_CUDNN_TARGETS)
     return [DisabledSafetyCheck.custom_call(target) for target in targets]
