@@ -317,7 +317,7 @@ def _works() -> bool:
 
 
 def line(rows: Sequence[Row], case: Case) -> str:
-    """What is printed of a case when it is done."""
+    """The line to print for a case when it is done."""
     (row,) = [r for r in rows if r["problem"] == case.problem.to_json()]
     if "error" in row:
         return f"{row['group']}: {row['text']}: {row['error'].splitlines()[0]}"

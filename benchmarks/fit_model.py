@@ -54,9 +54,12 @@ TABLE_PRIOR: dict[str, tuple[float, float]] = {
     "kernel_us": (2, 0.3),  # replaces launch_us
     "coolness": (1.15, 0.1),  # a factor of macs_per_us
 }
-LEVEL = 0.05  # of a problem's error common to all of its configs, log
-TABLE_LEVEL = 0.1  # of a table's problem, as clocks follow the length of a kernel
-WARMTH = 0.03  # of what a race's hotter device adds to a time, log
+# Prior deviations of log factors: LEVEL of the error that all configs of a problem have
+# in common, TABLE_LEVEL of the same for a table's problem, as clocks follow the length
+# of a kernel, and WARMTH of the time that a race's hotter device adds.
+LEVEL = 0.05
+TABLE_LEVEL = 0.1
+WARMTH = 0.03
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ SIGNIFICANT = 3  # standard errors that two ratios must differ by to be differen
 
 
 def score_us(observation: Observation, goal: str) -> float | None:
-    """What a search minimises, in microseconds; None for a failure.
+    """The score that a search minimises, in microseconds; None for a failure.
 
     For the goals "latency" and "balanced" alike, the score is the geometric mean of
     steady and cold time: single executions are timed too roughly to lead a search by

@@ -41,7 +41,7 @@ class Task(Protocol):
     def evals(self) -> int: ...
 
     def step(self, *, limit_s: float = math.inf) -> bool:
-        """Measures one batch, or what of it fits in the time.
+        """Measures one batch, or the part of it that fits in the time.
 
         Returns:
           False when the search is over.

@@ -166,7 +166,7 @@ class Tuning:
         return self._search.evals
 
     def step(self, *, limit_s: float = math.inf) -> bool:
-        """Measures one batch, or what of it fits in the time.
+        """Measures one batch, or the part of it that fits in the time.
 
         Args:
           limit_s: seconds after which no further choice is begun; one is always begun.

@@ -99,7 +99,7 @@ def repeated_raster(
         code="raster",
         refuses=refuses,
         why=lambda p, c, d: (
-            f"raster_band={c.raster_band} makes no difference here: another stands "
-            "for it"
+            f"raster_band={c.raster_band} runs as another band does, which stands for "
+            "it"
         ),
     )

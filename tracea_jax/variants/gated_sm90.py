@@ -52,8 +52,8 @@ class GatedSm90:
             return reason
         if emit.is_swapped(one):
             return (
-                "of operands of dtype float32 in layout nn the transposed product is "
-                "computed, and gated ones are not stored transposed; use layout nt"
+                "operands of dtype float32 in layout nn are multiplied as the transposed "
+                "product, which cannot be gated; use layout nt"
             )
         return None
 
@@ -63,7 +63,7 @@ class GatedSm90:
         if config.tile_n not in TILE_N:
             listed = " or ".join(map(str, TILE_N))
             raise ValueError(
-                f"tile_n={config.tile_n!r} must be {listed}: half of each operand"
+                f"tile_n={config.tile_n!r} must be {listed}: half of it for each weight"
             )
         GEMM_SM90.check(both(problem), config, device)
 

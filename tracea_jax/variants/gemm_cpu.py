@@ -123,7 +123,7 @@ _FEW_VECTORS = dataclasses.replace(_VECTORS, kc=256, panel_share=0.25)
 # A transposed A is packed from short pieces that lie far apart in memory. If the pieces
 # are few, the data beside them is still in the cache when the next rows need it.
 _TRANSPOSED_VECTORS = dataclasses.replace(_VECTORS, kc=192)
-_TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
+_TILES = Blocking(  # AMX may read A unpacked, so that deep blocks cost little
     itemsize=2,
     unit=32,
     kc=2048,
@@ -270,7 +270,7 @@ class GemmCpu:
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
         reason = refuses_product(problem, device)
         if reason is None and problem.epilogue.is_derivative:
-            reason = "it multiplies with no derivative of an activation"
+            reason = "its epilogue computes no derivative of an activation"
         return reason
 
     def check(

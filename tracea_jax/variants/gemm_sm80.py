@@ -152,7 +152,7 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
     yield from refused_results(problem, emit.OUT_DTYPES)
     if problem.epilogue.is_derivative:
-        yield "it multiplies with no derivative of an activation"
+        yield "its epilogue computes no derivative of an activation"
     if problem.lhs == "float32" and problem.precision in EXACT_PRECISIONS[1:]:
         yield (
             f"precision {problem.precision} of float32 operands; it multiplies them "
@@ -333,7 +333,7 @@ WORTH = (
     Rule(
         code="latency",
         refuses=_is_deeper_than_latency,
-        why=lambda p, c, d: f"{c.stages} stages of such rows are more than it takes",
+        why=lambda p, c, d: f"{c.stages} stages of such rows are more than are needed",
     ),
     repeated_raster(
         USUAL_BAND,

@@ -64,7 +64,7 @@ class Verification:
 
 
 class Bench(Protocol):
-    """What an op provides so that its candidates can be tuned."""
+    """Runs and verifies the candidates of one problem; each op provides one."""
 
     def prepare(self, choice: Choice) -> Run:
         """Compiles a candidate for random inputs; the result executes it.
