@@ -52,8 +52,8 @@ class GatedSm90:
             return reason
         if emit.is_swapped(one):
             return (
-                "operands of dtype float32 in layout nn are multiplied as the transposed "
-                "product, which cannot be gated; use layout nt"
+                "operands of dtype float32 in layout nn are multiplied as the "
+                "transposed product, which cannot be gated; use layout nt"
             )
         return None
 
