@@ -58,6 +58,11 @@ class Scalar:
 Param = TensorMap | Pointer | Scalar
 
 
+def operand_of(param: Param) -> int:
+    """The operand that a parameter refers to; -1 if it refers to none."""
+    return -1 if isinstance(param, Scalar) else param.operand
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel: its translation unit and one launch of it.

@@ -120,6 +120,7 @@ def cuda_call(
     kernel: Kernel,
     cubin: Cubin,
     embed: bool,
+    updates: dict[int, int] | None = None,
 ) -> Sequence[jax.Array]:
     """Launches a kernel from JAX code that is being traced for a GPU.
 
@@ -127,9 +128,12 @@ def cuda_call(
       operands: the kernel's first operands.
       results: shapes and dtypes of the others.
       kernel, cubin, embed: as in ``cuda_lowering``; it raises the same.
+      updates: operands that share the memory of a result, operand number to result
+        number; XLA copies an operand that is needed again.
     """
     attributes = _ready(kernel, cubin, embed)
-    return jax.ffi.ffi_call(CUDA_TARGET, results)(*operands, **attributes)
+    call = jax.ffi.ffi_call(CUDA_TARGET, results, input_output_aliases=updates)
+    return call(*operands, **attributes)
 
 
 def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
