@@ -15,7 +15,7 @@ import functools
 from typing import Any
 
 from tracea_jax import knowledge, policy, variants
-from tracea_jax.device import Device
+from tracea_jax.device import Device, OtherDevice
 from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
 from tracea_jax.options import Options, current
 from tracea_jax.problem import Problem
@@ -103,7 +103,7 @@ def plan(
     if allowed == ("xla",):
         choice = policy.Choice(variant="xla", config=variants.XLA.config_type())
         asked = implementation == "xla"
-        reason = "XLA was asked for" if asked else "no other variant can run it"
+        reason = "XLA was asked for" if asked else _why_only_xla(device)
         return make(
             **_fields(choice), origin="user" if asked else "policy", reason=reason
         )
@@ -130,6 +130,12 @@ def default_implementation(op: str, settings: Options | None = None) -> str | No
     name = (settings or current()).implementation
     ours = {"tracea", *(v.name for v in variants.of(op))}
     return name if name in ours else None
+
+
+def _why_only_xla(device: Device) -> str:
+    if isinstance(device, OtherDevice):
+        return f"there are no kernels for {device}"
+    return "no other variant can run it"
 
 
 def _fields(choice: policy.Choice) -> dict[str, Any]:
