@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from tracea_jax import variants
-from tracea_jax.device import Device, cuda_driver_version
+from tracea_jax.device import Device, cuda_driver_version, platform_of
 from tracea_jax.knowledge import database
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import (
@@ -106,7 +106,7 @@ def doctor() -> Report:
 
 def _devices() -> list[Device]:
     platforms = dict.fromkeys(["cpu", *(d.platform for d in jax.local_devices())])
-    return [device_for({"gpu": "cuda"}.get(p, p)) for p in platforms]
+    return [device_for(platform_of(p)) for p in platforms]
 
 
 def _versions() -> list[str]:

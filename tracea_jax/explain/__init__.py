@@ -77,15 +77,14 @@ def explain(
 
 def local_device() -> Device:
     """The profile of the device that JAX computes on by default."""
-    platform = jax.default_backend()
-    return device_for({"gpu": "cuda"}.get(platform, platform))
+    return device_for(devices.platform_of(jax.default_backend()))
 
 
 def _device(name: str | None) -> Device | None:
     if name is None:
         return None
-    if name == "cpu":
-        return device_for("cpu")
+    if name == devices.CpuDevice.platform:
+        return device_for(name)
     if name not in devices.NAMED:
         valid = ", ".join(devices.NAMED)
         raise ValueError(f"{name!r} is no device; it must be None, cpu, {valid}")

@@ -12,8 +12,6 @@ from tracea_jax.variants.base import (
     Config,
     CpuCall,
     Inline,
-    Prepared,
-    Relaid,
     Variant,
     config_from_json,
     kernels_in,
@@ -26,6 +24,7 @@ from tracea_jax.variants.gemm_sm80 import GEMM_SM80
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 from tracea_jax.variants.space import Space
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 CATALOGUE: dict[str, tuple[Variant, ...]] = {
     "matmul": (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_SM80, GEMM_CPU, XLA),
@@ -71,13 +70,16 @@ def check_implementation(op: str, implementation: str | None) -> None:
 __all__ = [
     "CATALOGUE",
     "XLA",
+    "Buffer",
     "Call",
     "Config",
     "CpuCall",
+    "Expression",
     "Inline",
-    "Prepared",
-    "Relaid",
+    "Launch",
     "Space",
+    "Step",
+    "Steps",
     "Variant",
     "check_implementation",
     "config_from_json",

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.device import CpuDevice, CudaDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.knowledge import bench_of
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
 from tracea_jax.policy import Choice
@@ -177,8 +177,7 @@ class OpBench:
 
     @property
     def _jax_device(self) -> Any:
-        platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
-        return jax.local_devices(backend=platform)[0]
+        return jax.local_devices(backend=backend_of(self.device.platform))[0]
 
 
 def _cache_bytes(device: Device) -> int:

@@ -16,7 +16,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.lab import child_server
@@ -303,9 +303,9 @@ class _ChildLost(Exception):
 
 def _environment(device: Device, directory: pathlib.Path | None) -> dict[str, str]:
     """Variables by which the child shares the machine and the cache with us."""
-    platforms = {"cuda": "cuda,cpu"}.get(device.platform, device.platform)
+    platforms = dict.fromkeys((device.platform, CpuDevice.platform))
     variables = {
-        "JAX_PLATFORMS": platforms,  # no need to open other devices
+        "JAX_PLATFORMS": ",".join(platforms),  # no need to open other devices
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # most of the memory is ours
     }
     if directory is not None:
