@@ -14,6 +14,7 @@ import tracea_jax
 # within a package, from the package.
 ORDER = (
     "schema",
+    "catalogue",
     "problem",
     "ir",
     "device",
@@ -30,6 +31,7 @@ ORDER = (
     "dispatch",
     "ops",
     "rewrite",
+    "builtin",
     "call",
     "transform",
     "explain",
@@ -52,7 +54,6 @@ KNOWS_JAX = (
     "call",
     "transform",
     "explain",
-    "graph.builders",
     "doctor",
     "demo",
 )

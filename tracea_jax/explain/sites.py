@@ -13,10 +13,9 @@ from typing import Any
 
 from jax.extend import source_info_util
 
-from tracea_jax import dispatch
+from tracea_jax import catalogue, dispatch
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
-from tracea_jax.ops.common.lowering import PROBLEM_OF
 from tracea_jax.options import Options
 from tracea_jax.problem import Problem
 from tracea_jax.rewrite import Miss, Rule
@@ -90,12 +89,13 @@ def sites(
     if settings.on_miss == "tune":
         settings = dataclasses.replace(settings, on_miss="heuristic")
     plan = functools.cache(functools.partial(_plan, device, settings))
+    planned = catalogue.planned()
     found = list(_walk(jaxpr, _Around()))
     spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
     return tuple(
         _site(eqn, around, plan, settings, spread)
         for eqn, around in found
-        if eqn.primitive in PROBLEM_OF
+        if eqn.primitive in planned
     )
 
 
@@ -233,7 +233,7 @@ def _site(
 def _problem(eqn: Any, avals: list[Any], params: dict[str, Any]) -> Problem | None:
     if not all(isinstance(size, int) for aval in avals for size in aval.shape):
         return None
-    return PROBLEM_OF[eqn.primitive](avals, **params)
+    return catalogue.planned()[eqn.primitive].problem_of(avals, **params)
 
 
 def _needs_xla(problem: Problem | None, partitioned: bool) -> str | None:

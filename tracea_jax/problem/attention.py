@@ -6,11 +6,12 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import ITEMSIZE, tuples
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionProblem:
+class AttentionProblem(Problem):
     """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
 
     Query head h reads key/value head h // (heads / kv_heads).
@@ -49,6 +50,11 @@ class AttentionProblem:
     scale: float
 
     op = "attention"
+    extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        return (self.dtype,)
 
     @property
     def flops(self) -> int:
@@ -67,8 +73,22 @@ class AttentionProblem:
             total += math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
         return total + (math.prod(self.mask) if self.mask else 0)
 
+    @classmethod
+    def examples(cls, dtype: str) -> dict[str, Any]:
+        forward = cls(
+            batch=2,
+            q_len=4096,
+            kv_len=4096,
+            heads=16,
+            kv_heads=16,
+            head_dim=128,
+            dtype=dtype,
+            scale=128**-0.5,
+        )
+        backward = dataclasses.replace(forward, direction="backward")
+        return {"forward": forward, "backward": backward}
+
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
         return {"op": self.op, **dataclasses.asdict(self)}
 
     @classmethod

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops.attention import exact
 from tracea_jax.ops.attention.primitives import attention_backward_p, attention_p
 from tracea_jax.ops.attention.reference import OPTIONAL, Spec, reference
 from tracea_jax.ops.common.bench import (
     Judge,
-    OpBench,
     Workload,
     check_dtype,
     forced,
@@ -186,4 +184,3 @@ ATTENTION = Workload(
     judge=judge,
     unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
 )
-knowledge.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)

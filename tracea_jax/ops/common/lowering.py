@@ -10,9 +10,10 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import mlir, xla
 
-from tracea_jax import _compat, dispatch, variants
+from tracea_jax import _compat, catalogue, dispatch, variants
+from tracea_jax.catalogue import Planned
 from tracea_jax.ops.common import taylor
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
@@ -24,8 +25,18 @@ PLATFORMS = ("cpu", "cuda")
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent.parent))
 
 
-# For each primitive of ours: (abstract operands, **params) -> problem.
-PROBLEM_OF: dict[Primitive, Callable[..., Problem]] = {}
+def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
+    """A primitive with several results, those of its reference by shape and dtype."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_impl(functools.partial(xla.apply_primitive, made))
+
+    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+        return list(jaxpr.out_avals)
+
+    made.def_abstract_eval(abstract_eval)
+    return made
 
 
 def register(
@@ -34,7 +45,7 @@ def register(
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
-) -> None:
+) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
 
     XLA gets the reference, unless there is a rule of the name "xla".
@@ -45,10 +56,12 @@ def register(
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
       **rules: further implementations like it, by ``variants.Inline.rule``.
+
+    Returns:
+      The primitive for the op's record, without which no one looks for its problems.
     """
     launch.register()
     taylor.register(primitive, reference)
-    PROBLEM_OF[primitive] = problem_of
     inline = {
         name: mlir.lower_fun(f, multiple_results=True)
         for name, f in {"xla": reference, **rules}.items()
@@ -71,6 +84,7 @@ def register(
         mlir.register_lowering(
             primitive, functools.partial(rule, platform=platform), platform=platform
         )
+    return Planned(primitive=primitive, problem_of=problem_of, reference=reference)
 
 
 def _plan(
@@ -106,7 +120,7 @@ def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) ->
         return True
     backend = "gpu" if current().device else jax.default_backend()
     plan = dispatch.plan(
-        PROBLEM_OF[primitive](avals, **params),
+        catalogue.planned()[primitive].problem_of(avals, **params),
         device_for({"gpu": "cuda"}.get(backend, backend)),
         implementation=params["implementation"],
     )
