@@ -205,6 +205,10 @@ def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
             "attention 2x16x24 heads 4/2 dim 8 bfloat16 causal",
         ),
         (
+            "attention 1 16 16 4 8 --saves-lse",
+            "attention 1x16x16 heads 4 dim 8 float32 &lse",
+        ),
+        (
             "attention 1 16 16 4 8 --direction backward",
             "attention 1x16x16 heads 4 dim 8 float32 backward",
         ),

@@ -30,6 +30,7 @@ def build(
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,
     direction: str = "forward",
+    saves_lse: bool = False,
 ) -> AttentionProblem:
     """softmax(q k' / sqrt(head_dim)) v for each head, or its gradient.
 
@@ -40,6 +41,7 @@ def build(
       kv_heads: if fewer than heads.
       is_causal, local_window_size: as in ``ops.attention``.
       direction: "forward" or "backward".
+      saves_lse: whether it is the forward attention of a training.
     """
     check_direction(direction, *DIRECTIONS)
     q = sizes(batch=batch, q_len=q_len, heads=heads, head_dim=head_dim)
@@ -48,7 +50,8 @@ def build(
         attention, is_causal=is_causal, local_window_size=local_window_size
     )
     kv = (batch, *keys, head_dim)
-    return dataclasses.replace(asked(attend, dtype, q, kv, kv), direction=direction)
+    problem = asked(attend, dtype, q, kv, kv)
+    return dataclasses.replace(problem, direction=direction, saves_lse=saves_lse)
 
 
 ARGUMENTS = (
@@ -56,4 +59,5 @@ ARGUMENTS = (
     Argument("--kv-heads", {"type": arguments.positive, "help": "if fewer than HEADS"}),
     arguments.flag("--causal", dest="is_causal"),
     arguments.direction(*DIRECTIONS),
+    arguments.flag("--saves-lse", help="as in training, for the gradient"),
 )

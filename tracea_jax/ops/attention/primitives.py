@@ -84,11 +84,12 @@ _traced_once = jax.jit(reference, static_argnames=("spec", "lse"), inline=True)
 def _left_to_xla(
     primals: Sequence[Any], *, spec: Spec, implementation: str | None, **_: Any
 ) -> bool:
-    """Whether XLA would run the attention or its backward pass.
+    """Whether XLA would run the attention of a training or its backward pass.
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
     params = {"spec": spec, "implementation": implementation, "config": None}
+    params["lse"] = _LSE
     try:
         return any(
             lowering.left_to_xla(primitive, primals, **params)
