@@ -14,6 +14,7 @@ import tracea_jax
 # within a package, from the package.
 ORDER = (
     "schema",
+    "catalogue",
     "problem",
     "ir",
     "device",
@@ -32,6 +33,7 @@ ORDER = (
     "emission",
     "ops",
     "rewrite",
+    "builtin",
     "call",
     "transform",
     "explain",
@@ -55,7 +57,6 @@ KNOWS_JAX = (
     "call",
     "transform",
     "explain",
-    "graph.builders",
     "doctor",
     "demo",
 )

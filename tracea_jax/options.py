@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from tracea_jax import catalogue
 from tracea_jax import device as devices
-from tracea_jax import variants
 from tracea_jax.device import NAMED, Device
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
@@ -55,7 +55,7 @@ class Options:
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
         if self.implementation is not None:
-            names = {v.name for op in variants.CATALOGUE for v in variants.of(op)}
+            names = {v.name for op in catalogue.ops() for v in op.variants}
             _check("implementation", self.implementation, ("tracea", *sorted(names)))
 
     @property

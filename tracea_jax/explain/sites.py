@@ -13,7 +13,8 @@ from typing import Any
 
 from jax.extend import source_info_util
 
-from tracea_jax import serving
+from tracea_jax import catalogue, serving
+from tracea_jax.catalogue import Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
 from tracea_jax.ops.common import lowering
@@ -90,6 +91,7 @@ def sites(
     """
     if settings.on_miss == "tune":
         settings = dataclasses.replace(settings, on_miss="heuristic")
+    planned = catalogue.planned()
     found = list(_walk(jaxpr, _Around()))
     spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
 
@@ -98,9 +100,11 @@ def sites(
         return serving.serve(request, device, settings=settings)
 
     return tuple(
-        _site(eqn, around, spread and not around.is_local, served)
+        _site(
+            planned[eqn.primitive], eqn, around, spread and not around.is_local, served
+        )
         for eqn, around in found
-        if eqn.primitive in lowering.PROBLEM_OF
+        if eqn.primitive in planned
     )
 
 
@@ -195,6 +199,7 @@ def _devices(eqn: Any) -> int:
 
 
 def _site(
+    planned: Planned,
     eqn: Any,
     around: _Around,
     is_partitioned: bool,
@@ -202,7 +207,7 @@ def _site(
 ) -> Site:
     avals = [x.aval for x in eqn.invars]
     request = lowering.request(
-        eqn.primitive, avals, eqn.params, is_partitioned=is_partitioned
+        planned, avals, eqn.params, is_partitioned=is_partitioned
     )
     served = serve(request)
     return Site(

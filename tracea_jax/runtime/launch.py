@@ -37,12 +37,6 @@ except ImportError as e:
         "source tree, install the package (pip install .) and run outside of the tree."
     ) from e
 
-CPU_TARGETS = (
-    "tracea_cpu_attention_gradient_v1",
-    "tracea_cpu_attention_v1",
-    "tracea_cpu_conv2d_v1",
-    "tracea_cpu_gemm_v1",
-)
 CUDA_TARGET = "tracea_cuda_launch_v1"
 ABI = 1  # of the attributes below; ffi/launch_spec.h has the same number
 
@@ -60,6 +54,11 @@ TENSOR_MAP_DTYPES = {
     "bfloat16": 9,
     "tfloat32": 11,  # float32 in memory, rounded to TF32 on the way
 }
+
+
+def targets() -> tuple[str, ...]:
+    """The names of all handlers, those of the CPU and the launcher of CUDA kernels."""
+    return tuple(_native.ffi_targets())
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import dataclasses
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_mask import refuses_mask
 from tracea_jax.variants.base import Call, Config, Inline
 from tracea_jax.variants.space import Space
 
@@ -60,6 +61,7 @@ class AttentionCudnn:
         return (
             _device_refuses(problem, device)
             or _shape_refuses(problem)
+            or refuses_mask(problem)
             or _bias_refuses(problem)
             or _window_refuses(problem)
         )

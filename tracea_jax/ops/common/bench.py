@@ -1,6 +1,7 @@
 """Running one problem by choice: what the tuner measures and verifies with.
 
-A tuner's child process imports ``bench_of`` from here, which registers the ops as well.
+Each op describes its problems by a ``Workload``; its record gives the tuner an
+``OpBench`` of that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
-from tracea_jax.knowledge import bench_of
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
@@ -316,7 +316,6 @@ __all__ = [
     "Judge",
     "OpBench",
     "Workload",
-    "bench_of",
     "check_dtype",
     "forced",
     "operand_roundoff",

@@ -14,7 +14,7 @@ _CUDNN_TARGETS = tuple(
     for direction in ("", "Backward")
 )
 
-_OUR_TARGETS = (*launch.CPU_TARGETS, launch.CUDA_TARGET)
+_OUR_TARGETS = launch.targets()
 
 # Their names carry a version: a program that an installed package cannot serve is
 # refused when it is loaded.

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import mlir, xla
 
-from tracea_jax import _compat, emission, serving, variants
+from tracea_jax import _compat, catalogue, emission, serving, variants
+from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
 from tracea_jax.ops.common import taylor
 from tracea_jax.options import current, device_for
@@ -29,9 +30,18 @@ from tracea_jax.serving import Request
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent.parent))
 
 
-# For each primitive of ours: (abstract operands, **params) -> problem; its op.
-PROBLEM_OF: dict[Primitive, Callable[..., Problem]] = {}
-OP_OF: dict[Primitive, str] = {}
+def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
+    """A primitive with several results, those of its reference by shape and dtype."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_impl(functools.partial(xla.apply_primitive, made))
+
+    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+        return list(jaxpr.out_avals)
+
+    made.def_abstract_eval(abstract_eval)
+    return made
 
 
 def register(
@@ -40,7 +50,7 @@ def register(
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
-) -> None:
+) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
 
     XLA gets the reference, unless the op has a rule of the name "xla".
@@ -51,11 +61,15 @@ def register(
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
       **rules: further functions like the reference, by ``variants.Inline.rule``.
+
+    Returns:
+      The primitive for the op's record, without which no one looks for its problems.
     """
     launch.register()
     taylor.register(primitive, reference)
-    PROBLEM_OF[primitive] = problem_of
-    OP_OF[primitive] = op
+    planned = Planned(
+        op=op, primitive=primitive, problem_of=problem_of, reference=reference
+    )
     inline = {
         name: mlir.lower_fun(f, multiple_results=True)
         for name, f in {"xla": reference, **rules}.items()
@@ -65,7 +79,7 @@ def register(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
         partitioned = _compat.partitioned_automatically(ctx)
-        asked = request(primitive, ctx.avals_in, params, is_partitioned=partitioned)
+        asked = request(planned, ctx.avals_in, params, is_partitioned=partitioned)
         device = device_for(platform or ctx.module_context.platforms[0])
         served = serving.serve(asked, device, compiles=True)
         if served.error is not None:
@@ -84,10 +98,11 @@ def register(
         mlir.register_lowering(
             primitive, functools.partial(rule, platform=platform), platform=platform
         )
+    return planned
 
 
 def request(
-    primitive: Primitive,
+    planned: Planned,
     avals: Sequence[Any],
     params: dict[str, Any],
     *,
@@ -96,14 +111,14 @@ def request(
     """What an equation asks for.
 
     Args:
-      primitive: one of ``PROBLEM_OF``.
+      planned: its primitive.
       avals, params: the equation's abstract operands and parameters.
       is_partitioned: whether the compiler will split its arrays over several devices.
     """
     static = all(isinstance(d, int) for aval in avals for d in aval.shape)
     return Request(
-        op=OP_OF[primitive],
-        problem=PROBLEM_OF[primitive](avals, **params) if static else None,
+        op=planned.op,
+        problem=planned.problem_of(avals, **params) if static else None,
         is_partitioned=is_partitioned,
         implementation=params["implementation"],
         config=params["config"],
@@ -122,7 +137,8 @@ def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) ->
       dispatch.Unsupported: if what was demanded cannot run there.
     """
     avals = [jax.typeof(x) for x in operands]
-    asked = request(primitive, avals, params, is_partitioned=False)
+    planned = catalogue.planned()[primitive]
+    asked = request(planned, avals, params, is_partitioned=False)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes
     platform = (

@@ -40,7 +40,7 @@ from tracea_jax.tuning.measure import (
 )
 
 PROGRAM = ("-m", "tracea_jax.tuning.lab.child")
-FACTORY = "tracea_jax.ops.common.bench:bench_of"  # of the benches of all ops
+FACTORY = "tracea_jax.knowledge:bench_of"  # of the benches of all ops
 _TRIES = 3  # of a question whose child died before it began with it
 
 
