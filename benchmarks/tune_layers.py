@@ -31,7 +31,7 @@ import cpu_suite
 from matmul_suite import suite
 from model_layers import order
 
-from tracea_jax import knowledge
+from tracea_jax import catalogue, knowledge
 from tracea_jax.campaign import local_device
 from tracea_jax.cli import Progress
 from tracea_jax.device import Device
@@ -125,7 +125,7 @@ def export(directory: pathlib.Path, device: Device) -> int:
 
 def known(device: Device) -> Iterator[Entry]:
     """The entries of the device's environments; this machine's before shipped ones."""
-    keys = {environment_key(op, device) for op in knowledge.BENCHES}
+    keys = {environment_key(op, device) for op in catalogue.names()}
     stores = (Store(current().directory / "tuned"), Store(knowledge.SHIPPED, True))
     seen: set[Name] = set()
     for store in stores:

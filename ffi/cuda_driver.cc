@@ -43,6 +43,7 @@ const char* FindAll(void* library, Driver* d) {
   TRACEA_FIND("cuTensorMapEncodeTiled", tensor_map_encode_tiled);
 #undef TRACEA_FIND
   Find(library, "cuFuncLoad", &d->function_load);
+  Find(library, "cuTensorMapEncodeIm2col", &d->tensor_map_encode_im2col);
   return nullptr;
 }
 

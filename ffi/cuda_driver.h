@@ -85,6 +85,13 @@ struct Driver {
                                     const uint32_t* box, const uint32_t* element_strides,
                                     int interleave, int swizzle, int l2_promotion,
                                     int oob_fill);
+  Result (*tensor_map_encode_im2col)(TensorMap*, int dtype, uint32_t rank, void* address,
+                                     const uint64_t* dims, const uint64_t* strides,
+                                     const int* lower, const int* upper,
+                                     uint32_t channels, uint32_t pixels,
+                                     const uint32_t* element_strides, int interleave,
+                                     int swizzle, int l2_promotion,
+                                     int oob_fill);  // null where the driver has none
 
   // The one table of this process, opened on first use. Fails with a reason and a remedy.
   static ffi::Error Get(const Driver** driver);

@@ -136,19 +136,34 @@ ffi::Error Encode(const Driver& driver, const LaunchPlan& plan, const ParamSpec&
         std::to_string(reinterpret_cast<uintptr_t>(address)) +
         ". Pass implementation=\"xla\" for this operation.");
   }
-  constexpr uint32_t kElementStrides[5] = {1, 1, 1, 1, 1};
   // Of rows that are no whole lines, boxes begin anywhere in one and reach into the next:
   // with pairs of lines, L2 would fetch up to twice as much (measured: products 8 to 10 %
   // slower, those of whole lines as fast).
   constexpr uint64_t kLineBytes = 128;
   const int promotion =
       map.strides[0] % kLineBytes == 0 ? kL2Promotion256B : kL2Promotion128B;
-  const Result result = driver.tensor_map_encode_tiled(
-      out, map.dtype, map.rank, address, map.dims.data(), map.strides.data(),
-      map.box.data(), kElementStrides, kInterleaveNone, map.swizzle, promotion,
-      kOobFillNone);
+  Result result = 0;
+  if (map.is_im2col) {
+    if (driver.tensor_map_encode_im2col == nullptr) {
+      return FailedPrecondition("Kernel " + plan.entry +
+                                " needs cuTensorMapEncodeIm2col, which the CUDA driver "
+                                "does not have. Install an NVIDIA driver for CUDA 12 or "
+                                "later, or pass implementation=\"xla\".");
+    }
+    const PixelsSpec& copy = map.pixels;
+    result = driver.tensor_map_encode_im2col(
+        out, map.dtype, map.rank, address, map.dims.data(), map.strides.data(),
+        copy.lower.data(), copy.upper.data(), copy.channels, copy.pixels,
+        map.element_strides.data(), kInterleaveNone, map.swizzle, promotion, kOobFillNone);
+  } else {
+    result = driver.tensor_map_encode_tiled(
+        out, map.dtype, map.rank, address, map.dims.data(), map.strides.data(),
+        map.box.data(), map.element_strides.data(), kInterleaveNone, map.swizzle,
+        promotion, kOobFillNone);
+  }
   if (result == 0) return ffi::Error::Success();
-  return driver.Check(result, "cuTensorMapEncodeTiled for operand " +
+  const char* name = map.is_im2col ? "cuTensorMapEncodeIm2col" : "cuTensorMapEncodeTiled";
+  return driver.Check(result, std::string(name) + " for operand " +
                                   std::to_string(param.operand) + " of kernel " +
                                   plan.entry);
 }
@@ -173,6 +188,7 @@ ffi::Error Launch(const Driver& driver, const LoadedKernel& kernel, const Launch
         values[i] = param.scalar;
         break;
       case ParamKind::kTensorMap:
+      case ParamKind::kIm2colMap:
         addresses[i] = &maps[param.map];
         TRACEA_RETURN_IF_ERROR(Encode(driver, plan, param, buffer, &maps[param.map]));
         break;

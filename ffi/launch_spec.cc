@@ -76,14 +76,17 @@ ffi::Error DecodeShape(ffi::Span<const int64_t> launch, LaunchSpec* spec) {
 // bf16, f32 ftz, tf32, tf32 ftz.
 constexpr std::array<int64_t, 13> kElementBytes = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 
-// Limits of cuTensorMapEncodeTiled, which itself answers only CUDA_ERROR_INVALID_VALUE.
-ffi::Error DecodeTensorMap(Reader* reader, TensorMapSpec* map) {
+// Below are the limits of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col, which
+// themselves answer only CUDA_ERROR_INVALID_VALUE.
+
+ffi::Error DecodeArray(Reader* reader, TensorMapSpec* map) {
   const int64_t dtype = reader->Next();
   const int64_t rank = reader->Next();
   TRACEA_RETURN_IF_ERROR(
       InRange("the element type of a tensor map", dtype, 0, kElementBytes.size() - 1));
-  TRACEA_RETURN_IF_ERROR(InRange("the rank of a tensor map", rank, 1, 5));
-  *map = TensorMapSpec{};
+  const char* of_rank =
+      map->is_im2col ? "the rank of an im2col map" : "the rank of a tensor map";
+  TRACEA_RETURN_IF_ERROR(InRange(of_rank, rank, map->is_im2col ? 3 : 1, 5));
   map->dtype = static_cast<int>(dtype);
   map->rank = static_cast<uint32_t>(rank);
   for (int i = 0; i < rank; ++i) {
@@ -102,22 +105,75 @@ ffi::Error DecodeTensorMap(Reader* reader, TensorMapSpec* map) {
     }
     map->strides[i] = static_cast<uint64_t>(stride);
   }
-  for (int i = 0; i < rank; ++i) {
+  return ffi::Error::Success();
+}
+
+// The box of a tiled map.
+ffi::Error DecodeBox(Reader* reader, TensorMapSpec* map) {
+  map->element_strides.fill(1);
+  for (uint32_t i = 0; i < map->rank; ++i) {
     const int64_t box = reader->Next();
     TRACEA_RETURN_IF_ERROR(InRange("a box dimension of a tensor map", box, 1, 256));
     map->box[i] = static_cast<uint32_t>(box);
   }
+  return ffi::Error::Success();
+}
+
+// The pixels of an im2col map.
+ffi::Error DecodePixels(Reader* reader, TensorMapSpec* map) {
+  const uint32_t spatial = map->rank - 2;
+  // A corner has 16 bits, divided among the spatial dimensions.
+  constexpr int64_t kCornerLimit[3] = {32768, 128, 16};
+  const int64_t limit = kCornerLimit[spatial - 1];
+  for (std::array<int, 3>* corner : {&map->pixels.lower, &map->pixels.upper}) {
+    for (uint32_t i = 0; i < spatial; ++i) {
+      const int64_t offset = reader->Next();
+      TRACEA_RETURN_IF_ERROR(
+          InRange("a corner of an im2col map", offset, -limit, limit - 1));
+      (*corner)[i] = static_cast<int>(offset);
+    }
+  }
+  for (uint32_t i = 0; i < spatial; ++i) {
+    const int64_t extent = static_cast<int64_t>(map->dims[i + 1]) +
+                           map->pixels.upper[i] - map->pixels.lower[i];
+    if (extent >= 1) continue;
+    return Invalid("the corners of an im2col map leave " + Number(extent) +
+                   " positions of a dimension of " +
+                   Number(static_cast<int64_t>(map->dims[i + 1])) +
+                   "; there must be 1 or more.");
+  }
+  const int64_t channels = reader->Next();
+  const int64_t pixels = reader->Next();
+  TRACEA_RETURN_IF_ERROR(InRange("the channels of an im2col map", channels, 1, 256));
+  TRACEA_RETURN_IF_ERROR(InRange("the pixels of an im2col map", pixels, 1, 1024));
+  map->pixels.channels = static_cast<uint32_t>(channels);
+  map->pixels.pixels = static_cast<uint32_t>(pixels);
+  for (uint32_t i = 0; i < map->rank; ++i) {
+    const int64_t stride = reader->Next();
+    TRACEA_RETURN_IF_ERROR(InRange("an element stride of an im2col map", stride, 1, 8));
+    map->element_strides[i] = static_cast<uint32_t>(stride);
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error DecodeTensorMap(Reader* reader, bool is_im2col, TensorMapSpec* map) {
+  *map = TensorMapSpec{};
+  map->is_im2col = is_im2col;
+  TRACEA_RETURN_IF_ERROR(DecodeArray(reader, map));
+  TRACEA_RETURN_IF_ERROR(is_im2col ? DecodePixels(reader, map) : DecodeBox(reader, map));
   const int64_t swizzle = reader->Next();
   TRACEA_RETURN_IF_ERROR(InRange("the swizzle of a tensor map", swizzle, 0, 3));
   map->swizzle = static_cast<int>(swizzle);
-  const int64_t row_bytes = map->box[0] * kElementBytes[map->dtype];
+  const std::string box = is_im2col ? "the pixel of an im2col map has rows of "
+                                    : "the box of a tensor map has rows of ";
+  const uint32_t elements = is_im2col ? map->pixels.channels : map->box[0];
+  const int64_t row_bytes = elements * kElementBytes[map->dtype];
   if (row_bytes % 16 != 0) {
-    return Invalid("the box of a tensor map has rows of " + Number(row_bytes) +
-                   " bytes; it must be a multiple of 16.");
+    return Invalid(box + Number(row_bytes) + " bytes; it must be a multiple of 16.");
   }
   const int64_t pattern_bytes = 16 << swizzle;  // 32, 64, 128 for swizzle 1, 2, 3
   if (swizzle != 0 && row_bytes > pattern_bytes) {
-    return Invalid("the box of a tensor map has rows of " + Number(row_bytes) +
+    return Invalid(box + Number(row_bytes) +
                    " bytes; its swizzle pattern allows at most " + Number(pattern_bytes) +
                    ".");
   }
@@ -127,7 +183,7 @@ ffi::Error DecodeTensorMap(Reader* reader, TensorMapSpec* map) {
 ffi::Error DecodeParam(Reader* reader, LaunchSpec* spec) {
   ParamSpec param{};
   const int64_t kind = reader->Next();
-  TRACEA_RETURN_IF_ERROR(InRange("the kind of a parameter", kind, 0, 3));
+  TRACEA_RETURN_IF_ERROR(InRange("the kind of a parameter", kind, 0, 4));
   param.kind = static_cast<ParamKind>(kind);
   const int64_t value = reader->Next();
   switch (param.kind) {
@@ -140,15 +196,17 @@ ffi::Error DecodeParam(Reader* reader, LaunchSpec* spec) {
       param.scalar = static_cast<uint64_t>(value);
       break;
     case ParamKind::kPointer:
-    case ParamKind::kTensorMap: {
-      const bool is_map = param.kind == ParamKind::kTensorMap;
+    case ParamKind::kTensorMap:
+    case ParamKind::kIm2colMap: {
+      const bool is_map = param.kind != ParamKind::kPointer;
       TRACEA_RETURN_IF_ERROR(InRange("the operand of a parameter", value, is_map ? 0 : -1,
                                      static_cast<int64_t>(kMaxOperands) - 1));
       param.operand = static_cast<int>(value);
       spec->num_operands = std::max(spec->num_operands, param.operand + 1);
       if (!is_map) break;
       param.map = spec->maps.size();
-      TRACEA_RETURN_IF_ERROR(DecodeTensorMap(reader, &spec->maps.emplace_back()));
+      TRACEA_RETURN_IF_ERROR(DecodeTensorMap(
+          reader, param.kind == ParamKind::kIm2colMap, &spec->maps.emplace_back()));
       break;
     }
   }

@@ -17,25 +17,41 @@ inline constexpr size_t kMaxTensorMaps = 16;
 inline constexpr size_t kMaxOperands = 64;
 
 // The first number of each record in `params`.
+//
+// Both kinds of scalars carry bits: a number whose low bytes are the parameter's, be it an
+// integer or a float. A kernel copies as many bytes as its parameter has.
 enum class ParamKind : int64_t {
   kPointer = 0,    // operand (-1: null)
-  kScalar32 = 1,   // value
-  kScalar64 = 2,   // value
+  kScalar32 = 1,   // value of up to 32 bits
+  kScalar64 = 2,   // value of 64 bits
   kTensorMap = 3,  // operand, dtype, rank, dims(rank), strides(rank-1), box(rank), swizzle
+  kIm2colMap = 4,  // operand, dtype, rank, dims(rank), strides(rank-1), lower(rank-2),
+                   // upper(rank-2), channels, pixels, element strides(rank), swizzle
+};
+
+// What an im2col map has in place of a box; see cuTensorMapEncodeIm2col.
+struct PixelsSpec {
+  std::array<int, 3> lower;  // corners of the box of positions, innermost first
+  std::array<int, 3> upper;
+  uint32_t channels;  // that one copy moves of each pixel
+  uint32_t pixels;    // that one copy moves
 };
 
 struct TensorMapSpec {
+  bool is_im2col;
   int dtype;  // CUtensorMapDataType
   uint32_t rank;
-  std::array<uint64_t, 5> dims;     // elements, innermost first
-  std::array<uint64_t, 4> strides;  // bytes, of dims[1:]
-  std::array<uint32_t, 5> box;      // elements
-  int swizzle;                      // CUtensorMapSwizzle
+  std::array<uint64_t, 5> dims;             // elements, innermost first
+  std::array<uint64_t, 4> strides;          // bytes, of dims[1:]
+  std::array<uint32_t, 5> box;              // elements; of tiled maps
+  PixelsSpec pixels;                        // of im2col maps
+  std::array<uint32_t, 5> element_strides;  // all 1 in tiled maps
+  int swizzle;                              // CUtensorMapSwizzle
 };
 
 struct ParamSpec {
   ParamKind kind;
-  int operand;      // pointer and tensor map
+  int operand;      // pointer and maps
   uint64_t scalar;  // scalars
   size_t map;       // index into LaunchSpec::maps
 };

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from tracea_jax.ops.common.bench import bench_of as sound_bench_of
+from tracea_jax.knowledge import bench_of as sound_bench_of
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.measure import Run, Verification
 

@@ -19,6 +19,9 @@ from transforms import assert_close, in_f64
 
 import tracea_jax as tracea
 from tracea_jax.campaign import local_device
+from tracea_jax.device import NAMED
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention
 from tracea_jax.ops.attention import workload as bench
 from tracea_jax.ops.attention.reference import Spec, reference
@@ -219,10 +222,17 @@ def test_what_cannot_run_here_says_why(demanded):
 # --- problems and tuning --------------------------------------------------------------
 
 SIZES = st.integers(1, 2**20)
-SHAPES = st.none() | st.tuples(SIZES, SIZES, SIZES, SIZES)
+SHAPES = st.tuples(SIZES, SIZES, SIZES, SIZES)
+BLOCKS = st.none() | st.tuples(SIZES, SIZES)
+MASKS = st.just({}) | st.fixed_dictionaries({"mask": SHAPES, "mask_block": BLOCKS})
+DIRECTIONS = {
+    "forward": {},
+    "training": {"saves_lse": True},
+    "backward": {"direction": "backward"},
+}
 PROBLEMS = st.builds(
-    AttentionProblem,
-    direction=st.sampled_from(["forward", "backward"]),
+    lambda direction, mask, **sizes: AttentionProblem(**direction, **mask, **sizes),
+    direction=st.sampled_from(list(DIRECTIONS.values())),
     batch=SIZES,
     q_len=SIZES,
     kv_len=SIZES,
@@ -230,9 +240,9 @@ PROBLEMS = st.builds(
     kv_heads=SIZES,
     head_dim=SIZES,
     dtype=st.sampled_from(["float32", "bfloat16"]),
-    bias=SHAPES,
+    bias=st.none() | SHAPES,
     bias_dtype=st.none() | st.just("float16"),
-    mask=SHAPES,
+    mask=MASKS,
     is_causal=st.booleans(),
     window=st.none() | st.tuples(SIZES, SIZES),
     q_lengths=st.booleans(),
@@ -248,6 +258,56 @@ def test_json_round_trip(problem):
     assert str(again) == str(problem) and "\n" not in str(problem)
 
 
+def test_answers_from_before_a_field_was_there_keep_their_keys():
+    before = {
+        "op": "attention",
+        "direction": "forward",
+        "batch": 2,
+        "q_len": 70,
+        "kv_len": 66,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "dtype": "float32",
+        "bias": None,
+        "bias_dtype": None,
+        "mask": [2, 1, 70, 66],
+        "is_causal": False,
+        "window": None,
+        "q_lengths": False,
+        "kv_lengths": False,
+        "scale": 0.25,
+    }
+    problem = dataclasses.replace(SMALL, mask=(2, 1, 70, 66))
+    assert problem_from_json(before) == problem
+    assert json.loads(json.dumps(problem.to_json())) == before
+
+
+def test_a_training_is_another_problem():
+    training = dataclasses.replace(SMALL, saves_lse=True)
+    assert training.to_json() == {**SMALL.to_json(), "saves_lse": True}
+    assert str(training) == f"{SMALL} &lse"
+    assert training.bytes == SMALL.bytes + 2 * 4 * 70 * 4
+    with pytest.raises(ValueError, match="only a forward attention saves"):
+        dataclasses.replace(training, direction="backward")
+
+
+def test_masks_of_blocks_are_told_apart_and_refused():
+    mask = dataclasses.replace(SMALL, mask=(1, 1, 2, 2))
+    blocks = dataclasses.replace(mask, mask_block=(64, 64))
+    assert str(blocks) == f"{mask} of 64x64 blocks"
+    for device, kernel in ((local_device(), "attention_cpu"), (NAMED["H200"], "cudnn")):
+        narrow = dataclasses.replace(blocks, dtype="bfloat16")
+        reason = diagnose(narrow, device).reason(kernel)
+        assert reason == "a mask of 64x64 blocks; it reads an entry for each score"
+        narrow = dataclasses.replace(mask, dtype="bfloat16")
+        assert kernel in diagnose(narrow, device).candidates
+    with pytest.raises(ValueError, match="takes no mask of blocks"):
+        bench.check(blocks)
+    with pytest.raises(ValueError, match="needs a mask"):
+        dataclasses.replace(SMALL, mask_block=(64, 64))
+
+
 SMALL = AttentionProblem(
     batch=2, q_len=70, kv_len=66, heads=4, kv_heads=2, head_dim=16, scale=0.25
 )
@@ -260,10 +320,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, direction):
-    problem = dataclasses.replace(SMALL, direction=direction, **KINDS[kind])
+    problem = dataclasses.replace(SMALL, **DIRECTIONS[direction], **KINDS[kind])
     inputs = bench.operands(problem, seed=0)
     choice = Choice(variant="xla", config=XLA.config_type())
     run = functools.partial(bench.execute, problem=problem, choice=choice)
@@ -271,6 +331,7 @@ def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, directi
     shapes = [x.shape for x in inputs]
     assert [x.shape for x in results] == [
         shapes[0],
+        *([(2, 4, 70)] if direction == "training" else []),
         *(shapes[1:3] if direction == "backward" else []),
         *([problem.bias] if direction == "backward" and problem.bias else []),
     ]
@@ -300,6 +361,22 @@ def test_queries_without_keys_are_no_benchmark():
 def test_tuning_measures_what_there_is():
     entry = tracea.tune(SMALL, effort="none", budget_s=1).entry
     assert entry.best.variant in ("attention_cpu", "xla") and entry.best.xla_us
+
+
+def test_the_forward_attention_of_a_training_is_tuned_as_such():
+    q, k, v = qkv(q_len=70, kv_len=66, head_dim=16)
+
+    def loss(q):
+        return attention(q, k, v, scale=0.25).sum()
+
+    with tracea.options(implementation="attention_cpu"):  # in place of what XLA runs
+        graph = tracea.Graph.from_function(jax.grad(loss), q)
+    training = dataclasses.replace(SMALL, saves_lse=True)
+    backward = dataclasses.replace(SMALL, direction="backward")
+    assert graph == tracea.Graph([training, backward])
+    tracea.tune(training, effort="none", budget_s=1)
+    assert plan(training, local_device()).origin == "tuned"
+    assert plan(SMALL, local_device()).origin == "policy"
 
 
 def test_symbolic_shapes():

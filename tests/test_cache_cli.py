@@ -15,9 +15,8 @@ from any_entries import ENTRIES
 from hypothesis import strategies as st
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, file_of, measured
 
-from tracea_jax import cli
+from tracea_jax import cli, knowledge
 from tracea_jax.device import local_cpu
-from tracea_jax.ops.common import bench
 from tracea_jax.tuning import measure
 from tracea_jax.tuning.answers.cache import Best, Database
 from tracea_jax.tuning.store import exchange, upkeep
@@ -337,7 +336,7 @@ def test_verify_can_run_the_answers_of_this_machine(capsys, cache_dir, monkeypat
                 max_rel_error=1.0, tolerance=0.5, ok=ok, repeatable=True
             )
 
-    monkeypatch.setattr(bench, "bench_of", Bench)
+    monkeypatch.setattr(knowledge, "bench_of", Bench)
     assert run(capsys, "verify", "--run")[0] == 0 and ran == [PROBLEM]
     record(cache_dir, local(entry(choice(9), written="2027")))
     status, out, _ = run(capsys, "verify", "--run")

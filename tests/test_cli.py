@@ -33,6 +33,11 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return status, captured.out, captured.err
 
 
+def parsed(arguments: str):
+    words = arguments.split()
+    return cli._parser(words).parse_args(words)
+
+
 def test_doctor(capsys, cache_dir):
     status, out, _ = run(capsys, "doctor")
     assert status == 0
@@ -200,6 +205,10 @@ def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
             "attention 2x16x24 heads 4/2 dim 8 bfloat16 causal",
         ),
         (
+            "attention 1 16 16 4 8 --saves-lse",
+            "attention 1x16x16 heads 4 dim 8 float32 &lse",
+        ),
+        (
             "attention 1 16 16 4 8 --direction backward",
             "attention 1x16x16 heads 4 dim 8 float32 backward",
         ),
@@ -218,12 +227,12 @@ def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
     ],
 )
 def test_every_op_has_problems(arguments, problem):
-    args = cli._parser().parse_args(["tune", *arguments.split()])
+    args = parsed(f"tune {arguments}")
     assert str(problems.problem_of(args)) == problem
 
 
 def test_the_command_tunes_what_the_op_asks():
-    args = cli._parser().parse_args("tune attention 2 16 24 4 8 --causal".split())
+    args = parsed("tune attention 2 16 24 4 8 --causal")
     x, y = (jax.ShapeDtypeStruct((2, n, 4, 8), "float32") for n in (16, 24))
     (site,) = explain(tracea.ops.attention)(x, y, y, is_causal=True).sites
     assert problems.problem_of(args) == site.problem

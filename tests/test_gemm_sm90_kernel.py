@@ -30,7 +30,7 @@ from tracea_jax.problem import (
     Layout,
 )
 from tracea_jax.runtime import nvrtc
-from tracea_jax.variants.base import Prepared
+from tracea_jax.variants import Buffer, Launch, Steps
 from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED
@@ -134,13 +134,20 @@ def test_other_residuals_are_read_by_their_address(asked, config):
 def test_sums_come_from_a_row_for_each_warp_of_a_consumer():
     asked = problem(331, 264, 136, batch=3, lhs_batched=True, epilogue=GRADIENT)
     call = GEMM_SM90.call(asked, WIDE, H200)
-    assert isinstance(call, Prepared)
-    assert call.relaid is None and call.partial_sums == 3 * 4 * 6
-    assert [m.operand for m in maps(call.kernel)] == [0, 1, 3, 2]
-    assert [p.operand for p in call.kernel.params if isinstance(p, Pointer)] == [4]
+    assert isinstance(call, Steps)
+    partial = Buffer(name="partial_sums", shape=(3 * 4 * 6, 264), dtype="float32")
+    assert call.scratch == (partial,)
+    product, total = call.steps
+    assert isinstance(product, Launch)
+    assert product.reads == call.operands == ("lhs", "rhs", "residual")
+    assert product.writes == ("y", "partial_sums")
+    assert (total.reads, total.writes) == (("partial_sums",), ("sums",))
+    assert [m.operand for m in maps(product.kernel)] == [0, 1, 3, 2]
+    assert [p.operand for p in product.kernel.params if isinstance(p, Pointer)] == [4]
     padded = dataclasses.replace(asked, k=137)
     call = GEMM_SM90_PADDED.call(padded, WIDE, H200)
-    assert isinstance(call, Prepared) and call.partial_sums == 3 * 4 * 6
+    assert isinstance(call, Steps) and call.scratch[-1] == partial
+    assert [step.name for step in call.steps] == ["relayout", "product", "sum"]
 
 
 def test_kernels_that_add_and_that_multiply_are_not_mistaken_for_each_other():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+import parity
 import pytest
 
-from tracea_jax.emit import parity
 from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import simulate
 from tracea_jax.ir.lanes import MMA_A, MMA_B, WARP_LANES

@@ -10,6 +10,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -23,40 +24,20 @@ import numpy as np
 import pytest
 import sample_kernels
 from jax.interpreters import mlir
+from sample_kernels import KEY, cubin, elf
 
 from tracea_jax import _native
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
+from tracea_jax.emit.kernel import (
+    SCALAR_BITS,
+    Im2colMap,
+    Kernel,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorMapSwizzle,
+)
 from tracea_jax.runtime import cubins, launch, nvrtc
 from tracea_jax.runtime.nvrtc import Cubin
-
-KEY = "0123456789abcdef" * 4
-
-
-def elf(body: bytes = b"") -> bytes:
-    """The least that passes for a cubin: a header and one empty section."""
-    header = bytearray(64)
-    header[:5] = b"\x7fELF\x02"
-    section = 64 + len(body)
-    header[40:48] = section.to_bytes(8, "little")
-    header[58:60] = (64).to_bytes(2, "little")
-    header[60:62] = (1).to_bytes(2, "little")
-    return bytes(header) + body + bytes(64)
-
-
-def cubin(key: str = KEY, image: bytes | None = None) -> Cubin:
-    return Cubin(
-        key=key,
-        arch="sm_90a",
-        entry="scale",
-        image=elf() if image is None else image,
-        registers=0,
-        stack_bytes=0,
-        spill_bytes=0,
-        smem_static_bytes=0,
-        warnings=(),
-        log="",
-        compile_s=0.0,
-    )
 
 
 def scale_primitive(kernel: Kernel, code: Cubin, embed: bool = False) -> jex.Primitive:
@@ -90,6 +71,11 @@ def decode(numbers: list[int]) -> list[tuple[Any, ...]]:
             operand, dtype, rank = take(3)
             layout = take(rank), take(rank - 1), take(rank)
             records.append(("map", operand, dtype, *layout, *take(1)))
+        elif kind == 4:
+            operand, dtype, rank = take(3)
+            array = take(rank), take(rank - 1)
+            copied = take(rank - 2), take(rank - 2), take(2), take(rank)
+            records.append(("im2col", operand, dtype, *array, *copied, *take(1)))
         else:
             names = {0: "pointer", 1: "scalar32", 2: "scalar64"}
             records.append((names[kind], *take(1)))
@@ -108,8 +94,9 @@ def test_attributes_round_trip():
             Pointer(operand=-1),
             Pointer(operand=3),
             Scalar(value=-5),
-            Scalar(value=2**40, bits=64),
+            Scalar(value=2**40, dtype="int64"),
             sample_kernels.tiled_map(0),
+            IM2COL,
         ),
     )
     attributes = launch.cuda_attributes(kernel, KEY)
@@ -123,6 +110,18 @@ def test_attributes_round_trip():
         ("scalar32", -5),
         ("scalar64", 2**40),
         ("map", 0, *layout),
+        (
+            "im2col",
+            1,
+            9,
+            (64, 56, 28, 8),
+            (128, 7168, 200_704),
+            (-1, -2),
+            (1, 2),
+            (32, 128),
+            (1, 2, 2, 1),
+            2,
+        ),
     ]
     named = {k: attributes[k] for k in ("abi", "kernel_key", "entry", "arch")}
     assert named == {"abi": 1, "kernel_key": KEY, "entry": "scale", "arch": "sm_90a"}
@@ -135,12 +134,46 @@ def test_unknown_tensor_map_dtype_lists_the_known():
         launch.cuda_attributes(kernel, KEY)
 
 
-def test_scalars_have_32_or_64_bits():
-    kernel = dataclasses.replace(
-        sample_kernels.scale(), params=(Scalar(value=1, bits=16),)
-    )
-    with pytest.raises(ValueError, match="32 or 64"):
-        launch.cuda_attributes(kernel, KEY)
+def bits(value: int | float, dtype: str) -> tuple[int, int]:
+    """The record of a scalar."""
+    scalar = Scalar(value=value, dtype=dtype)
+    kernel = dataclasses.replace(sample_kernels.scale(), params=(scalar,))
+    kind, number = launch.cuda_attributes(kernel, KEY)["params"].tolist()
+    _native.check_launch([1] * 9 + [0], [kind, number])
+    return kind, number
+
+
+@pytest.mark.parametrize("dtype", SCALAR_BITS)
+def test_the_low_bytes_of_a_scalars_record_are_the_scalar(dtype):
+    values: list[Any] = [0, 1, 77]
+    if "float" in dtype:
+        values += [-0.0, 1.5, -3.25, 2.0**-14, math.inf, -math.inf, math.nan]
+        values += [1e30] * (dtype != "float16") + [0.1]
+    else:
+        info = np.iinfo(dtype)
+        values += [int(info.min), int(info.max), int(info.max) // 3]
+    size = SCALAR_BITS[dtype] // 8
+    for value in values:
+        kind, number = bits(value, dtype)
+        assert kind == (2 if size == 8 else 1)
+        seen = number.to_bytes(8, "little", signed=number < 0)[:size]
+        assert seen == np.asarray(value, jnp.dtype(dtype)).tobytes()
+
+
+def test_a_type_and_a_value_that_scalars_do_not_have():
+    with pytest.raises(ValueError, match="no type 'int4'; they have int8, uint8.*bfl"):
+        Scalar(value=1, dtype="int4")
+    for value, dtype in ((2**31, "int32"), (-1, "uint8"), (1.5, "int16")):
+        with pytest.raises(ValueError, match=f"value={value} .* as {dtype} has them"):
+            Scalar(value=value, dtype=dtype)
+    with pytest.raises(ValueError, match="1e[+]30.*float16.*too large for its type"):
+        bits(1e30, "float16")
+
+
+def test_a_record_of_a_32_bit_scalar_has_no_more():
+    for number in (2**32, -(2**31) - 1):
+        with pytest.raises(ValueError, match=f"32-bit scalar is {number}"):
+            _native.check_launch([1] * 9 + [0], [1, number])
 
 
 def test_lowered_program_names_target_and_key():
@@ -182,6 +215,25 @@ def test_every_truncation_of_a_real_cubin_is_noticed():
         _native.put_cubin("c" * 64, image[:-1])
 
 
+# Pixels of 32 bfloat16 from images of 28 x 56 pixels, every second row and column.
+IM2COL = Im2colMap(
+    operand=1,
+    dtype="bfloat16",
+    dims=(64, 56, 28, 8),
+    strides=(128, 7168, 200_704),
+    lower=(-1, -2),
+    upper=(1, 2),
+    channels=32,
+    pixels=128,
+    element_strides=(1, 2, 2, 1),
+    swizzle=TensorMapSwizzle.B64,
+)
+
+
+def im2col(**changes: Any) -> dict[str, Any]:
+    return {"params": (dataclasses.replace(IM2COL, **changes),)}
+
+
 def tensor_map(**changes: Any) -> dict[str, Any]:
     changed = dataclasses.replace(sample_kernels.tiled_map(0), **changes)
     return {"params": (changed,)}
@@ -196,7 +248,6 @@ RULES = {
     "odd grid": ({"grid": (3, 1, 1), "cluster": (2, 1, 1)}, "3x1x1 is no multiple"),
     "negative smem": ({"smem_bytes": -1}, "smem_bytes is -1"),
     "operand": ({"params": (Pointer(operand=-2),)}, "operand of a parameter is -2"),
-    "scalar": ({"params": (Scalar(value=2**32),)}, "32-bit scalar is 4294967296"),
     "null map": (tensor_map(operand=-1), "operand of a parameter is -1"),
     "rank": (tensor_map(dims=(8,) * 6, box=(8,) * 6), "rank of a tensor map is 6"),
     "empty map": (tensor_map(dims=(0, 100)), "dimension of a tensor map is 0"),
@@ -210,6 +261,34 @@ RULES = {
     "swizzled box": (tensor_map(box=(128, 32)), "rows of 256 bytes.*at most 128"),
     "parameters": ({"params": (Scalar(value=1),) * 65}, "65 parameters"),
     "maps": ({"params": (sample_kernels.tiled_map(0),) * 17}, "17 tensor maps"),
+    "null im2col map": (im2col(operand=-1), "operand of a parameter is -1"),
+    "flat images": (
+        im2col(
+            dims=(64, 8), strides=(128,), lower=(), upper=(), element_strides=(1, 1)
+        ),
+        "rank of an im2col map is 2; it must be from 3 to 5",
+    ),
+    "corner": (im2col(lower=(-129, 0)), "corner of an im2col map is -129.*to 127"),
+    "corner of rank 5": (
+        im2col(
+            dims=(64, 56, 28, 9, 8),
+            strides=(128, 7168, 200_704, 200_704 * 9),
+            lower=(0, 0, 16),
+            upper=(0, 0, 0),
+            element_strides=(1,) * 5,
+        ),
+        "corner of an im2col map is 16.*-16 to 15",
+    ),
+    "no positions": (im2col(lower=(28, 0), upper=(-28, 0)), "leave 0 positions.*56"),
+    "channels": (im2col(channels=257), "channels of an im2col map is 257"),
+    "narrow pixel": (im2col(channels=4), "pixel.*rows of 8 bytes; it must be a mult"),
+    "swizzled pixel": (im2col(channels=64), "pixel.*rows of 128 bytes.*at most 64"),
+    "pixels": (im2col(pixels=1025), "pixels of an im2col map is 1025"),
+    "element stride": (
+        im2col(element_strides=(1, 9, 1, 1)),
+        "element stride of an im2col map is 9",
+    ),
+    "image stride": (im2col(strides=(128, 7168, 200_700)), "multiple of 16"),
 }
 
 
@@ -222,7 +301,26 @@ def test_an_illegal_launch_is_refused_at_lowering(change, message):
 
 LEGAL: dict[str, dict[str, Any]] = {
     "no parameters": {"params": ()},
-    "signed and unsigned": {"params": (Scalar(value=-1), Scalar(value=2**32 - 1))},
+    "signed and unsigned": {
+        "params": (Scalar(value=-1), Scalar(value=2**32 - 1, dtype="uint32"))
+    },
+    "integers and floats": {
+        "params": tuple(Scalar(value=1, dtype=dtype) for dtype in SCALAR_BITS)
+    },
+    "im2col map": {"params": (IM2COL,)},
+    "im2col maps of all ranks": {
+        "params": tuple(
+            dataclasses.replace(
+                IM2COL,
+                dims=(64, *(9,) * spatial, 8),
+                strides=(128,) * (spatial + 1),
+                lower=(-1,) * spatial,
+                upper=(1,) * spatial,
+                element_strides=(1,) * (spatial + 2),
+            )
+            for spatial in (1, 2, 3)
+        )
+    },
     "cluster": {"grid": (4, 2, 1), "cluster": (2, 2, 1)},
     "tensor map": {"params": (sample_kernels.tiled_map(1),)},
     "vector map": tensor_map(dims=(1000,), strides=(), box=(64,)),
@@ -236,11 +334,16 @@ def test_a_legal_launch_is_lowered(change):
     assert "@tracea_cuda_launch_v1" in lowered_text(kernel, cubin())
 
 
+def test_corners_and_strides_are_as_many_as_the_dimensions_need():
+    for change in ({"lower": (0,)}, {"element_strides": (1, 1)}, {"strides": ()}):
+        with pytest.raises(ValueError, match="entries, as 4 dims need"):
+            im2col(**change)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 5])
-def test_an_incomplete_record_is_refused(cut):
-    kernel = dataclasses.replace(
-        sample_kernels.scale(), params=(sample_kernels.tiled_map(0),)
-    )
+@pytest.mark.parametrize("map", [sample_kernels.tiled_map(0), IM2COL])
+def test_an_incomplete_record_is_refused(cut, map):
+    kernel = dataclasses.replace(sample_kernels.scale(), params=(map,))
     attributes = launch.cuda_attributes(kernel, KEY)
     with pytest.raises(ValueError, match="incomplete"):
         _native.check_launch(

@@ -14,6 +14,7 @@ import tracea_jax
 # within a package, from the package.
 ORDER = (
     "schema",
+    "catalogue",
     "problem",
     "ir",
     "device",
@@ -28,8 +29,11 @@ ORDER = (
     "options",
     "knowledge",
     "dispatch",
+    "serving",
+    "emission",
     "ops",
     "rewrite",
+    "builtin",
     "call",
     "transform",
     "explain",
@@ -47,12 +51,12 @@ KNOWS_JAX = (
     "options",
     "knowledge",
     "dispatch",
+    "emission",
     "ops",
     "rewrite",
     "call",
     "transform",
     "explain",
-    "graph.builders",
     "doctor",
     "demo",
 )

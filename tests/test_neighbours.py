@@ -25,9 +25,9 @@ from synthetic_bench import (
     measured,
 )
 
-from tracea_jax import variants
+from tracea_jax import catalogue, variants
 from tracea_jax.device import NAMED
-from tracea_jax.problem import AttentionProblem, Conv2dProblem, Epilogue, GemmProblem
+from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.tuning.answers import interpolate, neighbours
 from tracea_jax.tuning.answers.cache import Best, Database, Observation
 from tracea_jax.tuning.answers.neighbours import Neighbour
@@ -82,22 +82,14 @@ def test_all_but_the_extents_must_be_equal(tmp_path):
 
 
 def test_every_op_says_which_of_its_fields_are_extents():
-    image = Conv2dProblem(
-        batch=1,
-        height=8,
-        width=8,
-        in_channels=3,
-        kernel_height=3,
-        kernel_width=3,
-        out_channels=4,
-    )
-    heads = AttentionProblem(
-        batch=1, q_len=4, kv_len=4, heads=2, kv_heads=2, head_dim=8, scale=1.0
-    )
-    assert set(neighbours.EXTENTS) == set(variants.CATALOGUE)
-    problems: tuple[Any, ...] = (PROBLEM, image, heads)
-    for problem in problems:
-        for name in neighbours.EXTENTS[problem.op]:
+    examples = [
+        problem
+        for op in catalogue.ops()
+        for problem in op.problem.examples("float32").values()
+    ]
+    assert {problem.op for problem in examples} == set(catalogue.names())
+    for problem in examples:
+        for name in problem.extents:
             doubled = dataclasses.replace(problem, **{name: 2 * getattr(problem, name)})
             shift = np.subtract(
                 neighbours.octaves(doubled), neighbours.octaves(problem)
@@ -223,10 +215,11 @@ TILED = Tiled(name="tiled", config_type=TileConfig)
 
 
 @pytest.fixture
-def tiled(monkeypatch):
-    monkeypatch.setitem(variants.CATALOGUE, "matmul", (TILED, variants.XLA))
+def tiled():
+    op = dataclasses.replace(catalogue.get("matmul"), variants=(TILED, variants.XLA))
     interpolate._modelled.cache_clear()
-    yield
+    with catalogue.using(op):
+        yield
     interpolate._modelled.cache_clear()
 
 

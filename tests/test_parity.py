@@ -4,9 +4,9 @@ import dataclasses
 import shutil
 import subprocess
 
+import parity
 import pytest
 
-from tracea_jax.emit import parity
 from tracea_jax.runtime import nvrtc
 
 CLAIMS = {case.name: case for case in parity.cases()}

@@ -37,7 +37,7 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.runtime import cubins, nvrtc
 from tracea_jax.tuning.lab.ahead import kernels_of
-from tracea_jax.variants import Prepared
+from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 
@@ -60,10 +60,13 @@ narrow = st.builds(gemm, dtype=st.sampled_from(["bfloat16", "float16"]), **shape
 wide = st.builds(gemm, dtype=st.just("float32"), **shapes)
 
 
-def prepared(variant, problem: GemmProblem) -> Prepared:
+def steps_of(variant, problem: GemmProblem) -> tuple[Steps, Launch, Launch]:
+    """The call, which is relayout and then the product."""
     call = variant.call(problem, variant.heuristic(problem, H200), H200)
-    assert isinstance(call, Prepared)
-    return call
+    assert isinstance(call, Steps)
+    relayout, product = call.steps
+    assert isinstance(relayout, Launch) and isinstance(product, Launch)
+    return call, relayout, product
 
 
 def map_of(kernel: Kernel, operand: int) -> TensorMap:
@@ -84,9 +87,9 @@ def test_only_rows_that_are_not_aligned_are_written_anew(problem):
     assert (GEMM_SM90.why_not(problem, H200) is None) == (not any(odd))
     assert (GEMM_SM90_PADDED.why_not(problem, H200) is None) == any(odd)
     hypothesis.assume(any(odd))
-    call = prepared(GEMM_SM90_PADDED, problem)
-    assert call.relaid is not None
-    assert [operand in call.relaid.operands for operand in (0, 1)] == odd
+    _, relayout, product = steps_of(GEMM_SM90_PADDED, problem)
+    assert [name in relayout.reads for name in ("lhs", "rhs")] == odd
+    assert [name not in product.reads for name in ("lhs", "rhs")] == odd
 
 
 @hypothesis.given(st.one_of(narrow, wide))
@@ -94,26 +97,27 @@ def test_the_product_reads_what_was_written(problem):
     is_split = problem.lhs == "float32"
     variant = GEMM_SM90_SPLIT if is_split else GEMM_SM90_PADDED
     hypothesis.assume(variant.why_not(problem, H200) is None)
-    call = prepared(variant, problem)
+    call, relayout, product = steps_of(variant, problem)
     stored = matmul_workload.factor_shapes(problem)
-    assert call.relaid is not None
-    written = zip(call.relaid.operands, call.relaid.results, strict=True)
-    for i, ((batch, rows, stride), dtype) in written:
+    assert relayout.writes == tuple(buffer.name for buffer in call.scratch)
+    for name, buffer in zip(relayout.reads, call.scratch, strict=True):
+        i = call.operands.index(name)
+        assert product.reads[i] == buffer.name
+        (batch, rows, stride), dtype = buffer.shape, buffer.dtype
         shape, _ = stored[i]
         assert batch == (3 if is_split else 1) * math.prod(shape[:-2])
         assert (rows, dtype) == (shape[-2], "bfloat16" if is_split else problem.lhs)
         assert 0 <= stride - shape[-1] < 64 and stride % 64 == 0
-        read = map_of(call.kernel, i)
+        read = map_of(product.kernel, i)
         assert read.dims == (shape[-1], rows, batch)
         assert read.strides == (2 * stride, 2 * stride * rows)
 
 
 def test_split_products_are_of_parts():
     problem = gemm(64, 72, 40, "float32")
-    call = prepared(GEMM_SM90_SPLIT, problem)
-    assert call.relaid is not None
-    assert [shape for shape, _ in call.relaid.results] == [(3, 64, 64), (3, 40, 128)]
-    assert [map_of(call.kernel, i).dtype for i in (0, 1)] == ["bfloat16"] * 2
+    call, _, product = steps_of(GEMM_SM90_SPLIT, problem)
+    assert [buffer.shape for buffer in call.scratch] == [(3, 64, 64), (3, 40, 128)]
+    assert [map_of(product.kernel, i).dtype for i in (0, 1)] == ["bfloat16"] * 2
 
 
 def test_all_kernels_are_compiled_ahead():
@@ -121,7 +125,7 @@ def test_all_kernels_are_compiled_ahead():
     config = GEMM_SM90_PADDED.heuristic(problem, H200)
     choice = Choice(variant="gemm_sm90_padded", config=config)
     kernels = kernels_of(problem, choice, H200)
-    assert [k.entry.partition("_")[0] for k in kernels] == ["gemm", "relayout"]
+    assert [k.entry.partition("_")[0] for k in kernels] == ["relayout", "gemm"]
 
 
 def test_the_space_is_the_kernels():
@@ -336,6 +340,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_problem_to_xla(monkeypatch, r
 @pytest.mark.nvrtc
 def test_the_epilogue_reads_its_operands_as_they_are():
     problem = gemm(63, 67, 65, epilogue=FULL)
-    call = prepared(GEMM_SM90_PADDED, problem)
-    assert call.relaid is not None and call.relaid.operands == (0, 1)
-    nvrtc.compile(call.kernel)
+    call, relayout, product = steps_of(GEMM_SM90_PADDED, problem)
+    assert relayout.reads == ("lhs", "rhs")
+    assert product.reads[2:] == call.operands[2:] == ("bias", "residual")
+    nvrtc.compile(product.kernel)

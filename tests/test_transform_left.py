@@ -23,9 +23,9 @@ from transformed import (
 )
 
 import tracea_jax as tracea
-from tracea_jax.rewrite import RULES, splice
+from tracea_jax.rewrite import rules, splice
 
-MATMULS = [rule for rule in RULES if rule.op == "matmul"]
+MATMULS = [rule for rule in rules() if rule.op == "matmul"]
 
 
 def dense(x, w):

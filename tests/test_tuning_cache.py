@@ -23,7 +23,7 @@ from synthetic_bench import (
     why_missed,
 )
 
-from tracea_jax import variants
+from tracea_jax import catalogue, variants
 from tracea_jax.device import NAMED, CpuDevice, OtherDevice
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
@@ -408,11 +408,12 @@ class TupleVariant(Xla):
     """A variant whose config has a tuple, which JSON does not know."""
 
 
-def test_a_config_with_a_tuple_survives_the_cache(tmp_path, monkeypatch):
+def test_a_config_with_a_tuple_survives_the_cache(tmp_path):
     variant = TupleVariant(name="tuples", config_type=TupleConfig)
-    monkeypatch.setitem(variants.CATALOGUE, "matmul", (variant, variants.XLA))
+    op = dataclasses.replace(catalogue.get("matmul"), variants=(variant, variants.XLA))
     wanted = TupleConfig((2, 1))
     best = Best(variant="tuples", config=dataclasses.asdict(wanted))
     Database(tmp_path).record(dataclasses.replace(entry(), best=best))
-    answer = found(Database(tmp_path))
+    with catalogue.using(op):
+        answer = found(Database(tmp_path))
     assert answer.choice.config == wanted and hash(answer.choice)

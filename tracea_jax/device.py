@@ -16,6 +16,21 @@ import pathlib
 import platform
 from typing import Any, ClassVar
 
+# JAX's names of the platforms that have kernels, as lowering rules have them; of what
+# it calls otherwise where backends and devices are meant, that name.
+PLATFORMS = ("cpu", "cuda")
+_BACKENDS = {"cuda": "gpu"}
+
+
+def backend_of(platform: str) -> str:
+    """The name by which ``jax.devices`` knows a lowering platform."""
+    return _BACKENDS.get(platform, platform)
+
+
+def platform_of(backend: str) -> str:
+    """The lowering platform of what ``jax.default_backend`` and devices name."""
+    return {name: own for own, name in _BACKENDS.items()}.get(backend, backend)
+
 
 def isas(machine: str) -> tuple[str, ...]:
     """The instruction sets that CPU kernels are built for on a type of machine.

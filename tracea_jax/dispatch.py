@@ -1,31 +1,24 @@
-"""From a problem to a plan: the only place where choosing meets JAX.
+"""From a problem to a plan.
 
     problem, device -> diagnose -> decide
       -> (user > tuned > shipped > inherited > interpolated > policy) -> Plan
 
 The plan is a pure function of the problem, the device and an immutable snapshot of the
-tuning database, so all processes of a program lower the same HLO.
+tuning database, so all processes of a program lower the same HLO. What an equation is
+served by, where a plan is only one part of the answer, is ``serving``'s.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
-import jax
-from jax.interpreters import mlir
-
 from tracea_jax import knowledge, policy, variants
-from tracea_jax.device import Device
+from tracea_jax.device import Device, OtherDevice
 from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
-from tracea_jax.emit.kernel import Kernel
 from tracea_jax.options import Options, current
 from tracea_jax.problem import Problem
-from tracea_jax.runtime import cubins as store
-from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.tuning.answers import cache
 
 
@@ -110,7 +103,7 @@ def plan(
     if allowed == ("xla",):
         choice = policy.Choice(variant="xla", config=variants.XLA.config_type())
         asked = implementation == "xla"
-        reason = "XLA was asked for" if asked else "no other variant can run it"
+        reason = "XLA was asked for" if asked else _why_only_xla(device)
         return make(
             **_fields(choice), origin="user" if asked else "policy", reason=reason
         )
@@ -137,6 +130,12 @@ def default_implementation(op: str, settings: Options | None = None) -> str | No
     name = (settings or current()).implementation
     ours = {"tracea", *(v.name for v in variants.of(op))}
     return name if name in ours else None
+
+
+def _why_only_xla(device: Device) -> str:
+    if isinstance(device, OtherDevice):
+        return f"there are no kernels for {device}"
+    return "no other variant can run it"
 
 
 def _fields(choice: policy.Choice) -> dict[str, Any]:
@@ -179,57 +178,6 @@ def _answer(
             "run `tracea tune` for it or allow on_miss='heuristic'"
         )
     return answer
-
-
-def lower(ctx: Any, operands: tuple[Any, ...], plan: Plan) -> Any | None:
-    """Emits the plan's custom calls; None if a kernel of them cannot be compiled."""
-    call = plan.call
-    if isinstance(call, variants.CpuCall):
-        return launch.cpu_lowering(ctx, operands, call.target, dict(call.attributes))
-    kernels = variants.kernels_in(call)
-    assert kernels
-    try:
-        settings = current()
-        places = settings.directory, settings.shared
-        cubins = {k: store.get_or_compile(k, *places) for k in kernels}
-    except nvrtc.CompileError as e:
-        if plan.origin == "user":
-            raise
-        warnings.warn(f"{plan.problem} is left to XLA: {e}", stacklevel=2)
-        return None
-    embed = ctx.module_context.lowering_parameters.for_export
-    if not isinstance(call, variants.Prepared):
-        return launch.cuda_lowering(
-            ctx, operands, kernels[0], cubins[kernels[0]], embed=embed
-        )
-
-    def run(kernel: Kernel, *operands: Any, results: Any) -> Any:
-        cubin = cubins[kernel]
-        return launch.cuda_call(
-            *operands, results=results, kernel=kernel, cubin=cubin, embed=embed
-        )
-
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ctx.avals_out]
-    code = functools.partial(_prepared, run, call, results)
-    return mlir.lower_fun(code, multiple_results=True)(ctx, *operands)
-
-
-def _prepared(
-    run: Callable[..., Any], call: variants.Prepared, results: Any, *operands: Any
-) -> Any:
-    """The kernels of a call one after another, in JAX."""
-    read = list(operands)
-    if (how := call.relaid) is not None:
-        written = [jax.ShapeDtypeStruct(*result) for result in how.results]
-        anew = run(how.kernel, *(operands[i] for i in how.operands), results=written)
-        for i, x in zip(how.operands, anew, strict=True):
-            read[i] = x
-    if call.partial_sums is None:
-        return run(call.kernel, *read, results=results)
-    *whole, summed = results
-    partial = jax.ShapeDtypeStruct((call.partial_sums, *summed.shape), summed.dtype)
-    *whole, partial = run(call.kernel, *read, results=[*whole, partial])
-    return [*whole, partial.sum(0)]
 
 
 def _allowed(diagnosis: Diagnosis, implementation: str | None) -> tuple[str, ...]:

@@ -7,62 +7,19 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-from typing import Any
 
 import jax
 
-from tracea_jax import variants
-from tracea_jax.device import Device, cuda_driver_version
+from tracea_jax import catalogue
+from tracea_jax.catalogue import Op
+from tracea_jax.device import Device, cuda_driver_version, platform_of
 from tracea_jax.knowledge import database
 from tracea_jax.options import current, device_for
-from tracea_jax.problem import (
-    AttentionProblem,
-    Conv2dProblem,
-    GatedMatmulProblem,
-    GemmProblem,
-    Problem,
-)
 from tracea_jax.runtime import cubins, nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.runtime.trust import Trust
 
 _DTYPES = ("float32", "bfloat16", "float16")
-
-
-def _examples(op: str, dtype: str) -> dict[str, Problem]:
-    """Typical problems of an op, by what tells them apart, as the direction may.
-
-    What variants say of them is shown. The only problem of an op is called "".
-    """
-    dtypes: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype}
-    match op:
-        case "matmul":
-            size = {"m": 4096, "n": 4096, "k": 4096}
-            return {
-                "aligned": GemmProblem(**size, **dtypes),
-                "unaligned": GemmProblem(m=4095, n=4097, k=4099, **dtypes),
-                "highest precision": GemmProblem(**size, **dtypes, precision="highest"),
-            }
-        case "gated_matmul":
-            return {"": GatedMatmulProblem(m=4096, n=8192, k=4096, **dtypes)}
-        case "conv2d":
-            image = {"batch": 32, "height": 56, "width": 56, "in_channels": 64}
-            kernel = {"kernel_height": 3, "kernel_width": 3, "out_channels": 64}
-            forward = Conv2dProblem(**image, **kernel, padding=_AROUND, **dtypes)
-            return _directions(forward, "forward", "input_grad", "weight_grad")
-        case "attention":
-            lengths = {"batch": 2, "q_len": 4096, "kv_len": 4096}
-            heads = {"heads": 16, "kv_heads": 16, "head_dim": 128, "scale": 128**-0.5}
-            forward = AttentionProblem(**lengths, **heads, dtype=dtype)
-            return _directions(forward, "forward", "backward")
-    return {}
-
-
-_AROUND = ((1, 1), (1, 1))  # padding: the result has the image's size
-
-
-def _directions(problem: Any, *names: str) -> dict[str, Problem]:
-    return {name: dataclasses.replace(problem, direction=name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +52,8 @@ def doctor() -> Report:
             Section(title="devices", lines=tuple(str(d) for d in devices)),
             Section(title="toolchain", lines=tuple(_toolchain())),
             *(
-                Section(title=f"{op} on {d.name}", lines=tuple(_variants(op, d)))
-                for op in variants.CATALOGUE
+                Section(title=f"{op.name} on {d.name}", lines=tuple(_variants(op, d)))
+                for op in catalogue.ops()
                 for d in devices
             ),
             Section(title="caches", lines=tuple(_caches())),
@@ -106,7 +63,7 @@ def doctor() -> Report:
 
 def _devices() -> list[Device]:
     platforms = dict.fromkeys(["cpu", *(d.platform for d in jax.local_devices())])
-    return [device_for({"gpu": "cuda"}.get(p, p)) for p in platforms]
+    return [device_for(platform_of(p)) for p in platforms]
 
 
 def _versions() -> list[str]:
@@ -128,14 +85,14 @@ def _toolchain() -> list[str]:
     ]
 
 
-def _variants(op: str, device: Device) -> list[str]:
+def _variants(op: Op, device: Device) -> list[str]:
     """For each variant the dtypes it takes, and its reasons against the others."""
     lines = []
-    for variant in variants.of(op):
+    for variant in op.variants:
         takes: dict[str, list[str]] = {}
         refused: dict[str, None] = {}
         for dtype in _DTYPES:
-            for kind, problem in _examples(op, dtype).items():
+            for kind, problem in op.problem.examples(dtype).items():
                 reason = variant.why_not(problem, device)
                 takes.setdefault(kind, [])
                 if reason is None:

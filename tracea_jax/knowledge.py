@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 
-from tracea_jax import policy, variants
+from tracea_jax import catalogue, policy, variants
 from tracea_jax._compat import KeyValueStore, key_value_store
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -94,15 +94,11 @@ def refresh(settings: Options) -> None:
 
 # ---- how more gets known -------------------------------------------------------------
 
-# How each op measures a problem; ops register themselves.
-BENCHES: dict[str, Callable[[Any, Device], measure.Bench]] = {}
-
 
 def may_tune(problem: Problem, device: Device) -> bool:
-    """Whether measuring now is safe: one process, the local device, and a bench."""
-    if jax.process_count() > 1 or problem.op not in BENCHES:
-        return False
-    return device == device_for(device.platform, Options())
+    """Whether measuring now is safe: there is one process, and the device is here."""
+    alone = jax.process_count() == 1
+    return alone and device == device_for(device.platform, Options())
 
 
 def tune(
@@ -243,7 +239,7 @@ def open_lab(
 
 def bench_of(problem: Problem, device: Device) -> measure.Bench:
     """What measures and verifies the choices of a problem."""
-    return BENCHES[problem.op](problem, device)
+    return catalogue.get(problem.op).bench(problem, device)
 
 
 def by_process_0(

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from tracea_jax import catalogue
 from tracea_jax import device as devices
-from tracea_jax import variants
 from tracea_jax.device import NAMED, Device
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
@@ -55,7 +55,7 @@ class Options:
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
         if self.implementation is not None:
-            names = {v.name for op in variants.CATALOGUE for v in variants.of(op)}
+            names = {v.name for op in catalogue.ops() for v in op.variants}
             _check("implementation", self.implementation, ("tracea", *sorted(names)))
 
     @property
@@ -148,22 +148,23 @@ def _user_cache() -> pathlib.Path:
 def device_for(platform: str, settings: Options | None = None) -> Device:
     """The profile of the device that a lowering for this platform targets."""
     settings = settings or current()
-    if platform == "cpu":
+    if platform == devices.CpuDevice.platform:
         return devices.local_cpu()
-    if platform == "cuda":
+    if platform == devices.CudaDevice.platform:
         if settings.device:
             return devices.named(settings.device)
         try:
             return devices.local_cuda(_cuda_ordinal())
         except RuntimeError as e:
-            return devices.OtherDevice(platform="cuda", name=f"unknown GPU: {e}")
+            return devices.OtherDevice(platform=platform, name=f"unknown GPU: {e}")
     return devices.OtherDevice(platform=platform, name=platform)
 
 
 def _cuda_ordinal() -> int:
     """The CUDA ordinal of the GPU that JAX puts this computation on."""
+    backend = devices.backend_of(devices.CudaDevice.platform)
     default: Any = getattr(jax.config, "jax_default_device", None)
-    if isinstance(default, jax.Device) and default.platform == "gpu":
+    if isinstance(default, jax.Device) and default.platform == backend:
         return default.local_hardware_id or 0
-    gpus = [d for d in jax.local_devices() if d.platform == "gpu"]
+    gpus = [d for d in jax.local_devices() if d.platform == backend]
     return (gpus[0].local_hardware_id or 0) if gpus else 0

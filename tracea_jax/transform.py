@@ -21,15 +21,12 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat
 from tracea_jax.call import Call
-from tracea_jax.rewrite import OPS, RULES, Miss, splice
+from tracea_jax.rewrite import Miss, rules, splice
 
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# What is still recognised in a function that has differentiated inside.
-AFTER_GRAD = ("matmul", "conv2d")
 
 
 def transform(
@@ -190,15 +187,15 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
     Raises:
       ValueError: on an unknown op.
     """
-    wanted = set(OPS if ops is None else op_names(ops))
-    if unknown := sorted(wanted - set(OPS)):
-        raise ValueError(f"ops={unknown} must be some of {', '.join(OPS)}")
+    known = tuple(dict.fromkeys(rule.op for rule in rules()))
+    wanted = set(known if ops is None else op_names(ops))
+    if unknown := sorted(wanted - set(known)):
+        raise ValueError(f"ops={unknown} must be some of {', '.join(known)}")
     if after_grad:
-        wanted &= set(AFTER_GRAD)
-    return tuple(op for op in OPS if op in wanted)
+        wanted &= {rule.op for rule in rules() if rule.after_grad}
+    return tuple(op for op in known if op in wanted)
 
 
 def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
     """A closed jaxpr with the sites of these ops replaced."""
-    rules = [rule for rule in RULES if rule.op in ops]
-    return splice(jaxpr, rules, misses)
+    return splice(jaxpr, [rule for rule in rules() if rule.op in ops], misses)

@@ -177,7 +177,7 @@ def _local_devices() -> list[Device]:
 
 def _check(problem: Problem, choice: Choice, device: Device) -> str | None:
     """Runs an answer on this machine; what is wrong with its results, or None."""
-    from tracea_jax.ops.common.bench import bench_of
+    from tracea_jax.knowledge import bench_of
 
     if choice.variant == "xla" or device not in _local_devices():
         return None
@@ -227,11 +227,11 @@ def _prune_cubins(limit_bytes: int) -> None:
 
 def _current() -> set[str]:
     """Keys of the environments in which this machine measures."""
-    from tracea_jax import variants
+    from tracea_jax import catalogue
     from tracea_jax.tuning.store.environment import environment_key
 
     devices = _local_devices()
-    return {environment_key(op, d) for op in variants.CATALOGUE for d in devices}
+    return {environment_key(op, d) for op in catalogue.names() for d in devices}
 
 
 # --- shared ---------------------------------------------------------------------------

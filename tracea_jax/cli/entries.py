@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def line(entry: Entry) -> str:
     """The problem, its answer and the times, without the device."""
-    from tracea_jax import variants
+    from tracea_jax import catalogue, variants
 
     best = entry.best
     op = entry.problem["op"]
-    known = op in variants.CATALOGUE and best.variant in {
+    known = op in catalogue.names() and best.variant in {
         v.name for v in variants.of(op)
     }
     unknown = "" if known else " (unknown variant)"

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from tracea_jax.graph.builders import array
+from tracea_jax.ops.common.building import array
 
 _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint"}
 _SHORT |= {"c": "complex"}

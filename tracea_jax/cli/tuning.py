@@ -26,7 +26,9 @@ _EXAMPLES = """\
 
 
 def add(commands: Any, argv: Sequence[str]) -> None:
-    """Adds the command.
+    """Adds the command, with the ops and the functions that ``argv`` names.
+
+    Other commands need not wait until the ops are imported.
 
     Args:
       commands: the subparsers to add to.
@@ -47,6 +49,8 @@ def add(commands: Any, argv: Sequence[str]) -> None:
     search = argparse.ArgumentParser(add_help=False)
     _add_options(search, {"default": argparse.SUPPRESS})
     whats = tune.add_subparsers(metavar="OP or MODULE:FUNCTION")
+    if "tune" not in argv:
+        return
     problems.add_ops(whats, parents=[search])
     for name in dict.fromkeys(word for word in argv if _FUNCTION.fullmatch(word)):
         function = whats.add_parser(name, parents=[search])

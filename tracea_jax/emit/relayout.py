@@ -47,7 +47,7 @@ def kernel(
     params: list[Param] = []
     for i, size in enumerate(sizes):
         params += [Pointer(operand=i), Pointer(operand=count + i)]
-        params += [Scalar(value=extent) for extent in size]
+        params += [Scalar(value=extent, dtype="uint32") for extent in size]
     return Kernel(
         entry=entry,
         source=_source(entry, itemsize, split, count, each),

@@ -19,7 +19,7 @@ from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain.sites import Site, hidden, sites
 from tracea_jax.options import current, device_for, options
-from tracea_jax.rewrite import RULES, Miss
+from tracea_jax.rewrite import Miss, rules
 from tracea_jax.transform import check_ops, spliced
 
 _SHOWN = 3  # names of places in a row of the text
@@ -62,7 +62,7 @@ def explain(
         jaxpr, arrays = _traced(fn, args, kwargs)
         misses: list[Miss] = []
         result = spliced(jaxpr, chosen, misses)
-        own = (rule for rule in RULES if rule.op in chosen)
+        own = (rule for rule in rules() if rule.op in chosen)
         spread = max(map(_device_count, arrays), default=1)
         where = target or local_device()
         return Explanation(
@@ -77,15 +77,14 @@ def explain(
 
 def local_device() -> Device:
     """The profile of the device that JAX computes on by default."""
-    platform = jax.default_backend()
-    return device_for({"gpu": "cuda"}.get(platform, platform))
+    return device_for(devices.platform_of(jax.default_backend()))
 
 
 def _device(name: str | None) -> Device | None:
     if name is None:
         return None
-    if name == "cpu":
-        return device_for("cpu")
+    if name == devices.CpuDevice.platform:
+        return device_for(name)
     if name not in devices.NAMED:
         valid = ", ".join(devices.NAMED)
         raise ValueError(f"{name!r} is no device; it must be None, cpu, {valid}")

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from jax.extend import source_info_util
 
-from tracea_jax import dispatch
+from tracea_jax import catalogue, serving
+from tracea_jax.catalogue import Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
-from tracea_jax.ops.common.lowering import PROBLEM_OF
+from tracea_jax.ops.common import lowering
 from tracea_jax.options import Options
 from tracea_jax.problem import Problem
 from tracea_jax.rewrite import Miss, Rule
+from tracea_jax.serving import Request, Served
 
 _CUSTOM_VJP = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 _KERNELS = frozenset({"pallas_call"})  # their bodies are written for one device
@@ -84,18 +86,25 @@ def sites(
     Args:
       jaxpr: open or closed.
       device: what the program is compiled for.
-      settings: decide as in ``dispatch.plan``; on a miss nothing is measured.
+      settings: decide as in ``serving.serve``; on a miss nothing is measured.
       devices: over how many the arguments are spread.
     """
     if settings.on_miss == "tune":
         settings = dataclasses.replace(settings, on_miss="heuristic")
-    plan = functools.cache(functools.partial(_plan, device, settings))
+    planned = catalogue.planned()
     found = list(_walk(jaxpr, _Around()))
     spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
+
+    @functools.cache  # the layers of a model ask alike
+    def served(request: Request) -> Served:
+        return serving.serve(request, device, settings=settings)
+
     return tuple(
-        _site(eqn, around, plan, settings, spread)
+        _site(
+            planned[eqn.primitive], eqn, around, spread and not around.is_local, served
+        )
         for eqn, around in found
-        if eqn.primitive in PROBLEM_OF
+        if eqn.primitive in planned
     )
 
 
@@ -186,60 +195,28 @@ def _devices(eqn: Any) -> int:
     return max(1, *counts, 1 if mesh is None else mesh.size)
 
 
-# --- planning -------------------------------------------------------------------------
-
-
-def _plan(device: Device, settings: Options, problem: Problem, how: Any) -> Any:
-    """The plan, or the sentence why there is none."""
-    implementation, config = how
-    config = dict(config) if isinstance(config, tuple) else config
-    try:
-        return dispatch.plan(
-            problem,
-            device,
-            implementation=implementation,
-            config=config,
-            settings=settings,
-        )
-    except (ValueError, LookupError) as e:
-        return str(e)
+# --- one site -------------------------------------------------------------------------
 
 
 def _site(
-    eqn: Any, around: _Around, plan: Any, settings: Options, spread: bool
+    planned: Planned,
+    eqn: Any,
+    around: _Around,
+    is_partitioned: bool,
+    serve: Callable[[Request], Served],
 ) -> Site:
-    avals, params = [x.aval for x in eqn.invars], eqn.params
-    make = functools.partial(
-        Site,
+    avals = [x.aval for x in eqn.invars]
+    request = lowering.request(
+        planned, avals, eqn.params, is_partitioned=is_partitioned
+    )
+    served = serve(request)
+    return Site(
         scope=around.scope_of(eqn),
         source=source_info_util.summarize(eqn.source_info),
+        op=request.op,
+        problem=request.problem,
         count=around.count,
+        plan=served.plan,
+        variant=served.variant,
+        reason=served.reason,
     )
-    problem = _problem(eqn, avals, params)
-    op = problem.op if problem else eqn.primitive.name.removeprefix("tracea_")
-    make = functools.partial(make, op=op, problem=problem)
-    if reason := _needs_xla(problem, spread and not around.is_local):
-        asked = params["implementation"] or settings.implementation
-        if asked in (None, "xla"):
-            return make(plan=None, variant="xla", reason=reason)
-        reason = f"implementation={asked!r} cannot run here: {reason}"
-        return make(plan=None, variant=None, reason=reason)
-    found = plan(problem, (params["implementation"], params["config"]))
-    if isinstance(found, str):
-        return make(plan=None, variant=None, reason=found)
-    return make(plan=found, variant=found.variant, reason=found.reason)
-
-
-def _problem(eqn: Any, avals: list[Any], params: dict[str, Any]) -> Problem | None:
-    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
-        return None
-    return PROBLEM_OF[eqn.primitive](avals, **params)
-
-
-def _needs_xla(problem: Problem | None, partitioned: bool) -> str | None:
-    """Why the lowering leaves a site to XLA whatever was planned."""
-    if problem is None:
-        return "the shapes are symbolic"
-    if partitioned:
-        return "the arrays are partitioned automatically; use shard_map"
-    return None

@@ -1,8 +1,8 @@
 """Semantic IR: the algebra behind kernels, as pure values that prove themselves.
 
 Nothing here imports JAX, NumPy or CUDA. The emitter takes constants and address
-expressions from these values, and ``tracea_jax.emit.parity`` writes the assertions
-that prove, at compile time, that the device headers in ``kernels/cuda/tile`` agree.
+expressions from these values; tests/parity.py writes the assertions that prove, at
+compile time, that the device headers in ``kernels/cuda/tile`` agree with them.
 
     address    byte addresses as expressions of the lane: evaluated here, printed in C++
     swizzle    XOR swizzles of shared memory

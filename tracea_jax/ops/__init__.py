@@ -1,14 +1,15 @@
-"""The ops: what JAX programs call."""
+"""The ops: what JAX programs call.
 
-from tracea_jax.ops.attention import workload as _attention_bench  # noqa: F401
+Each has a folder: the function, its primitive with the rules of JAX's transformations,
+how it is measured, and its record (``op.py``), by which the rest of the package knows
+it; ``common`` holds what several share.
+"""
+
 from tracea_jax.ops.attention.public import attention
 from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.ops.conv2d import workload as _conv2d_bench  # noqa: F401
 from tracea_jax.ops.conv2d.primitive import conv2d
-from tracea_jax.ops.gated_matmul import workload as _gated_bench  # noqa: F401
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul
-from tracea_jax.ops.matmul import workload as _bench  # noqa: F401  how to measure
 from tracea_jax.ops.matmul.primitive import matmul
 
 __all__ = [

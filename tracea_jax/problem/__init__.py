@@ -2,14 +2,16 @@
 
 A problem carries everything that may influence which kernel runs and nothing else; it
 is the key of the tuning cache, the argument of every ``why_not`` and what ``explain``
-prints.
+prints. Problems of the built-in ops are here; which ops there are, ``catalogue`` knows.
 """
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
+from tracea_jax import catalogue
 from tracea_jax.problem.attention import AttentionProblem
+from tracea_jax.problem.base import Problem
 from tracea_jax.problem.conv2d import Conv2dProblem
 from tracea_jax.problem.epilogue import (
     ACTIVATIONS,
@@ -23,9 +25,6 @@ from tracea_jax.problem.epilogue import (
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
 from tracea_jax.schema import check_types
 
-Problem = GemmProblem | GatedMatmulProblem | Conv2dProblem | AttentionProblem
-PROBLEMS: dict[str, Any] = {p.op: p for p in get_args(Problem)}
-
 
 def problem_from_json(data: dict[str, Any]) -> Problem:
     """The problem that ``to_json`` describes.
@@ -34,13 +33,11 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
       ValueError: on an op or a field that this version does not know, and on a value
         of another type than its field's.
     """
-    op = data.get("op")
-    if not isinstance(op, str) or op not in PROBLEMS:
-        raise ValueError(f"op {op!r} must be one of {', '.join(PROBLEMS)}")
+    op = catalogue.get(data.get("op", ""))
     try:
-        problem = PROBLEMS[op].from_json(data)
+        problem = op.problem.from_json(data)
     except (TypeError, AttributeError, RecursionError) as e:
-        raise ValueError(f"no {op} problem: {e}") from e
+        raise ValueError(f"no {op.name} problem: {e}") from e
     check_types(problem)
     return problem
 
@@ -48,7 +45,6 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
 __all__ = [
     "ACTIVATIONS",
     "ITEMSIZE",
-    "PROBLEMS",
     "Activation",
     "AttentionProblem",
     "BiasKind",

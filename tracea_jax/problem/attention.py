@@ -6,23 +6,31 @@ import dataclasses
 import math
 from typing import Any, Literal
 
+from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import ITEMSIZE, tuples
+
+_NEW = ("saves_lse", "mask_block")  # fields that came later: see ``Problem.to_json``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionProblem:
+class AttentionProblem(Problem):
     """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
 
     Query head h reads key/value head h // (heads / kv_heads).
 
     Attributes:
-      direction: "forward": (q, k, v, ...) -> (o, lse); "backward": its gradients with
-        respect to q, k, v and the bias.
+      direction: "forward": (q, k, v, ...) -> o; "backward": its gradients with respect
+        to q, k, v and the bias, from o and the log-sum-exp of each query's scores.
+      saves_lse: whether the log-sum-exp is a second result of a forward attention, as
+        training needs it for the backward one.
       batch, q_len, kv_len, heads, kv_heads, head_dim: q is (batch, q_len, heads,
         head_dim), k and v are (batch, kv_len, kv_heads, head_dim).
       dtype: name of the operands' and the result's dtype.
       bias, mask: shape of the additive bias and of the boolean mask, broadcast to
         (batch, heads, q_len, kv_len), or None.
+      mask_block: (queries, keys) of the block that one entry of the mask stands for,
+        so that the mask has (..., q_len / queries, kv_len / keys) entries, rounded up;
+        None if an entry stands for one score.
       bias_dtype: name of the bias's dtype, if there is one.
       is_causal: whether query i sees keys j <= i only.
       window: (left, right): query i sees keys i - left <= j <= i + right only; None
@@ -47,8 +55,21 @@ class AttentionProblem:
     q_lengths: bool = False
     kv_lengths: bool = False
     scale: float
+    saves_lse: bool = False
+    mask_block: tuple[int, int] | None = None
 
     op = "attention"
+    extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
+
+    def __post_init__(self) -> None:
+        if self.saves_lse and self.direction != "forward":
+            raise ValueError("only a forward attention saves the log-sum-exp")
+        if self.mask_block and not self.mask:
+            raise ValueError(f"mask_block={self.mask_block} needs a mask")
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        return (self.dtype,)
 
     @property
     def flops(self) -> int:
@@ -65,11 +86,28 @@ class AttentionProblem:
         total = (passes[0] * q + passes[1] * k) * ITEMSIZE.get(self.dtype, 4)
         if self.bias:
             total += math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
+        if self.saves_lse:
+            total += self.batch * self.heads * self.q_len * ITEMSIZE["float32"]
         return total + (math.prod(self.mask) if self.mask else 0)
 
+    @classmethod
+    def examples(cls, dtype: str) -> dict[str, Any]:
+        forward = cls(
+            batch=2,
+            q_len=4096,
+            kv_len=4096,
+            heads=16,
+            kv_heads=16,
+            head_dim=128,
+            dtype=dtype,
+            scale=128**-0.5,
+        )
+        backward = dataclasses.replace(forward, direction="backward")
+        return {"forward": forward, "backward": backward}
+
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
-        return {"op": self.op, **dataclasses.asdict(self)}
+        data = dataclasses.asdict(self)
+        return {"op": self.op, **{k: v for k, v in data.items() if k not in _NEW or v}}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> AttentionProblem:
@@ -88,7 +126,9 @@ class AttentionProblem:
             "" if self.window is None else "window {},{}".format(*self.window),
             f"bias {'x'.join(map(str, self.bias))}" if self.bias else "",
             f"mask {'x'.join(map(str, self.mask))}" if self.mask else "",
+            "of {}x{} blocks".format(*self.mask_block) if self.mask_block else "",
             "query lengths" if self.q_lengths else "",
             "key lengths" if self.kv_lengths else "",
+            "&lse" if self.saves_lse else "",
         ]
         return " ".join(p for p in parts if p)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import (
     ITEMSIZE,
     Epilogue,
@@ -18,7 +19,7 @@ Direction = Literal["forward", "input_grad", "weight_grad"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Conv2dProblem:
+class Conv2dProblem(Problem):
     """y = activation(conv(x, w) + bias + residual), or a gradient of the convolution.
 
     Sizes, strides and padding are those of the forward convolution in every direction.
@@ -59,6 +60,11 @@ class Conv2dProblem:
     epilogue: Epilogue = Epilogue()
 
     op = "conv2d"
+    extents = ("batch", "height", "width", "in_channels", "out_channels")
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        return self.lhs, self.rhs
 
     @property
     def out_size(self) -> tuple[int, int]:
@@ -106,8 +112,25 @@ class Conv2dProblem:
             + outs * out * ITEMSIZE.get(self.out, 4)
         )
 
+    @classmethod
+    def examples(cls, dtype: str) -> dict[str, Any]:
+        forward = cls(
+            batch=32,
+            height=56,
+            width=56,
+            in_channels=64,
+            kernel_height=3,
+            kernel_width=3,
+            out_channels=64,
+            padding=((1, 1), (1, 1)),  # the result has the image's size
+            lhs=dtype,
+            rhs=dtype,
+            out=dtype,
+        )
+        names = get_args(Direction)
+        return {name: dataclasses.replace(forward, direction=name) for name in names}
+
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
         return {"op": self.op, **without_default_sums(dataclasses.asdict(self))}
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import (
     ITEMSIZE,
     Activation,
@@ -17,7 +18,7 @@ Layout = Literal["nn", "nt", "tn", "tt"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GemmProblem:
+class GemmProblem(Problem):
     """C[b] = epilogue(op(A[b]) @ op(B[b])), row-major operands.
 
     Attributes:
@@ -45,6 +46,11 @@ class GemmProblem:
     epilogue: Epilogue = Epilogue()
 
     op = "matmul"  # not a field: the same for every instance
+    extents = ("batch", "m", "n", "k")
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        return self.lhs, self.rhs
 
     @property
     def flops(self) -> int:
@@ -62,8 +68,17 @@ class GemmProblem:
             lhs + rhs + outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
         )
 
+    @classmethod
+    def examples(cls, dtype: str) -> dict[str, Any]:
+        dtypes: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype}
+        aligned = cls(m=4096, n=4096, k=4096, **dtypes)
+        return {
+            "aligned": aligned,
+            "unaligned": cls(m=4095, n=4097, k=4099, **dtypes),
+            "highest precision": dataclasses.replace(aligned, precision="highest"),
+        }
+
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
         return {"op": self.op, **without_default_sums(dataclasses.asdict(self))}
 
     @classmethod
@@ -82,7 +97,7 @@ class GemmProblem:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMatmulProblem:
+class GatedMatmulProblem(Problem):
     """C[b] = activation(op(A[b]) @ op(G[b])) * (op(A[b]) @ op(U[b])).
 
     Attributes:
@@ -111,9 +126,14 @@ class GatedMatmulProblem:
     save_products: bool = False
 
     op = "gated_matmul"
+    extents = ("batch", "m", "n", "k")
 
     def __post_init__(self) -> None:
         check_activation(self.activation)
+
+    @property
+    def operand_dtypes(self) -> tuple[str, ...]:
+        return self.lhs, self.rhs
 
     @property
     def flops(self) -> int:
@@ -130,8 +150,11 @@ class GatedMatmulProblem:
         out = outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
         return lhs + 2 * rhs + out
 
+    @classmethod
+    def examples(cls, dtype: str) -> dict[str, Any]:
+        return {"": cls(m=4096, n=8192, k=4096, lhs=dtype, rhs=dtype, out=dtype)}
+
     def to_json(self) -> dict[str, Any]:
-        """The problem as plain data, ``op`` first; the inverse of ``from_json``."""
         return {"op": self.op, **dataclasses.asdict(self)}
 
     @classmethod

@@ -1,14 +1,21 @@
-"""Finding products, convolutions and attention in jaxprs, and replacing them."""
+"""Finding sites of the ops in jaxprs, and replacing them.
 
-from tracea_jax.rewrite.attention import ATTENTION
-from tracea_jax.rewrite.conv2d import CONV2D
-from tracea_jax.rewrite.gated_matmul import GATED_MATMUL
+Which sites there are, the rules in the records of the ops say; those of the built-in
+ops are in the modules here. ``transform`` and ``explain`` use both.
+"""
+
+from tracea_jax import catalogue
 from tracea_jax.rewrite.match import Match, Miss, Rule
-from tracea_jax.rewrite.matmul import MATMUL
 from tracea_jax.rewrite.splice import splice
 
-# Larger sites first: what they take, the others do not see.
-RULES: tuple[Rule, ...] = (ATTENTION, CONV2D, GATED_MATMUL, MATMUL)
-OPS = tuple(dict.fromkeys(rule.op for rule in RULES))
 
-__all__ = ["OPS", "RULES", "Match", "Miss", "Rule", "splice"]
+def rules() -> tuple[Rule, ...]:
+    """The rules of every op, those of the op that was registered last first.
+
+    An op may be made of those before it, so its sites are the larger ones: what they
+    take, the others do not see.
+    """
+    return tuple(rule for op in reversed(catalogue.ops()) for rule in op.rules)
+
+
+__all__ = ["Match", "Miss", "Rule", "rules", "splice"]

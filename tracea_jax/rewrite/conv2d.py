@@ -74,7 +74,10 @@ def match_conv2d(view: View, index: int) -> Match | str:
 
 
 CONV2D = Rule(
-    op="conv2d", anchors=frozenset({"conv_general_dilated"}), match=match_conv2d
+    op="conv2d",
+    anchors=frozenset({"conv_general_dilated"}),
+    match=match_conv2d,
+    after_grad=True,
 )
 
 

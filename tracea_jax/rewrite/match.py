@@ -37,11 +37,14 @@ class Rule:
       anchors: names of the primitives where a site may begin.
       match: (view, index of an anchor) -> the match; a sentence why this anchor is no
         such site; or None if nobody would expect one here.
+      after_grad: whether sites are recognised, one by one, in a program that has been
+        differentiated, those of the backward pass included.
     """
 
     op: str
     anchors: frozenset[str]
     match: Callable[[View, int], Match | str | None]
+    after_grad: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,12 @@ def match_matmul(view: View, index: int) -> Match | str:
     )
 
 
-MATMUL = Rule(op="matmul", anchors=frozenset({"dot_general"}), match=match_matmul)
+MATMUL = Rule(
+    op="matmul",
+    anchors=frozenset({"dot_general"}),
+    match=match_matmul,
+    after_grad=True,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

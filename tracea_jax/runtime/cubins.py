@@ -90,6 +90,27 @@ def get_or_compile(
     return cubin
 
 
+def known_failure(
+    kernel: Kernel,
+    directory: pathlib.Path | None,
+    shared: tuple[pathlib.Path, ...] = (),
+) -> KnownFailure | None:
+    """The failure that ``get_or_compile`` would raise without trying; None if none.
+
+    Of a kernel that no compiler is installed for, nothing is known.
+    """
+    try:
+        key = nvrtc.key(kernel)
+    except nvrtc.ToolchainMissing:
+        return None
+    if directory is None or key in _memory:
+        return None
+    places = (directory, *shared)
+    if any(os.path.exists(path(place, kernel.arch, key)) for place in places):
+        return None
+    return failure(directory, kernel.arch, key)
+
+
 def _compile(kernel: Kernel, key: str, directory: pathlib.Path | None) -> Cubin:
     if directory is not None and (known := failure(directory, kernel.arch, key)):
         raise known

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar, TensorMap
+from tracea_jax.emit.kernel import (
+    SCALAR_BITS,
+    Im2colMap,
+    Kernel,
+    Param,
+    Pointer,
+    Scalar,
+    TensorMap,
+)
 from tracea_jax.runtime.nvrtc import Cubin
 
 try:
@@ -28,12 +37,6 @@ except ImportError as e:
         "source tree, install the package (pip install .) and run outside of the tree."
     ) from e
 
-CPU_TARGETS = (
-    "tracea_cpu_attention_gradient_v1",
-    "tracea_cpu_attention_v1",
-    "tracea_cpu_conv2d_v1",
-    "tracea_cpu_gemm_v1",
-)
 CUDA_TARGET = "tracea_cuda_launch_v1"
 ABI = 1  # of the attributes below; ffi/launch_spec.h has the same number
 
@@ -51,6 +54,11 @@ TENSOR_MAP_DTYPES = {
     "bfloat16": 9,
     "tfloat32": 11,  # float32 in memory, rounded to TF32 on the way
 }
+
+
+def targets() -> tuple[str, ...]:
+    """The names of all handlers, those of the CPU and the launcher of CUDA kernels."""
+    return tuple(_native.ffi_targets())
 
 
 @functools.cache
@@ -120,6 +128,7 @@ def cuda_call(
     kernel: Kernel,
     cubin: Cubin,
     embed: bool,
+    updates: dict[int, int] | None = None,
 ) -> Sequence[jax.Array]:
     """Launches a kernel from JAX code that is being traced for a GPU.
 
@@ -127,9 +136,12 @@ def cuda_call(
       operands: the kernel's first operands.
       results: shapes and dtypes of the others.
       kernel, cubin, embed: as in ``cuda_lowering``; it raises the same.
+      updates: operands that share the memory of a result, operand number to result
+        number; XLA copies an operand that is needed again.
     """
     attributes = _ready(kernel, cubin, embed)
-    return jax.ffi.ffi_call(CUDA_TARGET, results)(*operands, **attributes)
+    call = jax.ffi.ffi_call(CUDA_TARGET, results, input_output_aliases=updates)
+    return call(*operands, **attributes)
 
 
 def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
@@ -168,16 +180,31 @@ def _record(param: Param) -> tuple[int, ...]:
     match param:
         case Pointer():
             return 0, param.operand
-        case Scalar(bits=32):
-            return 1, param.value
-        case Scalar(bits=64):
-            return 2, param.value
+        case Scalar():
+            return 2 if SCALAR_BITS[param.dtype] == 64 else 1, _bits(param)
         case TensorMap():
             layout = (*param.dims, *param.strides, *param.box, int(param.swizzle))
             return 3, param.operand, _dtype(param.dtype), len(param.dims), *layout
-    raise ValueError(
-        f"{param} must be a Pointer, a TensorMap, or a Scalar of 32 or 64 bits"
-    )
+        case Im2colMap():
+            layout = (*param.dims, *param.strides, *param.lower, *param.upper)
+            copied = (param.channels, param.pixels, *param.element_strides)
+            head = (4, param.operand, _dtype(param.dtype), len(param.dims))
+            return *head, *layout, *copied, int(param.swizzle)
+
+
+def _bits(scalar: Scalar) -> int:
+    """A number whose low bytes, in two's complement, are the scalar's.
+
+    That of an integer is the integer itself, as far as an int64 has it.
+    """
+    if isinstance(scalar.value, int) and "int" in scalar.dtype:
+        return scalar.value - (2**64 if scalar.value >= 2**63 else 0)
+    with np.errstate(over="ignore"):
+        value = np.asarray(scalar.value, jax.numpy.dtype(scalar.dtype))
+    if math.isfinite(scalar.value) and not math.isfinite(float(value)):
+        raise ValueError(f"{scalar} is too large for its type")
+    bits = SCALAR_BITS[scalar.dtype]
+    return int(value.view(np.dtype(f"{'int' if bits == 64 else 'uint'}{bits}")))
 
 
 def _dtype(name: str) -> int:

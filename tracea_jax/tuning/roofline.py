@@ -10,7 +10,6 @@ Callers: campaign/run, search/history, answers/interpolate, ops/common/bench.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.problem import ITEMSIZE, Problem
@@ -69,10 +68,6 @@ def floor_us(problem: Problem, device: Device) -> float | None:
     found = peak(device)
     if found is None:
         return None
-    is_wide = ITEMSIZE.get(_operand(problem), 4) >= 4
+    is_wide = ITEMSIZE.get(problem.operand_dtypes[0], 4) >= 4
     flops = found.wide_flops if is_wide else found.flops
     return 1e6 * max(problem.flops / flops, problem.bytes / found.bytes)
-
-
-def _operand(problem: Any) -> str:
-    return problem.dtype if problem.op == "attention" else problem.lhs

@@ -1,48 +1,36 @@
-"""The catalogue: for each op its variants, our kernels first and XLA last."""
+"""Variants: the ways to compute each op, as the op's record lists them.
+
+Here they are looked up; what one is, ``variants.base`` says. The modules beside this
+one hold them, and the records in ``ops/<op>/op.py`` put them in order: our kernels
+first, XLA last.
+"""
 
 from __future__ import annotations
 
-from tracea_jax.problem import GatedMatmulProblem, Problem
-from tracea_jax.variants import gated
-from tracea_jax.variants.attention_cpu import ATTENTION_CPU
-from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+from tracea_jax import catalogue
+from tracea_jax.problem import Problem
 from tracea_jax.variants.base import (
     XLA,
     Call,
     Config,
     CpuCall,
     Inline,
-    Prepared,
-    Relaid,
     Variant,
     config_from_json,
     kernels_in,
 )
-from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
-from tracea_jax.variants.gated import GATED_FUSED, GATED_UNFUSED
-from tracea_jax.variants.gated_sm90 import GATED_SM90
-from tracea_jax.variants.gemm_cpu import GEMM_CPU
-from tracea_jax.variants.gemm_sm80 import GEMM_SM80
-from tracea_jax.variants.gemm_sm90 import GEMM_SM90
-from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 from tracea_jax.variants.space import Space
-
-CATALOGUE: dict[str, tuple[Variant, ...]] = {
-    "matmul": (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_SM80, GEMM_CPU, XLA),
-    "gated_matmul": (GATED_SM90, GATED_FUSED, GATED_UNFUSED, XLA),
-    "conv2d": (CONV2D_CPU, XLA),
-    "attention": (ATTENTION_CUDNN, ATTENTION_CPU, XLA),
-}
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 
 def parts(problem: Problem) -> tuple[Problem, ...]:
     """Problems of other ops that variants of this one plan on their own."""
-    return gated.parts(problem) if isinstance(problem, GatedMatmulProblem) else ()
+    return catalogue.get(problem.op).parts(problem)
 
 
 def of(op: str) -> tuple[Variant, ...]:
     """All variants of an op."""
-    return CATALOGUE[op]
+    return catalogue.get(op).variants
 
 
 def get(op: str, name: str) -> Variant:
@@ -69,15 +57,17 @@ def check_implementation(op: str, implementation: str | None) -> None:
 
 
 __all__ = [
-    "CATALOGUE",
     "XLA",
+    "Buffer",
     "Call",
     "Config",
     "CpuCall",
+    "Expression",
     "Inline",
-    "Prepared",
-    "Relaid",
+    "Launch",
     "Space",
+    "Step",
+    "Steps",
     "Variant",
     "check_implementation",
     "config_from_json",

@@ -1,8 +1,8 @@
 """cudnn: the flash attention of cuDNN, called through XLA's own custom calls.
 
 Here is which problems cuDNN can run and is expected to win; the calls are written in
-``ops.attention.cudnn``, which also uses ``masking``. Caller: the catalogue
-(``variants``).
+``ops.attention.cudnn``, which also uses ``masking``. The other caller is the op's
+record (``ops.attention.op``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_mask import refuses_mask
 from tracea_jax.variants.base import Call, Config, Inline
 from tracea_jax.variants.space import Space
 
@@ -66,6 +67,7 @@ class AttentionCudnn:
         return (
             _device_refuses(problem, device)
             or _shape_refuses(problem)
+            or refuses_mask(problem)
             or _bias_refuses(problem)
             or _window_refuses(problem)
         )

@@ -14,6 +14,7 @@ from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import Problem
 from tracea_jax.variants.space import Space
+from tracea_jax.variants.steps import Steps
 
 Config = Any  # a frozen dataclass of free choices, the variant's own type
 
@@ -28,52 +29,29 @@ class CpuCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inline:
-    """One of the op's implementations in JAX, left to XLA to compile and fuse.
+    """Code of the op's own in JAX, left to XLA to compile and fuse.
+
+    The equations are never a kernel's: the op registers a function for each rule, and
+    what that function traces to takes the place of the op's one equation.
 
     Attributes:
-      rule: which one, by the name the op gave it; "xla" is what people write in jnp.
+      rule: whose equations run. "xla": those that people write for the op in jnp, every
+        step rounded to the result's dtype, as a user's own code had them before
+        ``transform`` (for attention, which is never rewritten from rounded steps, the
+        reference itself). Any other: those of the variant that names the rule, made of
+        further primitives, which are planned on their own or belong to a library.
     """
 
     rule: str = "xla"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Relaid:
-    """Operands that a kernel of ours writes down anew for another one.
-
-    Attributes:
-      kernel: of as many operands and results.
-      operands: their numbers among those of the call.
-      results: shape and dtype of each.
-    """
-
-    kernel: Kernel
-    operands: tuple[int, ...]
-    results: tuple[tuple[tuple[int, ...], str], ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A kernel, with what is left to do before and after it.
-
-    Attributes:
-      kernel: what computes the results.
-      relaid: what another kernel lays out first; None if it reads all as they are.
-      partial_sums: rows of which the last result is the sum, if the kernel leaves them.
-    """
-
-    kernel: Kernel
-    relaid: Relaid | None = None
-    partial_sums: int | None = None
-
-
-Call = Kernel | CpuCall | Prepared | Inline
+Call = Kernel | Steps | CpuCall | Inline
 
 
 def kernels_in(call: Call) -> tuple[Kernel, ...]:
-    """The kernels that a call has to compile, the one that computes first."""
-    if isinstance(call, Prepared):
-        return (call.kernel, call.relaid.kernel) if call.relaid else (call.kernel,)
+    """The kernels that a call has to compile, in the order in which they run."""
+    if isinstance(call, Steps):
+        return call.kernels
     return (call,) if isinstance(call, Kernel) else ()
 
 

@@ -2,7 +2,7 @@
 
 Here are its configs, heuristic and the problems it expects to win; the kernel is in
 kernels/cpu. A weights' gradient that is a plain product uses the configs of
-``gemm_cpu``. Caller: the catalogue (``variants``).
+``gemm_cpu``. Caller: the op's record (``ops.conv2d.op``).
 """
 
 from __future__ import annotations

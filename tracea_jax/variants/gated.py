@@ -7,8 +7,8 @@ activation, and XLA multiplies both results. Fused, A @ U is computed first, and
 epilogue of the product with G multiplies with it as the residual: y is written once,
 and only A @ U is read again. The configs here have no fields: each product is planned
 as a matmul problem with its own tuned answer, and a tuning of the gated problem tunes
-its products first. One kernel for both products is ``gated_sm90``. Callers: the
-catalogue (``variants``), ``gated_sm90`` and ``ops.gated_matmul.primitive``.
+its products first. One kernel for both products is ``gated_sm90``. Callers: the op's
+record (``ops.gated_matmul.op``), its primitive, and ``gated_sm90``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 The kernel is gemm_sm90 for the product with [G, U]. Each tile takes half of its columns
 from G and half from U: A is read once, and no product is written unless it is a result.
 Configs, space and model are those of gemm_sm90 for a product of 2 n columns. Running
-the two products apart is ``gated``. Caller: the catalogue (``variants``).
+the two products apart is ``gated``. Caller: the op's record (``ops.gated_matmul.op``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """gemm_cpu: the packed, register-tiled GEMM in C++, prebuilt for each CPU ISA.
 
 Here are its configs, heuristic and the problems it expects to win; the kernel is in
-kernels/cpu, and the costs of a call are in ``cpu_calls``. Callers: the catalogue
-(``variants``), ``conv2d_cpu`` and ``gated``, which compute some problems as products.
+kernels/cpu, and the costs of a call are in ``cpu_calls``. Callers: the op's record
+(``ops.matmul.op``), and ``conv2d_cpu`` and ``gated``, which run on products.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """gemm_sm80: the portable mma.sync GEMM for every NVIDIA GPU since Ampere.
 
 Here are the reasons that refuse problems, the rules that refuse configs, and the model
-that ranks configs; the kernel's text is written in ``emit.gemm_sm80``. Caller: the
-catalogue (``variants``). All formulas take a config whose fields may be columns. One
+that ranks configs; the kernel's text is written in ``emit.gemm_sm80``. Caller: the op's
+record (``ops.matmul.op``). All formulas take a config whose fields may be columns. One
 stage of a block's ring takes, in cycles of an SM:
 
     multiply = tile_m tile_n tile_k / macs                           tensor cores

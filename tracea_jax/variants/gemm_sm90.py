@@ -3,13 +3,14 @@
 Here are the reasons that refuse problems and the choice of a config without
 measurements; the space is in ``gemm_sm90_space``, the model that ranks configs in
 ``gemm_sm90_model``, and the kernel's text in ``emit.gemm_sm90_kernel``. Callers: the
-catalogue (``variants``), the variants built on this kernel (``gemm_sm90_prepared``,
-``gated``, ``gated_sm90``), and benchmarks.
+op's record (``ops.matmul.op``), the variants built on this kernel
+(``gemm_sm90_prepared``, ``gated``, ``gated_sm90``), and benchmarks.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +21,11 @@ from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit import gemm_sm90_kernel
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.gemm_sm90_kernel import DTYPES, OUT_DTYPES
-from tracea_jax.problem import ITEMSIZE, GemmProblem
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.problem import ITEMSIZE, Epilogue, GemmProblem
 from tracea_jax.variants import gemm_sm90_space as space
 from tracea_jax.variants import gemm_xla_model
-from tracea_jax.variants.base import Call, Prepared
+from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import (
     EXACT_PRECISIONS,
     INT32_MAX,
@@ -33,6 +35,7 @@ from tracea_jax.variants.cuda_gemm import (
 )
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
 from tracea_jax.variants.space import Space, check_choices, check_ranges, first_refusal
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, sum_of_parts
 
 _TF32_PRECISIONS = ("default", "TF32_TF32_F32")
 _RANGES = {"stages": (1, emit.MAX_STAGES), "raster_band": (1, MAX_BAND)}
@@ -91,10 +94,9 @@ class GemmSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = gemm_sm90_kernel.kernel(problem, config, device)
-        partial = partial_sums(problem, config)
-        return (
-            kernel if partial is None else Prepared(kernel=kernel, partial_sums=partial)
-        )
+        if not problem.epilogue.column_sums:
+            return kernel
+        return product_steps(problem, config, kernel)
 
 
 GEMM_SM90 = GemmSm90()
@@ -164,9 +166,57 @@ def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
     return int(np.lexsort(keys)[-1])
 
 
-def partial_sums(problem: GemmProblem, config: GemmSm90Config) -> int | None:
-    """Rows of partial column sums that the kernel leaves; None if it sums none."""
-    return emit.sum_rows(problem, config) if problem.epilogue.column_sums else None
+def product_steps(
+    problem: GemmProblem,
+    config: GemmSm90Config,
+    kernel: Kernel,
+    before: Launch | None = None,
+    relaid: tuple[Buffer, ...] = (),
+) -> Steps:
+    """The product with what comes before and after it.
+
+    Args:
+      problem, config, kernel: of the product. Column sums, if it has them, are XLA's
+        sum of the rows of partial sums that the kernel leaves.
+      before: writes operands anew, each as a buffer of the name ``relaid_name`` gives,
+        which the product reads in the operand's place.
+      relaid: those buffers.
+    """
+    operands = _operands(problem.epilogue)
+    anew = {buffer.name for buffer in relaid}
+    read = tuple(x if (y := relaid_name(x)) not in anew else y for x in operands)
+    product = functools.partial(Launch, name="product", kernel=kernel, reads=read)
+    first = () if before is None else (before,)
+    if not problem.epilogue.column_sums:
+        results = ("y", "z") if problem.epilogue.save_preactivation else ("y",)
+        return Steps(
+            operands=operands,
+            results=results,
+            scratch=relaid,
+            steps=(*first, product(writes=results)),
+        )
+    rows = emit.sum_rows(problem, config)
+    partial = Buffer(name="partial_sums", shape=(rows, problem.n), dtype="float32")
+    total = Expression(
+        name="sum", function=sum_of_parts, reads=(partial.name,), writes=("sums",)
+    )
+    return Steps(
+        operands=operands,
+        results=("y", "sums"),
+        scratch=(*relaid, partial),
+        steps=(*first, product(writes=("y", partial.name)), total),
+    )
+
+
+def relaid_name(operand: str) -> str:
+    """The buffer that holds an operand as relayout writes it."""
+    return f"{operand}_relaid"
+
+
+def _operands(epilogue: Epilogue) -> tuple[str, ...]:
+    """Names of the operands that a product has, in the order of the primitive."""
+    bias = ("bias",) * (epilogue.bias != "none")
+    return ("lhs", "rhs", *bias, *(("residual",) * epilogue.residual))
 
 
 def wrong_device(device: Device) -> Iterator[str]:

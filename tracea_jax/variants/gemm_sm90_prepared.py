@@ -10,8 +10,8 @@ float32. Two results differ from float32's. If an operand has an infinite entry,
 that are infinite in float32 may be NaN (the same results are finite as in float32). Of
 entries below 2^-110, the part that bfloat16 cannot represent is lost: at most 2^-134.
 
-The relayout kernel is in ``emit.relayout``. Callers: the catalogue (``variants``) and
-``gated``.
+The relayout kernel is in ``emit.relayout``. Callers: the op's record
+(``ops.matmul.op``) and ``gated``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from tracea_jax.emit import gemm_sm90_kernel, relayout
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants import gemm_sm90
-from tracea_jax.variants.base import Call, Prepared, Relaid
+from tracea_jax.variants.base import Call
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
 from tracea_jax.variants.space import Space
+from tracea_jax.variants.steps import Buffer, Launch
 
 # On 16-bit products of at least this many flops, rows and columns, and this depth, XLA
 # was 1.2 to 4 times slower than we, in 26 of 26 random problems on an H200, whatever
@@ -89,20 +90,18 @@ class GemmSm90Prepared:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         seen = self.seen(problem)
-        return Prepared(
-            kernel=gemm_sm90_kernel.kernel(seen, config, device),
-            relaid=_relaid(problem, seen, self.relaid(problem), device),
-            partial_sums=gemm_sm90.partial_sums(seen, config),
-        )
+        kernel = gemm_sm90_kernel.kernel(seen, config, device)
+        before, relaid = _relayout(problem, seen, self.relaid(problem), device)
+        return gemm_sm90.product_steps(seen, config, kernel, before, relaid)
 
 
-def _relaid(
+def _relayout(
     problem: GemmProblem,
     seen: GemmProblem,
     operands: tuple[int, ...],
     device: CudaDevice,
-) -> Relaid:
-    """The kernel that writes operands as the product reads them."""
+) -> tuple[Launch, tuple[Buffer, ...]]:
+    """The step that writes operands as the product reads them, and what it writes."""
     is_split = emit.parts(seen) > 1
     stored = [_stored(problem, operand) for operand in operands]
     dtypes = [(problem.lhs, problem.rhs)[operand] for operand in operands]
@@ -114,11 +113,22 @@ def _relaid(
         device,
         split=is_split,
     )
-    results = tuple(
-        ((emit.parts(seen) * batch, rows, relayout.stride(columns, out)), out)
-        for (batch, rows, columns), out in zip(stored, outs, strict=True)
+    names = [("lhs", "rhs")[operand] for operand in operands]
+    written = tuple(
+        Buffer(
+            name=gemm_sm90.relaid_name(name),
+            shape=(emit.parts(seen) * batch, rows, relayout.stride(columns, out)),
+            dtype=out,
+        )
+        for name, (batch, rows, columns), out in zip(names, stored, outs, strict=True)
     )
-    return Relaid(kernel=kernel, operands=operands, results=results)
+    step = Launch(
+        name="relayout",
+        kernel=kernel,
+        reads=tuple(names),
+        writes=tuple(buffer.name for buffer in written),
+    )
+    return step, written
 
 
 def _stored(problem: GemmProblem, operand: int) -> tuple[int, int, int]:

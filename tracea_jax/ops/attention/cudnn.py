@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import _compat, dispatch
-from tracea_jax.ops.attention import reference as references
+from tracea_jax import _compat, serving
 from tracea_jax.ops.attention.reference import Spec, problem_of
 from tracea_jax.variants.attention_cudnn import masking
 
@@ -19,12 +17,8 @@ from tracea_jax.variants.attention_cudnn import masking
 _FORBIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 
 
-def forward(
-    *operands: Any, spec: Spec, implementation: str | None, lse: Any = None, **_: Any
-) -> list[Any]:
+def forward(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
     """What ``attention_reference.reference`` computes."""
-    if not _available(implementation):
-        return references.reference(*operands, spec=spec, lse=lse)
     x = spec.named(operands)
     o, *residual = _compat.cudnn_attention_forward(
         operands[:3], _bias(x), _lengths(x), residual=lse is not None, **_mask(x, spec)
@@ -35,15 +29,10 @@ def forward(
 def backward(
     *operands: Any,
     spec: Spec,
-    implementation: str | None,
     bias_gradient: bool,
     **_: Any,
 ) -> list[Any]:
     """What ``attention_reference.backward_reference`` computes."""
-    if not _available(implementation):
-        return references.backward_reference(
-            *operands, spec=spec, bias_gradient=bias_gradient
-        )
     primals, (o, lse, do) = spec.split(operands)
     x = spec.named(primals)
     dq, dk, dv, *dbias = _compat.cudnn_attention_backward(
@@ -61,20 +50,11 @@ def backward(
     return [*grads, *(_sum_to(d, x["bias"]) for d in dbias)]
 
 
-def _available(implementation: str | None) -> bool:
-    """Whether cuDNN can be called; says so if it was chosen and cannot.
+def _why_not() -> str | None:
+    return _compat.cudnn_unavailable()
 
-    Raises:
-      dispatch.Unsupported: if it cannot, and it was demanded.
-    """
-    reason = _compat.cudnn_unavailable()
-    if reason is None:
-        return True
-    implementation = implementation or dispatch.default_implementation("attention")
-    if implementation not in (None, "xla"):
-        raise dispatch.Unsupported(f"{implementation=} cannot run here: {reason}")
-    warnings.warn(f"attention is left to XLA: {reason}", stacklevel=2)
-    return False
+
+serving.WHY_NOT["attention", "cudnn"] = _why_not
 
 
 def _mask(x: dict[str, Any], spec: Spec) -> dict[str, Any]:

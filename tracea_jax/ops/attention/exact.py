@@ -119,6 +119,27 @@ def forward_error(
     return worst
 
 
+def lse_error(
+    p: AttentionProblem, x: Arrays, lse: np.ndarray, products: float, seed: int
+) -> float:
+    """The largest error of the float32 log-sum-exp in the sampled heads and rows.
+
+    It is a sum over all keys, of roundings that are independent: the square root of
+    their number is allowed.
+    """
+    units = Units(storage=2.0**-24, products=products)
+    rows, keys = _sample(p.q_len, seed), np.arange(p.kv_len)
+    worst = 0.0
+    for b in _ends(p.batch):
+        for h in _ends(p.heads):
+            part = block(p, x, b, h, rows, keys)
+            exact = np.logaddexp.reduce(part.scores, axis=1)[part.inside]
+            found = lse[b, h, rows][part.inside]
+            summed = np.sqrt(p.kv_len)
+            worst = max(worst, units.worst(found, exact, summed, part.magnitude))
+    return worst
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
     """Probabilities and gradients of the scores of a block, with magnitudes.

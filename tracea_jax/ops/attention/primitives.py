@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
+from jax.interpreters import ad, batching, mlir
 
 from tracea_jax import dispatch
 from tracea_jax.ops.attention import cudnn
@@ -37,34 +37,25 @@ from tracea_jax.ops.common import lowering, remat, taylor
 _LSE = jnp.dtype("float32")  # of what the backward pass is given
 
 
-def _primitive(name: str, reference: Any) -> Primitive:
-    primitive = Primitive(name)
-    primitive.multiple_results = True
-    primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-
-    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
-        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
-        return list(jaxpr.out_avals)
-
-    primitive.def_abstract_eval(abstract_eval)
-    return primitive
-
-
-attention_p = _primitive("tracea_attention", reference)
-attention_tangent_p = _primitive(
+attention_p = lowering.primitive("tracea_attention", reference)
+attention_tangent_p = lowering.primitive(
     "tracea_attention_tangent", references.tangent_reference
 )
-attention_backward_p = _primitive(
+attention_backward_p = lowering.primitive(
     "tracea_attention_backward", references.backward_reference
 )
 
-lowering.register("attention", attention_p, problem_of, reference, cudnn=cudnn.forward)
-lowering.register(
-    "attention",
-    attention_backward_p,
-    functools.partial(problem_of, direction="backward"),
-    references.backward_reference,
-    cudnn=cudnn.backward,
+PLANNED = (
+    lowering.register(
+        "attention", attention_p, problem_of, reference, cudnn=cudnn.forward
+    ),
+    lowering.register(
+        "attention",
+        attention_backward_p,
+        functools.partial(problem_of, direction="backward"),
+        references.backward_reference,
+        cudnn=cudnn.backward,
+    ),
 )
 mlir.register_lowering(
     attention_tangent_p,
@@ -93,11 +84,12 @@ _traced_once = jax.jit(reference, static_argnames=("spec", "lse"), inline=True)
 def _left_to_xla(
     primals: Sequence[Any], *, spec: Spec, implementation: str | None, **_: Any
 ) -> bool:
-    """Whether XLA would run the attention or its backward pass.
+    """Whether XLA would run the attention of a training or its backward pass.
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
     params = {"spec": spec, "implementation": implementation, "config": None}
+    params["lse"] = _LSE
     try:
         return any(
             lowering.left_to_xla(primitive, primals, **params)

@@ -154,7 +154,12 @@ def backward_reference(
 
 
 def problem_of(
-    avals: Sequence[Any], *, spec: Spec, direction: Any = "forward", **_: Any
+    avals: Sequence[Any],
+    *,
+    spec: Spec,
+    lse: Any = None,
+    direction: Any = "forward",
+    **_: Any,
 ) -> AttentionProblem:
     """The problem that the primitives' parameters and static shapes describe."""
     x = spec.named(avals)
@@ -176,4 +181,5 @@ def problem_of(
         q_lengths=x["q_lengths"] is not None,
         kv_lengths=x["kv_lengths"] is not None,
         scale=spec.scale,
+        saves_lse=direction == "forward" and lse is not None,
     )

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops.attention import exact
 from tracea_jax.ops.attention.primitives import attention_backward_p, attention_p
 from tracea_jax.ops.attention.reference import OPTIONAL, Spec, reference
 from tracea_jax.ops.common.bench import (
     Judge,
-    OpBench,
     Workload,
     check_dtype,
     forced,
@@ -29,10 +27,12 @@ from tracea_jax.problem import AttentionProblem
 
 
 def check(problem: AttentionProblem) -> None:
-    """Raises ValueError on a dtype JAX does not know, or queries without any key."""
+    """Raises ValueError on what cannot be run, or leaves a query without any key."""
     check_dtype(problem.dtype)
     if problem.bias:
         check_dtype(problem.bias_dtype or problem.dtype)
+    if problem.mask_block:
+        raise ValueError(f"{problem}: the op takes no mask of blocks")
     if problem.window and problem.q_len > problem.kv_len + problem.window[0]:
         raise ValueError(f"{problem}: the last queries are left without any key")
 
@@ -54,7 +54,8 @@ def execute(
     """The problem's primitive, forced to one choice."""
     params = {"spec": spec_of(problem), **forced(choice)}
     if problem.direction == "forward":
-        return attention_p.bind(*inputs, lse=None, **params)
+        lse = jnp.dtype("float32") if problem.saves_lse else None
+        return attention_p.bind(*inputs, lse=lse, **params)
     gradient = problem.bias is not None
     return attention_backward_p.bind(*inputs, bias_gradient=gradient, **params)
 
@@ -167,7 +168,11 @@ def error(
     arrays = {n: np.asarray(x) for n, x in zip(names, inputs, strict=False)}
     found = [np.asarray(x) for x in results]
     if problem.direction == "forward":
-        return exact.forward_error(problem, arrays, found[0], units, seed)
+        worst = exact.forward_error(problem, arrays, found[0], units, seed)
+        if problem.saves_lse:
+            error = exact.lse_error(problem, arrays, found[1], units.products, seed)
+            worst = max(worst, error)
+        return worst
     return exact.backward_error(problem, arrays, found, units, seed)
 
 
@@ -186,4 +191,3 @@ ATTENTION = Workload(
     judge=judge,
     unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
 )
-knowledge.BENCHES["attention"] = functools.partial(OpBench, ATTENTION)

@@ -2,6 +2,7 @@
 
     lowering, export, remat, taylor      how primitives meet JAX's transformations
     shapes, precision, epilogue          operands and arithmetic
+    arguments, building                  problems from the command line and plain values
     bench, exact, kernel_time            how a problem is run, verified and timed
 
 What only one op needs is in ``ops/<op>``. Callers: the ops, and rewrite rules.

@@ -1,9 +1,8 @@
 """The bench: prepares and verifies choices of one problem for the tuner.
 
-An op's part of it, the ``Workload``, is in ``ops/<op>/workload``; how prepared choices
-are timed is in ``tuning.measure``. Callers: the workloads, cli/cache, and the child
-process of a tuning, which imports ``bench_of`` from here because this also registers
-the ops.
+Each op describes its problems by a ``Workload`` (``ops/<op>/workload``); the op's
+record gives the tuner an ``OpBench`` of the workload. How prepared choices are timed is
+in ``tuning.measure``. Callers: the ops' workloads and records.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.device import CpuDevice, CudaDevice, Device
-from tracea_jax.knowledge import bench_of
+from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
@@ -183,8 +181,7 @@ class OpBench:
 
     @property
     def _jax_device(self) -> Any:
-        platform = {"cuda": "gpu"}.get(self.device.platform, self.device.platform)
-        return jax.local_devices(backend=platform)[0]
+        return jax.local_devices(backend=backend_of(self.device.platform))[0]
 
 
 def _cache_bytes(device: Device) -> int:
@@ -330,7 +327,6 @@ __all__ = [
     "Judge",
     "OpBench",
     "Workload",
-    "bench_of",
     "check_dtype",
     "forced",
     "operand_roundoff",

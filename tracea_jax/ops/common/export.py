@@ -18,7 +18,7 @@ _CUDNN_TARGETS = tuple(
     for direction in ("", "Backward")
 )
 
-_OUR_TARGETS = (*launch.CPU_TARGETS, launch.CUDA_TARGET)
+_OUR_TARGETS = launch.targets()
 
 # The names of our targets carry a version, so that loading a program fails if the
 # installed package cannot run it.

@@ -1,31 +1,47 @@
-"""How an op's primitive reaches its kernels: the glue that all ops share."""
+"""How an op's primitive reaches its kernels: the glue that all ops share.
+
+What serves an equation is ``serving``'s answer, and ``emission`` writes it down; here
+they are made a lowering rule of JAX. Every op registers its primitives at import.
+"""
 
 from __future__ import annotations
 
 import functools
 import pathlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend import source_info_util
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import mlir, xla
 
-from tracea_jax import _compat, dispatch, variants
+from tracea_jax import _compat, catalogue, emission, serving, variants
+from tracea_jax.catalogue import Planned
+from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
 from tracea_jax.ops.common import taylor
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
-
-PLATFORMS = ("cpu", "cuda")
+from tracea_jax.serving import Request
 
 # Errors, profiles and HLO name the user's line, not ours.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent.parent))
 
 
-# For each primitive of ours: (abstract operands, **params) -> problem.
-PROBLEM_OF: dict[Primitive, Callable[..., Problem]] = {}
+def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
+    """A primitive with several results, those of its reference by shape and dtype."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_impl(functools.partial(xla.apply_primitive, made))
+
+    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
+        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
+        return list(jaxpr.out_avals)
+
+    made.def_abstract_eval(abstract_eval)
+    return made
 
 
 def register(
@@ -34,21 +50,26 @@ def register(
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
-) -> None:
+) -> Planned:
     """Gives a primitive its lowerings: a planned kernel, or JAX code inline.
 
-    XLA gets the reference, unless there is a rule of the name "xla".
+    XLA gets the reference, unless the op has a rule of the name "xla".
 
     Args:
       op: that it belongs to.
       primitive: with several results; ``implementation`` and ``config`` are params.
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (operands, **params) -> results in jnp.
-      **rules: further implementations like it, by ``variants.Inline.rule``.
+      **rules: further functions like the reference, by ``variants.Inline.rule``.
+
+    Returns:
+      The primitive for the op's record, without which no one looks for its problems.
     """
     launch.register()
     taylor.register(primitive, reference)
-    PROBLEM_OF[primitive] = problem_of
+    planned = Planned(
+        op=op, primitive=primitive, problem_of=problem_of, reference=reference
+    )
     inline = {
         name: mlir.lower_fun(f, multiple_results=True)
         for name, f in {"xla": reference, **rules}.items()
@@ -57,39 +78,50 @@ def register(
     def rule(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
-        target = platform or ctx.module_context.platforms[0]
-        plan = _plan(op, ctx, problem_of, params, target)
-        call = plan.call if plan else variants.Inline()
+        partitioned = _compat.partitioned_automatically(ctx)
+        asked = request(planned, ctx.avals_in, params, is_partitioned=partitioned)
+        device = device_for(platform or ctx.module_context.platforms[0])
+        served = serving.serve(asked, device, compiles=True)
+        if served.error is not None:
+            raise served.error
+        if served.failure is not None:
+            message = f"{asked.problem} is left to XLA: {served.failure}"
+            warnings.warn(message, stacklevel=2)
+        call = served.call
         if isinstance(call, variants.Inline):
             return inline[call.rule](ctx, *operands, **params)
-        assert plan is not None
-        results = dispatch.lower(ctx, operands, plan)
-        return inline["xla"](ctx, *operands, **params) if results is None else results
+        code = dict(zip(variants.kernels_in(call), served.cubins, strict=True))
+        return emission.emit(ctx, operands, call, code)
 
     mlir.register_lowering(primitive, rule)
     for platform in PLATFORMS:
         mlir.register_lowering(
             primitive, functools.partial(rule, platform=platform), platform=platform
         )
+    return planned
 
 
-def _plan(
-    op: str, ctx: Any, problem_of: Callable[..., Problem], params: Any, platform: str
-) -> dispatch.Plan | None:
-    """The plan for one equation; None where only the reference can be lowered.
+def request(
+    planned: Planned,
+    avals: Sequence[Any],
+    params: dict[str, Any],
+    *,
+    is_partitioned: bool,
+) -> Request:
+    """What an equation asks for.
 
-    Raises:
-      dispatch.Unsupported: if our kernels were demanded there.
+    Args:
+      planned: its primitive.
+      avals, params: the equation's abstract operands and parameters.
+      is_partitioned: whether the compiler will split its arrays over several devices.
     """
-    implementation, config = params["implementation"], params["config"]
-    if reason := _needs_xla(ctx):
-        _refuse_ours(op, implementation, reason)
-        return None
-    return dispatch.plan(
-        problem_of(ctx.avals_in, **params),
-        device_for(platform),
-        implementation=implementation,
-        config=dict(config) if isinstance(config, tuple) else config,
+    static = all(isinstance(d, int) for aval in avals for d in aval.shape)
+    return Request(
+        op=planned.op,
+        problem=planned.problem_of(avals, **params) if static else None,
+        is_partitioned=is_partitioned,
+        implementation=params["implementation"],
+        config=params["config"],
     )
 
 
@@ -100,35 +132,22 @@ def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) ->
     reference's own derivative is then the better one. Which backend compiles is not
     known for certain while tracing: the answer may decide about speed, never about
     values.
+
+    Raises:
+      dispatch.Unsupported: if what was demanded cannot run there.
     """
     avals = [jax.typeof(x) for x in operands]
-    if not _static(avals):
-        return True
-    backend = "gpu" if current().device else jax.default_backend()
-    plan = dispatch.plan(
-        PROBLEM_OF[primitive](avals, **params),
-        device_for({"gpu": "cuda"}.get(backend, backend)),
-        implementation=params["implementation"],
+    planned = catalogue.planned()[primitive]
+    asked = request(planned, avals, params, is_partitioned=False)
+    if asked.problem is None:
+        return True  # also where that is an error, which lowering raises if it comes
+    platform = (
+        CudaDevice.platform if current().device else platform_of(jax.default_backend())
     )
-    return plan.call == variants.Inline()
-
-
-def _static(avals: Sequence[Any]) -> bool:
-    return all(isinstance(d, int) for aval in avals for d in aval.shape)
-
-
-def _needs_xla(ctx: Any) -> str | None:
-    if not _static(ctx.avals_in):
-        return "the shapes are symbolic"
-    if _compat.partitioned_automatically(ctx):
-        return "the arrays are partitioned automatically; use shard_map"
-    return None
-
-
-def _refuse_ours(op: str, implementation: str | None, reason: str) -> None:
-    implementation = implementation or dispatch.default_implementation(op)
-    if implementation not in (None, "xla"):
-        raise dispatch.Unsupported(f"{implementation=} cannot run here: {reason}")
+    served = serving.serve(asked, device_for(platform))
+    if served.error is not None:
+        raise served.error
+    return served.is_xla
 
 
 def explicitly_sharded(
@@ -145,7 +164,9 @@ def explicitly_sharded(
     specs = [jax.typeof(x).sharding.spec for x in operands]
     if not any(axis is not None for spec in specs for axis in spec):
         return False
-    _refuse_ours(op, implementation, "the arrays are sharded explicitly; use shard_map")
+    reason = "the arrays are sharded explicitly; use shard_map"
+    if error := serving.refusal(op, implementation, reason):
+        raise error
     return True
 
 

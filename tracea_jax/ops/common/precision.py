@@ -2,7 +2,7 @@
 
 Canonical forms are parameters of primitives; their names are fields of problems. What a
 precision means to a kernel is decided in ``variants``. Callers: the ops' primitives and
-workloads, ``graph.builders``.
+workloads, and ``building``.
 """
 
 from __future__ import annotations

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops.common.bench import (
     Judge,
-    OpBench,
     Workload,
     check_dtype,
     forced,
@@ -286,4 +283,3 @@ def judge(
 CONV2D = Workload(
     check=check, operands=operands, execute=execute, ragged=ragged, judge=judge
 )
-knowledge.BENCHES["conv2d"] = functools.partial(OpBench, CONV2D)

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, xla
+from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
 from tracea_jax import variants
@@ -127,10 +126,6 @@ def _check_shapes(x, w_gate, w_up) -> None:
 # Operands: lhs, gate, up. Results: y, then g = lhs @ gate and u = lhs @ up if they are
 # saved. ``layout`` is GatedMatmulProblem's; ``out`` the results' dtype.
 
-gated_matmul_p = Primitive("tracea_gated_matmul")
-gated_matmul_p.multiple_results = True
-gated_matmul_p.def_impl(functools.partial(xla.apply_primitive, gated_matmul_p))
-
 
 def _bind(*operands, **params):
     if lowering.explicitly_sharded("gated_matmul", operands, params["implementation"]):
@@ -190,20 +185,17 @@ def problem_of(avals, *, activation, save_products, **params) -> GatedMatmulProb
     )
 
 
-def _abstract_eval(*avals, **params):
-    jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
-    return list(jaxpr.out_avals)
-
-
-gated_matmul_p.def_abstract_eval(_abstract_eval)
-lowering.register(
-    "gated_matmul",
-    gated_matmul_p,
-    problem_of,
-    reference,
-    xla=written,
-    fused=fused,
-    unfused=unfused,
+gated_matmul_p = lowering.primitive("tracea_gated_matmul", reference)
+PLANNED = (
+    lowering.register(
+        "gated_matmul",
+        gated_matmul_p,
+        problem_of,
+        reference,
+        xla=written,
+        fused=fused,
+        unfused=unfused,
+    ),
 )
 
 

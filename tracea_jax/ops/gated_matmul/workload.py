@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import knowledge
 from tracea_jax.device import Device
-from tracea_jax.ops.common.bench import Judge, OpBench, Workload, forced, random_normal
+from tracea_jax.ops.common.bench import Judge, Workload, forced, random_normal
 from tracea_jax.ops.common.exact import ACTIVATIONS_F64
 from tracea_jax.ops.common.precision import precision_from_name
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
@@ -87,4 +86,3 @@ GATED_MATMUL = Workload(
     ragged=matmul_workload.ragged,
     judge=judge,
 )
-knowledge.BENCHES["gated_matmul"] = functools.partial(OpBench, GATED_MATMUL)

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, xla
+from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
 from tracea_jax import variants
@@ -148,10 +147,6 @@ def _check_shapes(a, b, bias) -> None:
 # z if the epilogue saves it, or column sums in float32. ``layout`` is GemmProblem's;
 # ``out`` the dtype of y and z.
 
-matmul_p = Primitive("tracea_matmul")
-matmul_p.multiple_results = True
-matmul_p.def_impl(functools.partial(xla.apply_primitive, matmul_p))
-
 
 def bind(*operands, **params):
     """The primitive's results; those of its reference for explicit shardings."""
@@ -245,13 +240,8 @@ def problem_of(avals, *, layout, out, precision, epilogue, **_) -> GemmProblem:
     )
 
 
-def _abstract_eval(*avals, **params):
-    jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
-    return list(jaxpr.out_avals)
-
-
-matmul_p.def_abstract_eval(_abstract_eval)
-lowering.register("matmul", matmul_p, problem_of, reference, xla=written)
+matmul_p = lowering.primitive("tracea_matmul", reference)
+PLANNED = (lowering.register("matmul", matmul_p, problem_of, reference, xla=written),)
 
 
 def _jvp(primals, tangents, *, epilogue, **params):

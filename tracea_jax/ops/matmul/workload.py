@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common.bench import (
     Judge,
-    OpBench,
     Workload,
     check_dtype,
     forced,
@@ -225,5 +223,4 @@ def worst_sum_error(y: jax.Array, sums: jax.Array) -> float:
 MATMUL = Workload(
     check=check, operands=operands, execute=execute, ragged=ragged, judge=judge
 )
-knowledge.BENCHES["matmul"] = functools.partial(OpBench, MATMUL)
 assert set(ACTIVATIONS_F64) == set(epilogues.ACTIVATION_FUNCTIONS)

@@ -6,7 +6,7 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
-from tracea_jax import variants
+from tracea_jax import catalogue
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.runtime.trust import Trust, Untrusted, warn_once
@@ -185,7 +185,7 @@ class Database:
         if device not in self._digests:
             keys = {
                 op: [e.key for e in (environment(op, device), *self._kin(op, device))]
-                for op in variants.CATALOGUE
+                for op in catalogue.names()
             }
             held = freeze(self._sources, keys)
             self._fixed |= dict.fromkeys(itertools.chain(*keys.values()), held)

@@ -1,7 +1,8 @@
 """Neighbours: tuned problems that differ from one in nothing but their extents.
 
-The distance of two problems is the Euclidean one of the binary logarithms of their
-extents, so it counts octaves: 1 if one extent is twice the other's.
+Which sizes are extents, a problem's class says. The distance of two problems is the
+Euclidean one of the binary logarithms of their extents, so it counts octaves: 1 if one
+extent is twice the other's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import math
 from typing import Any
 
+from tracea_jax import catalogue
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning.answers.answer import Timed, timed
 from tracea_jax.tuning.store.entries import Name, Store
@@ -19,15 +21,6 @@ from tracea_jax.tuning.store.sources import Sources
 
 NEAREST = 8  # neighbours that are looked at
 FARTHEST = 4.0  # octaves; beyond, nothing is learnt about which config is best
-
-# The sizes of each op that a config's merits vary with smoothly. Whatever else a
-# problem has must be equal: a kernel's extent or a head's size changes the algorithm.
-EXTENTS = {
-    "matmul": ("batch", "m", "n", "k"),
-    "gated_matmul": ("batch", "m", "n", "k"),
-    "conv2d": ("batch", "height", "width", "in_channels", "out_channels"),
-    "attention": ("batch", "q_len", "kv_len", "heads", "kv_heads"),
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +142,7 @@ class Nearby:
 def _split(problem: dict[str, Any]) -> tuple[str, tuple[float, ...]] | None:
     """What must be equal, and where the extents put it; None if it has no place."""
     try:
-        extents = EXTENTS[problem["op"]]
+        extents = catalogue.get(problem["op"]).problem.extents
         position = tuple(math.log2(problem[name]) for name in extents)
     except (KeyError, TypeError, ValueError):  # an extent of 0, or another version's
         return None
@@ -158,4 +151,4 @@ def _split(problem: dict[str, Any]) -> tuple[str, tuple[float, ...]] | None:
 
 def octaves(problem: Problem) -> tuple[float, ...]:
     """Binary logarithms of the problem's extents."""
-    return tuple(math.log2(getattr(problem, name)) for name in EXTENTS[problem.op])
+    return tuple(math.log2(getattr(problem, name)) for name in problem.extents)

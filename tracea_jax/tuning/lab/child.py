@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.lab import child_server
@@ -42,7 +42,7 @@ from tracea_jax.tuning.measure import (
 )
 
 PROGRAM = ("-m", "tracea_jax.tuning.lab.child")
-FACTORY = "tracea_jax.ops.common.bench:bench_of"  # makes the benches of all ops
+FACTORY = "tracea_jax.knowledge:bench_of"  # makes the benches of all ops
 _TRIES = 3  # of a question, if each child dies before it begins to answer
 
 
@@ -305,9 +305,9 @@ class _ChildLost(Exception):
 
 def _environment(device: Device, directory: pathlib.Path | None) -> dict[str, str]:
     """Variables that make the child share machine and cache with its parent."""
-    platforms = {"cuda": "cuda,cpu"}.get(device.platform, device.platform)
+    platforms = dict.fromkeys((device.platform, CpuDevice.platform))
     variables = {
-        "JAX_PLATFORMS": platforms,  # the child opens no other devices
+        "JAX_PLATFORMS": ",".join(platforms),  # the child opens no other devices
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the parent holds most of the memory
     }
     if directory is not None:

@@ -1,14 +1,19 @@
-"""Graph: the problems of a program, each with how often it runs."""
+"""Graph: the problems of a program, each with how often it runs.
+
+How problems are made from plain values is in the records of the ops; what is done with
+a graph, ``campaign`` says.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tracea_jax import catalogue
 from tracea_jax.explain import explain
 from tracea_jax.explain.sites import Site
-from tracea_jax.graph import builders
 from tracea_jax.options import options
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
@@ -37,6 +42,9 @@ class Graph:
         graph.add_matmul(4096, 4096, 4096, dtype="bfloat16", count=32)
         graph.add_attention(2, 4096, 4096, 32, 128, dtype="bfloat16", is_causal=True)
         print(tracea.tune(graph, goal="throughput"))
+
+    There is a method ``add_<op>`` for every op; ``help(graph.add_matmul)`` names its
+    arguments, to which ``count`` adds how often the problem runs.
 
     Equal problems are one node whose count is their sum. Iterating gives the nodes in
     the order in which they were added first.
@@ -96,52 +104,25 @@ class Graph:
         if count:
             self._counts[problem] = self._counts.get(problem, 0) + count
 
-    def add_matmul(self, m: int, n: int, k: int, *, count: int = 1, **how: Any) -> None:
-        """Adds (m, k) @ (k, n).
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """``add_<op>``: adds what the builder in the record of the op makes.
 
-        Args:
-          m, n, k: sizes.
-          count: how often it runs.
-          **how: dtype, out, batch, layout, precision, bias, activation, residual of
-            ``builders.matmul``.
+        It takes the builder's arguments and ``count``, how often the problem runs; its
+        docstring is the builder's.
         """
-        self.add(builders.matmul(m, n, k, **how), count)
+        op = name.removeprefix("add_")
+        if op == name or op not in catalogue.names():
+            raise AttributeError(f"a Graph has no attribute {name!r}")
+        build = catalogue.get(op).build
 
-    def add_gated_matmul(
-        self, m: int, n: int, k: int, *, count: int = 1, **how: Any
-    ) -> None:
-        """Adds activation(a @ w_gate) * (a @ w_up).
+        @functools.wraps(build)
+        def add(*sizes: Any, count: int = 1, **how: Any) -> None:
+            self.add(build(*sizes, **how), count)
 
-        Args:
-          m, n, k: sizes; both weights are (k, n).
-          count: how often it runs.
-          **how: dtype, out, batch, layout, precision, activation of
-            ``builders.gated_matmul``.
-        """
-        self.add(builders.gated_matmul(m, n, k, **how), count)
+        return add
 
-    def add_conv2d(self, *sizes: int, count: int = 1, **how: Any) -> None:
-        """Adds a convolution, or a gradient of one.
-
-        Args:
-          *sizes: batch, height, width, in_channels, kernel_height, kernel_width,
-            out_channels; also by name.
-          count: how often it runs.
-          **how: dtype, strides, padding, dilation, groups, layout, bias, activation,
-            residual, direction of ``builders.conv2d``.
-        """
-        self.add(builders.conv2d(*sizes, **how), count)
-
-    def add_attention(self, *sizes: int, count: int = 1, **how: Any) -> None:
-        """Adds an attention, or its gradient.
-
-        Args:
-          *sizes: batch, q_len, kv_len, heads, head_dim; also by name.
-          count: how often it runs.
-          **how: dtype, kv_heads, is_causal, local_window_size, direction of
-            ``builders.attention``.
-        """
-        self.add(builders.attention(*sizes, **how), count)
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(f"add_{op}" for op in catalogue.names())]
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -1,0 +1,26 @@
+"""The ops of this package, registered with the rules that find them in programs.
+
+The records are made in ``ops/<op>/op.py``, the rules in ``rewrite``, which is above the
+ops: here they meet. Only ``catalogue`` imports this module, by name, when it is first
+asked for an op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracea_jax import catalogue
+from tracea_jax.ops.attention.op import ATTENTION
+from tracea_jax.ops.conv2d.op import CONV2D
+from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
+from tracea_jax.ops.matmul.op import MATMUL
+from tracea_jax.rewrite import attention, conv2d, gated_matmul, matmul
+
+# Rules of later ops are tried first, see ``rewrite.rules``.
+for _op, _rule in (
+    (MATMUL, matmul.MATMUL),
+    (GATED_MATMUL, gated_matmul.GATED_MATMUL),
+    (CONV2D, conv2d.CONV2D),
+    (ATTENTION, attention.ATTENTION),
+):
+    catalogue.register(dataclasses.replace(_op, rules=(_rule,)))

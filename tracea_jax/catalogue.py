@@ -1,0 +1,160 @@
+"""The catalogue: one record an op, which everything that is not about one op reads.
+
+A record says what an op asks (its problem), what may answer (its variants), and how it
+is called, measured, recognised, and written on the command line. Nothing here knows an
+op: the built-in records are made in ``ops/<op>/op.py``, and a program adds its own with
+``register``, in the module that defines the problem's class, so that each process that
+reads such a problem knows the op.
+
+This module is below everything that a record is made of, so the fields of a record are
+typed loosely. The first question for an op loads the built-in ones (``BUILT_IN``). That
+is the only import in the package that goes upward, and it is made by name.
+
+Asked by problem, variants, options, knowledge, tuning, rewrite, explain, graph, doctor
+and the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+BUILT_IN = "tracea_jax.builtin"  # registers the ops of this package
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A primitive of JAX for which a plan chooses what runs.
+
+    Attributes:
+      op: the name of the op that it belongs to.
+      primitive: with several results; ``implementation`` and ``config`` are parameters.
+      problem_of: (abstract operands, **params) -> problem, for static shapes.
+      reference: (*operands, **params) -> results in jnp: what it means.
+    """
+
+    op: str
+    primitive: Any
+    problem_of: Callable[..., Any]
+    reference: Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a problem on the command line.
+
+    Attributes:
+      flag: as in ``argparse``: "m", or "--kv-heads".
+      how: the other arguments of ``add_argument``. Its ``dest`` is the name of what
+        ``Op.build`` gets.
+    """
+
+    flag: str
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """Everything that the package has to know about one op.
+
+    Attributes:
+      name: as users write it, in ``tracea tune matmul`` and ``ops="matmul"``.
+      summary: a line for the command's help.
+      problem: the subclass of ``problem.Problem`` whose ``op`` is the name.
+      variants: our kernels, those that are preferred first, and ``variants.XLA`` last.
+      primitives: what programs hold for its calls, those of derivatives included.
+      bench: (problem, device) -> ``measure.Bench``: how choices are measured.
+      build: plain values -> problem: ``Graph.add_<name>``, and the command line.
+      arguments: of ``build``, on the command line. Each op takes ``--dtype`` as well.
+      rules: of ``rewrite.Rule``: how ``transform`` finds the op in a program.
+      parts: problem -> the problems of other ops that its variants plan on their own.
+    """
+
+    name: str
+    summary: str
+    problem: type[Any]
+    variants: tuple[Any, ...]
+    primitives: tuple[Planned, ...]
+    bench: Callable[[Any, Any], Any]
+    build: Callable[..., Any]
+    arguments: tuple[Argument, ...]
+    rules: tuple[Any, ...] = ()
+    parts: Callable[[Any], tuple[Any, ...]] = lambda problem: ()
+
+    def __post_init__(self) -> None:
+        if self.problem.op != self.name:
+            raise ValueError(
+                f"{self.problem.__name__}.op is {self.problem.op!r}; it must be "
+                f"{self.name!r}, the name of the op"
+            )
+
+    def __str__(self) -> str:
+        names = ", ".join(variant.name for variant in self.variants)
+        return f"{self.name}: {self.summary}; variants {names}"
+
+
+_ops: dict[str, Op] = {}
+
+
+def register(op: Op) -> None:
+    """Makes an op known to this process.
+
+    Raises:
+      ValueError: if another op has its name.
+    """
+    _load()
+    if _ops.setdefault(op.name, op) is not op:
+        raise ValueError(f"there is an op {op.name!r} already")
+
+
+@contextlib.contextmanager
+def using(op: Op) -> Iterator[Op]:
+    """Knows the op inside a ``with`` block only, in place of any other of its name."""
+    _load()
+    before = _ops.get(op.name)
+    _ops[op.name] = op
+    try:
+        yield op
+    finally:
+        if before is None:
+            del _ops[op.name]
+        else:
+            _ops[op.name] = before
+
+
+def get(name: str) -> Op:
+    """The op of this name.
+
+    Raises:
+      ValueError: naming the ops there are.
+    """
+    _load()
+    if not isinstance(name, str) or name not in _ops:
+        raise ValueError(f"op {name!r} must be one of {', '.join(_ops)}")
+    return _ops[name]
+
+
+def ops() -> tuple[Op, ...]:
+    """Every op, in the order in which they were registered."""
+    _load()
+    return tuple(_ops.values())
+
+
+def names() -> tuple[str, ...]:
+    """The name of every op."""
+    return tuple(op.name for op in ops())
+
+
+def planned() -> dict[Any, Planned]:
+    """What is planned of every op, by primitive."""
+    return {p.primitive: p for op in ops() for p in op.primitives}
+
+
+@functools.cache
+def _load() -> None:
+    """Registers the built-in ops; does nothing while they are being registered."""
+    importlib.import_module(BUILT_IN)

@@ -1,0 +1,114 @@
+"""Problems from plain values: what the builders of the ops share.
+
+A builder is in ``ops/<op>/builder.py``, with what the command line takes for it. The
+graph and the command line reach both through the op's record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracea_jax import catalogue
+from tracea_jax.ops.common.precision import (
+    canonical_precision,
+    precision_from_name,
+    precision_name,
+)
+from tracea_jax.options import options
+from tracea_jax.problem import Epilogue
+
+
+def array(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """An abstract array.
+
+    Raises:
+      ValueError: on a dtype that JAX does not know, or has not enabled.
+    """
+    try:
+        wanted = jnp.dtype(dtype)
+    except TypeError as e:
+        raise ValueError(f"dtype {dtype!r} is unknown to JAX") from e
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise ValueError(f"{wanted} arrays need the variable JAX_ENABLE_X64=1")
+    return jax.ShapeDtypeStruct(shape, wanted)
+
+
+def product_fields(
+    m: int,
+    n: int,
+    k: int,
+    dtype: Any,
+    out: Any,
+    batch: int,
+    layout: str,
+    precision: Any,
+) -> dict[str, Any]:
+    """Fields that the problems of a product and of a gated pair of them share."""
+    batch, m, n, k = sizes(batch=batch, m=m, n=n, k=k)
+    if layout not in ("nn", "nt", "tn", "tt"):
+        raise ValueError(f"{layout=} must be one of nn, nt, tn, tt")
+    operand = array(dtype, ()).dtype.name
+    return {
+        "batch": batch,
+        "m": m,
+        "n": n,
+        "k": k,
+        "lhs": operand,
+        "rhs": operand,
+        "out": operand if out is None else array(out, ()).dtype.name,
+        "layout": layout,
+        "lhs_batched": batch > 1,
+        "rhs_batched": batch > 1,
+        "precision": _precision(precision),
+    }
+
+
+def _precision(precision: Any) -> str:
+    if isinstance(precision, str):
+        return precision_name(precision_from_name(precision))
+    return precision_name(canonical_precision(precision))
+
+
+def epilogue(bias: bool, activation: Any, residual: bool) -> Epilogue:
+    """An epilogue with a bias of one vector; it checks the activation's name."""
+    return Epilogue(
+        bias="row" if bias else "none", activation=activation, residual=residual
+    )
+
+
+def sizes(**named: int) -> tuple[int, ...]:
+    """The sizes, each a positive integer.
+
+    Raises:
+      ValueError: naming the one that is none.
+    """
+    for name, size in named.items():
+        if not (isinstance(size, int) and size >= 1):
+            raise ValueError(f"{name}={size!r} must be an integer of at least 1")
+    return tuple(named.values())
+
+
+def check_direction(direction: str, *valid: str) -> None:
+    """Raises ValueError unless the direction is one of those that the op has."""
+    if direction not in valid:
+        raise ValueError(f"{direction=} must be one of {', '.join(valid)}")
+
+
+def asked(call: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Any:
+    """The problem that a call of an op asks, as the op's own primitive describes it.
+
+    Args:
+      call: (*arrays) -> the op's result; traced, never run.
+      dtype: of all arrays.
+      *shapes: of each.
+    """
+    with options(on_miss="heuristic"):
+        jaxpr = jax.make_jaxpr(call)(*(array(dtype, shape) for shape in shapes))
+    planned = catalogue.planned()
+    (eqn,) = (eqn for eqn in jaxpr.eqns if eqn.primitive in planned)
+    avals = [x.aval for x in eqn.invars]
+    return planned[eqn.primitive].problem_of(avals, **eqn.params)

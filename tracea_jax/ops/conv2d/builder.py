@@ -1,0 +1,114 @@
+"""Problems of conv2d from plain values: ``Graph.add_conv2d``, ``tracea tune conv2d``.
+
+The call of the op that they stand for says what is asked (``building.asked``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from typing import Any, get_args
+
+from tracea_jax.catalogue import Argument
+from tracea_jax.ops.common import arguments
+from tracea_jax.ops.common.building import asked, check_direction, epilogue, sizes
+from tracea_jax.ops.conv2d.primitive import conv2d
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.problem.conv2d import Direction
+
+Pair = tuple[int, int]
+DIRECTIONS = get_args(Direction)
+
+
+def build(
+    batch: int,
+    height: int,
+    width: int,
+    in_channels: int,
+    kernel_height: int,
+    kernel_width: int,
+    out_channels: int,
+    *,
+    dtype: Any = "float32",
+    strides: int | Pair = (1, 1),
+    padding: Any = "SAME",
+    dilation: int | Pair = (1, 1),
+    groups: int = 1,
+    layout: str = "NHWC",
+    bias: bool = False,
+    activation: str = "none",
+    residual: bool = False,
+    direction: str = "forward",
+) -> Conv2dProblem:
+    """activation(conv(x, w) + bias + residual), or a gradient of the convolution.
+
+    Args:
+      batch, height, width, in_channels: of x.
+      kernel_height, kernel_width, out_channels: of w, whose input channels are
+        in_channels / groups.
+      dtype: of the operands and the result.
+      strides, padding, dilation, groups, layout: as in ``ops.conv2d``.
+      bias, activation, residual: as in ``Graph.add_matmul``.
+      direction: "forward", "input_grad" or "weight_grad".
+    """
+    check_direction(direction, *DIRECTIONS)
+    image = sizes(batch=batch, height=height, width=width, in_channels=in_channels)
+    kernel = sizes(kernel_height=kernel_height, kernel_width=kernel_width)
+    (channels,) = sizes(out_channels=out_channels)
+    x, w = image, (*kernel, in_channels // groups, channels)
+    if layout == "NCHW":
+        x, w = (x[0], x[3], x[1], x[2]), (w[3], w[2], w[0], w[1])
+    convolve = functools.partial(
+        conv2d,
+        strides=strides,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+        layout=layout,
+    )
+    after = epilogue(bias, activation, residual)
+    if direction != "forward" and not after.is_identity:
+        raise ValueError("a gradient takes no bias, activation or residual")
+    problem = asked(convolve, dtype, x, w)
+    return dataclasses.replace(problem, direction=direction, epilogue=after)
+
+
+def _pair(text: str) -> Pair:
+    """ "2" or "2x1", for height and width."""
+    first, *rest = map(arguments.positive, text.split("x"))
+    if len(rest) > 1:
+        raise argparse.ArgumentTypeError(f"{text} must be a number or two, such as 2x1")
+    return first, rest[0] if rest else first
+
+
+def _padding(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
+_PAIR: dict[str, Any] = {"type": _pair, "default": (1, 1), "metavar": "N[xN]"}
+_LETTERS = {
+    "batch": "BATCH",
+    "height": "H",
+    "width": "W",
+    "in_channels": "C",
+    "kernel_height": "R",
+    "kernel_width": "S",
+    "out_channels": "K",
+}
+
+ARGUMENTS = (
+    *(arguments.size(name, letter) for name, letter in _LETTERS.items()),
+    Argument("--stride", {"dest": "strides", **_PAIR}),
+    Argument("--dilation", _PAIR),
+    Argument(
+        "--padding",
+        {"type": _padding, "default": "SAME", "help": "SAME, VALID or a number"},
+    ),
+    Argument("--groups", {"type": arguments.positive, "default": 1}),
+    Argument("--layout", {"choices": ("NHWC", "NCHW"), "default": "NHWC"}),
+    arguments.flag("--bias"),
+    arguments.activation("none"),
+    arguments.flag("--residual"),
+    arguments.direction(*DIRECTIONS),
+)
