@@ -3,12 +3,16 @@
     python benchmarks/bench_cache.py [--entries 5000] [--out DIRECTORY]
 
 The cache is made up: products of many shapes with as many observations as a tuning of
-the CPU kernel leaves. "in process" is a lookup of a problem that was asked before, by
-an equal but other object. "from disk" is the first lookup, "file evicted" the same
-after the system was told to drop the file from its memory (where it can be). "unseen"
-is a shape that was never tuned, answered from its neighbours, and "first unseen" the
-first of them, which reads all heads. Listing is timed with and without the start of the
-interpreter. Medians; seconds of the wall clock.
+the CPU kernel leaves. Medians of wall-clock time:
+
+    in process     a lookup of a problem asked before, by an equal but different object
+    from disk      the first lookup of a problem
+    file evicted   the first lookup after the system dropped the file from its memory,
+                   where the system can do so
+    unseen         a shape that was never tuned, answered from its neighbours
+    first unseen   the first lookup of such a shape, which reads all heads
+
+Listing is timed with and without the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -115,7 +119,7 @@ def made_up(problem: GemmProblem, draw: random.Random) -> Entry:
 def measured(
     directory: pathlib.Path, problems: list[GemmProblem]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of name, time and bar, both in microseconds."""
+    """Rows of (name, time, bar), time and bar in microseconds."""
     device = local_cpu()
     asked = random.Random(1).sample(problems, min(_SAMPLE, len(problems)))
     database = Database(directory)
@@ -142,7 +146,7 @@ def row(name: str, time_us: float, bar_us: float | None) -> dict[str, Any]:
 
 
 def timed(call: Callable[[Any], Any], arguments: list[Any]) -> float:
-    """Median microseconds of the call for one argument each."""
+    """Median microseconds of a call, over one call with each argument."""
     times = []
     for argument in arguments:
         start = time.perf_counter_ns()
@@ -154,10 +158,10 @@ def timed(call: Callable[[Any], Any], arguments: list[Any]) -> float:
 def from_cold_files(
     directory: pathlib.Path, problems: list[GemmProblem]
 ) -> float | None:
-    """First lookups after files were dropped from memory; None if that is not told."""
+    """Times of first lookups after files left memory; None if the system keeps them."""
     if not hasattr(os, "posix_fadvise"):
         return None
-    os.sync()  # what is not written yet is not dropped
+    os.sync()  # the system drops only data that are written
     for path in directory.glob("tuned/*/*/*.json"):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

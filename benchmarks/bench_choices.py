@@ -1,16 +1,16 @@
-"""What is chosen, against XLA, on shapes drawn at random.
+"""The speed of choices against XLA, on random shapes.
 
     python benchmarks/bench_choices.py {fused,decode,tuned,shipped} [--seed N] ...
 
-fused    products with every epilogue, planned from what ships with the package
+fused    products with every epilogue, planned from the answers that the package ships
 decode   attention of few queries, by cuDNN and by XLA
 tuned    products that were tuned first; a new process finds and times the answers
-shipped  no draw: shipped answers that won by little, of which ``judge_shipped.py`` then
-         keeps those whose kernels are clearly faster
+shipped  shipped answers that won by little, none of them random; ``judge_shipped.py``
+         then keeps the answers whose kernels are clearly faster
 
-A draw is told by its seed. Times are sums of kernel times, from the profiler, of calls
-made in turns. The peer is the code people write, compiled by jit; of attention it is
-what the op does where it leaves a problem to XLA.
+A seed determines the random problems. Times are sums of kernel times, from the
+profiler, of calls made in turns. The peer is the code people write, compiled by jit;
+for attention it is the code that the op runs where it leaves a problem to XLA.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ EPILOGUES = (
 )
 MOST_FLOPS = 2**41
 MOST_BYTES = 2**33
-WON_BY = 1.04  # by less, and a shipped answer is raced again
+WON_BY = 1.04  # a shipped answer that won its race by less is raced again
 HEADS = ((32, 8), (32, 32), (64, 8), (16, 1), (16, 16), (8, 8))
 
 
@@ -83,7 +83,7 @@ def product(draw: random.Random, least_flops: int) -> GemmProblem:
 
 
 def decode(draw: random.Random) -> AttentionProblem:
-    """Attention of few queries to many keys; every fourth knows how many there are."""
+    """Attention of few queries to many keys; every fourth problem has key lengths."""
     while True:
         heads, kv_heads = draw.choice(HEADS)
         head_dim = draw.choice((64, 128))
@@ -115,7 +115,7 @@ def narrowly_shipped() -> Iterator[Any]:
 
 
 def of_product(problem: GemmProblem, rounds: int) -> Row:
-    """A product: what was planned, the best kernel of ours by that plan, and XLA."""
+    """The row of a product: the plan, our best kernel by that plan, and XLA."""
     device = local_device()
     plan = dispatch.plan(problem, device)
     own, _ = bench_matmul.planned(problem)
@@ -133,7 +133,7 @@ def of_product(problem: GemmProblem, rounds: int) -> Row:
 
 
 def of_answer(problem: Any, rounds: int) -> Row:
-    """A tuned or shipped answer and XLA, beside what its tuning noted."""
+    """The row of a tuned or shipped answer and XLA, with the times of its tuning."""
     plan = dispatch.plan(problem, local_device())
     inputs = bench_matmul.operands(problem)
     sides = bench_matmul.sides(problem, with_own=False)
@@ -165,7 +165,7 @@ def tune_then_check(args: argparse.Namespace) -> None:
 
 
 def of_attention(problem: AttentionProblem, rounds: int) -> Row:
-    """Attention, forced to cuDNN and to XLA; "default" is the one that is planned."""
+    """The row of attention by cuDNN and by XLA; "default" names the planned one."""
     device = local_device()
     plan = dispatch.plan(problem, device)
     inputs = attention_workload.operands(problem, 1)
@@ -199,7 +199,7 @@ def _raced(calls: dict[str, Any], rounds: int) -> Row:
 def rows_of(
     problems: Iterator[Any], measure: Callable[[Any, int], Row], args: Any
 ) -> Iterator[Row]:
-    """A row for each problem until the time is over; what fails says why."""
+    """A row for each problem until the time is over; a failed problem's says why."""
     end = time.monotonic() + args.budget_s
     for problem in problems:
         if time.monotonic() > end:
@@ -218,7 +218,7 @@ def rows_of(
 
 
 def drawn(args: argparse.Namespace) -> Iterator[Any]:
-    """The problems that are asked for."""
+    """The problems that the arguments ask for."""
     if args.what == "shipped":
         yield from narrowly_shipped()
         return
@@ -228,7 +228,7 @@ def drawn(args: argparse.Namespace) -> Iterator[Any]:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Measures, writes the result file and tells the figures."""
+    """Measures, writes the result file and prints the figures."""
     ways: dict[str, Any] = {"fused": of_product, "decode": of_attention}
     measure = ways.get(args.what, of_answer)
     rows: list[Row] = []

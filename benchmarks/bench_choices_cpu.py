@@ -1,8 +1,9 @@
-"""What the policy chooses unmeasured on a CPU: python benchmarks/bench_choices_cpu.py
+"""The policy's choices without tuning on a CPU: python benchmarks/bench_choices_cpu.py
 
-Problems at random, most of them tiny, so that what a call costs counts: 24 of each in
-a program, ours with its untuned config and the code people write, in turns. Where the
-policy chooses XLA the choice is worth 1.0 by definition, as the program is the same.
+Problems are random and mostly tiny, so that the cost of a call counts. A program makes
+24 calls of one problem; our kernel with its untuned config and the code people write
+run in turns. Where the policy chooses XLA, both programs are the same, so the choice is
+worth 1.0 by definition.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from tracea_jax.problem import (
 )
 from tracea_jax.tuning import measure
 
-CALLS = 24  # in a program: what starting the program costs hardly counts
+CALLS = 24  # in a program, so that the cost of starting the program hardly counts
 LOWEST = 0.97  # ratio below which a choice has lost time
 EPILOGUES = (
     Epilogue(),
@@ -121,7 +122,7 @@ DRAWS: dict[str, Callable[[random.Random], Problem]] = {
 
 
 def problems(seed: int, each: int) -> Iterator[tuple[str, Problem]]:
-    """Of each group ``each`` times its weight, those of a seed always the same."""
+    """Random problems of a seed: of each group ``each`` times the group's weight."""
     for group, weight in GROUPS.items():
         rng = random.Random(f"{seed} {group}")
         yield from ((group, DRAWS[group](rng)) for _ in range(weight * each))
@@ -131,7 +132,7 @@ def problems(seed: int, each: int) -> Iterator[tuple[str, Problem]]:
 
 
 def workload(problem: Problem) -> tuple[Workload, Callable[..., Any]]:
-    """How the problem's kernels run, and the code people write."""
+    """The problem's workload, and the code people write for it."""
     if isinstance(problem, GatedMatmulProblem):
         return gated_workload.GATED_MATMUL, bench_matmul.plain
     return bench_cpu.WORKLOADS[problem.op], bench_cpu.plain
@@ -222,7 +223,7 @@ FIGURES = ("group", "drawn", "ours", "geomean", "lowest", "lost", "geomean of ou
 
 
 def figures(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Of each group: what is chosen is worth, and what always ours would be."""
+    """Of each group, the ratio of the policy's choices and of always choosing ours."""
     found = []
     for group in dict.fromkeys(row["group"] for row in rows):
         own = [row for row in rows if row["group"] == group]

@@ -2,16 +2,17 @@
 
 Every case races in turns, in one process, with default inputs of random normal numbers:
 
-    ours       the fastest of our kernels by the answers that are known (untuned: by its
-               heuristic)
+    ours       the fastest of our kernels by the known answers (without a tuned answer,
+               by its heuristic)
     untuned    the same kernel with the heuristic's config, if a tuning found another
     XLA        the code people write, compiled by jit with XLA's defaults
     oneDNN     the same with XLA's oneDNN custom calls, where this jaxlib has them
-    torch      the same on torch, with as many threads, where it is installed
+    torch      the same on torch, with as many threads, where torch is installed
 
-Ratios are of rounds in which the machine was quiet: where others use it, a long
-``--race-s`` has more of them, and more so of short slices. The peak of f32 arithmetic
-is measured in the same run (cpu_peak.cc, by the system's compiler, if there is one).
+Ratios are of rounds in which the machine was quiet. Where other programs use the
+machine, a long ``--race-s`` and short slices give more such rounds. The peak of f32
+arithmetic is measured in the same run (cpu_peak.cc, by the system's compiler, if there
+is one).
 ``--tune S`` tunes each case for S seconds first.
 """
 
@@ -85,7 +86,7 @@ def plain(*operands: jax.Array, problem: Problem) -> jax.Array:
 
 
 def contenders(case: Case, device: Device, inputs: list[jax.Array]) -> dict[str, Call]:
-    """What races, by name; ours first, if it runs at all."""
+    """The calls that race, by name; ours first, if a kernel of ours runs at all."""
     problem = case.problem
     calls: dict[str, Call] = {}
     choice = own(problem, device)
@@ -104,7 +105,7 @@ def contenders(case: Case, device: Device, inputs: list[jax.Array]) -> dict[str,
 
 
 def own(problem: Problem, device: Device) -> Choice | None:
-    """What ``implementation="tracea"`` runs, if any kernel of ours can."""
+    """The choice that ``implementation="tracea"`` runs, if any kernel of ours can."""
     try:
         plan = dispatch.plan(problem, device, implementation="tracea")
     except dispatch.Unsupported:
@@ -124,7 +125,7 @@ def _ours(problem: Problem, choice: Choice, inputs: list[jax.Array]) -> Call:
 
 
 def _onednn(problem: Problem, inputs: list[jax.Array]) -> Call | None:
-    """XLA with the flag; None where this jaxlib does not know it."""
+    """XLA with the flag of oneDNN; None where this jaxlib does not know the flag."""
     run = jax.jit(functools.partial(plain, problem=problem), compiler_options=ONEDNN)
     try:
         jax.block_until_ready(run(*inputs))
@@ -236,16 +237,16 @@ def measured(case: Case, args: argparse.Namespace, peak: Peak | None) -> Row:
 
 
 def work(problem: Problem) -> float:
-    """Floating-point operations that are needed; half of a causal attention's are."""
+    """Floating-point operations that a problem needs: half of all if it is causal."""
     is_causal = isinstance(problem, AttentionProblem) and problem.is_causal
     return problem.flops * (0.5 if is_causal else 1.0)
 
 
 class Peak:
-    """f32 multiply-adds as fast as they go, on all threads; see cpu_peak.cc."""
+    """Measures the highest rate of f32 multiply-adds, on all threads (cpu_peak.cc)."""
 
     def __init__(self, isa: str, threads: int) -> None:
-        """Compiles it.
+        """Compiles the program.
 
         Raises:
           OSError, subprocess.CalledProcessError: without a compiler.
@@ -264,7 +265,7 @@ class Peak:
         self._run.argtypes = [ctypes.c_int64]
 
     def gflops(self) -> float:
-        """GFLOP/s now."""
+        """Runs the program; the rate in GFLOP/s."""
         rounds, operations = 1 << 14, 0.0
         while True:
             start = time.perf_counter()
@@ -287,7 +288,7 @@ class Peak:
             rounds *= 4
 
 
-# A process of its own, as peaks of memory cannot be forgotten everywhere.
+# Runs in its own process, because not every system can reset a peak of memory.
 _LONG_ATTENTION = """
 import jax, jax.numpy as jnp, pathlib
 from tracea_jax import ops

@@ -1,12 +1,12 @@
-"""Answers made from other shapes, against what was measured; no device is needed.
+"""Interpolated answers against measured ones; no device is needed.
 
     python benchmarks/bench_interpolation.py [--device H200] [--clearly 1.0 1.04 1.1]
 
-Leaves each shipped answer out in turn, has ``tuning.interpolate`` make one from the
-rest, and looks up what its choice took in the race of the one left out. A config that
-did not race there counts as the best of its variant that did, so the ratios are upper
-bounds. The neighbours of models' layers are far, four times the rows: what is asked in
-practice mostly lies nearer.
+Each shipped answer is left out in turn. ``answers.interpolate`` makes an answer to its
+problem from the others, and the time of that choice is looked up in the race of the
+answer left out. A config that did not race there counts as the best config of its
+variant that did, so the ratios are upper bounds. Neighbours among the models' layers
+are far apart, by four times the rows; problems in practice mostly have nearer ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tracea_jax.tuning.answers.answer import Answer, Timed, timed
 from tracea_jax.tuning.answers.neighbours import NEAREST, Nearby
 from tracea_jax.tuning.store.entries import Store
 
-Pair = tuple[Answer, tuple[Timed, ...]]  # what is made, and what was measured
+Pair = tuple[Answer, tuple[Timed, ...]]  # the interpolated answer, the measured times
 
 
 def pairs(device: Device) -> Iterator[Pair]:
-    """For each shipped answer of a device the one that the others make."""
+    """For each shipped answer of a device, the one interpolated from the others."""
     shipped = Store(knowledge.SHIPPED, read_only=True)
     for name, head in shipped.heads():
         entry = shipped.read(name, complete=True)
@@ -43,7 +43,7 @@ def pairs(device: Device) -> Iterator[Pair]:
 
 
 def ratio(answer: Answer, times: tuple[Timed, ...]) -> float | None:
-    """XLA's time by that of the choice, as far as it is known."""
+    """XLA's time divided by the choice's, or an upper bound of it."""
     config = dataclasses.asdict(answer.choice.config)
     own = [t for t in times if t.variant == answer.choice.variant]
     known = [t for t in own if t.config == config] or own
@@ -59,7 +59,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     device = named(args.device)
-    interpolate.CLEARLY = 0.0  # to see what is promised before it is judged
+    interpolate.CLEARLY = 0.0  # keeps answers of any promise, to judge them below
     made = list(pairs(device))
     print(
         f"{len(made)} answers; how many are a kernel of ours, and of these XLA / ours"

@@ -1,4 +1,4 @@
-"""What our kernels cost beside running: launching them and compiling them.
+"""The cost of launching and of compiling our kernels, apart from running them.
 
     python benchmarks/bench_launch.py [--chain 256] [--out DIRECTORY]
 
@@ -6,19 +6,19 @@ Launching (on a GPU): chains of tiny products, each of which needs the one befor
 our kernel and on XLA's, without command buffers, which would replay launches. For each
 side
 
-- ``interval_us``: from the start of one launch call to that of the next, on the host,
-  by the profiler, whose own cost is in it. Launches do not wait for the device, so this
-  is all that the host does for one: XLA's call of our handler, our encoding of tensor
-  maps, the launch.
-- ``call_us``: of the launch call of the driver alone, by the profiler.
-- ``wall_us``: what one more product adds to the wall-clock time of an execution without
-  a profiler: the longer of what host and device take for it.
-- ``processor_us``: what it adds to the processor time of the whole process.
-- ``kernel_us``: of the kernel.
+- ``interval_us``: from the start of one launch call to the start of the next, on the
+  host, measured by the profiler and including the profiler's own cost. Launches do not
+  wait for the device, so this is all the host's work for a launch: XLA's call of our
+  handler, our encoding of tensor maps, the launch.
+- ``call_us``: time of the driver's launch call alone, measured by the profiler.
+- ``wall_us``: wall-clock time that one more product adds to an execution without a
+  profiler: the longer of the host's and the device's time for it.
+- ``processor_us``: processor time of the whole process that one more product adds.
+- ``kernel_us``: time of the kernel.
 
 Compiling (anywhere with NVRTC): for some problems the kernel that runs on an H200 when
-nothing is tuned, compiled several times from nothing, and what it needs: registers,
-spills, stack, and warnings of the assembler.
+nothing is tuned, compiled several times without any cache, with its registers, spills,
+stack, and warnings of the assembler.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def launching(length: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def chain(side: str, count: int) -> common.Call:
-    """A compiled function of so many products in a row."""
+    """A compiled function of ``length`` products in a row."""
 
     @jax.jit
     def run(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -118,7 +118,7 @@ def _host_us(call: common.Call, length: int) -> dict[str, float | None]:
             continue
         for line in plane.lines:
             events = [e for e in line.events if e.name.startswith("cuLaunchKernel")]
-            # The thread that enqueued the chain, and no other.
+            # Only the thread that enqueued the chain counts.
             if len(events) >= length > len(found):
                 found = sorted((e.start_ns, e.duration_ns) for e in events)
     if not found:
@@ -135,7 +135,7 @@ def _host_us(call: common.Call, length: int) -> dict[str, float | None]:
 
 
 def problems() -> list[Problem]:
-    """Kernels that differ in what they are made of."""
+    """Problems whose kernels are made of different parts."""
     half: Any = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}
     square: Any = {"m": 4096, "n": 4096, "k": 4096}
     fp8: Any = {**half, "lhs": "float8_e4m3fn", "rhs": "float8_e4m3fn", "layout": "nt"}
@@ -153,7 +153,7 @@ def problems() -> list[Problem]:
 
 
 def kernels(problem: Problem, device: CudaDevice) -> Iterator[tuple[str, Kernel]]:
-    """Variant and kernel of all of ours that can serve a problem, by default."""
+    """(variant, kernel) of each variant of ours that can serve a problem, untuned."""
     diagnosis = diagnose(problem, device)
     for name in diagnosis.candidates:
         variant = variants.get(problem.op, name)
@@ -163,7 +163,7 @@ def kernels(problem: Problem, device: CudaDevice) -> Iterator[tuple[str, Kernel]
 
 
 def compiling(device: CudaDevice, times: int) -> Iterator[dict[str, Any]]:
-    """A row for every kernel; only the first has NVRTC itself to load."""
+    """A row for every kernel; the first compilation also loads NVRTC."""
     for problem in problems():
         for name, kernel in kernels(problem, device):
             cubins = [nvrtc.compile(kernel) for _ in range(times)]
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--times", type=int, default=3, help="to compile each kernel")
     args = parser.parse_args()
-    # Before the device is first used: a replayed graph launches once.
+    # Set before the device is first used: a replayed graph would launch only once.
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_gpu_enable_command_buffer= {flags}"
     device = local_device()

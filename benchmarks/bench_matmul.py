@@ -1,12 +1,13 @@
 """matmul against XLA on a GPU: python benchmarks/bench_matmul.py [--quick] [--only ...]
 
-The peer is the code people write, compiled by jit with XLA's defaults. Beside it race,
-in turns, the fastest of our own kernels, and the default: what a call without
-``implementation`` runs after the tuning, which may be XLA. Inputs are random normal.
+Three sides race in turns: the peer, which is the code people write, compiled by jit
+with XLA's defaults; the fastest of our own kernels; and the default, which a call
+without ``implementation`` runs after the tuning and which may be XLA. Inputs are random
+normal.
 
-Problems of a group are tuned together first. Results are saved after every case; with
-``--only`` the rows of other groups stay as they are, with ``--resume`` what is there is
-not measured again. Both need the same device, versions and commit.
+The problems of a group are tuned together first. Results are saved after every case.
+With ``--only``, the rows of other groups stay as they are; with ``--resume``, existing
+rows are not measured again. Both need the same device, versions and commit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Problem = GemmProblem | GatedMatmulProblem
 
 COPY_FLOATS = 1 << 29  # 2 GiB that the copy reads, and as many that it writes
 HEAVY_BYTES = 100e6  # weights above are held to the bandwidth of a copy
-CHECKED_COLUMNS = 256  # that errors are looked for in, beside every 64th row
+CHECKED_COLUMNS = 256  # columns checked for errors, besides every 64th row
 
 
 # --- the three sides ------------------------------------------------------------------
@@ -93,7 +94,7 @@ def plain(*operands: jax.Array, problem: Problem) -> jax.Array:
 
 
 def planned(problem: Problem) -> tuple[dispatch.Plan | None, str]:
-    """What ``implementation="tracea"`` runs, or None and why nothing of ours can."""
+    """The plan of ``implementation="tracea"``; None and why, if we have no kernel."""
     try:
         plan = dispatch.plan(problem, local_device(), implementation="tracea")
     except dispatch.Unsupported as e:
@@ -112,7 +113,7 @@ def measure(case: Case, rounds: int) -> Row:
     inputs = operands(problem)
     compiled = sides(problem, with_own=own is not None)
     with warnings.catch_warnings():
-        # What cannot be compiled would be XLA under our name.
+        # A kernel that cannot be compiled would be replaced by XLA, under our name.
         warnings.filterwarnings("error", message=".*is left to XLA")
         results = {name: side(*inputs) for name, side in compiled.items()}
     errors = {name: error(problem, inputs, y) for name, y in results.items()}
@@ -148,7 +149,7 @@ def sides(problem: Problem, *, with_own: bool) -> dict[str, Any]:
 
 
 def _times(problem: Problem, times: dict[str, list[float]]) -> Row:
-    """The part of a row that a race tells; rates are of our kernel if there is one."""
+    """The times in a row; rates are of our kernel if there is one."""
     medians = {name: statistics.median(t) for name, t in times.items()}
     ratios = {n: common.median_ratio(times, "xla", n) for n in times if n != "xla"}
     us = medians.get("own", medians["default"])
@@ -179,7 +180,7 @@ def operands(problem: Problem) -> list[jax.Array]:
 
 
 def error(problem: Problem, inputs: list[jax.Array], result: jax.Array) -> float:
-    """The largest error in some rows and columns, in units of what rounding allows."""
+    """The largest error in some rows and columns, in units of the allowed rounding."""
     rng = np.random.default_rng(0)
     count = min(CHECKED_COLUMNS, problem.n)
     inner = rng.choice(problem.n, count, replace=False)
@@ -276,7 +277,7 @@ def save(rows: list[Row], args: argparse.Namespace) -> pathlib.Path:
 def kept(
     earlier: list[Row], chosen: Sequence[Case], args: argparse.Namespace
 ) -> list[Row]:
-    """The rows of an earlier run that stay: of other groups, or all to go on."""
+    """The rows of an earlier run that stay: those of other groups, or all of them."""
     if args.resume:
         return earlier
     groups = {case.group for case in chosen}
@@ -316,7 +317,7 @@ def _works() -> bool:
 
 
 def line(rows: Sequence[Row], case: Case) -> str:
-    """What is printed of a case when it is done."""
+    """The line to print for a case when it is done."""
     (row,) = [r for r in rows if r["problem"] == case.problem.to_json()]
     if "error" in row:
         return f"{row['group']}: {row['text']}: {row['error'].splitlines()[0]}"

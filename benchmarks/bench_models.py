@@ -14,10 +14,10 @@ x 256, batch normalisation with running statistics), both as above; and the MLP'
 with width 1024 and 1024 rows.
 
 All functions are compiled by ``jax.jit``; models are plain JAX, attention by
-``jax.nn.dot_product_attention`` with its defaults. Every problem that our side asks for
-is tuned first, unless the effort is "none". Times are sums of kernel times on a GPU,
-wall-clock times on a CPU, all sides in one run and in turns; ``wall_ratio`` is of
-wall-clock times on either.
+``jax.nn.dot_product_attention`` with its defaults. Every problem of our side is tuned
+first, unless the effort is "none". All sides run in turns. Times are sums of kernel
+times on a GPU and wall-clock times on a CPU; ``wall_ratio`` is a ratio of wall-clock
+times on both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Mlp:
     dtype: str
 
     def inputs(self) -> tuple[Any, jax.Array, jax.Array]:
-        """Random parameters, rows and targets; weights keep the size of activations."""
+        """Random parameters, rows and targets; the weights keep activations' size."""
         keys = jax.random.split(jax.random.key(0), 2 * self.layers + 2)
         scale = (2 / self.width) ** 0.5
 
@@ -116,10 +116,10 @@ class Case:
     """One race: a plain function, and the same on our ops in one or several ways.
 
     Attributes:
-      name: of the row, followed by the key of ``ours`` if that is not empty.
-      model: what it is a function of, told in the row.
+      name: name of the row, followed by the key in ``ours`` if the key is not empty.
+      model: text for the row about the model of the function.
       plain, ours, inputs: the functions and their arguments.
-      bar: the least ratio that will do, if there is one.
+      bar: the lowest ratio that is good enough, if there is a bar.
     """
 
     name: str
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tune", nargs="*", help="ops; all by default")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
-    # Some cases go to a file of their own: each file is of one run.
+    # Each result file holds one run, so some cases go to a file of their own.
     name = f"models_{common.slug(args.only)}" if args.only else "models"
     rows, path = [], None
     for case in cases(isinstance(local_device(), CudaDevice)):
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def cases(gpu: bool) -> Iterator[Case]:
-    """What is measured; inputs are made when a case is asked for."""
+    """The cases to measure; the inputs of a case are made when it is asked for."""
     if gpu:
         yield from _language(LLAMA_3_8B, "block")
         yield training(GELU_MLP, bar=1.08)
@@ -234,7 +234,7 @@ def training(model: Mlp, bar: float | None = None, name: str = "gelu MLP step") 
 
 
 def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each way of ours: tuned, checked and timed in one race."""
+    """A row for each of our ways to run the case: tuned, checked, timed in a race."""
     inputs, progress = case.inputs, Progress()
     how = {"effort": args.effort, "goal": args.goal, "ops": args.tune}
     for function in case.ours.values() if args.effort != "none" else ():
@@ -276,9 +276,10 @@ def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _errors(calls: dict[str, Any], plain: Any, inputs: Any) -> dict[str, float]:
-    """Largest error of any result by the root mean square of the exact one.
+    """The largest error of any result, divided by the exact result's root mean square.
 
-    Exact is the plain function in float32 with products of the highest precision.
+    The exact result is that of the plain function in float32, with products of the
+    highest precision.
     """
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), inputs)
     with jax.default_matmul_precision("highest"):

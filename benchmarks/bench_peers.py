@@ -4,8 +4,8 @@
 
 Pallas Mosaic GPU's Hopper matmul (part of jax; the best of its own sweep of configs),
 ``torch.matmul``, and tokamax's gated linear unit, each in one race with XLA and with
-what our op runs after tuning. bfloat16, random normal inputs, kernel times. What cannot
-run here is told with its reason.
+our op after tuning. bfloat16, random normal inputs, kernel times. Each library that
+cannot run here is reported with the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SWEEP_S = 30.0  # for Pallas, whose configs take seconds to compile
 
 
 class Missing(RuntimeError):
-    """A library is not here, or does not do what is asked."""
+    """A library is not installed, or cannot run the problem."""
 
 
 def problems() -> list[Problem]:
@@ -74,7 +74,7 @@ def pallas(problem: Problem, operands: list[jax.Array], sweep_s: float) -> commo
 
 
 def _pallas_configs(module: Any) -> Iterator[Any]:
-    """What jax's program sweeps, the wide tiles first."""
+    """The configs that jax's own program sweeps, wide tiles first."""
     tiles = ((128, 128), (256, 64), (128, 64), (256, 128))
     dimension = module.MatmulDimension
     for (m, n), width in itertools.product(tiles, (8, 16, 4)):
@@ -94,7 +94,7 @@ def torch(problem: Problem, operands: list[jax.Array], sweep_s: float) -> common
     """torch.matmul on the same numbers; the call waits for the device.
 
     Raises:
-      Missing: if it is not installed or has no GPU.
+      Missing: if torch is not installed or has no GPU.
     """
     if not isinstance(problem, GemmProblem):
         raise Missing("a gated product is no single function of it")
@@ -111,10 +111,10 @@ def torch(problem: Problem, operands: list[jax.Array], sweep_s: float) -> common
 
 
 def tokamax(problem: Problem, operands: list[jax.Array], sweep_s: float) -> common.Call:
-    """Its gated linear unit, whose weights are one array (k, 2, n).
+    """tokamax's gated linear unit, whose weights are one array (k, 2, n).
 
     Raises:
-      Missing: if it is not installed.
+      Missing: if tokamax is not installed.
     """
     library = _imported("tokamax")
     if not isinstance(problem, GatedMatmulProblem):
@@ -131,7 +131,7 @@ PEERS = {"pallas": pallas, "torch": torch, "tokamax": tokamax}
 def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as e:  # also what its own imports raise
+    except Exception as e:  # tokamax's own imports may raise anything
         what = "not installed" if isinstance(e, ImportError) else "cannot be imported"
         raise Missing(f"{what}: {e}") from e
 

@@ -1,4 +1,4 @@
-"""What transform adds to the time of tracing a deep model: python bench_tracing.py
+"""The time that transform adds to tracing a deep model: python bench_tracing.py
 
 Both sides are traced in turns, from empty caches, and timed in processor seconds, which
 a busy machine changes less than the clock on the wall.
@@ -24,7 +24,7 @@ Model = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its argumen
 
 
 def mlp(layers: int) -> Model:
-    """Dense layers with gelu, written as people do."""
+    """Dense layers with gelu, as people write them."""
 
     def apply(weights: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
         for w, b in weights:
@@ -55,7 +55,7 @@ MODELS = {"gelu MLP": mlp, "Llama": llama}
 
 
 def measure(model: Model, rounds: int) -> dict[str, float]:
-    """Medians of the processor time of either side, and of their ratio."""
+    """Medians of both sides' processor times, and of their ratio."""
     fn, arguments = model
     sides = {"plain": fn, "ours": tracea.transform(fn)}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
@@ -69,7 +69,7 @@ def measure(model: Model, rounds: int) -> dict[str, float]:
 
 def _trace_s(fn: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     jax.clear_caches()
-    gc.collect()  # what another trace left behind
+    gc.collect()  # so that no trace pays for the garbage of another
     start = time.process_time()
     # A new function each time: a jitted one remembers its traces.
     jax.jit(lambda *args: fn(*args)).trace(*arguments)

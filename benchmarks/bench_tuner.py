@@ -22,8 +22,8 @@ import replay
 from replay import Method, Recorded
 
 COUNTS = (8, 16, 24, 32, 48, 64, 96)
-UNSEEN = 1000  # first of the seeds that were not looked at when the search was made
-LIMIT = 256  # evaluations when the search is left to stop by itself
+UNSEEN = 1000  # the first seed that was not used while the search was developed
+LIMIT = 256  # evaluations at most when the search stops by itself
 STRATEGIES = (
     "adaptive_tabu_greywolf",
     "hybrid_vndx",
@@ -98,7 +98,7 @@ def methods(args: argparse.Namespace) -> dict[str, Method]:
 def replayed(
     name: str, method: Method, spaces: list[Recorded], seeds: int
 ) -> dict[str, np.ndarray]:
-    """Scores of a method; random search gets fifteen times the seeds, being cheap."""
+    """Scores of a method; random search, being cheap, gets 15 times as many seeds."""
     start, scores = time.perf_counter(), {}
     for space in spaces:
         orders = (
@@ -111,7 +111,7 @@ def replayed(
 
 
 def scored(space: Recorded, runs: list[np.ndarray]) -> np.ndarray:
-    """F of the times that each run saw, in order."""
+    """F(1), F(2), ... of each run, from its times in order."""
     last = COUNTS[-1]
     return np.array(
         [space.fractions(run, last)[[n - 1 for n in COUNTS]] for run in runs]
@@ -119,7 +119,7 @@ def scored(space: Recorded, runs: list[np.ndarray]) -> np.ndarray:
 
 
 def kernel_tuner(args: argparse.Namespace, spaces: list[Recorded]) -> dict[str, Scores]:
-    """Scores of its strategies, replayed by its own interpreter."""
+    """Scores of kernel_tuner's strategies, replayed by an interpreter that has it."""
     job = {
         "spaces": {
             space.name: {
@@ -157,7 +157,7 @@ def kernel_tuner(args: argparse.Namespace, spaces: list[Recorded]) -> dict[str, 
 
 
 def stopping(spaces: list[Recorded], seeds: int) -> list[Row]:
-    """Where the search stops by itself, and what it has found by then."""
+    """When the search stops by itself, and the best config it has found by then."""
     rows = []
     for space in spaces:
         orders = [replay.search(space, s, budget=LIMIT)[0] for s in range(seeds)]
@@ -199,7 +199,7 @@ def report(rows: list[Row], method: str, scores: Scores, mean: bool = True) -> N
 
 
 def best_of(rows: list[Row], prefix: str) -> Scores:
-    """The best of some methods, chosen anew for each space and count."""
+    """The best of several methods, chosen separately for each space and count."""
     chosen = [r for r in rows if r["method"].startswith(prefix)]
     spaces = {r["space"] for r in chosen if r["space"] != "mean"}
 

@@ -2,12 +2,13 @@
 
     python bench_tuning.py [--times 10] [--size M N K] [--dtype float32] [--goal GOAL]
 
-Every tuning has an empty cache and a seed of its own. Then all their answers race in
-turns with the default, XLA, and the best configs of a recorded table of the space, if
-there is one (``record_space.py``).
+Every tuning has an empty cache and its own seed. Then the answers of all tunings race
+in turns with the default, XLA, and the best configs of a recorded table of the space,
+if there is one (``record_space.py``).
 
 Answers are compared as the tuner compares them, by the rounds in which the machine was
-quiet (``tuning.race``); by all rounds, and by cold executions, they are recorded too.
+quiet (``tuning.measure.race``). Comparisons by all rounds and by cold executions are
+recorded too.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from tracea_jax.tuning.answers.answer import legal_choice
 from tracea_jax.tuning.search.candidates import config_json
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
-COMPILES = 32  # that a search is judged after
+COMPILES = 32  # compilations after which a search is judged
 RACE = measure.Timing(
     rounds=401, max_rounds=1, cold_rounds=101, race_s=60.0, race_limit_s=120.0
 )
 
 
 def tuned(problem: GemmProblem, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One tuning: its answer, and how it came to it."""
+    """One tuning: its answer, and the course of its search."""
     with tempfile.TemporaryDirectory() as directory:
         with tracea.options(cache_dir=directory):
             report = tracea.tune(problem, goal=args.goal, effort=args.effort, seed=seed)
@@ -61,7 +62,7 @@ def tuned(problem: GemmProblem, seed: int, args: argparse.Namespace) -> dict[str
 
 
 def recorded_fraction(problem: GemmProblem, trials: Sequence[Trial]) -> float | None:
-    """The recorded best time by that of the best of the first ``COMPILES`` configs."""
+    """The recorded best time divided by the best of the first ``COMPILES`` configs."""
     (table,) = tables_of(problem) or (None,)
     if table is None:
         return None

@@ -1,10 +1,10 @@
-"""What runs where nothing was tuned, against XLA: python benchmarks/bench_untuned.py
+"""Untuned calls against XLA on a GPU: python benchmarks/bench_untuned.py
 
-The products of well-known models on a GPU, planned from what ships with the package:
-with the numbers of tokens that the shipped answers are about, and with some in between.
-The peer is the code people write, compiled by jit. Where the plan is XLA, there is
-nothing to race. The order is random, but always the same: what a time limit leaves out
-is like what it does not.
+The products of well-known models are planned from the answers that the package ships,
+for the numbers of tokens of the shipped answers and for some in between. The peer is
+the code people write, compiled by jit. Where the plan is XLA, nothing is raced. The
+order is random but always the same, so that the problems which a time limit leaves out
+are like the measured ones.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import tracea_jax as tracea
 from tracea_jax import dispatch
 from tracea_jax.campaign import local_device
 
-BETWEEN = (5, 24, 100, 700, 3000, 12000)  # tokens that nothing was measured with
+BETWEEN = (5, 24, 100, 700, 3000, 12000)  # numbers of tokens without measurements
 
 
 def problems() -> list[bench_matmul.Problem]:
-    """What the shipped answers are about, and the same layers with other rows."""
+    """The problems of the shipped answers, and the same layers with other rows."""
     bodies = [layer for layer in LAYERS if not layer.is_head]
     asked = [layer.asked(m) for layer in bodies for m in BETWEEN]
     between = [*(layer.plain(m) for layer in bodies for m in BETWEEN), *asked]
@@ -40,7 +40,7 @@ def problems() -> list[bench_matmul.Problem]:
 
 
 def measure(problem: bench_matmul.Problem, rounds: int) -> dict[str, Any]:
-    """One row: what was planned and why, and how it compares."""
+    """One row: the plan, its origin, and its time against XLA's."""
     plan = dispatch.plan(problem, local_device())
     row = {
         "text": str(problem),

@@ -1,8 +1,8 @@
-"""What all benchmarks share: interleaved timing, the environment, result files.
+"""Code that all benchmarks share: interleaved timing, the environment, result files.
 
 A result is one JSON file for each benchmark and device,
 ``results/<device>/<benchmark>.json``: {"environment": {...}, "rows": [...]}. Rows are
-plain data; ratios are the peer's time by ours, so above 1 ours is faster.
+plain data. A ratio is the peer's time divided by ours: above 1, ours is faster.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ RESULTS = ROOT / "results"
 def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
     """Microseconds of each call in every round, taken in turns.
 
-    On a GPU the sum of kernel times, from the profiler; on a CPU wall-clock time of
-    slices long enough to be timed well.
+    On a GPU a time is the sum of kernel times, from the profiler. On a CPU it is
+    wall-clock time, of slices long enough to be timed well.
     """
     if isinstance(local_device(), CudaDevice):
         return kernel_times(calls, rounds)
@@ -52,7 +52,7 @@ def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
 def median_ratio(
     times: Mapping[Any, Sequence[float]], slow: Hashable, fast: Hashable
 ) -> float:
-    """Median over the rounds of slow's time by fast's."""
+    """Median over the rounds of slow's time divided by fast's."""
     pairs = zip(times[slow], times[fast], strict=True)
     return statistics.median(s / f for s, f in pairs)
 
@@ -60,21 +60,24 @@ def median_ratio(
 def tune_together(
     problems: Sequence[Problem], *, budget_s: float, **how: Any
 ) -> dict[Problem, str]:
-    """Tunes problems, each worth the same; those without an answer then, and why.
+    """Tunes problems in one campaign, in which each problem is worth the same.
 
-    One tuning of all starts one child process. If it fails as a whole they are tuned
-    one by one, each with its share of the time.
+    One campaign starts only one child process. If the campaign fails as a whole, the
+    problems are tuned one by one, each with its share of the time.
 
     Args:
       problems: at least one.
-      budget_s: seconds for all.
+      budget_s: seconds for all problems together.
       **how: effort, goal, progress of ``tune``.
+
+    Returns:
+      The problems that have no answer in the end, and why.
     """
     graph = Graph()
     floors = {p: roofline.floor_us(p, local_device()) or 1.0 for p in problems}
     for problem, floor in floors.items():
-        # As many runs of each as take equally long, so that large ones are not
-        # preferred; ten of the largest, as numbers of runs are whole.
+        # Each problem gets so many runs that all problems take equally long, so that
+        # large ones are not preferred. The largest gets ten, as numbers are whole.
         graph.add(problem, max(1, round(10 * max(floors.values()) / floor)))
     try:
         report = tune(graph, budget_s=budget_s, **how)
@@ -95,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:
-    """Device, versions and commit behind a result."""
+    """The device, versions and commit that a result belongs to."""
     device = local_device()
     packages = ("tracea_jax", "jax", "jaxlib", "numpy")
     return {
@@ -119,10 +122,11 @@ def save(
 ) -> pathlib.Path:
     """Writes a result file, as the common arguments say, and returns its path.
 
-    The file is replaced at once: whoever is killed while measuring leaves a valid one.
+    The file is replaced atomically: a benchmark that is killed leaves a valid file.
 
     Args:
-      benchmark, rows, args: name, content, and where to.
+      benchmark, rows: name and content.
+      args: the common arguments, which say where to write.
       **more: further entries beside "environment" and "rows".
     """
     where = environment(args.commit)
@@ -136,10 +140,7 @@ def save(
 
 
 def saved(benchmark: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of an earlier run's file, if they can stand beside those of this one.
-
-    That is if device, versions and commit are the same.
-    """
+    """The rows of an earlier run's file, if device, versions and commit agree."""
     where = environment(args.commit)
     path = _path(benchmark, where, args)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The cases of ``bench_cpu`` and what they are held to: XLA's time by ours."""
+"""The cases of ``bench_cpu`` and their bars: XLA's time divided by ours."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Case:
     """One row.
 
     Attributes:
-      group: where it stands in the table; groups of ``GEOMEANS`` are judged as a whole
-        as well.
-      must, stretch: the ratio that it must reach, and one to be proud of.
-      is_quick: whether a quick run has it, too.
+      group: the part of the table that the row is in; a group in ``GEOMEANS`` also has
+        a bar for its geometric mean.
+      must, stretch: the ratio that the row must reach, and an ambitious one.
+      is_quick: whether a quick run has the row, too.
     """
 
     group: str
@@ -44,14 +44,14 @@ GEOMEANS = {  # of the ratios of a group: must, stretch
     "conv2d f32": (1.25, 1.6),
     "conv2d bf16": (5.0, 9.0),
 }
-TORCH = (1.0, 1.15)  # geometric mean of torch's time by ours over all rows
-PEAK = (0.75, 0.85)  # of the measured peak that large f32 products reach
-GELU_COST = (0.08, 0.03)  # of a product's time that a fused GELU adds
-MEMORY_MB = (64.0, 16.0)  # of a long attention, beside inputs and outputs
+TORCH = (1.0, 1.15)  # geometric mean over all rows of torch's time divided by ours
+PEAK = (0.75, 0.85)  # part of the measured peak that large f32 products reach
+GELU_COST = (0.08, 0.03)  # part of a product's time that a fused GELU adds
+MEMORY_MB = (64.0, 16.0)  # memory of a long attention, besides inputs and outputs
 
 
 def suite(quick: bool) -> list[Case]:
-    """The cases, those of a group in a row."""
+    """The cases; those of one group are consecutive."""
     makers = (_products, _skinny, _dots, _gradients, _fused, _convolutions, _attentions)
     cases = [case for make in makers for case in make()]
     return [case for case in cases if case.is_quick or not quick]
@@ -82,7 +82,7 @@ def _skinny() -> Iterator[Case]:
 
 
 def _dots() -> Iterator[Case]:
-    """Weights stored by output, as many models have them, and few outputs."""
+    """Products whose weights are stored by output, as in many models; few outputs."""
     for dtype in ("float32", "bfloat16"):
         for m in (1, 16):
             problem = _gemm((m, 4096, 4096), dtype, layout="nt")
@@ -93,7 +93,7 @@ def _dots() -> Iterator[Case]:
 
 
 def _gradients() -> Iterator[Case]:
-    """Those of two layers' weights, x^T @ dy, and inputs, dy @ w^T."""
+    """Gradients of two layers: of weights, x^T @ dy, and of inputs, dy @ w^T."""
     for dtype in ("float32", "bfloat16"):
         for sizes in ((768, 3072, 2048), (3072, 768, 2048)):
             problem = _gemm(sizes, dtype, layout="tn")
@@ -120,7 +120,7 @@ def _fused() -> Iterator[Case]:
 
 
 def _convolutions() -> Iterator[Case]:
-    """The convolutions of a residual network, as the table of goals has them."""
+    """The convolutions of a residual network that the table of goals lists."""
     shapes = (  # batch, size, channels in and out, kernel, stride
         (1, 56, 64, 64, 3, 1),
         (8, 56, 64, 64, 3, 1),
@@ -203,7 +203,7 @@ def _case(
 def summary(rows: Sequence[Row]) -> list[Row]:
     """The figures of several rows: {"name", "value", "must", "stretch", "is_upper"}.
 
-    A figure whose rows are not all there is left out.
+    A figure is left out unless all of its rows are there.
     """
     measured = [r for r in rows if "error" not in r]
     return [
@@ -231,7 +231,7 @@ def _of(name: str, values: list[float], goals: Any, fold: Any = geomean) -> list
 
 
 def _gelu_cost(rows: Sequence[Row]) -> list[Row]:
-    """What GELU adds to the same product; from the rates, as shapes are the same."""
+    """Part of a product's time that GELU adds, from the rates of equal shapes."""
     plain = {_sizes(r): r for r in rows if r["group"] == "matmul bf16"}
     fused = [r for r in rows if r["group"] == "matmul+bias+gelu bf16"]
     costs = [

@@ -4,9 +4,9 @@
 
 Directories hold tuning entries, one JSON file a problem; without any, the shipped ones
 are used. The recorded table of whole spaces (``recorded_spaces.py``) always takes part.
-Prints the constants, then for each problem how well the model ranks what was measured
-and what the heuristic's choice costs. ``--held-out`` adds both for a model that was
-fitted to the problems of other shapes.
+Prints the constants, then for each problem how well the model ranks the measured
+configs and how much slower than the best the heuristic's choice is. ``--held-out`` adds
+both for a model that was fitted to the problems of other shapes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tracea_jax.variants.gemm_sm90 import choose, preferred
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants
 from tracea_jax.variants.gemm_sm90_space import of_columns
 
-# What is known of the hardware, and how much a constant may differ from it (log).
+# Known values of the hardware, and how much a constant may differ from each (log).
 PRIOR: dict[str, tuple[float, float]] = {
     "cycles_per_us": (1800, 0.05),
     "macs_per_us": (3.6e8, 0.1),
@@ -48,19 +48,23 @@ PRIOR: dict[str, tuple[float, float]] = {
     "refill_overlap": (12, 0.3),
     "overlap": (4, 0.3),
 }
-# The table's times are of kernels alone, too few in a row to meet the power limit.
+# The table has times of kernels alone, which ran too few in a row to reach the power
+# limit.
 TABLE_PRIOR: dict[str, tuple[float, float]] = {
-    "kernel_us": (2, 0.3),  # in the place of launch_us
-    "coolness": (1.15, 0.1),  # times macs_per_us
+    "kernel_us": (2, 0.3),  # replaces launch_us
+    "coolness": (1.15, 0.1),  # a factor of macs_per_us
 }
-LEVEL = 0.05  # of a problem's error common to all of its configs, log
-TABLE_LEVEL = 0.1  # of a table's problem, as clocks follow the length of a kernel
-WARMTH = 0.03  # of what a race's hotter device adds to a time, log
+# Prior deviations of log factors: LEVEL of the error that all configs of a problem have
+# in common, TABLE_LEVEL of the same for a table's problem, as clocks follow the length
+# of a kernel, and WARMTH of the time that a race's hotter device adds.
+LEVEL = 0.05
+TABLE_LEVEL = 0.1
+WARMTH = 0.03
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Parameters, and for each problem what racing added to its times (log)."""
+    """Parameters, and for each problem the log factor by which racing raised times."""
 
     parameters: Parameters
     warmth: np.ndarray
@@ -71,8 +75,8 @@ def fit(observed: Sequence[Observed]) -> Fit:
 
     log time = log model(parameters) + level[problem] + warmth[problem] raced + noise
 
-    For given parameters, levels and warmths are a linear problem: the residuals are
-    what remains of the errors outside of the space that they span.
+    For given parameters, levels and warmths are the solution of a linear problem. The
+    residuals are the part of the errors outside of the space that they span.
     """
     prior = PRIOR | TABLE_PRIOR
     centre = np.log([value for value, _ in prior.values()])
@@ -97,7 +101,7 @@ def fit(observed: Sequence[Observed]) -> Fit:
 
 
 def _nuisance_basis(o: Observed) -> tuple[np.ndarray, np.ndarray]:
-    """QR factors of what a problem's level and warmth do, their own priors below."""
+    """QR factors of the effects of a problem's level and warmth, priors included."""
     effects = np.stack([np.ones(len(o.raced)), o.raced], axis=1)
     level = TABLE_LEVEL if o.table else LEVEL
     weighted = effects * o.weights()[:, None]
@@ -165,7 +169,7 @@ def _row(o: Observed, parameters: Parameters, warmth: float) -> list[float]:
 
 
 def _hero(o: Observed, parameters: Parameters, modelled: np.ndarray) -> int:
-    """The number of the heuristic's choice if these were the constants."""
+    """The index of the heuristic's choice under these constants."""
     if not o.table:
         return preferred(of_columns(o.space.columns), np.exp(modelled))
     index = o.space.index(choose(o.problem, DEVICE, parameters.constants))

@@ -1,10 +1,12 @@
-"""Runs the GPU tests and records what they covered: python benchmarks/gpu_record.py
+"""Runs the GPU tests and records which sources they covered.
 
-The record, ``results/<device>/gpu_tests.json``, names the content of ``kernels/cuda``
-and ``ffi`` (less the handlers of CPU kernels) that was tested. An ordinary test
-compares it with what is there now, so kernels cannot change without a GPU run. It is
-written whenever a file is done: a run that is cut off leaves what it found, and the
-files that are left can be run with ``--only``.
+    python benchmarks/gpu_record.py
+
+The record, ``results/<device>/gpu_tests.json``, has a hash of the tested content of
+``kernels/cuda`` and ``ffi`` (without the handlers of CPU kernels). An ordinary test
+compares that hash with the present content, so kernels cannot change without a GPU run.
+The record is written after every test file: a run that is cut off leaves its results,
+and ``--only`` runs the remaining files.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent
 TESTS = ROOT.parent / "tests"
 TESTED = ("kernels/cuda", "ffi")
-OF_CPUS = "cpu_"  # how files begin that no GPU test runs
+OF_CPUS = "cpu_"  # prefix of files that no GPU test runs
 COUNTS = ("passed", "failed", "skipped")
 _SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 COMMAND = "python benchmarks/gpu_record.py"
@@ -79,7 +81,7 @@ def gpu_files() -> list[pathlib.Path]:
 
 
 def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str, Any]:
-    """The record of some counts for each test file, and the files that are left."""
+    """The record of the counts of each test file, and the files that remain to run."""
     totals = {name: sum(file[name] for file in files.values()) for name in COUNTS}
     left = [file.name for file in gpu_files() if file.name not in files]
     return {
@@ -92,7 +94,7 @@ def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str
 
 
 def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
-    """Counts of an earlier record, if it is of the same kernels."""
+    """Counts of an earlier record, if its kernels were the same."""
     record = json.loads(path.read_text()) if path.exists() else {}
     return record["files"] if record.get("hash") == tested_hash() else {}
 
@@ -100,12 +102,14 @@ def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
 def _run_tests(
     files: list[pathlib.Path], pytest_args: list[str]
 ) -> Iterator[tuple[str, int, dict[str, int] | None]]:
-    """Of each file when it is done: name, exit status of pytest, how many did what.
+    """Runs test files side by side, each in its own process.
 
-    None stands for the counts of a process that died.
+    Test files compile for most of their time, so several can share the GPU. Therefore
+    none of them may take all of its memory.
 
-    Files run side by side, each in a process of its own: most of their time they
-    compile. For that none of them may take all memory of the GPU.
+    Yields:
+      For each file when it is done: its name, the exit status of pytest, and the number
+      of tests by outcome; None instead if the process died.
     """
     environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 

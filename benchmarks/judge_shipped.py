@@ -1,8 +1,8 @@
 """Lets kernel times judge shipped answers: python benchmarks/judge_shipped.py RESULTS
 
-RESULTS is what ``bench_choices.py shipped`` wrote. Of each of its rows, the shipped
-entry is told both kernel times, and where ours are not clearly less, XLA becomes the
-answer, ours the runner-up. Entries of other problems stay as they are; no device is
+RESULTS is a file that ``bench_choices.py shipped`` wrote. For each row, the shipped
+entry gets both kernel times. Where ours is not clearly lower, XLA becomes the answer
+and our kernel the runner-up. Entries of other problems stay as they are; no device is
 needed.
 """
 

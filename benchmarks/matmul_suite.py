@@ -40,7 +40,7 @@ class Case:
     """One row: a problem, and the group that it is judged in.
 
     Attributes:
-      is_quick: whether a quick run has it, too.
+      is_quick: whether a quick run has the case, too.
     """
 
     group: str
@@ -50,11 +50,11 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """What a figure of a group must reach.
+    """The limit of one figure of a group.
 
     Attributes:
       figure: one of ``FIGURES``.
-      limit: the least value that will do; with ``is_upper`` the largest.
+      limit: the lowest value that is good enough; with ``is_upper`` the highest.
     """
 
     figure: str
@@ -62,7 +62,7 @@ class Bar:
     is_upper: bool = False
 
     def is_met(self, value: float | None) -> bool:
-        """Whether the value will do; one that is not known will not."""
+        """Whether the value is good enough; an unknown value is not."""
         if value is None:
             return False
         return value <= self.limit if self.is_upper else value >= self.limit
@@ -91,7 +91,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
 
 
 def suite(quick: bool) -> list[Case]:
-    """The cases, those of a group in a row."""
+    """The cases; those of one group are consecutive."""
     makers = (_large, _fused, _unaligned, _single, _fp8, _small, _skinny)
     cases = [case for make in makers for case in make()]
     return [case for case in cases if case.is_quick or not quick]
@@ -176,10 +176,10 @@ def _dtypes(dtype: str) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """For each group with bars that rows are of: its figures, and which bars are met.
+    """The figures of each group that has bars and rows, and which bars are met.
 
-    A figure is None if no row has what it is made of. A bar is met only if every row of
-    the group has it: a case that failed, or that no kernel of ours takes, is a miss.
+    A figure is None if no row has its values. A bar is met only if every row of the
+    group has a value: a case that failed, or that no kernel of ours takes, is a miss.
     """
     groups = dict.fromkeys(r["group"] for r in rows if r["group"] in BARS)
     return [_summed(g, [r for r in rows if r["group"] == g]) for g in groups]

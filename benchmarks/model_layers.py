@@ -1,8 +1,8 @@
-"""The matrix products of well-known models, in the order of what is tuned first.
+"""The matrix products of well-known models, in the order in which they are tuned.
 
-A product is n columns times k: its weight is (k, n), its rows are tokens. Sizes are the
-ones of the models' published configurations. Experts of a mixture are products of their
-own, as each gets its tokens.
+A product multiplies rows of k features, one for each token, by a weight (k, n). Sizes
+are those of the models' published configurations. Each expert of a mixture is a product
+of its own, because it gets its own tokens.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem, Problem
 
-# Tokens: a prompt, decoding with several sequences and with one, and what lies between.
+# Tokens: a prompt, decoding of several sequences and of one, and numbers in between.
 ROWS = (4096, 16, 1, 1024, 64, 16384, 256, 128, 512, 32, 2048, 8, 8192)
-HEAD_ROWS = (1, 16, 64, 256, 4096)  # heads see few tokens but in training
+HEAD_ROWS = (1, 16, 64, 256, 4096)  # heads see few tokens, except in training
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +23,10 @@ class Layer:
     """One product of a model.
 
     Attributes:
-      name: the model's, and the product's in it.
+      name: of the model, and of the product in it.
       n, k: see the module.
       layout: as in ``GemmProblem``; "nt" for weights that are stored (n, k).
-      fused: what the model asks for when its epilogue joins the product, if it does.
+      fused: the epilogue that the model fuses into the product, if there is one.
       is_gated: whether it is one of a gated pair.
       is_head: whether it is the projection to the vocabulary.
     """
@@ -47,7 +47,7 @@ class Layer:
         return GemmProblem(m=m, **self._fields)
 
     def asked(self, m: int) -> Problem | None:
-        """The problem with what joins the product; None if nothing does."""
+        """The problem with the layer's epilogue; None if the layer has none."""
         if self.is_gated:
             return GatedMatmulProblem(m=m, **self._fields)
         if self.fused is not None:
@@ -109,8 +109,8 @@ LAYERS: tuple[Layer, ...] = (
 def order(layers: tuple[Layer, ...] = LAYERS) -> tuple[Problem, ...]:
     """Every problem once, so that each layer has some rows early.
 
-    First the plain products, the first number of rows of all layers before the second
-    of any; then what the models ask for with epilogues; the large heads last.
+    The plain products come first: all layers with the first number of rows, then all
+    with the second, and so on. Products with epilogues follow, large heads come last.
     """
     bodies = tuple(layer for layer in layers if not layer.is_head)
     heads = tuple(layer for layer in layers if layer.is_head)

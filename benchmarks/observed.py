@@ -1,4 +1,4 @@
-"""Measured times that gemm_sm90's analytic model is fitted to, and what they weigh."""
+"""Measured times that gemm_sm90's analytic model is fitted to, and their weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST = 60  # observations that a problem counts for
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What is fitted; the table's own beside the model's."""
+    """The fitted parameters: those of the model, and those of the table only."""
 
     constants: Constants
     kernel_us: float
@@ -45,13 +45,13 @@ class Parameters:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was observed of one problem.
+    """The observations of one problem.
 
     Attributes:
       space: the configs that were measured.
       time_us: their times.
       raced: whether each time is from a race, with the device at its hottest.
-      table: whether these are all of the problem's configs, recorded in a table.
+      table: whether the configs are all those of the problem, recorded in a table.
     """
 
     problem: GemmProblem
@@ -66,7 +66,7 @@ class Observed:
         return np.log(modelled_us(self.problem, config, DEVICE, constants))
 
     def weights(self) -> np.ndarray:
-        """One by the standard deviation of each time's log."""
+        """1 / the standard deviation of each time's logarithm."""
         slower = np.log(self.time_us / self.time_us.min())
         spread = np.hypot(NOISE, MISFIT * slower) if self.table else NOISE
         weight = np.ones(len(slower)) / spread

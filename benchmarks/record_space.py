@@ -1,11 +1,11 @@
 """Every legal config of gemm_sm90 on a few shapes: python record_space.py
 
-The table that a tuner is replayed on, and judged by the true best of each shape. Needs
-a GPU of compute capability 9.0. The configs' kernels do not depend on the shape and are
-compiled once. Times are of kernels alone, from the profiler: many configs are launched
-in one program, in an order of its own for each pass, on inputs that leave the L2 cache
-in between. Each time is taken by that of one reference config in the same program, as
-the clock rate drifts.
+On the table, a tuner is replayed and compared with the true best config of each shape.
+Needs a GPU of compute capability 9.0. The configs' kernels do not depend on the shape
+and are compiled once. Times are of kernels alone, from the profiler. Many configs are
+launched in one program, in another order in each pass, and their inputs leave the L2
+cache in between. Because the clock rate drifts, each time is divided by the time of one
+reference config in the same program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# Graphs would run the launches of one program side by side.
+# CUDA graphs would run the launches of one program side by side.
 os.environ["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer= " + os.environ.get(
     "XLA_FLAGS", ""
 )
@@ -52,7 +52,7 @@ SHAPES = (  # m, n, k: squares, an MLP, decoding, a long sum, edges that divide 
     (4095, 4104, 4088),
 )
 TOGETHER_BYTES = 4 << 30  # results of one program
-MOST_TOGETHER = 64  # launches of one program, the reference's beside
+MOST_TOGETHER = 64  # launches of one program, besides those of the reference
 
 Times = dict[Any, list[float]]  # microseconds of each config, relative to the reference
 
@@ -141,7 +141,7 @@ def _profiled(call: Any, repeats: int) -> list[tuple[str, float]]:
 
 
 def row(problem: GemmProblem, times: Times, level: list[float]) -> dict[str, Any]:
-    """A shape's table: the reference's time, and each config's by it as a line."""
+    """A shape's table: the reference's time, and a line with each config's ratio."""
     us = statistics.median(level)
     lines = [
         (*dataclasses.astuple(config), f"{statistics.median(ratios):.4f}")

@@ -44,6 +44,6 @@ def _measured(row: dict[str, Any]) -> Measured:
 
 
 def _line(text: str) -> tuple[tuple[int, ...], float]:
-    """The fields of a config, and its time by the reference's."""
+    """The fields of a config, and its time divided by the reference's."""
     *fields, ratio = text.split(",")
     return tuple(map(int, fields)), float(ratio)

@@ -101,7 +101,7 @@ def search(space: Recorded, seed: int, **options) -> tuple[Order, Search]:
 
 
 def tuned(**options) -> Method:
-    """The search with so many evaluations, whatever it expects of them."""
+    """The search with a fixed number of evaluations, whatever gain it expects."""
 
     def method(space: Recorded, seed: int, count: int) -> Order:
         made = {k: v(space) if callable(v) else v for k, v in options.items()}

@@ -1,7 +1,7 @@
 """Writes measured tables into the README and docs/: python benchmarks/tables.py
 
-Between a pair of markers <!-- table: NAME --> and <!-- end --> stands what the function
-of that name makes of the result files; a test compares.
+The function NAME makes the table between the markers <!-- table: NAME --> and
+<!-- end --> from the result files; a test compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def rendered(page: str, results: pathlib.Path) -> str:
-    """The text of a page with every marked table made anew."""
+    """The text of a page with every marked table generated again."""
     return _MARKED.sub(lambda m: m[1] + TABLES[m[2]](results) + m[3], page)
 
 
@@ -94,7 +94,7 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def bars(results: pathlib.Path) -> str:
-    """For each device with results: what groups of cases must reach, and whether."""
+    """For each device with results: the bars of groups of cases, and which are met."""
     tables = [
         _bars_table(file.parent) for file in sorted(results.glob("*/matmul.json"))
     ]
@@ -102,7 +102,7 @@ def bars(results: pathlib.Path) -> str:
 
 
 def _bars_table(device: pathlib.Path) -> str:
-    """Of ``bench_matmul``'s groups, and of the rows of ``bench_models`` with a bar."""
+    """Bars of ``bench_matmul``'s groups and of rows of ``bench_models``."""
     products = json.loads((device / "matmul.json").read_text())
     lines = [
         _bar_line(group["group"], _FIGURES[bar["figure"]], bar)
@@ -147,7 +147,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def untuned(results: pathlib.Path) -> str:
-    """Of each device with results of ``bench_untuned``, one line for each origin."""
+    """A line for each origin, of each device with results of ``bench_untuned``."""
     files = sorted(results.glob("*/untuned.json"))
     return "".join(_untuned_table(json.loads(f.read_text())) for f in files) or "\n"
 
@@ -172,7 +172,7 @@ def _untuned_table(result: dict[str, Any]) -> str:
 
 
 def choices(results: pathlib.Path) -> str:
-    """What runs by default against XLA, over problems drawn at random."""
+    """The choices by default against XLA, over random problems."""
     lines = [
         "",
         "| machine | drawn | problems | XLA / default, geometric mean | lowest "
@@ -191,7 +191,7 @@ def choices(results: pathlib.Path) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-# Result file -> the ratio of its rows that counts, and what was drawn.
+# Result file -> the ratio of its rows that counts, and the kind of its problems.
 _CHOICES = {
     "choices": ("ratio", "tiny problems of every op, nothing tuned"),
     "choices_fused": ("ratio_default", "products with epilogues, nothing tuned"),
@@ -264,7 +264,7 @@ def _cpu_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def tuner(results: pathlib.Path) -> str:
-    """F(n) of the methods that ``bench_tuner`` compares, means over the spaces."""
+    """Means over the spaces of F(n), for the methods that ``bench_tuner`` compares."""
     rows = json.loads((results / "replay" / "tuner.json").read_text())["rows"]
     scores = {(r["method"], r["space"]): r for r in rows if "seeds" in r}
     counts = ("16", "32", "64", "96")

@@ -5,13 +5,13 @@
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
 machine (a CPU: the cases of ``bench_cpu``), the most important first, until the time is
 over. After every few problems the answers are written to ``DIRECTORY/<environment>/``
-as they lie in
-``tracea_jax/data/tuned``: copy what is there into it. Answers that ``bench_matmul`` has
-found already are taken from its results (``--results``).
+in the layout of ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that
+folder. Answers that ``bench_matmul`` has found already are taken from its results
+(``--results``).
 
-What has an answer is not tuned again: in the cache of this machine, shipped with the
-installed package, or in a directory that an earlier run wrote (``--from``); a run on
-another machine of the kind goes on from there.
+A problem is not tuned again if it has an answer in the cache of this machine, in the
+installed package, or in a directory that an earlier run wrote (``--from``). So a run on
+another machine of the same kind can continue an earlier one.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import environment, environment_key
 from tracea_jax.tuning.store.records import Best, Observation
 
-KEPT = 6  # observations of an entry that ships, beside XLA's
+KEPT = 6  # observations of an entry that ships, besides XLA's
 TOGETHER = 16  # problems that one child process tunes
 
 
 def wanted(platform: str) -> tuple[Problem, ...]:
-    """What is to be tuned, the most important first."""
+    """The problems to tune, the most important first."""
     if platform != "cuda":
         return tuple(case.problem for case in cpu_suite.suite(quick=False))
     cases = [case.problem for case in suite(quick=False)]
@@ -58,16 +58,16 @@ def wanted(platform: str) -> tuple[Problem, ...]:
 
 
 def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
-    """Those without an answer of their own."""
+    """The problems without an answer of their own."""
     database = knowledge.database(current())
     answers = {p: database.lookup(p, device) for p in problems}
     return [p for p, a in answers.items() if a is None or not a.is_exact]
 
 
 def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
-    """Tunes problems until the time is over; says what was done after every few.
+    """Tunes problems until the time is over; reports after every few of them.
 
-    Those whose share of it was too short have another turn in what the rest left.
+    Problems whose share of the time was too short get a second turn in the time left.
     """
     end = time.monotonic() + args.budget_s
     while problems and end - time.monotonic() >= args.each_s:
@@ -78,7 +78,7 @@ def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
 def _turn(
     problems: Sequence[Problem], end: float, args: argparse.Namespace
 ) -> Generator[str, None, list[Problem]]:
-    """Tunes each once while time lasts; those that have no answer then."""
+    """Tunes each problem once while time lasts; returns those without an answer."""
     failed: dict[Problem, str] = {}
     progress = Progress()
     for start in range(0, len(problems), TOGETHER):
@@ -107,10 +107,10 @@ def _turn(
 
 
 def export(directory: pathlib.Path, device: Device) -> int:
-    """Writes the answers of this machine that are known now; their number.
+    """Writes all answers of this machine; returns their number.
 
-    Shipped ones of the same environment are among them, so that the directory can take
-    the place of the shipped one. Nothing but what ships is written: no locks.
+    Shipped answers of the same environment are included, so that the directory can
+    replace the shipped one. Only files that ship are written, no locks.
     """
     entries = list(known(device))
     for entry in entries:
@@ -124,7 +124,7 @@ def export(directory: pathlib.Path, device: Device) -> int:
 
 
 def known(device: Device) -> Iterator[Entry]:
-    """The entries of the device's environments, this machine's before shipped ones."""
+    """The entries of the device's environments; this machine's before shipped ones."""
     keys = {environment_key(op, device) for op in catalogue.names()}
     stores = (Store(current().directory / "tuned"), Store(knowledge.SHIPPED, True))
     seen: set[Name] = set()
@@ -137,7 +137,7 @@ def known(device: Device) -> Iterator[Entry]:
 
 
 def slim(entry: Entry) -> Entry:
-    """The answer with the few observations that other shapes are answered from."""
+    """The entry with only those observations from which other shapes are answered."""
     raced = [o for o in entry.observations if o.extra.get("protocol") == "race"]
     ours = sorted(
         (o for o in raced if o.variant != "xla" and o.time_us is not None),
@@ -157,7 +157,7 @@ def _brief(observation: Observation) -> Observation:
 
 
 def _rounded(record: Any) -> Any:
-    """A dataclass with its times to five digits: more than they are good to."""
+    """A dataclass with its times rounded to five digits, more than are precise."""
     fields = ("time_us", "cold_us", "xla_us", "xla_cold_us", "ratio")
     fields += ("kernel_us", "xla_kernel_us")
     found = {name: getattr(record, name, None) for name in fields}
@@ -212,7 +212,7 @@ def raced(results: pathlib.Path, device: Device) -> int:
 
 
 def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """What the benchmark found about the correctness of a result."""
+    """The benchmark's verdict on the correctness of a result."""
     error = row["error_of_bound"]
     return {"ok": error <= 1.0, "max_rel_error": error, "tolerance": 1.0}
 
@@ -222,7 +222,7 @@ def _now() -> str:
 
 
 def take(directories: Iterable[pathlib.Path]) -> int:
-    """Puts what earlier runs wrote into the cache of this machine; their number."""
+    """Puts answers of earlier runs into this machine's cache; returns their number."""
     entries = [
         entry
         for directory in directories

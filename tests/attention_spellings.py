@@ -1,4 +1,4 @@
-"""Attention as people write it, with the call of the op that each program means."""
+"""Attention as people write it, each spelling with the op call that it must become."""
 
 from __future__ import annotations
 

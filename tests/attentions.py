@@ -1,4 +1,4 @@
-"""Attention by its definition, and the arguments that the tests of attention share."""
+"""Attention by its definition, and arguments that several tests of attention share."""
 
 from __future__ import annotations
 

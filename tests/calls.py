@@ -1,4 +1,4 @@
-"""A layer, and what the tests of transform as a function of functions share."""
+"""A layer, and helpers that the tests of transform as a function of functions share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: isolation from the user's settings, devices, and markers."""
+"""Fixtures of all tests: isolation from the user's settings, devices, and markers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Random convolutions of mixed dtypes with what follows them in models.
+"""Random convolutions of mixed dtypes with the steps that follow them in models.
 
-A seed gives a program. It can be run as it is, and in float64 to judge results by.
+A seed gives a program. The program runs as written, and in float64 to judge results.
 """
 
 from __future__ import annotations

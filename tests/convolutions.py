@@ -1,4 +1,4 @@
-"""conv2d and the plain code beside it: what the tests of convolutions share."""
+"""conv2d and the plain code beside it, for the tests of convolutions."""
 
 from __future__ import annotations
 

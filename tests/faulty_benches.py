@@ -1,6 +1,6 @@
 """Benches for the child of ``test_child``: each config of kc >= 100 has a fault.
 
-XLA's choice works unless the file that FAULTY_BENCHES names is there, which stands for
+XLA's choice works unless the file that FAULTY_BENCHES names exists; the file simulates
 a dead device.
 """
 

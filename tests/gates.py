@@ -1,4 +1,4 @@
-"""Gated products in plain code and in float64: what the tests of them share."""
+"""Gated products in plain code and in float64, for the tests of gated products."""
 
 from __future__ import annotations
 

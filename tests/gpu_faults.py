@@ -1,7 +1,7 @@
 """A bench for the child of ``test_gpu_child``: some configs do real harm to the GPU.
 
-Others are measured by the op's own bench. A config of 2 stages stores to address 16,
-one of 3 never ends.
+A config of 2 stages stores to address 16, one of 3 stages never ends. The op's own
+bench measures the others.
 """
 
 from __future__ import annotations

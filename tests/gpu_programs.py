@@ -1,6 +1,6 @@
 """Programs that GPU tests run in processes of their own: python gpu_programs.py NAME
 
-They start under other XLA flags, or under a checking tool, than the tests themselves.
+The processes have other XLA flags than the tests, or run under a checking tool.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Products that gemm_sm90 takes only when prepared, and what their results must be."""
+"""Products that gemm_sm90 takes only after a relayout, and their expected results."""
 
 from __future__ import annotations
 

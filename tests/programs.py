@@ -1,7 +1,7 @@
-"""Random small programs of products and what surrounds them in models.
+"""Random small programs of products and the steps that surround them in models.
 
-A program is a list of steps; each applies a function to values that earlier steps made.
-It can be run as it is, and with other dtypes to judge results by.
+A program is a list of steps; each applies a function to values of earlier steps. The
+program runs as written, and with other dtypes to judge results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of gemm_sm90 ask for: problems, epilogues and a usual config."""
+"""Problems, epilogues and a usual config for the tests of gemm_sm90."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that do something to the process that compiles them."""
+"""Kernels whose compilation hangs, crashes or otherwise disturbs its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of several processes: one tunes, all answer alike, or there is an error."""
+"""Programs of several processes: one tunes, and all answer alike or raise an error."""
 
 from __future__ import annotations
 

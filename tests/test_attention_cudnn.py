@@ -1,4 +1,4 @@
-"""The cudnn variant without a GPU: what it refuses, what it emits, how it prepares."""
+"""The cudnn variant without a GPU: its refusals, its operands, the calls it emits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""attention under JAX's transformations, on both ways to its derivatives."""
+"""attention under JAX's transformations, with both ways to compute its derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bench of an op executes, on a CPU that passes for a GPU where it must."""
+"""The executions of an op's bench, on a CPU that poses as a GPU where needed."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""The benchmarks' own parts: suites, figures, tables, what ships, what is compared."""
+"""The benchmarks' own parts: suites, figures, tables, shipped answers, comparisons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tracea cache: list, show, export, merge, verify, prune, and what is behind them."""
+"""tracea cache: list, show, export, merge, verify, prune, and the code behind them."""
 
 from __future__ import annotations
 

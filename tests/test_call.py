@@ -1,4 +1,4 @@
-"""Constants of a trace: which of them are the same to it."""
+"""Constants of a trace: which of them a trace treats alike."""
 
 from __future__ import annotations
 

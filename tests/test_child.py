@@ -1,4 +1,4 @@
-"""The child process: whatever a choice does to it, the tuning goes on."""
+"""The child process: whatever a choice does to the child, the tuning goes on."""
 
 from __future__ import annotations
 

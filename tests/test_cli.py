@@ -1,4 +1,4 @@
-"""The tracea command: what it prints, and what it answers to mistakes."""
+"""The tracea command: its output, and its errors for wrong arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling ahead: what hangs, crashes or is refused costs one kernel."""
+"""Compiling ahead: a hang, a crash or a refusal costs one kernel only."""
 
 from __future__ import annotations
 

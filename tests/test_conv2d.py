@@ -1,4 +1,4 @@
-"""What conv2d computes: lax's convolution, the epilogue, its roundings, errors."""
+"""conv2d's values against lax's convolution: the epilogue, its roundings, errors."""
 
 from __future__ import annotations
 

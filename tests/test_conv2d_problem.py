@@ -1,4 +1,4 @@
-"""Convolutions as problems: text, JSON, what is traced, the Doctor and the tuner."""
+"""Convolutions as problems: text, JSON, tracing, the Doctor and the tuner."""
 
 from __future__ import annotations
 

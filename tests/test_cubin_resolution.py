@@ -1,5 +1,8 @@
-"""Which image the native launcher takes: the program's own copy, what this process
-lowered, then a file whose bytes are those that the program states. No GPU."""
+"""Which image the native launcher takes, without a GPU.
+
+First the program's own copy, then an image that this process lowered, then a file whose
+bytes match the hash that the program states.
+"""
 
 from __future__ import annotations
 

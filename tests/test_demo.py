@@ -1,4 +1,4 @@
-"""The demo: what it tunes, checks and prints."""
+"""The demo: its tuning, its checks and its output."""
 
 from __future__ import annotations
 

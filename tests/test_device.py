@@ -1,4 +1,4 @@
-"""Device profiles: what is read from this machine, and what is named."""
+"""Device profiles: those read from this machine, and the named ones."""
 
 from __future__ import annotations
 

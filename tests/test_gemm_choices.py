@@ -1,4 +1,4 @@
-"""What runs unmeasured of products on a GPU, against what was measured of XLA."""
+"""Products on a GPU without tuning: choices against recorded times of XLA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm_sm80 without a GPU: what it refuses, what it derives, that it compiles."""
+"""gemm_sm80 without a GPU: its refusals, its derived numbers, and that it compiles."""
 
 from __future__ import annotations
 

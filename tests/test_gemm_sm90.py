@@ -1,4 +1,4 @@
-"""gemm_sm90 in numbers: what it refuses, what follows from a problem and a config."""
+"""gemm_sm90 in numbers: its refusals, and values derived from problem and config."""
 
 from __future__ import annotations
 

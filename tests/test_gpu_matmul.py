@@ -1,4 +1,4 @@
-"""matmul on an H100 or H200: gemm_sm90 against float64, and what is left to XLA."""
+"""matmul on an H100 or H200: gemm_sm90 against float64, and problems left to XLA."""
 
 from __future__ import annotations
 

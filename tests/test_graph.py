@@ -1,4 +1,4 @@
-"""Graphs: problems from plain values and from functions, with how often they run."""
+"""Graphs: problems from plain values and from functions, with their counts of runs."""
 
 from __future__ import annotations
 

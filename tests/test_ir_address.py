@@ -1,4 +1,4 @@
-"""Address expressions: what is printed is what is evaluated."""
+"""Address expressions: the printed text computes the same as the evaluation."""
 
 import operator
 

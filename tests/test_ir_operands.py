@@ -1,4 +1,4 @@
-"""Operands of mma.sync: what is copied to a tile arrives in the right registers."""
+"""Operands of mma.sync: entries copied to a tile arrive in the right registers."""
 
 from __future__ import annotations
 

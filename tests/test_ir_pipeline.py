@@ -1,4 +1,4 @@
-"""Pipeline algebra, and random schedules that it survives and its mutants do not."""
+"""Pipeline algebra: it survives random schedules, and its mutants do not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fragments through registers: threads read their entries of what a copy wrote."""
+"""Fragments through registers: threads read the entries that a copy wrote for them."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Kernel times: what a profile shows is divided among the calls, or none are told."""
+"""Kernel times: a profile is divided among the calls, or no times are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one GPU's answers are worth on another that runs the same kernels."""
+"""Answers of one GPU on another GPU that runs the same kernels."""
 
 from __future__ import annotations
 

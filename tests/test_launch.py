@@ -1,7 +1,7 @@
-"""What the lowering hands to XLA, and what the native launcher makes of it. No GPU.
+"""The lowering's output for XLA, and the native launcher's use of it. No GPU.
 
 XLA instantiates a handler when it compiles. The CUDA launcher's instantiate stage
-touches no driver, so it is run here, by XLA, with its stages registered for the CPU.
+touches no driver, so XLA runs that stage here, with all stages registered for the CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What matmul computes: jnp.matmul's semantics, the epilogue, its roundings, errors."""
+"""matmul's values: jnp.matmul's semantics, the epilogue, its roundings, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other shapes tell about one: the nearest of them, and the answer they give."""
+"""Neighbouring shapes of a problem: which are nearest, and the answer they give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings of a tuning: what they show, and that they are written."""
+"""Drawings of a report: their content, and that they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gemm_sm90_padded and gemm_sm90_split without a GPU: what they launch, and when."""
+"""gemm_sm90_padded and gemm_sm90_split without a GPU: which kernels run, and when."""
 
 from __future__ import annotations
 

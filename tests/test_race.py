@@ -1,4 +1,4 @@
-"""Races: what decides them where others use the machine too, and where nobody does."""
+"""Races: which rounds decide them on machines with and without other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations that transform finds after products, and what only looks like one."""
+"""Activations that transform finds after products, and look-alikes that it leaves."""
 
 from __future__ import annotations
 

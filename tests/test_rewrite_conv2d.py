@@ -1,4 +1,4 @@
-"""Convolutions of plain programs become one op each, with what follows them."""
+"""Convolutions of plain programs become one op each, with the steps after them."""
 
 from __future__ import annotations
 

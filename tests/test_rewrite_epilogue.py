@@ -1,4 +1,4 @@
-"""Epilogues of products that transform finds, and what is used elsewhere."""
+"""Epilogues of products that transform finds; values with other uses stay apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equations that the rewrite evaluates, against what XLA computes of them."""
+"""Equations that the rewrite evaluates, against XLA's results."""
 
 from __future__ import annotations
 

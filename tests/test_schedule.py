@@ -1,4 +1,4 @@
-"""Which problem of a graph is searched next, when that ends, and what it costs."""
+"""Which problem of a graph is searched next, when searches end, and their costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search asks well, stops in time, and repeats itself."""
+"""The search proposes good configs, stops in time, and repeats itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header texts: what a kernel includes is found, named and hashed."""
+"""Header texts: the includes of a kernel are found, named and hashed."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Search spaces: what they hold, what they leave out and why, how they are ranked."""
+"""Search spaces: their configs, the refused ones with reasons, and their ranking."""
 
 from __future__ import annotations
 

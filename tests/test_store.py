@@ -1,5 +1,8 @@
-"""The cubin store under faults: nothing is compiled twice, nothing damaged is used,
-what failed is not tried again, and what is too much is removed."""
+"""The cubin store under faults.
+
+No kernel is compiled twice, no damaged file is used, no failure is tried again, and
+files beyond the size limit are removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taylor-mode derivatives of our ops and of what they are transformed to."""
+"""Taylor-mode derivatives of our ops and of transformed functions."""
 
 from __future__ import annotations
 

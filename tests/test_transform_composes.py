@@ -1,4 +1,4 @@
-"""transform under jit, and what else it composes with."""
+"""transform under jit and together with JAX's other transformations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transform changes nothing of random convolutions but roundings."""
+"""transform changes only roundings of random convolutions."""
 
 from __future__ import annotations
 

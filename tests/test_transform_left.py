@@ -1,4 +1,4 @@
-"""What transform leaves as it is: other products, and effects."""
+"""Programs that transform leaves unchanged: other products, and effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transform changes nothing of random programs but roundings."""
+"""transform changes only roundings of random programs."""
 
 from __future__ import annotations
 

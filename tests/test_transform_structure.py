@@ -1,4 +1,4 @@
-"""transform and the structure of programs: what it enters, and that it keeps it."""
+"""transform enters nested structures of programs and keeps them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A transformed function in other tools: jit's methods, pickles, the places that errors
-name."""
+"""A transformed function in other tools: jit's methods, pickling, error locations."""
 
 from __future__ import annotations
 

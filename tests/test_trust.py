@@ -1,4 +1,4 @@
-"""What others own or can write decides nothing; what cannot be read costs a warning."""
+"""Files that others own or can write decide nothing; unreadable ones cost a warning."""
 
 from __future__ import annotations
 

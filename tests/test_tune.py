@@ -1,4 +1,4 @@
-"""tune: what it tunes, what it reports, and what everything is told."""
+"""tune: which problems it tunes, its report, progress and log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tuner finds the fastest correct config and never one that is not."""
+"""The tuner finds the fastest correct config and never an incorrect one."""
 
 from __future__ import annotations
 

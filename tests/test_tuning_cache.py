@@ -1,4 +1,4 @@
-"""The tuning cache keeps what it was given and says why it cannot answer."""
+"""The tuning cache keeps its entries, and says why it cannot answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tiles of a product a block of the Hopper kernel computes, in which order.
+"""The order in which blocks of the Hopper kernel compute the tiles of a product.
 
 The model of kernels/cuda/tile/scheduler.cuh, with which tests compare its formulas.
 """

@@ -1,4 +1,4 @@
-"""Functions beside their transformed selves: what the tests of the rewrite share."""
+"""Functions beside their transformed selves, for the tests of the rewrite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""matmul and the plain code beside it: what the tests of its transformations share."""
+"""matmul and the plain code beside it, for the tests of its transformations."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-"""The arguments of a call: arrays, and constants of the trace that is made with them.
+"""The arguments of a call: arrays, and the constants that a trace was made with.
 
-A trace may be used again for a call whose constants it would treat alike, which is less
-than that they are equal:
+A trace may be used again for a call if its constants have the same keys:
 
-| constant                              | is known by                                |
-|---------------------------------------|--------------------------------------------|
-| number                                | type and bits: 0.0 is not -0.0, nan is nan |
-| function, type, string, object of JAX | itself                                     |
-| bound method, partial                 | its function and what that is bound to     |
-| other object                          | itself and what its attributes now are     |
+| constant                              | key                                         |
+|---------------------------------------|---------------------------------------------|
+| number                                | type and bits: 0.0 is not -0.0, nan is nan  |
+| function, type, string, object of JAX | the constant itself                         |
+| bound method, partial                 | its function and the keys of its arguments  |
+| list, tuple, dict, set, NumPy array   | type and contents                           |
+| other object                          | itself and the keys of its attributes       |
+
+Tracing itself is in ``transform`` and ``explain``, the callers.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-# Whose objects do not change, or mean the same to a trace if they do.
+# Packages whose objects never change, or whose changes do not matter to a trace.
 _UNCHANGING = ("builtins", "jax", "jaxlib", "numpy", "tracea_jax")
 _SIMPLE = (str, bytes, int, bool, type(None), types.FunctionType)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=True)
 class Call:
-    """The arguments of a call without their arrays: what a trace depends on.
+    """The arguments of a call without their arrays: all that a trace depends on.
 
     Attributes:
-      tree: of (args, kwargs).
-      constants: the leaves that are no arrays; None where an array is.
-      is_array: for each leaf.
+      tree: the tree structure of (args, kwargs).
+      constants: one for each leaf; None where the leaf is an array.
+      is_array: for each leaf whether it is an array.
     """
 
     tree: Any
@@ -45,10 +47,10 @@ class Call:
 
     @classmethod
     def of(cls, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
-        """The call and its arrays, numpy's included.
+        """Splits arguments into a call and its arrays, NumPy's included.
 
         Raises:
-          TypeError: on a leaf that is no array and cannot be hashed.
+          TypeError: on a leaf that is not an array and cannot be hashed.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_array = tuple(is_array_like(x) for x in leaves)
@@ -70,11 +72,11 @@ def is_array_like(x: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=True)
 class Constant:
-    """A value, equal to those that a trace would treat alike.
+    """A constant of a trace, equal to all constants that a trace treats alike.
 
     Attributes:
-      key: hashable; see the table above.
-      value: as it was passed.
+      key: hashable; see the table of the module.
+      value: the constant as the caller passed it.
     """
 
     key: Any
@@ -92,7 +94,7 @@ class Constant:
             ) from e
         try:
             return cls(_key(x, {}), x)
-        except RecursionError:  # thousands of objects, one in the other
+        except RecursionError:  # thousands of nested objects
             return cls((type(x), x), x)
 
 
@@ -112,12 +114,12 @@ class _Same:
 
 
 def _key(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
-    """What x is known by.
+    """The key of x; see the table of the module.
 
     Args:
-      x: a constant, or something inside of one.
-      seen: number and object by id of what was looked through before; each is looked
-        through once, as objects may hold each other.
+      x: a constant, or an object inside of one.
+      seen: by id, the number and the object of each object visited so far. Each object
+        is visited once, because objects may hold each other.
     """
     kind = type(x)
     if isinstance(x, float):
@@ -150,7 +152,7 @@ def _key(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 
 def _itself(x: Any) -> Any:
-    """x, hashable; arrays are compared by identity, not by their items."""
+    """A hashable stand-in for x; arrays and unhashable objects compare by identity."""
     if isinstance(x, jax.Array):
         return _Same(x)
     try:
@@ -168,7 +170,7 @@ def _contents(x: np.ndarray, seen: dict[int, tuple[int, Any]]) -> tuple[Any, ...
 
 
 def _attributes(x: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of an object's state; of a dataclass, what it is compared by."""
+    """Names and values of an object's state; of a dataclass, of its compared fields."""
     if dataclasses.is_dataclass(x) and "__eq__" in vars(type(x)):
         names = [field.name for field in dataclasses.fields(x) if field.compare]
     else:

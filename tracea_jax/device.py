@@ -1,7 +1,9 @@
-"""What the machine can do: frozen device profiles, queried once.
+"""Device profiles: what a CPU or GPU can do, queried once and frozen.
 
-A profile is all that a kernel choice may depend on, so named profiles (``H200``) stand
-in for machines that are not there: for lowering ahead of time and for ``explain``.
+A kernel choice may depend on nothing of a machine except its profile. So named profiles
+(``H200``) can stand for machines that are absent: for lowering ahead of time and for
+``explain``. Peak rates are in ``tuning.roofline``; whether a variant can run on a
+device is in ``variants``. Almost every module above imports this one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ def platform_of(backend: str) -> str:
 
 
 def isas(machine: str) -> tuple[str, ...]:
-    """The ISAs kernels are built for on a machine; each includes the ones before it."""
+    """The instruction sets that CPU kernels are built for on a type of machine.
+
+    Args:
+      machine: as ``platform.machine()`` names it.
+
+    Returns:
+      From the narrowest to the widest; each includes the ones before it.
+    """
     if machine in ("aarch64", "arm64"):
         return ("baseline", "bfmmla")
     return ("baseline", "avx2", "avx512", "avx512_bf16", "amx")
@@ -112,7 +121,7 @@ class CudaDevice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OtherDevice:
-    """A platform for which the package has no kernels; everything is left to XLA."""
+    """A platform for which the package has no kernels; XLA runs every problem."""
 
     platform: str
     name: str
@@ -153,7 +162,11 @@ NAMED: dict[str, CudaDevice] = {
 
 
 def named(name: str) -> CudaDevice:
-    """The profile of a GPU that need not be present."""
+    """The named profile of a GPU, which need not be present.
+
+    Raises:
+      ValueError: on an unknown name, listing the known ones.
+    """
     if name not in NAMED:
         raise ValueError(
             f"device {name!r} is unknown; named devices are {', '.join(NAMED)}"
@@ -162,7 +175,12 @@ def named(name: str) -> CudaDevice:
 
 
 def isa_from_flags(flags: set[str], machine: str) -> str:
-    """The widest of ``isas(machine)`` for a processor of these flags and vendor."""
+    """The widest of ``isas(machine)`` that a processor has.
+
+    Args:
+      flags: the processor's flags, and its vendor string.
+      machine: as ``platform.machine()`` names it.
+    """
     wider = reversed(isas(machine)[1:])
     return next((isa for isa in wider if _ISA_FLAGS[isa] <= flags), "baseline")
 
@@ -200,7 +218,8 @@ def local_cuda(ordinal: int) -> CudaDevice:
     """The GPU with this CUDA ordinal, as the driver describes it.
 
     Raises:
-      RuntimeError: if cuda-python is missing or the driver refuses; says which.
+      RuntimeError: if cuda-python is missing or the driver reports an error; the
+        message says which.
     """
     try:
         driver = _driver()
@@ -255,7 +274,7 @@ def _check(driver: Any, result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor's entry of /proc/cpuinfo; empty where there is none."""
+    """The first processor's entry of /proc/cpuinfo; {} where the file is missing."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,9 @@
-"""The policy: what to run unmeasured, and what is worth measuring at all."""
+"""The policy: which choice runs without measurements, and which are worth measuring.
+
+Which variants can run at all is in ``diagnosis``; how fast choices are is measured in
+``tuning``; which stored answer goes before the policy is decided in ``dispatch``.
+Callers: dispatch, knowledge, campaign/run, cli/cache, tuning and the ops' workloads.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,10 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the policy makes of a diagnosis.
+    """A default choice and a search space for one problem on one device.
 
     Attributes:
-      choice: what runs when nothing was measured.
+      choice: the choice that runs when nothing was measured.
       heroes: the default config of every candidate; always in the final race.
       spaces: the legal configs of every candidate, by variant, in catalogue order.
       reason: why ``choice`` was chosen.
@@ -56,7 +61,7 @@ class Decision:
 class Spaces(Mapping[str, Space]):
     """The spaces of some variants, each made when it is first asked for.
 
-    Most decisions are about what runs unmeasured and never look at a space.
+    Most decisions only need the default choice and never look at a space.
     """
 
     problem: Problem
@@ -77,15 +82,15 @@ class Spaces(Mapping[str, Space]):
 
 @functools.lru_cache(maxsize=64)
 def space_of(variant: Variant, problem: Problem, device: Device) -> Space:
-    """The legal configs of a variant; those asked for last are kept."""
+    """The legal configs of a variant; the spaces used last are kept."""
     return variant.space(problem, device)
 
 
 def decide(diagnosis: Diagnosis) -> Decision:
-    """Turns a diagnosis into a default and a search space.
+    """Turns a diagnosis into a default choice and a search space.
 
-    The default is the first candidate, in catalogue order, that expects to beat XLA on
-    this problem; XLA if none does.
+    The default is the first candidate, in catalogue order, that is expected to beat XLA
+    on this problem; XLA if no candidate is.
     """
     problem, device = diagnosis.problem, diagnosis.device
     candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
@@ -108,7 +113,7 @@ def decide(diagnosis: Diagnosis) -> Decision:
 
 
 def _why_xla(candidates: list[Variant], problem: Problem, device: Device) -> str:
-    """The first doubt of a candidate, in catalogue order."""
+    """The reason of the first candidate, in catalogue order, that gives one."""
     asked = (v for v in candidates if isinstance(v, Doubting))
     doubts = (v.doubt(problem, device) for v in asked)
     general = "no kernel of ours is known to beat XLA here unmeasured"

@@ -1,8 +1,10 @@
-"""What plain data from a file must look like before anything is done with it.
+"""Checks of plain data from a file, done before anything else is done with it.
 
 A table names the fields of a record and checks each one: type, range, finite, length,
 printable. Fields that a table does not name come from a newer version; they only have
-to be plain and are handed back apart, so that a rewrite can keep them.
+to be plain data and are returned separately, so that a rewrite can keep them. The
+tables themselves stand beside their records: problem, runtime/cubins, tuning/store
+(records, formats, environment) and tuning/answers.
 """
 
 from __future__ import annotations
@@ -17,26 +19,26 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# A check says what a value must be, as a phrase, or None if it is that.
+# A check returns None if the value passes, else a phrase that says what it must be.
 Check = Callable[[Any], str | None]
 
 _NAME_CHARACTERS = 256
 _TEXT_CHARACTERS = 1 << 20
-_DEPTH = 16  # of plain data; far below where encoders recurse too deep
-# Control characters, those that reorder text, line separators and lone surrogates. Not
-# ``str.isprintable``: what is printable to it differs between versions of Python.
+_DEPTH = 16  # of nested plain data; encoders can recurse far deeper
+# Control characters, characters that reorder text, line separators, lone surrogates.
+# ``str.isprintable`` would differ between versions of Python.
 _CONTROLS = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_INT = 1 << 63  # integers beyond are none that any reader has as a number
+_INT = 1 << 63  # larger integers are not numbers to every reader of JSON
 
 
 class Mistyped(ValueError):
-    """A record that is not what its table says; the message names the field."""
+    """A record that does not match its table; the message names the field."""
 
 
 def line(value: Any) -> str | None:
-    """One line that does nothing to a terminal: no escape sequences."""
+    """One line without control characters, such as a terminal's escape sequences."""
     fits = isinstance(value, str) and len(value) <= _NAME_CHARACTERS
     if fits and _CONTROLS.search(value) is None:
         return None
@@ -56,13 +58,13 @@ def _is_printable(value: str) -> bool:
 
 
 def visible(value: str) -> str:
-    """The text with what is not printable written as its escape, and not too long."""
+    """The text, cut if too long, with escapes in place of unprintable characters."""
     value = value[: _TEXT_CHARACTERS // 10]
     return _CONTROLS.sub(lambda c: c[0] if c[0] in "\n\t" else ascii(c[0])[1:-1], value)
 
 
 def anything(value: Any) -> str | None:
-    """Text of any characters; whoever takes it makes it ``visible``."""
+    """Text of any characters; whoever prints it must apply ``visible`` first."""
     if isinstance(value, str) and len(value) <= _TEXT_CHARACTERS:
         return None
     return f"text of at most {_TEXT_CHARACTERS} characters"
@@ -80,7 +82,7 @@ def flag(value: Any) -> str | None:
 
 
 def integer(low: int, high: int) -> Check:
-    """An integer from ``low`` to ``high``; true and false are none."""
+    """An integer from ``low`` to ``high``; true and false are not integers."""
 
     def check(value: Any) -> str | None:
         fits = type(value) is int and low <= value <= high
@@ -93,14 +95,14 @@ def number(low: float, high: float) -> Check:
     """A finite number from ``low`` to ``high``."""
 
     def check(value: Any) -> str | None:
-        fits = type(value) in (int, float) and low <= value <= high  # NaN is in none
+        fits = type(value) in (int, float) and low <= value <= high  # never true of NaN
         return None if fits else f"a number from {low:g} to {high:g}"
 
     return check
 
 
 def optional(check: Check) -> Check:
-    """What ``check`` takes, or null."""
+    """A value that passes ``check``, or null."""
     return lambda value: None if value is None else _or_null(check(value))
 
 
@@ -109,7 +111,7 @@ def _or_null(phrase: str | None) -> str | None:
 
 
 def sequence(check: Check, limit: int) -> Check:
-    """A list of at most ``limit`` of what ``check`` takes."""
+    """A list of at most ``limit`` values that pass ``check``."""
 
     def whole(value: Any) -> str | None:
         if isinstance(value, list) and len(value) <= limit:
@@ -122,7 +124,7 @@ def sequence(check: Check, limit: int) -> Check:
 
 
 def plain(value: Any, depth: int = _DEPTH) -> str | None:
-    """Any JSON: finite numbers, printable text, not nested too deep."""
+    """Any JSON with finite numbers and printable text, nested at most 16 deep."""
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -153,9 +155,9 @@ class Table:
     """The fields of a kind of record.
 
     Attributes:
-      name: of the kind, for messages.
-      fields: the check of each.
-      required: names of those that must be there.
+      name: of the kind of record, for messages.
+      fields: the check of each field.
+      required: names of the fields that must be present.
     """
 
     name: str
@@ -163,10 +165,10 @@ class Table:
     required: frozenset[str] = frozenset()
 
     def split(self, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields that the table names, and the others.
+        """The fields that the table names, and the other fields.
 
         Raises:
-          Mistyped: naming the first field that is not what it must be.
+          Mistyped: naming the first field that does not pass its check.
         """
         if not isinstance(data, dict):
             raise Mistyped(f"{self.name} must be an object, not {_shown(data)}")
@@ -187,7 +189,7 @@ class Table:
         return known, unknown
 
     def __call__(self, value: Any) -> str | None:
-        """A table is the check of a field that holds such a record."""
+        """The check of a field that holds a record of this table."""
         try:
             self.split(value)
         except Mistyped as e:
@@ -196,7 +198,7 @@ class Table:
 
 
 def _shown(value: Any) -> str:
-    """The value for a message: short, and without what a terminal would obey."""
+    """The value for a message: short, and without control characters."""
     if isinstance(value, list | dict):
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     return ascii(value) if not isinstance(value, str) else ascii(value[:60])
@@ -206,7 +208,7 @@ def _shown(value: Any) -> str:
 
 
 def check_types(record: Any) -> None:
-    """Checks the fields of a dataclass against their annotations, which are its table.
+    """Checks the fields of a dataclass against their annotations.
 
     Raises:
       Mistyped: naming the first field whose value is of another type.

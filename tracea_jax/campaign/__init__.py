@@ -1,4 +1,10 @@
-"""tune: measure the candidates of problems now and remember the best."""
+"""A campaign: ``tracea.tune``, which tunes all problems of a function or graph.
+
+``run`` does the work, ``watch`` passes on progress, ``report`` and ``text`` are the
+result and its text, ``plot`` draws a report. The tuning of one problem is in
+``tracea_jax.tuning``. Callers: users (``tracea.tune``), the command line, the demo and
+the benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tracea_jax import ops as ops  # ops register how they are measured
+from tracea_jax import ops as ops  # the import registers how each op is measured
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.run import Run
 from tracea_jax.campaign.watch import Log, Watch
@@ -41,18 +47,20 @@ def tune(
     XLA is one of the candidates, so an answer is never slower than not using the
     package. Functions that are already jitted are traced again and use the results.
 
-    Of several problems the one that promises to save most of the graph's time is
-    searched next, and all end when together they promise less than 1 %. What was
-    measured before, here or by other processes, is not measured again.
+    Of several problems, the one that promises to save most of the graph's time is
+    searched next. All searches end when together they promise to save less than 1 %.
+    Configs measured before, here or by other processes, are not measured again.
 
-    Ctrl-C ends the search: what was measured until then is verified and raced shortly,
-    and the report returned. A second one ends at once; the measurements are kept.
+    Ctrl-C ends the search: the configs measured until then are verified and raced
+    shortly, and the report is returned. A second Ctrl-C ends at once; the measurements
+    are kept.
 
     Args:
       what: a problem such as ``tracea.GemmProblem(...)``, a ``tracea.Graph``, or a
-        function: then what ``transform(what)(*args)`` asks is tuned.
-      *args: the function's: arrays, ``jax.ShapeDtypeStruct``, pytrees of them.
-      goal: what to minimise; one of ``tuning.tuner.GOALS``.
+        function, of which all problems that ``transform(what)(*args)`` meets are tuned.
+      *args: arguments of the function: arrays, ``jax.ShapeDtypeStruct``, pytrees of
+        them.
+      goal: the time to minimise; one of ``tuning.tuner.GOALS``.
       effort: "none", "quick", "default" or "max": how many configs of each problem are
         measured.
       budget_s: seconds for everything. Problems that it does not reach stay untuned.
@@ -60,19 +68,20 @@ def tune(
       ops: which ops to tune, as in ``transform``; all by default.
       after_grad: as in ``transform``.
       device: by default that of JAX's default backend; it must be a local one.
-      portfolio: for each op find the fewest configs that serve every problem within
-        this fraction of its own best, such as 0.02, and make them the answers.
+      portfolio: a fraction such as 0.02. If given, the fewest configs of each op are
+        found that serve every problem at most this much slower than its own best
+        config, and become the answers.
       progress: called with keywords as the tuning goes on; see ``watch.Step``.
       log: a file that every observation is appended to as a line of JSON, or a function
-        that is given each as a dict.
+        that is called with every observation as a dict.
 
     Returns:
-      A report; print it. ``report.entries`` has what is remembered about each problem,
-      ``report.entry`` that of a single one.
+      A report; print it. ``report.entries`` has the stored entry of each problem,
+      ``report.entry`` the only one if one problem was tuned.
 
     Raises:
       ValueError: on an unknown goal, effort or op, or a value out of range.
-      TypeError: if ``what`` is nothing that can be tuned.
+      TypeError: if ``what`` is neither a problem, nor a graph, nor a function.
     """
     graph = graph_of(what, args, ops=ops, after_grad=after_grad)
     _check(budget_s, portfolio)
@@ -94,10 +103,11 @@ def graph_of(
     ops: str | Iterable[str] | None = None,
     after_grad: bool = False,
 ) -> Graph:
-    """The problems that ``tune(what, *args)`` means.
+    """The problems that ``tune(what, *args)`` tunes, as a graph.
 
     Raises:
-      TypeError: if ``what`` is no problem, graph or function, or takes no arguments.
+      TypeError: if ``what`` is neither a problem, nor a graph, nor a function, or if
+        it takes no arguments but ``args`` are given.
     """
     ops = None if ops is None else op_names(ops)
     if not isinstance(what, Graph | Problem) and callable(what):

@@ -1,6 +1,7 @@
-"""Drawings of a tuning: how the search converged, and where the fast configs are.
+"""Drawings of a report: how each search converged, and where the fast configs are.
 
-matplotlib is needed only here, and imported only when something is drawn.
+matplotlib is needed only here, and imported only when something is drawn. The report
+itself is in ``campaign.report``. Caller: ``tracea tune --plot`` (``cli.tuning``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from tracea_jax.campaign.report import Row, Trial, TuneReport
 
-MOST_ROWS = 6  # problems in one picture; a PDF has a page for each
+MOST_ROWS = 6  # problems in one picture, at most; a PDF has a page for each problem
 _PAGE = (11.0, 4.2)  # inches
 _SUFFIXES = (".pdf", ".png", ".svg")
 
@@ -26,7 +27,7 @@ def check(path: str | os.PathLike[str]) -> None:
     """Makes sure that ``save`` will be able to draw.
 
     Raises:
-      ValueError: if matplotlib is missing, or the file is of no known kind.
+      ValueError: if matplotlib is missing, or the file's suffix is unknown.
     """
     suffix = pathlib.Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
@@ -41,15 +42,15 @@ def check(path: str | os.PathLike[str]) -> None:
 def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
     """Draws a report: for each problem its convergence, and a map of two config fields.
 
-    A PDF has a page for every problem; a picture shows those that take most of the
-    graph's time, at most ``MOST_ROWS``.
+    A PDF has a page for every problem. Other files show at most ``MOST_ROWS`` problems,
+    those that take most of the graph's time.
 
     Args:
       report: of ``tracea.tune``.
       path: ends in .pdf, .png or .svg.
 
     Raises:
-      ValueError: as ``check``, or if nothing was measured.
+      ValueError: as ``check`` raises it, or if nothing was measured.
     """
     check(path)
     rows = ranked(report)
@@ -70,7 +71,7 @@ def ranked(report: TuneReport) -> list[Row]:
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[float]:
-    """The lowest time after each trial; not a number before anything succeeded."""
+    """The lowest time after each trial; NaN before the first success."""
     best, line = math.inf, []
     for trial in trials:
         best = min(best, _us(trial) or math.inf)
@@ -79,7 +80,7 @@ def best_so_far(trials: Sequence[Trial]) -> list[float]:
 
 
 def searched(row: Row) -> list[Trial]:
-    """The first measurement of each config: without those of the race."""
+    """The first measurement of each config, which leaves out those of the race."""
     firsts: dict[Any, Trial] = {}
     for trial in row.trials:
         firsts.setdefault((trial.variant, *sorted(trial.config.items())), trial)
@@ -89,7 +90,8 @@ def searched(row: Row) -> list[Trial]:
 def importance(trials: Sequence[Trial]) -> dict[str, float]:
     """The part of the variance of log time that each field of the config explains.
 
-    Of the variant with most successful trials; fields that never changed have none.
+    Only trials of the variant with the most successful trials count. A field that never
+    changed is left out.
     """
     best = _of_main_variant(trials)
     names = best[0].config if best else {}
@@ -108,11 +110,11 @@ def importance(trials: Sequence[Trial]) -> dict[str, float]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Map:
-    """The lowest time for each pair of values of two fields; NaN where none was tried.
+    """The lowest time for each pair of values of two fields; NaN for untried pairs.
 
     Attributes:
-      x, y: names of the fields; y is "" if only one ever changed.
-      columns, rows: their values, in order.
+      x, y: names of the fields; y is "" if only one field ever changed.
+      columns, rows: the values of x and of y, in order.
       times_us: a row of times for each value of y.
     """
 
@@ -124,7 +126,7 @@ class Map:
 
 
 def heat_map(trials: Sequence[Trial]) -> Map | None:
-    """Over the two most important fields; None if no field ever changed."""
+    """The map over the two most important fields; None if no field ever changed."""
     scores = importance(trials)
     names = sorted(scores, key=lambda name: (-scores[name], name))[:2]
     if not names:
@@ -145,7 +147,7 @@ def _us(trial: Trial) -> float | None:
 
 
 def _order(value: Any) -> tuple[bool, Any]:
-    """Numbers by size, anything else by its text."""
+    """A sort key: numbers by size, then anything else by its text."""
     is_number = isinstance(value, int | float)
     return not is_number, value if is_number else str(value)
 

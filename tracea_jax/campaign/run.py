@@ -1,4 +1,9 @@
-"""One call of tune: problems in stages, their tunings scheduled, the report."""
+"""One campaign: opens the lab, tunes problems in two stages, and makes the report.
+
+The second stage tunes problems whose kernels are made of parts, which are problems of
+the first stage. Time is divided in ``tuning.schedule``; what a report says is in
+``campaign.report``. Caller: ``campaign.tune``.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +27,22 @@ from tracea_jax.tuning.answers.cache import Entry
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing
 
-# Of a fair share of the budget, for what is made of parts: it has few choices.
+# Part of their fair share of the budget that problems made of parts get: they have few
+# choices.
 _LATER_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One call of ``tune``."""
+    """One call of ``tune``.
+
+    Attributes:
+      device: the local device to measure on.
+      settings: the user's options.
+      search: the keywords goal, effort and seed of ``tuner.Tuning``.
+      budget_s: seconds for everything; infinite without a budget.
+      watch: passes on progress and observations.
+    """
 
     device: Device
     settings: Options
@@ -75,7 +89,7 @@ class Run:
     def _rows(
         self, graph: Graph, fraction: float | None, shared: list[Portfolio]
     ) -> dict[Problem, Row]:
-        """Tunes the parts of problems first, then what is made of them."""
+        """Tunes the parts of problems first, then the problems made of parts."""
         first, later = self._stages(graph)
         self.watch.expect([*first, *later])
         if not (first or later):
@@ -85,21 +99,22 @@ class Run:
             kept_s = _LATER_SHARE * fair * self.budget_s if self.has_budget else 0.0
             rows = self._tuned(first, lab, self.left_s - kept_s)
             if later and not _interrupted(rows):
-                knowledge.refresh(self.settings)  # their parts have answers now
+                knowledge.refresh(self.settings)  # to see the new answers of the parts
                 rows |= self._tuned(later, lab, self.left_s)
             if fraction is not None and not _interrupted(rows):
                 try:
                     found, rows = self._shared(rows, lab, fraction)
                     shared.append(found)
-                except (KeyboardInterrupt, LabError) as e:  # every answer stands
+                except (KeyboardInterrupt, LabError) as e:  # own answers stay
                     why = str(e) or "interrupted"
                     warnings.warn(f"no portfolio was made: {why}", stacklevel=2)
         return rows
 
     def _stages(self, graph: Graph) -> tuple[list[Node], list[Node]]:
-        """Problems made of no others with the parts that have no answer, and the rest.
+        """The problems of the first and of the second stage.
 
-        A part runs as often as what is made of it.
+        First come problems without parts, and parts that have no answer yet. A part
+        counts as often as the problems made of it. Second come problems with parts.
         """
         counts: dict[Problem, int] = {}
         later: list[Node] = []
@@ -143,7 +158,7 @@ class Run:
             )
             for task, node in zip(tasks, nodes, strict=True)
         ]
-        # A tuning on its own divides its time itself.
+        # A single tuning divides its time itself.
         outcomes = schedule.run(jobs, budget_s=math.inf if alone else budget_s)
         return {
             node.problem: self._row(node, task, outcome)
@@ -168,7 +183,7 @@ class Run:
         )
 
     def _times(self, entry: Entry | None) -> dict[str, Times]:
-        """Of the race, that of what runs untuned included if it took part."""
+        """The times of the race, and of the untuned choice if it was measured."""
         if entry is None:
             return {}
         problem, best = problem_from_json(entry.problem), entry.best
@@ -199,7 +214,7 @@ class Run:
         updated = dict(rows)
         for problem, (entry, slowness) in changed.items():
             row = rows[problem]
-            # Comparable with the row's other times, which are of an earlier race.
+            # The ratio makes the new time comparable with the row's earlier race.
             updated[problem] = dataclasses.replace(
                 row,
                 entry=entry,
@@ -211,10 +226,11 @@ class Run:
 
     @contextlib.contextmanager
     def _lab(self, nodes: Sequence[Node]) -> Iterator[Lab]:
-        """Where all of them are measured.
+        """The lab that measures all of these problems.
 
         Raises:
-          ValueError: if the device is not here, or cannot run one of the problems.
+          ValueError: if the device is not a local one, or cannot run one of the
+            problems.
         """
         knowledge.check_local(self.device)
         for node in nodes:
@@ -226,7 +242,7 @@ class Run:
 
     @contextlib.contextmanager
     def _publishing(self) -> Iterator[None]:
-        """What was recorded is used from here on, however this ends."""
+        """Makes new answers usable when the block ends, even by an error."""
         try:
             yield
         finally:
@@ -244,7 +260,7 @@ def _slowed(times: Times, factor: float) -> Times:
 
 
 def _told(entry: Entry) -> Row:
-    """What another process found."""
+    """The row of an entry that another process recorded."""
     best, done = entry.best, entry.tuner
     return Row(
         problem=problem_from_json(entry.problem),
@@ -260,5 +276,5 @@ def _told(entry: Entry) -> Row:
 
 
 def _unreached(problem: Problem) -> Row:
-    """The tuning was interrupted before."""
+    """The row of a problem whose tuning had not begun before an interrupt."""
     return Row(problem=problem, count=1, entry=None, stop="interrupted")

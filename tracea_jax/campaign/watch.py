@@ -1,4 +1,9 @@
-"""What is told about a tuning while it goes on: progress, log and trials."""
+"""Reports a campaign while it runs: progress, log and trials.
+
+Tunings call the functions that a ``Watch`` makes for them; the command line prints the
+steps in ``cli.progress``. What is reported at the end is in ``campaign.report``.
+Callers: ``campaign.tune`` and ``campaign.run``.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +30,14 @@ class Step:
     """The keywords that ``tune(progress=...)`` is called with.
 
     Attributes:
-      phase: what is done: "sweep" or "search", "verify", "race", "wait", "done".
-      done, total: steps of the phase.
-      best_us, xla_us: lowest time so far, and XLA's; None if not known.
-      message: the choice at hand, or what is waited for.
+      phase: the kind of work: "search", "verify", "race", "wait" or "done".
+      done, total: steps of the phase that are done, and all steps of it.
+      best_us, xla_us: lowest time so far, and XLA's time; None if unknown.
+      message: the choice at hand, or the reason for waiting.
       problem: the problem at hand, as text.
-      node, nodes: problems that have ended, and all.
-      share: the part of everything that is done, 0 to 1.
-      left_s: seconds that are left of the budget, or are likely to be.
+      node, nodes: number of problems that are done, and of all problems.
+      share: the part of the whole campaign that is done, 0 to 1.
+      left_s: seconds left of the budget; without a budget an estimate, or None.
     """
 
     phase: str
@@ -51,11 +56,11 @@ class Step:
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Node:
     trials: list[Trial] = dataclasses.field(default_factory=list)
-    part: float = 0.0  # that is done
+    part: float = 0.0  # of the problem's tuning that is done, 0 to 1
 
 
 class Watch:
-    """Passes on what happens, and remembers the trials of every problem."""
+    """Passes on progress and observations; keeps the trials of every problem."""
 
     def __init__(
         self,
@@ -76,10 +81,10 @@ class Watch:
         self._file: TextIO | None = None
 
     def __enter__(self) -> Watch:
-        """Opens the log, before any time is spent.
+        """Opens the log before any time is spent on measuring.
 
         Raises:
-          OSError: if it cannot be written.
+          OSError: if the log cannot be written.
         """
         if self._log is not None and not callable(self._log):
             self._file = pathlib.Path(self._log).open("a", encoding="utf-8")
@@ -95,20 +100,20 @@ class Watch:
 
     @property
     def share(self) -> float:
-        """The part of all problems that is done."""
+        """The part of the whole campaign that is done, 0 to 1."""
         parts = [node.part for node in self._nodes.values()]
         return sum(parts) / len(parts) if parts else 0.0
 
     @property
     def left_s(self) -> float | None:
-        """Of the budget; without one, by the pace so far."""
+        """Seconds left of the budget; without one, estimated by the pace so far."""
         if self._budget_s is not None:
             return max(self._budget_s - self.elapsed_s, 0.0)
         share = self.share
         return self.elapsed_s * (1 - share) / share if share else None
 
     def expect(self, nodes: Sequence[Node]) -> None:
-        """These will be tuned."""
+        """Announces the problems that will be tuned."""
         for node in nodes:
             self._nodes.setdefault(node.problem, _Node())
 
@@ -118,7 +123,7 @@ class Watch:
     def latest(
         self, problem: Problem, variant: str, config: dict[str, Any]
     ) -> Trial | None:
-        """How a choice was measured last: in the race, if there was one already."""
+        """The last successful trial of a choice: that of the race after a race."""
         found = (
             trial
             for trial in reversed(self._nodes[problem].trials)
@@ -127,7 +132,7 @@ class Watch:
         return next(found, None)
 
     def progress(self, problem: Problem) -> Callable[..., None] | None:
-        """What the tuning of a problem tells its steps to."""
+        """The function that the tuning of a problem calls at every step."""
         if self._progress is None:
             return None
 
@@ -155,7 +160,7 @@ class Watch:
         return tell
 
     def waiting(self) -> Callable[..., None] | None:
-        """What is told that another process tunes."""
+        """The function to call while waiting for process 0, which tunes."""
         if self._progress is None:
             return None
         told = self._progress
@@ -174,7 +179,7 @@ class Watch:
         return tell
 
     def observe(self, problem: Problem) -> Callable[[Observation], None]:
-        """What the tuning of a problem gives its observations to."""
+        """The function that the tuning of a problem calls with every observation."""
 
         def seen(observation: Observation) -> None:
             trial = Trial(

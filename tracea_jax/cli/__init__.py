@@ -11,11 +11,11 @@ from typing import Any
 from tracea_jax.cli import cache, tuning
 from tracea_jax.cli.progress import Progress
 
-# Each command imports what it runs: help and errors must not wait for JAX.
+# Each command imports its modules when it runs: help and errors must not wait for JAX.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status is 0 unless it failed."""
+    """Runs one command; returns the exit status, 0 unless the command failed."""
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
     try:

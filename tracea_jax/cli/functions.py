@@ -1,7 +1,8 @@
-"""MODULE:FUNCTION on the command line: loading it, and the arguments to trace it with.
+"""MODULE:FUNCTION on the command line: loads the function and its example arguments.
 
-Arguments are shapes such as ``f32[8,128]``, or what a function of the module returns:
-for ``step`` it is ``step_args``.
+Arguments are shapes such as ``f32[8,128]``; without shapes, the arguments of ``step``
+are the result of ``step_args()`` in the same module. Problems such as ``matmul 64 64
+64`` are read in ``cli.problems``. Callers: ``tracea explain`` and ``tracea tune``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,13 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
 
     Modules are looked for in the current directory first.
 
+    Args:
+      target: "MODULE:FUNCTION".
+      specs: shapes of the arguments; none means ``FUNCTION_args()``, if it exists.
+
     Raises:
-      ValueError: if there is no such module or function, or it needs arguments that
-        nothing gives.
+      ValueError: if there is no such module or function, or if the function takes
+        arguments but there are neither shapes nor ``FUNCTION_args``.
     """
     module_name, _, name = target.partition(":")
     if not (module_name and name):
@@ -56,10 +61,10 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
 
 @contextlib.contextmanager
 def tracing(target: str) -> Iterator[None]:
-    """Shows where an error of the user's function is.
+    """Prints the traceback of an error in the user's function.
 
     Raises:
-      ValueError: in place of any error.
+      ValueError: in place of any error of the block.
     """
     try:
         yield
@@ -72,7 +77,7 @@ def parse(spec: str) -> jax.ShapeDtypeStruct:
     """An array from text: ``f32[8,128]``, ``bf16[4096]``, ``i32[]``, ``bool[2]``.
 
     Raises:
-      ValueError: saying what is understood.
+      ValueError: if the text is no dtype with sizes; the message shows an example.
     """
     found = _SPEC.fullmatch(spec)
     if found is None:
@@ -110,6 +115,6 @@ def _takes_arguments(fn: Callable[..., Any]) -> bool:
         inspect.signature(fn).bind()
     except TypeError:
         return True
-    except ValueError:  # it has no signature
+    except ValueError:  # ``fn`` has no signature
         return False
     return False

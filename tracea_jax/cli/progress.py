@@ -1,4 +1,8 @@
-"""What long commands print while they work."""
+"""The progress that long commands print while they work.
+
+The numbers come from ``campaign.watch``; reports at the end are printed elsewhere.
+Callers: ``tracea tune`` (``cli.tuning``) and ``tracea demo`` (``cli``).
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,13 @@ import sys
 import time
 from typing import TextIO
 
-_TERMINAL_S = 0.1  # between two changes of the line
-_LINE_S = 3.0  # between two lines where they stay
+_TERMINAL_S = 0.1  # between two changes of the line on a terminal
+_LINE_S = 3.0  # between two lines in a file
 _BAR = 20  # characters
 
 
 class Progress:
-    """Prints what goes on: one line that changes on a terminal, else now and then one.
+    """Prints progress: one changing line on a terminal, else a line now and then.
 
     [#####---------------] 1/4 matmul 64x64x64 float32 nn: sweep 5/16, best 10.2 us,
     1.31x XLA, 0:12 left
@@ -39,7 +43,10 @@ class Progress:
         share: float | None = None,
         left_s: float | None = None,
     ) -> None:
-        """See ``tune.watch.Step``."""
+        """Prints a step, unless the last print was a moment ago.
+
+        Args: see ``campaign.watch.Step``.
+        """
         now = time.monotonic()
         pause = _TERMINAL_S if self._stream.isatty() else _LINE_S
         is_last = phase == "done" and node == nodes
@@ -80,7 +87,7 @@ def _best(best_us: float | None, xla_us: float | None) -> list[str]:
 
 
 def _clock(seconds: float) -> str:
-    """ "1:05", or "1:00:05"."""
+    """Minutes and seconds such as "1:05", with hours such as "1:00:05"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

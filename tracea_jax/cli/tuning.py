@@ -1,4 +1,8 @@
-"""tracea tune: problems from the command line, a file or a function."""
+"""tracea tune: problems from the command line, a file or a function.
+
+Problems are read in ``cli.problems``, functions in ``cli.functions``; the tuning itself
+is ``campaign.tune``. Caller: ``cli``.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,14 @@ _EXAMPLES = """\
 
 
 def add(commands: Any, argv: Sequence[str]) -> None:
-    """Adds the command, with the ops and the functions that ``argv`` names.
+    """Adds the command.
 
-    Other commands need not wait until the ops are imported.
+    The ops are imported only for a command line that names this command.
+
+    Args:
+      commands: the subparsers to add to.
+      argv: the command line; each op, and each word MODULE:FUNCTION in it, becomes a
+        subcommand.
     """
     text = "measure the candidates of problems and keep the best"
     tune = commands.add_parser(
@@ -37,7 +46,7 @@ def add(commands: Any, argv: Sequence[str]) -> None:
     tune.set_defaults(command=_run, op=None, function=None, parser=tune)
     _add_options(tune, {})
     tune.add_argument("--file", metavar="FILE", help="problems, one a line, as here")
-    # The same options after OP: absent ones leave what was given before it.
+    # The same options after OP: absent ones keep the values given before OP.
     search = argparse.ArgumentParser(add_help=False)
     _add_options(search, {"default": argparse.SUPPRESS})
     whats = tune.add_subparsers(metavar="OP or MODULE:FUNCTION")
@@ -51,7 +60,7 @@ def add(commands: Any, argv: Sequence[str]) -> None:
 
 
 def add_function_options(parser: argparse.ArgumentParser) -> None:
-    """What a function is called with, and what of it is meant."""
+    """Adds the options of a function: its arguments, and which of its ops count."""
     parser.add_argument(
         "--args",
         nargs="+",
@@ -90,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
     from tracea_jax.tuning.session import TuningError
 
     if args.plot:
-        plot.check(args.plot)  # before hours of work
+        plot.check(args.plot)  # an error here must not come after hours of work
     graph = _graph(args)
     progress = Progress()
     try:
@@ -116,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _graph(args: argparse.Namespace) -> Any:
-    """The ``graph.Graph`` of what is to be tuned.
+    """The ``graph.Graph`` of the problems to tune.
 
     Raises:
       ValueError: if there is nothing to tune.

@@ -1,8 +1,9 @@
 """The demo: unmodified models, transformed, tuned, checked and timed on this machine.
 
-A language model's loss with all gradients, and a block of a residual network, both
-plain JAX, run twice under ``jax.jit``: as they are, and with ``tracea.transform``
-applied. Results are compared with float64.
+A language model's loss with all gradients, and a block of a residual network, both in
+plain JAX, run under ``jax.jit`` with and without ``tracea.transform``. Both results are
+compared with float64. The models are in ``language_model`` and ``residual_block``;
+larger comparisons are in benchmarks/bench_models. Caller: ``tracea demo`` (``cli``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tracea_jax.tuning import measure
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The models of the demo."""
+    """The two models of the demo with their sizes."""
 
     language_model: LanguageModel
     residual_block: ResidualBlock
@@ -74,10 +75,11 @@ class Row:
     """One model: times of a call in microseconds, and errors against float64.
 
     Attributes:
-      what, sizes: the model.
-      sites: how many calls of each op it makes.
-      ours_us, plain_us, ratio: times, and the plain one's by ours.
-      error, plain_error: largest, relative to the largest result.
+      what, sizes: name and sizes of the model.
+      sites: how many calls of each op the model makes.
+      ours_us, plain_us: times of the transformed and of the plain model.
+      ratio: plain time divided by transformed time.
+      error, plain_error: largest errors, relative to the largest result.
       unit: unit roundoff of the model's dtype.
     """
 
@@ -93,10 +95,10 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether ours is as accurate as plain JAX, or as the dtype allows.
+        """Whether our results are as accurate as plain JAX's, or as the dtype allows.
 
-        Both errors are the largest of many: other orders of the sums, all as good, give
-        several times more or less.
+        Both errors are the largest of many. Summing in another, equally good order
+        already changes such an error several times.
         """
         return self.error <= max(4 * self.plain_error, 16 * self.unit)
 
@@ -116,7 +118,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the demo found; ``print`` it."""
+    """The result of the demo; ``print`` it."""
 
     device: Device
     rows: tuple[Row, ...]
@@ -198,7 +200,7 @@ def _counted(explanation: Explanation) -> str:
 
 
 def _in_f64(plain: Callable[..., Any], args: Any) -> Any:
-    """Results of the plain model on the same numbers in float64."""
+    """The plain model's results in float64, on the same numbers."""
     with jax.enable_x64(True):
         wide = jax.tree.map(_widened, args)
         return jax.tree.map(np.asarray, jax.jit(plain)(*wide))

@@ -1,4 +1,8 @@
-"""A Llama-style language model and its loss, in plain JAX."""
+"""A Llama-style language model and its loss, in plain JAX.
+
+Nothing of the package is used here: ``tracea.transform`` is applied by the callers,
+which are the demo, benchmarks/bench_models and benchmarks/bench_tracing.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ Parameters = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LanguageModel:
-    """Sizes of a language model, and what it computes.
+    """Sizes of a language model, and its computation.
 
     Attributes:
-      batch, tokens: of its input.
-      layers, vocabulary: how many.
-      width, hidden: of the residual stream and of the gated MLP.
-      heads, kv_heads: of queries, and of keys and values.
-      dtype: of parameters and activations.
+      batch, tokens: number of sequences, and of tokens in each.
+      layers, vocabulary: number of layers, and of different tokens.
+      width, hidden: features of the residual stream, and inside the gated MLP.
+      heads, kv_heads: number of heads of queries, and of keys and values.
+      dtype: dtype of parameters and activations.
     """
 
     batch: int
@@ -51,7 +55,7 @@ class LanguageModel:
         return {"embedding": embedding, "layers": layers, "norm": ones}, tokens
 
     def layer_parameters(self, key: jax.Array) -> Parameters:
-        """Weights of one block, scaled so that activations keep their size."""
+        """Random weights of one block, scaled so that activations keep their size."""
         head = self.width // self.heads
         shapes = {
             "query": (self.width, self.heads * head),
@@ -75,7 +79,7 @@ class LanguageModel:
         return weights.astype(self.dtype)
 
     def loss(self, params: Parameters, tokens: jax.Array) -> jax.Array:
-        """Mean cross entropy of every next token."""
+        """Mean cross entropy of the prediction of every next token."""
         logits = self.logits(params, tokens[:, :-1])
         scores = jax.nn.log_softmax(logits.astype(jnp.float32))
         return -jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1).mean()
@@ -87,7 +91,7 @@ class LanguageModel:
         return rms_norm(x, params["norm"]) @ params["embedding"].T
 
     def block(self, layer: Parameters, x: jax.Array) -> jax.Array:
-        """x: (batch, tokens, width)."""
+        """Attention and MLP on the residual stream x, (batch, tokens, width)."""
         x = x + self.attention(layer, rms_norm(x, layer["attention_norm"]))
         x = x + self.mlp(layer, rms_norm(x, layer["mlp_norm"]))
         return x
@@ -107,7 +111,7 @@ class LanguageModel:
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x / sqrt(mean(x^2) + 1e-6) * scale, in float32 inside."""
+    """x / sqrt(mean(x^2) + 1e-6) * scale, computed in float32 at least."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     size = jax.lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + 1e-6)
     return (wide * size).astype(x.dtype) * scale

@@ -1,4 +1,8 @@
-"""A bottleneck block of a residual network at inference, in plain JAX."""
+"""A bottleneck block of a residual network at inference, in plain JAX.
+
+Nothing of the package is used here: ``tracea.transform`` is applied by the callers,
+which are the demo and benchmarks/bench_models.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ class ResidualBlock:
         return params, jax.random.normal(last, image).astype(self.dtype)
 
     def _layer(self, key: jax.Array, shape: tuple[int, ...]) -> Parameters:
-        """Weights, and statistics as a trained batch normalisation has them."""
+        """Random weights, and statistics as a trained batch normalisation has them."""
         height, width, inputs, outputs = shape
         keys = jax.random.split(key, 5)
         weights = jax.random.normal(keys[0], shape) / (height * width * inputs) ** 0.5

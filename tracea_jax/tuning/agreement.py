@@ -1,9 +1,10 @@
-"""Agreement: all processes of a program answer alike, or it ends with an error.
+"""Agreement: all processes of a program choose alike, or the program ends in an error.
 
-Processes that lower different programs hang in the first collective. So process 0 tells
-what it answers from, and every other one compares. They do so through the key-value
-store of the program's coordinator, one-sided: lowering must not run collectives, which
-could meet those of a program that is running.
+Processes that lower different programs hang in the first collective. So process 0 puts
+a digest of its tuned answers into the key-value store of the program's coordinator, and
+every other process compares its own digest with that one. Lowering itself must not run
+collectives, because these could meet the collectives of a program that is running.
+The key-value store itself is passed in by the one caller, ``tracea_jax.knowledge``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-PATIENCE_S = 300.0  # for process 0 to come to where another process is
-_SLICE_S = 5.0  # between two signs of life while waiting
+PATIENCE_S = 300.0  # that a process waits for process 0 to reach the same call
+_SLICE_S = 5.0  # between two calls of ``on_wait``
 
 
 class KeyValue(Protocol):
@@ -28,11 +29,15 @@ class KeyValue(Protocol):
 
 
 class Disagreement(RuntimeError):
-    """The processes of a program would not choose alike."""
+    """The processes of a program would choose different configs or variants."""
 
 
 class Agreement:
-    """One process's side; the n-th call of each must be the n-th one everywhere."""
+    """One process's side of the comparison.
+
+    All processes must make the same calls in the same order: the n-th call of a method
+    in one process is compared with the n-th call of that method in process 0.
+    """
 
     def __init__(self, store: KeyValue, process: int) -> None:
         self._store = store
@@ -41,10 +46,15 @@ class Agreement:
         self._lock = threading.Lock()
 
     def check(self, subject: str, digest: str) -> None:
-        """Compares with process 0's digest of the same subject, its n-th.
+        """Compares a digest with the one that process 0 gave in its same call.
+
+        Args:
+          subject: what the digest is of; calls are counted for each subject.
+          digest: of this process.
 
         Raises:
-          Disagreement: if they differ, or process 0 has told none for minutes.
+          Disagreement: if the digests differ, or process 0 has given none within
+            ``PATIENCE_S`` seconds.
         """
         key = self._next(subject)
         if self._process == 0:
@@ -68,14 +78,15 @@ class Agreement:
             )
 
     def share(self, work: Callable[[], bytes], on_wait: Callable[[], None]) -> bytes:
-        """What ``work`` returns in process 0, which alone does it.
+        """Runs ``work`` in process 0 only and returns its result in every process.
 
         Args:
-          work: done in process 0; the others wait for as long as it takes.
-          on_wait: called every few seconds while waiting.
+          work: called in process 0; the other processes wait for as long as it takes.
+          on_wait: called every few seconds in a process that waits.
 
         Raises:
-          Disagreement: if the work failed in process 0, where its own error is raised.
+          Disagreement: in the waiting processes, if ``work`` failed in process 0;
+            process 0 raises the original error.
         """
         key = self._next("work")
         if self._process == 0:

@@ -1,8 +1,11 @@
-"""Goals: what "fast" means. All of them are derived from the same measurements.
+"""Goals: what "fast" means. Every goal is computed from the same measurements.
 
 throughput   the steady time: executions in a row
 latency      the cold time: one execution that finds nothing in the caches
-balanced     their geometric mean
+balanced     the geometric mean of steady and cold time
+
+The times are taken by ``tuning.measure``; ``tuning.select`` names the winner of a race.
+Callers: select, session, sharing, tuner and search/history, all in ``tuning``.
 """
 
 from __future__ import annotations
@@ -16,15 +19,16 @@ from tracea_jax.tuning.measure import Race
 from tracea_jax.tuning.store.records import Observation
 
 GOALS = ("latency", "throughput", "balanced")
-ENOUGH = 7  # cold executions of each while it was quiet, before goals go by them
-SIGNIFICANT = 3  # standard errors
+ENOUGH = 7  # quiet cold executions of every racer that make cold times count
+SIGNIFICANT = 3  # standard errors that two ratios must differ by to be different
 
 
 def score_us(observation: Observation, goal: str) -> float | None:
-    """What a search minimises, in microseconds; None for a failure.
+    """The score that a search minimises, in microseconds; None for a failure.
 
-    For latency that is the mean, too: single executions are timed too roughly to lead a
-    search by themselves. The race decides by the goal alone.
+    For the goals "latency" and "balanced" alike, the score is the geometric mean of
+    steady and cold time: single executions are timed too roughly to lead a search by
+    themselves. The race then decides by the goal alone.
     """
     steady, cold = observation.time_us, observation.cold_us
     if steady is None or cold is None or goal == "throughput":
@@ -33,10 +37,14 @@ def score_us(observation: Observation, goal: str) -> float | None:
 
 
 def times(race: Race, goal: str) -> dict[Any, float]:
-    """Time by the goal of each racer, in units of the race's own.
+    """The time of each racer by the goal, relative to the other racers' times.
 
-    Single executions are timed roughly. Of who is cold as much slower than steady as
-    the others are, but for noise, the steady times tell more: then they count instead.
+    The unit belongs to the race: only ratios of these times have a meaning.
+
+    Single executions are timed roughly. Therefore a racer's own cold time counts only
+    if its ratio of cold to steady time clearly differs from the median of that ratio
+    over all racers. Otherwise the racer's steady time multiplied by that median, which
+    is the more precise estimate, counts as its cold time.
     """
     steady = {racer: race.relative(racer) for racer in race.times_us}
     if goal == "throughput" or not _were_cold(race):
@@ -51,7 +59,7 @@ def times(race: Race, goal: str) -> dict[Any, float]:
 
 
 def error(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
-    """Standard error of the ratio of their times by the goal, as a fraction of it."""
+    """Standard error of ``ratio(race, slow, fast, goal)``, as a fraction of it."""
     if goal != "throughput" and _were_cold(race):
         usual = _usual_cold(race)
         if any(_is_oddly_cold(race, racer, usual) for racer in (slow, fast)):
@@ -60,7 +68,7 @@ def error(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
 
 
 def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
-    """How many times faster ``fast`` is than ``slow``: above 1, it is."""
+    """The time of ``slow`` divided by that of ``fast``: above 1, ``fast`` is faster."""
     if goal == "throughput":
         return race.ratio(slow, fast)
     by_goal = times(race, goal)
@@ -68,14 +76,14 @@ def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
 
 
 def _usual_cold(race: Race) -> float:
-    """How much slower most racers are cold than steady."""
+    """The median over the racers of cold time divided by steady time."""
     return statistics.median(
         race.relative(racer, "cold") / race.relative(racer) for racer in race.times_us
     )
 
 
 def _is_oddly_cold(race: Race, racer: Hashable, usual: float) -> bool:
-    """Whether a racer's cold times tell more than that it is as slow as most are."""
+    """Whether a racer's ratio of cold to steady time clearly differs from the usual."""
     slower = race.relative(racer, "cold") / race.relative(racer)
     noise = SIGNIFICANT * race.relative_error(racer, "cold")
     return abs(math.log(slower / usual)) > noise

@@ -1,4 +1,9 @@
-"""A tuning among others: what it costs, what it is worth, and how it ended."""
+"""One tuning among several: what it costs, what it may gain, and how it ended.
+
+Here are the values that the schedule computes with; which tuning continues and when all
+of them end is decided in ``tuning.schedule``, the only caller. Tunings themselves
+(``tuning.tuner.Tuning``) are known here only by the protocol ``Task``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import dataclasses
 import math
 from typing import Any, Protocol
 
-MIN_HEADROOM = 0.02  # a roofline is an estimate: no problem is at it for certain
+MIN_HEADROOM = 0.02  # a roofline is only an estimate, so this much may always be left
 
 
 class Task(Protocol):
@@ -20,7 +25,10 @@ class Task(Protocol):
 
     @property
     def expected_gain(self) -> float:
-        """In log units; infinite while nothing is known, 0 when there is none."""
+        """Gain that more search promises, in log units.
+
+        Infinite while nothing is known, 0 when no gain is expected.
+        """
         ...
 
     @property
@@ -33,11 +41,15 @@ class Task(Protocol):
     def evals(self) -> int: ...
 
     def step(self, *, limit_s: float = math.inf) -> bool:
-        """Searches one batch, or what fits in the time; False when it is over."""
+        """Measures one batch, or the part of it that fits in the time.
+
+        Returns:
+          False when the search is over.
+        """
         ...
 
     def finish(self, *, bounded_s: float | None = None) -> Any:
-        """Verifies, races and records; the entry."""
+        """Verifies, races and records the best configs; returns the stored entry."""
         ...
 
 
@@ -46,9 +58,9 @@ class Job:
     """One problem to tune.
 
     Attributes:
-      task: its tuning.
-      count: how often the problem runs.
-      floor_us: what it takes at the device's peak, if that is known.
+      task: the tuning of the problem.
+      count: how often the graph runs the problem.
+      floor_us: time of the problem at the device's peak; None if that is unknown.
     """
 
     task: Task
@@ -61,11 +73,11 @@ class Outcome:
     """How the tuning of a job ended.
 
     Attributes:
-      entry: what ``Task.finish`` returned; None if it never came to that.
-      stop: what the schedule ended it for, "converged", "budget" or "interrupted"; ""
-        if its own search was over.
-      failure: what went wrong, as ``TuningError`` said it.
-      seconds: that were spent on it.
+      entry: what ``Task.finish`` returned; None if the tuning was not finished.
+      stop: why the schedule ended the tuning, "converged", "budget" or "interrupted";
+        "" if the tuning's own search ended before.
+      failure: message of the ``TuningError`` that ended the tuning, or "".
+      seconds: time that the tuning has taken.
     """
 
     entry: Any | None
@@ -76,7 +88,7 @@ class Outcome:
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Lane:
-    """A job with what the schedule knows of it."""
+    """A job together with the schedule's records of it."""
 
     job: Job
     batches: int = 0
@@ -87,24 +99,24 @@ class Lane:
 
     @property
     def now_us(self) -> float:
-        """Time of one run as far as it is known."""
+        """Time of one run: the best known, else the default's, else the bound or 0."""
         task = self.job.task
         known = (task.best_us, task.default_us, self.job.floor_us)
         return next((us for us in known if us is not None), 0.0)
 
     @property
     def share_us(self) -> float:
-        """Time of all runs: its part of the graph's."""
+        """Time of all runs of the problem: its part of the graph's time."""
         return self.job.count * self.now_us
 
     @property
     def saving(self) -> float:
-        """The part of its time that another batch is expected to save, 0 to 1."""
+        """The part of the problem's time that another batch may save, 0 to 1."""
         return 0.0 if self.is_over else -math.expm1(-self.job.task.expected_gain)
 
     @property
     def headroom(self) -> float:
-        """The part of its time that any config could save."""
+        """The part of the problem's time that a config at the bound would save."""
         floor_us, now_us = self.job.floor_us, self.now_us
         if floor_us is None or not now_us:
             return 1.0

@@ -1,7 +1,10 @@
 """The fewest configs that serve several problems almost as well as their own best.
 
-A set cover: a config covers a problem if it takes at most 1 + fraction of the time of
-the problem's best. Greedy, then without what others make superfluous.
+A set cover: a config covers a problem if its time is at most (1 + fraction) x the time
+of the problem's own best config. The cover is chosen greedily; configs that the others
+make superfluous are then dropped. Here is only the computation, without measurements:
+``tuning.sharing`` measures missing times and records the result. ``campaign.text``
+prints a portfolio.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from tracea_jax.problem import Problem
 
 P = TypeVar("P", bound=Hashable)
 
-Times = Mapping[P, Mapping[str, float]]  # of each problem, by the config's identity
-Best = Mapping[P, float]  # the time of each problem's own answer
+Times = Mapping[P, Mapping[str, float]]  # problem -> identity of a config -> its time
+Best = Mapping[P, float]  # problem -> time of its own answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +26,10 @@ class Shared:
     """A config of the portfolio.
 
     Attributes:
-      op, variant, config: what it is, the config as plain data.
-      problems: whose answer it is.
-      worst: its time by the best of the problem for which that is most, at least 1.
+      op, variant, config: name the choice; the config is plain data.
+      problems: problems whose answer the config is.
+      worst: largest ratio, over the problems, of the config's time to the time of the
+        problem's own best; at least 1.
     """
 
     op: str
@@ -41,12 +45,12 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Portfolio:
-    """Few configs that serve all problems that XLA does not serve best.
+    """Few configs that serve every problem whose answer is one of our kernels.
 
     Attributes:
-      fraction: how much slower than its own best a problem may be served.
-      configs: see ``Shared``; the one that serves most problems first.
-      measured: how many times of a config on a problem were missing and were taken.
+      fraction: how much slower than its own best a problem may be served; 0.02 is 2 %.
+      configs: the config that serves most problems first.
+      measured: number of (config, problem) times that were missing and were measured.
     """
 
     fraction: float
@@ -67,12 +71,12 @@ class Portfolio:
 
 
 def covers(time_us: float | None, best_us: float, fraction: float) -> bool:
-    """Whether a time is close enough to the best; what was not measured is not."""
+    """Whether a time is close enough to the best; a missing time (None) is not."""
     return time_us is not None and time_us <= (1 + fraction) * best_us
 
 
 def covered(times: Times[P], best: Best[P], fraction: float) -> dict[str, list[P]]:
-    """The problems that each config covers, of configs that cover any."""
+    """The problems that each config covers; configs that cover none are left out."""
     found: dict[str, list[P]] = {}
     for problem, row in times.items():
         for config, time_us in sorted(row.items()):
@@ -85,16 +89,17 @@ def cover(times: Times[P], best: Best[P], fraction: float) -> tuple[str, ...]:
     """Configs that cover every problem, as few as a greedy choice needs.
 
     Args:
-      times: a problem's own answer must be among them.
-      best: see above.
+      times: of each problem by config; the problem's own answer must be among them.
+      best: time of each problem's own answer.
       fraction: how much slower than the best is good enough; 0.02 is 2 %.
 
     Returns:
-      Their identities, the one that serves most problems first. Ties go to the lower
-      sum of relative times, then to the order of identities.
+      The configs' identities, the one that serves most problems first. Among configs
+      that serve equally many, the lower sum of relative times goes first, then the
+      order of identities.
 
     Raises:
-      ValueError: if nothing covers one of the problems.
+      ValueError: if no config covers one of the problems.
     """
     groups = covered(times, best, fraction)
     left = dict.fromkeys(times)
@@ -116,9 +121,10 @@ def cover(times: Times[P], best: Best[P], fraction: float) -> tuple[str, ...]:
 
 
 def gaps(times: Times[P], best: Best[P], fraction: float) -> list[tuple[P, str]]:
-    """What is worth measuring: (problem, config) that covers others, unmeasured here.
+    """The pairs (problem, config) that are worth measuring.
 
-    Configs that cover more problems already come first.
+    The config covers another problem and has no time for this one. Configs that cover
+    the most problems come first.
     """
     groups = covered(times, best, fraction)
     ranked = sorted(groups, key=lambda config: (-len(groups[config]), config))

@@ -1,6 +1,10 @@
-"""The least time that a problem can take on a device: a bound, for setting priorities.
+"""The least time that a problem can take on a device.
 
-floor = max(flops / peak, bytes / bandwidth)
+    floor = max(flops / peak, bytes / bandwidth)
+
+A lower bound for setting priorities and for comparing problems of different sizes; the
+models that rank configs of one variant are in ``variants`` (``gemm_sm90_model`` ...).
+Callers: campaign/run, search/history, answers/interpolate, ops/common/bench.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from tracea_jax.problem import ITEMSIZE, Problem
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """What a device does at most.
+    """The highest rates of a device.
 
     Attributes:
       flops: floating-point operations a second on 16-bit operands.
-      wide_flops: the same on float32 operands, rounded as JAX's default allows.
-      bytes: of memory a second; infinite where caches hide it.
+      wide_flops: floating-point operations a second on float32 operands, which may be
+        rounded as far as JAX's default precision allows.
+      bytes: bytes of memory a second; infinite where caches hide the memory.
     """
 
     flops: float
@@ -26,16 +31,17 @@ class Peak:
     bytes: float
 
 
-# From the vendor's data sheets: dense, not sparse.
+# From the vendor's data sheets, the rates for dense matrices.
 _GPUS = {
     "NVIDIA H200": Peak(flops=989e12, wide_flops=494e12, bytes=4.8e12),
     "NVIDIA H100 80GB HBM3": Peak(flops=989e12, wide_flops=494e12, bytes=3.35e12),
     "NVIDIA A100-SXM4-80GB": Peak(flops=312e12, wide_flops=156e12, bytes=2.0e12),
 }
 
-# Of a core in a cycle, by instruction set, on float32 and on 16-bit operands: two fused
-# multiply-adds on full vectors, but four in cores of Arm that have BFMMLA. XLA may use
-# matrix units that our kernels were told not to, so AVX-512 has the bound of AMX.
+# Operations of one core in one cycle by instruction set, on (float32, 16-bit) operands:
+# two fused multiply-adds on full vectors, but four in cores of Arm that have BFMMLA.
+# XLA may use matrix units that our kernels were told to leave alone, so AVX-512 has the
+# bound of AMX.
 _CORE_FLOPS = {
     "baseline": (16, 16),
     "avx2": (32, 32),
@@ -44,11 +50,11 @@ _CORE_FLOPS = {
     "amx": (64, 1024),
     "bfmmla": (32, 128),
 }
-_CPU_HZ = 4e9  # no profile tells the clock rate: a high one keeps the bound a bound
+_CPU_HZ = 4e9  # no profile has the clock rate; a high one keeps the bound a lower bound
 
 
 def peak(device: Device) -> Peak | None:
-    """The device's peak; None if it is not known."""
+    """The device's peak; None if it is unknown."""
     if isinstance(device, CudaDevice):
         return _GPUS.get(device.name)
     if isinstance(device, CpuDevice) and device.isa in _CORE_FLOPS:

@@ -1,11 +1,13 @@
-"""Which problem of a graph is searched next, and when to stop.
+"""Which problem of a graph is searched next, and when all searches stop.
 
     priority = count x time x headroom x expected gain
 
-Every problem gets one batch before any gets a second. A search that is over is verified
-and raced at once, so that how long this takes is known for the others; a time budget
-keeps that much back for each of them. (Ansor's task scheduler, Zheng et al. 2020, with
-the expected improvement of each search in place of its past slope.)
+Every problem gets one batch before any problem gets a second one. When a search is
+over, its problem is verified and raced at once; the time that this takes is then kept
+back from the budget for every other problem. (Ansor's task scheduler, Zheng et al.
+2020, with the expected improvement of each search in place of its past slope.)
+
+One tuning is in ``tuning.tuner``; the caller is ``campaign.run``.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 from tracea_jax.tuning.lane import Job, Lane, Outcome, Task
 from tracea_jax.tuning.session import TuningError
 
-MIN_GAIN = 0.01  # of the graph's time; less is not searched for
-FINISH_S = 5.0  # to verify and race one problem, until some were
-SEARCH_SHARE = 0.6  # of the time that is left, for one batch of everybody
-FINISH_SHARE = 0.5  # of the budget that is kept back for that at most
-RACE_SHARE = 0.5  # of the time of a hurried problem; compiling and verifying the rest
-BOUNDED_S = 2.0  # for all races together once the time is over
-GRACE_S = 10.0  # for them with all that surrounds them; then nothing more is raced
-GRACE_SHARE = 0.1  # of the budget that this takes at most
+MIN_GAIN = 0.01  # part of the graph's time; searches end when they expect less
+FINISH_S = 5.0  # assumed for verifying and racing one problem, until some are finished
+SEARCH_SHARE = 0.6  # part of the time left that one batch of every search may take
+FINISH_SHARE = 0.5  # part of the budget kept back for verifying and racing, at most
+RACE_SHARE = 0.5  # part of a hurried problem's time left that its race may take
+BOUNDED_S = 2.0  # of racing for all remaining problems together, once the time is over
+GRACE_S = 10.0  # for those races with compiling and verifying; then all ends
+GRACE_SHARE = 0.1  # part of the budget that this grace takes at most
 
 
 def run(
@@ -37,26 +39,28 @@ def run(
     min_gain: float = MIN_GAIN,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Outcome, ...]:
-    """Searches, verifies and races all jobs; the outcome of each.
+    """Searches, verifies and races all jobs; returns the outcome of each.
 
-    The searches end when together they are expected to gain less than ``min_gain`` of
-    the graph's time, twice in a row. That needs more than one job: a search on its own
-    knows better when it is over.
+    All searches end when together they are expected to gain less than ``min_gain`` of
+    the graph's time, twice in a row. A single job is not ended so: its own search knows
+    better when it is over.
 
-    Where time is short, races are too: of the leader and the defaults only. When it
-    has ended, jobs that were searched race shortly as long as that is no tenth of the
-    budget; the others are left, and what was measured of them stays in their journals.
-    One job is always raced. The first Ctrl-C does the same with ten seconds, a second
-    one is raised.
+    When little time is left for a job, only its leader and its defaults race. When the
+    budget is used up, the jobs that were searched still race shortly, for ten seconds
+    or a tenth of the budget, whichever is less. The remaining jobs end without a race;
+    their measurements stay in their journals. At least one job always races. The first
+    Ctrl-C ends the searches in the same way with ten seconds for races; a second Ctrl-C
+    is raised.
 
     Args:
       jobs: in an order that breaks ties.
       budget_s: seconds for everything.
-      min_gain: see above.
+      min_gain: part of the graph's time, see above.
       clock: seconds, monotonic.
 
     Raises:
-      TuningError: of a job on its own; else it is that job's failure.
+      TuningError: if there is one job and it fails. The failure of one of several jobs
+        is in its outcome instead.
     """
     schedule = _Schedule(
         lanes=[Lane(job=job) for job in jobs],
@@ -82,8 +86,8 @@ class _Schedule:
     clock: Callable[[], float]
     start_s: float
     stop: str = ""
-    calm: int = 0  # batches in a row after which little was expected
-    finishes_s: list[float] = dataclasses.field(default_factory=list)  # full ones
+    calm: int = 0  # batches in a row after which too little gain was expected
+    finishes_s: list[float] = dataclasses.field(default_factory=list)  # of full races
 
     @property
     def left_s(self) -> float:
@@ -99,12 +103,12 @@ class _Schedule:
 
     @property
     def unfinished(self) -> list[Lane]:
-        """The most important first."""
+        """Jobs without an outcome, those of the longest time in the graph first."""
         open_ = [lane for lane in self.lanes if lane.outcome is None]
         return sorted(open_, key=lambda lane: -lane.share_us)
 
     def search(self) -> None:
-        """Batches until every search is over, or the graph's."""
+        """Searches batch by batch until every search is over, or the schedule ends."""
         while lanes := self.searching:
             fresh = [lane for lane in lanes if not lane.batches]
             if not fresh and self._is_converged():
@@ -119,7 +123,7 @@ class _Schedule:
                 self._finish(lane, stop="")
 
     def conclude(self) -> None:
-        """Races what is left; what was not searched only while there is time."""
+        """Races the unfinished jobs: in full while time is left, then shortly."""
         for lane in self.unfinished:
             if self.left_s > 0 or not self.is_any_finished:
                 self._finish(lane, stop=self.stop)
@@ -129,7 +133,7 @@ class _Schedule:
         self._close("interrupted", GRACE_S)
 
     def _close(self, stop: str, grace_s: float) -> None:
-        """Short races for what was measured; the rest is left."""
+        """Races jobs that have measurements shortly; ends the others without a race."""
         end_s = self.clock() + grace_s
         known = [lane for lane in self.unfinished if lane.job.task.evals]
         if not known and not self.is_any_finished:
@@ -149,7 +153,7 @@ class _Schedule:
         lane.batches_s += lane.seconds - before_s
 
     def _finish(self, lane: Lane, *, stop: str) -> None:
-        """A full race if there is time for one of everybody, else a short one."""
+        """Races in full if the time suffices for all unfinished jobs, else shortly."""
         fair_s = self.left_s / len(self.unfinished)
         if fair_s < self._finish_s:
             self._race(lane, stop, RACE_SHARE * max(fair_s, 0.0))
@@ -177,7 +181,7 @@ class _Schedule:
         return self.calm >= 2
 
     def _affords(self, lane: Lane) -> bool:
-        """Whether there is time for a batch and for all the races that follow."""
+        """Whether the time left suffices for a batch and for all races after it."""
         if self.budget_s == math.inf:
             return True
         seen = [lane] if lane.batches else [o for o in self.lanes if o.batches]
@@ -188,12 +192,12 @@ class _Schedule:
 
     @property
     def _finish_s(self) -> float:
-        """What it takes to verify and race a problem in full."""
+        """Seconds that verifying and racing a problem in full takes, on average."""
         return statistics.fmean(self.finishes_s) if self.finishes_s else FINISH_S
 
     @contextlib.contextmanager
     def _working(self, lane: Lane) -> Iterator[None]:
-        """Counts the time, and ends a job of several that can do nothing more."""
+        """Counts the lane's time; ends the lane if its tuning fails beside others."""
         start_s = self.clock()
         failure = ""
         try:

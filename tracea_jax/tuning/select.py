@@ -1,4 +1,9 @@
-"""Who wins a race: never worse than the default or XLA, and never by luck."""
+"""Which choice wins a race: never slower than the default or XLA, and never by luck.
+
+The race itself is held by ``tuning.measure``, and times by the goal come from
+``tuning.goals``. The winner may still lose to XLA in ``tuning.verdict``, which compares
+kernel times. Caller: ``tuning.session``.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,10 @@ from tracea_jax.tuning import goals
 from tracea_jax.tuning.measure import Race
 
 HERO_MARGIN = 0.01  # a challenger must beat the best default by this much
-TIE = 0.005  # candidates this close are equal ...
-NOISY_TIE = 0.01  # ... or as close as the race's standard error, up to this
-SURE = 3  # standard errors by which what runs must lose: several challenge it
-SLACK = 0.99  # executions in a row may lose this much to who is replaced, whatever for
+TIE = 0.005  # candidates whose times differ by less are equal, ...
+NOISY_TIE = 0.01  # ... or by less than the race's standard error, up to this much
+SURE = 3  # standard errors by which the incumbent must lose, as it has many challengers
+SLACK = 0.99  # a winner by any goal keeps at least this speed in executions in a row
 
 
 def winner(
@@ -23,21 +28,25 @@ def winner(
 ) -> Choice:
     """The choice to use from now on.
 
-    | among                             | chosen                                     |
-    |-----------------------------------|--------------------------------------------|
-    | the heroes                        | the fastest; of those that tie with it,    |
-    |                                   | the first in ``order``                     |
-    | that one and XLA                  | the hero unless XLA surely beats it        |
-    | challengers that surely beat the  | the fastest; ties as above, so that        |
-    | latter, a hero by 1 %, and XLA    | tunings agree                              |
+    | step            | among                          | chosen                        |
+    |-----------------|--------------------------------|-------------------------------|
+    | 1 the best hero | the heroes                     | the fastest; of those that    |
+    |                 |                                | tie with it, the first in     |
+    |                 |                                | ``order``                     |
+    | 2 the incumbent | the best hero and XLA          | the hero, unless XLA surely   |
+    |                 |                                | beats it                      |
+    | 3 the winner    | choices that beat XLA and      | the fastest, ties as in 1; if |
+    |                 | surely beat the incumbent      | there is none, the incumbent  |
+    |                 | (a hero by at least 1 %)       |                               |
 
-    Surely is by more than the noise: on a disturbed machine tunings would else replace
-    what runs by luck, each by another choice. Who is faster, the goal decides. But
-    nobody wins who is slower than XLA or the best hero by more than 1 % when executed
-    in a row, as most programs do.
+    "Surely" means by more than the noise. Without that margin, each tuning on a
+    disturbed machine would replace the incumbent by another choice, by luck. Ties go to
+    the first in order so that several tunings name the same choice. The goal decides
+    which of two choices is faster. But a choice that is more than 1 % slower than XLA
+    or the best hero in executions in a row, as in most programs, never wins.
 
     Args:
-      race: its racers are verified; XLA is compared if it is among them.
+      race: of verified racers; XLA is compared if it is among them.
       order: every choice of the space, in the order that breaks ties.
       heroes: the defaults.
       goal: one of ``goals.GOALS``.
@@ -47,7 +56,7 @@ def winner(
     ours = [c for c in order if c in by_goal and c.variant != "xla"]
 
     def beats(choice: Choice, other: Choice, margin: float) -> bool:
-        if other not in by_goal:  # it does not run
+        if other not in by_goal:  # ``other`` cannot run
             return True
         faster = by_goal[other] / by_goal[choice]
         return faster > 1 + margin and race.ratio(other, choice) >= SLACK
@@ -74,7 +83,7 @@ def winner(
 def fastest(
     race: Race, group: Sequence[Choice], by_goal: Mapping[Choice, float]
 ) -> Choice:
-    """The first of the group that ties with its fastest."""
+    """The first choice of the group that ties with the fastest of the group."""
     lowest = min(group, key=by_goal.__getitem__)
 
     def ties(choice: Choice) -> bool:

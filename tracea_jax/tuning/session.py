@@ -1,6 +1,8 @@
 """One tuning in progress: evaluates choices, verifies and races the best of them.
 
-A search decides only which choices are evaluated, and in which order.
+A search (``tuning.search``) decides only which choices are evaluated, and in which
+order. The lab (``tuning.lab``) runs choices; ``tuning.select`` and ``tuning.verdict``
+decide who wins. Caller: ``tuning.tuner``, which connects a search with a session.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ from tracea_jax.tuning.store.files import Journal
 from tracea_jax.tuning.store.records import union
 from tracea_jax.tuning.verdict import verdict
 
-FINALISTS = 8  # of the search, beside the heroes and XLA
-CONTENDERS = 64  # for the final, if samples were too rough to name the finalists
-HEAT_SHARE = 0.3  # of the time that is left
-MAX_REJECTED = 8  # finalists that fail verification before no more are tried
+FINALISTS = 8  # choices of the search that race, beside the heroes and XLA
+CONTENDERS = 64  # choices in a heat, at most
+HEAT_SHARE = 0.3  # part of the time left that a heat may take
+MAX_REJECTED = 8  # failed verifications after which no further finalist is tried
 MAX_MESSAGE = 1000  # characters of a failure's message that are kept
-DRIFT_EVERY = 10  # evaluations, after which the reference is measured again
+DRIFT_EVERY = 10  # evaluations between two measurements of the reference
 
 
 class TuningError(RuntimeError):
-    """Nothing can be measured any more; what was measured is in the journal."""
+    """Nothing can be measured any more; all measurements so far are in the journal."""
 
 
 class Progress(Protocol):
@@ -53,26 +55,30 @@ class Progress(Protocol):
           phase: "search", "verify", "race", "wait" for another process, or "done".
           done, total: steps of the phase.
           best_us: lowest time so far, if any.
-          message: the choice at hand, or what is waited for.
+          message: the choice at hand, or the reason for waiting.
         """
         ...
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Session:
-    """What a tuning knows and how it measures.
+    """The observations of a tuning, and the steps that add to them.
 
     Attributes:
       problem, lab, database, device, timing, progress, observe: as in ``tuner.Tuning``.
       journal: receives every observation at once.
       order: every choice, in the order that breaks ties; XLA's last.
       heroes: the defaults, XLA's among them.
-      reference: the hero that tells the machine's drift.
+      reference: the hero that is measured again and again to see the machine's drift.
       budget_s: seconds for everything, may be infinite.
       goal: one of ``goals.GOALS``.
       known: the observation of each choice seen so far, by identity.
-      compiles: choices that were prepared.
-      heat: the contenders' times by each other, if there was a heat.
+      start_s: time of ``timing`` at which the session began.
+      compiles: number of choices that were prepared.
+      drift: the reference's times so far.
+      since_drift: evaluations since the reference was last measured.
+      verified: results of choices that passed verification.
+      heat: the contenders' times relative to each other, if there was a heat.
     """
 
     problem: Problem
@@ -117,12 +123,12 @@ class Session:
         return self.known.get(identity_of(choice))
 
     def time_us(self, choice: Choice) -> float | None:
-        """The steady time of a choice, if it is known."""
+        """The steady time of a choice; None if it is unknown."""
         observation = self.observed(choice)
         return observation.time_us if observation is not None else None
 
     def score_us(self, choice: Choice) -> float | None:
-        """What the search is told: the time by the goal, the drift taken out."""
+        """The score that the search gets: the time by the goal, corrected for drift."""
         observation = self.observed(choice)
         if observation is None:
             return None
@@ -183,7 +189,7 @@ class Session:
           bounded_s: if given, only the leader and the heroes race, for so long.
 
         Returns:
-          The best and what its verification said.
+          The best, and the results of its verification.
 
         Raises:
           TuningError: if no choice runs.
@@ -206,7 +212,11 @@ class Session:
         return best, {**verified, "rounds": race.rounds} if verified else {}
 
     def _judged(self, chosen: Choice) -> tuple[Choice, dict[str, float]]:
-        """The choice, or XLA's if it has not clearly less kernel time; both times."""
+        """The choice if its kernels are clearly faster than XLA's, else XLA's choice.
+
+        Returns:
+          The choice and the kernel times that ``Best`` records; {} if there are none.
+        """
         if chosen == self.xla:
             return chosen, {}
         self.tell("race", 1, 1, "kernel times")
@@ -248,18 +258,19 @@ class Session:
 
     @property
     def _is_restless(self) -> bool:
-        """Whether the machine's speed changes, as where others use it as well.
+        """Whether the machine's speed changes because other programs use it as well.
 
-        A GPU is nobody else's: what changes are its clocks, which no waiting calms.
+        A GPU is used by this program alone: only its clock rates change, and waiting
+        does not steady them.
         """
         return self.device.platform == "cpu" and self.drift.unrest > 1 + QUIET
 
     def _hold_heat(self) -> None:
-        """Lets all race shortly who may be among the best, if samples cannot tell.
+        """Races all choices that may be among the best, if samples are too rough.
 
-        Samples are taken one after the other. Where the machine's speed changes, those
-        of equal choices are as far apart as those of the reference are, and as far
-        again by the drift that was taken out.
+        Samples are taken one after the other. While the machine's speed changes, the
+        samples of two equal choices may differ as much as two samples of the reference
+        do, and as much again because the samples were corrected for drift.
         """
         self._measure_drift()
         ranked = [c for c in self._ranked() if not self._is_rejected(c)]
@@ -278,7 +289,7 @@ class Session:
             self.drift = self.drift.measured(race.median_us(self.reference))
 
     def _verify(self, wanted: int) -> list[Choice]:
-        """The heroes of ours and the leading choices, those that compute correctly."""
+        """The correct ones of our heroes and of the leading choices."""
         heroes = [h for h in self.heroes if h.variant != "xla"]
         passed = [h for h in heroes if self._is_correct(h)]
         leaders = [
@@ -300,18 +311,19 @@ class Session:
         return passed
 
     def _ranked(self) -> list[Choice]:
-        """Measured choices, the best first; ties in their order.
+        """Measured choices, the best first; equal ones as in ``order``.
 
-        The racers of a heat lead, by its times.
+        The racers of a heat come first, ranked by their times in the heat.
         """
         scores = {c: self.score_us(c) for c in self.order}
         known = {c: score for c, score in scores.items() if score is not None}
         return sorted(known, key=lambda c: (self.heat.get(c, math.inf), known[c]))
 
     def _is_hopeless(self, choice: Choice, passed: Sequence[Choice]) -> bool:
-        """Whether it is so much slower than a correct one that no race can help it.
+        """Whether a choice is far slower than a correct one, so that it cannot win.
 
-        What the search gave up may not be: it was compared with all, wrong ones too.
+        A choice whose sample was abandoned may still win: the sample was compared with
+        all choices, also with those whose results turned out to be wrong.
         """
         scores = [score for c in passed if (score := self.score_us(c)) is not None]
         score = self.score_us(choice)
@@ -323,7 +335,7 @@ class Session:
         return observation is not None and observation.failure is not None
 
     def _is_correct(self, choice: Choice) -> bool:
-        """Verifies a choice, once; remembers why if it may not be used."""
+        """Verifies a choice once; a failure is remembered with its reason."""
         if choice in self.verified:
             return True
         if self._is_rejected(choice):
@@ -384,13 +396,13 @@ class Session:
         return race
 
     def _check_drift(self) -> None:
-        """Measures the reference again, now and then."""
+        """Measures the reference again if enough evaluations were made meanwhile."""
         self.since_drift += 1
         if self.since_drift >= DRIFT_EVERY:
             self._measure_drift()
 
     def _measure_drift(self) -> None:
-        """Measures the reference again if it was before; its failure tells nothing."""
+        """Measures the reference again if it was measured before; ignores a failure."""
         self.since_drift = 0
         if self.drift.count == 0:
             return
@@ -406,7 +418,7 @@ class Session:
         return self._remember(_failure(choice, error.kind, str(error)))
 
     def _lost(self, error: LabError) -> TuningError:
-        """What to raise; the choice that is to blame is never tried again."""
+        """The error to raise; the choice that is to blame is remembered as failed."""
         if error.choice is not None and error.failure is not None:
             self._failed(error.choice, error.failure)
         return TuningError(str(error))
@@ -441,5 +453,5 @@ def _ratio(race: Race, slow: Choice, fast: Choice) -> float | None:
 
 
 def no_limit(budget_s: float | None) -> float:
-    """The budget as a number."""
+    """The budget as a number: infinity for None."""
     return math.inf if budget_s is None else budget_s

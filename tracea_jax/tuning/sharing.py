@@ -1,7 +1,10 @@
-"""Lets problems share configs: measures who can, races, and records the answers.
+"""Lets problems share configs: measures missing times, races, and records the answers.
 
-entries -> gaps measured -> portfolio.cover -> verify, race against the own best
-        -> entries with the shared answers
+    entries -> gaps measured -> portfolio.cover -> verify, race against the own best
+            -> entries with the shared answers
+
+Which configs are shared is computed in ``tuning.portfolio``; how a problem gets its own
+best in the first place is ``tuning.tuner``. The caller is ``campaign.run``.
 """
 
 from __future__ import annotations
@@ -22,20 +25,21 @@ from tracea_jax.tuning.portfolio import Portfolio, Shared
 from tracea_jax.tuning.store.records import identity, union
 from tracea_jax.tuning.verdict import verdict
 
-ORIGIN = "portfolio"  # of answers that another problem's config gives
-RACE_S = 2.0  # for a shared config against the problem's own best
-MIN_LEFT_S = 0.5  # of the budget; with less, nothing more is measured
+ORIGIN = "portfolio"  # of an answer whose config is shared
+RACE_S = 2.0  # for the race of a shared config against the problem's own best
+MIN_LEFT_S = 0.5  # with less of the budget left, nothing more is measured
 
 Observe = Callable[[Problem, Observation], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Slowness:
-    """Times of a problem's new answer by those of its own best, in one race.
+    """Times of a problem's new answer divided by those of its own best, in one race.
 
     Attributes:
-      steady, cold: by protocol; 1 if the answer stayed, or cold was not measured.
-      goal: by the goal.
+      steady: ratio of steady times; 1 if the answer stayed.
+      cold: ratio of cold times; 1 if the answer stayed or cold times were not measured.
+      goal: ratio of times by the goal; 1 if the answer stayed.
     """
 
     steady: float = 1.0
@@ -44,7 +48,11 @@ class Slowness:
 
     @property
     def worst(self) -> float:
-        """What must not exceed 1 + fraction: whatever the goal, most run in a row."""
+        """The ratio that must not exceed 1 + fraction.
+
+        It includes the steady times whatever the goal, because most programs execute
+        their kernels in a row.
+        """
         return max(self.steady, self.goal)
 
 
@@ -53,13 +61,13 @@ Changed = dict[Problem, tuple[Entry, Slowness]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What is shared with, and where it is written down.
+    """Finds a portfolio for entries of one device and records it as their answers.
 
     Attributes:
-      lab, database, device, goal: as in ``tuner``.
+      lab, database, device, goal: as in ``tuner.Tuning``.
       fraction: see ``Portfolio``.
-      left_s: seconds that are left for measuring.
-      observe: told every observation.
+      left_s: returns the seconds that are left for measuring.
+      observe: called with every observation.
     """
 
     lab: Lab
@@ -73,12 +81,12 @@ class Sharing:
     def share(self, entries: Iterable[Entry]) -> tuple[Portfolio, Changed]:
         """Finds the portfolio of these entries and records it as their answers.
 
-        Problems that XLA serves best, and variants without choices, take no part. A
-        config that is not measured on a problem, and for which no time is left, counts
-        as one that does not serve it.
+        Problems that XLA serves best, and variants without a config, take no part. If
+        no time is left to measure a config on a problem, the config counts as one that
+        does not serve the problem.
 
         Returns:
-          The portfolio, and every entry that has changed with how its answer compares.
+          The portfolio, and every changed entry with the slowness of its new answer.
 
         Raises:
           LabError: if nothing can be measured any more.
@@ -109,7 +117,7 @@ class Sharing:
     def _served(
         self, group: Mapping[Problem, Entry]
     ) -> tuple[dict[Problem, Entry], int, dict[Problem, Slowness]]:
-        """Entries with the shared answers, new times, and how answers compare."""
+        """Entries with shared answers, the number of new times, and each slowness."""
         known = dict(group)
         times = {problem: self._times(entry) for problem, entry in known.items()}
         best = {p: times[p][_own(entry)] for p, entry in known.items()}
@@ -118,7 +126,7 @@ class Sharing:
             if self.left_s() < MIN_LEFT_S:
                 break
             if any(o.identity == name for o in known[problem].observations):
-                continue  # it failed
+                continue  # the config was tried on this problem and failed
             choice = self._choice(problem, name, known.values())
             if choice is not None:
                 seen = self._measured(problem, choice, known[problem].best.time_us)
@@ -136,7 +144,7 @@ class Sharing:
         return known, measured, slowness
 
     def _times(self, entry: Entry) -> dict[str, float]:
-        """What our configs took by the goal, the answer as in its race."""
+        """Times of our configs by the goal; the answer's time is that of its race."""
         best = entry.best
         answer = Observation(
             variant=best.variant,
@@ -155,7 +163,7 @@ class Sharing:
     def _choice(
         self, problem: Problem, name: str, entries: Iterable[Entry]
     ) -> Choice | None:
-        """The choice of this identity, if it is legal for the problem."""
+        """The choice of this identity; None if it is not legal for the problem."""
         known = (o for e in entries for o in e.observations if o.identity == name)
         seen = next(known)
         found = legal_choice(seen.variant, seen.config, problem, self.device)
@@ -186,7 +194,13 @@ class Sharing:
     def _raced(
         self, problem: Problem, entry: Entry, choice: Choice
     ) -> tuple[Entry, Slowness]:
-        """The entry with this answer, if it is correct and near its own best."""
+        """Verifies a shared choice and races it against the problem's own best.
+
+        Returns:
+          The entry with the choice as its answer, if the choice is correct, nearly as
+          fast as the own best, and not slower than XLA; else the entry with its own
+          answer.
+        """
         best = entry.best
         own = legal_choice(best.variant, best.config, problem, self.device)
         assert isinstance(own, Choice)
@@ -241,7 +255,7 @@ class Sharing:
 
 
 def _own(entry: Entry) -> str:
-    """The identity of its answer."""
+    """The identity of the entry's answer."""
     return identity(entry.best.variant, entry.best.config)
 
 

@@ -1,10 +1,11 @@
-"""The tuner: search a space, race the best against the defaults, remember.
+"""The tuner: searches a space, races the best against the defaults, and remembers.
 
     cache and journals -> search -> verify -> race -> select.winner -> verdict -> entry
 
-Every measurement is on disk before the next one starts, so a tuning that is killed goes
-on where it was. A choice that fails is remembered with its reason and never scored; one
-whose results are wrong cannot win.
+Every measurement is on disk before the next one starts, so a tuning that was killed
+continues where it stopped. A choice that fails is remembered with its reason and never
+scored; a choice whose results are wrong cannot win. Several tunings together are in
+``tuning.schedule``. Callers: ``campaign.run`` and ``campaign.watch``, ``knowledge``.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from tracea_jax.tuning.session import (
 from tracea_jax.tuning.store.environment import canonical, digest
 from tracea_jax.tuning.store.records import Observation
 
-VERSION = 5  # of the method; entries tell by which one they were made
+VERSION = 5  # of the tuning method; every entry names the version that made it
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
-GAINS = {"max": 0.003}  # expected gain that a search goes on for; 1 % for other efforts
+GAINS = {"max": 0.003}  # expected gain below which a search ends; 1 % by default
 SEARCH_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
 BOUNDED_S = 2.0  # for the race after Ctrl-C
 
@@ -54,13 +55,13 @@ class Tuning:
             ...
         entry = tuning.finish()
 
-    The winner beats the best default and XLA, or is the better one of them; see
-    ``select.winner``. What this machine measured before is not measured again, but
-    races again.
+    The winner beats both the best default and XLA, or is the better one of these two;
+    see ``select.winner``. Choices that this machine has measured before are not
+    measured again, but may race again.
 
     Attributes:
-      stop: why the search is over: "complete", "converged", "budget" or what the caller
-        sets; None while it goes on.
+      stop: why the search is over: "complete", "converged", "budget" or a reason that
+        the caller sets; None while it goes on.
     """
 
     def __init__(
@@ -83,20 +84,21 @@ class Tuning:
         """Measures nothing yet.
 
         Args:
-          problem, diagnosis, decision: what to tune, and the choices to try.
+          problem: the problem to tune.
+          diagnosis, decision: the variants that can run it, and the choices to try.
           lab: runs and verifies choices.
-          database: supplies what was measured before; receives the entry.
+          database: supplies earlier measurements; receives the entry.
           device: the local device.
           effort: "none" (the defaults and XLA race, nothing is searched), "quick" (at
-            most 16 choices are evaluated), "default" (64) or "max" (256). Spaces of at
-            most 200 are swept by the latter two.
+            most 16 choices are evaluated), "default" (64) or "max" (256). "default" and
+            "max" evaluate every choice of a space of at most 200.
           budget_s: seconds for everything; the step at hand is finished, and a race has
             a few rounds at least.
           seed: of the search.
-          progress: told about every step.
+          progress: called at every step.
           goal: "latency", "throughput" or "balanced"; see ``goals``.
           timing: the measuring protocol.
-          observe: given every observation as it is made.
+          observe: called with every observation as it is made.
 
         Raises:
           ValueError: on an unknown effort or goal, or a budget that is not positive.
@@ -132,11 +134,11 @@ class Tuning:
             known={o.identity: o for o in database.observations(problem, device)},
         )
         self._search = self._begun()
-        self._batch: list[int] = []  # asked for and not measured yet
+        self._batch: list[int] = []  # proposed by the search and not measured yet
 
     @property
     def expected_gain(self) -> float:
-        """What more searching is expected to gain, in log units; 0 when it is over."""
+        """Gain expected of more search, in log units; 0 when the search is over."""
         return 0.0 if self.stop is not None else float(self._search.expected_gain)
 
     @property
@@ -146,7 +148,7 @@ class Tuning:
 
     @property
     def default_us(self) -> float | None:
-        """The steady time of what runs untuned."""
+        """The steady time of the default, which runs where nothing was tuned."""
         return self._session.time_us(self._default)
 
     @property
@@ -164,10 +166,13 @@ class Tuning:
         return self._search.evals
 
     def step(self, *, limit_s: float = math.inf) -> bool:
-        """Measures one batch, or what of it fits in the time; False when it is over.
+        """Measures one batch, or the part of it that fits in the time.
 
         Args:
-          limit_s: seconds after which no other choice is begun; one always is.
+          limit_s: seconds after which no further choice is begun; one is always begun.
+
+        Returns:
+          False when the search is over.
         """
         session, end_s = self._session, self._session.elapsed_s + limit_s
         if self.stop is None and not self._batch:
@@ -188,7 +193,7 @@ class Tuning:
         return self.stop is None
 
     def _ask(self) -> None:
-        """The next batch, its compilation begun; or why there is none."""
+        """Asks for the next batch and starts compiling it, or sets ``stop``."""
         if self._is_late:
             self.stop = "budget"
             return
@@ -200,7 +205,7 @@ class Tuning:
         self._session.lab.compile(self.problem, fresh)
 
     def finish(self, *, bounded_s: float | None = None) -> Entry:
-        """Verifies and races the best, and records what was found.
+        """Verifies and races the best, and records the winner and all observations.
 
         Args:
           bounded_s: if given, only the leader and the heroes race, for so long.
@@ -231,13 +236,13 @@ class Tuning:
 
     @property
     def _allowed(self) -> int:
-        """Evaluations at most; small spaces are swept but for a quick look."""
+        """Evaluations at most; the efforts "default" and "max" sweep small spaces."""
         size, most = len(self._candidates.choices), EFFORTS[self._effort]
         swept = most >= EFFORTS["default"] and size <= SWEPT
         return size if swept else min(size, most)
 
     def _begun(self) -> Search:
-        """The search, told what is known already."""
+        """A search that has been told all observations known already."""
         candidates, session = self._candidates, self._session
         near = self._database.neighbours(self.problem, self._device)
         seeds = (*session.heroes, *self._known_configs(near))
@@ -259,20 +264,20 @@ class Tuning:
         return search
 
     def _known_configs(self, near: Sequence[Neighbour]) -> tuple[Choice, ...]:
-        """What won for this problem before an upgrade, then what won for others."""
+        """Winners for this problem in other environments, then for its neighbours."""
         problem, device = self.problem, self._device
         before = self._database.elsewhere(problem, device)
         nearest = [n.best for n in near]
         return sum((history.seeds(b, problem, device) for b in (before, nearest)), ())
 
     def _value(self, choice: Choice) -> float | None:
-        """What the surrogate learns: the time by what the problem takes at least."""
+        """The value that the surrogate learns: the score divided by the bound."""
         score = self._session.score_us(choice)
         return score and score / self._floor_us
 
     @property
     def _log_prior(self) -> np.ndarray | None:
-        """The modelled times by the same bound."""
+        """Logarithm of the modelled times divided by the same bound."""
         prior = self._candidates.log_prior
         return None if prior is None else prior - np.log(self._floor_us)
 
@@ -301,10 +306,10 @@ class Tuning:
 def finished(tuning: Tuning) -> Entry:
     """Searches to the end, races and records.
 
-    Ctrl-C ends the search; what was measured until then still races, shortly.
+    Ctrl-C ends the search; the choices measured until then still race, shortly.
 
     Returns:
-      The entry as stored, with what other processes found meanwhile.
+      The entry as stored, with the observations that other processes added meanwhile.
     """
     try:
         while tuning.step():
@@ -322,7 +327,7 @@ def finished(tuning: Tuning) -> Entry:
 def _with_xla(
     heroes: tuple[Choice, ...], problem: Problem, device: Device
 ) -> tuple[Choice, ...]:
-    """XLA is raced whether or not the policy lists it."""
+    """The heroes and XLA's choice, which races even if the policy leaves it out."""
     if any(_of_xla(heroes)):
         return heroes
     config = variants.XLA.heuristic(problem, device)

@@ -1,9 +1,11 @@
-"""The last word between a kernel of ours and XLA: the times of their kernels.
+"""The last decision between a kernel of ours and XLA: the times of their kernels.
 
-A race times executions in a row, with what the bench does beside them. That is 5 to 14
-us of an execution and not the same for everybody: of answers that won a race by 1 to 4
-percent, some are slower than XLA in a program. What a program pays is kernel time, so
-where the device tells it, XLA is replaced only by what has clearly less of it.
+A race times whole executions, the bench's own work included. That work takes 5 to 14 us
+of an execution and differs between choices: some answers that won a race by 1 to 4
+percent are slower than XLA in a program. A program pays for kernel time. So where the
+device reports kernel times, a choice replaces XLA only if its kernels take clearly less
+time. Races are in ``tuning.measure``; callers are ``tuning.session`` and
+``tuning.sharing``.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.lab.local import Lab
 
-CLEARLY = 0.01  # by which our kernels must be faster than XLA's ...
-SURE = 3  # ... or by so many standard errors, if that is more
+CLEARLY = 0.01  # our kernels must be faster than XLA's by this fraction ...
+SURE = 3  # ... or by this many standard errors, whichever is more
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class Verdict:
 
     Attributes:
       ours_us, xla_us: medians over the rounds.
-      ratio, error: XLA's time by ours, and its standard error as a fraction.
+      ratio, error: XLA's time divided by ours, and the ratio's standard error as a
+        fraction of it.
     """
 
     ours_us: float
@@ -39,7 +42,7 @@ class Verdict:
 
 
 def verdict(lab: Lab, problem: Problem, ours: Choice, xla: Choice) -> Verdict | None:
-    """Compares kernel times; None where the device does not tell them.
+    """Compares kernel times; None where the device does not report them.
 
     Raises:
       CandidateError, LabError: as ``Lab.kernel_race``.

@@ -1,4 +1,8 @@
-"""attention_cpu: flash attention in C++, prebuilt for each CPU ISA."""
+"""attention_cpu: flash attention in C++, prebuilt for each CPU ISA.
+
+Here are its configs, heuristic and the problems it expects to win; the kernel is in
+kernels/cpu. Caller: the catalogue (``variants``).
+"""
 
 from __future__ import annotations
 
@@ -36,12 +40,12 @@ class AttentionCpuConfig:
     """Cache blocking; the register tile follows from the ISA.
 
     Attributes:
-      block_q: most queries of a task; fewer where threads would be left without one.
-        Queries of several heads count if these share their keys.
+      block_q: queries of a task, at most; fewer if threads would be left without a
+        task. The queries of all heads that share their keys count together.
       block_kv: keys that are packed at a time. Changes rounding.
-      passes: of the gradient. Two give any number of tasks, but compute all weights
-        twice; one computes them once, and has a task for each head of keys. Changes
-        rounding.
+      passes: number of passes of the gradient. Two passes can be cut into any number of
+        tasks, but compute all weights twice. One pass computes the weights once, and
+        has one task for each head of keys. Changes rounding.
     """
 
     block_q: int
@@ -56,16 +60,16 @@ class AttentionCpuConfig:
 _RANGES = {"block_q": (1, 2048), "block_kv": (1, 1024), "passes": (1, 2)}
 _BLOCKS_Q = (64, 128, 256, 512, 1024)
 _BLOCKS_KV = (64, 128, 256, 512, 1024)
-_FEWEST_FLOPS = 1 << 18  # below, XLA fuses what little there is to compute
-_UNIT_KV = 64  # the kernel rounds block_kv up to a multiple
-_QUERY_SHARE = 0.5  # of L2 for the queries and sums of a task
-_TASKS_OF_CORE = 2  # at least, where tasks cannot be cut
-_HEAD_BYTES = 4 << 20  # of gradients that a task may hold
+_FEWEST_FLOPS = 1 << 18  # smaller problems are left to XLA, which fuses them
+_UNIT_KV = 64  # the kernel rounds block_kv up to a multiple of this
+_QUERY_SHARE = 0.5  # part of L2 for the queries and sums of a task
+_TASKS_OF_CORE = 2  # tasks of a core that one pass must give, as they cannot be cut
+_HEAD_BYTES = 4 << 20  # bytes of gradients that a task may hold, at most
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionCpu:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant attention_cpu; for its methods see ``variants.base.Variant``."""
 
     name: str = "attention_cpu"
     config_type: type = AttentionCpuConfig
@@ -121,7 +125,7 @@ class AttentionCpu:
         held = 8 * problem.kv_len * problem.head_dim
         once = tasks >= _TASKS_OF_CORE * device.cores and held <= _HEAD_BYTES
         passes = 1 if once and has_one_pass(problem, device) else 2
-        # Row tiles pass AMX side by side, but for the first and the last of a block.
+        # Row tiles pass through AMX side by side, except the first and last of a block.
         has_stages = on_amx(problem, device) and problem.direction == "forward"
         block_kv = 512 if has_stages else 256
         return AttentionCpuConfig(block_q=block_q, block_kv=block_kv, passes=passes)
@@ -156,23 +160,23 @@ class AttentionCpu:
 
 
 def on_amx(problem: AttentionProblem, device: Device) -> bool:
-    """Whether AMX's tiles multiply; vectors do otherwise."""
+    """Whether the problem runs on AMX's tiles, else on vectors."""
     return device.arch == "amx" and problem.dtype == "bfloat16"
 
 
 def has_one_pass(problem: AttentionProblem, device: Device) -> bool:
-    """Whether there is a choice: of the gradient, without matrix units."""
+    """Whether the problem can run in one pass: a gradient without matrix units."""
     return problem.direction == "backward" and not on_amx(problem, device)
 
 
 def _effects(
     problem: AttentionProblem, passes: np.ndarray
 ) -> dict[str, Callable[[Any], Any]]:
-    """What each choice comes to: configs of equal effects run alike.
+    """For each field the effect of its values; configs of equal effects run alike.
 
     Args:
-      problem: what is computed.
-      passes: of each config; with one, tasks are as they are.
+      problem: the problem.
+      passes: a column; with one pass, ``block_q`` has no effect.
     """
     rows = problem.q_len * problem.heads // problem.kv_heads
     keys = _UNIT_KV * ceil_div(problem.kv_len, _UNIT_KV)

@@ -1,4 +1,9 @@
-"""cudnn: the flash attention of cuDNN, called through XLA's own custom calls."""
+"""cudnn: the flash attention of cuDNN, called through XLA's own custom calls.
+
+Here is which problems cuDNN can run and is expected to win; the calls are written in
+``ops.attention.cudnn``, which also uses ``masking``. Caller: the catalogue
+(``variants``).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,16 @@ from tracea_jax.variants.base import Call, Config, Inline
 from tracea_jax.variants.space import Space
 
 DTYPES = ("bfloat16", "float16")
-_FEWEST_SCORES = 128 * 128  # of a head: below, XLA's few small kernels are as fast
-_FEWEST_QUERIES = 64  # fewer do not fill a tile: see ``_decodes_faster``
-_FEWEST_KEYS = 100  # of few queries: with fewer it was not measured
-_FEWEST_SHARING = 8  # queries whose heads share keys: it reads these once for each head
+_FEWEST_SCORES = 128 * 128  # of a head; below, XLA's few small kernels are as fast
+_FEWEST_QUERIES = 64  # fewer queries do not fill a tile, see ``_decodes_faster``
+_FEWEST_KEYS = 100  # for few queries; fewer keys were not measured
+# Queries if heads share keys: cuDNN reads shared keys once for each head.
+_FEWEST_SHARING = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CudnnConfig:
-    """cuDNN chooses for itself."""
+    """No fields: cuDNN chooses its own kernels."""
 
     def __str__(self) -> str:
         return "-"
@@ -28,8 +34,8 @@ class CudnnConfig:
 def masking(problem: AttentionProblem) -> tuple[bool, int | None]:
     """(causal, window): the problem's position mask in cuDNN's terms.
 
-    Query i sees keys j <= i if causal, and j > i - window if there is a window. A limit
-    that no position reaches is dropped.
+    Query i sees keys j <= i if causal, and keys j > i - window if there is a window. A
+    limit that excludes no key is dropped.
 
     Raises:
       ValueError: if cuDNN has no such mask.
@@ -51,7 +57,7 @@ def masking(problem: AttentionProblem) -> tuple[bool, int | None]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AttentionCudnn:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant cudnn; for its methods see ``variants.base.Variant``."""
 
     name: str = "cudnn"
     config_type: type = CudnnConfig
@@ -85,12 +91,13 @@ class AttentionCudnn:
 
 
 def _decodes_faster(problem: AttentionProblem) -> bool:
-    """Whether few queries are expected to be faster than by XLA.
+    """Whether cuDNN is expected to be faster than XLA for few queries.
 
-    On an H200 a single query was, 1.2 to 5 times, and so were several, up to 5 times,
-    but for two kinds: of one example, whose operands XLA need not transpose, and of
-    very few queries whose heads share keys. Gradients came out either way; with a bias
-    or a mask nothing was measured.
+    On an H200 cuDNN was 1.2 to 5 times faster for a single query, and up to 5 times
+    faster for several queries. There were two exceptions: several queries of a batch of
+    one, whose operands XLA need not transpose, and very few queries whose heads share
+    keys. For gradients cuDNN was sometimes faster and sometimes slower. Problems with a
+    bias or a mask were not measured.
     """
     p = problem
     if p.direction == "backward" or p.kv_len < _FEWEST_KEYS:
@@ -108,7 +115,7 @@ def _device_refuses(problem: AttentionProblem, device: Device) -> str | None:
         return f"it needs sm_80 or newer; the device is {device.arch}"
     if problem.dtype not in DTYPES:
         return f"operands of dtype {problem.dtype}; it takes {', '.join(DTYPES)}"
-    # Hopper alone has kernels for both directions at more than 128.
+    # Only Hopper has kernels of both directions for heads wider than 128.
     widest = 256 if device.capability[0] == 9 else 128
     if problem.head_dim % 8 or not 0 < problem.head_dim <= widest:
         return (

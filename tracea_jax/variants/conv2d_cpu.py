@@ -1,4 +1,9 @@
-"""conv2d_cpu: implicit matrix products in C++, prebuilt for each CPU ISA."""
+"""conv2d_cpu: implicit matrix products in C++, prebuilt for each CPU ISA.
+
+Here are its configs, heuristic and the problems it expects to win; the kernel is in
+kernels/cpu. A weights' gradient that is a plain product uses the configs of
+``gemm_cpu``. Caller: the catalogue (``variants``).
+"""
 
 from __future__ import annotations
 
@@ -39,8 +44,8 @@ class Conv2dCpuConfig:
 
     Attributes:
       kc: depth of a packed block, in elements of the sum over taps and channels (over
-        pixels, for the weights' gradient). The one choice that changes rounding: blocks
-        are summed one by one.
+        pixels, for the weights' gradient). Only this field changes rounding, because
+        blocks are summed one after another.
       nc: width of a packed block, in channels of the result.
       tasks: independent pieces of the output for each thread.
     """
@@ -54,22 +59,25 @@ class Conv2dCpuConfig:
 
 
 _RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
-_MOST_SIZE = 2**31  # of strides, dilation and padding
-_STEP = 32  # blocks of depth are multiples of it
-_KC = 576  # deep enough to amortise the partial sums, shallow enough for L1
+_MOST_SIZE = 2**31  # strides, dilation and padding are below this
+_STEP = 32  # the depth of blocks is a multiple of this
+_KC = 576  # default depth: deep enough to amortise partial sums, shallow enough for L1
 _PANEL_SHARE = (
     0.4  # of L2 for the packed weights; image and result pass through the rest
 )
 _FEW_COLUMNS = 4
-_MOST_NC = 4096  # wider blocks are cut to this
-# With the heuristic's own width these are few enough to measure all.
+_MOST_NC = 4096  # the widest block; wider ones are cut to this
+# Values worth measuring; with the heuristic's own width, few enough to measure all.
 _DEPTHS = (192, 384, 576, 1152)
 _WIDTHS = (64, 128, 256)
 _TASKS = (1, 2, 4, 8)
 
 
 def _pays(problem: Conv2dProblem, device: CpuDevice) -> bool:
-    """Whether it saves what its call costs; at groups XLA is slow at any size."""
+    """Whether our kernel saves more than its call costs.
+
+    XLA is slow at convolutions with groups, whatever their size.
+    """
     p = problem
     return p.groups > 1 or cpu_calls.pays(
         widens=p.lhs == "bfloat16" and device.isa == "avx512_bf16",
@@ -81,7 +89,7 @@ def _pays(problem: Conv2dProblem, device: CpuDevice) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conv2dCpu:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant conv2d_cpu; for its methods see ``variants.base.Variant``."""
 
     name: str = "conv2d_cpu"
     config_type: type = Conv2dCpuConfig
@@ -132,9 +140,10 @@ class Conv2dCpu:
         return Conv2dCpuConfig(kc=kc, nc=nc, tasks=tasks)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Against XLA, which is slow at groups and widens 16-bit operands to float32.
+        """Whether the kernel is expected to beat XLA.
 
-        A register tile is 32 columns wide: a result of very few channels wastes it.
+        XLA is slow at groups and widens 16-bit operands to float32. Our register tile
+        is 32 columns wide, so a result of very few channels wastes most of it.
         """
         if self.doubt(problem, device):
             return False
@@ -191,7 +200,10 @@ class Conv2dCpu:
 
 
 def plain_product(problem: Conv2dProblem) -> GemmProblem | None:
-    """x^T @ dy, if the gradient of the weights is no more: it runs as that product."""
+    """The product x^T @ dy, if the problem is a weights' gradient equal to it.
+
+    The kernel runs such a gradient as that product; else the result is None.
+    """
     p = problem
     is_pointwise = (p.kernel_height, p.kernel_width, *p.strides, p.groups) == (1,) * 5
     is_whole = not any(sum(p.padding, ()))
@@ -210,16 +222,16 @@ def plain_product(problem: Conv2dProblem) -> GemmProblem | None:
 
 
 def on_amx(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether AMX's tiles multiply; vectors do otherwise."""
+    """Whether the problem runs on AMX's tiles, else on vectors."""
     if device.arch != "amx" or problem.lhs != "bfloat16" or _is_depthwise(problem):
         return False
     return _depth(problem, _STEP) <= 4 * _depth(problem, 1)
 
 
 def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether vectors of pairs of bfloat16 multiply.
+    """Whether the problem runs on vectors of pairs of bfloat16.
 
-    Those of the input's gradient must not span taps.
+    In the input's gradient, no pair may span two taps.
     """
     if device.arch != "avx512_bf16" or problem.lhs != "bfloat16":
         return False
@@ -230,7 +242,7 @@ def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
 
 
 def _packed_bytes(problem: Conv2dProblem, device: Device) -> int:
-    """Of a packed element, which is bfloat16 or else float32."""
+    """Bytes of a packed element, which is bfloat16 or float32."""
     return 2 if on_amx(problem, device) or in_pairs(problem, device) else 4
 
 
@@ -240,9 +252,9 @@ def _is_depthwise(problem: Conv2dProblem) -> bool:
 
 
 def depth(problem: Conv2dProblem, device: Device) -> int:
-    """Number of terms in each sum; for the input's gradient in its longest one.
+    """Number of terms in each sum; of the input's gradient, in its longest sum.
 
-    AMX fills up every run of contiguous terms to a multiple of 32.
+    AMX pads every run of contiguous terms to a multiple of 32.
     """
     return _depth(problem, _STEP if on_amx(problem, device) else 1)
 
@@ -253,7 +265,7 @@ def _depth(problem: Conv2dProblem, unit: int) -> int:
         return p.batch * math.prod(p.out_size)
     taps_y, taps_x = p.kernel_height, p.kernel_width
     channels, next_tap = p.in_channels // p.groups, p.dilation[1]
-    if p.direction == "input_grad":  # the taps that one row of pixels or column sees
+    if p.direction == "input_grad":  # the taps that reach one row or column of pixels
         common = [math.gcd(d, s) for d, s in zip(p.dilation, p.strides, strict=True)]
         taps_y, taps_x = (
             ceil_div(k, s // c)
@@ -275,7 +287,7 @@ def width(problem: Conv2dProblem) -> int:
 def _effects(
     problem: Conv2dProblem, device: CpuDevice
 ) -> dict[str, Callable[[Any], Any]]:
-    """What each choice comes to: configs of equal effects run alike."""
+    """For each field the effect of its values; configs of equal effects run alike."""
     return {
         "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: np.minimum(nc, width(problem)),

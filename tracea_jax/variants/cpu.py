@@ -1,4 +1,8 @@
-"""What the prebuilt CPU kernels have in common: operands and blocking."""
+"""Rules and formulas that the prebuilt CPU kernels share: operands and blocking.
+
+Whether a small product is worth a call is decided in ``cpu_calls``. Callers:
+``gemm_cpu``, ``conv2d_cpu`` and ``attention_cpu``.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from tracea_jax.problem import Conv2dProblem, GemmProblem
 from tracea_jax.variants.space import Columns
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRECISIONS = ("default", "high", "highest")  # alike: products are summed in float32
-_SHORT_FLOPS = 1.5e8  # of a core: less than a millisecond
-_FEW_CORES = 8  # with twice as many, shared, four tasks a thread were measured
+# All three precisions give the same results: products are summed in float32.
+PRECISIONS = ("default", "high", "highest")
+_SHORT_FLOPS = 1.5e8  # for each core: less than a millisecond of work
+# Above this, four tasks a thread; measured on twice as many cores, shared with others.
+_FEW_CORES = 8
 
 
 def refuses_device(device: Device) -> str | None:
-    """Why the kernels cannot run there, or None."""
+    """Why the kernels cannot run on the device, or None."""
     if isinstance(device, CpuDevice):
         return None
     return f"it runs on CPUs; the device is {device.platform}"
@@ -31,7 +37,7 @@ def refuses_dtype(role: str, dtype: str | None) -> str | None:
 
 
 def refuses_product(problem: GemmProblem | Conv2dProblem, device: Device) -> str | None:
-    """Why a sum of products cannot be computed there, whatever its shape, or None."""
+    """Why no shape of the problem's dtypes can be computed on the device, or None."""
     if reason := refuses_device(device):
         return reason
     if problem.lhs != problem.rhs:
@@ -45,16 +51,17 @@ def refuses_product(problem: GemmProblem | Conv2dProblem, device: Device) -> str
 
 
 def ceil_div(a: Any, b: Any) -> Any:
-    """The quotient of integers or columns of them, rounded up."""
+    """a / b rounded up, of integers or of columns of integers."""
     return -(-a // b)
 
 
 def tasks_of_thread(flops: int, device: CpuDevice) -> int:
-    """Into how many tasks a thread's part of a product is cut, if nothing is measured.
+    """Number of tasks for each thread, if nothing is measured.
 
-    Two of a long product: where a core is slower than others, or is taken away for a
-    while, the other threads take over. A short one loses more by packing operands
-    twice. Of many cores some are always slower than others.
+    A long product has two: if a core is slower than the others, or is taken away for a
+    while, the other threads take over its second task. A short product has one, because
+    packing operands twice would cost more. On many cores there are four, because some
+    of many cores are always slower than others.
     """
     if device.cores > _FEW_CORES:
         return 4
@@ -67,10 +74,10 @@ def blocking_features(
     """How a blocking fits a product and the caches, for a surrogate model.
 
     Args:
-      device: of the caches.
+      device: has the caches.
       depth, width: terms of each sum, and columns of the result.
-      kc, nc: depth and width of the blocks as they are used, columns.
-      panel_bytes: of a packed block.
+      kc, nc: columns with the actual depth and width of the blocks.
+      panel_bytes: column with the bytes of a packed block.
     """
     return {
         "log2_panel_per_l2": np.log2(panel_bytes / device.l2_bytes),

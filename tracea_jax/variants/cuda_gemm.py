@@ -1,4 +1,8 @@
-"""What the CUDA GEMMs have in common: refused problems and rules about configs."""
+"""Reasons and rules that the CUDA GEMMs share.
+
+Rules that depend on one kernel are in ``gemm_sm80`` and ``gemm_sm90_space``, the
+callers together with ``gemm_sm90``.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,16 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.variants.space import Rule, representative
 
-EXACT_PRECISIONS = ("default", "high", "highest")  # alike but for float32 operands
+EXACT_PRECISIONS = ("default", "high", "highest")  # differ only for float32 operands
 MAX_BAND = 1024
 INT32_MAX = 2**31 - 1
-MOST_ROWS = INT32_MAX - 1023  # tile coordinates may pass the edge and stay in int32
+MOST_ROWS = INT32_MAX - 1023  # tile coordinates beyond the edge still fit int32
 
 Formula = Callable[[GemmProblem, Any, CudaDevice], Any]  # of a config or columns
 
 
 def refused_results(problem: GemmProblem, dtypes: Sequence[str]) -> Iterator[str]:
-    """Why output, bias and residual cannot have the dtypes they have."""
+    """Why output, bias and residual cannot have their dtypes."""
     allowed = ", ".join(dtypes)
     if problem.out not in dtypes:
         yield f"output of dtype {problem.out}; it gives {allowed}"
@@ -33,10 +37,13 @@ def refused_results(problem: GemmProblem, dtypes: Sequence[str]) -> Iterator[str
 def refused_extents(
     problem: GemmProblem, extents: Sequence[str], coordinates: str
 ) -> Iterator[str]:
-    """Why there is nothing to compute, or extents of these names are too large.
+    """Why extents of a problem are refused: one is 0 or too large.
 
     Args:
-      coordinates: what addresses a tile's rows, such as "32-bit coordinates".
+      problem: the problem.
+      extents: names of the extents that must not be too large.
+      coordinates: name of the numbers that address a tile's rows, for the message, such
+        as "32-bit coordinates".
     """
     if min(problem.batch, problem.m, problem.n, problem.k) < 1:
         yield "an extent is 0, so there is nothing to multiply"
@@ -48,7 +55,12 @@ def refused_extents(
 
 
 def idle_stages(fewest: int, read: Formula) -> Rule:
-    """Fewer stages, of which there are at least some, would hold all that is read."""
+    """Refuses stages beyond the number that a block ever reads.
+
+    Args:
+      fewest: stages that are never refused.
+      read: the stages of k that a block reads.
+    """
     return Rule(
         code="idle_stages",
         refuses=lambda p, c, d: (c.stages > fewest) & (c.stages > read(p, c, d)),
@@ -62,12 +74,14 @@ def repeated_raster(
     tile_grid: Callable[[GemmProblem, Any], tuple[Any, Any, Any]],
     at_once: Formula,
 ) -> Rule:
-    """Another band walks the tiles in the same order, or all of them run at once.
+    """Refuses a raster band if another band has the same effect.
 
-    The usual band stands for those that are alike if it is one, else the lowest.
+    Bands have the same effect if they walk the tiles in the same order, or if all tiles
+    run at once. Of such bands the usual one stays, else the lowest.
 
     Args:
-      usual, bands: values of ``raster_band``.
+      usual: the usual value of ``raster_band``.
+      bands: all values of ``raster_band``.
       tile_grid: tiles along m, n and batch.
       at_once: whether all tiles run at the same time.
     """
@@ -85,7 +99,7 @@ def repeated_raster(
         code="raster",
         refuses=refuses,
         why=lambda p, c, d: (
-            f"raster_band={c.raster_band} makes no difference here: another stands "
-            "for it"
+            f"raster_band={c.raster_band} runs as another band does, which stands for "
+            "it"
         ),
     )

@@ -2,13 +2,13 @@
 
     y = activation(A @ G) * (A @ U)
 
-Either is two problems of ``matmul``. Unfused, the product with G takes the activation
-and XLA multiplies the two. Fused, the product with U comes first, and the epilogue of
-the other one reads it as the residual to multiply with: y is written once and nothing
-but A @ U is read again.
-
-The configs here have no fields. Each product is planned as the problem that it is, with
-its own tuned answer; a tuning of the gated problem tunes them first.
+Each variant runs two problems of ``matmul``. Unfused, the product with G applies the
+activation, and XLA multiplies both results. Fused, A @ U is computed first, and the
+epilogue of the product with G multiplies with it as the residual: y is written once,
+and only A @ U is read again. The configs here have no fields: each product is planned
+as a matmul problem with its own tuned answer, and a tuning of the gated problem tunes
+its products first. One kernel for both products is ``gated_sm90``. Callers: the
+catalogue (``variants``), ``gated_sm90`` and ``ops.gated_matmul.primitive``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tracea_jax.variants.space import Space
 
 PRODUCT_FIELDS = tuple(
     f.name for f in dataclasses.fields(GemmProblem) if f.name != "epilogue"
-)  # what a gated problem has in common with its products
+)  # the fields that a gated problem shares with its products
 
 _KERNELS = (GEMM_SM90, GEMM_SM90_PADDED, GEMM_SM90_SPLIT, GEMM_CPU)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GatedConfig:
-    """The products are configured by their own problems."""
+    """No fields: each product has the config of its own problem."""
 
     def __str__(self) -> str:
         return "-"
@@ -51,7 +51,7 @@ def gate_epilogue(activation: str, save_products: bool, *, fused: bool) -> Epilo
 def products(
     problem: GatedMatmulProblem, *, fused: bool
 ) -> tuple[GemmProblem, GemmProblem]:
-    """The products with U and with G, in the order they run in."""
+    """The products with U and with G, in the order in which they run."""
     fields = {name: getattr(problem, name) for name in PRODUCT_FIELDS}
     epilogue = gate_epilogue(problem.activation, problem.save_products, fused=fused)
     return GemmProblem(**fields), GemmProblem(**fields, epilogue=epilogue)
@@ -65,10 +65,10 @@ def parts(problem: GatedMatmulProblem) -> tuple[GemmProblem, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
-    """See the module; the methods are ``variants.base.Variant``'s.
+    """A variant that runs two products; for its methods see ``variants.base.Variant``.
 
     Attributes:
-      fused: whether the gate is applied in the epilogue of the product with G.
+      fused: whether the epilogue of the product with G multiplies with A @ U.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Gated:
         return GatedConfig()
 
     def expects_to_win(self, problem: GatedMatmulProblem, device: Device) -> bool:
-        # The product with an epilogue decides: it saves XLA's own pass over the output.
+        # The product with an epilogue decides: it saves XLA a pass over the output.
         _, gate = products(problem, fused=self.fused)
         return any(
             v.expects_to_win(gate, device)

@@ -2,9 +2,10 @@
 
     y = activation(A @ G) * (A @ U)
 
-It is gemm_sm90 for the product with [G, U], whose tiles take as many columns of either:
-A is read once, and no product is written unless it is a result. Configs, space and
-model are those of that product, of 2 n columns.
+The kernel is gemm_sm90 for the product with [G, U]. Each tile takes half of its columns
+from G and half from U: A is read once, and no product is written unless it is a result.
+Configs, space and model are those of gemm_sm90 for a product of 2 n columns. Running
+the two products apart is ``gated``. Caller: the catalogue (``variants``).
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ TILE_N = (128, 256)  # whole slabs of 64 columns of G and of U
 
 
 def both(problem: GatedMatmulProblem) -> GemmProblem:
-    """The product with [G, U], activated as the one with G."""
+    """The product with [G, U], with the activation of the product with G."""
     gate, _ = products(problem, fused=False)
     step = gate_epilogue(problem.activation, problem.save_products, fused=False)
     return dataclasses.replace(gate, n=2 * problem.n, epilogue=step)
 
 
 def _searched(problem: GatedMatmulProblem) -> GemmProblem:
-    """The same with as many columns as the narrowest tile: there is none for fewer."""
+    """The product with [G, U], widened to the columns of the narrowest tile."""
     seen = both(problem)
     return dataclasses.replace(seen, n=max(seen.n, TILE_N[0]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GatedSm90:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant gated_sm90; for its methods see ``variants.base.Variant``."""
 
     name: str = "gated_sm90"
     config_type: type = GemmSm90Config
@@ -51,8 +52,8 @@ class GatedSm90:
             return reason
         if emit.is_swapped(one):
             return (
-                "of operands of dtype float32 in layout nn the transposed product is "
-                "computed, and gated ones are not stored transposed; use layout nt"
+                "operands of dtype float32 in layout nn are multiplied as the "
+                "transposed product, which cannot be gated; use layout nt"
             )
         return None
 
@@ -62,7 +63,7 @@ class GatedSm90:
         if config.tile_n not in TILE_N:
             listed = " or ".join(map(str, TILE_N))
             raise ValueError(
-                f"tile_n={config.tile_n!r} must be {listed}: half of each operand"
+                f"tile_n={config.tile_n!r} must be {listed}: half of it for each weight"
             )
         GEMM_SM90.check(both(problem), config, device)
 

@@ -1,4 +1,9 @@
-"""gemm_cpu: the packed, register-tiled GEMM in C++, prebuilt for each CPU ISA."""
+"""gemm_cpu: the packed, register-tiled GEMM in C++, prebuilt for each CPU ISA.
+
+Here are its configs, heuristic and the problems it expects to win; the kernel is in
+kernels/cpu, and the costs of a call are in ``cpu_calls``. Callers: the catalogue
+(``variants``), ``conv2d_cpu`` and ``gated``, which compute some problems as products.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +41,8 @@ class GemmCpuConfig:
     """Cache blocking and task count; the register tile follows from the ISA.
 
     Attributes:
-      kc: depth of a packed block of B (and A), in elements of K. The one choice that
-        changes rounding: blocks are summed one by one.
+      kc: depth of a packed block of B (and A), in elements of K. Only this field
+        changes rounding, because blocks are summed one after another.
       nc: width of a packed block of B, in columns.
       tasks: independent pieces of the output for each thread.
     """
@@ -51,21 +56,24 @@ class GemmCpuConfig:
 
 
 _RANGES = {"kc": (1, 8192), "nc": (1, 8192), "tasks": (1, 64)}
-_MOST_NC = 4096  # wider blocks are cut to this
-_SKINNY = 16  # rows of A or columns of B, up to which vector kernels stream the other
-_TILE_ROWS = 5  # of A, from which tiles of bfloat16 are worth it
-_TILE_COLUMNS = 5  # of B, from which they are worth transposing many rows of A
-_PAIR_ROWS = {"n": 12, "t": 9}  # the same for pairs in vectors, by the layout of B
-_PAIR_COLUMNS = 9  # of B, from which pairs are
-# Up to which packing B is much of the work: of bfloat16, and of vectors.
+_MOST_NC = 4096  # the widest block; wider ones are cut to this
+# Rows of A, or columns of B, up to which vector kernels stream the other operand.
+_SKINNY = 16
+_TILE_ROWS = 5  # rows of A from which tiles of bfloat16 are worth using
+_TILE_COLUMNS = 5  # columns of B from which tiles are worth transposing many rows of A
+# Rows of A, by the layout of B, and columns of B from which pairs in vectors are worth
+# using.
+_PAIR_ROWS = {"n": 12, "t": 9}
+_PAIR_COLUMNS = 9
+# Rows of A up to which packing B is much of the work: of bfloat16, and in vectors.
 _FEW_ROWS = 128
 _FEW_VECTOR_ROWS = 512
 _PAIRS = "avx512_bf16"  # the ISA that multiplies bfloat16 in pairs
 _AMX_TILE = 32  # rows of A that AMX multiplies at a time
-_NEAR_DEPTH = 512  # elements of each that L1 holds
-_WIDE_COLUMNS = 1024  # of B, from which it pays to have them there
-_THIN = 64  # rows or columns up to which bringing the large operand takes most time
-# Columns of B with which XLA brings A from memory sooner, by ISA and dtype.
+_NEAR_DEPTH = 512  # elements of each of those rows that L1 holds
+_WIDE_COLUMNS = 1024  # columns of B from which it pays to keep those rows in L1
+_THIN = 64  # rows or columns up to which reading the large operand takes most time
+# Columns of B with which XLA reads A from memory faster, by ISA and dtype.
 _NARROW = {
     (_PAIRS, "float32"): range(1, 65),
     ("amx", "float32"): range(1, _SKINNY + 1),
@@ -78,16 +86,17 @@ _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Blocking:
-    """What is known beforehand about the blocking of one kind of kernel.
+    """Default blocking and values worth measuring, for one kind of kernel.
 
     Attributes:
       itemsize: bytes of a packed element.
-      unit: packed blocks are a multiple of this deep.
-      kc: deep enough to amortise the partial sums, shallow enough for L1.
-      panel_share: of L2 for the packed block of B; A and C pass through the rest.
-      depths, widths, tasks: worth measuring. With the heuristic's own width these are
-        few enough to measure all.
-      most_share: of L2 for a packed block worth measuring.
+      unit: the depth of packed blocks is a multiple of this.
+      kc: default depth: deep enough to amortise the partial sums, shallow enough for
+        L1.
+      panel_share: part of L2 for the packed block of B; A and C pass through the rest.
+      depths, widths, tasks: values of kc, nc and tasks worth measuring. They are so few
+        that all their combinations, with the heuristic's own width, can be measured.
+      most_share: largest part of L2 that a packed block worth measuring takes.
     """
 
     itemsize: int
@@ -111,10 +120,10 @@ _VECTORS = Blocking(
 )
 # The packed block of B in use and the next one, on its way, stay in L2 together.
 _FEW_VECTORS = dataclasses.replace(_VECTORS, kc=256, panel_share=0.25)
-# A is packed from short pieces far apart: what lies beside them stays near for the next
-# rows if the pieces are few.
+# A transposed A is packed from short pieces that lie far apart in memory. If the pieces
+# are few, the data beside them is still in the cache when the next rows need it.
 _TRANSPOSED_VECTORS = dataclasses.replace(_VECTORS, kc=192)
-_TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
+_TILES = Blocking(  # AMX may read A unpacked, so that deep blocks cost little
     itemsize=2,
     unit=32,
     kc=2048,
@@ -125,19 +134,19 @@ _TILES = Blocking(  # AMX may use A as it is stored: deep blocks cost little
     most_share=0.75,
 )
 _PACKING_TILES = dataclasses.replace(_TILES, kc=1024)  # A is packed: it lasts longer
-# With many columns, rows of A are used so often that they should stay in L1.
+# With many columns of B, rows of A are used so often that they should stay in L1.
 _WIDE_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.25)
 # See _TRANSPOSED_VECTORS.
 _TRANSPOSED_TILES = dataclasses.replace(_TILES, kc=512, panel_share=0.125)
 _LONG_TRANSPOSED_TILES = dataclasses.replace(_TRANSPOSED_TILES, kc=256)
 _FEW_TILES = dataclasses.replace(_TILES, kc=1024, panel_share=0.125)
-# With few rows packing B is much of the work: it is read by long pieces of its rows.
+# With few rows of A, packing B is much of the work: B is read in long pieces of rows.
 _ONE_TILE_BY_ROW = dataclasses.replace(
     _TILES, kc=128, panel_share=0.125, depths=(64, 128, 256, 512, 1024)
 )
 _FEW_TILES_BY_ROW = dataclasses.replace(_ONE_TILE_BY_ROW, kc=512, panel_share=0.25)
-# Pairs of bfloat16 in the place of each f32. With few rows they are so soon multiplied
-# that packing the next block takes most of the time.
+# A vector has a pair of bfloat16 in place of each f32. With few rows of A, a block is
+# multiplied so soon that packing the next block takes most of the time.
 _PAIRED = Blocking(
     itemsize=2,
     unit=16,
@@ -152,7 +161,11 @@ _SOME_PAIRED = dataclasses.replace(_PAIRED, kc=512, panel_share=0.25)
 
 
 def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
-    """Of tiles or pairs for bf16 with enough rows, if the ISA has them, else of f32."""
+    """The blocking of the kernel that the problem runs on.
+
+    That is the kernel of tiles or of pairs for bfloat16 with enough rows, if the ISA
+    has one, else the kernel of float32 vectors.
+    """
     vectors = _of_vectors(problem)
     if problem.lhs != "bfloat16":
         return vectors
@@ -169,7 +182,7 @@ def blocking(problem: GemmProblem, device: CpuDevice) -> Blocking:
 
 
 def _tasks(problem: GemmProblem, device: CpuDevice) -> int:
-    """For each thread. One would make thin products slower, which wait for memory."""
+    """Tasks for each thread; two for thin products, which wait for memory."""
     if min(problem.m, problem.n) <= _THIN:
         return 2
     return tasks_of_thread(problem.flops, device)
@@ -204,7 +217,7 @@ def _of_few_tiles(problem: GemmProblem, device: CpuDevice, unit: int) -> Blockin
 
 
 def _suits_pairs(problem: GemmProblem) -> bool:
-    """Whether there is enough of both operands to pack them."""
+    """Whether both operands are large enough to be worth packing."""
     has_rows = problem.m >= _PAIR_ROWS[problem.layout[1]]
     return has_rows and problem.n >= _PAIR_COLUMNS
 
@@ -216,16 +229,16 @@ def _of_pairs(rows: int) -> Blocking:
 
 
 def is_skinny(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether A or B is streamed: then there are no blocks to choose."""
+    """Whether A or B is streamed, so that there are no blocks to choose."""
     has_few = min(problem.m, problem.n) <= _SKINNY
     return blocking(problem, device).itemsize == 4 and has_few
 
 
 def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether bringing A from memory takes longer than XLA does.
+    """Whether XLA reads A from memory faster than our kernel.
 
-    With few columns of B, little else is to be done. Where XLA is faster then was
-    measured on the ISA of pairs and, for 1 and 8 columns, on AMX.
+    With few columns of B, the product does little else. The cases in which XLA is
+    faster were measured on the ISA of pairs and, for 1 and 8 columns, on AMX.
     """
     columns = _NARROW.get((device.isa, problem.lhs), range(0))
     far = min(device.l3_bytes, _FAR_BYTES)
@@ -235,7 +248,7 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
 
 
 def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
-    """Whether the product saves what its call costs; see ``cpu_calls``."""
+    """Whether our kernel saves more than its call costs; see ``cpu_calls``."""
     p = problem
     return cpu_calls.pays(
         widens=p.lhs == "bfloat16" and device.isa == _PAIRS,
@@ -248,7 +261,7 @@ def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmCpu:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant gemm_cpu; for its methods see ``variants.base.Variant``."""
 
     name: str = "gemm_cpu"
     config_type: type = GemmCpuConfig
@@ -257,7 +270,7 @@ class GemmCpu:
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
         reason = refuses_product(problem, device)
         if reason is None and problem.epilogue.is_derivative:
-            reason = "it multiplies with no derivative of an activation"
+            reason = "its epilogue computes no derivative of an activation"
         return reason
 
     def check(
@@ -297,8 +310,8 @@ class GemmCpu:
         return self.doubt(problem, device) is None
 
     def doubt(self, problem: GemmProblem, device: Device) -> str | None:
-        # Other 16-bit operands are widened to f32 here, and BFMMLA was never timed: XLA
-        # may have better for them.
+        # Our kernel widens other 16-bit operands to f32, and BFMMLA was never timed:
+        # XLA may be faster at these.
         assert isinstance(device, CpuDevice)
         is_known = problem.lhs == "float32" or (
             problem.lhs == "bfloat16" and device.isa in ("amx", _PAIRS)
@@ -335,7 +348,7 @@ class GemmCpu:
 def _effects(
     problem: GemmProblem, device: CpuDevice
 ) -> dict[str, Callable[[Any], Any]]:
-    """What each choice comes to: configs of equal effects run alike."""
+    """For each field the effect of its values; configs of equal effects run alike."""
     return {
         "kc": lambda kc: block_depth(problem, device, kc),
         "nc": lambda nc: 0 if is_skinny(problem, device) else np.minimum(nc, problem.n),
@@ -353,7 +366,7 @@ def block_depth(problem: GemmProblem, device: CpuDevice, kc: Any) -> Any:
 
 
 def panel_bytes(problem: GemmProblem, device: CpuDevice, columns: Columns) -> Any:
-    """Of the packed block of B that each row of A passes."""
+    """Bytes of the packed block of B that is multiplied with each row of A."""
     depth = np.maximum(block_depth(problem, device, columns["kc"]), 1)
     width = np.clip(columns["nc"], 1, max(problem.n, 1))
     return blocking(problem, device).itemsize * depth * width

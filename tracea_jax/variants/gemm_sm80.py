@@ -1,8 +1,9 @@
 """gemm_sm80: the portable mma.sync GEMM for every NVIDIA GPU since Ampere.
 
-What it may choose from and the analytic model that ranks it are formulas over the
-fields of a config, which may be columns. A block takes for a stage of its ring, in
-cycles of an SM:
+Here are the reasons that refuse problems, the rules that refuse configs, and the model
+that ranks configs; the kernel's text is written in ``emit.gemm_sm80``. Caller: the
+catalogue (``variants``). All formulas take a config whose fields may be columns. One
+stage of a block's ring takes, in cycles of an SM:
 
     multiply = tile_m tile_n tile_k / macs                           tensor cores
     smem     = (bytes the warps read and the copies write) / 128
@@ -10,8 +11,8 @@ cycles of an SM:
     busy     = max(multiply, smem, issue)
     stage    = max(busy, latency / (stages - 1) / blocks of an SM)
 
-and a problem as many of these as the SM with most blocks works through, each block
-with an epilogue, but at least the time of its bytes through memory.
+A problem takes as many stages as the SM with the most blocks works through, and an
+epilogue for each block, but at least the time to move its bytes through memory.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 GRID = CHOICES | {"stages": (3, 4, 6), "raster_band": (2, 8)}
 USUAL_BAND = 8
-_USUAL_RING_BYTES = 256  # of k
+_USUAL_RING_BYTES = 256  # along k
 MAX_STAGES = 16
 _RANGES = {"stages": (2, MAX_STAGES), "raster_band": (1, MAX_BAND)}
 _ROW_BYTES = (64, 128)  # of a tile along k: 2 or 4 steps
 _MOST_WARPS = 8
 _LARGEST_WARP_SIDE = 64
-# Registers end where a thread has more accumulators and, together with them, more
-# copies to start for a stage. Elements of odd rows pass through registers, too.
+# A thread runs out of registers if its accumulators and the copies that it starts for a
+# stage are more than this together. Elements of odd rows pass through registers, too.
 _MOST_WITH_COPIES = 160
 _MOST_WITH_ODD_COPIES = 128
 _MOST_WITH_ELEMENTS = 112
 _WARP_TILES = (32, 64)  # sides of the warp tiles that are worth measuring
-_WARPS = (4, 8)
-_MOST_ELONGATED = 4  # ratio of the sides of a tile
+_WARPS = (4, 8)  # numbers of warps that are worth measuring
+_MOST_ELONGATED = 4  # ratio of the sides of a tile worth measuring, at most
 _SMALLEST = GemmSm80Config(
     tile_m=32, tile_n=32, tile_k=16, warps_m=1, warps_n=1, stages=2
 )
@@ -78,7 +79,7 @@ _SMALLEST = GemmSm80Config(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmSm80:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant gemm_sm80; for its methods see ``variants.base.Variant``."""
 
     name: str = "gemm_sm80"
     config_type: type = GemmSm80Config
@@ -116,8 +117,8 @@ class GemmSm80:
         assert isinstance(device, CudaDevice)
         columns, _ = columns_of(problem, device, **GRID)
         config = as_config(GemmSm80Config, columns)
-        # Of those that the model cannot tell apart, the usual band, larger tiles, and
-        # the usual depth of the ring.
+        # Among configs that the model cannot tell apart: the usual band, then larger
+        # tiles, then the usual depth of the ring.
         time = np.round(np.log(modelled_us(problem, config, device)), 3)
         larger = -config.tile_m * config.tile_n
         unusual = config.raster_band != USUAL_BAND
@@ -140,7 +141,7 @@ GEMM_SM80 = GemmSm80()
 
 
 def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
-    """The conditions, the ones no other problem could change first."""
+    """Why the problem is refused; reasons that hold for every problem come first."""
     if not isinstance(device, CudaDevice):
         yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
     elif device.capability < (8, 0):
@@ -151,7 +152,7 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
         yield f"operands of dtype {problem.lhs}; it takes {', '.join(emit.DTYPES)}"
     yield from refused_results(problem, emit.OUT_DTYPES)
     if problem.epilogue.is_derivative:
-        yield "it multiplies with no derivative of an activation"
+        yield "its epilogue computes no derivative of an activation"
     if problem.lhs == "float32" and problem.precision in EXACT_PRECISIONS[1:]:
         yield (
             f"precision {problem.precision} of float32 operands; it multiplies them "
@@ -167,7 +168,7 @@ def _reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
 def columns_of(
     problem: GemmProblem, device: CudaDevice, **choices: Sequence[int]
 ) -> tuple[Columns, dict[str, int]]:
-    """The configs of a grid worth measuring, and how many were refused for what."""
+    """The configs of a grid worth measuring, and how many each rule refused."""
     return legal_columns(
         grid(**choices), GemmSm80Config, (*LEGAL, *WORTH), problem, device
     )
@@ -269,7 +270,7 @@ LEGAL = (
 
 
 def _is_no_usual_split(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
-    """Warp tiles that read too much, too many or too few warps, elongated tiles."""
+    """The config has unusual warp tiles, an unusual number of warps or long tiles."""
     usual = np.isin(c.warps_m * c.warps_n, _WARPS)
     for side in (c.warp_tile_m, c.warp_tile_n):
         usual &= np.isin(side, _WARP_TILES)
@@ -278,7 +279,10 @@ def _is_no_usual_split(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
 
 
 def _reads_more_than_another(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
-    """As many warps split the same tile so that they read less of it, or as much."""
+    """The same number of warps can split the tile otherwise and read less of it.
+
+    Of two splits that read as much, the one with fewer ``warps_m`` stays.
+    """
     reads = fragment_rows(c)
     better = np.zeros(np.shape(reads), bool)
     for warps_m in CHOICES["warps_m"]:
@@ -300,7 +304,7 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> 
 
 
 def _is_deeper_than_latency(p: GemmProblem, c: GemmSm80Config, d: CudaDevice) -> Any:
-    """Rings of long rows cover the latency with few stages."""
+    """The ring has more stages than long rows need to cover the latency."""
     return (_row_bytes(p, c) == max(_ROW_BYTES)) & (c.stages > 4)
 
 
@@ -329,7 +333,7 @@ WORTH = (
     Rule(
         code="latency",
         refuses=_is_deeper_than_latency,
-        why=lambda p, c, d: f"{c.stages} stages of such rows are more than it takes",
+        why=lambda p, c, d: f"{c.stages} stages of such rows are more than are needed",
     ),
     repeated_raster(
         USUAL_BAND,
@@ -347,11 +351,11 @@ _MACS_PER_CYCLE = 1024  # of 16-bit elements, of one SM; half as many of TF32
 _SMEM_BYTES_PER_CYCLE = 128
 _COPIES_PER_CYCLE = 0.5  # of a whole warp
 _LATENCY_CYCLES = 900.0
-_BLOCK_CYCLES = 1500.0  # to start, to fill the ring and to leave
+_BLOCK_CYCLES = 1500.0  # of a block to start, to fill the ring and to end
 _STORES_PER_CYCLE = 0.25  # of a whole warp
 _MEMORY_BYTES_PER_US = 1.5e6
 _REGISTERS = 65536  # of one SM
-_OTHER_REGISTERS = 100  # of a thread, beside its accumulators
+_OTHER_REGISTERS = 100  # of a thread, besides its accumulators
 _LAUNCH_US = 3.0
 
 
@@ -361,7 +365,7 @@ def steps(problem: GemmProblem, config: GemmSm80Config) -> Any:
 
 
 def fragment_rows(config: GemmSm80Config) -> Any:
-    """Rows and columns of a stage that all warps together read."""
+    """Rows and columns of a stage that all warps read, counted for each warp."""
     return config.warps_n * config.tile_m + config.warps_m * config.tile_n
 
 
@@ -388,7 +392,7 @@ def modelled_us(
 
 
 def _busy_cycles(problem: GemmProblem, config: GemmSm80Config) -> Any:
-    """Of one stage, whatever unit of the SM is the slowest."""
+    """Cycles of one stage on the slowest unit of the SM."""
     itemsize = ITEMSIZE[problem.lhs]
     macs = config.tile_m * config.tile_n * config.tile_k
     multiply = macs / (_MACS_PER_CYCLE * 2 / itemsize)

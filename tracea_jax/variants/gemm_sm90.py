@@ -1,4 +1,11 @@
-"""gemm_sm90: the persistent TMA + wgmma GEMM for Hopper, compiled on demand."""
+"""gemm_sm90: the persistent TMA + wgmma GEMM for Hopper, compiled on demand.
+
+Here are the reasons that refuse problems and the choice of a config without
+measurements; the space is in ``gemm_sm90_space``, the model that ranks configs in
+``gemm_sm90_model``, and the kernel's text in ``emit.gemm_sm90_kernel``. Callers: the
+catalogue (``variants``), the variants built on this kernel (``gemm_sm90_prepared``,
+``gated``, ``gated_sm90``), and benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +39,15 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, sum_of_
 
 _TF32_PRECISIONS = ("default", "TF32_TF32_F32")
 _RANGES = {"stages": (1, emit.MAX_STAGES), "raster_band": (1, MAX_BAND)}
-_TOLD_APART = 1.02  # ratio of modelled times that means something
-# What the heuristic chooses from: deeper rings were not seen to gain anything, and
-# other bands gain less than the model can tell.
+_TOLD_APART = 1.02  # least ratio of two modelled times that the model can tell apart
+# The values that the heuristic chooses from. In measurements deeper rings gained
+# nothing, and other bands gained less than the model can tell.
 _CHOICES = space.GRID | {"stages": tuple(range(2, 9)), "raster_band": (2, 8, 16)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GemmSm90:
-    """See the module; the methods are ``variants.base.Variant``'s."""
+    """The variant gemm_sm90; for its methods see ``variants.base.Variant``."""
 
     name: str = "gemm_sm90"
     config_type: type = GemmSm90Config
@@ -98,7 +105,12 @@ GEMM_SM90 = GemmSm90()
 def space_of(
     problem: GemmProblem, device: CudaDevice, **choices: tuple[int, ...]
 ) -> Space:
-    """The configs worth measuring, some fields limited to these choices."""
+    """The configs worth measuring.
+
+    Args:
+      problem, device: what to compute, and where.
+      **choices: the values that some fields are limited to.
+    """
     columns, pruned = space.columns_of(problem, device, **{**space.GRID, **choices})
     config = space.of_columns(columns)
     return Space(
@@ -116,10 +128,12 @@ def choose(
     constants: Constants = CONSTANTS,
     **choices: tuple[int, ...],
 ) -> GemmSm90Config:
-    """The config to use unmeasured: of the least modelled time, see ``preferred``.
+    """The config to use without measurements: the ``preferred`` one by modelled time.
 
     Args:
-      choices: the values that some fields are limited to.
+      problem, device: what to compute, and where.
+      constants: of the model.
+      **choices: the values that some fields are limited to.
     """
     columns, _ = space.columns_of(problem, device, **{**_CHOICES, **choices})
     config = space.of_columns(columns)
@@ -128,13 +142,18 @@ def choose(
 
 
 def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
-    """The number of the config to prefer, of columns of them with modelled times.
+    """The index of the config to prefer.
 
-    The model cannot tell times within 2 % of the least apart: there, larger and wider
-    tiles come first, then blocks that need no partner, then the usual band.
+    The model cannot tell times within 2 % of the least one apart. Among such configs,
+    larger and wider tiles come first, then blocks that need no partner, then the usual
+    band.
+
+    Args:
+      config: has columns of all configs.
+      times: modelled time of each config.
     """
     time = np.maximum(times, _TOLD_APART * times.min())
-    # From the last to the first that decides.
+    # lexsort compares by the last key first.
     keys: tuple[Any, ...] = (
         -times,
         config.raster_band == space.USUAL_BAND,
@@ -201,7 +220,7 @@ def _operands(epilogue: Epilogue) -> tuple[str, ...]:
 
 
 def wrong_device(device: Device) -> Iterator[str]:
-    """Why the device cannot run the kernel, whatever is asked."""
+    """Why the device cannot run the kernel, whatever the problem."""
     if not isinstance(device, CudaDevice):
         yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
     elif device.capability != (9, 0):
@@ -209,13 +228,14 @@ def wrong_device(device: Device) -> Iterator[str]:
 
 
 def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
-    """Conditions but those of rows, the ones no other problem could change first."""
+    """All reasons but misaligned rows; those that hold for every problem come first."""
     yield from wrong_device(device)
     yield from _unknown_operands(problem)
     yield from refused_results(problem, OUT_DTYPES)
     residual = problem.epilogue.residual_dtype or problem.out
     if ITEMSIZE.get(residual, 0) > ITEMSIZE.get(problem.out, 8):
-        # Prefetched ahead of the stores, it would not fit in the registers.
+        # The kernel loads the residual ahead of the stores: a wider one would not fit
+        # in the registers.
         yield f"residual of dtype {residual}; it must not be wider than the output's"
     if problem.epilogue.column_sums and emit.is_swapped(problem):
         yield "columns of float32 in layout nn are summed only by XLA"
@@ -231,7 +251,7 @@ def reasons(problem: GemmProblem, device: Device) -> Iterator[str]:
 
 
 def _unknown_operands(problem: GemmProblem) -> Iterator[str]:
-    """What the tensor cores cannot multiply, or not as it is stored."""
+    """Why the tensor cores cannot multiply the operands, or not as they are stored."""
     lhs, rhs = problem.lhs, problem.rhs
     for dtype in dict.fromkeys((lhs, rhs)):
         if dtype not in DTYPES:
@@ -257,13 +277,13 @@ def _unknown_operands(problem: GemmProblem) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class MisalignedRows:
-    """Why an operand cannot be read as it is stored.
+    """Why an operand cannot be read as it is stored: its rows are misaligned.
 
     Attributes:
       operand: 0 for the left, 1 for the right.
-      extent: name of what its rows hold.
-      value: its size.
-      unit: of which that must be a multiple.
+      extent: name of the extent that lies along the operand's rows.
+      value: the extent's size.
+      unit: the size must be a multiple of this.
       dtype: of the elements.
     """
 

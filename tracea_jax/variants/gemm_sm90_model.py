@@ -1,20 +1,23 @@
-"""How long gemm_sm90 takes: an analytic model, to rank configs before measuring any.
+"""An analytic model of gemm_sm90's time, to rank configs before any are measured.
 
-Every formula takes a config whose fields may be columns. A tile takes ``steps`` stages
-of 128 bytes along k and an epilogue, in cycles of an SM:
+Caller: ``gemm_sm90``; XLA's time is modelled in ``gemm_xla_model``. Every formula takes
+a config whose fields may be columns. A tile takes ``steps`` stages of 128 bytes along k
+and an epilogue, in cycles of an SM:
 
     multiply = tile_m tile_n 64 / 2048                               tensor cores
     smem     = (tile_m / 64 (64 + tile_n) + tile_m + tile_n) / rate  rows of 128 bytes
 
-(more of both where operands have several parts; m, n and layout are those of the
-product that is computed, see ``emit.computed``)
     busy     = max(multiply, smem) + drain
     wait     = time to refill a stage, shared by the stages of the ring
-    tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead, less what
-               one consumer does of the latter two while the other multiplies
+    tile     = steps (busy^q + wait^q)^(1/q) + epilogue + overhead, less the part of
+               epilogue and overhead that one consumer does while the other multiplies
 
-A problem takes as long as the busiest block, or longer if the device's limits of power,
-L2, memory or the edge of the output say so; near several limits each slows it down:
+Operands of several parts take more of multiply and smem. m, n and layout are those of
+the product that is computed, see ``emit.computed``.
+
+A problem takes as long as the busiest block, or longer if a limit of the device is
+reached: power, L2, memory or the edge of the output. Close to several limits, each of
+them adds to the time:
 
     time = (sm^p + power^p + l2^p + memory^p + edge^p)^(1/p) + exchange + launch
 """
@@ -41,40 +44,40 @@ from tracea_jax.variants.gemm_sm90_space import (
 
 _MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
 _PORT_BYTES_PER_CYCLE = 64  # into one SM
-_FITS_IN_L2 = 0.5  # of it is left for what shall be read again
+_FITS_IN_L2 = 0.5  # part of L2 that is left for data that is read again
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What the formulas leave open, fitted by ``benchmarks/fit_model.py``.
+    """Constants of the formulas, fitted by ``benchmarks/fit_model.py``.
 
-    The values come from an H200: the time of every legal config of 8 shapes, and the
-    shipped observations, 15 configs of each of 20 problems. Those of the exchange are
-    estimates: split tiles of small products took 1.5 us more. That of turns is of three
-    products with k of 128 and 256, which gave 8.4 to 10.
+    They are fitted to times on an H200: of every legal config of 8 shapes, and of the
+    shipped observations, 15 configs of each of 20 problems. The constants of the
+    exchange are estimates: split tiles of small products took 1.5 us more. The constant
+    of turns was measured on three products with k of 128 and 256, which gave 8.4 to 10.
 
     Attributes:
       cycles_per_us: clock of an SM that power does not limit.
-      macs_per_us: of the device, sustained under its power limit.
+      macs_per_us: multiply-adds of the device, sustained under its power limit.
       smem_rows_per_cycle: rows of 128 bytes that one SM's shared memory moves.
       latency_cycles: until the first bytes of a stage arrive.
-      pair_latency_cycles: more if two blocks must have freed the stage.
+      pair_latency_cycles: additional latency if two blocks must have freed the stage.
       drain_cycles: lost in each step if no wgmma stays in flight and no other consumer
         fills the gap.
       tile_cycles: of each tile, whatever its size.
-      epilogue_bytes_per_cycle: results and residuals of one consumer.
-      turn_bytes_per_cycle: the same of consumers that take turns, of which the other
-        one is seldom at its epilogue, too.
-      store_bytes_per_cycle: of results that must leave before others are staged.
+      epilogue_bytes_per_cycle: results and residuals that one consumer moves.
+      turn_bytes_per_cycle: results and residuals that one consumer moves if consumers
+        take turns, because the other consumer is seldom in its epilogue at that time.
+      store_bytes_per_cycle: of results that must be stored before others are staged.
       activation_cycles: of one consumer, for 128 elements through an exponential.
-      l2_bytes_per_us: read from L2 by the device, in lines of 128 bytes.
+      l2_bytes_per_us: bytes that the device reads from L2, in lines of 128 bytes.
       neighbours: consecutive blocks whose reads of the same lines L2 can serve as one.
-      unshared: the part of such reads that it serves one by one.
+      unshared: the part of such reads that L2 serves one by one.
       memory_bytes_per_us: of the device.
-      edge_bytes_per_us: of zeros that stand for rows of the left operand past its edge.
+      edge_bytes_per_us: of zeros that replace rows of the left operand past its edge.
       launch_us: of each execution.
-      pair_us: more if the blocks run in clusters of two.
-      exchange_cycles: of each tile whose sums meet in a cluster, and ...
+      pair_us: additional time if the blocks run in clusters of two.
+      exchange_cycles: of each tile whose sums are exchanged in a cluster, and ...
       exchange_bytes_per_cycle: ... of the sums of a block.
       refill_overlap, overlap: the exponents q and p.
     """
@@ -141,7 +144,7 @@ def modelled_us(
 
 
 def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> Any:
-    """One step of a tile: the tensor cores, shared memory or the wait for a stage."""
+    """Cycles of one step: tensor cores or shared memory, and waiting for a stage."""
     products = emit.part_products(problem)
     multiply = products * config.tile_m * config.tile_n * emit.TILE_K / _MACS_PER_CYCLE
     loaded = emit.loaded_rows(problem, config) + config.tile_n
@@ -168,7 +171,7 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
 def _tile_cycles(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice, a: Constants
 ) -> Any:
-    """What a tile takes beside its steps; the consumers finish their own rows."""
+    """Cycles of a tile besides its steps; each consumer finishes its own rows."""
     elements = config.tile_m * config.tile_n / config.tile_consumers
     stored = elements * ITEMSIZE[problem.out] * _results(problem)
     together = a.epilogue_bytes_per_cycle
@@ -184,11 +187,12 @@ def _tile_cycles(
 def _hidden_cycles(
     problem: GemmProblem, config: GemmSm90Config, step: Any, tile: Any
 ) -> Any:
-    """How much of that one consumer does while the other multiplies the next tile.
+    """The part of ``_tile_cycles`` that is hidden behind the other consumer's products.
 
-    The ring lets those that share a tile drift apart by as many steps as it has stages.
-    Those that take turns finish a tile while the next one is multiplied, and if that
-    takes longer than a tile's products, while both finish theirs.
+    Two consumers that share a tile can drift apart by as many steps as the ring has
+    stages. Of two consumers that take turns, one finishes its tile while the other
+    multiplies the next tile. If finishing takes longer than a tile's products, both
+    finish tiles at the same time.
     """
     multiply = steps(problem) * step
     drift = np.minimum(config.stages, steps(problem)) * step / 2
@@ -200,9 +204,9 @@ def _hidden_cycles(
 def _exchange_cycles(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice, a: Constants
 ) -> Any:
-    """What it takes a cluster to sum the tile that its blocks share.
+    """Cycles that a cluster takes to sum the tile that its blocks share.
 
-    It is their last one: nothing is left to read that could hide it.
+    That tile is the last one of the blocks, so no reads are left that could hide them.
     """
     exchanged = 4 * config.tile_m * config.tile_n
     shares = shared_tiles(problem, config, device) > 0
@@ -210,7 +214,7 @@ def _exchange_cycles(
 
 
 def late_bytes(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
-    """Results of one consumer's tile that find no staging buffer free.
+    """Bytes of one consumer's results that must wait for a free staging buffer.
 
     The ring leaves room for as many buffers as ``emit.storage`` counts.
     """
@@ -231,10 +235,11 @@ def _results(problem: GemmProblem) -> int:
 def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> Any:
     """Lines of 128 bytes that a block makes L2 read in one step.
 
-    A block of a cluster shares an operand with its partner. Blocks alone share theirs
-    with the neighbours in the raster that read the same lines at the same time, if the
-    lines are whole: so much of A with those of its band's columns, of B of its rows.
-    Neighbouring clusters were seen to take longer than if they shared, too.
+    A block of a cluster shares one operand with its partner. A block without a cluster
+    shares whole lines with neighbours in the raster that read the same lines at the
+    same time: those of A with blocks of other columns, those of B with blocks of other
+    rows of its band. Neighbouring clusters do not share: in measurements they took
+    longer than sharing would explain.
     """
     problem = emit.computed(problem)
     m_tiles, n_tiles, _ = emit.tile_grid(problem, config)
@@ -247,20 +252,20 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
     lhs = lhs_lines * _once(wide, alone & (lhs_lines == 1), a)
     rhs = rhs_lines * _once(high, alone & (rhs_lines == 1), a)
     rows = emit.loaded_rows(problem, config)
-    # Of a slab that ends early too, L2 is asked for lines.
+    # L2 is asked for all lines of a slab, also of one that the edge cuts short.
     columns = emit.stored_columns(problem, config)
     return lhs * rows / config.cluster_n + rhs * columns / config.cluster_m
 
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:
-    """The part of a block's reads that L2 serves, if some readers share them."""
+    """The part of a block's reads that L2 serves if ``readers`` blocks share them."""
     return np.where(shares, a.unshared + (1 - a.unshared) / readers, 1.0)
 
 
 def _lines_of_row(extent: int) -> float:
-    """Lines of 128 bytes that 128 bytes of a stored row lie in, on average.
+    """Number of lines of 128 bytes over which 128 bytes of a row spread, on average.
 
-    Rows of an odd number of 16-byte units start anywhere in a line.
+    Rows of an odd number of 16-byte units can start anywhere in a line.
     """
     return 2 - math.gcd(2 * extent, emit.ROW_BYTES) / emit.ROW_BYTES
 
@@ -268,7 +273,8 @@ def _lines_of_row(extent: int) -> float:
 def _edge_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
     """Rows of A past its edge that the blocks ask for in one step.
 
-    With 16 rows, copies of 64 take longer than with 64, the more blocks copy.
+    If A has 16 rows, copies of 64 rows take longer than if it has 64. The difference
+    grows with the number of blocks that copy.
     """
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
     rows = m_tiles * config.cluster_m * emit.loaded_rows(problem, config)
@@ -279,10 +285,11 @@ def _edge_rows(problem: GemmProblem, config: GemmSm90Config) -> Any:
 def _memory_bytes(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
 ) -> Any:
-    """Moved between memory and L2, with what the raster makes it read again.
+    """Bytes moved between memory and L2, with those that the raster reads again.
 
-    A wave reads the rows of its bands and some columns. What of both does not fit in L2
-    is read again by the next wave, and what of B does not fit by the next bands.
+    A wave reads the rows of its bands and some columns. The next wave reads again the
+    part of the rows that does not fit in L2 together with the columns. The next bands
+    read again the part of B that does not fit in L2.
     """
     problem = emit.computed(problem)
     m_tiles, n_tiles, batch = emit.tile_grid(problem, config)
@@ -303,5 +310,5 @@ def _memory_bytes(
 
 
 def _misses(wanted: Any, room: float) -> Any:
-    """The fraction of something that does not fit."""
+    """The fraction of the ``wanted`` rows or columns that exceeds ``room``."""
     return 1 - np.minimum(room / wanted, 1.0)

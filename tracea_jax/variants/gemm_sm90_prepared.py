@@ -1,14 +1,17 @@
-"""gemm_sm90 for operands that it cannot read as they are: relayout writes them anew.
+"""gemm_sm90 for operands that it cannot read as stored: a relayout copies them first.
 
-gemm_sm90_padded   rows that are no multiples of 16 bytes become such
-gemm_sm90_split    float32 operands become three bfloat16 parts, whose products have
-                   the accuracy of float32
+gemm_sm90_padded   pads rows whose bytes are no multiple of 16
+gemm_sm90_split    splits float32 operands into three bfloat16 parts, whose products
+                   have the accuracy of float32
 
-With x = x0 + x1 + x2 exactly for every entry of both operands, the kernel sums six of
-the nine products of parts: those left out are below 2^-24 of a product, the rounding of
-a float32. What else differs from float32: an infinite entry of an operand makes entries
-NaN that are infinite in float32 (never finite ones, and no others than in float32), and
-of entries below 2^-110, what bfloat16 cannot represent is lost: at most 2^-134.
+Every entry of an operand is exactly x = x0 + x1 + x2. The kernel sums six of the nine
+products of parts: the three others are below 2^-24 of a product, the rounding of a
+float32. Two results differ from float32's. If an operand has an infinite entry, results
+that are infinite in float32 may be NaN (the same results are finite as in float32). Of
+entries below 2^-110, the part that bfloat16 cannot represent is lost: at most 2^-134.
+
+The relayout kernel is in ``emit.relayout``. Callers: the catalogue (``variants``) and
+``gated``.
 """
 
 from __future__ import annotations
@@ -27,14 +30,16 @@ from tracea_jax.variants.gemm_sm90 import GEMM_SM90, misaligned_rows
 from tracea_jax.variants.space import Space
 from tracea_jax.variants.steps import Buffer, Launch
 
-# From so many flops, rows and columns, and so deep, XLA was 1.2 to 4 times slower on
-# 16-bit operands, in 26 of 26 draws on an H200, whatever the epilogue. Of fewer rows
-# the copies take too long, on shallower products XLA is not slow.
+# On 16-bit products of at least this many flops, rows and columns, and this depth, XLA
+# was 1.2 to 4 times slower than we, in 26 of 26 random problems on an H200, whatever
+# the epilogue. With fewer rows, our copies take too long; on shallower products, XLA is
+# fast.
 _FEWEST_FLOPS, _FEWEST_ROWS, _LEAST_DEPTH = 2**29, 24, 96
 
-# Of others, XLA loses less by its slower products, below, than our copies of the
-# operands take. On an H200 it does 164 TFLOP/s on odd rows, ours 700 and its copies 4
-# TB/s; for float32 at highest precision these are 51 and 115 TFLOP/s.
+# On other products with fewer flops for each byte than this, our copies of the operands
+# take longer than XLA's slower products. On an H200, XLA does 164 TFLOP/s on odd rows,
+# our kernel 700, and its copies move 4 TB/s; for float32 at highest precision XLA does
+# 51 and our kernel 115 TFLOP/s.
 _FLOPS_PER_BYTE = {"padded": 128, "split": 64}
 
 
@@ -46,13 +51,13 @@ def split(problem: GemmProblem) -> GemmProblem:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmSm90Prepared:
-    """See the module; the methods are ``variants.base.Variant``'s.
+    """A variant with a relayout; for its methods see ``variants.base.Variant``.
 
     Attributes:
-      seen: the problem that the kernel sees.
-      relaid: which operands are written anew.
-      reasons: the sentences why it cannot serve a problem.
-      wins: whether it is expected to beat XLA, unmeasured.
+      seen: maps a problem to the one that the kernel sees.
+      relaid: maps a problem to the operands that are copied first.
+      reasons: yields the sentences why the variant cannot serve a problem.
+      wins: whether the variant is expected to beat XLA, without measurements.
     """
 
     name: str
@@ -163,7 +168,7 @@ def _padded_wins(problem: GemmProblem) -> bool:
         if is_large and min(problem.m, problem.n) >= _FEWEST_ROWS:
             return True
     enough = max(2**33, _FLOPS_PER_BYTE["padded"] * problem.bytes)
-    # How slow XLA is on odd rows of float32, as TF32, is not known.
+    # XLA's speed on odd rows of float32, computed as TF32, was not measured.
     return problem.lhs != "float32" and problem.flops >= enough
 
 
@@ -182,7 +187,7 @@ def _why_not_split(problem: GemmProblem, device: Device) -> Iterator[str]:
 
 
 def _split_wins(problem: GemmProblem) -> bool:
-    # At "high" XLA may use TF32, which is faster.
+    # At precision "high", XLA may use TF32, which is faster than our parts.
     enough = max(2**31, _FLOPS_PER_BYTE["split"] * problem.bytes)
     return problem.precision == "highest" and problem.flops >= enough
 

@@ -1,6 +1,8 @@
-"""What gemm_sm90 may choose from: the grid, and the rules that make a config legal.
+"""The space of gemm_sm90: the grid of configs, and the rules that refuse configs.
 
-Rules and features are formulas over the fields of a config, which may be columns.
+Rules and features are formulas over the fields of a config, which may be columns. Rules
+shared with other kernels are in ``cuda_gemm``, times in ``gemm_sm90_model``. Callers:
+``gemm_sm90`` and ``gemm_sm90_model``, benchmarks/fit_model and observed.
 """
 
 from __future__ import annotations
@@ -40,19 +42,22 @@ GRID: dict[str, tuple[int, ...]] = {
     "ping_pong": CHOICES["ping_pong"],
 }
 USUAL_BAND = GemmSm90Config(tile_m=64, tile_n=64, stages=2).raster_band
-_MAX_ACCUMULATORS = 160  # of each thread; more leaves the epilogue too few registers
-_FEW_ACCUMULATORS = 64  # tiles of fewer are bound by what they load
-_WORTH_SHARING = 0.08  # of all steps of k that the busiest block reads
+_MAX_ACCUMULATORS = 160  # of each thread; more leave the epilogue too few registers
+_FEW_ACCUMULATORS = 64  # with fewer, loading the operands takes most of a tile's time
+_WORTH_SHARING = 0.08  # part of the busiest block's steps that sharing must save
 
 
 def accumulator_limit(problem: GemmProblem, config: GemmSm90Config) -> Any:
-    """Most f32 accumulators of a consumer thread; sums of parts need totals, too."""
+    """Most f32 accumulators of a consumer thread.
+
+    Half as many if operands have several parts, as their totals need registers, too.
+    """
     most = np.where(config.ping_pong, _MAX_ACCUMULATORS, emit.USUAL_ACCUMULATORS)
     return most // (2 if emit.parts(problem) > 1 else 1)
 
 
 def places(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
-    """Tiles that the grid computes at the same time, but for those that are shared."""
+    """Tiles that the grid computes at the same time, without shared tiles."""
     resident = emit.resident_clusters(config, device.sm_count)
     clusters = np.minimum(emit.tile_count(problem, config), resident)
     return clusters * config.cluster_k
@@ -61,7 +66,7 @@ def places(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> 
 def whole_tiles(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
 ) -> Any:
-    """Tiles that the busiest block computes alone, or with partners of its operands."""
+    """Tiles of which the busiest block sums all of k."""
     tiles, at_once = emit.tile_count(problem, config), places(problem, config, device)
     return np.where(config.cluster_k > 1, tiles // at_once, -(-tiles // at_once))
 
@@ -69,7 +74,7 @@ def whole_tiles(
 def shared_tiles(
     problem: GemmProblem, config: GemmSm90Config, device: CudaDevice
 ) -> Any:
-    """Tiles that are left for the clusters to share."""
+    """Tiles of the last round, which the blocks of a cluster share along k."""
     left = emit.tile_count(problem, config) % places(problem, config, device)
     return np.where(config.cluster_k > 1, left, 0)
 
@@ -102,14 +107,14 @@ def block_steps(
 def columns_of(
     problem: GemmProblem, device: CudaDevice, **choices: Sequence[int]
 ) -> tuple[Columns, dict[str, int]]:
-    """The configs of a grid worth measuring, and how many were refused for what."""
+    """The configs of a grid worth measuring, and how many each rule refused."""
     return legal_columns(
         grid(**choices), GemmSm90Config, (*LEGAL, *WORTH), problem, device
     )
 
 
 def of_columns(columns: Columns) -> GemmSm90Config:
-    """Columns in the place of a config's numbers; its properties are columns too."""
+    """A config whose fields, and therefore whose properties, are whole columns."""
     return as_config(GemmSm90Config, columns)
 
 
@@ -156,9 +161,9 @@ def _is_a_large_cluster(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any
 
 
 def _splits_too_much(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """A cluster shares one tile at most, and each block has something to do in it.
+    """Clusters along k have no tile to share, more than one each, or too few steps.
 
-    Where nothing is left to share, blocks have no use for a cluster.
+    A cluster shares at most one tile, and each of its blocks must have a step in it.
     """
     shared = shared_tiles(p, c, d)
     clusters = emit.resident_clusters(c, d.sm_count)
@@ -180,10 +185,11 @@ def _deadlocks(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
 
 
 def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Residuals that are not copied into shared memory are loaded into registers.
+    """The residual's loads take more registers than there are.
 
-    Entries in odd rows are loaded one by one, each from its address. So are the pairs
-    of a transposed product, of which 16-bit rows hold twice as many.
+    A residual that is not copied into shared memory is loaded into registers. Entries
+    in odd rows are loaded one by one, each from its own address. So are the pairs of a
+    transposed product, of which 16-bit rows hold twice as many.
     """
     transposed = emit.is_swapped(p) and ITEMSIZE[p.out] == 2
     scattered = transposed or not emit.maps_results(p)
@@ -191,9 +197,9 @@ def _runs_out_of_registers(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
 
 
 def _is_too_wide_for_its_turn(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Most accumulators leave no registers for residuals, nor a producer all it needs.
+    """The accumulators leave too few registers for a residual, or for the producer.
 
-    Those of a left operand along m that is shared are the most.
+    The producer needs the most registers for a shared left operand along m.
     """
     shared = (c.sharers > 1) & (emit.computed(p).layout[0] == "t")
     return (c.accumulators > emit.USUAL_ACCUMULATORS) & (p.epilogue.residual | shared)
@@ -299,7 +305,7 @@ LEGAL = (
 )
 
 
-# ---- what is worth measuring: of configs that do the same, one -----------------------
+# ---- what is worth measuring: one of several configs that run alike ------------------
 
 
 def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
@@ -314,22 +320,23 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
 
 
 def _shares_hardly_anything(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """The exchange of sums takes what a shorter last round saves."""
+    """The exchange of sums takes as long as the shorter last round saves."""
     unshared = waves(p, c, d) * steps(p)
     saved = unshared - block_steps(p, c, d)
     return (c.cluster_k > 1) & (saved < _WORTH_SHARING * unshared)
 
 
 def _leaves_gaps_between_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """Only one consumer multiplies, and nothing fills the gaps that it leaves.
+    """Only one consumer multiplies at a time, and no other work fills its gaps.
 
-    Of partners along n each reads all of its B: up to half slower than those along m.
+    Partners along n each read all of their B: they are slower than partners along m, by
+    up to a half.
     """
     return c.ping_pong & ((c.wait_depth == 0) | (c.cluster_n > 1))
 
 
 def _has_no_turns(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> Any:
-    """One consumer would do, or one whose tiles are as large as two of these."""
+    """One consumer would be as good, or one with tiles of twice the size."""
     return c.ping_pong & ((waves(p, c, d) < 2) | (c.accumulators < _FEW_ACCUMULATORS))
 
 

@@ -1,36 +1,40 @@
-"""What XLA takes for a product that needs a second kernel, and whether ours takes less.
+"""XLA's time for a product that needs a second kernel, against our modelled time.
 
     product = max(flops / rate, bytes / bandwidth)
     pass    = bytes that the second kernel reads and writes / bandwidth
     xla     = product + pass + launches
 
-The product is at the device's roofline: XLA's libraries have tiles for every shape and
-cut k where tiles are few, so they come near it where ours do not. Only what comes after
-the product is surely saved. Ours is worth choosing unmeasured if its modelled time is
-not much longer than that, and if the pass is a part of it that the errors of both
-predictions leave over.
+The product is modelled at the device's roofline: XLA's libraries have tiles for every
+shape and split k where tiles are few, so they come near the roofline even where our
+kernel does not. Only the time after the product is certain to be saved. Our kernel is
+chosen unmeasured if its modelled time is not much longer than XLA's, and if the pass is
+too large a part of the time to be lost in the errors of both predictions. Our own time
+is modelled in ``gemm_sm90_model``. Caller: ``gemm_sm90``.
 """
 
 from __future__ import annotations
 
 from tracea_jax.problem import ITEMSIZE, Epilogue, GemmProblem
 
-FEWEST_FLOPS = 2**29  # of what was measured
+FEWEST_FLOPS = 2**29  # of the products that were measured
 
-# Of 95 products drawn on an H200 (benchmarks/bench_choices.py fused), none that these
-# choose ran below 0.97 of XLA. Rates are what XLA reaches at best.
+# Of 95 random products on an H200 (benchmarks/bench_choices.py fused), every product
+# for which these constants choose our kernel ran at 0.97 of XLA's speed or faster.
+# The rates are the best that XLA reaches.
 _FLOPS_PER_US = 7.8e8  # of 16-bit operands
 _PRODUCT_BYTES_PER_US = 4.2e6
 _PASS_BYTES_PER_US = 4.0e6
 _LAUNCHES_US = 4.0
-_WORTH = 0.8  # least of XLA's predicted time by ours, which is predicted too long
-_LEAST_PASS = 0.05  # of the product
+# XLA's predicted time divided by ours must be at least this, as ours is predicted too
+# long.
+_WORTH = 0.8
+_LEAST_PASS = 0.05  # the pass must take at least this part of the product's time
 
 
 def is_fused(epilogue: Epilogue) -> bool:
-    """Whether XLA computes the epilogue with the product.
+    """Whether XLA computes the epilogue in the product's own kernel.
 
-    That are bias, relu (not its derivative) and an added residual.
+    XLA does so for a bias, relu (but not its derivative) and an added residual.
     """
     multiplies = epilogue.residual and epilogue.residual_op != "add"
     return epilogue.activation in ("none", "relu") and not multiplies
@@ -51,7 +55,7 @@ def _product_us(problem: GemmProblem) -> float:
 
 
 def _pass_us(problem: GemmProblem) -> float:
-    """Of the second kernel: it reads the product, a residual, and writes results."""
+    """Time of the second kernel, which reads product and residual, writes results."""
     epilogue = problem.epilogue
     matrices = 2 + epilogue.residual + epilogue.save_preactivation
     elements = problem.batch * problem.m * problem.n

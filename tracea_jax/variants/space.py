@@ -2,8 +2,10 @@
 
     grid(choices) -> columns -> rules -> Space
 
-A rule is one formula for a single config and for columns of many, so that the check of
-a config and the filter of a grid cannot disagree.
+A rule is one formula for a single config and for columns of many configs, so that the
+check of a config and the filter of a grid cannot disagree. The rules of each variant
+are in its own module; which configs of a space are tried is decided in
+``tuning.search``. Callers: all variants.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Rule:
     """A condition that refuses configs.
 
     Attributes:
-      code: a word to count by.
+      code: a word under which refused configs are counted.
       refuses: (problem, config, device) -> bool; given a config whose fields are
         columns, an array of bools.
       why: (problem, config, device) -> the sentence why this one config is refused.
@@ -39,8 +41,8 @@ class Space:
     """The legal configs of one variant for one problem.
 
     Attributes:
-      config_type: the variant's own; without fields it has one config.
-      columns: a value of each config, for each field of ``config_type``.
+      config_type: the variant's config class; a class without fields has one config.
+      columns: for each field of ``config_type`` the values of all configs.
       derived: features of each config that follow from the fields and the problem.
       modelled_us: predicted time of each config in microseconds; None without a model.
       pruned: reason code -> configs of the full grid that were refused for it.
@@ -64,7 +66,7 @@ class Space:
         return next((len(values) for values in self.columns.values()), 1)
 
     def config(self, index: int) -> Any:
-        """The config of this number."""
+        """The config number ``index``, in canonical order."""
         fields = {name: values[index] for name, values in self.columns.items()}
         return self.config_type(**{n: _scalar(value) for n, value in fields.items()})
 
@@ -100,7 +102,7 @@ def grid(**choices: Sequence[Any]) -> Columns:
 
 
 def as_config(config_type: type[C], columns: Columns) -> C:
-    """Columns in the place of a config's numbers; its properties are columns too."""
+    """A config whose fields, and therefore whose properties, are whole columns."""
     fields: dict[str, Any] = columns
     return config_type(**fields)
 
@@ -112,10 +114,10 @@ def legal_columns(
     problem: Any,
     device: Any,
 ) -> tuple[Columns, dict[str, int]]:
-    """The configs that no rule refuses, and how many were refused for what.
+    """The configs that no rule refuses, and how many configs each rule refused.
 
-    A config counts for the first rule that refuses it. Later ones see only what is
-    left, as they cost in proportion to that.
+    A config counts for the first rule that refuses it. Later rules see only the configs
+    that are left, because the cost of a rule grows with their number.
     """
     pruned: dict[str, int] = {}
     for rule in rules:
@@ -127,7 +129,7 @@ def legal_columns(
 
 
 def column(values: Sequence[Any]) -> np.ndarray:
-    """Values as an array of their own type, or of objects if that is no plain one."""
+    """Values as an array of their own type if that is a plain one, else of objects."""
     kinds = {type(value) for value in values}
     if len(kinds) == 1 and kinds <= {int, float, bool, str}:
         return np.array(values)
@@ -139,14 +141,14 @@ def column(values: Sequence[Any]) -> np.ndarray:
 def survivors(
     refusals: Iterable[tuple[str, np.ndarray]],
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Which configs nothing refuses, and how many each code refused.
+    """The configs that no reason refuses, and how many configs each reason refused.
 
     Args:
-      refusals: (reason code, whether it refuses each config). A config counts for the
-        first one that refuses it.
+      refusals: (reason code, for each config whether the reason refuses it). A config
+        counts for the first reason that refuses it.
 
     Returns:
-      A mask of the configs that stay, and the counts without the zeros.
+      A mask of the configs that stay, and the counts that are not zero.
     """
     alive: np.ndarray | None = None
     pruned: dict[str, int] = {}
@@ -172,13 +174,13 @@ def first_refusal(
 def representative(
     values: Any, choices: Sequence[Any], effect: Callable[[Any], Any]
 ) -> Any:
-    """The value that stands for each one: the first choice of the same effect.
+    """Replaces values by the first choice of the same effect.
 
     Args:
-      values: of a field, one or a column.
+      values: one value of a field, or a column of values.
       choices: values of the field, the preferred ones first.
-      effect: what a value comes to for the problem, comparable; a column if it depends
-        on other fields.
+      effect: maps a value to its comparable effect on the problem; the effect is a
+        column if it also depends on other fields.
     """
     wanted, chosen = effect(values), values
     for choice in reversed(choices):
@@ -189,14 +191,18 @@ def representative(
 def repeated(
     columns: Columns, preferred: Any, effects: Mapping[str, Callable[[Any], Any]]
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Which configs run exactly as another one, by the field that makes no difference.
+    """Marks configs that run exactly as another one, which differs in one field.
 
-    Of those the preferred config's value stands for the others, else the smallest.
+    Of the values of equal effect, the preferred config's value stays, else the
+    smallest one.
 
     Args:
       columns: the configs.
       preferred: one config.
-      effects: for each field what a value of it comes to, see ``representative``.
+      effects: for each field the effect of its values, see ``representative``.
+
+    Yields:
+      (name of the field, for each config whether another one stands for it).
     """
     for name, effect in effects.items():
         values = columns[name]
@@ -205,7 +211,7 @@ def repeated(
 
 
 def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
-    """Raises ValueError unless the fields have one of their choices each."""
+    """Raises ValueError unless each field has one of its choices."""
     for name, allowed in choices.items():
         value = getattr(config, name)
         if value not in allowed:
@@ -214,7 +220,7 @@ def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
 
 
 def check_ranges(config: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
-    """Raises ValueError unless the fields are integers from a least to a most."""
+    """Raises ValueError unless each field is an integer within its range."""
     for name, (least, most) in ranges.items():
         value = getattr(config, name)
         is_count = isinstance(value, int) and not isinstance(value, bool)

@@ -1,1 +1,8 @@
-"""What several ops share."""
+"""Code that several ops share.
+
+    lowering, export, remat, taylor      how primitives meet JAX's transformations
+    shapes, precision, epilogue          operands and arithmetic
+    bench, exact, kernel_time            how a problem is run, verified and timed
+
+What only one op needs is in ``ops/<op>``. Callers: the ops, and rewrite rules.
+"""

@@ -1,7 +1,8 @@
-"""Running one problem by choice: what the tuner measures and verifies with.
+"""The bench: prepares and verifies choices of one problem for the tuner.
 
-Each op describes its problems by a ``Workload``; its record gives the tuner an
-``OpBench`` of that.
+An op's part of it, the ``Workload``, is in ``ops/<op>/workload``, and the op's record
+gives the tuner an ``OpBench`` of it. How prepared choices are timed is in
+``tuning.measure``. Callers: the workloads and the records.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure, roofline
 
 _MAX_INPUT_SETS = 32
-_MIN_CALL_US = 100.0  # of work on a GPU: dispatching a call takes less, beside it
-_MIN_CALL_SETS = 8  # where nobody knows how long the work takes
-_MEMORY_SHARE = 8  # sets take one part in so many of a GPU's memory
-_MIN_CPU_CACHE_BYTES = 16 << 20  # where the system does not tell
-_MAX_CPU_CACHE_BYTES = 128 << 20  # what a virtual machine is told is not all its own
+_MIN_CALL_US = 100.0  # of GPU work in a call, so that dispatching it takes less time
+_MIN_CALL_SETS = 8  # input sets of a call where the time of the work is unknown
+_MEMORY_SHARE = 8  # all input sets together take 1/8 of a GPU's memory at most
+_MIN_CPU_CACHE_BYTES = 16 << 20  # assumed where the system reports no cache size
+_MAX_CPU_CACHE_BYTES = 128 << 20  # a virtual machine may be told of a cache it shares
 
 
 Judge = Callable[[list[jax.Array]], float]
@@ -41,11 +42,12 @@ class Workload:
       check: (problem); raises ValueError if the problem cannot be run at all.
       operands: (problem, seed) -> random operands, in the primitive's order.
       execute: (*operands, problem=, choice=) -> results, forced to one choice.
-      ragged: (problem) -> a small problem of the same kind that divides no tile.
-      judge: (problem, device, operands, seed) -> (results) -> their largest error, in
-        units of what rounding allows; infinite if one is not finite.
+      ragged: (problem) -> a small problem of the same kind whose sizes no tile divides.
+      judge: (problem, device, operands, seed) -> (results) -> the largest error of the
+        results, in units of the error that rounding allows; infinite if a result is not
+        finite.
       unordered: names of variants whose sums have no fixed order, so that two runs may
-        differ in the last bits. Ours have one.
+        differ in the last bits. Our own kernels have a fixed order.
     """
 
     check: Callable[[Any], None]
@@ -63,8 +65,8 @@ class OpBench:
     workload: Workload
     problem: Problem
     device: Device
-    # What all choices share, made when first needed: inputs, what flushes caches, and
-    # what results are compared with.
+    # Shared by all choices and made when first needed: inputs, the buffer that flushes
+    # caches, and the references that results are compared with.
     _shared: dict[Any, Any] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -81,18 +83,19 @@ class OpBench:
         return _Executions(one=functools.partial(one, sets[0]), many=many)
 
     def flush(self) -> None:
-        """Writes a buffer of twice the last cache, so that nothing else is left in it.
+        """Writes a buffer of twice the last cache's size, which replaces its contents.
 
-        What is written is read first: stores alone may go past the caches of a CPU.
+        The buffer is read, too: stores alone may bypass the caches of a CPU.
         """
-        # Popped, as the buffer is donated: were this interrupted, it would be lost.
+        # The call deletes the buffer, which is donated. Popping the buffer first keeps
+        # a deleted one from staying in ``_shared`` after an interrupt.
         write, buffer = self._shared.pop("flush", None) or self._flusher()
         self._shared["flush"] = write, jax.block_until_ready(write(buffer))
 
     def kernel_times(
         self, runs: Mapping[Choice, measure.Run], rounds: int
     ) -> dict[Choice, list[float]]:
-        """Of executions on one input set; empty on a CPU, or without a profiler."""
+        """Kernel times on one input set; empty on a CPU, or without a profiler."""
         if not isinstance(self.device, CudaDevice):
             return {}
         calls = {c: run.one for c, run in runs.items() if isinstance(run, _Executions)}
@@ -110,7 +113,7 @@ class OpBench:
         return write, buffer
 
     def _inputs(self) -> list[list[jax.Array]]:
-        """The input sets that one compiled call works through, for all choices."""
+        """The input sets that a compiled call works through; all choices share them."""
         if "inputs" not in self._shared:
             sets = [self._operands(self.problem, seed) for seed in range(self._sets)]
             self._shared["inputs"] = sets
@@ -120,8 +123,9 @@ class OpBench:
     def _sets(self) -> int:
         """How many input sets there are.
 
-        On a GPU enough of them leave the L2 cache and keep it busy for longer than the
-        host needs to dispatch them; on a CPU calls are cheap and caches stay warm.
+        On a GPU there are so many that they exceed the L2 cache and that their work
+        takes longer than dispatching the call. On a CPU there is one: calls are cheap,
+        and caches stay warm.
         """
         if not isinstance(self.device, CudaDevice):
             return 1
@@ -133,7 +137,7 @@ class OpBench:
         return max(1, min(max(busy, cold, 2), room, _MAX_INPUT_SETS))
 
     def verify(self, choice: Choice, seed: int = 0) -> measure.Verification:
-        """Compares with a reference on fresh inputs, and at a ragged shape."""
+        """Compares a choice with a reference on fresh inputs, and at a ragged shape."""
         for problem in (self.problem, self.workload.ragged(self.problem)):
             result = self._verify(problem, choice, seed)
             if not result.ok:
@@ -145,8 +149,8 @@ class OpBench:
         run = self._run(problem, choice)
         first, second = _poisoned(run, inputs)
         worst = judge(first)
-        # XLA rounds every step, as the program does that we replace: it is the measure
-        # of what users have, and fails only where it computes no numbers.
+        # XLA rounds after every step, like the program that we replace. Users have its
+        # accuracy already, so XLA fails only if a result is not a number.
         tolerance = 1e300 if choice.variant == "xla" else 1.0
         same = all(
             bool(jnp.array_equal(a, b, equal_nan=True))
@@ -161,7 +165,7 @@ class OpBench:
         )
 
     def _exam(self, problem: Problem, seed: int) -> tuple[list[jax.Array], Judge]:
-        """Fresh inputs, and what judges results; kept, as references take long."""
+        """Fresh inputs and their judge; kept, as references take long to compute."""
         if (problem, seed) not in self._shared:
             inputs = self._operands(problem, seed + 7919)
             judge = self.workload.judge(problem, self.device, inputs, seed)
@@ -181,7 +185,7 @@ class OpBench:
 
 
 def _cache_bytes(device: Device) -> int:
-    """Size of the last cache, or what is written for it where that is enough."""
+    """Bytes of the last cache; on a CPU within the bounds assumed above."""
     if isinstance(device, CudaDevice):
         return device.l2_bytes
     last = device.l3_bytes if isinstance(device, CpuDevice) else 0
@@ -217,13 +221,19 @@ def unit_roundoff(dtype: str) -> float:
 
 
 def operand_roundoff(dtypes: tuple[str, ...], precision: str, device: Device) -> float:
-    """Unit roundoff of products, with what the precision lets the device do."""
+    """Unit roundoff of products in the arithmetic that the precision allows.
+
+    Args:
+      dtypes: of the operands.
+      precision: as problems name it.
+      device: CPUs compute float32 products in float32 whatever the precision.
+    """
     if set(dtypes) == {"float64"}:
         return unit_roundoff("float64")
     if "float32" in dtypes and precision != "highest" and device.platform != "cpu":
         return 2.0**-11  # TF32
     if device.platform != "cpu" and any(d.startswith("float8") for d in dtypes):
-        return 2.0**-13  # what Hopper's tensor cores keep of sums of their products
+        return 2.0**-13  # of the sums in Hopper's tensor cores
     return unit_roundoff("float32")
 
 
@@ -233,11 +243,11 @@ def _compiled(function: Callable[..., Any], arguments: Any) -> Callable[..., Any
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Executions:
-    """A ``measure.Run``: executes so many times, as many as it can in one call.
+    """A ``measure.Run`` that puts as many executions into one call as it can.
 
     Attributes:
       one: executes once.
-      many: executes once for each of several input sets, if there are several.
+      many: executes once on each of several input sets; None if there is one set.
     """
 
     one: Callable[[], Any]
@@ -261,13 +271,14 @@ class _Executions:
 class _InTurn:
     """One call that works through all input sets.
 
-    Each array that is handed out costs the host more than a small kernel takes: of all
-    results only a sum of one element each is, into a buffer that stays where it is: new
-    addresses can make XLA update the CUDA graph of the call.
+    Each array that a call returns costs the host more time than a small kernel takes.
+    So the call returns one sum with a single element of every result. The buffer of the
+    sum is donated and keeps its address, because a new address can make XLA update the
+    CUDA graph of the call.
 
     Attributes:
       call: (sum so far, sets) -> sum; compiled.
-      arguments: the sets.
+      arguments: the input sets.
       total: the sum so far, donated to the next call.
     """
 
@@ -278,7 +289,7 @@ class _InTurn:
     @classmethod
     def of(cls, run: Callable[..., Any], sets: list[list[jax.Array]]) -> _InTurn:
         def call(total: jax.Array, sets: list[list[jax.Array]]) -> jax.Array:
-            # Behind the barrier no result can be cut short.
+            # The barrier makes XLA compute the results in full, not just one element.
             results = jax.lax.optimization_barrier([run(*x)[0] for x in sets])
             firsts = [x.ravel()[:1].astype(jnp.float32) for x in results]
             return sum(firsts, total)
@@ -300,7 +311,7 @@ class _InTurn:
 def _poisoned(
     run: Callable[..., Any], inputs: list[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """The results twice, computed into donated buffers that hold nothing but NaN."""
+    """The results of two runs, each computed into donated buffers full of NaN."""
     shapes = jax.eval_shape(run, *inputs)
     call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
 

@@ -1,9 +1,10 @@
-"""The epilogue in jnp: what every kernel must compute, and what XLA runs instead.
+"""The epilogue in jnp: the reference for every kernel, and the code that XLA runs.
 
-z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype
+    z = acc + bias;  y = activation(z) + residual;  one rounding to the output dtype
 
-The residual may be multiplied with instead, or be the argument of a derivative; see
-``problem.Epilogue``.
+The residual may be a factor instead of a term, or the argument of a derivative; see
+``problem.Epilogue``, the description without JAX. The float64 activations of
+verification are in ``exact``. Callers: the primitives of matmul, gated_matmul, conv2d.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def accumulator_dtype(epilogue: Epilogue, *dtypes: jnp.dtype) -> jnp.dtype:
-    """The dtype the epilogue is computed in: at least float32 for floating operands.
+    """The dtype of the epilogue's computation: at least float32 for floating operands.
 
-    Without an epilogue it is the output dtype (the last one given): then the product is
-    exactly ``lax.dot_general``'s.
+    Without an epilogue it is the output dtype, so that the product is exactly that of
+    ``lax.dot_general``.
+
+    Args:
+      epilogue: the steps.
+      *dtypes: of the operands, and last of the output.
     """
     out = dtypes[-1]
     if epilogue.is_identity:
@@ -40,17 +45,18 @@ def accumulator_dtype(epilogue: Epilogue, *dtypes: jnp.dtype) -> jnp.dtype:
 
 
 def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
-    """The dtype that the epilogue has where people write it in jnp.
+    """The dtype of an epilogue that is written by hand in jnp.
 
-    That of the result, or of a wider bias or residual. XLA fuses such code best: a
-    product that it must keep in float32 for the epilogue is one more pass over memory.
+    It is the output's dtype, or that of a wider bias or residual. XLA fuses such code
+    best: keeping the product in float32 for the epilogue would cost XLA one more pass
+    over memory.
     """
     dtypes = (x.dtype for x in operands if x is not None)
     return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(out))
 
 
 def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
-    """The dtype of an epilogue operand, if there is one and it is not the output's."""
+    """The dtype of an epilogue operand; None if absent or equal to the output's."""
     if operand is None or operand.dtype == out:
         return None
     return operand.dtype.name
@@ -67,7 +73,7 @@ def apply(
     residual: jax.Array | None,
     out: jnp.dtype,
 ) -> list[jax.Array]:
-    """The results of an epilogue: y, then z if it is saved, or column sums.
+    """The results of an epilogue: y, then z if the epilogue saves it, or column sums.
 
     Args:
       acc: products, (..., m, n).
@@ -98,7 +104,7 @@ def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
 
 
 def in_float32(x: jax.Array) -> jax.Array:
-    """x in float32, or as it is if that is wider."""
+    """x in float32, or unchanged if its dtype is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -119,8 +125,8 @@ def jvp(
 
     Args:
       epilogue: the steps.
-      z: (..., m, n); any array like it if there is neither an activation nor a
-        perturbed residual to multiply with.
+      z: (..., m, n); its values do not matter if there is neither an activation nor a
+        perturbed residual that is a factor.
       residual: the same shape, or None.
       dz, dresidual: tangents; None stands for zero, also as the result.
     """

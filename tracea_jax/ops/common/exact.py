@@ -1,4 +1,8 @@
-"""The activations in float64 on the host: what results are judged by."""
+"""The activations and their derivatives in float64 on the host, for verification.
+
+The activations that programs run are in ``epilogue``. Callers: the workloads of matmul,
+gated_matmul and conv2d, and ``rewrite.activation``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _gelu_argument(z: np.ndarray) -> np.ndarray:
-    """That of the sigmoid which is gelu's (1 + tanh u) / 2: 2u."""
+    """The x of gelu(z) = z sigmoid(x): x = 2u, as (1 + tanh u) / 2 = sigmoid(2u)."""
     return 2 * np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)
 
 

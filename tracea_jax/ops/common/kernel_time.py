@@ -1,7 +1,8 @@
-"""Kernel times: how long calls keep a GPU busy, told by the profiler.
+"""Kernel times: how long calls keep a GPU busy, measured by JAX's profiler.
 
-That is what a program pays for a call among others: neither what the host takes to
-dispatch it nor what a bench adds in order to time it is in it.
+This is the time that a call costs in a program of many calls. It includes neither the
+host's time to dispatch the call nor the work that a bench adds to time it. Times of
+whole executions are taken in ``tuning.measure``. Callers: ``bench`` and benchmarks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-_PROFILES = 3  # before it counts as failed that a profile lost something
+_PROFILES = 3  # attempts, as a profile may lose events
 _HOST_COPIES = ("memcpyh2d", "memcpyd2h")
 
 Call = Callable[[], Any]  # dispatches one execution and returns its result
@@ -21,21 +22,21 @@ Name = TypeVar("Name")
 
 
 class ProfileError(RuntimeError):
-    """The profiler cannot be had, or does not see what ran."""
+    """The profiler is not available, or its profile lacks kernels."""
 
 
 def kernel_times(calls: Mapping[Name, Call], rounds: int) -> dict[Name, list[float]]:
     """Sums of kernel durations of each call in microseconds, one in each round.
 
-    Calls are dispatched one at a time and waited for, in turns. Each one that counts
-    follows an execution of itself that does not: what the call before left in the
-    caches would favour, or slow down, whichever call always comes next. Kernels carry
-    no name of their call, but each call launches the same number of them every time,
-    which a first profile of each call alone tells.
+    Calls are dispatched one at a time, in turns, and each is waited for. In its turn a
+    call runs twice, and only the second run counts: the caches then hold what the same
+    call left there, and not what another call left. Kernels carry no name of their
+    call, but a call launches the same number of kernels every time. A first profile of
+    each call alone shows that number.
 
     Raises:
       ProfileError: if no profile shows all kernels.
-      Exception: what a call raises.
+      Exception: any exception of a call.
     """
     for call in calls.values():
         for _ in range(3):
@@ -64,10 +65,10 @@ def profiled(calls: Sequence[Call]) -> Any:
     """The ``jax.profiler.ProfileData`` of calls, made one at a time and waited for.
 
     Raises:
-      ProfileError: if the profiler is in use, or not to be had.
+      ProfileError: if the profiler is in use or not available.
     """
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # it would only slow the host down
+    options.python_tracer_level = 0  # tracing Python would only slow the host down
     with tempfile.TemporaryDirectory() as directory:
         try:
             jax.profiler.start_trace(directory, profiler_options=options)
@@ -87,9 +88,9 @@ def _turned(names: list[Any], i: int) -> list[Any]:
 
 
 def _profile(calls: Sequence[Call]) -> list[float]:
-    """Durations in nanoseconds of what the calls launch, in order.
+    """Durations in nanoseconds of all that the calls launch, in order.
 
-    That is kernels, and copies and fills within the device's memory.
+    These are kernels, and copies and fills within the device's memory.
     """
     events = [
         (event.start_ns, event.duration_ns)

@@ -1,4 +1,9 @@
-"""``precision=`` as lax understands it, in one canonical hashable form."""
+"""``precision=`` as lax understands it, in one canonical hashable form.
+
+Canonical forms are parameters of primitives; their names are fields of problems. What a
+precision means to a kernel is decided in ``variants``. Callers: the ops' primitives and
+workloads, ``graph.builders``.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,13 @@ import jax.numpy as jnp
 
 
 def canonical_precision(precision: Any) -> Any:
-    """What ``lax.dot_general`` makes of ``precision``, JAX's default applied.
+    """The form that ``lax.dot_general`` gives ``precision``; None is JAX's default.
 
     Returns:
       None, a pair of ``lax.Precision``, or a dot algorithm.
 
     Raises:
-      ValueError: lax's own, on an unknown precision.
+      ValueError: raised by lax on an unknown precision.
     """
     default = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     return _canonical(precision, default)
@@ -24,7 +29,7 @@ def canonical_precision(precision: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _canonical(precision: Any, default: str | None) -> Any:
-    # dot_general's own parsing, read back from a traced equation.
+    # Tracing an equation makes dot_general parse the precision.
     def dot(x: jax.Array) -> jax.Array:
         return jax.lax.dot(x, x, precision=precision)
 
@@ -33,7 +38,7 @@ def _canonical(precision: Any, default: str | None) -> Any:
 
 
 def precision_name(precision: Any) -> str:
-    """A canonical precision as ``GemmProblem`` names it."""
+    """The name of a canonical precision in problems such as ``GemmProblem``."""
     if precision is None:
         return "default"
     if isinstance(precision, tuple) and not isinstance(precision, jax.lax.DotAlgorithm):
@@ -46,7 +51,7 @@ def precision_from_name(name: str) -> Any:
     """The inverse of ``precision_name``.
 
     Raises:
-      ValueError: on a name that ``precision_name`` gives to no level and no preset.
+      ValueError: on a name that belongs to no level and to no preset.
     """
     if name == "default":
         return None

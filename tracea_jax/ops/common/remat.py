@@ -1,4 +1,9 @@
-"""Rematerialisation: our ops as the policies of ``jax.checkpoint`` see them."""
+"""Rematerialisation: makes policies of ``jax.checkpoint`` judge our ops as JAX's own.
+
+Each primitive registers the operation of JAX that it replaces (``seen_as``); the splice
+of ``rewrite`` wraps the policies of rewritten functions, and ``ops`` makes
+``remat_policy`` public. The primitives themselves are in ``ops/<op>``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ _VIEWS: dict[Primitive, View] = {}
 
 
 def seen_as(primitive: Primitive, view: View) -> None:
-    """Makes policies judge a primitive of ours as the one of JAX that it replaces."""
+    """Makes policies judge a primitive of ours as the primitive of JAX it replaces."""
     _VIEWS[primitive] = view
 
 
@@ -24,9 +29,10 @@ def remat_policy(policy: Policy) -> Policy:
 
         jax.checkpoint(f, policy=remat_policy(jax.checkpoint_policies.dots_saveable))
 
-    The policies of JAX know only ``lax.dot_general``; without this, a product of ours
-    is computed again in the backward pass. Saved is what the backward pass needs of it:
-    the result, and with an activation also the sum before it.
+    The policies of JAX know only primitives such as ``lax.dot_general``. Under them
+    alone, a product of ours would be computed again in the backward pass. If a policy
+    saves a product of ours, it saves all that the backward pass needs: the result, and
+    with an activation also the sum before the activation.
 
     Args:
       policy: one of ``jax.checkpoint_policies``, or any function of a primitive, its

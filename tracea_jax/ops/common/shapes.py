@@ -1,7 +1,8 @@
-"""Operands of any rank in the canonical form of matrix products, and vmap's in it.
+"""Brings operands of matrix products into canonical form, also those under vmap.
 
-In canonical form operands have rank 2, or rank 3 with a batch in front. One of rank 2
-is shared by all batches.
+In canonical form operands have rank 2, or rank 3 with the batch in front. An operand of
+rank 2 is shared by all batches. The shapes of problems are computed in each op's own
+folder. Callers: the primitives of matmul, gated_matmul and conv2d.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:
     Args:
       lhs: (..., m, k).
       rights: (..., k, n), all of one shape.
-      batch: what the batch dimensions of both sides broadcast to.
+      batch: the shape that the batch dimensions of all operands broadcast to.
     """
-    if math.prod(rights[0].shape[:-2]) == 1:  # the batches are rows
+    if math.prod(rights[0].shape[:-2]) == 1:  # batches of lhs become its rows
         return [flat(lhs, 1), *(x.reshape(x.shape[-2:]) for x in rights)]
     rights = tuple(flat(_broadcast(x, batch), 2) for x in rights)
     if math.prod(lhs.shape[:-2]) == 1:
@@ -42,7 +43,7 @@ def _broadcast(x: jax.Array, batch: Any) -> jax.Array:
 
 
 def flat(x: jax.Array, core: int) -> jax.Array:
-    """x with all dimensions before the last ``core`` made one."""
+    """x with all dimensions before the last ``core`` ones merged into one."""
     split = x.ndim - core
     return x.reshape(math.prod(x.shape[:split]), *x.shape[split:])  # -1 fails on size 0
 
@@ -50,7 +51,11 @@ def flat(x: jax.Array, core: int) -> jax.Array:
 def move_mapped(
     operands: Sequence[jax.Array], dims: Sequence[int | None]
 ) -> tuple[list[jax.Array], list[bool], int]:
-    """(operands with the mapped axis in front, which are mapped, its size)."""
+    """Moves the mapped axis of each operand to the front.
+
+    Returns:
+      The operands, for each whether it is mapped, and the size of the mapped axis.
+    """
     mapped = [d is not None for d in dims]
     moved = [
         x if d is None else jnp.moveaxis(x, d, 0)
@@ -61,7 +66,15 @@ def move_mapped(
 
 
 def with_batch(x: Any, is_mapped: Any, has_inner: bool, batch: Any, core: int) -> Any:
-    """x, (mapped?, inner?, *core dims), broadcast to all of ``batch``, made flat."""
+    """x broadcast to all of ``batch``, whose dimensions are then merged into one.
+
+    Args:
+      x: (mapped axis?, inner batch?, *core dimensions).
+      is_mapped: whether x has the mapped axis.
+      has_inner: whether x has the inner batch dimensions.
+      batch: size of the mapped axis, and of the inner batch dimensions.
+      core: number of core dimensions.
+    """
     inner = (
         (1,) * (len(batch) - 1) if not has_inner else x.shape[is_mapped : 1 + is_mapped]
     )

@@ -1,4 +1,8 @@
-"""Compiling the kernels of choices before they are needed."""
+"""Compiling the kernels of choices before they are needed.
+
+Here choices become kernels; ``compile_pool`` compiles them in worker processes.
+Callers: both labs (``local``, ``child``), and ``knowledge``.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from tracea_jax.tuning.measure.bench import candidate_error
 
 
 class Ahead:
-    """Kernels of choices, compiled by a pool before they are needed."""
+    """Compiles the kernels of choices in a pool; without a pool it does nothing."""
 
     def __init__(self, pool: CompilePool | None, device: Device) -> None:
         self._pool = pool
         self._device = device
 
     def start(self, problem: Problem, choices: Sequence[Choice]) -> None:
-        """Submits the choices' kernels."""
+        """Submits the choices' kernels to the pool; returns at once."""
         if self._pool is None:
             return
         for choice in choices:
@@ -31,10 +35,10 @@ class Ahead:
                     self._pool.submit(kernel)
 
     def wait(self, problem: Problem, choice: Choice) -> None:
-        """Returns when the choice's kernels are compiled, at once if there are none.
+        """Waits until the pool has compiled the choice's kernels, if there are any.
 
         Raises:
-          CandidateError: if it cannot be compiled.
+          CandidateError: if a kernel cannot be compiled.
         """
         if self._pool is None:
             return
@@ -50,6 +54,6 @@ class Ahead:
 
 
 def kernels_of(problem: Problem, choice: Choice, device: Device) -> tuple[Kernel, ...]:
-    """The kernels that a choice has to compile."""
+    """The kernels that must be compiled to run a choice."""
     variant = variants.get(problem.op, choice.variant)
     return variants.kernels_in(variant.call(problem, choice.config, device))

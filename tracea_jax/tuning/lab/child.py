@@ -1,9 +1,11 @@
 """A lab in a disposable child process, which owns the device's context.
 
-A choice that aborts, hangs, or leaves the context unusable costs itself and a new
-child, not the tuning. The child keeps what it compiled and is reused while it works.
-
     python -m tracea_jax.tuning.lab.child   the child's program
+
+A choice that aborts, hangs, or leaves the context unusable fails and costs a new child;
+the tuning goes on. A child keeps what it compiled and is reused while it works. This
+module is the parent's side; the child's side is ``child_server``. The caller is
+``knowledge``, which opens a lab for a tuning.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ from tracea_jax.tuning.measure import (
 )
 
 PROGRAM = ("-m", "tracea_jax.tuning.lab.child")
-FACTORY = "tracea_jax.knowledge:bench_of"  # of the benches of all ops
-_TRIES = 3  # of a question whose child died before it began with it
+FACTORY = "tracea_jax.knowledge:bench_of"  # makes the benches of all ops
+_TRIES = 3  # of a question, if each child dies before it begins to answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,9 @@ class Limits:
     Attributes:
       start_s: importing JAX, opening the device.
       prepare_s: compiling a choice and making its inputs.
-      run_s: a measurement, beside what the protocol and a slow choice need.
+      run_s: a measurement, besides the time of the protocol and of a slow choice.
       verify_s: running a choice and computing the reference.
-      slowdown: a choice may be so much slower than the slowest one measured so far.
+      slowdown: how many times slower than the slowest measured choice a choice may be.
     """
 
     start_s: float = 180.0
@@ -64,7 +66,7 @@ class Limits:
 
 
 class ChildLab:
-    """A lab in a child process; see ``lab.Lab``."""
+    """A lab in a child process; see ``local.Lab``."""
 
     def __init__(
         self,
@@ -81,10 +83,10 @@ class ChildLab:
 
         Args:
           factory: "module:function"; (problem, device) -> bench, imported in the child.
-          device: the local device, of which the child makes a context of its own.
+          device: the local device; the child opens its own context of the device.
           timing: the measuring protocol.
-          directory: the cache directory; None is the child's own default. On a GPU,
-            kernels are compiled ahead into it.
+          directory: the cache directory, into which kernels for a GPU are compiled
+            ahead. None: the child uses its default, and nothing is compiled ahead.
           environment: variables of the child that differ from this process's.
           exclusive: entered while something is timed, see ``measure.exclusive``.
           limits: when the child is taken for hung.
@@ -100,8 +102,8 @@ class ChildLab:
         pool = CompilePool(directory) if is_gpu and directory is not None else None
         self._ahead = Ahead(pool, device)
         self._child: Worker | None = None
-        self._slowest_s = 0.0  # execution of what was measured; 0 before anything was
-        # After a child was lost: the choice that is to blame, if any, and its failure.
+        self._slowest_s = 0.0  # longest execution measured so far
+        # After the loss of a child: the choice to blame, if any, and its failure.
         self._suspect: tuple[Choice | None, CandidateError | None] | None = None
 
     def compile(self, problem: Problem, choices: Sequence[Choice]) -> None:
@@ -142,14 +144,14 @@ class ChildLab:
                 self._prepare(problem, choice)
             except CandidateError as e:
                 failures[choice] = e
-        # Who ends the child is left out, and the others race anew.
+        # If a choice ends the child, the others race again without that choice.
         while left := tuple(c for c in choices if c not in failures):
             racing = left[0]
 
             def on_event(event: tuple[Any, ...]) -> None:
                 nonlocal racing
                 if event[0] == "turn":
-                    racing = left[event[1]]  # noqa: B023  it is called in this turn
+                    racing = left[event[1]]  # noqa: B023  called within this iteration
                 else:
                     on_round(*event[1:])
 
@@ -185,7 +187,7 @@ class ChildLab:
         """Starts the child and lets it run XLA's code.
 
         Raises:
-          LabError: if that is not possible, as on a GPU that admits one process.
+          LabError: if the child cannot do so, as on a GPU that admits one process only.
         """
         self._suspect = self._suspect or (None, None)
         self._ready(problem)
@@ -209,17 +211,17 @@ class ChildLab:
         *arguments: Any,
         on_event: Tell = lambda event: None,
     ) -> Any:
-        """What the child's lab answers.
+        """The answer of the child's lab.
 
         Raises:
-          _ChildLost: if it has to be replaced because of what was asked.
-          CandidateError, LabError, ValueError: as a lab in this process.
+          _ChildLost: if the question made the child unusable.
+          CandidateError, LabError, ValueError: as a lab in this process raises them.
         """
         for _ in range(_TRIES):
             child = self._ready(problem)
             try:
                 return child.ask((method, problem, *arguments), limit_s, on_event)
-            except LabError as e:  # of its lab: a new child may do better
+            except LabError as e:  # the context is lost; a new child has a new one
                 assert e.failure is not None
                 raise _ChildLost(e.failure, e.choice) from e
             except WorkerLost as e:
@@ -231,17 +233,17 @@ class ChildLab:
         raise LabError(f"child processes end before they have begun, {_TRIES} times")
 
     def _blame(self, choice: Choice, lost: _ChildLost) -> CandidateError:
-        """Ends the child; its successor has to show that the device still works."""
+        """Ends the child; the next one must first show that the device still works."""
         self._end_child()
         self._suspect = (lost.choice or choice, lost.failure)
         return lost.failure
 
     def _ready(self, problem: Problem) -> Worker:
-        """The child, a new one if need be; after a loss, one that runs XLA's code."""
+        """A child that is alive; after a loss, one that has run XLA's code."""
         child = self._child
         if child is None or not child.is_alive:
             if child is not None:
-                self._suspect = self._suspect or (None, None)  # somebody else ended it
+                self._suspect = self._suspect or (None, None)  # no choice is to blame
             self._end_child()
             self._child = child = self._started()
         if self._suspect is not None:
@@ -279,7 +281,7 @@ class ChildLab:
         self._child = None
 
     def _run_limit_s(self) -> float:
-        """For a whole sample, or between two turns of a race."""
+        """Time limit of a whole sample, and between two turns of a race."""
         timing, limits = self._timing, self._limits
         protocol_s = timing.settle_s + timing.candidate_s + timing.cold_s
         if not self._slowest_s:
@@ -288,11 +290,11 @@ class ChildLab:
 
 
 class _ChildLost(Exception):
-    """The child died, hung, or can use its device no more; ``choice`` is known or not.
+    """The child died, hung, or can no longer use the device.
 
     Attributes:
-      failure: of the choice that did it.
-      choice: which one that was, if the child could tell.
+      failure: of the choice that caused the loss.
+      choice: that choice; None if the child did not name it.
     """
 
     def __init__(self, failure: CandidateError, choice: Choice | None = None) -> None:
@@ -302,11 +304,11 @@ class _ChildLost(Exception):
 
 
 def _environment(device: Device, directory: pathlib.Path | None) -> dict[str, str]:
-    """Variables by which the child shares the machine and the cache with us."""
+    """Variables that make the child share machine and cache with its parent."""
     platforms = dict.fromkeys((device.platform, CpuDevice.platform))
     variables = {
-        "JAX_PLATFORMS": ",".join(platforms),  # no need to open other devices
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # most of the memory is ours
+        "JAX_PLATFORMS": ",".join(platforms),  # the child opens no other devices
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the parent holds most of the memory
     }
     if directory is not None:
         variables["TRACEA_CACHE_DIR"] = str(directory.absolute())

@@ -1,4 +1,8 @@
-"""The program of a lab's child process: a local lab that is asked by name."""
+"""The program of a lab's child process: a local lab whose methods are called by name.
+
+The parent's side is ``child``, which also is the module that the child runs; messages
+and the loop that answers them are in ``serving``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from tracea_jax.tuning.measure import Race, Timing
 
 
 class _Server:
-    """Answers (method, arguments ...); the first question makes the lab."""
+    """Answers questions (method, arguments ...); the question "hello" makes the lab."""
 
     def __init__(self) -> None:
         self._lab: LocalLab | None = None
@@ -67,5 +71,4 @@ _METHODS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """The child's program."""
     serve(_Server())

@@ -1,7 +1,8 @@
-"""Compiles kernels ahead, in processes that may be killed: assemblers can hang.
+"""Compiles kernels ahead, in processes that can be killed when an assembler hangs.
 
-The results are in the store on disk, where whoever lowers a kernel finds them. The
-workers know neither JAX nor the GPU.
+The cubins go to the store on disk (``runtime.cubins``), where lowering finds them. The
+workers import neither JAX nor anything of the GPU. Which kernels a choice needs is in
+``ahead``. Callers: ``ahead``, the labs, and benchmarks/record_space.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from tracea_jax.runtime import cubins, nvrtc
 from tracea_jax.tuning.lab.serving import Tell, serve
 from tracea_jax.tuning.lab.worker import Worker, WorkerHung, WorkerLost, bare
 
-TIMEOUT_S = 60.0  # for one kernel; they take about a second
+TIMEOUT_S = 60.0  # for one kernel; most kernels take about a second
 _START_S = 120.0
-_BYTES_EACH = 700 << 20  # that a worker may need
+_BYTES_EACH = 700 << 20  # memory that one worker may need
 _MOST_WORKERS = 8
 _HELLO = "hello"
 _STOP: Any = object()  # ends a thread of the crew
-_TRIES = 2  # of a kernel whose worker died before it began with it
+_TRIES = 2  # of a kernel, if the worker dies before it begins to compile
 
 PROGRAM = bare("tracea_jax.tuning.lab.compile_pool")
 Future = concurrent.futures.Future
 
 
 class CompilePool:
-    """Worker processes, started as there is work for them."""
+    """Worker processes that compile kernels; each starts when there is work for it."""
 
     def __init__(
         self,
@@ -46,23 +47,24 @@ class CompilePool:
 
         Args:
           directory: the cache directory whose store receives the kernels.
-          workers: processes at most; by default as many as cores, but one, and memory
-            allow, 8 at most.
-          timeout_s: after which compiling one kernel has failed.
+          workers: processes at most; by default one fewer than cores, as many as memory
+            allows, and 8 at most.
+          timeout_s: seconds after which compiling one kernel counts as failed.
         """
         self._directory = directory
         self._timeout_s = timeout_s
         self._workers = workers or default_workers()
         self._futures: dict[str, Future[None]] = {}
         self._crew = _Crew()
-        # Also when the pool is forgotten without ``close``, and when Python ends.
+        # The crew also ends if the pool is forgotten without ``close``, or Python ends.
         self._end = weakref.finalize(self, self._crew.dismiss)
 
     def submit(self, kernel: Kernel) -> Future[None]:
-        """Compiles a kernel, unless that was done before or is under way.
+        """Compiles a kernel, unless it is compiled already or under way.
 
-        The future raises ``nvrtc.CompileError``, a ``cubins.KnownFailure`` if that was
-        known or took too long. It is cancelled when the pool is closed.
+        The future raises ``nvrtc.CompileError`` if the kernel cannot be compiled, or
+        ``cubins.KnownFailure`` if this failure was known before or compiling took too
+        long. The future is cancelled when the pool is closed.
 
         Raises:
           ToolchainMissing: if kernels cannot be compiled here.
@@ -82,7 +84,7 @@ class CompilePool:
         return self._futures[key]
 
     def close(self) -> None:
-        """Ends all workers; what is not compiled yet is cancelled."""
+        """Ends all workers; futures of kernels not yet compiled are cancelled."""
         self._end()
 
 
@@ -95,7 +97,10 @@ class _Task:
 
 
 class _Crew:
-    """Threads with a worker each; they do not know the pool, so it can be forgotten."""
+    """Threads with a worker process each.
+
+    They hold no reference to the pool, so that the pool can be garbage-collected.
+    """
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
@@ -133,17 +138,17 @@ class _Crew:
                 task.future.cancel()
             elif task.future.set_running_or_notify_cancel():
                 worker = self._finish(task, worker)
-        self._part(worker)
+        self._end_worker(worker)
 
     def _finish(self, task: _Task, worker: Worker | None) -> Worker | None:
-        """Does a task; the worker to go on with."""
+        """Does a task; returns the worker for the next one, None if it was lost."""
         for attempt in range(_TRIES):
             try:
-                worker = worker or self._hire()
+                worker = worker or self._start_worker()
                 question = (task.kernel, str(task.directory))
                 failed = worker.ask(question, task.timeout_s)
             except (WorkerLost, OSError) as e:
-                worker = self._part(worker)
+                worker = self._end_worker(worker)
                 began = isinstance(e, WorkerLost) and e.began
                 if began or self._is_dismissed or attempt + 1 == _TRIES:
                     task.future.set_exception(self._failure(task, e, began))
@@ -160,16 +165,16 @@ class _Crew:
         return worker
 
     def _failure(self, task: _Task, error: Exception, began: bool) -> Exception:
-        """What the end of a worker means for the task at hand."""
+        """The error of a task whose worker ended."""
         if self._is_dismissed:
             return concurrent.futures.CancelledError()
         if began and isinstance(error, WorkerHung):
             return _timeout(task)
-        # A crash is not remembered: it may have been for want of memory.
+        # A crash is not remembered as the kernel's failure: memory may have run out.
         message = f"compiling {task.kernel.entry} failed: {error}"
         return nvrtc.CompileError(message, "")
 
-    def _hire(self) -> Worker:
+    def _start_worker(self) -> Worker:
         worker = Worker(PROGRAM, os.environ)
         with self._lock:
             self._workers.add(worker)
@@ -178,11 +183,11 @@ class _Crew:
         try:
             worker.ask(_HELLO, _START_S)
         except BaseException:
-            self._part(worker)
+            self._end_worker(worker)
             raise
         return worker
 
-    def _part(self, worker: Worker | None) -> None:
+    def _end_worker(self, worker: Worker | None) -> None:
         if worker is not None:
             with self._lock:
                 self._workers.discard(worker)
@@ -197,7 +202,7 @@ def _timeout(task: _Task) -> cubins.KnownFailure:
 
 
 def default_workers() -> int:
-    """Processes that this machine can compile in at once, leaving a core to us."""
+    """Number of processes that can compile here at once, with one core kept free."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -216,7 +221,11 @@ def _available_bytes() -> int:
 
 
 def answer(question: Any, tell: Tell) -> tuple[str, str] | None:
-    """In the worker: compiles into the store; (message, kind) if that failed."""
+    """In the worker: compiles a kernel into the store.
+
+    Returns:
+      None, or (message, kind) of a failure.
+    """
     if question == _HELLO:
         nvrtc.version()
         return None
@@ -231,5 +240,4 @@ def answer(question: Any, tell: Tell) -> tuple[str, str] | None:
 
 
 def main() -> None:
-    """The worker's program."""
     serve(answer)

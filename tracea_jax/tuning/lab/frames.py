@@ -1,4 +1,7 @@
-"""Python values through a pipe: a header with length and checksum, then a pickle."""
+"""Python values in a pipe as frames: a header with length and checksum, then a pickle.
+
+What the values mean is in ``worker`` (parent) and ``serving`` (child), the callers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 _HEADER = struct.Struct("<8sQI")
 _MAGIC = b"tracea1\n"
-_MAX_BYTES = 1 << 28  # a longer one is garbage
+_MAX_BYTES = 1 << 28  # a header that announces a longer pickle is garbage
 
 
 class Garbage(ValueError):
@@ -18,13 +21,13 @@ class Garbage(ValueError):
 
 
 def encode(value: Any) -> bytes:
-    """The frame of a value."""
+    """A value as the bytes of a frame."""
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(_MAGIC, len(data), zlib.crc32(data)) + data
 
 
 class Frames:
-    """Values from bytes that come in any pieces."""
+    """Reads values from bytes that arrive in pieces of any size."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -36,7 +39,7 @@ class Frames:
         """The next value; None if more bytes are needed.
 
         Raises:
-          Garbage: if the bytes are no frame; all that follow are lost.
+          Garbage: if the bytes are no frame; no later value can be read either.
         """
         if len(self._buffer) < _HEADER.size:
             if not _MAGIC.startswith(self._buffer[: len(_MAGIC)]):
@@ -62,7 +65,7 @@ def write(fd: int, value: Any) -> None:
     """Writes a value; blocks until the pipe has taken it.
 
     Raises:
-      OSError: if nobody can read it any more.
+      OSError: if the pipe's reader is gone.
     """
     view = memoryview(encode(value))
     while view:

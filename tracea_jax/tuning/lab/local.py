@@ -1,10 +1,12 @@
 """The lab: where choices are compiled, measured, verified and raced.
 
-    LocalLab   in this process; an illegal access on a GPU ends what it can do
-    ChildLab   in a disposable child process (``tuning.child``)
+    LocalLab   in this process; after an illegal access on a GPU it can run nothing more
+    ChildLab   in a disposable child process (``lab.child``)
 
-The tuner asks a lab and gets values. What is wrong with one choice is a
-``CandidateError``; a ``LabError`` means that nothing can be measured any more.
+A lab raises ``CandidateError`` if one choice fails, and ``LabError`` if nothing can be
+measured any more. How times are taken is in ``tuning.measure``. Callers: session,
+sharing, verdict (through the protocol ``Lab``); ``knowledge`` and ``child_server`` make
+the labs.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ BenchOf = Callable[[Problem, Device], Bench]
 Exclusive = Callable[[], contextlib.AbstractContextManager[Any]]
 OnRound = Callable[[int, int], None]
 
-_KEPT_PROBLEMS = 2  # their inputs stay in the memory of the device
-_KEPT_RUNS = 80  # as many as race together
+_KEPT_PROBLEMS = 2  # problems whose inputs stay in the memory of the device
+_KEPT_RUNS = 80  # prepared choices of a problem; more than ever race together
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -49,8 +51,8 @@ class LabError(RuntimeError):
     """The device no longer runs even XLA's code.
 
     Attributes:
-      choice, failure: the choice after whose failure that was found, and what is to be
-        remembered about it; None if no choice is to blame.
+      choice, failure: the choice after whose failure the device stopped working, and
+        the failure to remember for it; None if no choice is to blame.
     """
 
     def __init__(
@@ -68,10 +70,10 @@ class LabError(RuntimeError):
 
 
 class Lab(Protocol):
-    """Runs choices; where and how safely is its own affair."""
+    """Runs choices, in a process and with a protection that the lab decides."""
 
     def compile(self, problem: Problem, choices: Sequence[Choice]) -> None:
-        """Starts compiling ahead, if that is possible here; returns at once."""
+        """Starts compiling the choices ahead if the lab can; returns at once."""
         ...
 
     def sample(
@@ -80,7 +82,9 @@ class Lab(Protocol):
         """Compiles and measures one choice, steady and cold.
 
         Args:
-          incumbent_us: time of the best so far, for abandoning early.
+          problem: the problem to run.
+          choice: the variant and config to run it with.
+          incumbent_us: time of the best so far; a far slower choice is abandoned early.
 
         Raises:
           CandidateError: naming the kind of failure.
@@ -89,7 +93,7 @@ class Lab(Protocol):
         ...
 
     def verify(self, problem: Problem, choice: Choice) -> Verification:
-        """Compares results with a reference; raises as ``sample`` does."""
+        """Compares a choice's results with a reference; raises as ``sample`` does."""
         ...
 
     def race(
@@ -104,7 +108,7 @@ class Lab(Protocol):
     ) -> Race:
         """Measures choices in turns; see ``measure.race``.
 
-        A heat is brief and measures nothing cold. Those that fail are in
+        A heat is short and has no cold times. Choices that fail are in
         ``Race.failures`` with a ``CandidateError``.
 
         Raises:
@@ -113,16 +117,18 @@ class Lab(Protocol):
         ...
 
     def kernel_race(self, problem: Problem, choices: Sequence[Choice]) -> Race:
-        """Kernel times of choices, in turns; of none where nobody can tell them.
+        """Kernel times of choices, in turns.
+
+        The race is empty where the device does not report kernel times.
 
         Raises:
-          CandidateError: naming the kind of failure; the first choice gets the blame.
+          CandidateError: naming the kind of failure; the first choice is blamed for it.
           LabError: if the device does not work any more.
         """
         ...
 
     def close(self) -> None:
-        """Ends what the lab has started; it may be called twice."""
+        """Ends all that the lab has started; may be called twice."""
         ...
 
 
@@ -152,17 +158,17 @@ class LocalLab:
         self._timing = timing or Timing()
         self._exclusive = exclusive
         self._ahead = Ahead(pool, device)
-        self._places: _Recent[Problem, _Place] = _Recent(_KEPT_PROBLEMS)
+        self._workbenches: _Recent[Problem, _Workbench] = _Recent(_KEPT_PROBLEMS)
         self._is_settled = False
 
     def compile(self, problem: Problem, choices: Sequence[Choice]) -> None:
         self._ahead.start(problem, choices)
 
     def prepare(self, problem: Problem, choice: Choice) -> float:
-        """Compiles a choice, so that ``sample`` need not; the seconds it took.
+        """Compiles a choice before ``sample`` needs it; returns the seconds it took.
 
         Raises:
-          CandidateError: if it cannot be compiled.
+          CandidateError: if the choice cannot be compiled.
         """
         start = self._timing.now_s()
         self._prepared(problem, choice)
@@ -179,13 +185,13 @@ class LocalLab:
                 run,
                 self._timing,
                 incumbent_us=incumbent_us,
-                flush=measure.flush_of(self._place(problem).bench),
+                flush=measure.flush_of(self._workbench(problem).bench),
             )
         return dataclasses.replace(sample, prepare_s=prepare_s)
 
     def verify(self, problem: Problem, choice: Choice) -> Verification:
         with self._blaming(problem, choice):
-            return self._place(problem).bench.verify(choice)
+            return self._workbench(problem).bench.verify(choice)
 
     def race(
         self,
@@ -209,7 +215,7 @@ class LocalLab:
         with self._exclusive():
             for choice, run in list(runs.items())[:1]:
                 on_turn(choice)
-                with contextlib.suppress(Exception):  # the race will see it fail
+                with contextlib.suppress(Exception):  # the race reports the failure
                     self._settle(run)
             race = measure.race(
                 runs,
@@ -217,7 +223,9 @@ class LocalLab:
                 known_us=known_us,
                 limit_s=limit_s,
                 on_round=on_round,
-                flush=None if is_heat else measure.flush_of(self._place(problem).bench),
+                flush=None
+                if is_heat
+                else measure.flush_of(self._workbench(problem).bench),
                 on_turn=on_turn,
             )
         failed = {
@@ -231,7 +239,7 @@ class LocalLab:
         runs = {choice: self._prepared(problem, choice) for choice in choices}
         rounds = self._timing.kernel_rounds
         with self._blaming(problem, choices[0]), self._exclusive():
-            kernel_times = measure.kernel_times_of(self._place(problem).bench)
+            kernel_times = measure.kernel_times_of(self._workbench(problem).bench)
             times = kernel_times(runs, rounds)
         return Race(
             times_us={choice: tuple(us) for choice, us in times.items()},
@@ -240,24 +248,26 @@ class LocalLab:
         )
 
     def check(self, problem: Problem) -> None:
-        """Runs XLA's own choice once; raises whatever keeps it from running."""
+        """Runs XLA's own choice once; raises any error of that."""
         self._prepared(problem, xla_choice(problem, self._device))(1)
 
     def close(self) -> None:
-        self._places.clear()
+        self._workbenches.clear()
         self._ahead.close()
 
-    def _place(self, problem: Problem) -> _Place:
-        def make() -> _Place:
-            return _Place(self._bench_of(problem, self._device), _Recent(_KEPT_RUNS))
+    def _workbench(self, problem: Problem) -> _Workbench:
+        def make() -> _Workbench:
+            return _Workbench(
+                self._bench_of(problem, self._device), _Recent(_KEPT_RUNS)
+            )
 
-        return self._places.get(problem, make)
+        return self._workbenches.get(problem, make)
 
     def _prepared(self, problem: Problem, choice: Choice) -> Run:
         def prepare() -> Run:
             self._ahead.wait(problem, choice)
             try:
-                return place.bench.prepare(choice)
+                return workbench.bench.prepare(choice)
             except Exception as e:
                 failure = candidate_error(e, "compile_error")
                 # Making inputs runs code, and fails when the context is lost.
@@ -265,8 +275,8 @@ class LocalLab:
                     self._check_after(problem, choice, failure)
                 raise failure from e
 
-        place = self._place(problem)
-        return place.runs.get(choice, prepare)
+        workbench = self._workbench(problem)
+        return workbench.runs.get(choice, prepare)
 
     def _settle(self, run: Run) -> None:
         if not self._is_settled:
@@ -275,11 +285,11 @@ class LocalLab:
 
     @contextlib.contextmanager
     def _blaming(self, problem: Problem, choice: Choice) -> Iterator[None]:
-        """Turns an exception into the choice's failure, if the device is innocent."""
+        """Turns an exception into the choice's failure if the device still works."""
         try:
             yield
         except Exception as e:
-            self._place(problem).runs.forget(choice)
+            self._workbench(problem).runs.forget(choice)
             failure = candidate_error(e, "launch_error")
             self._check_after(problem, choice, failure)
             raise failure from e
@@ -287,10 +297,13 @@ class LocalLab:
     def _check_after(
         self, problem: Problem, choice: Choice, failure: CandidateError
     ) -> None:
-        """Makes sure that the device still works.
+        """Makes sure that the device still works after a choice failed.
 
-        Some errors leave a GPU's context unusable. All later choices would fail too
-        and, were that remembered, never be tried again.
+        Some errors leave a GPU's context unusable. Then all later choices fail too, and
+        these failures must not be remembered as the choices' own.
+
+        Raises:
+          LabError: if XLA's own code no longer runs.
         """
         if choice == xla_choice(problem, self._device):
             return
@@ -306,7 +319,13 @@ def lost_device(
     failure: CandidateError | None,
     error: Exception,
 ) -> LabError:
-    """What to raise when XLA's code failed with ``error``, after a choice perhaps."""
+    """The error to raise when XLA's code fails with ``error``.
+
+    Args:
+      device: the device, for the message.
+      choice, failure: the choice that failed before XLA's code did, if any.
+      error: the error of XLA's code.
+    """
     after = f" after {choice} failed ({failure})" if choice is not None else ""
     left_out = "that choice is remembered and will be left out: " if after else ""
     return LabError(
@@ -322,12 +341,12 @@ def _brief(error: Exception) -> str:
 
 
 def xla_choice(problem: Problem, device: Device) -> Choice:
-    """What XLA makes of the problem; if that fails, the device is to blame."""
+    """XLA's own code for the problem; if it fails, the device is to blame."""
     return Choice(variant="xla", config=variants.XLA.heuristic(problem, device))
 
 
 class _Recent(Generic[K, V]):
-    """The values last used, at most ``size`` of them."""
+    """A cache of the ``size`` values that were used last."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -350,8 +369,8 @@ class _Recent(Generic[K, V]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """A problem's bench and what was prepared on it, which shares its inputs."""
+class _Workbench:
+    """A problem's bench and the runs prepared on it, which share its inputs."""
 
     bench: Bench
     runs: _Recent[Choice, Run]

@@ -1,6 +1,7 @@
-"""A worker's side of ``tuning.worker``: answers questions until the parent is gone.
+"""The worker's side of ``lab.worker``: answers questions until the parent is gone.
 
-Whatever it is busy with, the process ends with its parent, and it ignores Ctrl-C.
+A worker process ends with its parent, even while it is busy, and ignores Ctrl-C.
+Callers: the programs of the processes, ``child_server`` and ``compile_pool``.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from tracea_jax.tuning.lab.frames import Frames, Garbage, write
 Tell = Callable[[Any], None]
 
 _POLL_S = 1.0
-_ORPHAN_S = 30.0  # a question that nobody ends any more ends its process, so much late
+_ORPHAN_S = 30.0  # after a question's time limit, until the process ends itself
 
 
 def serve(answer: Callable[[Any, Tell], Any]) -> None:
-    """Answers questions; the two last arguments of the program are its pipes.
+    """Answers questions for ever; the two last arguments of the program are its pipes.
 
     Args:
-      answer: (question, tell) -> answer; ``tell`` sends an event. What it raises is
-        raised in the parent.
+      answer: (question, tell) -> answer; ``tell`` sends an event. The parent raises
+        the exceptions of ``answer``.
     """
     questions_fd, answers_fd = (int(a) for a in sys.argv[-2:])
     for fd in (questions_fd, answers_fd):
         os.set_inheritable(fd, False)  # the pipes shall end with this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # to crash is nothing special
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))  # crashes are expected
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     listener = threading.Thread(
         target=_listen, args=(questions_fd, inbox, os.getppid()), daemon=True
@@ -45,13 +46,13 @@ def serve(answer: Callable[[Any, Tell], Any]) -> None:
     listener.start()
     while True:
         number, question, limit_s = inbox.get()
-        # Were the interpreter's lock held for ever, the listener could not end this.
+        # The listener cannot end the process while the interpreter's lock is held.
         faulthandler.dump_traceback_later(limit_s + _ORPHAN_S, exit=True)
 
         def tell(event: Any, number: int = number) -> None:
             write(answers_fd, (number, "event", event))
 
-        tell(None)  # it began
+        tell(None)  # the answer has begun
         try:
             value = None if question is None else answer(question, tell)
             message = (number, "answer", value)
@@ -62,12 +63,12 @@ def serve(answer: Callable[[Any, Tell], Any]) -> None:
 
 
 def _listen(fd: int, inbox: queue.SimpleQueue[Any], parent: int) -> None:
-    """Passes questions on; ends the process when there will be no more."""
+    """Passes questions on; ends the process when no more questions can come."""
     frames = Frames()
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     try:
-        # A fork of the parent may hold the pipe open, which then has no end.
+        # A fork of the parent may hold the pipe open, so the pipe may never end.
         while os.getppid() == parent:
             if not poll.poll(1e3 * _POLL_S):
                 continue
@@ -82,7 +83,7 @@ def _listen(fd: int, inbox: queue.SimpleQueue[Any], parent: int) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The exception, or one that says as much, if it cannot travel."""
+    """The exception, or a RuntimeError of the same text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

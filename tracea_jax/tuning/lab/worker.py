@@ -1,13 +1,12 @@
-"""A Python process that answers questions, may hang or die, and is then replaced.
-
-Parent and process talk over two pipes of their own, so that what libraries print cannot
-disturb them.
+"""The parent's side of a process that answers questions and may hang or die.
 
     parent -> process   (number, question, seconds it may take)
     process -> parent   (number, kind, value), kind one of "event", "answer", "error"
 
-The process ends with its parent, also when that is killed, and a Ctrl-C meant for the
-parent does not reach it.
+They talk over two pipes of their own, apart from what libraries print. The process ends
+with its parent, even when the parent is killed, and a Ctrl-C meant for the parent does
+not reach the process. The process's side is ``serving``. Callers: ``child`` and
+``compile_pool``, which also replace a process that was lost.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from typing import Any, BinaryIO
 from tracea_jax.tuning.lab.frames import Frames, Garbage, write
 from tracea_jax.tuning.lab.serving import Tell
 
-_PRINTED_BYTES = 1 << 20  # kept of what the process prints
+_PRINTED_BYTES = 1 << 20  # of the process's printed output that are kept
 _TAIL_BYTES, _TAIL_LINES, _TAIL_COLUMNS = 1 << 14, 8, 160
 _POLL_S = 1.0
-_END_S = 5.0  # for a process that closed its pipe, or was killed, to be gone
+_END_S = 5.0  # that a process may take to end after it closed its pipe or was killed
 
 
-# The package itself imports JAX; the modules below its top need not.
+# Importing the package imports JAX; this stand-in for it lets a module do without.
 _BARE = """
 import importlib, sys, types
 package = types.ModuleType("tracea_jax")
@@ -44,16 +43,17 @@ importlib.import_module({module!r}).main()
 
 
 def bare(module: str) -> tuple[str, ...]:
-    """Arguments that run ``main`` of a module of this package, and import no other."""
+    """Python's arguments that run ``main`` of one module and import no JAX with it."""
     (path,) = sys.modules[__name__.partition(".")[0]].__path__
     return "-c", _BARE.format(path=path, module=module)
 
 
 class WorkerLost(Exception):
-    """The process ended, or answers what cannot be understood and was killed.
+    """The process ended, or was killed because its answer could not be understood.
 
     Attributes:
-      began: whether it had begun with the question; if not, that is not to blame.
+      began: whether the process had begun to answer; if not, the question cannot be to
+        blame.
     """
 
     def __init__(self, message: str, *, began: bool) -> None:
@@ -62,11 +62,11 @@ class WorkerLost(Exception):
 
 
 class WorkerHung(WorkerLost):
-    """No answer came in time; the process was killed."""
+    """The process was killed because it did not answer in time."""
 
 
 class Worker:
-    """One such process."""
+    """One process that answers questions."""
 
     def __init__(
         self, arguments: Sequence[str], environment: Mapping[str, str]
@@ -75,14 +75,15 @@ class Worker:
 
         Args:
           arguments: of the Python interpreter; the numbers of two pipes follow them.
-          environment: all its variables; it imports from where this process does.
+          environment: all variables of the process, except that it imports from the
+            same places as this process.
 
         Raises:
-          OSError: if it cannot be started.
+          OSError: if the process cannot be started.
         """
         self._owner = os.getpid()
         self._number = 0
-        self._owed_s = 0.0  # for an answer that was not waited for, as after Ctrl-C
+        self._owed_s = 0.0  # limit of a question abandoned unanswered, as after Ctrl-C
         self._frames = Frames()
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             self._printed = ours.enter_context(tempfile.TemporaryFile("a+b"))
@@ -97,7 +98,7 @@ class Worker:
                 pass_fds=(questions_fd, answers_fd),
                 start_new_session=True,  # a terminal's Ctrl-C goes to its session
             )
-            # Also when this is forgotten without ``close``, and when Python ends.
+            # The process also ends if the worker is forgotten, or Python ends.
             self._end = weakref.finalize(
                 self, _end, self._owner, self._process, ours.pop_all()
             )
@@ -117,13 +118,13 @@ class Worker:
 
         Args:
           question: anything that can be pickled.
-          limit_s: time for it; every event starts that anew.
-          on_event: called with what the process tells meanwhile.
+          limit_s: time for the answer; every event starts the time anew.
+          on_event: called with every event that the process sends meanwhile.
 
         Raises:
-          Exception: what answering raised in the process.
-          WorkerHung: if it took too long.
-          WorkerLost: if the process is no more.
+          Exception: the one that answering raised in the process.
+          WorkerHung: if the answer took too long.
+          WorkerLost: if the process has ended.
         """
         if not self._end.alive:
             raise WorkerLost("its process was ended before", began=False)
@@ -136,16 +137,16 @@ class Worker:
         return value
 
     def kill(self) -> None:
-        """Ends the process; another thread that waits for an answer learns of it."""
+        """Ends the process; a thread that waits for an answer gets ``WorkerLost``."""
         if os.getpid() == self._owner:
             self._process.kill()
 
     def close(self) -> None:
-        """Ends the process, whatever it does, and frees all that it has here."""
+        """Ends the process, even a busy one, and frees its pipes and files here."""
         self._end()
 
     def _catch_up(self) -> None:
-        """Waits for the end of a question that was given up; drops its answer."""
+        """Waits for the answer to an abandoned question, and drops it."""
         try:
             self._exchange(None, self._owed_s, lambda event: None)
         except WorkerLost as e:
@@ -154,7 +155,7 @@ class Worker:
     def _exchange(
         self, question: Any, limit_s: float, on_event: Tell
     ) -> tuple[str, Any]:
-        """Kind and value of the answer."""
+        """Sends a question; returns kind and value of the answer."""
         self._number += 1
         self._owed_s = max(self._owed_s, limit_s)
         try:
@@ -191,8 +192,8 @@ class Worker:
                     on_event(value)
 
     def _read(self, end: float) -> bool:
-        """Reads what there is, or waits a little; False if nothing more can come."""
-        # Its own children may hold the pipe open, which then has no end.
+        """Reads bytes, or waits a little for some; False if no more can come."""
+        # The process's children may hold the pipe open, so the pipe may never end.
         has_ended = self._process.poll() is not None
         wait_s = 0.0 if has_ended else min(max(end - time.monotonic(), 0.0), _POLL_S)
         poll = select.poll()
@@ -221,7 +222,7 @@ class Worker:
 def _pipe(
     reader: contextlib.ExitStack, writer: contextlib.ExitStack
 ) -> tuple[int, int]:
-    """A pipe whose ends are closed by these."""
+    """A pipe, whose two ends the given stacks close."""
     read_fd, write_fd = os.pipe()
     reader.callback(os.close, read_fd)
     writer.callback(os.close, write_fd)
@@ -235,7 +236,10 @@ def _import_path() -> str:
 def _end(
     owner: int, process: subprocess.Popen[bytes], files: contextlib.ExitStack
 ) -> None:
-    """Kills the process with its children and forgets it; a fork only lets go of it."""
+    """Kills the process with its children and closes its files.
+
+    In a fork of the owner only the files are closed: the process belongs to the owner.
+    """
     if os.getpid() == owner and process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,12 @@
-"""Measuring: one candidate by slices, several in a race, one process at a time."""
+"""Measuring: one candidate by slices, several in a race, one process at a time.
+
+    slices   the protocol (``Timing``), and one candidate measured alone (``time_us``)
+    race     several candidates measured in turns
+    bench    what an op provides so that its candidates can be run and verified
+
+Who wins a race is decided in ``tuning.select``. Callers: tuning/lab, tuner and session,
+ops/common/bench, demo and benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +51,16 @@ def exclusive(
 ) -> Iterator[bool]:
     """Keeps other tuning processes of this cache from measuring on the device.
 
-    Two devices of the same name share the lock. Without a directory that can be
-    written, processes are not kept apart.
+    Two devices of the same name share the lock. If the directory is None or cannot be
+    written, there is no lock, and several processes may measure at once.
 
     Args:
       directory: the cache directory.
       device: the device about to be measured.
       on_wait: called once if another process is measuring.
+
+    Yields:
+      Whether the lock is held.
     """
     name = hashlib.sha256(device.name.encode()).hexdigest()[:12]
     with contextlib.ExitStack() as stack:

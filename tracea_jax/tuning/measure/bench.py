@@ -1,4 +1,9 @@
-"""What a bench must offer so that its candidates can be tuned, and how they fail."""
+"""The protocol of a bench, which runs and verifies candidates, and their failures.
+
+Each op implements it in ``ops/<op>/workload`` on the base in ``ops/common/bench``.
+Timing a prepared candidate is in ``slices`` and ``race``. Callers: tuning/lab, and the
+two modules beside this one.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,9 @@ from tracea_jax.policy import Choice
 from tracea_jax.runtime.cubins import KnownFailure
 from tracea_jax.tuning.store.records import FAILURES
 
-Run = Callable[[int], None]  # executes so many times in a row and blocks until done
-Flush = Callable[[], None]  # leaves nothing useful in the caches; blocks until done
-# (prepared candidates, rounds) -> microseconds of the kernels of each in every round
+Run = Callable[[int], None]  # executes a candidate n times in a row; blocks until done
+Flush = Callable[[], None]  # overwrites the caches; blocks until done
+# (prepared candidates, rounds) -> kernel time of each candidate in every round, in us
 KernelTimes = Callable[[Mapping[Any, Run], int], Mapping[Any, list[float]]]
 
 
@@ -37,7 +42,8 @@ class Verification:
     """How a candidate's results compare with a float64 reference.
 
     Attributes:
-      max_rel_error, tolerance: largest error, and what is allowed; NaN if a result is.
+      max_rel_error: largest error; NaN if a result is NaN.
+      tolerance: the largest error that is allowed.
       ok: whether every result was within the tolerance.
       repeatable: whether two runs gave the same bits.
       message: what was wrong, or which inputs were used.
@@ -58,7 +64,7 @@ class Verification:
 
 
 class Bench(Protocol):
-    """What an op provides so that its candidates can be tuned."""
+    """Runs and verifies the candidates of one problem; each op provides one."""
 
     def prepare(self, choice: Choice) -> Run:
         """Compiles a candidate for random inputs; the result executes it.
@@ -70,40 +76,44 @@ class Bench(Protocol):
         ...
 
     def verify(self, choice: Choice) -> Verification:
-        """Runs it on fresh random inputs, and a tail shape, into poisoned outputs."""
+        """Runs a candidate into poisoned outputs and compares its results.
+
+        The inputs are fresh and random, of the problem's shape and of a tail shape.
+        """
         ...
 
     def flush(self) -> None:
-        """Overwrites the caches of the device; without this method nothing is cold."""
+        """Overwrites the device's caches; a bench without it gets no cold times."""
         ...
 
     def kernel_times(
         self, runs: Mapping[Choice, Run], rounds: int
     ) -> Mapping[Choice, list[float]]:
-        """Microseconds of the kernels of prepared candidates, taken in turns.
+        """Kernel times of prepared candidates in microseconds, taken in turns.
 
-        Empty where the device does not tell them, as if this method were missing.
+        The result is empty where the device does not report kernel times, as for a
+        bench without this method.
         """
         ...
 
 
 def batch_of(run: Run) -> int:
-    """Executions that one call to the device makes: multiples of it cost least."""
+    """Executions in one call to the device; multiples of this number cost least."""
     return getattr(run, "batch", 1)
 
 
 def flush_of(bench: Bench) -> Flush | None:
-    """How a bench flushes caches; None if it cannot."""
+    """The bench's ``flush``; None if it has none."""
     return getattr(bench, "flush", None)
 
 
 def kernel_times_of(bench: Bench) -> KernelTimes:
-    """How a bench tells kernel times; of none if it cannot."""
+    """The bench's ``kernel_times``; a function that returns {} if it has none."""
     return getattr(bench, "kernel_times", lambda runs, rounds: {})
 
 
 def candidate_error(error: Exception, kind: str) -> CandidateError:
-    """The failure that an exception stands for; ``kind`` if it does not tell."""
+    """The failure that an exception stands for, of ``kind`` if the error names none."""
     if isinstance(error, CandidateError):
         if error.kind in FAILURES:
             return error

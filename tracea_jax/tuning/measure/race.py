@@ -1,13 +1,15 @@
-"""Measuring candidates against each other, in turns.
+"""A race: measuring candidates against each other, in turns.
 
-Times that are compared were taken alternately, so that a drifting clock rate or a busy
-neighbour hits all candidates alike.
+Candidates run alternately, so that a drifting clock rate or another busy program meets
+every candidate equally often. But it does not slow every candidate equally: while
+another program takes a part of one core, configs that cut the work into more pieces are
+the fastest; on an idle machine they are the slowest. Such states last for seconds. So
+that races held at different times agree, only quiet rounds count: rounds in which all
+candidates together were about as fast as in the fastest rounds. Because all candidates
+decide which rounds are quiet, no candidate gains by its own luck.
 
-It does not slow all of them alike. Where a neighbour takes a part of one core, configs
-that cut the work into more pieces come out first; where nobody does, they come last.
-Such states last for seconds. So that races held at different times agree, they are
-decided by their quiet rounds: those in which the machine was about as fast as it ever
-was, by what all candidates together took. No candidate is judged by its own luck.
+One candidate alone is measured in ``slices``; ``tuning.select`` names the winner of a
+race. Callers: ``tuning.lab.local``, demo and benchmarks.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from tracea_jax.tuning.measure.slices import (
 )
 
 PROTOCOLS = ("steady", "cold")
-QUIET = 0.05  # quiet rounds take at most this much longer than the quietest ones
-_QUIETEST = 8  # one round in so many at least: the very fastest may be luck
+QUIET = 0.05  # quiet rounds are at most this much slower than the quietest ones
+_QUIETEST = 8  # the fastest 1/8 of the rounds are the quietest; the first may be luck
 Racer = TypeVar("Racer", bound=Hashable)
 
 
@@ -40,13 +42,13 @@ class Race:
     """Times of several candidates taken in turns; all statistics are of quiet rounds.
 
     Attributes:
-      times_us: for each candidate its time in every round.
-      repeats: executions of each in one round.
-      failures: what those raised that did not finish; they have no times.
-      cold_us: for each candidate its time from flushed caches in every round of such;
-        empty if they were not measured.
-      cold_after: the round that each of those followed: it was as quiet; if empty, all
-        of them count.
+      times_us: for each candidate its steady time in every round.
+      repeats: executions of each candidate in one round.
+      failures: exceptions of the candidates that failed; those have no times.
+      cold_us: for each candidate its time from flushed caches in every cold round;
+        empty if cold times were not measured.
+      cold_after: for each cold round the steady round before it, which tells whether
+        the cold round was quiet; if empty, all cold rounds count.
     """
 
     times_us: dict[Any, tuple[float, ...]]
@@ -69,21 +71,25 @@ class Race:
     def ratio(self, slow: Hashable, fast: Hashable, protocol: str = "steady") -> float:
         """Median over quiet rounds of slow's time by fast's: above 1, fast is faster.
 
-        Successive rounds are taken together: their orders differ, so what a drifting
-        clock rate gives to one candidate in the first, it takes in the second.
+        Each two successive rounds are averaged: their orders differ, so an advantage
+        that a drifting clock rate gives a candidate in one round is a disadvantage in
+        the other.
         """
         return statistics.median(self._ratios(slow, fast, protocol))
 
     def error(self, slow: Hashable, fast: Hashable, protocol: str = "steady") -> float:
-        """Standard error of that ratio, as a fraction of it."""
+        """Standard error of ``ratio``, as a fraction of it."""
         return _standard_error(self._ratios(slow, fast, protocol))
 
     def relative(self, racer: Hashable, protocol: str = "steady") -> float:
-        """Median over quiet rounds of the time by the mean one of all candidates."""
+        """Median over quiet rounds of a candidate's time by the mean of all times.
+
+        The mean is the geometric mean of all candidates' times in the round.
+        """
         return statistics.median(self._relatives(racer, protocol))
 
     def relative_error(self, racer: Hashable, protocol: str = "steady") -> float:
-        """Standard error of that, as a fraction of it."""
+        """Standard error of ``relative``, as a fraction of it."""
         return _standard_error(self._relatives(racer, protocol))
 
     def _ratios(self, slow: Hashable, fast: Hashable, protocol: str) -> list[float]:
@@ -109,9 +115,10 @@ class Race:
 
 
 def quiet_rounds(times_us: Mapping[Any, Sequence[float]]) -> list[int]:
-    """The rounds in which the machine was about as fast as it ever was.
+    """The rounds in which the machine was about as fast as in the fastest rounds.
 
-    A round is as slow as the candidate in its middle, by what each usually takes.
+    The slowness of a round is the median, over the candidates, of the candidate's time
+    in that round divided by its median time.
     """
     if not times_us or not min(map(len, times_us.values())):
         return []
@@ -122,16 +129,17 @@ def quiet_rounds(times_us: Mapping[Any, Sequence[float]]) -> list[int]:
 
 
 def _paired(slow_us: Sequence[float], fast_us: Sequence[float]) -> list[float]:
-    """Ratios, those of successive rounds taken together."""
+    """Ratio of each round, averaged (geometric mean) with that of the next round."""
     ratios = [slow / fast for slow, fast in zip(slow_us, fast_us, strict=True)]
     return [math.sqrt(a * b) for a, b in itertools.pairwise(ratios)] or ratios
 
 
 def _standard_error(ratios: Sequence[float]) -> float:
-    """Of the median of paired ratios, as a fraction of it.
+    """Standard error of the median of paired ratios, as a fraction of the median.
 
-    For normal noise a median's is 1.253 sigma / sqrt(n), and sigma 1.253 of the mean
-    deviation. Each round is in two pairs, so only every other one is independent.
+    For normal noise the standard error of a median is 1.253 sigma / sqrt(n), and sigma
+    is 1.253 times the mean deviation. Each round is in two pairs, so only half of the
+    pairs are independent.
     """
     middle = statistics.median(ratios)
     deviation = statistics.fmean(abs(r - middle) for r in ratios) / middle
@@ -150,17 +158,17 @@ def race(
 ) -> Race:
     """Measures candidates against each other, one slice of each in every round.
 
+    A candidate that raises drops out; the others go on.
+
     Args:
       runs: the candidates by any name.
       timing: the protocol.
-      known_us: how fast some of them are when nobody disturbs the machine; the race
-        waits for that, for ``patience_s`` at most.
+      known_us: times of some candidates on an undisturbed machine; the race goes on
+        until the machine is that fast again, for ``patience_s`` at most.
       limit_s: time allowed beside the protocol's own limits.
       on_round: called after each round with the rounds done and wanted.
-      flush: empties the caches; with it, rounds of cold executions follow quiet ones.
+      flush: empties the caches; if given, cold rounds follow quiet steady rounds.
       on_turn: called with each candidate right before it runs.
-
-    A candidate that raises drops out; the others go on.
     """
     start = timing.now_s()
     turns = _Turns(runs, timing, on_turn)
@@ -200,7 +208,8 @@ def _is_disturbed(
 ) -> bool:
     """Whether too few rounds were as quiet as the machine is known to be.
 
-    Enough are those that leave most candidates' times as precise as is wanted.
+    There are enough quiet rounds when the standard errors of most candidates' times are
+    at most ``timing.precision``.
     """
     quiet = quiet_rounds(times)
     slowness = [
@@ -220,11 +229,13 @@ def _is_disturbed(
 
 
 class _ColdRounds:
-    """Rounds of one cold execution each, right after others that tell how quiet it is.
+    """Cold rounds: one cold execution of each candidate, right after a steady round.
+
+    The steady round tells how quiet the machine is.
 
     Attributes:
-      after: the round that each followed.
-      spent_s: time that they took together.
+      after: for each cold round the steady round before it.
+      spent_s: time that all cold rounds took together.
     """
 
     def __init__(self, turns: _Turns, racers: list[Any], flush: Flush | None) -> None:
@@ -240,10 +251,10 @@ class _ColdRounds:
         return finished if self._flush is not None else {}
 
     def follow(self, done: int, quiet: list[int], limit_s: float) -> None:
-        """Takes one if the round before was quiet and the time affords it.
+        """Runs a cold round if the steady round ``done`` was quiet and time is left.
 
-        Those that followed a round that no longer counts as quiet are not counted; one
-        at least is due.
+        A cold round whose steady round no longer counts as quiet does not count. At
+        least one cold round runs, however long it takes.
         """
         timing, flush = self._turns.timing, self._flush
         if flush is None or done not in quiet:
@@ -265,7 +276,7 @@ class _ColdRounds:
 
 
 class _Turns:
-    """Lets racers run in turns; who raises drops out."""
+    """Lets racers run in turns; a racer that raises drops out."""
 
     def __init__(
         self,
@@ -281,7 +292,7 @@ class _Turns:
     def each(
         self, racers: list[Any], work: Callable[[Run, Any], Any]
     ) -> dict[Any, Any]:
-        """What the work gives for each racer that does not fail."""
+        """The result of ``work`` for each racer that does not fail."""
         results = {}
         for racer in racers:
             self._on_turn(racer)
@@ -297,7 +308,7 @@ class _Turns:
         done: int,
         work: Callable[[Run, Any], float],
     ) -> None:
-        """Appends the time of one turn of everyone; failures lose all their times."""
+        """Appends each racer's time of one turn; drops all times of failed racers."""
         left = [racer for racer in times if racer not in self.failures]
         taken = self.each(_order(left, done), work)
         for racer, time_us in taken.items():
@@ -307,7 +318,10 @@ class _Turns:
 
 
 def _order(racers: list[Racer], done: int) -> list[Racer]:
-    """Everyone's predecessor changes between rounds: it may leave caches or heat."""
+    """An order of the racers in which each runs after another one than in other rounds.
+
+    A predecessor may leave full caches or a hot device, so it must change.
+    """
     start = done // 2 % max(len(racers), 1)
     turned = racers[start:] + racers[:start]
     return turned[::-1] if done % 2 else turned

@@ -1,7 +1,10 @@
 """Measuring one candidate, by two protocols.
 
-steady   slices: enough executions in a row to be timed well, caches as they come
+steady   slices: enough executions in a row to be timed well; caches keep their contents
 cold     one execution after the caches were flushed; the median of several
+
+Several candidates are compared in ``race``, which uses slices and ``Timing``. Callers:
+``race`` and, through ``measure``, tuning/lab, tuning/session, demo and benchmarks.
 """
 
 from __future__ import annotations
@@ -21,24 +24,27 @@ class Timing:
 
     Attributes:
       slice_s: least duration of a slice.
-      slices: slices of one candidate in the sweep; fewer if they exceed candidate_s.
+      slices: slices of one candidate measured alone; fewer if they exceed candidate_s.
       candidate_s: time that the slices of one candidate may take together.
       abandon: a candidate slower than this multiple of the best gets one slice only.
       max_repeats: executions in one slice at most.
       settle, settle_s: warming up ends when two successive slices differ by less than
-        this fraction, or after this time.
-      rounds, max_rounds: rounds of a race; the latter while it lasts less than race_s.
-      race_s: see above.
-      race_limit_s: a race of slow candidates ends here, after ``min_rounds`` at least.
-      min_rounds: see above.
-      quiet_rounds, precision: a race on a machine that others use goes on until it had
-        so many quiet rounds and its standard errors are this small, as fractions ...
+        the fraction ``settle``, or after ``settle_s``.
+      rounds, max_rounds: a race has ``rounds`` rounds, and up to ``max_rounds`` while
+        they take less than race_s together.
+      race_s: time of the steady rounds, see above.
+      race_limit_s: time after which a race of slow candidates ends.
+      min_rounds: rounds that even such a race has.
+      quiet_rounds, precision: on a machine that other programs use, a race goes on
+        until it has had this many quiet rounds and its standard errors, as fractions,
+        are at most ``precision`` ...
       patience_s: ... or until it has lasted this long.
-      cold_runs: single executions from flushed caches of one candidate; fewer if they
-        and the flushing exceed cold_s.
-      cold_s: see above.
-      cold_rounds: such executions of each in a race; fewer if they exceed race_s.
-      kernel_rounds: executions of each whose kernels are timed for the verdict.
+      cold_runs: cold executions of one candidate measured alone; fewer if they and the
+        flushing exceed cold_s.
+      cold_s: time for those executions and the flushing.
+      cold_rounds: cold rounds of a race; fewer if they exceed race_s.
+      kernel_rounds: executions of each candidate whose kernels are timed for the
+        verdict.
       clock: monotonic time in nanoseconds; wall-clock time may jump.
     """
 
@@ -68,14 +74,14 @@ class Timing:
 
     @property
     def final(self) -> Timing:
-        """For racing: slices are short, so that a disturbance is in few rounds."""
+        """The protocol of a race: short slices, so a disturbance spoils few rounds."""
         return dataclasses.replace(
             self, slice_s=self.slice_s / 4, max_rounds=4 * self.max_rounds
         )
 
     @property
     def heat(self) -> Timing:
-        """For racing many candidates shortly, of which the best will race again."""
+        """The protocol of a heat: a short race of many; the best of them race again."""
         return dataclasses.replace(
             self.final,
             max_rounds=self.rounds,
@@ -90,11 +96,11 @@ class Sample:
 
     Attributes:
       time_us: median over the slices of the time of one execution.
-      spread: median distance from that median, as a fraction of it.
+      spread: median absolute deviation of the slices, as a fraction of ``time_us``.
       repeats: executions that were timed.
-      abandoned: whether one slice showed that it is far from the best.
+      abandoned: whether measuring ended after one slice, which was far from the best.
       cold_us: median time of one execution from flushed caches; None if not measured.
-      prepare_s: seconds that compiling and making inputs took.
+      prepare_s: seconds for compiling the candidate and making its inputs.
     """
 
     time_us: float
@@ -117,9 +123,9 @@ def time_us(
     Args:
       run: the candidate.
       timing: the protocol.
-      incumbent_us: time of the best so far, for abandoning early; what is abandoned is
-        not measured cold.
-      flush: empties the caches; without it nothing is measured cold.
+      incumbent_us: time of the best so far; a much slower candidate is abandoned and
+        gets no cold time.
+      flush: empties the caches; without it there is no cold time.
     """
     repeats, first = calibrate(run, timing)
     if incumbent_us is not None and first > timing.abandon * incumbent_us:
@@ -136,7 +142,7 @@ def time_us(
 
 
 def cold_us(run: Run, flush: Flush, timing: Timing) -> float:
-    """Median time of one execution that finds nothing of its own in the caches."""
+    """Median time of one execution that finds none of its data in the caches."""
     start = timing.now_s()
     times: list[float] = []
     while affords_another(len(times), timing, timing.now_s() - start, timing.cold_s):
@@ -148,21 +154,24 @@ def cold_us(run: Run, flush: Flush, timing: Timing) -> float:
 def affords_another(
     done: int, timing: Timing, elapsed_s: float, limit_s: float
 ) -> bool:
-    """Whether a further cold execution is due: one is, the rest while time lasts."""
+    """Whether a further cold execution is due: the first always, others in time."""
     if done == 0:
         return True
     return done < timing.cold_runs and elapsed_s * (done + 1) / done <= limit_s
 
 
 def slice_us(run: Run, repeats: int, timing: Timing) -> float:
-    """Time of one execution, from one slice; at least a nanosecond for all of them."""
+    """Time of one execution, from one slice, which counts as 1 ns at least."""
     start = timing.clock()
     run(repeats)
     return max(timing.clock() - start, 1) / (1e3 * repeats)
 
 
 def calibrate(run: Run, timing: Timing) -> tuple[int, float]:
-    """Executions that fill a slice, and the time of one; the first are not timed."""
+    """The number of executions that fill a slice, and the time of one execution.
+
+    The first executions warm up and are not timed.
+    """
     batch = batch_of(run)
     run(batch)
     repeats = batch
@@ -190,13 +199,14 @@ def settle(run: Run, timing: Timing) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """How fast one unchanging candidate is now, against when the tuning began.
+    """Repeated times of one unchanging candidate.
 
-    Measured now and then, it tells the machine's drift from a candidate's merit.
+    They show how the machine's speed has changed since the tuning began, apart from the
+    merits of other candidates.
 
     Attributes:
-      first_us, latest_us: its times; None before the first measurement.
-      least_us, most_us: the lowest and highest of its times.
+      first_us, latest_us: first and latest time; None before the first measurement.
+      least_us, most_us: the lowest and highest time.
       count: measurements so far.
     """
 
@@ -208,14 +218,14 @@ class Reference:
 
     @property
     def factor(self) -> float:
-        """Latest time by first time: above 1, the machine has become slower."""
+        """Latest time divided by first time: above 1, the machine has become slower."""
         if not self.first_us or not self.latest_us:
             return 1.0
         return self.latest_us / self.first_us
 
     @property
     def unrest(self) -> float:
-        """Highest time by lowest: so far apart may samples of equal candidates be."""
+        """Highest time divided by lowest: samples of equal candidates may differ so."""
         return self.most_us / self.least_us if self.count else 1.0
 
     def measured(self, time_us: float) -> Reference:
@@ -236,7 +246,7 @@ class Reference:
         )
 
     def has_drifted(self, tolerance: float = 0.03) -> bool:
-        """Whether times taken now differ from the first by more than this fraction."""
+        """Whether the latest time differs from the first by more than ``tolerance``."""
         return abs(math.log(self.factor)) > math.log1p(tolerance)
 
 

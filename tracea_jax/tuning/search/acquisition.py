@@ -1,5 +1,8 @@
 """Which candidates to evaluate together, given a surrogate's posterior.
 
+Predictions are made in ``surrogate``; the caller is ``batches``, which also decides how
+many candidates a batch has.
+
 Source: Jones, Schonlau, Welch, Efficient Global Optimization of Expensive Black-Box
 Functions, 1998 (expected improvement); Ginsbourger, Le Riche, Carraro, Kriging is
 well-suited to parallelize optimization, 2010 (the kriging believer).
@@ -28,11 +31,11 @@ def batch(
 
     Args:
       best: the value to improve on.
-      free: (m,), which candidates may be taken; those taken are cleared.
+      free: (m,), which candidates may be taken; the flags of taken ones are cleared.
 
     Returns:
-      At most ``count`` candidates, and the expected improvement of the first, 0.0 if
-      there is none.
+      At most ``count`` candidates, and the expected improvement of the first of them,
+      0.0 if there is none.
     """
     picked: list[int] = []
     expected = 0.0
@@ -54,7 +57,7 @@ def neighbours(
 ) -> list[int]:
     """Random candidates that differ from one of the centres in one parameter.
 
-    They find what the surrogate smooths over.
+    They find fast configs that the surrogate's smooth prediction misses.
 
     Args:
       codes: parameters (m, p) of the candidates.

@@ -2,8 +2,10 @@
 
     first -> seeds -> (fit the surrogate -> batch of greatest expected improvement)*
 
-It knows candidates by their index and features only. For one seed and the same answers
-in the same order it asks for the same batches.
+A search knows candidates only by index and features; ``candidates`` makes these from
+configs, and ``tuning.tuner`` measures. With the same seed and the same times told in
+the same order, a search asks for the same batches. Callers: ``tuning.tuner``, and
+benchmarks/replay, which answers from recorded times.
 """
 
 from __future__ import annotations
@@ -18,30 +20,32 @@ from tracea_jax.tuning.search.encode import codes, encode
 from tracea_jax.tuning.search.surrogate import Data, Surrogate
 
 SWEPT = 200  # spaces of at most this many candidates are swept if the budget allows
-CANDIDATES = 20_000  # scored for a batch, at most
-CENTRES = 3  # incumbents whose neighbours are tried
-CAP = 512  # observations the surrogate sees
-CALM = 12  # evaluations told while every fit expected no gain, to stop
+CANDIDATES = 20_000  # scored for one batch, at most
+CENTRES = 3  # fastest candidates whose neighbours are tried
+CAP = 512  # observations that the surrogate is fitted to, at most
+CALM = 12  # evaluations in a row without expected gain that end a search
 FIRST_ITERATIONS, WARM_ITERATIONS = 40, 15  # of fitting the surrogate
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What the search is made of; to be changed only to see what a part is worth.
+    """The settings of the search's parts; changed only to measure a part's worth.
 
     Attributes:
-      design: evaluations before the first fit, those given as ``first`` included, where
-        nothing else is known.
-      diverse: the same from the analytic model, where there is one.
-      others: as many at random, whatever the model or the history say.
-      feature: whether the surrogate sees the analytic model.
-      singles: evaluations told until which candidates are chosen one by one where
-        nothing else is known: every time then says much of where to look next.
-      per_pick: evaluations told for each candidate of a batch: with few, the choices
-        of a batch after its first rest on little but the surrogate's own guesses.
-      smallest: batch, however few they are.
-      local: share of a batch that goes to neighbours of the incumbents.
-      local_from: evaluations after which it does.
+      design: evaluations before the first fit, ``first`` included, where there is
+        neither an analytic model nor a history.
+      diverse: evaluations before the first fit, ``first`` included, where there is an
+        analytic model; as many observations of a history make them unnecessary.
+      others: random candidates tried besides, whatever model and history predict.
+      feature: whether the surrogate sees the analytic model's prediction.
+      per_pick: a batch may have one candidate for each ``per_pick`` evaluations told.
+        While few are told, every candidate of a batch but the first is chosen by
+        little more than the surrogate's own guesses.
+      singles: number of evaluations told until which a batch has one candidate, where
+        there is neither a model nor a history: each time then teaches the most.
+      smallest: candidates of a batch in spite of ``per_pick``.
+      local: share of a batch that goes to neighbours of the fastest candidates.
+      local_from: evaluations told after which neighbours are tried.
       failed: percentile of the observed times that a failure counts as.
     """
 
@@ -64,11 +68,11 @@ class History:
     Attributes:
       features: configs (h, d), encoded together with the candidates.
       shapes: features (h, s) of the problems, of about unit range.
-      values: log of the time by a bound of the problem (h,). The times told to the
-        search must be by the bound of its problem then.
+      values: logarithm of time divided by the bound of its problem (h,). The times
+        told to the search must then be divided by the bound of its problem, too.
       shape: features (s,) of the problem at hand.
-      log_prior: as that of the search, by the same bounds (h,); without it the
-        surrogate does not see the analytic model.
+      log_prior: logarithm of the modelled time divided by the same bounds (h,); if
+        None, the surrogate does not see the analytic model.
     """
 
     features: np.ndarray
@@ -83,23 +87,26 @@ class Search:
 
     Args:
       features: candidates (n, d) in [0, 1], see ``encode``.
-      codes: parameters (n, p), see ``codes``; candidates that differ in one are
-        neighbours. By default the features stand for the parameters.
-      log_prior: logarithm of a predicted time of each (n,); infinite for hopeless ones.
+      codes: parameters (n, p), see ``codes``; candidates that differ in one parameter
+        are neighbours. By default the features serve as parameters.
+      log_prior: logarithm of the predicted time of each candidate (n,); infinite for a
+        candidate that cannot be fast.
       first: candidates to evaluate before anything else.
       budget: evaluations at most, failures included.
       batch: candidates asked for at a time, at most.
       seed: of everything random.
-      gain: expected gain (0.01: 1 % of the time) below which the search is over, once
-        no fit has expected more while 12 evaluations were told, and ``floor`` are.
-      history: what is known from other problems.
+      gain: expected gain (0.01: 1 % of the time) below which the search ends, if no fit
+        has expected more during the last 12 evaluations told.
+      floor: evaluations told before the search may end for want of expected gain.
+      history: observations of other problems.
+      recipe: settings of the search's parts.
 
     Attributes:
-      stop: why the search is over, or None: "complete" (nothing is left to try),
+      stop: why the search is over, or None: "complete" (every candidate was tried),
         "converged" (no gain is expected) or "budget".
       expected_gain: largest expected improvement at the last fit, in log units. Before
-        the first it is what as many more would gain if candidates came by chance;
-        infinite before two times are known.
+        the first fit, the gain expected of a batch in random order; infinite before two
+        times are known.
     """
 
     def __init__(
@@ -129,10 +136,10 @@ class Search:
         self._history = history if history is not None and len(history.values) else None
         self._recipe = recipe or Recipe()
         self._random = np.random.default_rng(seed)
-        self._values: dict[int, float | None] = {}  # log times; None: it failed
-        self._pending: dict[int, None] = {}  # asked and not told, in order
+        self._values: dict[int, float | None] = {}  # log times; None for a failure
+        self._pending: dict[int, None] = {}  # asked for and not told, in order
         self._theta: np.ndarray | None = None
-        self._calm: int | None = None  # evaluations told when gains ended
+        self._calm: int | None = None  # evaluations told when no gain was expected
         self._inputs, self._known = self._make_inputs()
         self._design = self._make_design(self._checked(first))
 
@@ -144,7 +151,7 @@ class Search:
     def ask(self) -> tuple[int, ...]:
         """The next candidates to evaluate; () when the search is over.
 
-        It may be called while earlier batches are pending.
+        The method may be called while earlier batches are pending.
         """
         room = self._budget - len(self._values) - len(self._pending)
         if self.stop is None and room <= 0:
@@ -163,7 +170,7 @@ class Search:
         return tuple(picked)
 
     def tell(self, index: int, time: float | None) -> None:
-        """Reports the time of a candidate, asked for or not; None: it failed."""
+        """Takes the time of a candidate, asked for or not; None if it failed."""
         (index,) = self._checked([index])
         if time is not None and not 0 < time < np.inf:
             raise ValueError(f"{time=} must be positive and finite, or None: failed")
@@ -173,7 +180,7 @@ class Search:
 
     @property
     def _most(self) -> int:
-        """Candidates of a batch, at most, that are chosen from what was told."""
+        """Candidates, at most, of a batch that the surrogate chooses."""
         told, recipe = len(self._values), self._recipe
         is_blind = self._log_prior is None and self._history is None
         if is_blind and told < recipe.singles:
@@ -189,10 +196,10 @@ class Search:
         return [int(i) for i in dict.fromkeys(indices)]
 
     def _make_inputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """What the surrogate sees of the candidates and of the history.
+        """The surrogate's features of the candidates and of the history.
 
-        The analytic model enters as a feature, scaled from the least to the 99th
-        percentile of what it predicts.
+        The analytic model's prediction is one of them, scaled so that its minimum is 0
+        and its 99th percentile is 1.
         """
         p, history = self._log_prior, self._history
         d = self._features.shape[1]
@@ -212,7 +219,7 @@ class Search:
         )
 
     def _make_design(self, first: list[int]) -> list[int]:
-        """What to evaluate before anything is known."""
+        """The candidates to evaluate before the surrogate chooses."""
         n, recipe, prior = len(self._features), self._recipe, self._log_prior
         if n <= min(self._budget, SWEPT):
             order = range(n) if prior is None else np.argsort(prior, kind="stable")
@@ -228,7 +235,7 @@ class Search:
         return first + seeding.spread(self._features, count, first, self._random)
 
     def _improving(self, count: int) -> list[int]:
-        """Candidates that are expected to improve; none when that is not worth it."""
+        """Candidates of great expected improvement; [] once the search converged."""
         observed = [v for v in self._values.values() if v is not None]
         unseen = self._unseen()
         if len(observed) < 2 and self._history is None:
@@ -260,10 +267,10 @@ class Search:
         return rows[picked].tolist()
 
     def _gain_by_chance(self) -> float:
-        """What a batch of candidates in random order gains over those that are known.
+        """The gain expected of a batch of random candidates over the known ones.
 
-        One of them is the best of all with probability batch / (known + batch), and
-        then better by about a standard deviation of the log times.
+        The best candidate of all is in the batch with probability batch / (known +
+        batch); it is then better by about one standard deviation of the log times.
         """
         known = [v for v in self._values.values() if v is not None]
         if len(known) < 2:
@@ -279,7 +286,10 @@ class Search:
         return [i for _, i in sorted(found)[:CENTRES]]
 
     def _unseen(self) -> np.ndarray:
-        """Candidates to choose from, in order; of a large space a part."""
+        """Untried candidates, in order; of a large space, a random part.
+
+        That part includes all neighbours of the fastest candidates.
+        """
         free = np.ones(len(self._features), dtype=bool)
         free[[*self._values, *self._pending]] = False
         unseen = np.flatnonzero(free)
@@ -312,13 +322,13 @@ class Search:
         return model, mean, scale
 
     def _relevant(self, count: int) -> np.ndarray:
-        """The history's nearest problems; of one problem the fastest configs first."""
+        """At most ``count`` rows of the history: nearest problems, fastest configs."""
         assert self._history is not None
         away = ((self._history.shapes - self._history.shape) ** 2).sum(axis=1)
         return np.lexsort((self._history.values, away))[: max(count, 0)]
 
     def _judge(self, gain: float) -> bool:
-        """Takes note of the expected gain; whether the search is over."""
+        """Records the expected gain and returns whether the search is over."""
         self.expected_gain = gain
         told = len(self._values)
         if gain >= self._gain:

@@ -1,4 +1,9 @@
-"""What a search chooses from: the legal configs of all variants, as one matrix."""
+"""The candidates of a search: the legal configs of all variants, as one matrix.
+
+Spaces of one variant are in ``variants.space``; how a column becomes numbers is in
+``encode``; which candidates are tried is decided in ``batches``. Callers: ``history``,
+``tuning.tuner`` and ``tuning.session``.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +21,15 @@ from tracea_jax.variants import Space
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Every choice worth measuring but XLA's, which every race has anyway.
+    """Every choice worth measuring except XLA's, which takes part in every race anyway.
 
     Attributes:
-      choices: in canonical order.
-      features: of each, in [0, 1], for the surrogate.
-      codes: of each, equal integers where the fields are equal.
-      log_prior: logarithm of the modelled time of each; None if a variant has no model.
-      pruned: of all spaces, see ``Space.pruned``.
+      choices: n choices in canonical order.
+      features: (n, d) in [0, 1], for the surrogate.
+      codes: (n, p), equal integers where the config fields are equal.
+      log_prior: logarithm of the modelled time of each choice; None if a variant has
+        no model.
+      pruned: ``Space.pruned`` of all spaces together.
       places: index of each choice by its identity.
     """
 
@@ -54,17 +60,17 @@ class Candidates:
         )
 
     def indices(self, choices: Sequence[Choice]) -> list[int]:
-        """Where these choices are, without those that are no candidates."""
+        """The indices of these choices; choices that are no candidates are left out."""
         places = (self.place(identity_of(choice)) for choice in choices)
         return [place for place in places if place is not None]
 
     def place(self, name: str) -> int | None:
-        """The index of the choice of this identity; None if it is no candidate."""
+        """The index of the choice of identity ``name``; None if it is no candidate."""
         return self.places.get(name)
 
 
 def identity_of(choice: Choice) -> str:
-    """The identity of observations of this choice."""
+    """The identity that observations of this choice have."""
     return identity(choice.variant, config_json(choice))
 
 
@@ -87,7 +93,7 @@ def _features(spaces: Mapping[str, Space], count: int) -> np.ndarray:
     for space in spaces.values():
         columns = {**space.columns, **space.derived}
         own = encode(columns) if columns else np.empty((len(space), 0))
-        # The other variants do not have these fields: for them all are in the middle.
+        # Other variants lack these fields; their rows get the middle of the range.
         rows = np.full((count, own.shape[1]), 0.5)
         rows[start : start + len(space)] = own
         parts.append(rows)
@@ -96,7 +102,7 @@ def _features(spaces: Mapping[str, Space], count: int) -> np.ndarray:
 
 
 def _codes(spaces: Mapping[str, Space]) -> np.ndarray:
-    """Fields in the order of each variant; those of different variants all differ."""
+    """Codes of each variant's fields, offset so that two variants share no code."""
     width = 1 + max((len(s.columns) for s in spaces.values()), default=0)
     parts: list[np.ndarray] = [np.empty((0, width), dtype=int)]
     for number, space in enumerate(spaces.values()):

@@ -1,4 +1,8 @@
-"""Columns of configs as numbers between 0 and 1, for the surrogate."""
+"""Columns of configs as numbers between 0 and 1, for the surrogate.
+
+Only the conversion is here; ``candidates`` makes the columns of several variants one
+matrix. Callers: ``candidates`` and ``batches``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-ALIGNMENT = 0.5  # extent of an alignment feature; a parameter's own extent is 1
+ALIGNMENT = 0.5  # range of a power-of-two feature; a parameter's own range is 1
 
 
 def encode(columns: Mapping[str, np.ndarray], *, alignment: bool = True) -> np.ndarray:
@@ -14,18 +18,19 @@ def encode(columns: Mapping[str, np.ndarray], *, alignment: bool = True) -> np.n
 
     | column                                   | features                            |
     |------------------------------------------|-------------------------------------|
-    | positive numbers, more than two of them  | log2, scaled to [0, 1]              |
-    | the same, integers that are not all      | also the log2 of the greatest power |
-    | powers of two                            | of two in each, scaled to [0, 0.5]  |
+    | positive numbers, more than two values   | log2, scaled to [0, 1]              |
+    | positive integers, more than two values, | also log2 of the greatest power of  |
+    | some of them no powers of two            | two in each, scaled to [0, 0.5]     |
     | other numbers, booleans                  | scaled to [0, 1]                    |
     | anything else, two values                | 0 and 1                             |
     | anything else, more values               | one for each value, 0 or 0.5^0.5    |
     | the same value everywhere                | none                                |
 
-    The power of two is there because hardware comes in powers of two: a tile of 96 is
-    close to one of 112 but behaves like one of 32 where it must fit warps, vectors,
-    banks or a problem's size. The scale is that of the given rows: configs that a model
-    is to see together, of a space and of a history, are encoded together.
+    The power of two is a feature because hardware comes in powers of two: a tile of 96
+    is close to one of 112 but behaves like one of 32 where it must fit warps, vectors,
+    banks or a problem's size. Features are scaled to the range of the given rows.
+    Therefore configs that one model sees together, of a space and of a history, must
+    be encoded together.
 
     Args:
       columns: arrays of equal length n by name; their order is that of the features.
@@ -67,7 +72,7 @@ def _features(name: str, column: np.ndarray, alignment: bool) -> np.ndarray:
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
-    """(n, 1) from 0 to 1, or (n, 0) if the values are all the same."""
+    """The values (n, 1) scaled to [0, 1]; (n, 0) if all values are the same."""
     low, high = values.min(initial=np.inf), values.max(initial=-np.inf)
     if not high > low:
         return np.empty((len(values), 0))

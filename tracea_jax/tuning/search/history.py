@@ -1,8 +1,9 @@
-"""What other shapes teach a search: configs to begin with, and observations.
+"""Knowledge from other shapes for a search: configs to begin with, and observations.
 
-Shapes share a model of inefficiency: the time by what the problem takes at least on the
-device. So observations of one shape, which may take a thousand times as long, tell
-which configs are good for another.
+All shapes share one model of inefficiency, the time divided by the least time that the
+problem can take on the device. So observations of a shape that takes a thousand times
+as long still show which configs are good for this one. Which shapes are neighbours is
+decided in ``answers.neighbours``; the caller is ``tuning.tuner``.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from tracea_jax.tuning.search.batches import History
 from tracea_jax.tuning.search.candidates import Candidates
 from tracea_jax.tuning.store.records import Best
 
-SEEDS = 6  # configs that are taken over from neighbours, or from other environments
-SHAPE_SCALE = 4.0  # octaves that make a unit of the surrogate's shape features
+SEEDS = 6  # configs taken over from neighbours, and as many from other environments
+SHAPE_SCALE = 4.0  # octaves (factors of two) in one unit of the shape features
 
 
 def seeds(
     answers: Iterable[Best | None], problem: Problem, device: Device
 ) -> tuple[Choice, ...]:
-    """The configs of the first answers, of whatever shape or place, legal here."""
+    """The first answers' choices that are legal for the problem, ``SEEDS`` at most.
+
+    Args:
+      answers: of other problems or environments, the most relevant first.
+    """
     found = (
         legal_choice(best.variant, best.config, problem, device)
         for best in answers
@@ -46,7 +51,7 @@ def of(
     candidates: Candidates,
     goal: str,
 ) -> History | None:
-    """The neighbours' observations of configs that are candidates here."""
+    """The neighbours' observations whose configs are candidates; None without any."""
     rows = [row for n in near for row in _rows(n, device, candidates, goal)]
     if not rows:
         return None
@@ -62,14 +67,18 @@ def of(
 
 
 def floor_us(problem: Problem, device: Device) -> float:
-    """What times are divided by: a bound for the device, or 1 if none is known."""
+    """The divisor of times: the roofline's bound in us, or 1 if none is known."""
     return roofline.floor_us(problem, device) or 1.0
 
 
 def _rows(
     neighbour: Neighbour, device: Device, candidates: Candidates, goal: str
 ) -> Iterator[tuple[int, np.ndarray, float, float | None]]:
-    """(candidate, shape, time and modelled time by the bound) of each observation."""
+    """One row for each observation that counts.
+
+    Yields:
+      (candidate's index, shape features, time / bound, modelled time / bound or None).
+    """
     problem = neighbour.problem
     shape, floor = _shape(problem), floor_us(problem, device)
     for observation in neighbour.observations:

@@ -1,13 +1,17 @@
-"""Which configs to try before anything is known of their times."""
+"""Which configs to try before any times of this problem are known.
+
+Configs known to be good for other problems come from ``history``; once times are known,
+``acquisition`` chooses. The caller is ``batches``.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-TOP = 256  # diverse picks come from this many of the best predictions
-SHARPNESS = 1.5  # the power of a predicted slowdown, against distance
-DESIGNS = 50  # random ones to choose from
-REPULSION = 3.0  # of their points, by unit of distance
+TOP = 256  # diverse candidates are picked from this many of the best predictions
+SHARPNESS = 1.5  # exponent of the predicted slowdown that is weighed against distance
+DESIGNS = 50  # random designs, of which the one with the best spread is taken
+REPULSION = 3.0  # of two points of a design, by unit of distance
 
 
 def diverse(
@@ -15,8 +19,8 @@ def diverse(
 ) -> list[int]:
     """Candidates of short predicted time, far from each other and from ``chosen``.
 
-    The first is the best prediction; each next one of the best 256 has the greatest
-    ``distance to the nearest chosen * exp(-1.5 (log_prior - best))``.
+    The first is the best prediction. Each next one is, among the best 256 predictions,
+    that of greatest ``distance to the nearest chosen * exp(-1.5 (log_prior - best))``.
 
     Args:
       features: (n, d) in [0, 1].
@@ -38,7 +42,7 @@ def diverse(
     while len(picked) < min(count, len(top)):
         gap = np.minimum(gap, _distance(features[top], features[top[picked[-1]]]))
         score = gap * weight
-        score[picked] = -1.0  # even if others are at no distance
+        score[picked] = -1.0  # below the score 0 of a candidate at distance 0
         picked.append(int(np.argmax(score)))
     return top[picked].tolist()
 
@@ -46,11 +50,12 @@ def diverse(
 def spread(
     features: np.ndarray, count: int, chosen: list[int], random: np.random.Generator
 ) -> list[int]:
-    """Candidates at random that keep away from each other and from ``chosen``.
+    """Random candidates that keep away from each other and from ``chosen``.
 
-    Of 50 random designs the one with the least ``sum exp(-3 distance)`` over all pairs:
-    random enough to try the inner values of every parameter, which the most spread
-    designs leave out, without the gaps and twins of a single draw.
+    They are the one of 50 random designs with the least ``sum exp(-3 distance)`` over
+    all pairs. That is random enough to try the inner values of every parameter, which
+    designs of the widest spread leave out, and avoids the gaps and near duplicates of a
+    single random draw.
 
     Returns:
       At most ``count`` indices, none of ``chosen``.

@@ -4,8 +4,10 @@
     matern(x, y)        = (1 + r + r^2/3) exp(-r),   r^2 = 5 sum_k ((x_k - y_k) / l_k)^2
 
 c are config features and s shape features; without shapes the second factor is 1. The
-hyper-parameters (length scales l, amplitude a, noise b, share w of what all shapes have
-in common) are those of greatest posterior density. Everything is deterministic.
+hyper-parameters are those of greatest posterior density: length scales l, amplitude a,
+noise b, and the share w of the variance that all shapes have in common. Everything is
+deterministic. Which candidate is tried next is decided in ``acquisition``; the caller
+is ``batches``.
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, chapters
 2, 4 and 5.
@@ -19,7 +21,8 @@ import numpy as np
 
 JITTER = 1e-8
 
-# Mean and deviation of the normal prior of each logarithm (for w of its logit), bounds.
+# Mean, deviation, lower and upper bound of the normal prior of each hyper-parameter, in
+# its logarithm; of w in its logit.
 _LENGTH = (np.log(0.7), 1.0, np.log(0.05), np.log(20.0))
 _AMPLITUDE = (0.0, 1.0, np.log(0.2), np.log(5.0))
 _NOISE = (np.log(0.1), 1.0, np.log(1e-3), 0.0)
@@ -28,7 +31,7 @@ _SHARED = (0.0, 1.0, -4.0, 4.0)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Data:
-    """What a surrogate is fitted to.
+    """The observations that a surrogate is fitted to.
 
     Attributes:
       configs: features (n, d), of about unit range.
@@ -58,9 +61,10 @@ class Surrogate:
     """A fitted process.
 
     Attributes:
-      theta: the hyper-parameters, as ``Data.prior`` orders them.
+      data: the observations.
+      theta: the hyper-parameters, in the order of ``Data.prior``.
       factor: lower Cholesky factor (n, n) of the covariance of the data.
-      weights: that covariance's inverse times the values.
+      weights: the inverse of that covariance times the values (n,).
     """
 
     data: Data
@@ -71,9 +75,11 @@ class Surrogate:
     def posterior(
         self, configs: np.ndarray, shape: np.ndarray, room: int = 0
     ) -> Posterior:
-        """What is known of candidates (m, d) on the problem of features ``shape``.
+        """Mean and variance of candidates on one problem.
 
         Args:
+          configs: features of the candidates (m, d).
+          shape: features of the problem (s,).
           room: how many observations ``Posterior.believe`` will add.
         """
         from scipy.linalg import get_blas_funcs
@@ -96,7 +102,7 @@ class Surrogate:
 
 
 class Posterior:
-    """Mean and variance of m candidates, and what an observation would change.
+    """Mean and variance of m candidates, updated by assumed observations.
 
     Attributes:
       mean: (m,).
@@ -119,7 +125,7 @@ class Posterior:
     def believe(self, candidate: int) -> None:
         """Pretends that a candidate was observed at its mean.
 
-        The mean stays as it is everywhere; the variance falls. One more row of the
+        All means stay the same; variances fall. The update is one more row of the
         Cholesky factor, O(n m).
         """
         known = self._rows[: self._count]
@@ -135,6 +141,7 @@ def fit(data: Data, start: np.ndarray | None = None, iterations: int = 40) -> Su
     """Finds the hyper-parameters and factorises the covariance.
 
     Args:
+      data: the observations.
       start: hyper-parameters to begin with; the prior's mean by default.
       iterations: of L-BFGS-B, at most.
     """
@@ -238,8 +245,8 @@ class _Parts:
 def _matern(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Matern-5/2 correlation of scaled points (n, d), (m, d), and its slope (n, m).
 
-    The slope is -2 d/d(squared distance): times a squared difference of coordinate k it
-    is the derivative by log l_k.
+    The slope is -2 d/d(squared distance). The slope times the squared difference of
+    coordinate k is the derivative by log l_k.
     """
     square = a @ (-2.0 * b.T)
     square += np.einsum("ij,ij->i", a, a)[:, None]
