@@ -22,6 +22,7 @@ from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
 from tracea_jax.tuning import exchange, files
 from tracea_jax.tuning.cache import Database
+from tracea_jax.tuning.records import union
 from tracea_jax.tuning.store import Store
 
 NOBODY = 65534
@@ -475,13 +476,15 @@ def test_a_killed_export_is_cleaned_by_the_next(tmp_path):
 def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
     database = Database(tmp_path)
     journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    many = tuple(measured(kc) for kc in range(3, 60))
+    database.append(journal, many)
     journal.close()
-    monkeypatch.setattr(files, "LIMIT_BYTES", 10)
+    assert len(entry().to_bytes()) < 2000 < os.path.getsize(journal.path)
+    monkeypatch.setattr(files, "LIMIT_BYTES", 2000)
     with pytest.warns(RuntimeWarning, match="cannot be read"):
         Database(tmp_path).record(entry())
     monkeypatch.undo()
-    assert measured(3) in Database(tmp_path).observations(PROBLEM, DEVICE)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == union(many)
 
 
 # Collecting.

@@ -175,7 +175,7 @@ def merge(store: Store, entries: Sequence[Entry]) -> Merged:
         name = Name.of(entry.problem, entry.environment.key)
         try:
             result = store.write(name, entry, combine=combine)
-        except NewerSchema as e:
+        except (NewerSchema, trust.Refused) as e:
             refused.append(f"{store.path(name)} is kept as it is: {e}")
             continue
         changed = "changed" if stored and result != stored[0] else "unchanged"

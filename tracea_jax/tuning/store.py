@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tracea_jax import schema
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.trust import Trust, warn_once
 from tracea_jax.tuning import files
@@ -176,6 +177,7 @@ class Store:
 
         Raises:
           NewerSchema: if the stored one must not be overwritten.
+          trust.Refused: if nobody could read the union again.
           OSError: if the directory cannot be written; what was stored still is.
         """
         with self._writing(name, entry.environment) as path:
@@ -192,7 +194,7 @@ class Store:
                 pass
             except (Damaged, trust.Refused) as e:
                 warn_once(_damage(path, e, _rename_aside(path)))
-            trust.write_atomically(path, entry.to_bytes())
+            trust.write_atomically(path, _readable(entry))
             # Only now: a kill before this line finds the observations in the journals.
             # What could not be read stays.
             for orphan, held in journalled.items():
@@ -415,10 +417,31 @@ class Store:
             return []
 
 
+def _readable(entry: Entry) -> bytes:
+    """The content of the entry's file.
+
+    Each of two entries may be within the limits and their union beyond: written, it
+    would be set aside as damaged, and with it what was stored before.
+
+    Raises:
+      trust.Refused: if it would not be read again.
+    """
+    try:
+        data = entry.to_bytes()
+        if len(data) > files.LIMIT_BYTES:
+            raise Damaged(f"it has {len(data)} bytes")
+        Entry.from_bytes(data)
+    except ValueError as e:
+        raise trust.Refused(f"nobody could read it again: {e}") from e
+    return data
+
+
 def recorded(entry: Entry, stored: Entry) -> Entry:
     """The union of an entry that is recorded now with what was stored before."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     written = after(entry.written, now, stored.written)
+    if schema.line(written) is not None:  # what is stored claims to be the last ever
+        written, stored = entry.written, dataclasses.replace(stored, written="")
     return merge(dataclasses.replace(entry, written=written), stored)
 
 
