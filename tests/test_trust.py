@@ -263,6 +263,17 @@ def test_a_cache_is_private_under_any_umask(tmp_path, umask):
         assert kernels.load(tmp_path / "a" / "cache", "sm_90a", KEY) == cubin()
 
 
+def test_a_user_without_a_home_has_a_cache_that_takes_nothing(tmp_path, monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert Options().directory == pathlib.Path("/.cache/tracea_jax")
+
+
 # What cannot be read.
 
 USES = """if True:
