@@ -245,6 +245,27 @@ def test_a_local_cache_of_another_user_is_passed_over(tmp_path, monkeypatch):
         assert Options().directory != tmp_path / ".tracea"
 
 
+@needs_root
+def test_a_link_of_another_user_leads_to_no_cache(tmp_path, monkeypatch):
+    """Its maker decides which of the user's directories is taken for a cache."""
+    Database(tmp_path / "unpacked").record(entry())
+    save_kernel(tmp_path / "unpacked")
+    link = tmp_path / ".tracea"
+    link.symlink_to(tmp_path / "unpacked")
+    monkeypatch.chdir(tmp_path)
+    assert Options().directory == link and kernels.is_trusted(link)
+    assert found(Database(link)).origin == "tuned"
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.warns(RuntimeWarning, match="belongs to") as caught:
+        assert Options().directory != link
+        assert Database(link).lookup(PROBLEM, DEVICE) is None
+        assert Database(None, shared=(link,)).lookup(PROBLEM, DEVICE) is None
+        assert kernels.load(link, "sm_90a", KEY) is None
+        assert not kernels.is_trusted(link)
+        assert collected(link).kernels == 0
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077, 0o777])
 def test_a_cache_is_private_under_any_umask(tmp_path, umask):
     before = os.umask(umask)

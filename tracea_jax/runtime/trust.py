@@ -87,7 +87,10 @@ def check(top: pathlib.Path | str, *below: str, trust: Trust = Trust.USER) -> No
     for name in ("", *below):
         place = f"{place}/{name}" if name else place
         try:
-            status = os.stat(place)
+            status = os.lstat(place)
+            if stat.S_ISLNK(status.st_mode):
+                _check_owner(place, status, owners, str(top))  # who made it decides
+                status = os.stat(place)
         except (FileNotFoundError, NotADirectoryError):
             return
         _check_status(place, status, owners, str(top))
@@ -107,17 +110,21 @@ def _owners(top: str, trust: Trust) -> set[int] | None:
 def _check_status(
     path: str, status: os.stat_result, owners: set[int], top: str
 ) -> None:
+    _check_owner(path, status, owners, top)
+    if status.st_mode & _OTHERS_WRITE:
+        raise Untrusted(
+            f"{path} can be written by others and is ignored: they could replace "
+            f"kernels; if nobody did, run `chmod -R go-w {top}`",
+            top,
+        )
+
+
+def _check_owner(path: str, status: os.stat_result, owners: set[int], top: str) -> None:
     if status.st_uid not in owners:
         raise Untrusted(
             f"{path} belongs to user {status.st_uid} and is ignored: its owner could "
             "replace kernels; set TRACEA_CACHE_DIR to a directory of your own, or name "
             "a cache whose owner you trust in TRACEA_CACHE_PATH",
-            top,
-        )
-    if status.st_mode & _OTHERS_WRITE:
-        raise Untrusted(
-            f"{path} can be written by others and is ignored: they could replace "
-            f"kernels; if nobody did, run `chmod -R go-w {top}`",
             top,
         )
 
@@ -138,6 +145,8 @@ def directory(
       OSError: if it cannot be opened.
     """
     place = name if parent is None else f"{name} in {top}"
+    if parent is None:
+        check(name)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
     fd = os.open(name, flags | (0 if parent is None else NOFOLLOW), dir_fd=parent)
     try:
