@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import shutil
@@ -20,7 +21,7 @@ from tracea_jax.options import Options
 from tracea_jax.runtime import store as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning import exchange, files
+from tracea_jax.tuning import exchange, files, upkeep
 from tracea_jax.tuning.cache import Database
 from tracea_jax.tuning.records import union
 from tracea_jax.tuning.store import Store
@@ -519,6 +520,27 @@ def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
     assert Database(tmp_path).observations(PROBLEM, DEVICE) == union(many)
 
 
+@pytest.mark.parametrize("below", ["", "tuned", "tuned/*", "tuned/*/matmul"])
+def test_journals_where_others_can_write_are_neither_read_nor_removed(tmp_path, below):
+    database = Database(tmp_path)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(3),))
+    journal.close()
+    aside = journal.path.with_name("x.json.corrupt-1")
+    aside.write_bytes(b"")
+    (place,) = [tmp_path] if not below else tmp_path.glob(below)
+    place.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w") as caught:
+        assert not Database(tmp_path).observations(PROBLEM, DEVICE)
+        tidied = {"older_than_s": 1.0, "journals": True, "now_s": 9e9}
+        assert not upkeep.prune(Store.of_cache(tmp_path), **tidied)
+    assert len(caught) == 1
+    place.chmod(0o700)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+    pruned = upkeep.prune(Store.of_cache(tmp_path), **tidied)
+    assert {p.path for p in pruned} == {aside, journal.path}
+
+
 # Collecting.
 
 
@@ -566,6 +588,24 @@ def test_the_collector_leaves_what_others_can_write(tmp_path):
     with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
         assert collected(tmp_path).kernels == 0
     assert kernels.path(tmp_path, "sm_90a", KEY).exists()
+
+
+def test_the_collector_waits_for_nobody_else(tmp_path):
+    """In a directory that others can write, the lock may be theirs for ever."""
+    save_kernel(tmp_path)
+    lock = os.open(tmp_path / "cubin" / ".lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (tmp_path / "cubin").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
+        within(60, lambda: collected(tmp_path))
+    os.close(lock)
+
+
+def test_the_collector_makes_no_lock_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cubin").symlink_to(tmp_path / "elsewhere")
+    collected(tmp_path)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_lock_that_is_a_link_makes_no_file(tmp_path):

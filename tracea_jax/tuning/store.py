@@ -104,6 +104,15 @@ class Store:
         inner = () if self.top is None else (self.directory.name,)
         trust.check(self._top, *inner, name.environment, name.op, trust=self.whose)
 
+    def _is_trusted(self, environment: str, op: str) -> bool:
+        """Whether the files there count; if others decide what they are, it warns."""
+        try:
+            self._check(Name(environment=environment, op=op, problem=""))
+        except OSError as e:
+            self._warn_unread(e)
+            return False
+        return True
+
     def intact(self, name: Name) -> Entry:
         """The entry with its observations, without warnings or setting aside.
 
@@ -272,12 +281,16 @@ class Store:
                 yield name, entry
 
     def others(self) -> Iterator[pathlib.Path]:
-        """All files that are no entries, sorted."""
+        """All files that are no entries, sorted; not those that others decide about."""
         for environment in self.environments():
             place = self.directory / environment
+            if not self._is_trusted(environment, ""):
+                continue
             if os.path.lexists(place / "environment.json"):
                 yield place / "environment.json"
             for op in self._subdirectories(place):
+                if not self._is_trusted(environment, op):
+                    continue
                 yield from (
                     place / op / file
                     for file in self._files(place / op)
@@ -365,6 +378,8 @@ class Store:
     def _journals(self, name: Name) -> list[pathlib.Path]:
         """All journals of a problem, of living and dead processes."""
         place = self.path(name).parent
+        if not self._is_trusted(name.environment, name.op):
+            return []
         return [
             place / file
             for file in self._files(place)
