@@ -496,14 +496,24 @@ def test_a_killed_export_is_cleaned_by_the_next(tmp_path):
     command = [sys.executable, "-c", KILLED_EXPORT, str(tmp_path), tmp_path / "out"]
     assert subprocess.run(command, cwd="/").returncode == 9
     (leftover,) = tmp_path.glob(".out.*.tmp")
-    mine = tmp_path / ".out.notes.tmp"  # no name of ours
-    mine.write_text("keep")
-    os.utime(mine, (1e9, 1e9))
+    # No names of ours.
+    names = ".out.notes.tmp", "out.2024.tmp", ".out.2024.tmp", f"out.{'0' * 16}.tmp"
+    mine = [tmp_path / name for name in names]
+    for file in mine:
+        file.write_text("keep")
+        os.utime(file, (1e9, 1e9))
     exchange.export(Store(tmp_path / "none"), tmp_path / "out")
     assert leftover.exists()  # its writer may be alive
     os.utime(leftover, (1e9, 1e9))
     exchange.export(Store(tmp_path / "none"), tmp_path / "out")
-    assert not leftover.exists() and mine.exists()
+    assert not leftover.exists() and all(file.exists() for file in mine)
+
+
+def test_an_export_replaces_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "out")
+    with pytest.raises(OSError, match="not a regular file"):
+        exchange.export(Store(tmp_path / "none"), tmp_path / "out")
+    assert stat.S_ISFIFO((tmp_path / "out").stat().st_mode)
 
 
 def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):

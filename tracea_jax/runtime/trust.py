@@ -286,19 +286,29 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def remove_leftovers(path: pathlib.Path, min_age_s: float = _LEFTOVER_AGE_S) -> None:
+def remove_leftovers(path: pathlib.Path, *, is_locked: bool = False) -> None:
     """Removes the temporary files of killed writers of this file.
 
     Args:
       path: what they were writing.
-      min_age_s: younger ones stay; 0 for a caller who keeps writers away by a lock.
+      is_locked: whether it is a file of the cache, and the caller keeps writers away:
+        then young ones go too, and those that earlier versions named, which elsewhere
+        may be files of the user's.
     """
-    named = re.compile(rf"\.?{re.escape(path.name)}\.[0-9a-f]+\.tmp")
+    name = re.escape(path.name)
+    pattern = (
+        rf"\.?{name}\.[0-9a-f]+\.tmp"
+        if is_locked
+        else rf"\.{name}\.[0-9a-f]{{16}}\.tmp"
+    )
     with contextlib.suppress(OSError):
-        for name in filter(named.fullmatch, os.listdir(path.parent)):
+        for leftover in filter(re.compile(pattern).fullmatch, os.listdir(path.parent)):
             with contextlib.suppress(OSError):
-                leftover = path.with_name(name)
-                status = leftover.lstat()
-                is_old = time.time() - status.st_mtime >= min_age_s
-                if stat.S_ISREG(status.st_mode) and (is_old or not min_age_s):
-                    leftover.unlink()
+                _remove_leftover(path.with_name(leftover), is_locked)
+
+
+def _remove_leftover(path: pathlib.Path, is_locked: bool) -> None:
+    status = path.lstat()
+    is_old = time.time() - status.st_mtime >= _LEFTOVER_AGE_S
+    if stat.S_ISREG(status.st_mode) and (is_old or is_locked):
+        path.unlink()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -79,8 +80,11 @@ def export(
       ops: names of those to take; all by default.
 
     Raises:
-      OSError: if the file cannot be written.
+      OSError: if the file cannot be written, or is a device or a pipe.
     """
+    # Replaced, /dev/null would be an archive from then on.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise trust.Refused(f"{path} is not a regular file")
     entries = []
     for name in store.names():
         wanted = not environments or name.environment in environments

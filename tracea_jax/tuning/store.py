@@ -365,8 +365,8 @@ class Store:
         described = self.directory / name.environment / "environment.json"
         with self._locked(name.environment):
             # Whoever wrote them held this lock.
-            trust.remove_leftovers(described, 0.0)
-            trust.remove_leftovers(path, 0.0)
+            trust.remove_leftovers(described, is_locked=True)
+            trust.remove_leftovers(path, is_locked=True)
             if not os.path.lexists(described):
                 text = json.dumps(environment.to_json(), indent=1) + "\n"
                 trust.write_atomically(described, text.encode())
