@@ -54,6 +54,7 @@ WRONG = [
     (("best", "time_us"), 1 << 4000),
     (("best", "variant"), ESCAPE),
     (("best", "variant"), 1),
+    (("best", "variant"), "a\u061cb"),
     (("best", "origin"), "a\nb"),
     (("best", "goal"), None),
     (("best", "runner_up"), []),

@@ -26,7 +26,7 @@ _DEPTH = 16  # of plain data; far below where encoders recurse too deep
 # Control characters, those that reorder text, line separators and lone surrogates. Not
 # ``str.isprintable``: what is printable to it differs between versions of Python.
 _CONTROLS = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _INT = 1 << 63  # integers beyond are none that any reader has as a number
 
@@ -59,6 +59,12 @@ def visible(value: str) -> str:
     """The text with what is not printable written as its escape, and not too long."""
     value = value[: _TEXT_CHARACTERS // 10]
     return _CONTROLS.sub(lambda c: c[0] if c[0] in "\n\t" else ascii(c[0])[1:-1], value)
+
+
+def one_line(value: str, limit: int = 4000) -> str:
+    """The text as a part of a line that is printed, so that it cannot forge others."""
+    text = _CONTROLS.sub(lambda c: ascii(c[0])[1:-1], value[: limit + 1])
+    return text if len(value) <= limit else f"{text[:limit]}..."
 
 
 def anything(value: Any) -> str | None:

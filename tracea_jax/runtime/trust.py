@@ -21,6 +21,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from tracea_jax import schema
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that nobody writes to would block the opening for ever.
@@ -35,7 +37,7 @@ def warn_once(message: str, key: str | None = None) -> None:
     key = key or message
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(schema.visible(message), RuntimeWarning, stacklevel=3)
 
 
 class Trust(enum.Enum):

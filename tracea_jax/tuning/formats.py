@@ -46,7 +46,7 @@ def checked(data: bytes) -> bytes:
     try:
         header = json.loads(first.rstrip(b",") + b"}")
         if header["schema"] != SCHEMA:
-            raise Damaged(f"schema {header['schema']!r}")
+            raise Damaged(f"schema {ascii(header['schema'])[:60]}")
         if header["checksum"] != json.loads(expected[:-1] + b"}")["checksum"]:
             raise Damaged("its checksum is wrong")
         return body

@@ -8,6 +8,7 @@ import json
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from tracea_jax import schema
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
@@ -37,7 +38,7 @@ class Finding:
     is_wrong: bool = True
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return schema.one_line(f"{self.path}: {self.message}")
 
 
 def verify(
