@@ -522,6 +522,7 @@ def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
     many = tuple(measured(kc) for kc in range(3, 60))
     database.append(journal, many)
     journal.close()
+    assert journal.path is not None
     assert len(entry().to_bytes()) < 2000 < os.path.getsize(journal.path)
     monkeypatch.setattr(files, "LIMIT_BYTES", 2000)
     with pytest.warns(RuntimeWarning, match="cannot be read"):
@@ -536,6 +537,7 @@ def test_journals_where_others_can_write_are_neither_read_nor_removed(tmp_path, 
     journal = database.journal(PROBLEM, DEVICE)
     database.append(journal, (measured(3),))
     journal.close()
+    assert journal.path is not None
     aside = journal.path.with_name("x.json.corrupt-1")
     aside.write_bytes(b"")
     (place,) = [tmp_path] if not below else tmp_path.glob(below)

@@ -176,7 +176,9 @@ def make_private_directory(path: pathlib.Path) -> None:
             directory.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        if stat.S_IMODE(directory.stat().st_mode) & 0o777 != 0o700:
+        # Only what this process made, not what a link was put there for meanwhile.
+        mode = directory.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
             directory.chmod(0o700)  # a umask that denies the user as well
 
 
