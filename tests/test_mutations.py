@@ -33,10 +33,10 @@ from tracea_jax.runtime.nvrtc import Cubin
 from tracea_jax.tuning import exchange, files, formats, records, upkeep
 from tracea_jax.tuning.answers import Answer, legal_choice
 from tracea_jax.tuning.cache import Database
-from tracea_jax.tuning.environment import Environment
+from tracea_jax.tuning.environment import Environment, environment_key
 from tracea_jax.tuning.formats import Damaged, NewerSchema
 from tracea_jax.tuning.records import Entry
-from tracea_jax.tuning.store import Store
+from tracea_jax.tuning.store import Name, Store
 
 COUNT = [60, pytest.param(2000, marks=pytest.mark.slow)]
 counts = pytest.mark.parametrize("count", COUNT)
@@ -140,7 +140,9 @@ def everything(directory: pathlib.Path) -> list[bytes]:
 def check_kept(directory: pathlib.Path, content: bytes) -> None:
     """After a tuning, what the file held is in the cache or set aside."""
     try:
-        before = Entry.from_bytes(content).observations
+        whole = Entry.from_bytes(content)
+        Name.of(PROBLEM.to_json(), environment_key("matmul", DEVICE)).check(whole)
+        before = whole.observations
     except NewerSchema:
         assert content in everything(directory)
         return

@@ -55,6 +55,11 @@ class Name:
         key = problem_key(problem)
         return cls(environment=environment, op=problem["op"], problem=key)
 
+    def check(self, entry: Entry) -> None:
+        """Raises Damaged if the entry came here by a file that was renamed or moved."""
+        if Name.of(entry.problem, entry.environment.key) != self:
+            raise Damaged("it is about another problem or environment")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Store:
@@ -91,6 +96,7 @@ class Store:
         Raises:
           NewerSchema: if a newer version wrote it.
           Damaged: if it is unreadable; the file is set aside and a warning says where.
+            Also if the file belongs elsewhere; then it stays until one is written.
         """
         data = self._bytes(name)
         return None if data is None else self._entry(name, data, complete=complete)
@@ -165,10 +171,12 @@ class Store:
 
     def _entry(self, name: Name, data: bytes, *, complete: bool) -> Entry:
         try:
-            return Entry.from_bytes(data, complete=complete)
+            entry = Entry.from_bytes(data, complete=complete)
         except Damaged as e:
             self._set_aside(self.path(name), e)
             raise
+        name.check(entry)
+        return entry
 
     def write(
         self,
@@ -198,6 +206,7 @@ class Store:
             entry = dataclasses.replace(entry, observations=found)
             try:
                 stored = Entry.from_bytes(self._content(path))
+                name.check(stored)
                 entry = (combine or recorded)(entry, stored)
             except FileNotFoundError:
                 pass
