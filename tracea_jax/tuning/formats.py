@@ -52,7 +52,9 @@ def checked(data: bytes) -> bytes:
         return body
     except UNREADABLE as e:
         if (newer := _schema(data)) is not None and newer > SCHEMA:
-            raise NewerSchema(f"schema {newer} is newer than {SCHEMA}") from None
+            raise NewerSchema(
+                f"schema {ascii(newer)[:20]} is newer than {SCHEMA}"
+            ) from None
         raise Damaged(str(e) or type(e).__name__) from e
 
 

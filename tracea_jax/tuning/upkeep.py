@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -211,7 +212,11 @@ def _written_s(store: Store, name: Name, entry: Entry) -> float:
     try:
         return datetime.datetime.fromisoformat(entry.written).timestamp()
     except (ValueError, OverflowError, OSError):
+        pass
+    try:
         return store.path(name).stat().st_mtime
+    except OSError:
+        return math.inf  # another process removed it
 
 
 def _why_doomed(
