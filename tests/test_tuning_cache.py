@@ -270,6 +270,23 @@ def test_a_renamed_file_does_not_answer_for_another_problem(tmp_path):
     assert "another problem" in why_missed(database, other)
 
 
+def test_a_renamed_journal_tells_nothing_of_another_problem(tmp_path):
+    other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
+    database = Database(tmp_path)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(3),))
+    journal.close()
+    assert journal.path is not None
+    place = file_of(tmp_path, other).with_suffix(".1-0.journal")
+    renamed = journal.path.rename(place)
+    with pytest.warns(RuntimeWarning, match="about another problem"):
+        assert not Database(tmp_path).observations(other, DEVICE)
+    Database(tmp_path).record(entry(problem=other))
+    assert not Database(tmp_path).observations(other, DEVICE)
+    renamed.rename(journal.path)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+
+
 def test_a_moved_directory_does_not_answer_for_another_environment(tmp_path):
     other = dataclasses.replace(DEVICE, cores=64)
     Database(tmp_path).record(entry())

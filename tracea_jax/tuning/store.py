@@ -253,13 +253,17 @@ class Store:
         return union(entry.observations if entry else (), *journalled)
 
     def _journalled(self, path: pathlib.Path) -> files.Journalled | None:
-        """A journal's content; None, with a warning, if it cannot be read."""
+        """A journal's content; None, with a warning, if it cannot be used."""
         try:
             found = files.read_journal(path, self._top, self.whose)
         except FileNotFoundError:
             return None  # folded into the entry meanwhile
         except OSError as e:
             self._warn_unread(e)
+            return None
+        about = found.problem
+        if about is not None and problem_key(about) != path.name.partition(".")[0]:
+            warn_once(f"the journal {path} is about another problem and not used")
             return None
         return found
 
