@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import time
 from typing import Any
 
@@ -15,8 +16,9 @@ from any_entries import ENTRIES
 from hypothesis import strategies as st
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, file_of, measured
 
-from tracea_jax import cli, knowledge
+from tracea_jax import cli, knowledge, schema
 from tracea_jax.device import local_cpu
+from tracea_jax.runtime import trust
 from tracea_jax.tuning import measure
 from tracea_jax.tuning.answers.cache import Best, Database
 from tracea_jax.tuning.store import exchange, upkeep
@@ -437,3 +439,77 @@ def test_identities_of_observations_do_not_depend_on_new_fields():
     cold = dataclasses.replace(measured(3), cold_us=12.0)
     assert cold.identity == measured(3).identity == identity("gemm_cpu", cold.config)
     assert union([cold], [measured(3)]) == union([measured(3)], [cold]) == (cold,)
+
+
+def test_prune_bears_that_another_process_removes_an_entry(tmp_path, monkeypatch):
+    record(tmp_path, entry(written="some day"))
+    store = store_in(tmp_path)
+    heads = list(store.heads())
+    file_of(tmp_path).unlink()
+    monkeypatch.setattr(Store, "heads", lambda self: iter(heads))
+    assert upkeep.prune(store, older_than_s=1.0, max_entries=0, now_s=9e9) == ()
+
+
+# --- what is printed ------------------------------------------------------------------
+
+
+def check_lines(text: str, start: str) -> None:
+    assert schema.text(text) is None and "FORGED" in text
+    assert not [line for line in text.splitlines() if line.startswith("FORGED")]
+    assert start in text
+
+
+def test_a_file_forges_no_lines(capsys, cache_dir):
+    """Values of many lines are allowed; they are printed as parts of one."""
+    forged = "x\nFORGED"
+    config = {**dataclasses.asdict(choice(8).config), "later": forged}
+    hostile = dataclasses.replace(
+        entry(observations=[dataclasses.replace(failed(3), message=forged)]),
+        best=dataclasses.replace(
+            entry().best,
+            config=config,
+            runner_up={"variant": "xla", "config": {"a": forged}},
+        ),
+        verified={"a": forged},
+        tuner={"stop": forged, "merged": [{"written": forged, "a": [forged]}]},
+    )
+    record(cache_dir, hostile)
+    for command in (("list",), ("show", "matmul")):
+        _, out, _ = run(capsys, *command)
+        check_lines(out, "")
+    assert "  failed" not in run(capsys, "show", "matmul")[1]
+    _, out, _ = run(capsys, "prune", "--max-entries", "0", "--dry-run")
+    check_lines(out, "were written later")
+
+
+@pytest.mark.parametrize("name", ["x\x1b[2J", "x\nFORGED", "x\udcff"])
+def test_names_of_files_do_nothing_to_a_terminal(capsys, cache_dir, tmp_path, name):
+    record(cache_dir, entry())
+    place = cache_dir / "tuned" / name / "matmul"
+    trust.make_private_directory(place)
+    shutil.copy(file_of(cache_dir), place / f"{name}.json")
+    (place / f"{name}.json.corrupt-1").touch()
+    out_file = str(tmp_path / "out")
+    told = [
+        *run(capsys, "show", "matmul"),
+        *run(capsys, "verify"),
+        *run(capsys, "prune", "--older-than", "1s", "--dry-run"),
+        *run(capsys, "export", out_file, "--environment", "none"),
+    ]
+    for text in map(str, told):
+        assert schema.text(text) is None
+        assert not [line for line in text.splitlines() if line.startswith("FORGED")]
+    file = place / f"{name}.json"
+    file.write_bytes(b"damaged")
+    with pytest.warns(RuntimeWarning, match="damaged") as caught:
+        run(capsys, "list")
+    assert schema.text(str(caught[0].message)) is None
+
+
+@pytest.mark.parametrize("number", [b"[" + b"1," * 50_000 + b"1]", b"9" * 4000])
+def test_a_huge_schema_number_is_not_printed(tmp_path, number):
+    file = tmp_path / "archive"
+    file.write_bytes(b'{"schema": ' + number + b"}")
+    with pytest.raises((Damaged, NewerSchema)) as caught:
+        exchange.read(file)
+    assert len(str(caught.value)) < 1000

@@ -33,8 +33,12 @@ from tracea_jax.runtime.nvrtc import Cubin
 from tracea_jax.tuning.answers.answer import Answer, legal_choice
 from tracea_jax.tuning.answers.cache import Database
 from tracea_jax.tuning.store import exchange, files, formats, records, upkeep
-from tracea_jax.tuning.store.entries import Store
-from tracea_jax.tuning.store.environment import Environment
+from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.environment import (
+    Environment,
+    environment_key,
+    problem_key,
+)
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
 from tracea_jax.tuning.store.records import Entry
 
@@ -140,7 +144,9 @@ def everything(directory: pathlib.Path) -> list[bytes]:
 def check_kept(directory: pathlib.Path, content: bytes) -> None:
     """After a tuning, what the file held is in the cache or set aside."""
     try:
-        before = Entry.from_bytes(content).observations
+        whole = Entry.from_bytes(content)
+        Name.of(PROBLEM.to_json(), environment_key("matmul", DEVICE)).check(whole)
+        before = whole.observations
     except NewerSchema:
         assert content in everything(directory)
         return
@@ -193,9 +199,12 @@ def test_journals(tmp_path, count):
         read = files.read_journal(journal)
         Database(here).record(entry(observations=[measured(20)]))
         kept = {o.identity for o in Database(here).observations(PROBLEM, DEVICE)}
-        wanted = {o.identity for o in (*WHOLE.observations, *read.observations)}
+        about = PROBLEM.to_json() if read.problem is None else read.problem
+        is_mine = problem_key(about) == file.stem
+        mine = read.observations if is_mine else ()
+        wanted = {o.identity for o in (*WHOLE.observations, *mine)}
         assert wanted | {measured(20).identity} <= kept
-        assert not journal.exists()
+        assert journal.exists() == (not is_mine)
         assert not read.skipped or mutated in everything(here)
 
 

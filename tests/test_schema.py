@@ -21,9 +21,10 @@ from synthetic_bench import (
 from tracea_jax import cli, schema
 from tracea_jax.problem import GemmProblem, problem_from_json
 from tracea_jax.runtime import trust
+from tracea_jax.tuning.answers import cache
 from tracea_jax.tuning.answers.answer import legal_choice
 from tracea_jax.tuning.answers.cache import Database
-from tracea_jax.tuning.store import exchange, formats, records
+from tracea_jax.tuning.store import exchange, files, formats, records
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.records import Best, Entry, Observation
@@ -54,6 +55,7 @@ WRONG = [
     (("best", "time_us"), 1 << 4000),
     (("best", "variant"), ESCAPE),
     (("best", "variant"), 1),
+    (("best", "variant"), "a\u061cb"),
     (("best", "origin"), "a\nb"),
     (("best", "goal"), None),
     (("best", "runner_up"), []),
@@ -359,3 +361,60 @@ def test_annotations_are_checked(name, value, fits):
     else:
         with pytest.raises(schema.Mistyped, match="must be"):
             schema.check_types(record)
+
+
+# What two entries make together.
+
+
+def merged_twice(directory, *others: Entry) -> exchange.Merged:
+    """Archives that are right, one after the other, into a cache with an answer."""
+    Database(directory).record(WHOLE)
+    for other in others:
+        file = directory / "archive"
+        file.write_bytes(exchange.pack([other]))
+        merged = exchange.merge(Store.of_cache(directory), exchange.read(file))
+    return merged
+
+
+def nested(depth: int) -> list:
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize("what", ["long", "deep", "large"])
+def test_a_union_that_could_not_be_read_is_not_written(tmp_path, what, monkeypatch):
+    other = entry(choice(9), observations=[measured(9)], written="2000")
+    if what == "deep":
+        others = [dataclasses.replace(other, tuner={"later": nested(15)})]
+    elif what == "long":
+        tunings = [{"seed": seed} for seed in range(10_000)]
+        others = [dataclasses.replace(other, tuner={"merged": tunings})]
+    else:
+        long = dataclasses.replace(measured(20), message="x" * 9000)
+        monkeypatch.setattr(files, "LIMIT_BYTES", 9000)
+        others = [dataclasses.replace(other, observations=(long,))]
+    told = merged_twice(tmp_path, *others)
+    assert told.changed == 0 and "could read it again" in told.refused[0]
+    assert found(Database(tmp_path)).choice == choice(8)
+    assert not list(tmp_path.rglob("*.corrupt-*"))
+
+
+def test_a_tuning_whose_entry_could_not_be_read_is_kept_in_memory(tmp_path):
+    Database(tmp_path).record(WHOLE)
+    mistaken = dataclasses.replace(
+        entry(choice(9), written="2027"), verified={"error": ESCAPE}
+    )
+    with pytest.warns(RuntimeWarning, match="cannot be written.*read it again"):
+        Database(tmp_path).record(mistaken)
+    cache._unwritten.clear()
+    assert found(Database(tmp_path)).choice == choice(8)
+
+
+@pytest.mark.parametrize("last", ["~" * 256, "\U0010ffff" * 256])
+def test_nothing_claims_to_be_the_last_ever_recorded(tmp_path, last):
+    Database(tmp_path).record(dataclasses.replace(WHOLE, written=last))
+    for kc in (9, 10):
+        Database(tmp_path).record(entry(choice(kc), observations=[measured(kc)]))
+        assert found(Database(tmp_path)).choice == choice(kc)
+    (stored,) = Database(tmp_path).entries(complete=True)
+    assert len(stored.observations) == len(WHOLE.observations) + 1
+    assert not list(tmp_path.rglob("*.corrupt-*"))

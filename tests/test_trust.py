@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import shutil
@@ -21,8 +22,9 @@ from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
 from tracea_jax.tuning.answers.cache import Database
-from tracea_jax.tuning.store import exchange, files
+from tracea_jax.tuning.store import exchange, files, upkeep
 from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.records import union
 
 NOBODY = 65534
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX")
@@ -253,6 +255,27 @@ def test_a_local_cache_of_another_user_is_passed_over(tmp_path, monkeypatch):
         assert Options().directory != tmp_path / ".tracea"
 
 
+@needs_root
+def test_a_link_of_another_user_leads_to_no_cache(tmp_path, monkeypatch):
+    """Its maker decides which of the user's directories is taken for a cache."""
+    Database(tmp_path / "unpacked").record(entry())
+    save_kernel(tmp_path / "unpacked")
+    link = tmp_path / ".tracea"
+    link.symlink_to(tmp_path / "unpacked")
+    monkeypatch.chdir(tmp_path)
+    assert Options().directory == link and kernels.is_trusted(link)
+    assert found(Database(link)).origin == "tuned"
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.warns(RuntimeWarning, match="belongs to") as caught:
+        assert Options().directory != link
+        assert Database(link).lookup(PROBLEM, DEVICE) is None
+        assert Database(None, shared=(link,)).lookup(PROBLEM, DEVICE) is None
+        assert kernels.load(link, "sm_90a", KEY) is None
+        assert not kernels.is_trusted(link)
+        assert collected(link).kernels == 0
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077, 0o777])
 def test_a_cache_is_private_under_any_umask(tmp_path, umask):
     before = os.umask(umask)
@@ -269,6 +292,17 @@ def test_a_cache_is_private_under_any_umask(tmp_path, umask):
             assert not path.stat().st_mode & 0o022
         assert found(Database(tmp_path / "a" / "cache")).origin == "tuned"
         assert kernels.load(tmp_path / "a" / "cache", "sm_90a", KEY) == cubin()
+
+
+def test_a_user_without_a_home_has_a_cache_that_takes_nothing(tmp_path, monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert Options().directory == pathlib.Path("/.cache/tracea_jax")
 
 
 # What cannot be read.
@@ -471,26 +505,61 @@ def test_a_killed_export_is_cleaned_by_the_next(tmp_path):
     command = [sys.executable, "-c", KILLED_EXPORT, str(tmp_path), tmp_path / "out"]
     assert subprocess.run(command, cwd="/").returncode == 9
     (leftover,) = tmp_path.glob(".out.*.tmp")
-    mine = tmp_path / ".out.notes.tmp"  # no name of ours
-    mine.write_text("keep")
-    os.utime(mine, (1e9, 1e9))
+    # No names of ours.
+    names = ".out.notes.tmp", "out.2024.tmp", ".out.2024.tmp", f"out.{'0' * 16}.tmp"
+    mine = [tmp_path / name for name in names]
+    for file in mine:
+        file.write_text("keep")
+        os.utime(file, (1e9, 1e9))
     exchange.export(Store(tmp_path / "none"), tmp_path / "out")
     assert leftover.exists()  # its writer may be alive
     os.utime(leftover, (1e9, 1e9))
     exchange.export(Store(tmp_path / "none"), tmp_path / "out")
-    assert not leftover.exists() and mine.exists()
+    assert not leftover.exists() and all(file.exists() for file in mine)
+
+
+def test_an_export_replaces_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "out")
+    with pytest.raises(OSError, match="not a regular file"):
+        exchange.export(Store(tmp_path / "none"), tmp_path / "out")
+    assert stat.S_ISFIFO((tmp_path / "out").stat().st_mode)
 
 
 def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
     database = Database(tmp_path)
     journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    many = tuple(measured(kc) for kc in range(3, 60))
+    database.append(journal, many)
     journal.close()
-    monkeypatch.setattr(files, "LIMIT_BYTES", 10)
+    assert journal.path is not None
+    assert len(entry().to_bytes()) < 2000 < os.path.getsize(journal.path)
+    monkeypatch.setattr(files, "LIMIT_BYTES", 2000)
     with pytest.warns(RuntimeWarning, match="cannot be read"):
         Database(tmp_path).record(entry())
     monkeypatch.undo()
-    assert measured(3) in Database(tmp_path).observations(PROBLEM, DEVICE)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == union(many)
+
+
+@pytest.mark.parametrize("below", ["", "tuned", "tuned/*", "tuned/*/matmul"])
+def test_journals_where_others_can_write_are_neither_read_nor_removed(tmp_path, below):
+    database = Database(tmp_path)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(3),))
+    journal.close()
+    assert journal.path is not None
+    aside = journal.path.with_name("x.json.corrupt-1")
+    aside.write_bytes(b"")
+    (place,) = [tmp_path] if not below else tmp_path.glob(below)
+    place.chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w") as caught:
+        assert not Database(tmp_path).observations(PROBLEM, DEVICE)
+        tidied = {"older_than_s": 1.0, "journals": True, "now_s": 9e9}
+        assert not upkeep.prune(Store.of_cache(tmp_path), **tidied)
+    assert len(caught) == 1
+    place.chmod(0o700)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+    pruned = upkeep.prune(Store.of_cache(tmp_path), **tidied)
+    assert {p.path for p in pruned} == {aside, journal.path}
 
 
 # Collecting.
@@ -540,6 +609,24 @@ def test_the_collector_leaves_what_others_can_write(tmp_path):
     with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
         assert collected(tmp_path).kernels == 0
     assert kernels.path(tmp_path, "sm_90a", KEY).exists()
+
+
+def test_the_collector_waits_for_nobody_else(tmp_path):
+    """In a directory that others can write, the lock may be theirs for ever."""
+    save_kernel(tmp_path)
+    lock = os.open(tmp_path / "cubin" / ".lock", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (tmp_path / "cubin").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
+        within(60, lambda: collected(tmp_path))
+    os.close(lock)
+
+
+def test_the_collector_makes_no_lock_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cubin").symlink_to(tmp_path / "elsewhere")
+    collected(tmp_path)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_lock_that_is_a_link_makes_no_file(tmp_path):

@@ -36,7 +36,7 @@ from tracea_jax.tuning.answers.cache import (
 )
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store import files, formats, records
-from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.environment import environment, environment_key
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
@@ -274,6 +274,47 @@ def test_a_renamed_file_does_not_answer_for_another_problem(tmp_path):
     file_of(tmp_path).rename(file_of(tmp_path, other))
     database = Database(tmp_path)
     assert "another problem" in why_missed(database, other)
+
+
+def test_a_renamed_journal_tells_nothing_of_another_problem(tmp_path):
+    other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
+    database = Database(tmp_path)
+    journal = database.journal(PROBLEM, DEVICE)
+    database.append(journal, (measured(3),))
+    journal.close()
+    assert journal.path is not None
+    place = file_of(tmp_path, other).with_suffix(".1-0.journal")
+    renamed = journal.path.rename(place)
+    with pytest.warns(RuntimeWarning, match="about another problem"):
+        assert not Database(tmp_path).observations(other, DEVICE)
+    Database(tmp_path).record(entry(problem=other))
+    assert not Database(tmp_path).observations(other, DEVICE)
+    renamed.rename(journal.path)
+    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+
+
+def test_a_moved_directory_does_not_answer_for_another_environment(tmp_path):
+    other = dataclasses.replace(DEVICE, cores=64)
+    Database(tmp_path).record(entry())
+    here, there = (environment_key("matmul", d) for d in (DEVICE, other))
+    (tmp_path / "tuned" / here).rename(tmp_path / "tuned" / there)
+    assert Database(tmp_path).lookup(PROBLEM, other) is None
+    assert not Database(tmp_path).observations(PROBLEM, other)
+
+
+def test_what_a_renamed_file_says_is_not_mixed_with_another_problem(tmp_path):
+    other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
+    late = entry(choice(3), observations=[measured(3)], written="2026-01-02")
+    Database(tmp_path).record(late)
+    renamed = file_of(tmp_path).rename(file_of(tmp_path, other))
+    content = renamed.read_bytes()
+    assert not Database(tmp_path).observations(other, DEVICE)
+    with pytest.warns(RuntimeWarning, match="another problem.*renamed to"):
+        Database(tmp_path).record(entry(choice(4), problem=other))
+    assert found(Database(tmp_path), other).choice == choice(4)
+    assert not Database(tmp_path).observations(other, DEVICE)
+    (aside,) = renamed.parent.glob("*.corrupt-*")
+    assert aside.read_bytes() == content
 
 
 def test_recording_unites_with_what_is_stored(tmp_path):

@@ -142,7 +142,14 @@ def _check(name: str, value: str, valid: tuple[str, ...]) -> None:
 
 def _user_cache() -> pathlib.Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(base) if base else pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) if base else _home() / ".cache"
+
+
+def _home() -> pathlib.Path:
+    try:
+        return pathlib.Path.home()
+    except RuntimeError:  # no HOME, and a user that the system does not know
+        return pathlib.Path("/")  # as with an empty HOME; writing says what to set
 
 
 def device_for(platform: str, settings: Options | None = None) -> Device:

@@ -28,7 +28,7 @@ _DEPTH = 16  # of nested plain data; encoders can recurse far deeper
 # Control characters, characters that reorder text, line separators, lone surrogates.
 # ``str.isprintable`` would differ between versions of Python.
 _CONTROLS = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _INT = 1 << 63  # larger integers are not numbers to every reader of JSON
 
@@ -61,6 +61,12 @@ def visible(value: str) -> str:
     """The text, cut if too long, with escapes in place of unprintable characters."""
     value = value[: _TEXT_CHARACTERS // 10]
     return _CONTROLS.sub(lambda c: c[0] if c[0] in "\n\t" else ascii(c[0])[1:-1], value)
+
+
+def one_line(value: str, limit: int = 4000) -> str:
+    """The text as a part of a line that is printed, so that it cannot forge others."""
+    text = _CONTROLS.sub(lambda c: ascii(c[0])[1:-1], value[: limit + 1])
+    return text if len(value) <= limit else f"{text[:limit]}..."
 
 
 def anything(value: Any) -> str | None:

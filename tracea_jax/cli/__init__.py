@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tracea_jax import schema
 from tracea_jax.cli import cache, tuning
 from tracea_jax.cli.progress import Progress
 
@@ -21,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.command(args)
     except (ValueError, LookupError, OSError) as e:
-        print(f"tracea: {e}", file=sys.stderr)
+        print(f"tracea: {schema.visible(str(e))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tracea_jax import schema
 from tracea_jax.cli.entries import choice, line, shown, times
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _export(args: argparse.Namespace) -> int:
     if unknown := sorted(set(args.environment) - known):
         raise ValueError(
             f"environment {', '.join(unknown)} has no entries; there are "
-            + (", ".join(sorted(known)) or "none")
+            + (schema.one_line(", ".join(sorted(known))) or "none")
         )
     count = exchange.export(
         store, args.file, environments=args.environment, ops=args.op
@@ -137,7 +138,7 @@ def _merge(args: argparse.Namespace) -> int:
         dropped = conflict.dropped
         print(f"  dropped {choice(dropped)}, {times(dropped)} ({fewer}x)")
     for reason in merged.refused:
-        print(f"left out: {reason}", file=sys.stderr)
+        print(f"left out: {schema.one_line(reason)}", file=sys.stderr)
     print(
         f"{merged.added} added, {merged.changed} changed, {merged.unchanged} as they "
         f"were, {len(merged.conflicts)} conflicts, {len(merged.refused)} left out",
@@ -205,7 +206,8 @@ def _prune(args: argparse.Namespace) -> int:
         dry_run=args.dry_run,
     )
     for item in pruned:
-        what = item.path if item.entry is None else f"{item.path}: {line(item.entry)}"
+        path = schema.one_line(str(item.path))
+        what = path if item.entry is None else f"{path}: {line(item.entry)}"
         print(f"{what}: {item.reason}")
     would = "would be " if args.dry_run else ""
     print(f"{len(pruned)} files {would}removed", file=sys.stderr)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tracea_jax import schema
+
 if TYPE_CHECKING:
     from tracea_jax.tuning.store.entries import Name, Store
     from tracea_jax.tuning.store.records import Best, Entry, Observation
@@ -25,18 +27,27 @@ def line(entry: Entry) -> str:
     return f"{_problem(entry)}: {choice(best)}{unknown}, {times(best)}"
 
 
+def _of_config(config: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {_value(v)}" for k, v in config.items())
+
+
+def _value(value: Any) -> str:
+    """What a file may say in as many lines as it likes, in a part of one."""
+    return schema.one_line(str(value), 200)
+
+
 def _problem(entry: Entry) -> str:
     from tracea_jax.problem import problem_from_json
 
     try:
         return str(problem_from_json(entry.problem))
     except (ValueError, TypeError):  # of another version of the package
-        return json.dumps(entry.problem)
+        return schema.one_line(json.dumps(entry.problem))
 
 
 def choice(of: Any) -> str:
     """Variant and config of an answer or an observation."""
-    config = ", ".join(f"{k} {v}" for k, v in of.config.items())
+    config = _of_config(of.config)
     return of.variant + (f" [{config}]" if config else "")
 
 
@@ -53,14 +64,15 @@ def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
     """The lines that tell everything about a complete entry."""
     best, tuner = entry.best, entry.tuner
     yield _problem(entry)
-    yield f"  file         {store.path(name)}"
-    yield f"  environment  {entry.environment} ({name.environment})"
+    yield f"  file         {schema.one_line(str(store.path(name)))}"
+    key = schema.one_line(name.environment)
+    yield f"  environment  {entry.environment} ({key})"
     yield f"  best         {choice(best)}, {times(best)}"
     if best.cold_us:
         xla = f", XLA {best.xla_cold_us:.1f} us" if best.xla_cold_us else ""
         yield f"  cold         {best.cold_us:.1f} us{xla}"
     if second := best.runner_up:
-        config = ", ".join(f"{k} {v}" for k, v in second.get("config", {}).items())
+        config = _of_config(second.get("config", {}))
         time_us = second.get("time_us")
         yield f"  runner-up    {second.get('variant')} [{config}]" + (
             f", {time_us:.1f} us" if time_us else ""
@@ -70,13 +82,14 @@ def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
     facts = {k: v for k, v in tuner.items() if k != "merged"}
     yield f"  tuned        {entry.written}, {_facts(facts)}"
     for other in tuner.get("merged", ()):
-        yield f"  merged       {other.get('written')}, {_facts(other)}"
+        written = _value(other.get("written"))
+        yield f"  merged       {written}, {_facts(other)}"
     yield from _observations(entry.observations)
 
 
 def _facts(data: dict[str, Any]) -> str:
     return ", ".join(
-        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k} {v}"
+        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k} {_value(v)}"
         for k, v in data.items()
         if v not in ("", None) and k != "written"
     )
@@ -96,5 +109,7 @@ def _observations(observations: tuple[Observation, ...]) -> Iterator[str]:
     ):
         cold = f"{o.cold_us:.2f}" if o.cold_us else "-"
         time_us = f"{o.time_us:.2f}" if o.time_us else "-"
-        why = f": {o.failure} {o.message}".rstrip() if o.failure else ""
+        # Indented, as lines of a message could look like lines of this table.
+        message = o.message.replace("\n", "\n" + " " * 32)
+        why = f": {o.failure} {message}".rstrip() if o.failure else ""
         yield f"    {time_us:>10} {cold:>10} {o.repeats:>8}  {choice(o)}{why}"

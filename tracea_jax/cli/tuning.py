@@ -26,13 +26,14 @@ _EXAMPLES = """\
 
 
 def add(commands: Any, argv: Sequence[str]) -> None:
-    """Adds the command, with the ops and the functions that ``argv`` names.
+    """Adds the command.
 
-    Other commands need not wait until the ops are imported.
+    The ops are imported only for a command line that names this command.
 
     Args:
       commands: the subparsers to add to.
-      argv: the command line; each word MODULE:FUNCTION in it becomes a subcommand.
+      argv: the command line; each op, and each word MODULE:FUNCTION in it, becomes a
+        subcommand.
     """
     text = "measure the candidates of problems and keep the best"
     tune = commands.add_parser(

@@ -73,7 +73,10 @@ def collect(
       min_age_s: nothing written or used within that many seconds is removed.
     """
     freed = kernels = 0
-    with locked(directory, is_collector=True), _folders(directory) as folders:
+    with contextlib.ExitStack() as stack:
+        folders = stack.enter_context(_folders(directory))
+        if folders:  # else the lock could be another's, who never gives it back
+            stack.enter_context(locked(directory, is_collector=True))
         stored = [s for folder in folders for s in _stored(folder)]
         size = sum(s.size_bytes for s in stored)
         young = time.time() - min_age_s

@@ -21,6 +21,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
+from tracea_jax import schema
+
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 # A FIFO that nobody writes to would block the opening for ever.
@@ -35,7 +37,7 @@ def warn_once(message: str, key: str | None = None) -> None:
     key = key or message
     if key not in _warned:
         _warned.add(key)
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warnings.warn(schema.visible(message), RuntimeWarning, stacklevel=3)
 
 
 class Trust(enum.Enum):
@@ -87,7 +89,10 @@ def check(top: pathlib.Path | str, *below: str, trust: Trust = Trust.USER) -> No
     for name in ("", *below):
         place = f"{place}/{name}" if name else place
         try:
-            status = os.stat(place)
+            status = os.lstat(place)
+            if stat.S_ISLNK(status.st_mode):
+                _check_owner(place, status, owners, str(top))  # who made it decides
+                status = os.stat(place)
         except (FileNotFoundError, NotADirectoryError):
             return
         _check_status(place, status, owners, str(top))
@@ -107,17 +112,21 @@ def _owners(top: str, trust: Trust) -> set[int] | None:
 def _check_status(
     path: str, status: os.stat_result, owners: set[int], top: str
 ) -> None:
+    _check_owner(path, status, owners, top)
+    if status.st_mode & _OTHERS_WRITE:
+        raise Untrusted(
+            f"{path} can be written by others and is ignored: they could replace "
+            f"kernels; if nobody did, run `chmod -R go-w {top}`",
+            top,
+        )
+
+
+def _check_owner(path: str, status: os.stat_result, owners: set[int], top: str) -> None:
     if status.st_uid not in owners:
         raise Untrusted(
             f"{path} belongs to user {status.st_uid} and is ignored: its owner could "
             "replace kernels; set TRACEA_CACHE_DIR to a directory of your own, or name "
             "a cache whose owner you trust in TRACEA_CACHE_PATH",
-            top,
-        )
-    if status.st_mode & _OTHERS_WRITE:
-        raise Untrusted(
-            f"{path} can be written by others and is ignored: they could replace "
-            f"kernels; if nobody did, run `chmod -R go-w {top}`",
             top,
         )
 
@@ -138,6 +147,8 @@ def directory(
       OSError: if it cannot be opened.
     """
     place = name if parent is None else f"{name} in {top}"
+    if parent is None:
+        check(name)
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
     fd = os.open(name, flags | (0 if parent is None else NOFOLLOW), dir_fd=parent)
     try:
@@ -165,7 +176,9 @@ def make_private_directory(path: pathlib.Path) -> None:
             directory.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        if stat.S_IMODE(directory.stat().st_mode) & 0o777 != 0o700:
+        # Only what this process made, not what a link was put there for meanwhile.
+        mode = directory.lstat().st_mode
+        if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
             directory.chmod(0o700)  # a umask that denies the user as well
 
 
@@ -277,19 +290,29 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def remove_leftovers(path: pathlib.Path, min_age_s: float = _LEFTOVER_AGE_S) -> None:
+def remove_leftovers(path: pathlib.Path, *, is_locked: bool = False) -> None:
     """Removes the temporary files of killed writers of this file.
 
     Args:
       path: what they were writing.
-      min_age_s: younger ones stay; 0 for a caller who keeps writers away by a lock.
+      is_locked: whether it is a file of the cache, and the caller keeps writers away:
+        then young ones go too, and those that earlier versions named, which elsewhere
+        may be files of the user's.
     """
-    named = re.compile(rf"\.?{re.escape(path.name)}\.[0-9a-f]+\.tmp")
+    name = re.escape(path.name)
+    pattern = (
+        rf"\.?{name}\.[0-9a-f]+\.tmp"
+        if is_locked
+        else rf"\.{name}\.[0-9a-f]{{16}}\.tmp"
+    )
     with contextlib.suppress(OSError):
-        for name in filter(named.fullmatch, os.listdir(path.parent)):
+        for leftover in filter(re.compile(pattern).fullmatch, os.listdir(path.parent)):
             with contextlib.suppress(OSError):
-                leftover = path.with_name(name)
-                status = leftover.lstat()
-                is_old = time.time() - status.st_mtime >= min_age_s
-                if stat.S_ISREG(status.st_mode) and (is_old or not min_age_s):
-                    leftover.unlink()
+                _remove_leftover(path.with_name(leftover), is_locked)
+
+
+def _remove_leftover(path: pathlib.Path, is_locked: bool) -> None:
+    status = path.lstat()
+    is_old = time.time() - status.st_mtime >= _LEFTOVER_AGE_S
+    if stat.S_ISREG(status.st_mode) and (is_old or is_locked):
+        path.unlink()

@@ -1,8 +1,8 @@
 """The bench: prepares and verifies choices of one problem for the tuner.
 
-Each op describes its problems by a ``Workload`` (``ops/<op>/workload``); the op's
-record gives the tuner an ``OpBench`` of the workload. How prepared choices are timed is
-in ``tuning.measure``. Callers: the ops' workloads and records.
+An op's part of it, the ``Workload``, is in ``ops/<op>/workload``, and the op's record
+gives the tuner an ``OpBench`` of it. How prepared choices are timed is in
+``tuning.measure``. Callers: the workloads and the records.
 """
 
 from __future__ import annotations

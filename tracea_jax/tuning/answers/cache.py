@@ -339,17 +339,14 @@ class Database:
         self, problem: Problem, key: str, *, complete: bool
     ) -> Iterator[tuple[str, Entry | str]]:
         """Origin and entry of each source that has one, or why it is of no use."""
-        asked = problem.to_json()
-        name = Name.of(asked, key)
+        name = Name.of(problem.to_json(), key)
         for origin, source in self._fixed.get(key, self._sources):
             try:
                 entry = source.read(name, complete=complete)
             except (Damaged, NewerSchema) as e:
                 yield origin, f"the {origin} entry cannot be read: {e}"
                 continue
-            if entry is not None and canonical(entry.problem) != canonical(asked):
-                yield origin, f"the {origin} entry is about another problem"
-            elif entry is not None:
+            if entry is not None:
                 yield origin, entry
 
     def _near(self, problem: Problem, key: str) -> tuple[Neighbour, ...]:

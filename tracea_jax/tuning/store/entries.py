@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tracea_jax import schema
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.trust import Trust, warn_once
 from tracea_jax.tuning.store import files
@@ -47,6 +48,11 @@ class Name:
         """The name for ``Problem.to_json()`` in the environment with this key."""
         key = problem_key(problem)
         return cls(environment=environment, op=problem["op"], problem=key)
+
+    def check(self, entry: Entry) -> None:
+        """Raises Damaged if the entry came here by a file that was renamed or moved."""
+        if Name.of(entry.problem, entry.environment.key) != self:
+            raise Damaged("it is about another problem or environment")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,6 +90,7 @@ class Store:
         Raises:
           NewerSchema: if a newer version wrote it.
           Damaged: if it is unreadable; the file is set aside and a warning says where.
+            Also if the file belongs elsewhere; then it stays until one is written.
         """
         data = self._bytes(name)
         return None if data is None else self._entry(name, data, complete=complete)
@@ -96,6 +103,15 @@ class Store:
         """Raises ``trust.Untrusted`` if others decide what the entry is."""
         inner = () if self.top is None else (self.directory.name,)
         trust.check(self._top, *inner, name.environment, name.op, trust=self.whose)
+
+    def _is_trusted(self, environment: str, op: str) -> bool:
+        """Whether the files there count; if others decide what they are, it warns."""
+        try:
+            self._check(Name(environment=environment, op=op, problem=""))
+        except OSError as e:
+            self._warn_unread(e)
+            return False
+        return True
 
     def intact(self, name: Name) -> Entry:
         """The entry with its observations, without warnings or setting aside.
@@ -149,10 +165,12 @@ class Store:
 
     def _entry(self, name: Name, data: bytes, *, complete: bool) -> Entry:
         try:
-            return Entry.from_bytes(data, complete=complete)
+            entry = Entry.from_bytes(data, complete=complete)
         except Damaged as e:
             self._set_aside(self.path(name), e)
             raise
+        name.check(entry)
+        return entry
 
     def write(
         self,
@@ -170,6 +188,7 @@ class Store:
 
         Raises:
           NewerSchema: if the stored one must not be overwritten.
+          trust.Refused: if nobody could read the union again.
           OSError: if the directory cannot be written; what was stored still is.
         """
         with self._writing(name, entry.environment) as path:
@@ -181,12 +200,13 @@ class Store:
             entry = dataclasses.replace(entry, observations=found)
             try:
                 stored = Entry.from_bytes(self._content(path))
+                name.check(stored)
                 entry = (combine or recorded)(entry, stored)
             except FileNotFoundError:
                 pass
             except (Damaged, trust.Refused) as e:
                 warn_once(_damage(path, e, _rename_aside(path)))
-            trust.write_atomically(path, entry.to_bytes())
+            trust.write_atomically(path, _readable(entry))
             # Only now: a kill before this line finds the observations in the journals.
             # What could not be read stays.
             for orphan, held in journalled.items():
@@ -227,13 +247,17 @@ class Store:
         return union(entry.observations if entry else (), *journalled)
 
     def _journalled(self, path: pathlib.Path) -> files.Journalled | None:
-        """A journal's content; None, with a warning, if it cannot be read."""
+        """A journal's content; None, with a warning, if it cannot be used."""
         try:
             found = files.read_journal(path, self._top, self.whose)
         except FileNotFoundError:
             return None  # folded into the entry meanwhile
         except OSError as e:
             self._warn_unread(e)
+            return None
+        about = found.problem
+        if about is not None and problem_key(about) != path.name.partition(".")[0]:
+            warn_once(f"the journal {path} is about another problem and not used")
             return None
         return found
 
@@ -264,12 +288,16 @@ class Store:
                 yield name, entry
 
     def others(self) -> Iterator[pathlib.Path]:
-        """All files that are no entries, sorted."""
+        """All files that are no entries, sorted; not those that others decide about."""
         for environment in self.environments():
             place = self.directory / environment
+            if not self._is_trusted(environment, ""):
+                continue
             if os.path.lexists(place / "environment.json"):
                 yield place / "environment.json"
             for op in self._subdirectories(place):
+                if not self._is_trusted(environment, op):
+                    continue
                 yield from (
                     place / op / file
                     for file in self._files(place / op)
@@ -344,8 +372,8 @@ class Store:
         described = self.directory / name.environment / "environment.json"
         with self._locked(name.environment):
             # Whoever wrote them held this lock.
-            trust.remove_leftovers(described, 0.0)
-            trust.remove_leftovers(path, 0.0)
+            trust.remove_leftovers(described, is_locked=True)
+            trust.remove_leftovers(path, is_locked=True)
             if not os.path.lexists(described):
                 text = json.dumps(environment.to_json(), indent=1) + "\n"
                 trust.write_atomically(described, text.encode())
@@ -357,6 +385,8 @@ class Store:
     def _journals(self, name: Name) -> list[pathlib.Path]:
         """All journals of a problem, of living and dead processes."""
         place = self.path(name).parent
+        if not self._is_trusted(name.environment, name.op):
+            return []
         return [
             place / file
             for file in self._files(place)
@@ -409,10 +439,31 @@ class Store:
             return []
 
 
+def _readable(entry: Entry) -> bytes:
+    """The content of the entry's file.
+
+    Each of two entries may be within the limits and their union beyond: written, it
+    would be set aside as damaged, and with it what was stored before.
+
+    Raises:
+      trust.Refused: if it would not be read again.
+    """
+    try:
+        data = entry.to_bytes()
+        if len(data) > files.LIMIT_BYTES:
+            raise Damaged(f"it has {len(data)} bytes")
+        Entry.from_bytes(data)
+    except ValueError as e:
+        raise trust.Refused(f"nobody could read it again: {e}") from e
+    return data
+
+
 def recorded(entry: Entry, stored: Entry) -> Entry:
     """The union of an entry that is recorded now with what was stored before."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     written = after(entry.written, now, stored.written)
+    if schema.line(written) is not None:  # what is stored claims to be the last ever
+        written, stored = entry.written, dataclasses.replace(stored, written="")
     return merge(dataclasses.replace(entry, written=written), stored)
 
 

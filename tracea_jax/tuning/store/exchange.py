@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -74,8 +75,11 @@ def export(
       ops: names of those to take; all by default.
 
     Raises:
-      OSError: if the file cannot be written.
+      OSError: if the file cannot be written, or is a device or a pipe.
     """
+    # Replaced, /dev/null would be an archive from then on.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise trust.Refused(f"{path} is not a regular file")
     entries = []
     for name in store.names():
         wanted = not environments or name.environment in environments
@@ -170,7 +174,7 @@ def merge(store: Store, entries: Sequence[Entry]) -> Merged:
         name = Name.of(entry.problem, entry.environment.key)
         try:
             result = store.write(name, entry, combine=combine)
-        except NewerSchema as e:
+        except (NewerSchema, trust.Refused) as e:
             refused.append(f"{store.path(name)} is kept as it is: {e}")
             continue
         changed = "changed" if stored and result != stored[0] else "unchanged"

@@ -8,6 +8,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from tracea_jax.runtime import trust
 from tracea_jax.tuning.store.formats import parse_problem
@@ -85,10 +86,12 @@ class Journalled:
       observations: of all lines that can be read.
       skipped: number of whole lines that cannot be read; a torn one at the end is
         what a kill leaves and does not count.
+      problem: what they are about, as the first line says; None if it does not.
     """
 
     observations: tuple[Observation, ...]
     skipped: int
+    problem: dict[str, Any] | None = None
 
 
 class Journal:
@@ -194,9 +197,10 @@ def read_journal(
     """
     data = trust.read_file(path, LIMIT_BYTES, top=top, trust=whose)
     *lines, torn = data.split(b"\n")  # the last one is empty, or cut off by a kill
+    problem = parse_problem(lines[0]) if lines else None
     # A title comes again where it is not known whether the disk took the first one.
     lines = [line for line in lines if line.strip() and parse_problem(line) is None]
     parsed = [parse_observation(line) for line in lines]
     last = parse_observation(torn)
     found = tuple(o for o in (*parsed, last) if o is not None)
-    return Journalled(found, skipped=parsed.count(None))
+    return Journalled(found, skipped=parsed.count(None), problem=problem)

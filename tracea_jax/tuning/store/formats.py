@@ -46,13 +46,15 @@ def checked(data: bytes) -> bytes:
     try:
         header = json.loads(first.rstrip(b",") + b"}")
         if header["schema"] != SCHEMA:
-            raise Damaged(f"schema {header['schema']!r}")
+            raise Damaged(f"schema {ascii(header['schema'])[:60]}")
         if header["checksum"] != json.loads(expected[:-1] + b"}")["checksum"]:
             raise Damaged("its checksum is wrong")
         return body
     except UNREADABLE as e:
         if (newer := _schema(data)) is not None and newer > SCHEMA:
-            raise NewerSchema(f"schema {newer} is newer than {SCHEMA}") from None
+            raise NewerSchema(
+                f"schema {ascii(newer)[:20]} is newer than {SCHEMA}"
+            ) from None
         raise Damaged(str(e) or type(e).__name__) from e
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from tracea_jax import schema
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
@@ -37,7 +39,7 @@ class Finding:
     is_wrong: bool = True
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
+        return schema.one_line(f"{self.path}: {self.message}")
 
 
 def verify(
@@ -210,7 +212,11 @@ def _written_s(store: Store, name: Name, entry: Entry) -> float:
     try:
         return datetime.datetime.fromisoformat(entry.written).timestamp()
     except (ValueError, OverflowError, OSError):
+        pass
+    try:
         return store.path(name).stat().st_mtime
+    except OSError:
+        return math.inf  # another process removed it
 
 
 def _why_doomed(
