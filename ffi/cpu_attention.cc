@@ -29,7 +29,7 @@
 #include <cstdint>
 #include <string>
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "cpu_call.h"
 #include "xla/ffi/api/ffi.h"
 

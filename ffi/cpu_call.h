@@ -13,10 +13,10 @@
 #include <string_view>
 #include <utility>
 
-#include "gemm.h"
-#include "isa.h"
-#include "memory.h"
-#include "parallel.h"
+#include "common/isa.h"
+#include "common/memory.h"
+#include "common/parallel.h"
+#include "gemm/gemm.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {

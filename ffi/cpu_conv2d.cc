@@ -27,10 +27,10 @@
 #include <string>
 #include <string_view>
 
-#include "conv2d.h"
+#include "common/isa.h"
+#include "common/memory.h"
+#include "conv2d/conv2d.h"
 #include "cpu_call.h"
-#include "isa.h"
-#include "memory.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {

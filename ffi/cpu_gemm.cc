@@ -22,7 +22,7 @@
 #include <string_view>
 
 #include "cpu_call.h"
-#include "gemm.h"
+#include "gemm/gemm.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {

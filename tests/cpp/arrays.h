@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "gemm.h"
+#include "gemm/gemm.h"
 
 namespace tracea::cpu {
 

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "arrays.h"
-#include "attention.h"
+#include "attention/attention.h"
 #include "attention_reference.h"
-#include "parallel.h"
+#include "common/parallel.h"
 
 using namespace tracea::cpu;
 

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "arrays.h"
-#include "conv2d.h"
-#include "memory.h"
-#include "parallel.h"
+#include "common/memory.h"
+#include "common/parallel.h"
+#include "conv2d/conv2d.h"
 
 using namespace tracea::cpu;
 

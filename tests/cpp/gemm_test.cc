@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "arrays.h"
-#include "gemm.h"
-#include "parallel.h"
+#include "common/parallel.h"
+#include "gemm/gemm.h"
 
 using namespace tracea::cpu;
 
