@@ -17,11 +17,12 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kAmxAttention;
-const AttentionIsa kAmxAttention = {"amx", kAmxRows, kAmxCols, RunAttention,
-                                     kTilesAtOnce};
+const AttentionIsa kAmxAttention = {
+    Isa::kAmx, kAmxRows, kAmxCols, {RunAttention, ForwardBytes}, true};
 
 extern const AttentionGradientIsa kAmxAttentionGradient;
 const AttentionGradientIsa kAmxAttentionGradient = {
-    "amx", kAmxRows, kAmxCols, RunGradientOfQueries, RunGradientOfKeys, nullptr};
+    Isa::kAmx, kAmxRows, kAmxCols, {RunGradientOfQueries, GradientBytes},
+    {RunGradientOfKeys, GradientBytes}, {}, true};
 
 }  // namespace tracea::cpu

@@ -243,5 +243,6 @@ void AmxKernel::UpdateBlock(const Forward& f, int64_t j0, int64_t count, KeyFetc
 void RunAttention(const AttentionArgs& args, int64_t block_kv,
                   const AttentionRange& range, float* workspace) {
   const AmxScope scope;
-  RunForward<BF16, AmxKernel>(Forward(args, block_kv, range, workspace));
+  Workspace space(workspace);
+  RunForward<BF16, AmxKernel>(Forward(args, block_kv, range, space));
 }

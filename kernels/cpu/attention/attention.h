@@ -17,12 +17,14 @@
 
 #include <cstdint>
 
-#include "gemm/gemm.h"
+#include "common/isa.h"
+#include "common/memory.h"
+#include "common/types.h"
 
 namespace tracea::cpu {
 
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kAttentionPad = 32;  // the workspace pads rows and head_dim to it
+constexpr int64_t kAttentionBlock = 64;  // blocks of keys are multiples of it
 
 // Query i sees keys j with i - left <= j <= i + right, j <= i if causal, and j below its
 // example's number of keys. Queries from its number of queries on see none and give zero;
@@ -73,12 +75,19 @@ struct AttentionRange {
   int64_t batch, kv_head, row0, row1;
 };
 
+// One kernel: `run`, and the bytes that it lays out for ranges of at most so many rows.
+template <typename Args>
+struct AttentionKernel {
+  void (*run)(const Args& args, int64_t block, const AttentionRange& range,
+              float* workspace);
+  int64_t (*workspace_bytes)(const Args& args, int64_t block, int64_t rows);
+};
+
 struct AttentionIsa {
-  const char* name;
+  Isa isa;
   int64_t tile_m, tile_n;  // register tile, in elements
-  void (*forward)(const AttentionArgs& args, int64_t block_kv,
-                  const AttentionRange& range, float* workspace);
-  int64_t tiles_at_once = 1;  // that have scores in the workspace
+  AttentionKernel<AttentionArgs> forward;
+  bool only_bf16 = false;
 };
 
 // The gradient is computed in two passes, which both compute the weights once more: one
@@ -86,14 +95,11 @@ struct AttentionIsa {
 // then). So no two tasks add to the same sum. Or in one pass, where all of a head of keys
 // is one task, which takes row1 - row0 queries at a time.
 struct AttentionGradientIsa {
-  const char* name;
+  Isa isa;
   int64_t tile_m, tile_n;
-  void (*queries)(const AttentionGradientArgs& args, int64_t block,
-                  const AttentionRange& range, float* workspace);
-  void (*keys)(const AttentionGradientArgs& args, int64_t block,
-               const AttentionRange& range, float* workspace);
-  void (*head)(const AttentionGradientArgs& args, int64_t block,
-               const AttentionRange& range, float* workspace);  // null if there is none
+  AttentionKernel<AttentionGradientArgs> queries, keys;
+  AttentionKernel<AttentionGradientArgs> head;  // of nulls if there is none
+  bool only_bf16 = false;
 };
 
 // How a problem is cut into tasks.

@@ -16,11 +16,12 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kAvx2Attention;
-const AttentionIsa kAvx2Attention = {"avx2", kTileM, kTileN, RunAttention};
+const AttentionIsa kAvx2Attention = {
+    Isa::kAvx2, kTileM, kTileN, {RunAttention, ForwardBytes}};
 
 extern const AttentionGradientIsa kAvx2AttentionGradient;
 const AttentionGradientIsa kAvx2AttentionGradient = {
-    "avx2", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
-    RunGradientOfHead};
+    Isa::kAvx2, kTileM, kTileN, {RunGradientOfQueries, GradientBytes},
+    {RunGradientOfKeys, GradientBytes}, {RunGradientOfHead, HeadBytes}};
 
 }  // namespace tracea::cpu

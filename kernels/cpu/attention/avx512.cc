@@ -16,11 +16,12 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kAvx512Attention;
-const AttentionIsa kAvx512Attention = {"avx512", kTileM, kTileN, RunAttention};
+const AttentionIsa kAvx512Attention = {
+    Isa::kAvx512, kTileM, kTileN, {RunAttention, ForwardBytes}};
 
 extern const AttentionGradientIsa kAvx512AttentionGradient;
 const AttentionGradientIsa kAvx512AttentionGradient = {
-    "avx512", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
-    RunGradientOfHead};
+    Isa::kAvx512, kTileM, kTileN, {RunGradientOfQueries, GradientBytes},
+    {RunGradientOfKeys, GradientBytes}, {RunGradientOfHead, HeadBytes}};
 
 }  // namespace tracea::cpu

@@ -18,11 +18,12 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kAvx512Bf16Attention;
-const AttentionIsa kAvx512Bf16Attention = {"avx512_bf16", kTileM, kTileN, RunTiled<BF16>};
+const AttentionIsa kAvx512Bf16Attention = {
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiled<BF16>, ForwardBytes}, true};
 
 extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
 const AttentionGradientIsa kAvx512Bf16AttentionGradient = {
-    "avx512_bf16", kTileM, kTileN, RunTiledOfQueries<BF16>, RunTiledOfKeys<BF16>,
-    RunTiledOfHead<BF16>};
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiledOfQueries<BF16>, GradientBytes},
+    {RunTiledOfKeys<BF16>, GradientBytes}, {RunTiledOfHead<BF16>, HeadBytes}, true};
 
 }  // namespace tracea::cpu

@@ -19,11 +19,12 @@ namespace {
 }  // namespace
 
 extern const AttentionIsa kBaselineAttention;
-const AttentionIsa kBaselineAttention = {"baseline", kTileM, kTileN, RunAttention};
+const AttentionIsa kBaselineAttention = {
+    Isa::kBaseline, kTileM, kTileN, {RunAttention, ForwardBytes}};
 
 extern const AttentionGradientIsa kBaselineAttentionGradient;
 const AttentionGradientIsa kBaselineAttentionGradient = {
-    "baseline", kTileM, kTileN, RunGradientOfQueries, RunGradientOfKeys,
-    RunGradientOfHead};
+    Isa::kBaseline, kTileM, kTileN, {RunGradientOfQueries, GradientBytes},
+    {RunGradientOfKeys, GradientBytes}, {RunGradientOfHead, HeadBytes}};
 
 }  // namespace tracea::cpu

@@ -12,6 +12,14 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
 #include "attention/softmax_impl.h"
+#include "common/workspace_impl.h"
+
+constexpr int64_t kPad = 32;  // the workspace pads rows and head_dim to it
+static_assert(kPad % kRowTile == 0 || kEqualTiles, "whole tiles of rows must have room");
+static_assert(kPad % kKeyUnit == 0 && kAttentionBlock % kPad == 0,
+              "padded keys must have room in a block");
+static_assert(kTilesAtOnce * kRowTile * kAttentionBlock >= kMaxHeadDim,
+              "the mean of all values must have room among the scores");
 
 TRACEA_INLINE int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
@@ -70,7 +78,7 @@ TRACEA_INLINE void ForRowTiles(int64_t count, const Body& body) {
   }
 }
 
-// Parts of the workspace; their sizes are those of `PlanAttention`.
+// A task of the forward pass, and the buffers of it.
 struct Forward {
   const AttentionArgs& args;
   const AttentionRange& range;
@@ -80,22 +88,25 @@ struct Forward {
   Interval* seen;  // by each row
 
   Forward(const AttentionArgs& a, int64_t block_kv, const AttentionRange& r,
-          float* workspace)
+          Workspace& space)
       : args(a), range(r), rows{a, r}, block(block_kv) {
-    depth = RoundUp(a.head_dim, kAttentionPad);
-    width = RoundUp(a.head_dim, kAttentionPad);
-    const int64_t count = RoundUp(rows.count(), kAttentionPad);
-    keys = workspace;
-    values = keys + block * depth;
-    queries = values + block * width;
-    sums = queries + count * depth;
-    scores = sums + count * width;
-    weights = scores + kTilesAtOnce * kRowTile * block;
-    max = weights + kRowTile * block;
-    sum = max + count;
-    seen = (Interval*)(sum + count);
+    depth = width = RoundUp(a.head_dim, kPad);
+    const int64_t count = RoundUp(rows.count(), kPad);
+    keys = space.Take<float>(block * depth);
+    values = space.Take<float>(block * width);
+    queries = space.Take<float>(count * depth);
+    sums = space.Take<float>(count * width);
+    scores = space.Take<float>(kTilesAtOnce * kRowTile * block);
+    weights = space.Take<float>(kRowTile * block);
+    max = space.Take<float>(count);
+    sum = space.Take<float>(count);
+    seen = space.Take<Interval>(count);
   }
 };
+
+int64_t ForwardBytes(const AttentionArgs& args, int64_t block, int64_t rows) {
+  return BytesOf<Forward>(args, block, AttentionRange{0, 0, 0, rows});
+}
 
 // The row's bias and masks, on scores of the keys [j0, j0 + count). Those of the padding,
 // up to a multiple of kKeyUnit, become forbidden.
@@ -150,7 +161,7 @@ constexpr float kLseOfNone = 0.7f * kLowest;
 template <typename T>
 void FinishRows(const Forward& f) {
   const AttentionArgs& args = f.args;
-  float* mean = f.scores;  // their buffer is at least as wide
+  float* mean = f.scores;
   bool has_mean = false;
   for (int64_t row = 0; row < f.rows.count(); ++row) {
     const bool is_padding = f.rows.is_padding(row);

@@ -90,11 +90,13 @@ struct AmxGradient {
 void RunGradientOfQueries(const AttentionGradientArgs& args, int64_t block,
                           const AttentionRange& range, float* workspace) {
   const AmxScope scope;
-  RunQueryGradient<BF16, AmxGradient>(Gradient(args, block, range, workspace));
+  Workspace space(workspace);
+  RunQueryGradient<BF16, AmxGradient>(Gradient(args, block, range, space));
 }
 
 void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
                        const AttentionRange& range, float* workspace) {
   const AmxScope scope;
-  RunKeyGradient<BF16, AmxGradient>(Gradient(args, block, range, workspace));
+  Workspace space(workspace);
+  RunKeyGradient<BF16, AmxGradient>(Gradient(args, block, range, space));
 }

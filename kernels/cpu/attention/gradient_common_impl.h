@@ -34,7 +34,7 @@ Interval QueriesOf(const AttentionArgs& args, int64_t b, int64_t j) {
   return Intersect(queries, {0, args.q_len});
 }
 
-// Parts of the workspace; their sizes are those of `PlanAttentionGradient`.
+// A task of the gradient, and the buffers of it.
 struct Gradient {
   const AttentionGradientArgs& all;
   const AttentionArgs& args;
@@ -48,33 +48,32 @@ struct Gradient {
   Interval* seen;  // columns, by each row
 
   Gradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
-           float* workspace)
+           Workspace& space)
       : all(a), args(a.forward), range(r), rows{a.forward, r}, block(b) {
-    width = RoundUp(args.head_dim, kAttentionPad);
-    const int64_t count = RoundUp(rows.count(), kAttentionPad);
-    const auto take = [&](int64_t size) {
-      float* part = workspace;
-      workspace += size;
-      return part;
-    };
+    width = RoundUp(args.head_dim, kPad);
+    const int64_t count = RoundUp(rows.count(), kPad);
     for (int i = 0; i < 2; ++i) {
-      lhs[i] = take(count * width);
-      sums[i] = take(count * width);
-      transposed[i] = take(block * width);
-      stored[i] = take(block * width);
+      lhs[i] = space.Take<float>(count * width);
+      sums[i] = space.Take<float>(count * width);
+      transposed[i] = space.Take<float>(block * width);
+      stored[i] = space.Take<float>(block * width);
     }
-    scores = take(kRowTile * block);
-    dp = take(kRowTile * block);
-    weights = take(kRowTile * block);
-    ds = take(kRowTile * block);
-    row_lse = take(count);
-    row_delta = take(count);
-    col_lse = take(block);
-    col_delta = take(block);
-    extra = take(width);
-    seen = (Interval*)workspace;
+    scores = space.Take<float>(kRowTile * block);
+    dp = space.Take<float>(kRowTile * block);
+    weights = space.Take<float>(kRowTile * block);
+    ds = space.Take<float>(kRowTile * block);
+    row_lse = space.Take<float>(count);
+    row_delta = space.Take<float>(count);
+    col_lse = space.Take<float>(block);
+    col_delta = space.Take<float>(block);
+    extra = space.Take<float>(width);
+    seen = space.Take<Interval>(count);
   }
 };
+
+int64_t GradientBytes(const AttentionGradientArgs& args, int64_t block, int64_t rows) {
+  return BytesOf<Gradient>(args, block, AttentionRange{0, 0, 0, rows});
+}
 
 // A query's log-sum-exp in base 2; infinite if it saw no key, so that all weights are 0.
 TRACEA_INLINE float LseOf(const AttentionArgs& args, int64_t b, int64_t h, int64_t i) {

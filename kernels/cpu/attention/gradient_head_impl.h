@@ -29,31 +29,37 @@ struct HeadGradient {
   float *stored[2];  // q, do of a chunk, as rhs
   float *kept[2];    // ds, p of a chunk and a block, `block` elements a row
   float *packed;     // a tile of their columns
-  float *rest;       // for the chunk's `Gradient`
+  Workspace rest;    // for the `Gradient` of a chunk
 
   HeadGradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
-               float* workspace)
-      : all(a), args(a.forward), range(r), block(b) {
-    width = RoundUp(args.head_dim, kAttentionPad);
-    const int64_t chunk = RoundUp(r.row1 - r.row0, kAttentionPad);
-    const auto take = [&](int64_t size) {
-      float* part = workspace;
-      workspace += size;
-      return part;
-    };
+               Workspace& space)
+      : all(a), args(a.forward), range(r), block(b), rest(nullptr) {
+    width = RoundUp(args.head_dim, kPad);
+    const int64_t chunk = RoundUp(r.row1 - r.row0, kPad);
     for (int i = 0; i < 2; ++i) {
-      sums[i] = take(args.kv_len * width);
-      stored[i] = take(chunk * width);
-      kept[i] = take(chunk * block);
+      sums[i] = space.Take<float>(args.kv_len * width);
+      stored[i] = space.Take<float>(chunk * width);
+      kept[i] = space.Take<float>(chunk * (block / kWordDepth));
     }
-    packed = take(chunk * kAttentionPad);
-    rest = workspace;
+    packed = space.Take<float>(WordsIn(chunk) * kLhsStep);
+    rest = space;
+    Gradient(a, b, r, space);  // each chunk's has at most as many rows
+  }
+
+  // The chunk of these rows.
+  Gradient Chunk(const AttentionRange& rows) const {
+    Workspace space = rest;
+    return Gradient(all, block, rows, space);
   }
 
   float* KeptRow(int which, int64_t row) const {
     return kept[which] + row * (block / kWordDepth);
   }
 };
+
+int64_t HeadBytes(const AttentionGradientArgs& args, int64_t block, int64_t rows) {
+  return BytesOf<HeadGradient>(args, block, AttentionRange{0, 0, 0, rows});
+}
 
 // Queries [i0, i0 + count) of head h as rows; the keys that they see.
 template <typename T>
@@ -157,7 +163,8 @@ void RunChunk(const HeadGradient& head, const Gradient& g, int64_t h, int64_t i0
 template <typename T>
 void RunTiledOfHead(const AttentionGradientArgs& all, int64_t block,
                     const AttentionRange& range, float* workspace) {
-  const HeadGradient head(all, block, range, workspace);
+  Workspace space(workspace);
+  const HeadGradient head(all, block, range, space);
   const AttentionArgs& args = head.args;
   for (float* sums : head.sums) ClearWords(sums, 0, args.kv_len * head.width);
   const int64_t chunk = range.row1 - range.row0;
@@ -165,10 +172,10 @@ void RunTiledOfHead(const AttentionGradientArgs& all, int64_t block,
     const int64_t h = range.kv_head * args.group() + member;
     for (int64_t i = 0; i < args.q_len; i += chunk) {
       const AttentionRange rows{range.batch, range.kv_head, 0, Min(chunk, args.q_len - i)};
-      RunChunk<T>(head, Gradient(all, block, rows, head.rest), h, i);
+      RunChunk<T>(head, head.Chunk(rows), h, i);
     }
   }
-  const float* extra = GradientOfMeans<T>(Gradient(all, block, range, head.rest));
+  const float* extra = GradientOfMeans<T>(head.Chunk(range));
   for (int64_t j = 0; j < args.kv_len; ++j) {
     const int64_t at = KeyOffset(args, range, j);
     const float *dk = head.sums[0] + j * head.width, *dv = head.sums[1] + j * head.width;

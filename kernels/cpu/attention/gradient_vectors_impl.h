@@ -87,13 +87,15 @@ struct TiledGradient {
 template <typename T>
 void RunTiledOfQueries(const AttentionGradientArgs& args, int64_t block,
                        const AttentionRange& range, float* workspace) {
-  RunQueryGradient<T, TiledGradient<T>>(Gradient(args, block, range, workspace));
+  Workspace space(workspace);
+  RunQueryGradient<T, TiledGradient<T>>(Gradient(args, block, range, space));
 }
 
 template <typename T>
 void RunTiledOfKeys(const AttentionGradientArgs& args, int64_t block,
                     const AttentionRange& range, float* workspace) {
-  RunKeyGradient<T, TiledGradient<T>>(Gradient(args, block, range, workspace));
+  Workspace space(workspace);
+  RunKeyGradient<T, TiledGradient<T>>(Gradient(args, block, range, space));
 }
 
 #include "attention/gradient_head_impl.h"

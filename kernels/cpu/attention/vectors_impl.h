@@ -152,5 +152,6 @@ struct Tiled {
 template <typename T>
 void RunTiled(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
               float* workspace) {
-  RunForward<T, Tiled<T>>(Forward(args, block_kv, range, workspace));
+  Workspace space(workspace);
+  RunForward<T, Tiled<T>>(Forward(args, block_kv, range, space));
 }

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 
-// Only the first `bytes` may be used, for what watches memory in tests: a workspace is kept
-// for smaller needs, which must not go unnoticed beyond them.
+}  // namespace
+
 void Confine([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes,
              [[maybe_unused]] int64_t size) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -30,8 +30,6 @@ void Confine([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes,
   __asan_poison_memory_region(static_cast<char*>(data) + bytes, size - bytes);
 #endif
 }
-
-}  // namespace
 
 float* ThreadWorkspace(int64_t bytes) {
   struct Buffer {
@@ -52,7 +50,7 @@ float* ThreadWorkspace(int64_t bytes) {
     buffer.bytes = buffer.data ? size : 0;
     if (buffer.data) AdviseHugePages(buffer.data, size);
   }
-  Confine(buffer.data, bytes, buffer.bytes);
+  Confine(buffer.data, bytes, buffer.bytes);  // it may be longer, from an earlier call
   return static_cast<float*>(buffer.data);
 }
 

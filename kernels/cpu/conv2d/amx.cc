@@ -17,7 +17,8 @@ namespace {
 }  // namespace
 
 extern const ConvIsa kAmxConv;
-const ConvIsa kAmxConv = {"amx", kAmxRows, kAmxCols, sizeof(BF16), kMostSums,
-                          RunAmxConv, RunAmxWeightGrad, nullptr, nullptr};
+const ConvIsa kAmxConv = {
+    Isa::kAmx, kAmxRows, kAmxCols, sizeof(BF16), kMostSums, {RunAmxConv, AmxConvBytes},
+    {RunAmxWeightGrad, AmxWeightGradBytes}, {}, {}};
 
 }  // namespace tracea::cpu

@@ -19,7 +19,9 @@
 // Included by conv2d/amx.cc inside an unnamed namespace, after common/amx_impl.h.
 
 #include "common/activation_impl.h"
+#include "common/block_loop_impl.h"
 #include "common/element_impl.h"
+#include "common/workspace_impl.h"
 #include "conv2d/walk_impl.h"
 #include "conv2d/strip_impl.h"
 
@@ -27,26 +29,50 @@ static_assert(kAmxRows <= kMostRows, "windows of a whole block must have room");
 
 constexpr int64_t kBlockSize = kAmxRows * kAmxCols;  // f32 sums of a block
 constexpr int64_t kMostSums = int64_t{1} << 20;      // bytes of a row strip: L2
-constexpr int kMostSteps = 128;                      // of a block of depth: 4096 elements
+static_assert(kConvDepthUnit == kAmxDepth, "blocks of depth must be whole steps");
+constexpr int kMostSteps = kConvMostDepth / kAmxDepth;  // of a block of depth
 
-// Buffers of one task; AmxWorkspaceBytes in conv2d/conv2d.cc adds them up.
+// The steps of all of a row's depth, in which every run is filled up to whole steps.
+int64_t AllSteps(const ConvProduct& product) {
+  const Runs runs = RunsFrom(product, 0);
+  return product.y.taps * runs.per_line * CeilDiv(runs.length, kAmxDepth);
+}
+
+// The fewest rows of a block of rows in a line or strip, but for those at the ends.
+constexpr int64_t kLeastRows = kAmxRows / (1 + kMostUseless);
+static_assert(kLeastRows <= kFewestRows, "a strip of one line may be one block");
+
+// The most blocks of rows that `rows` rows are cut into. Each part of the images that sees
+// the same lines of taps ends with a block of fewer rows.
+int64_t MostRowBlocks(const ConvProduct& product, int64_t rows) {
+  return rows / kLeastRows + 8 + 2 * product.y.taps;
+}
+
+// Buffers of one task.
 struct AmxConvBuffers {
   float* staging;  // two blocks of sums
   float* bias;     // of a column strip
   BF16* lhs;       // a block of rows, packed
   BF16* rhs;       // a block of the weights, packed
-  BF16* strip;     // of the image; or the windows of a block of depth
-  float* sums;     // partial sums, block by block, if there are several blocks of depth
+  BF16* strip;     // of the image
+  float* sums;     // partial sums, block by block; null unless there are several blocks
+                   // of depth
 
-  AmxConvBuffers(const ConvBlocks& blocks, float* memory) {
-    staging = memory;
-    bias = staging + 2 * kBlockSize;
-    lhs = (BF16*)(bias + blocks.nc);
-    rhs = lhs + kAmxRows * blocks.kc;
-    strip = rhs + blocks.kc * blocks.nc;
-    sums = (float*)(strip + kStripSize);
+  AmxConvBuffers(const ConvProduct& product, const ConvBlocks& blocks, Workspace& space) {
+    staging = space.Take<float>(2 * kBlockSize);
+    bias = space.Take<float>(blocks.nc);
+    lhs = space.Take<BF16>(kAmxRows * blocks.kc);
+    rhs = space.Take<BF16>(blocks.kc * blocks.nc);
+    strip = space.Take<BF16>(kStripSize);
+    const bool several = AllSteps(product) > blocks.kc / kAmxDepth;
+    const int64_t row_blocks = MostRowBlocks(product, blocks.mc);
+    sums = several ? space.Take<float>(row_blocks * kAmxRows * blocks.nc) : nullptr;
   }
 };
+
+int64_t AmxConvBytes(const ConvProduct& product, const ConvBlocks& blocks) {
+  return BytesOf<AmxConvBuffers>(product, blocks);
+}
 
 // The steps of a block of depth.
 struct Steps {
@@ -230,6 +256,14 @@ struct PendingRows {
   }
 };
 
+// The columns of the bias that are a column strip's, as f32.
+void LoadConvBias(const ConvProduct& product, const Block& block, float* to) {
+  if (!product.bias) return;
+  for (int64_t c = 0; c < block.cols; c += kLanes) {
+    Store(to + c, LoadAs(product.bias_type, product.bias, block.j0 + c, block.cols - c));
+  }
+}
+
 // ---- Loops ----------------------------------------------------------------------------
 
 // Windows in the image, side by side, as the tiles are loaded from it.
@@ -270,16 +304,10 @@ bool FillsTiles(const ConvProduct& product) {
          10 * count >= 9 * 16 * CeilDiv(count, 16);
 }
 
-struct AmxConvBlock {
-  int64_t m0, m1, j0, cols;
-  bool first, last;  // of the blocks of depth
-  bool several;
-};
-
 template <typename Op>
 struct AmxConvRows {
   const ConvProduct& product;
-  const AmxConvBlock& block;
+  const Block& block;
   const Steps& steps;
   const AmxConvBuffers& buffers;
   SeenSteps seen{0, 0, 0};  // by the rows that come
@@ -292,8 +320,8 @@ struct AmxConvRows {
   TRACEA_INLINE void Multiply(const Lhs& lhs, int64_t rows) {
     for (int64_t c = 0; c < block.cols; c += kAmxCols, ++done) {
       const int64_t cols = Min(kAmxCols, block.cols - c);
-      float* sums = block.several ? buffers.sums + done * kBlockSize
-                                  : buffers.staging + (turn ^= 1) * kBlockSize;
+      float* sums = buffers.sums ? buffers.sums + done * kBlockSize
+                                 : buffers.staging + (turn ^= 1) * kBlockSize;
       const int64_t due = CeilDiv(pending.rows, Max(seen.count, 1));
       const int64_t panel = c / kAmxCols * steps.count;
       const BF16* rhs = buffers.rhs + (panel + seen.first) * kAmxStepSize;
@@ -384,9 +412,9 @@ struct AmxConvRows {
   void RunStrips(const StripShape& shape, const Interval& y, const Interval& taps) {
     seen = StepsOf(steps, taps);
     const int64_t across = product.x.rows, image = product.y.rows * across;
-    for (int64_t n = block.m0 / image; n * image < block.m1; ++n) {
-      const int64_t m0 = Max(block.m0 - n * image, y.begin * across);
-      const int64_t m1 = Min(block.m1 - n * image, y.end * across);
+    for (int64_t n = block.i0 / image; n * image < block.i1; ++n) {
+      const int64_t m0 = Max(block.i0 - n * image, y.begin * across);
+      const int64_t m1 = Min(block.i1 - n * image, y.end * across);
       for (int64_t m = m0; m < m1;) {
         const int64_t line = m / across;
         const int64_t next = Min((line + shape.most) * across, m1);
@@ -403,7 +431,7 @@ struct AmxConvRows {
     const Region region{y, {0, product.x.rows}};
     const Region whole = in_place ? Region{y, InteriorOf(product.x)} : Region{};
     WalkRows(
-        product, block.m0, block.m1, region, whole, kAmxRows, false,
+        product, block.i0, block.i1, region, whole, kAmxRows, false,
         [&](int64_t m, int64_t n, int64_t oy, int64_t ox, int64_t count) {
           Line(m, n, oy, ox, count);
         },
@@ -413,56 +441,37 @@ struct AmxConvRows {
 
 template <typename Op>
 void RunAmxConvWith(const ConvProduct& product, const ConvBlocks& blocks,
-                    const ConvRange& range, float* memory) {
-  const AmxConvBuffers buffers(blocks, memory);
+                    const MatrixRange& range, float* memory) {
+  Workspace space(memory);
+  const AmxConvBuffers buffers(product, blocks, space);
   const AmxScope scope;
-  const Runs runs = RunsFrom(product, 0);
-  const int64_t all =
-      product.y.taps * runs.per_line * CeilDiv(runs.length, kAmxDepth);
-  const int64_t most = blocks.kc / kAmxDepth;
-  const bool several = all > most;
+  const int64_t all = AllSteps(product);
   const bool in_place = all > 0 && FillsTiles(product);
-  const int64_t mc = several ? blocks.mc : range.m1 - range.m0;
-  const int64_t width = range.n1 - range.n0;
-  const int64_t nc =
-      CeilDiv(CeilDiv(width, CeilDiv(width, blocks.nc)), kAmxCols) * kAmxCols;
+  const int64_t mc = buffers.sums ? blocks.mc : range.m1 - range.m0;
+  const int64_t nc = EqualWidth(range, blocks.nc, kAmxCols);
   const StripShape shape = StripShapeOf(product);
   const bool in_strips =
-      all > 0 && !in_place &&
-      PaysInStrips(product, shape, CeilDiv(nc, kAmxCols));
+      all > 0 && !in_place && PaysInStrips(product, shape, CeilDiv(nc, kAmxCols));
   Steps steps;
-  for (int64_t j = range.n0; j < range.n1; j += nc) {
-    const int64_t cols = Min(nc, range.n1 - j);
-    if (product.bias) {
-      for (int64_t c = 0; c < cols; c += kLanes) {
-        Store(buffers.bias + c,
-              LoadAs(product.bias_type, product.bias, j + c, cols - c));
+  const BlockLoop loop{range, all, blocks.kc / kAmxDepth, nc, mc};  // in steps
+  loop.ForEach([&](const Block& block) {
+    if (loop.BeginsStrip(block)) LoadConvBias(product, block, buffers.bias);
+    CutSteps(product, block.p0, block.kc, &steps);
+    PackSteps(product, steps, block.j0, block.cols, buffers.rhs);
+    AmxConvRows<Op> rows{product, block, steps, buffers};
+    ForEachTapsSeen(product.y, [&](const Interval& y, const Interval& taps) {
+      if (in_strips) {
+        rows.RunStrips(shape, y, taps);
+      } else {
+        rows.Run(y, taps, in_place);
       }
-    }
-    for (int64_t m = range.m0; m < range.m1; m += mc) {
-      int64_t s = 0;
-      do {  // once if there is no depth: the epilogue of zero
-        CutSteps(product, s, Min(most, all - s), &steps);
-        PackSteps(product, steps, j, cols, buffers.rhs);
-        const AmxConvBlock block{m,      Min(m + mc, range.m1), j,      cols,
-                                 s == 0, s + most >= all,       several};
-        AmxConvRows<Op> rows{product, block, steps, buffers};
-        ForEachTapsSeen(product.y, [&](const Interval& y, const Interval& taps) {
-          if (in_strips) {
-            rows.RunStrips(shape, y, taps);
-          } else {
-            rows.Run(y, taps, in_place);
-          }
-        });
-        rows.pending.Finish(kAmxRows);
-        s += most;
-      } while (s < all);
-    }
-  }
+    });
+    rows.pending.Finish(kAmxRows);
+  });
 }
 
 void RunAmxConv(const ConvProduct& product, const ConvBlocks& blocks,
-                const ConvRange& range, float* workspace) {
+                const MatrixRange& range, float* workspace) {
   switch (product.activation) {
     case Activation::kNone:
       return RunAmxConvWith<Identity>(product, blocks, range, workspace);

@@ -17,7 +17,8 @@ namespace {
 
 extern const ConvIsa kAvx2Conv;
 const ConvIsa kAvx2Conv = {
-    "avx2", kTileM, kTileN, sizeof(float), kMostSums,
-    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+    Isa::kAvx2, kTileM, kTileN, sizeof(float), kMostSums, {RunConv, ConvBytes},
+    {RunWeightGrad, WeightGradBytes}, {RunDepthwise, DepthwiseBytes},
+    {RunDepthwiseWeightGrad, DepthwiseWeightGradBytes}};
 
 }  // namespace tracea::cpu

@@ -17,7 +17,8 @@ namespace {
 
 extern const ConvIsa kAvx512Conv;
 const ConvIsa kAvx512Conv = {
-    "avx512", kTileM, kTileN, sizeof(float), kMostSums,
-    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+    Isa::kAvx512, kTileM, kTileN, sizeof(float), kMostSums, {RunConv, ConvBytes},
+    {RunWeightGrad, WeightGradBytes}, {RunDepthwise, DepthwiseBytes},
+    {RunDepthwiseWeightGrad, DepthwiseWeightGradBytes}};
 
 }  // namespace tracea::cpu

@@ -19,7 +19,7 @@ namespace {
 
 extern const ConvIsa kAvx512Bf16Conv;
 const ConvIsa kAvx512Bf16Conv = {
-    "avx512_bf16", kTileM, kTileN, sizeof(BF16), kMostSums,
-    RunConvAs<BF16>, RunWeightGradAs<BF16>, nullptr, nullptr, true};
+    Isa::kAvx512Bf16, kTileM, kTileN, sizeof(BF16), kMostSums,
+    {RunConvAs<BF16>, ConvBytes}, {RunWeightGradAs<BF16>, WeightGradBytes}, {}, {}, true};
 
 }  // namespace tracea::cpu

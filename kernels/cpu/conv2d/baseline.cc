@@ -20,7 +20,8 @@ namespace {
 
 extern const ConvIsa kBaselineConv;
 const ConvIsa kBaselineConv = {
-    "baseline", kTileM, kTileN, sizeof(float), kMostSums,
-    RunConv, RunWeightGrad, RunDepthwise, RunDepthwiseWeightGrad};
+    Isa::kBaseline, kTileM, kTileN, sizeof(float), kMostSums, {RunConv, ConvBytes},
+    {RunWeightGrad, WeightGradBytes}, {RunDepthwise, DepthwiseBytes},
+    {RunDepthwiseWeightGrad, DepthwiseWeightGradBytes}};
 
 }  // namespace tracea::cpu

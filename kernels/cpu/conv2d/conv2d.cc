@@ -7,66 +7,25 @@
 #include <cstdint>
 #include <numeric>
 
-#include "common/isa.h"
+#include "common/blocking.h"
+#include "common/ladder.h"
 #include "common/memory.h"
 
 namespace tracea::cpu {
 
-extern const ConvIsa kBaselineConv;
-#if defined(__x86_64__)
-extern const ConvIsa kAvx2Conv;
-extern const ConvIsa kAvx512Conv;
-#if !defined(TRACEA_WITHOUT_AVX512_BF16)
-extern const ConvIsa kAvx512Bf16Conv;
-#endif
-#if !defined(TRACEA_WITHOUT_AMX)
-extern const ConvIsa kAmxConv;
-#endif
-#endif
+extern const ConvIsa kBaselineConv, kAvx2Conv, kAvx512Conv, kAvx512Bf16Conv, kAmxConv;
 
 namespace {
 
-constexpr int64_t kUnitDepth = 32;   // a step of the depth on AMX
-constexpr int64_t kMaxDepth = 4096;  // as kMostSteps in conv2d/amx_impl.h
 constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of weights
-constexpr int64_t kStripSize = int64_t{1} << 17;       // as in conv2d/strip_impl.h
 constexpr int64_t kDepthwiseCols = 256;                // channels whose weights fit L1
-constexpr int64_t kLineRows = 10;                      // as in conv2d/tile_impl.h
-constexpr int64_t kPixels = 4;                         // as in conv2d/depthwise_impl.h
 
-// By Isa, up to what this build has.
-constexpr const ConvIsa* kConvs[kIsaCount] = {
-    &kBaselineConv,
-#if defined(__x86_64__)
-    &kAvx2Conv,
-    &kAvx512Conv,
-#if !defined(TRACEA_WITHOUT_AVX512_BF16)
-    &kAvx512Bf16Conv,
-#else
-    &kAvx512Conv,
-#endif
-#if !defined(TRACEA_WITHOUT_AMX)
-    &kAmxConv,
-#endif
-#elif defined(__aarch64__)
-    &kBaselineConv,
-#endif
-};
+constexpr Ladder<ConvIsa> kConvs =
+    TRACEA_LADDER(&kBaselineConv, &kAvx2Conv, &kAvx512Conv, &kAvx512Bf16Conv, &kAmxConv,
+                  nullptr);
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }
-
-// Whether its packed operands are for vectors, not for matrices.
-bool UsesVectors(const ConvIsa& isa) { return isa.packed_bytes == 4 || isa.pairs; }
-
-// The longest step <= `limit` (a multiple of `unit`) that cuts `size` into equal parts.
-int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
-  limit = std::max(RoundUp(limit, unit), unit);
-  if (size <= limit) return std::max(RoundUp(size, unit), unit);
-  return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
-}
 
 const void* Offset(const void* data, int64_t elements, DType type) {
   return data ? static_cast<const char*>(data) + elements * ItemSize(type) : nullptr;
@@ -183,13 +142,6 @@ ConvProduct MakeProduct(const ConvArgs& args, int64_t phase_y, int64_t phase_x,
   return product;
 }
 
-// ---- Blocking -------------------------------------------------------------------------
-
-// Sizes of the largest product; k as the kernel walks it.
-struct Shape {
-  int64_t m, n, k;
-};
-
 // Most taps that a row sees along one axis.
 int64_t MostTaps(const ConvArgs& args, const ConvExtent& extent) {
   if (args.direction != ConvDirection::kInputGrad) return extent.w;
@@ -197,8 +149,24 @@ int64_t MostTaps(const ConvArgs& args, const ConvExtent& extent) {
   return CeilDiv(extent.w, apart);
 }
 
+// Of as many rows and taps as any group's and phase's product has: the first phase has the
+// most rows.
+ConvProduct LargestProduct(const ConvArgs& args) {
+  ConvProduct product = MakeProduct(args, 0, 0, 0);
+  product.y.taps = MostTaps(args, args.height);
+  product.x.taps = MostTaps(args, args.width);
+  return product;
+}
+
+// ---- Blocking -------------------------------------------------------------------------
+
+// Sizes of the largest product; k as the kernel walks it.
+struct Shape {
+  int64_t m, n, k;
+};
+
 Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
-  const int64_t taps_y = MostTaps(args, args.height), taps_x = MostTaps(args, args.width);
+  const int64_t taps_y = product.y.taps, taps_x = product.x.taps;
   // A depthwise kernel has a row for each tap, of all channels at once.
   const int64_t depth = taps_y * taps_x * (IsDepthwise(args) ? 1 : product.channels);
   if (args.direction == ConvDirection::kWeightGrad) {
@@ -208,8 +176,11 @@ Shape ShapeOf(const ConvArgs& args, const ConvProduct& product, bool in_steps) {
   // Runs of contiguous depth are filled up to whole steps.
   const int64_t run = product.channels * (product.merges_taps() ? taps_x : 1);
   const int64_t runs = taps_y * (product.merges_taps() ? 1 : taps_x);
-  return {product.rows(), product.columns, runs * RoundUp(run, kUnitDepth)};
+  return {product.rows(), product.columns, runs * RoundUp(run, kConvDepthUnit)};
 }
+
+// Whether its packed operands are for vectors, not for matrices.
+bool UsesVectors(const ConvIsa& isa) { return isa.packed_bytes == 4 || isa.pairs; }
 
 // Whether it is for convolutions like this one.
 bool Suits(const ConvIsa& isa, const ConvArgs& args, const ConvProduct& product) {
@@ -224,15 +195,15 @@ bool Suits(const ConvIsa& isa, const ConvArgs& args, const ConvProduct& product)
 const ConvIsa& IsaFor(const ConvIsa& wanted, const ConvArgs& args,
                       const ConvProduct& product) {
   if (Suits(wanted, args, product)) return wanted;
-  int isa = kIsaCount - 1;
-  while (kConvs[isa]->packed_bytes != 4) --isa;  // where AMX is, pairs are slow
-  return *kConvs[isa];
+  // Where AMX is, pairs are slow.
+  const auto widens = [](const ConvIsa& isa) { return isa.packed_bytes == 4; };
+  return *kConvs.Best(wanted.isa, widens);
 }
 
 ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& config) {
   ConvBlocks blocks{};
   const int64_t kc = config.kc > 0 ? config.kc : 576 * 4 / isa.packed_bytes;
-  blocks.kc = EqualStep(shape.k, std::min(kc, kMaxDepth), kUnitDepth);
+  blocks.kc = EqualStep(shape.k, std::min(kc, kConvMostDepth), kConvDepthUnit);
   // The packed block may take under half of L2: image, result and prefetches share.
   const int64_t fitting = L2Bytes() * 2 / 5 / (blocks.kc * isa.packed_bytes);
   const int64_t nc = config.nc > 0 ? config.nc : fitting;
@@ -243,33 +214,6 @@ ConvBlocks PlanBlocks(const ConvIsa& isa, const Shape& shape, const ConvConfig& 
                        isa.tile_m);
   blocks.mc = std::min(blocks.mc, std::max(RoundUp(shape.m, isa.tile_m), isa.tile_m));
   return blocks;
-}
-
-// As AmxConvBuffers in conv2d/amx_impl.h.
-int64_t AmxWorkspaceBytes(const ConvArgs& args, const Shape& shape,
-                          const ConvBlocks& blocks) {
-  // Blocks of rows in a line or strip have 10 rows or more, but for those at the ends: lines
-  // in strips have 12 or more, and up to three windows for each (PaysInStrips). Each part of
-  // the images that sees the same lines of taps ends with a block of others.
-  const int64_t row_blocks = blocks.mc / 10 + 8 + 2 * args.height.w;
-  const int64_t sums = blocks.kc < shape.k ? row_blocks * 32 * blocks.nc : 0;
-  return 4 * (2 * 32 * 32 + blocks.nc + sums) +
-         2 * (blocks.kc * (32 + blocks.nc) + kStripSize);
-}
-
-int64_t WorkspaceBytes(const ConvIsa& isa, const ConvArgs& args, const Shape& shape,
-                       const ConvBlocks& blocks) {
-  if (IsDepthwise(args)) {
-    const int64_t taps = args.height.w * args.width.w;
-    return 4 * blocks.nc * (1 + kPixels + taps);
-  }
-  if (!UsesVectors(isa)) return AmxWorkspaceBytes(args, shape, blocks);
-  // As ConvWorkspace in conv2d/tile_impl.h.
-  const int64_t packed = isa.packed_bytes * blocks.kc, line = 4 * (blocks.kc + 16);
-  const int64_t sums = blocks.kc < shape.k ? blocks.mc * blocks.nc : 0;
-  // By columns, lhs has whole vectors of rows, of at most 16 words.
-  return packed * blocks.nc + RoundUp(isa.tile_m, 16) * (packed + 64) +
-         std::max(isa.tile_m, kLineRows) * line + 4 * (blocks.nc + sums);
 }
 
 // Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
@@ -331,41 +275,37 @@ GemmArgs PlainProduct(const ConvArgs& args, const ConvProduct& product) {
 
 ConvPlan PlanPlainProduct(const ConvIsa& wanted, const GemmArgs& gemm,
                           const ConvConfig& config, int64_t threads) {
-  int isa = 0;
-  while (kConvs[isa] != &wanted) ++isa;
   ConvPlan plan{};
-  plan.gemm = UsableGemmIsa(static_cast<Isa>(isa), gemm);
+  plan.gemm = UsableGemmIsa(wanted.isa, gemm);
   plan.product =
       PlanGemm(*plan.gemm, gemm, 1, {config.kc, config.nc, config.tasks}, threads);
   plan.workspace_bytes = plan.product.workspace_bytes;
   return plan;
 }
 
-ConvKernel KernelOf(const ConvIsa& isa, const ConvArgs& args) {
+const ConvKernel& KernelOf(const ConvIsa& isa, const ConvArgs& args) {
   const bool depthwise = IsDepthwise(args);
   if (args.direction == ConvDirection::kWeightGrad) {
-    return depthwise ? isa.run_depthwise_weight_grad : isa.run_weight_grad;
+    return depthwise ? isa.depthwise_weight_grad : isa.weight_grad;
   }
-  return depthwise ? isa.run_depthwise : isa.run;
+  return depthwise ? isa.depthwise : isa.conv;
 }
 
 }  // namespace
 
-const ConvIsa* UsableConvIsa(const char* name) {
-  Isa isa;
-  return ParseIsa(name, &isa) ? kConvs[static_cast<int>(UsableIsa(isa))] : nullptr;
+const ConvIsa* UsableConvIsa(Isa wanted) {
+  return kConvs.Best(wanted, [](const ConvIsa&) { return true; });
 }
 
 ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig& config,
                   int64_t threads) {
   ConvPlan plan{};
-  // The first phase has the most rows; the depth of blocks is one for all phases.
-  const ConvProduct product = MakeProduct(args, 0, 0, 0);
+  const ConvProduct product = LargestProduct(args);
   if (IsPlainProduct(args, product)) {
     return PlanPlainProduct(wanted, PlainProduct(args, product), config, threads);
   }
   const ConvIsa& isa = IsaFor(wanted, args, product);
-  plan.kernel = KernelOf(isa, args);
+  plan.kernel = &KernelOf(isa, args);
   plan.phases_y = Phases(args, args.height);
   plan.phases_x = Phases(args, args.width);
   const Shape shape = ShapeOf(args, product, !UsesVectors(isa));
@@ -374,7 +314,7 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
   plan.groups = IsDepthwise(args) ? 1 : args.groups;
   plan.m = shape.m;
   plan.n = shape.n;
-  plan.workspace_bytes = WorkspaceBytes(isa, args, shape, plan.blocks);
+  plan.workspace_bytes = plan.kernel->workspace_bytes(product, plan.blocks);
   const int64_t per_thread = config.tasks > 0 ? std::min<int64_t>(config.tasks, 64) : 2;
   const bool serial = threads <= 1 || IsSmall(args, shape);
   const int64_t tasks = serial ? 1 : threads * per_thread;
@@ -383,13 +323,11 @@ ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig&
   return plan;
 }
 
-bool RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task) {
-  float* workspace = ThreadWorkspace(plan.workspace_bytes);
-  if (!workspace) return false;
+void RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task,
+                 float* workspace) {
   if (plan.gemm) {
     const GemmArgs gemm = PlainProduct(args, MakeProduct(args, 0, 0, 0));
-    plan.gemm->run(gemm, plan.product.blocks, plan.product.Range(task), workspace);
-    return true;
+    return plan.gemm->run(gemm, plan.product.blocks, plan.product.Range(task), workspace);
   }
   const auto next = [&task](int64_t count) {
     const int64_t at = task % count;
@@ -405,11 +343,10 @@ bool RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task) {
     const ConvProduct product = MakeProduct(args, phase_y, phase_x, group);
     const bool by_weight = args.direction == ConvDirection::kWeightGrad;
     const int64_t m = by_weight ? plan.m : product.rows();
-    const ConvRange range{m0, std::min(m0 + plan.m_step, m), n0,
-                          std::min(n0 + plan.n_step, product.columns)};
-    if (range.m0 < range.m1) plan.kernel(product, plan.blocks, range, workspace);
+    const MatrixRange range{m0, std::min(m0 + plan.m_step, m), n0,
+                            std::min(n0 + plan.n_step, product.columns)};
+    if (range.m0 < range.m1) plan.kernel->run(product, plan.blocks, range, workspace);
   }
-  return true;
 }
 
 }  // namespace tracea::cpu

@@ -28,6 +28,8 @@
 
 #include <cstdint>
 
+#include "common/isa.h"
+#include "common/types.h"
 #include "gemm/gemm.h"
 
 namespace tracea::cpu {
@@ -110,28 +112,30 @@ struct ConvConfig {
   int64_t tasks;  // ranges per thread
 };
 
-// Half-open part [m0, m1) x [n0, n1) of a product's result.
-struct ConvRange {
-  int64_t m0, m1, n0, n1;
-};
-
 // Blocking as the kernel uses it; made by `PlanConv`.
 struct ConvBlocks {
   int64_t kc, nc, mc;
 };
 
-using ConvKernel = void (*)(const ConvProduct& product, const ConvBlocks& blocks,
-                            const ConvRange& range, float* workspace);
+constexpr int64_t kConvDepthUnit = 32;    // kc is a multiple of it,
+constexpr int64_t kConvMostDepth = 4096;  // and at most this
+
+struct ConvKernel {
+  void (*run)(const ConvProduct& product, const ConvBlocks& blocks,
+              const MatrixRange& range, float* workspace);
+  // That `run` lays out, for any range. It grows with rows and taps.
+  int64_t (*workspace_bytes)(const ConvProduct& product, const ConvBlocks& blocks);
+};
 
 struct ConvIsa {
-  const char* name;
+  Isa isa;
   int64_t tile_m, tile_n;  // register tile, in elements
   int64_t packed_bytes;    // of an element of packed weights: 2 as bf16, else 4
   int64_t most_sums;       // bytes of partial sums that a row strip may have
-  ConvKernel run;          // forward and the input's gradient
-  ConvKernel run_weight_grad;
-  // The same for groups of one channel and one column, all at once; AMX has none.
-  ConvKernel run_depthwise, run_depthwise_weight_grad;
+  ConvKernel conv;         // forward and the input's gradient
+  ConvKernel weight_grad;
+  // The same for groups of one channel and one column, all at once; of f32 only.
+  ConvKernel depthwise, depthwise_weight_grad;
   bool pairs = false;  // vectors of pairs of bf16 (none are depthwise), of f32 otherwise
 };
 
@@ -141,7 +145,7 @@ struct ConvPlan {
   // but the workspace is set then.
   const GemmIsa* gemm;
   GemmPlan product;
-  ConvKernel kernel;
+  const ConvKernel* kernel;
   ConvBlocks blocks;
   int64_t phases_y, phases_x;
   int64_t groups, group_step;
@@ -163,11 +167,13 @@ struct ConvPlan {
 ConvPlan PlanConv(const ConvIsa& wanted, const ConvArgs& args, const ConvConfig& config,
                   int64_t threads);
 
-// Task `task` of the plan, on the calling thread; false if there is no memory.
-bool RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task);
+// Task `task` of the plan, on the calling thread.
+void RunConvTask(const ConvPlan& plan, const ConvArgs& args, int64_t task,
+                 float* workspace);
 
-// As `UsableGemmIsa`.
-const ConvIsa* UsableConvIsa(const char* name);
+// The kernels of the best instruction set, `wanted` at most, that build and machine have.
+// A convolution which they do not suit runs on those of a lower one.
+const ConvIsa* UsableConvIsa(Isa wanted);
 
 }  // namespace tracea::cpu
 

@@ -64,18 +64,36 @@ void WidenWeights(const ConvProduct& product, int64_t j, int64_t cols, int64_t n
              });
 }
 
+// Buffers of one task.
+struct DepthwiseBuffers {
+  float* bias;
+  float* sums;     // of some neighbours
+  float* weights;  // of all taps, as f32
+
+  DepthwiseBuffers(const ConvProduct& product, const ConvBlocks& blocks,
+                   Workspace& space) {
+    bias = space.Take<float>(blocks.nc);
+    sums = space.Take<float>(kPixels * blocks.nc);
+    weights = space.Take<float>(product.y.taps * product.x.taps * blocks.nc);
+  }
+};
+
+int64_t DepthwiseBytes(const ConvProduct& product, const ConvBlocks& blocks) {
+  return BytesOf<DepthwiseBuffers>(product, blocks);
+}
+
 template <typename T>
 void RunDepthwiseAs(const ConvProduct& product, const ConvBlocks& blocks,
-                    const ConvRange& range, float* memory) {
+                    const MatrixRange& range, float* memory) {
   const ConvAxis &y = product.y, &x = product.x;
   const int64_t nc = blocks.nc;
-  float* bias_memory = memory;
-  float* sums = bias_memory + nc;
-  float* weights = sums + kPixels * nc;
+  Workspace space(memory);
+  const DepthwiseBuffers buffers(product, blocks, space);
+  float *sums = buffers.sums, *weights = buffers.weights;
   Windows windows;
   for (int64_t j = range.n0; j < range.n1; j += nc) {
     const int64_t cols = Min(nc, range.n1 - j);
-    const float* bias = LoadConvBias(product, j, cols, bias_memory);
+    const float* bias = LoadConvBias(product, j, cols, buffers.bias);
     WidenWeights<T>(product, j, cols, nc, weights);
     for (int64_t m = range.m0; m < range.m1;) {
       // Windows of one line.
@@ -133,15 +151,28 @@ TRACEA_INLINE void AddLine(const ConvProduct& product, int64_t first, int64_t dy
   }
 }
 
+// Buffers of one task.
+struct DepthwiseWeightBuffers {
+  float* sums;  // of a tap
+
+  DepthwiseWeightBuffers(const ConvBlocks& blocks, Workspace& space)
+      : sums(space.Take<float>(blocks.nc)) {}
+};
+
+int64_t DepthwiseWeightGradBytes(const ConvProduct&, const ConvBlocks& blocks) {
+  return BytesOf<DepthwiseWeightBuffers>(blocks);
+}
+
 // The gradient of the weights: out[tap, c] = sum over windows of image[window, tap, c] *
 // weights[window, c], where `weights` is dy. Rows of the range are taps. Lines of windows
 // are summed one by one.
 template <typename T>
 void RunDepthwiseWeightGradAs(const ConvProduct& product, const ConvBlocks& blocks,
-                              const ConvRange& range, float* memory) {
+                              const MatrixRange& range, float* memory) {
   const ConvAxis &y = product.y, &x = product.x;
   const int64_t nc = blocks.nc;
-  float* sums = memory;
+  Workspace space(memory);
+  float* const sums = DepthwiseWeightBuffers(blocks, space).sums;
   ConvAxis one_tap = x;
   one_tap.taps = 1;
   for (int64_t j = range.n0; j < range.n1; j += nc) {
@@ -166,7 +197,7 @@ void RunDepthwiseWeightGradAs(const ConvProduct& product, const ConvBlocks& bloc
 }
 
 void RunDepthwiseWeightGrad(const ConvProduct& product, const ConvBlocks& blocks,
-                            const ConvRange& range, float* workspace) {
+                            const MatrixRange& range, float* workspace) {
   switch (product.in_type) {
     case DType::kF32:
       return RunDepthwiseWeightGradAs<F32>(product, blocks, range, workspace);
@@ -178,7 +209,7 @@ void RunDepthwiseWeightGrad(const ConvProduct& product, const ConvBlocks& blocks
 }
 
 void RunDepthwise(const ConvProduct& product, const ConvBlocks& blocks,
-                  const ConvRange& range, float* workspace) {
+                  const MatrixRange& range, float* workspace) {
   switch (product.in_type) {
     case DType::kF32:
       return RunDepthwiseAs<F32>(product, blocks, range, workspace);

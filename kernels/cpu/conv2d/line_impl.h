@@ -13,13 +13,13 @@ struct Pieces {
 
 // Adds the part of a block's depth that is in [begin, end), which is `offset` elements
 // after the first tap; false if there is no room.
-TRACEA_INLINE bool AddPiece(const ConvBlock& block, int64_t begin, int64_t end,
+TRACEA_INLINE bool AddPiece(const Block& block, int64_t begin, int64_t end,
                             int64_t offset, Pieces* pieces) {
-  const int64_t from = Max(begin, block.p), to = Min(end, block.p + block.depth);
+  const int64_t from = Max(begin, block.p0), to = Min(end, block.p0 + block.kc);
   if (from >= to) return true;
   if (pieces->count == kMostPieces) return false;
   const int64_t i = pieces->count++;
-  pieces->depth[i] = (from - block.p) / kWordDepth;
+  pieces->depth[i] = (from - block.p0) / kWordDepth;
   pieces->offset[i] = (offset + from - begin) / kWordDepth;
   pieces->length[i] = (to - from) / kWordDepth;
   pieces->longest = Max(pieces->longest, pieces->length[i]);
@@ -27,7 +27,7 @@ TRACEA_INLINE bool AddPiece(const ConvBlock& block, int64_t begin, int64_t end,
 }
 
 // The pieces of a block's depth that are of these taps; false if they are too many.
-bool CutDepth(const ConvProduct& product, const ConvBlock& block, const Region& taps,
+bool CutDepth(const ConvProduct& product, const Block& block, const Region& taps,
               Pieces* pieces) {
   const int64_t channels = product.channels;
   const int64_t next_tap = product.x.tap_step * product.pixel;

@@ -8,9 +8,10 @@
 //          distances ask for; they go on into the next line.
 //   plane  every y.step-th line: those that a tap shows to the lines of rows in turn
 
-constexpr int64_t kStripSize = int64_t{1} << 17;  // elements; as in AmxWorkspaceBytes
+constexpr int64_t kStripSize = int64_t{1} << 17;  // elements
 constexpr int64_t kFewestLines = 4;  // of rows in a strip: the next copies lines again
-constexpr int64_t kFewestRows = 12;  // of a line; as in AmxWorkspaceBytes
+constexpr int64_t kFewestRows = 12;  // of a line
+constexpr int64_t kMostUseless = 2;  // windows of no use for each row
 
 struct StripShape {
   bool pixels;     // once
@@ -46,7 +47,7 @@ inline bool PaysInStrips(const ConvProduct& product, const StripShape& shape,
   if (x.rows < kFewestRows || shape.most < Min(kFewestLines, y.rows)) return false;
   if (shape.row * (int64_t)sizeof(BF16) % 4096 == 0) return false;
   if (!shape.pixels) return RunsFrom(product, 0).per_line == 1 && y.taps >= 2 * y.step;
-  return panels * (shape.across - x.rows) <= 2 * x.rows;
+  return panels * (shape.across - x.rows) <= kMostUseless * x.rows;
 }
 
 // Elements [from, from + length) of a line of the image, whose elements count as zero

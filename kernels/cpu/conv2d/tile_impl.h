@@ -1,18 +1,28 @@
 // One register tile of a convolution's product. A part of conv2d/vectors_impl.h.
 
-// The memory that a task works in; `WorkspaceBytes` in conv2d/conv2d.cc adds it up.
-constexpr int kLineRows = kTileM < 10 ? 10 : kTileM;  // lines also keep a block's windows
+// Whether sums wait between blocks of depth in the result: they are f32, and rows of the
+// product are consecutive pixels there.
+bool KeepsInPlace(const ConvProduct& product) {
+  const bool in_order = product.y.out_step == 1 && product.x.out_step == 1;
+  return product.out_type == DType::kF32 && in_order;
+}
 
-struct ConvWorkspace {
-  float *rhs, *lhs, *bias, *lines, *sums;
+// Whether they wait in the workspace.
+bool BuffersSums(const ConvProduct& product, const ConvBlocks& blocks, int64_t depth) {
+  return !KeepsInPlace(product) && blocks.kc < depth;
+}
 
-  ConvWorkspace(const ConvBlocks& blocks, float* memory) {
-    rhs = memory;
+// What every product of packed operands needs.
+struct ConvBuffers {
+  float *rhs, *lhs, *bias;
+  float* sums;  // partial sums; null unless they wait here
+
+  ConvBuffers(const ConvBlocks& blocks, bool buffers_sums, Workspace& space) {
     const int64_t words = WordsIn(blocks.kc);
-    lhs = rhs + words * blocks.nc;
-    bias = lhs + kLhsStep * (words + kChunk);
-    lines = bias + blocks.nc;
-    sums = lines + kLineRows * (blocks.kc + kChunk);
+    rhs = space.Take<float>(words * blocks.nc);
+    lhs = space.Take<float>(kLhsStep * (words + kChunk));
+    bias = space.Take<float>(blocks.nc);
+    sums = buffers_sums ? space.Take<float>(blocks.mc * blocks.nc) : nullptr;
   }
 };
 
@@ -25,10 +35,13 @@ struct ConvSums {
   bool padded;  // whole tiles may be written, beyond the last column
 };
 
-struct ConvBlock {
-  int64_t m0, m1, j0, cols, p, depth;
-  bool first, last;  // of the blocks of depth
-};
+// Those of a block: none that are ever read if the block is all of the depth.
+ConvSums SumsOf(const ConvProduct& product, const ConvBuffers& buffers,
+                const Block& block, int64_t nc) {
+  if (buffers.sums) return {buffers.sums - block.i0 * nc - block.j0, nc, true};
+  if (!KeepsInPlace(product)) return {nullptr, 0, true};
+  return {(float*)product.out, product.out_pixel, false};
+}
 
 // Rows of a product's result: `count` of them, and where each lies.
 struct ConvRows {
@@ -77,7 +90,7 @@ TRACEA_INLINE void PrefetchTile(const ConvProduct& product, const ConvRows& rows
 // then partial store or epilogue. multiply(vecs, src, src_stride, dst, dst_stride) writes
 // src plus the product.
 template <typename Multiply>
-TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& block,
+TRACEA_INLINE void RunConvTile(const ConvProduct& product, const Block& block,
                                const ConvSums& partial, const ConvRows& rows, int64_t c,
                                const float* bias, const Multiply& multiply) {
   alignas(64) float buffer[kTileM * kTileN];
@@ -110,12 +123,12 @@ TRACEA_INLINE void RunConvTile(const ConvProduct& product, const ConvBlock& bloc
 }
 
 // The tiles of packed lhs rows, `words` deep, one for each panel of packed weights.
-TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const ConvBlock& block,
+TRACEA_INLINE void RunPackedRows(const ConvProduct& product, const Block& block,
                                  const ConvSums& partial, const ConvRows& rows,
                                  int64_t words, const float* lhs, const float* weights,
                                  const float* bias, LhsOrder order = kByRow) {
   for (int64_t c = 0; c < block.cols; c += kTileN) {
-    const float* rhs = weights + c * WordsIn(block.depth);
+    const float* rhs = weights + c * WordsIn(block.kc);
     RunConvTile(product, block, partial, rows, c, bias,
                 [&](int vecs, const float* src, int64_t src_stride, float* dst,
                     int64_t dst_stride) {

@@ -11,8 +11,30 @@
 //           for panel: tile product, and after the last windows the store
 
 static_assert(kMostRows == kAmxDepth, "each step has windows of its own");
-static_assert(kMostSteps * sizeof(Windows) <= kStripSize * sizeof(BF16),
-              "the windows of a block must fit where a strip would be");
+
+// Buffers of one task.
+struct AmxWeightBuffers {
+  float* staging;    // a block of sums
+  BF16* lhs;         // a block of rows, packed
+  BF16* rhs;         // dy of a block of windows, packed
+  Windows* windows;  // of that block, step by step
+  float* sums;       // partial sums, block by block; null unless there are several blocks
+                     // of windows
+
+  AmxWeightBuffers(const ConvProduct& product, const ConvBlocks& blocks,
+                   Workspace& space) {
+    staging = space.Take<float>(kBlockSize);
+    lhs = space.Take<BF16>(kAmxRows * blocks.kc);
+    rhs = space.Take<BF16>(blocks.kc * blocks.nc);
+    windows = space.Take<Windows>(blocks.kc / kAmxDepth);
+    const bool several = blocks.kc < product.rows();
+    sums = several ? space.Take<float>(blocks.mc * blocks.nc) : nullptr;
+  }
+};
+
+int64_t AmxWeightGradBytes(const ConvProduct& product, const ConvBlocks& blocks) {
+  return BytesOf<AmxWeightBuffers>(product, blocks);
+}
 
 // Rows [m, m + rows) of the product as elements of each window.
 struct WindowParts {
@@ -63,27 +85,29 @@ void StoreWeights(const ConvProduct& product, const float* sums, int64_t m, int6
   }
 }
 
-void RunAmxWeightBlock(const ConvProduct& product, const AmxConvBlock& block, int64_t p,
-                       int64_t depth, const AmxConvBuffers& buffers) {
-  const int64_t steps = CeilDiv(depth, kAmxDepth);
-  const auto windows_of = [&](int64_t s) { return Min(kAmxDepth, depth - s * kAmxDepth); };
-  Windows* windows = (Windows*)buffers.strip;
+void RunAmxWeightBlock(const ConvProduct& product, const Block& block,
+                       const AmxWeightBuffers& buffers) {
+  const int64_t steps = CeilDiv(block.kc, kAmxDepth);
+  const auto windows_of = [&](int64_t s) {
+    return Min(kAmxDepth, block.kc - s * kAmxDepth);
+  };
   for (int64_t s = 0; s < steps; ++s) {
-    LocateWindows(product, p + s * kAmxDepth, windows_of(s), windows + s);
+    LocateWindows(product, block.p0 + s * kAmxDepth, windows_of(s), buffers.windows + s);
   }
-  const BF16* dy = (const BF16*)product.weights + p * product.weights_stride + block.j0;
-  PackAmxRhs(dy, product.weights_stride, depth, block.cols, buffers.rhs);
+  const int64_t stride = product.weights_stride;
+  const BF16* dy = (const BF16*)product.weights + block.p0 * stride + block.j0;
+  PackAmxRhs(dy, stride, block.kc, block.cols, buffers.rhs);
   int64_t done = 0;  // blocks of sums
-  for (int64_t m = block.m0; m < block.m1; m += kAmxRows) {
-    const int64_t rows = Min(kAmxRows, block.m1 - m);
+  for (int64_t m = block.i0; m < block.i1; m += kAmxRows) {
+    const int64_t rows = Min(kAmxRows, block.i1 - m);
     const WindowParts row(product, m, rows);
     for (int64_t s = 0; s < steps; ++s) {
-      PackWindowStep(product, row, rows, windows[s], windows_of(s),
+      PackWindowStep(product, row, rows, buffers.windows[s], windows_of(s),
                      buffers.lhs + s * kAmxStepSize);
     }
     for (int64_t c = 0; c < block.cols; c += kAmxCols, ++done) {
       const int64_t cols = Min(kAmxCols, block.cols - c);
-      float* sums = block.several ? buffers.sums + done * kBlockSize : buffers.staging;
+      float* sums = buffers.sums ? buffers.sums + done * kBlockSize : buffers.staging;
       ConvTileProduct(steps, rows, cols, PackedLhs(buffers.lhs),
                       buffers.rhs + c / kAmxCols * steps * kAmxStepSize, sums,
                       !block.first, NoWork());
@@ -93,23 +117,11 @@ void RunAmxWeightBlock(const ConvProduct& product, const AmxConvBlock& block, in
 }
 
 void RunAmxWeightGrad(const ConvProduct& product, const ConvBlocks& blocks,
-                      const ConvRange& range, float* memory) {
-  const AmxConvBuffers buffers(blocks, memory);
+                      const MatrixRange& range, float* memory) {
+  Workspace space(memory);
+  const AmxWeightBuffers buffers(product, blocks, space);
   const AmxScope scope;
-  const int64_t all = product.rows();
-  const bool several = all > blocks.kc;
-  const int64_t mc = several ? blocks.mc : range.m1 - range.m0;
-  for (int64_t j = range.n0; j < range.n1; j += blocks.nc) {
-    const int64_t cols = Min(blocks.nc, range.n1 - j);
-    for (int64_t m = range.m0; m < range.m1; m += mc) {
-      int64_t p = 0;
-      do {  // once if there are no windows: zeros
-        const int64_t depth = Min(blocks.kc, all - p);
-        const AmxConvBlock block{m,      Min(m + mc, range.m1), j,      cols,
-                                 p == 0, p + depth == all,      several};
-        RunAmxWeightBlock(product, block, p, depth, buffers);
-        p += depth;
-      } while (p < all);
-    }
-  }
+  const int64_t mc = buffers.sums ? blocks.mc : range.m1 - range.m0;
+  const BlockLoop loop{range, product.rows(), blocks.kc, blocks.nc, mc};
+  loop.ForEach([&](const Block& block) { RunAmxWeightBlock(product, block, buffers); });
 }

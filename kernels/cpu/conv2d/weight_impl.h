@@ -42,59 +42,63 @@ void PackWindows(const ConvProduct& product, const Windows* windows, int64_t m,
   ForEachPart(product, m, rows, kLanes, pack);
 }
 
+// Buffers of one task.
+struct WeightWorkspace {
+  ConvBuffers packed;
+  Windows* windows;  // of a block of depth
+
+  WeightWorkspace(const ConvProduct& product, const ConvBlocks& blocks, Workspace& space)
+      : packed(blocks, BuffersSums(product, blocks, product.rows()), space) {
+    windows = space.Take<Windows>(CeilDiv(blocks.kc, kMostRows));
+  }
+};
+
+int64_t WeightGradBytes(const ConvProduct& product, const ConvBlocks& blocks) {
+  return BytesOf<WeightWorkspace>(product, blocks);
+}
+
+// The windows and dy of a block of depth, as RunWeightBlock reads them.
 template <typename T>
-void RunWeightBlock(const ConvProduct& product, const ConvBlock& block,
-                    const ConvSums& partial, const ConvWorkspace& space,
-                    const Windows* windows) {
+void PrepareWindows(const ConvProduct& product, const Block& block,
+                    const WeightWorkspace& space) {
+  for (int64_t q = 0; q < block.kc; q += kMostRows) {
+    LocateWindows(product, block.p0 + q, Min(kMostRows, block.kc - q),
+                  &space.windows[q / kMostRows]);
+  }
+  if (block.kc == 0) return;
+  const int64_t stride = product.weights_stride;
+  PackRhs((const T*)product.weights + block.p0 * stride + block.j0, stride, block.kc,
+          block.cols, space.packed.rhs);
+}
+
+template <typename T>
+void RunWeightBlock(const ConvProduct& product, const Block& block,
+                    const ConvSums& partial, const WeightWorkspace& space) {
   int64_t row[kTileM], out[kTileM];
-  int64_t row_blocks = CeilDiv(block.m1 - block.m0, kTileM);
-  for (int64_t m = block.m0; m < block.m1; --row_blocks) {
-    const int64_t rows = CeilDiv(block.m1 - m, row_blocks);
+  int64_t row_blocks = CeilDiv(block.i1 - block.i0, kTileM);
+  for (int64_t m = block.i0; m < block.i1; --row_blocks) {
+    const int64_t rows = CeilDiv(block.i1 - m, row_blocks);
     for (int64_t i = 0; i < rows; ++i) {
       row[i] = m + i;
       out[i] = (m + i) * product.out_pixel;
     }
-    PackWindows<T>(product, windows, m, rows, block.depth, space.lhs);
-    RunPackedRows(product, block, partial, ConvRows{row, out, rows},
-                  WordsIn(block.depth), space.lhs, space.rhs, nullptr, kByColumn);
+    PackWindows<T>(product, space.windows, m, rows, block.kc, space.packed.lhs);
+    RunPackedRows(product, block, partial, ConvRows{row, out, rows}, WordsIn(block.kc),
+                  space.packed.lhs, space.packed.rhs, nullptr, kByColumn);
     m += rows;
   }
 }
 
-static_assert(sizeof(Windows) <= kMostRows * kLineRows * sizeof(float),
-              "the windows of a block must fit where its lines would be");
-
 template <typename T>
 void RunWeightGradAs(const ConvProduct& product, const ConvBlocks& blocks,
-                     const ConvRange& range, float* memory) {
-  const ConvWorkspace space(blocks, memory);
-  Windows* windows = (Windows*)space.lines;
-  const int64_t all = product.rows();
-  const bool in_place = product.out_type == DType::kF32;
-  const bool buffered = !in_place && blocks.kc < all;
-  const int64_t mc = buffered ? blocks.mc : range.m1 - range.m0;
-  for (int64_t j = range.n0; j < range.n1; j += blocks.nc) {
-    const int64_t cols = Min(blocks.nc, range.n1 - j);
-    for (int64_t m = range.m0; m < range.m1; m += mc) {
-      const int64_t m1 = Min(m + mc, range.m1);
-      ConvSums partial{nullptr, 0, true};
-      if (in_place) partial = {(float*)product.out, product.out_pixel, false};
-      if (buffered) partial = {space.sums - m * blocks.nc - j, blocks.nc, true};
-      int64_t p = 0;
-      do {  // once if there are no windows: zeros
-        const int64_t depth = Min(blocks.kc, all - p);
-        for (int64_t q = 0; q < depth; q += kMostRows) {
-          LocateWindows(product, p + q, Min(kMostRows, depth - q),
-                        &windows[q / kMostRows]);
-        }
-        if (depth > 0) {
-          PackRhs((const T*)product.weights + p * product.weights_stride + j,
-                  product.weights_stride, depth, cols, space.rhs);
-        }
-        const ConvBlock block{m, m1, j, cols, p, depth, p == 0, p + depth == all};
-        RunWeightBlock<T>(product, block, partial, space, windows);
-        p += depth;
-      } while (p < all);
-    }
-  }
+                     const MatrixRange& range, float* memory) {
+  Workspace counted(memory);
+  const WeightWorkspace space(product, blocks, counted);
+  const int64_t mc = space.packed.sums ? blocks.mc : range.m1 - range.m0;
+  const BlockLoop loop{range, product.rows(), blocks.kc, blocks.nc, mc};
+  loop.ForEach([&](const Block& block) {
+    PrepareWindows<T>(product, block, space);
+    RunWeightBlock<T>(product, block, SumsOf(product, space.packed, block, blocks.nc),
+                      space);
+  });
 }

@@ -5,7 +5,7 @@
 #include "conv2d/vectors_impl.h"
 #include "conv2d/depthwise_impl.h"
 
-void RunConv(const ConvProduct& product, const ConvBlocks& blocks, const ConvRange& range,
+void RunConv(const ConvProduct& product, const ConvBlocks& blocks, const MatrixRange& range,
              float* workspace) {
   switch (product.in_type) {
     case DType::kF32:
@@ -18,7 +18,7 @@ void RunConv(const ConvProduct& product, const ConvBlocks& blocks, const ConvRan
 }
 
 void RunWeightGrad(const ConvProduct& product, const ConvBlocks& blocks,
-                   const ConvRange& range, float* workspace) {
+                   const MatrixRange& range, float* workspace) {
   switch (product.in_type) {
     case DType::kF32:
       return RunWeightGradAs<F32>(product, blocks, range, workspace);

@@ -16,7 +16,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAmxGemm;
-const GemmIsa kAmxGemm = {"amx", kAmxRows, kAmxCols, kAmxDepth, sizeof(BF16), RunAmxGemm,
-                          8, true};
+const GemmIsa kAmxGemm = {
+    Isa::kAmx, kAmxRows, kAmxCols, kAmxDepth, sizeof(BF16), RunAmxGemm, AmxBytes, 8, true};
 
 }  // namespace tracea::cpu

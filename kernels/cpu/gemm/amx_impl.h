@@ -15,19 +15,34 @@
 // Included by gemm/amx.cc inside an unnamed namespace, after common/amx_impl.h.
 
 #include "common/activation_impl.h"
+#include "common/block_loop_impl.h"
+#include "common/workspace_impl.h"
 #include "gemm/epilogue_impl.h"
 
 constexpr int64_t kBlockSize = kAmxRows * kAmxCols;  // f32 sums of a block
 constexpr int64_t kBlockLines = kBlockSize / 16;     // cache lines
 
-// Buffers of one task; see AmxWorkspaceBytes in gemm/gemm.cc.
+// Buffers of one task.
 struct AmxBuffers {
-  BF16* rhs;       // K blocks of panels: all of them if there are several row strips
-  BF16* lhs[2];    // row blocks of one K block, if packed: one in use, one on its way
   float* staging;  // two blocks of sums
   float* bias;     // of a column strip
-  float* sums;     // partial sums, block by block, if there are several K blocks
+  BF16* lhs[2];    // row blocks of one K block, if packed: one in use, one on its way
+  BF16* rhs;       // K blocks of panels: all of them if there are several row strips
+  float* sums;     // partial sums, block by block; null unless there are several K blocks
+
+  AmxBuffers(const GemmArgs& args, const GemmBlocks& blocks, Workspace& space) {
+    staging = space.Take<float>(2 * kBlockSize);
+    bias = space.Take<float>(blocks.nc);
+    for (BF16*& rows : lhs) rows = space.Take<BF16>(kAmxRows * blocks.kc);
+    rhs = space.Take<BF16>(blocks.rhs_depth * blocks.nc);
+    const bool several = blocks.kc < args.k;
+    sums = several ? space.Take<float>(blocks.mc * blocks.nc) : nullptr;
+  }
 };
+
+int64_t AmxBytes(const GemmArgs& args, const GemmBlocks& blocks) {
+  return BytesOf<AmxBuffers>(args, blocks);
+}
 
 TRACEA_INLINE Vec Join(const GemmArgs& args, Vec x, Vec residual) {
   return args.residual_op == ResidualOp::kMultiply ? x * residual : x + residual;
@@ -214,12 +229,6 @@ TRACEA_INLINE void PrefetchLines(const float* sums, int64_t share, int64_t count
   }
 }
 
-// One K block of one row strip: rows [i0, i1), columns [j0, j0 + cols).
-struct Block {
-  int64_t i0, i1, j0, cols, p0, kc;
-  bool first, last;  // of the K blocks
-};
-
 // The tile product of what there is of a block's rows and columns.
 template <typename Work>
 TRACEA_INLINE void TileProduct(int64_t steps, int64_t rows, int64_t cols,
@@ -281,52 +290,14 @@ void RunAmxBlock(const GemmArgs& args, const Block& block, const Block* next,
   pending.Finish(kAmxRows);
 }
 
-// The blocks of a range in the order of the picture above.
-struct BlockLoop {
-  const GemmArgs& args;
-  const GemmBlocks& blocks;
-  const GemmRange& range;
-  int64_t nc;
-
-  TRACEA_INLINE Block At(int64_t i, int64_t j, int64_t p) const {
-    const int64_t kc = Min(blocks.kc, args.k - p);
-    return {i,  Min(i + blocks.mc, range.m1), j, Min(nc, range.n1 - j), p, kc, p == 0,
-            p + kc == args.k};
-  }
-  TRACEA_INLINE Block First() const { return At(range.m0, range.n0, 0); }
-  // False if there is none.
-  TRACEA_INLINE bool Next(const Block& block, Block* next) const {
-    int64_t i = block.i0, j = block.j0, p = block.p0 + block.kc;
-    if (p >= args.k) {
-      p = 0;
-      i = block.i1;
-    }
-    if (i >= range.m1) {
-      i = range.m0;
-      j += nc;
-    }
-    if (j >= range.n1) return false;
-    *next = At(i, j, p);
-    return true;
-  }
-};
-
 template <typename Op>
-void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
             float* workspace) {
-  AmxBuffers buffers;
-  buffers.staging = workspace;
-  buffers.bias = buffers.staging + 2 * kBlockSize;
-  buffers.lhs[0] = (BF16*)(buffers.bias + blocks.nc);
-  buffers.lhs[1] = buffers.lhs[0] + kAmxRows * blocks.kc;
-  buffers.rhs = buffers.lhs[1] + kAmxRows * blocks.kc;
-  buffers.sums = (float*)(buffers.rhs + blocks.rhs_depth * blocks.nc);
-
+  Workspace space(workspace);
+  const AmxBuffers buffers(args, blocks, space);
   const AmxScope scope;
-  const int64_t width = range.n1 - range.n0;
-  const int64_t strips = CeilDiv(width, blocks.nc);
-  const int64_t nc = CeilDiv(CeilDiv(width, strips), kAmxCols) * kAmxCols;
-  const BlockLoop loop{args, blocks, range, nc};
+  const int64_t nc = EqualWidth(range, blocks.nc, kAmxCols);
+  const BlockLoop loop{range, args.k, blocks.kc, nc, blocks.mc};
   const bool kept = blocks.rhs_depth > blocks.kc;
   Block block = loop.First(), next;
   LhsFeed feed{blocks.packs_lhs};
@@ -335,7 +306,7 @@ void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& ran
   for (bool more = true; more; block = next) {
     BF16* rhs = buffers.rhs + (kept ? block.p0 * nc : 0);
     const bool packed = block.i0 > range.m0 && (kept || (block.first && block.last));
-    if (block.first && block.i0 == range.m0) {
+    if (loop.BeginsStrip(block)) {
       LoadBias(args, block.j0, block.cols, buffers.bias);
     }
     if (!packed) PackRhsBlock(args, block.p0, block.j0, block.kc, block.cols, rhs);
@@ -344,7 +315,7 @@ void RunAmx(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& ran
   }
 }
 
-void RunAmxGemm(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+void RunAmxGemm(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
                 float* workspace) {
   switch (args.activation) {
     case Activation::kNone:

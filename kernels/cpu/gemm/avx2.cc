@@ -16,7 +16,8 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAvx2Gemm;
-const GemmIsa kAvx2Gemm = {"avx2", kTileM, kTileN, kDepthUnit, sizeof(float),
-                           RunGemm, 1, false, false, kStreamDepth, kPair};
+const GemmIsa kAvx2Gemm = {
+    Isa::kAvx2, kTileM, kTileN, kDepthUnit, sizeof(float), RunGemm, GemmBytes,
+    1, false, false, kStreamDepth, kPair};
 
 }  // namespace tracea::cpu

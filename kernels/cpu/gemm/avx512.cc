@@ -20,7 +20,8 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAvx512Gemm;
-const GemmIsa kAvx512Gemm = {"avx512", kTileM, kTileN, kDepthUnit, sizeof(float),
-                             RunGemm, 1, false, false, kStreamDepth, kPair};
+const GemmIsa kAvx512Gemm = {
+    Isa::kAvx512, kTileM, kTileN, kDepthUnit, sizeof(float), RunGemm, GemmBytes,
+    1, false, false, kStreamDepth, kPair};
 
 }  // namespace tracea::cpu

@@ -17,7 +17,8 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kAvx512Bf16Gemm;
-const GemmIsa kAvx512Bf16Gemm = {"avx512_bf16", kTileM, kTileN, kDepthUnit, sizeof(BF16),
-                                 RunGeneral<BF16>, 2, false, true};
+const GemmIsa kAvx512Bf16Gemm = {
+    Isa::kAvx512Bf16, kTileM, kTileN, kDepthUnit, sizeof(BF16), RunGeneral<BF16>,
+    GeneralBytes, 2, false, true};
 
 }  // namespace tracea::cpu

@@ -19,7 +19,8 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kBaselineGemm;
-const GemmIsa kBaselineGemm = {"baseline", kTileM, kTileN, kDepthUnit, sizeof(float),
-                               RunGemm, 1, false, false, kStreamDepth, kPair};
+const GemmIsa kBaselineGemm = {
+    Isa::kBaseline, kTileM, kTileN, kDepthUnit, sizeof(float), RunGemm, GemmBytes,
+    1, false, false, kStreamDepth, kPair};
 
 }  // namespace tracea::cpu

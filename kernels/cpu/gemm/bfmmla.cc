@@ -15,7 +15,7 @@ namespace {
 }  // namespace
 
 extern const GemmIsa kBfmmlaGemm;
-const GemmIsa kBfmmlaGemm = {"bfmmla", kTileM, kTileN, kQuad, sizeof(BF16),
-                             RunBfmmlaGemm, 4};
+const GemmIsa kBfmmlaGemm = {
+    Isa::kBfmmla, kTileM, kTileN, kQuad, sizeof(BF16), RunBfmmlaGemm, BfmmlaBytes, 4};
 
 }  // namespace tracea::cpu

@@ -28,6 +28,8 @@
 // Included by gemm/bfmmla.cc inside an unnamed namespace, after common/vec_impl.h.
 
 #include "common/activation_impl.h"
+#include "common/block_loop_impl.h"
+#include "common/workspace_impl.h"
 #include "gemm/epilogue_impl.h"
 
 // 24 registers of sums, 4 of lhs and 3 of rhs at a time: 31 of 32.
@@ -38,13 +40,25 @@ constexpr int kTilePairs = kTileM / 2;
 constexpr int kColPairs = kTileN / 2;
 constexpr int64_t kTileSize = kTileM * kTileN;
 
-// Buffers of one task; see WorkspaceBytes in gemm/gemm.cc.
+// Buffers of one task.
 struct Buffers {
-  BF16* rhs;    // K blocks of panels: all of them if there are several row strips
-  BF16* lhs;    // a row block of one K block
   float* bias;  // of a column strip
-  float* sums;  // partial sums, tile by tile, if there are several K blocks
+  BF16* lhs;    // a row block of one K block
+  BF16* rhs;    // K blocks of panels: all of them if there are several row strips
+  float* sums;  // partial sums, tile by tile; null unless there are several K blocks
+
+  Buffers(const GemmArgs& args, const GemmBlocks& blocks, Workspace& space) {
+    bias = space.Take<float>(blocks.nc);
+    lhs = space.Take<BF16>(kTileM * blocks.kc);
+    rhs = space.Take<BF16>(blocks.rhs_depth * blocks.nc);
+    const bool several = blocks.kc < args.k;
+    sums = several ? space.Take<float>(blocks.mc * blocks.nc) : nullptr;
+  }
 };
+
+int64_t BfmmlaBytes(const GemmArgs& args, const GemmBlocks& blocks) {
+  return BytesOf<Buffers>(args, blocks);
+}
 
 // ---- Packing --------------------------------------------------------------------------
 
@@ -181,12 +195,6 @@ constexpr TileProductFn kTileProducts[kTilePairs] = {TileProduct<1>, TileProduct
 
 // ---- Loops ----------------------------------------------------------------------------
 
-// One K block of one row strip: rows [i0, i1), columns [j0, j0 + cols).
-struct Block {
-  int64_t i0, i1, j0, cols, p0, kc;
-  bool first, last;  // of the K blocks
-};
-
 void RunBlock(const GemmArgs& args, const Block& block, const Buffers& buffers,
               const BF16* rhs, const float* bias) {
   const int64_t panel = CeilDiv(block.kc, kQuad) * kQuad * kTileN;
@@ -208,33 +216,22 @@ void RunBlock(const GemmArgs& args, const Block& block, const Buffers& buffers,
   }
 }
 
-void RunBfmmlaGemm(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
-                   float* workspace) {
-  Buffers buffers;
-  buffers.bias = workspace;
-  buffers.lhs = (BF16*)(buffers.bias + blocks.nc);
-  buffers.rhs = buffers.lhs + kTileM * blocks.kc;
-  buffers.sums = (float*)(buffers.rhs + blocks.rhs_depth * blocks.nc);
-
-  // Strips of equal width: a narrow last one would use each packed lhs too little.
-  const int64_t width = range.n1 - range.n0;
-  const int64_t strips = CeilDiv(width, blocks.nc);
-  const int64_t nc = CeilDiv(CeilDiv(width, strips), kTileN) * kTileN;
+void RunBfmmlaGemm(const GemmArgs& args, const GemmBlocks& blocks,
+                   const MatrixRange& range, float* workspace) {
+  Workspace space(workspace);
+  const Buffers buffers(args, blocks, space);
+  const int64_t nc = EqualWidth(range, blocks.nc, kTileN);
   const bool kept = blocks.rhs_depth > blocks.kc || blocks.kc >= args.k;
-  for (int64_t j = range.n0; j < range.n1; j += nc) {
-    const int64_t cols = Min(nc, range.n1 - j);
-    const float* bias = LoadBias(args, j, cols, buffers.bias);
-    for (int64_t i = range.m0; i < range.m1; i += blocks.mc) {
-      int64_t p = 0;
-      do {  // once if k == 0: the epilogue of zero
-        const int64_t kc = Min(blocks.kc, args.k - p);
-        BF16* rhs = buffers.rhs + (kept ? p * nc : 0);
-        if (i == range.m0 || !kept) PackRhsBlock(args, p, j, kc, cols, rhs);
-        const Block block{i, Min(i + blocks.mc, range.m1), j, cols, p, kc, p == 0,
-                          p + kc == args.k};
-        RunBlock(args, block, buffers, rhs, bias);
-        p += kc;
-      } while (p < args.k);
+  const float* bias = nullptr;
+  const BlockLoop loop{range, args.k, blocks.kc, nc, blocks.mc};
+  loop.ForEach([&](const Block& block) {
+    if (loop.BeginsStrip(block)) {
+      bias = LoadBias(args, block.j0, block.cols, buffers.bias);
     }
-  }
+    BF16* rhs = buffers.rhs + (kept ? block.p0 * nc : 0);
+    if (block.i0 == range.m0 || !kept) {
+      PackRhsBlock(args, block.p0, block.j0, block.kc, block.cols, rhs);
+    }
+    RunBlock(args, block, buffers, rhs, bias);
+  });
 }

@@ -5,21 +5,14 @@
 
 #include <algorithm>
 #include <cstdint>
+
+#include "common/blocking.h"
+#include "common/ladder.h"
+
 namespace tracea::cpu {
 
-extern const GemmIsa kBaselineGemm;
-#if defined(__x86_64__)
-extern const GemmIsa kAvx2Gemm;
-extern const GemmIsa kAvx512Gemm;
-#if !defined(TRACEA_WITHOUT_AVX512_BF16)
-extern const GemmIsa kAvx512Bf16Gemm;
-#endif
-#if !defined(TRACEA_WITHOUT_AMX)
-extern const GemmIsa kAmxGemm;
-#endif
-#elif defined(__aarch64__) && !defined(TRACEA_WITHOUT_BFMMLA)
-extern const GemmIsa kBfmmlaGemm;
-#endif
+extern const GemmIsa kBaselineGemm, kAvx2Gemm, kAvx512Gemm, kAvx512Bf16Gemm, kAmxGemm,
+    kBfmmlaGemm;
 
 namespace {
 
@@ -46,37 +39,12 @@ constexpr int64_t kMaxCols = 4096;
 constexpr int64_t kMaxPanelBytes = int64_t{16} << 20;  // packed block of rhs
 constexpr int64_t kMaxSumsBytes = int64_t{8} << 20;    // partial sums
 
-// By Isa, up to what this build has.
-constexpr const GemmIsa* kGemms[kIsaCount] = {
-    &kBaselineGemm,
-#if defined(__x86_64__)
-    &kAvx2Gemm,
-    &kAvx512Gemm,
-#if !defined(TRACEA_WITHOUT_AVX512_BF16)
-    &kAvx512Bf16Gemm,
-#else
-    &kAvx512Gemm,
-#endif
-#if !defined(TRACEA_WITHOUT_AMX)
-    &kAmxGemm,
-#endif
-#elif defined(__aarch64__) && !defined(TRACEA_WITHOUT_BFMMLA)
-    &kBfmmlaGemm,
-#endif
-};
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+constexpr Ladder<GemmIsa> kGemms =
+    TRACEA_LADDER(&kBaselineGemm, &kAvx2Gemm, &kAvx512Gemm, &kAvx512Bf16Gemm, &kAmxGemm,
+                  &kBfmmlaGemm);
 
 // Whether its packed operands are for vectors, not for matrices.
 bool UsesVectors(const GemmIsa& isa) { return isa.packed_bytes == 4 || isa.pairs; }
-
-// The longest step <= `limit` (a multiple of `unit`) that cuts `size` into equal parts.
-int64_t EqualStep(int64_t size, int64_t limit, int64_t unit) {
-  limit = std::max(RoundUp(limit, unit), unit);
-  if (size <= limit) return std::max(RoundUp(size, unit), unit);
-  return RoundUp(CeilDiv(size, CeilDiv(size, limit)), unit);
-}
 
 // What the blocks of rhs are made for, unless a configuration says otherwise.
 struct Sizes {
@@ -195,24 +163,6 @@ GemmBlocks PlanBlocks(const GemmIsa& isa, const GemmArgs& args,
   return blocks;
 }
 
-int64_t WorkspaceBytes(const GemmIsa& isa, const GemmArgs& args,
-                       const GemmBlocks& blocks) {
-  if (blocks.skinny != Skinny::kNo) {
-    // 16 rows of 1024, or fewer longer ones: see DepthOf in gemm/skinny_impl.h.
-    return 4 * (Few(args, blocks.skinny) * blocks.sums_stride + kSkinny * (1024 + 16));
-  }
-  const bool vectors = UsesVectors(isa);
-  const int64_t chunk = vectors ? 64 / isa.packed_bytes : 0;  // a cache line
-  const int64_t rhs = (vectors ? 2 : 1) * blocks.rhs_depth * blocks.nc;
-  // By columns, lhs has whole vectors of rows, of at most 16 words.
-  const int64_t rows = vectors ? RoundUp(isa.tile_m, 16) : isa.tile_m;
-  const int64_t lhs = 2 * rows * (blocks.kc + chunk);
-  const bool in_place = vectors && args.out_type == DType::kF32;
-  const int64_t sums = !in_place && blocks.kc < args.k ? blocks.mc * blocks.nc : 0;
-  const int64_t staging = vectors ? 0 : 2 * isa.tile_m * isa.tile_n;
-  return isa.packed_bytes * (rhs + lhs) + 4 * (blocks.nc + sums + staging);
-}
-
 // Cuts (m, n) into about `tasks` ranges of the least estimated time. In units of one
 // multiply-add of a register tile: a task costs rows * cols * k, plus packing its lhs (if
 // it is) once per column strip and its rhs once, at about 32 multiply-adds an element.
@@ -269,17 +219,17 @@ bool Suits(const GemmIsa& isa, const GemmArgs& args) {
 }  // namespace
 
 const GemmIsa* UsableGemmIsa(Isa wanted, const GemmArgs& args) {
-  int isa = static_cast<int>(UsableIsa(wanted));
-  if (Suits(*kGemms[isa], args)) return kGemms[isa];
-  while (kGemms[isa]->packed_bytes != 4) --isa;  // where AMX is, pairs are slow
-  return kGemms[isa];
+  const GemmIsa* best = kGemms.Best(wanted, [](const GemmIsa&) { return true; });
+  if (Suits(*best, args)) return best;
+  // Where AMX is, pairs are slow.
+  return kGemms.Best(wanted, [](const GemmIsa& isa) { return isa.packed_bytes == 4; });
 }
 
 GemmPlan PlanGemm(const GemmIsa& isa, const GemmArgs& args, int64_t batch,
                   const GemmConfig& config, int64_t threads) {
   GemmPlan plan{};
   plan.blocks = PlanBlocks(isa, args, config);
-  plan.workspace_bytes = WorkspaceBytes(isa, args, plan.blocks);
+  plan.workspace_bytes = isa.workspace_bytes(args, plan.blocks);
   plan.batch = batch;
   plan.m = args.m;
   plan.n = args.n;

@@ -24,11 +24,10 @@
 
 #include "common/isa.h"
 #include "common/memory.h"
+#include "common/types.h"
 
 namespace tracea::cpu {
 
-enum class DType : int32_t { kF32, kBF16, kF16 };
-enum class Activation : int32_t { kNone, kRelu, kGelu, kGeluExact, kSilu };
 enum class ResidualOp : int32_t { kAdd, kMultiply };
 
 // One matrix product. Strides are distances between rows as stored, in elements.
@@ -55,11 +54,6 @@ struct GemmConfig {
   int64_t tasks;  // ranges per thread
 };
 
-// Half-open part [m0, m1) x [n0, n1) of the output.
-struct GemmRange {
-  int64_t m0, m1, n0, n1;
-};
-
 // Rows of a streamed rhs that pass at once where more would leave L1 too little.
 inline constexpr int kShallowDepth = 4;
 
@@ -80,12 +74,14 @@ struct GemmBlocks {
 };
 
 struct GemmIsa {
-  const char* name;
+  Isa isa;
   int64_t tile_m, tile_n;  // register tile, in elements
   int64_t depth_unit;      // of k: packed blocks have a multiple of it
   int64_t packed_bytes;    // of a packed element: 2 as bf16, else 4
-  void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+  void (*run)(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
               float* workspace);
+  // That `run` lays out, for any range.
+  int64_t (*workspace_bytes)(const GemmArgs& args, const GemmBlocks& blocks);
   double speedup = 1;        // of its multiply-adds over those of vectors, roughly
   bool loads_rows = false;   // whole steps of whole rows of lhs need no packing
   bool pairs = false;        // vectors of pairs of bf16: of f32 otherwise
@@ -107,7 +103,7 @@ struct GemmPlan {
   int64_t num_tasks() const { return num_batch() * num_m() * num_n(); }
 
   // Of task `task`, in each of its products.
-  GemmRange Range(int64_t task) const {
+  MatrixRange Range(int64_t task) const {
     const int64_t m0 = task % num_m() * m_step, n0 = task / num_m() % num_n() * n_step;
     return {m0, m - m0 < m_step ? m : m0 + m_step, n0, n - n0 < n_step ? n : n0 + n_step};
   }

@@ -30,17 +30,16 @@ struct FewRows {
   int64_t rows, k;
 };
 
+// The product, or the transposed one if its columns are few.
 template <typename T>
-FewRows<T> AsFewRows(const GemmArgs& args) {
-  return {(const T*)args.lhs, (const T*)args.rhs, args.lhs_stride, args.rhs_stride,
-          args.trans_lhs,     args.trans_rhs,     args.m,          args.k};
-}
-
-// That of the transposed product.
-template <typename T>
-FewRows<T> Turned(const FewRows<T>& product, int64_t columns) {
-  return {product.rhs,        product.lhs,        product.rhs_stride, product.lhs_stride,
-          !product.trans_rhs, !product.trans_lhs, columns,            product.k};
+FewRows<T> FewRowsOf(const GemmArgs& args, const GemmBlocks& blocks) {
+  const T *lhs = (const T*)args.lhs, *rhs = (const T*)args.rhs;
+  if (blocks.skinny == Skinny::kRows) {
+    return {lhs, rhs, args.lhs_stride, args.rhs_stride, args.trans_lhs, args.trans_rhs,
+            args.m, args.k};
+  }
+  return {rhs, lhs, args.rhs_stride, args.lhs_stride, !args.trans_rhs, !args.trans_lhs,
+          args.n, args.k};
 }
 
 // Two vectors of kPair elements. Those of bf16 are the even and the odd ones: a bf16 is
@@ -243,16 +242,31 @@ int64_t DepthOf(const FewRows<T>& product) {
   return depth;
 }
 
+struct SkinnyBuffers {
+  float* sums;        // of a strip
+  float* lhs;         // a block of the few rows, `lhs_stride` apart
+  int64_t depth;      // of that block
+  int64_t lhs_stride;
+
+  template <typename T>
+  SkinnyBuffers(const FewRows<T>& product, const GemmBlocks& blocks, Workspace& space)
+      : depth(DepthOf(product)), lhs_stride(depth + kSkinnyGap) {
+    sums = space.Take<float>(product.rows * blocks.sums_stride);
+    lhs = space.Take<float>(product.rows * lhs_stride);
+  }
+};
+
 // Sums of columns [j, j + cols).
 template <typename T, int kRows>
 void SumStrip(const FewRows<T>& product, const GemmBlocks& blocks, int64_t j, int64_t cols,
-              float* sums, float* lhs) {
+              const SkinnyBuffers& buffers) {
+  float *sums = buffers.sums, *lhs = buffers.lhs;
+  const int64_t depth = buffers.depth, lhs_stride = buffers.lhs_stride;
   const int64_t rows = product.rows, stride = product.rhs_stride;
   const auto stream = blocks.stream_depth < kStreamDepth
                           ? StreamRows<T, kRows, kShallowDepth>
                           : StreamRows<T, kRows, kStreamDepth>;
   memset(sums, 0, rows * blocks.sums_stride * sizeof(float));
-  const int64_t depth = DepthOf(product), lhs_stride = depth + kSkinnyGap;
   for (int64_t p = 0; p < product.k; p += depth) {
     const int64_t kc = Min(depth, product.k - p);
     LoadFewRows(product, p, kc, lhs, lhs_stride);
@@ -302,21 +316,20 @@ void FinishTurnedStrip(const GemmArgs& args, int64_t i, int64_t rows, const floa
 }
 
 template <typename T, int kRows>
-void RunSkinny(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+void RunSkinny(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
                float* workspace) {
   const bool turned = blocks.skinny == Skinny::kColumns;
-  FewRows<T> product = AsFewRows<T>(args);
-  if (turned) product = Turned(product, args.n);
+  const FewRows<T> product = FewRowsOf<T>(args, blocks);
   const int64_t begin = turned ? range.m0 : range.n0, end = turned ? range.m1 : range.n1;
-  float* sums = workspace;
-  float* lhs = sums + product.rows * blocks.sums_stride;
+  Workspace space(workspace);
+  const SkinnyBuffers buffers(product, blocks, space);
   for (int64_t j = begin; j < end; j += blocks.strip) {
     const int64_t cols = Min(blocks.strip, end - j);
-    SumStrip<T, kRows>(product, blocks, j, cols, sums, lhs);
+    SumStrip<T, kRows>(product, blocks, j, cols, buffers);
     if (turned) {
-      FinishTurnedStrip(args, j, cols, sums, blocks.sums_stride);
+      FinishTurnedStrip(args, j, cols, buffers.sums, blocks.sums_stride);
     } else {
-      FinishStrip(args, j, cols, sums, blocks.sums_stride);
+      FinishStrip(args, j, cols, buffers.sums, blocks.sums_stride);
     }
   }
 }

@@ -24,8 +24,10 @@
 // TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
 
 #include "common/activation_impl.h"
+#include "common/block_loop_impl.h"
 #include "common/tile_impl.h"
 #include "common/pack_impl.h"
+#include "common/workspace_impl.h"
 #include "gemm/epilogue_impl.h"
 
 template <typename T>
@@ -49,12 +51,6 @@ void PackRhsBlock(const GemmArgs& args, int64_t p, int64_t j, int64_t kc, int64_
     PackRhs(rhs + p * args.rhs_stride + j, args.rhs_stride, kc, cols, packed);
   }
 }
-
-// One K block of one row strip: rows [i0, i1), columns [j0, j0 + cols).
-struct Block {
-  int64_t i0, i1, j0, cols, p0, kc;
-  bool first, last;  // of the K blocks
-};
 
 // f32 sums between K blocks: element (i, j) of the output at data[i * stride + j].
 struct Partial {
@@ -210,24 +206,32 @@ TRACEA_INLINE int64_t FirstRows(int64_t i0, int64_t i1) {
   return i0 < i1 ? CeilDiv(i1 - i0, CeilDiv(i1 - i0, kTileM)) : 0;
 }
 
+// Whether sums wait between K blocks in the workspace: those of f32 wait in the output.
+bool BuffersSums(const GemmArgs& args, const GemmBlocks& blocks) {
+  return args.out_type != DType::kF32 && blocks.kc < args.k;
+}
+
 // Packed operands: of each one block in use and one on its way.
 struct GemmBuffers {
   float* rhs[2];
   float* lhs[2];
   float* bias;  // of a column strip
-  float* sums;  // partial sums that cannot be kept in the output
+  float* sums;  // partial sums; null unless BuffersSums
   int turn;     // of lhs: the one on its way
 
-  TRACEA_INLINE GemmBuffers(const GemmBlocks& blocks, float* workspace) : turn(0) {
+  GemmBuffers(const GemmArgs& args, const GemmBlocks& blocks, Workspace& space) : turn(0) {
     const int64_t words = WordsIn(blocks.kc);
-    rhs[0] = workspace;
-    rhs[1] = rhs[0] + words * blocks.nc;
-    lhs[0] = rhs[1] + words * blocks.nc;
-    lhs[1] = lhs[0] + kLhsStep * (words + kChunk);
-    bias = lhs[1] + kLhsStep * (words + kChunk);
-    sums = bias + blocks.nc;
+    for (float*& block : rhs) block = space.Take<float>(words * blocks.nc);
+    for (float*& rows : lhs) rows = space.Take<float>(kLhsStep * (words + kChunk));
+    bias = space.Take<float>(blocks.nc);
+    const bool has_sums = BuffersSums(args, blocks);
+    sums = has_sums ? space.Take<float>(blocks.mc * blocks.nc) : nullptr;
   }
 };
+
+int64_t GeneralBytes(const GemmArgs& args, const GemmBlocks& blocks) {
+  return BytesOf<GemmBuffers>(args, blocks);
+}
 
 // `feeds` is at work on the first rows of lhs and leaves at work on those of `next`, if it
 // is not null, whose rhs it has been copying too.
@@ -263,47 +267,15 @@ void RunBlock(const GemmArgs& args, const Block& block, const Block* next,
   }
 }
 
-// The blocks of a range in the order of the picture above.
-struct BlockLoop {
-  const GemmArgs& args;
-  const GemmRange& range;
-  int64_t kc, nc, mc;
-
-  TRACEA_INLINE Block At(int64_t i, int64_t j, int64_t p) const {
-    const int64_t depth = Min(kc, args.k - p);
-    return {i, Min(i + mc, range.m1), j, Min(nc, range.n1 - j), p, depth, p == 0,
-            p + depth == args.k};
-  }
-  TRACEA_INLINE Block First() const { return At(range.m0, range.n0, 0); }
-  // False if there is none.
-  TRACEA_INLINE bool Next(const Block& block, Block* next) const {
-    int64_t i = block.i0, j = block.j0, p = block.p0 + block.kc;
-    if (p >= args.k) {
-      p = 0;
-      i = block.i1;
-    }
-    if (i >= range.m1) {
-      i = range.m0;
-      j += nc;
-    }
-    if (j >= range.n1) return false;
-    *next = At(i, j, p);
-    return true;
-  }
-};
-
 template <typename T>
-void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
                 float* workspace) {
-  GemmBuffers buffers(blocks, workspace);
+  Workspace space(workspace);
+  GemmBuffers buffers(args, blocks, space);
   const bool in_place = args.out_type == DType::kF32;
-  const bool buffered = !in_place && blocks.kc < args.k;
-  const int64_t mc = buffered ? blocks.mc : range.m1 - range.m0;
-  // Strips of equal width: a narrow last one would use each packed lhs too little.
-  const int64_t width = range.n1 - range.n0;
-  const int64_t nc =
-      CeilDiv(CeilDiv(width, CeilDiv(width, blocks.nc)), kTileN) * kTileN;
-  const BlockLoop loop{args, range, blocks.kc, nc, mc};
+  const int64_t mc = buffers.sums ? blocks.mc : range.m1 - range.m0;
+  const int64_t nc = EqualWidth(range, blocks.nc, kTileN);
+  const BlockLoop loop{range, args.k, blocks.kc, nc, mc};
   Block block = loop.First(), next;
   Feeds feeds;
   feeds.rhs = FeedRhs<T>(args, block, buffers.rhs[0]);
@@ -319,7 +291,7 @@ void RunGeneral(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange&
     if (more) feeds.rhs = FeedRhs<T>(args, next, buffers.rhs[turn ^ 1]);
     Partial partial{nullptr, 0, true};
     if (in_place) partial = {(float*)args.out, args.out_stride, false};
-    if (buffered) partial = {buffers.sums - block.i0 * nc - block.j0, nc, true};
+    if (buffers.sums) partial = {buffers.sums - block.i0 * nc - block.j0, nc, true};
     RunBlock<T>(args, block, more ? &next : nullptr, partial, buffers.rhs[turn], bias,
                 buffers, feeds);
   }

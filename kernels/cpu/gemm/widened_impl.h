@@ -6,7 +6,25 @@
 #include "gemm/skinny_impl.h"
 
 template <typename T>
-void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+int64_t Bytes(const GemmArgs& args, const GemmBlocks& blocks) {
+  if (blocks.skinny == Skinny::kNo) return GeneralBytes(args, blocks);
+  return BytesOf<SkinnyBuffers>(FewRowsOf<T>(args, blocks), blocks);
+}
+
+int64_t GemmBytes(const GemmArgs& args, const GemmBlocks& blocks) {
+  switch (args.in_type) {
+    case DType::kF32:
+      return Bytes<F32>(args, blocks);
+    case DType::kBF16:
+      return Bytes<BF16>(args, blocks);
+    case DType::kF16:
+      return Bytes<F16>(args, blocks);
+  }
+  return 0;
+}
+
+template <typename T>
+void Run(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
          float* workspace) {
   if (blocks.skinny == Skinny::kNo) return RunGeneral<T>(args, blocks, range, workspace);
   switch (blocks.skinny == Skinny::kRows ? args.m : args.n) {
@@ -21,7 +39,7 @@ void Run(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
   }
 }
 
-void RunGemm(const GemmArgs& args, const GemmBlocks& blocks, const GemmRange& range,
+void RunGemm(const GemmArgs& args, const GemmBlocks& blocks, const MatrixRange& range,
              float* workspace) {
   switch (args.in_type) {
     case DType::kF32:
