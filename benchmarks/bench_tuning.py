@@ -26,7 +26,7 @@ import recorded_spaces
 import tracea_jax as tracea
 from tracea_jax import policy
 from tracea_jax.campaign import local_device
-from tracea_jax.campaign.report import Trial
+from tracea_jax.campaign.rows import Trial
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.knowledge import open_lab
 from tracea_jax.policy import Choice

@@ -29,7 +29,7 @@
 #include <cstdint>
 #include <string>
 
-#include "attention.h"
+#include "attention/attention.h"
 #include "cpu_call.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -242,17 +242,6 @@ cpu::AttentionGradientArgs ParseGradient(const Options& options,
   return args;
 }
 
-// Calls body(task, workspace) for every task, on all threads.
-template <typename Body>
-ffi::Error RunWithWorkspace(ffi::ThreadPool& pool, int64_t tasks, int64_t bytes,
-                            const Body& body) {
-  return RunTasks(pool, tasks, bytes, [&](int64_t task) {
-    float* workspace = cpu::ThreadWorkspace(bytes);
-    if (workspace) body(task, workspace);
-    return workspace != nullptr;
-  });
-}
-
 void AdviseLike(void* data, const cpu::AttentionArgs& args, bool is_key) {
   const int64_t rows = is_key ? args.kv_len * args.kv_heads : args.q_len * args.heads;
   cpu::AdviseHugePages(data, args.batch * rows * args.head_dim * ItemSize(args.type));
@@ -264,9 +253,9 @@ ffi::Error RunForward(ffi::ThreadPool& pool, const Options& options,
   const cpu::AttentionPlan plan =
       cpu::PlanAttention(isa, args, options.config, pool.num_threads());
   AdviseLike(args.out, args, false);
-  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes,
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
                   [&](int64_t task, float* workspace) {
-                    isa.forward(args, plan.block_kv, plan.range(task), workspace);
+                    isa.forward.run(args, plan.block_kv, plan.range(task), workspace);
                   });
 }
 
@@ -279,10 +268,10 @@ ffi::Error RunGradient(ffi::ThreadPool& pool, const Options& options,
   AdviseLike(args.dq, args.forward, false);
   AdviseLike(args.dk, args.forward, true);
   AdviseLike(args.dv, args.forward, true);
-  return RunWithWorkspace(pool, plan.num_tasks(), plan.workspace_bytes,
-                          [&](int64_t task, float* workspace) {
-                            cpu::RunTask(isa, args, plan, task, workspace);
-                          });
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
+                  [&](int64_t task, float* workspace) {
+                    cpu::RunTask(isa, args, plan, task, workspace);
+                  });
 }
 
 ffi::Error CpuAttention(ffi::ThreadPool pool, ffi::Dictionary attrs,

@@ -13,10 +13,10 @@
 #include <string_view>
 #include <utility>
 
-#include "gemm.h"
-#include "isa.h"
-#include "memory.h"
-#include "parallel.h"
+#include "common/isa.h"
+#include "common/memory.h"
+#include "common/parallel.h"
+#include "gemm/gemm.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -103,8 +103,7 @@ inline cpu::DType DTypeOf(const char* name, const xla::ffi::AnyBuffer& buffer) {
 
 inline int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
 
-// Calls body(task), which tells whether its thread had memory, for every task, on all
-// threads.
+// Calls body(task, workspace) for every task, on all threads, each with its own workspace.
 template <typename Body>
 xla::ffi::Error RunTasks(xla::ffi::ThreadPool& pool, int64_t tasks,
                          int64_t workspace_bytes, const Body& body) {
@@ -113,7 +112,11 @@ xla::ffi::Error RunTasks(xla::ffi::ThreadPool& pool, int64_t tasks,
       tasks, std::max<int64_t>(pool.num_threads(), 1),
       [&pool](auto helper) { pool.Schedule(std::move(helper)); },
       [&](int64_t task) {
-        if (!body(task)) out_of_memory = true;
+        if (float* workspace = cpu::ThreadWorkspace(workspace_bytes)) {
+          body(task, workspace);
+        } else {
+          out_of_memory = true;
+        }
       });
   if (out_of_memory) {
     throw OutOfMemory("a thread could not allocate " + std::to_string(workspace_bytes) +

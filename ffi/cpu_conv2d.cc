@@ -27,10 +27,10 @@
 #include <string>
 #include <string_view>
 
-#include "conv2d.h"
+#include "common/isa.h"
+#include "common/memory.h"
+#include "conv2d/conv2d.h"
 #include "cpu_call.h"
-#include "isa.h"
-#include "memory.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -92,7 +92,7 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   if (options.direction != cpu::ConvDirection::kForward && !plain) {
     Refuse("a gradient has neither bias, residual, activation nor preactivation.");
   }
-  options.isa = cpu::UsableConvIsa(cpu::IsaName(IsaAttribute(attrs)));
+  options.isa = cpu::UsableConvIsa(IsaAttribute(attrs));
   options.config.kc = ParseSize(attrs, "kc", 0);
   options.config.nc = ParseSize(attrs, "nc", 0);
   options.config.tasks = ParseSize(attrs, "tasks", 0);
@@ -227,9 +227,10 @@ ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options,
   if (plan.num_tasks() == 0) return ffi::Error::Success();
   cpu::AdviseHugePages(args.out, out_bytes);
   if (args.preactivation) cpu::AdviseHugePages(args.preactivation, out_bytes);
-  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes, [&](int64_t task) {
-    return cpu::RunConvTask(plan, args, task);
-  });
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
+                  [&](int64_t task, float* workspace) {
+                    cpu::RunConvTask(plan, args, task, workspace);
+                  });
 }
 
 ffi::Error CpuConv2d(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,

@@ -22,7 +22,7 @@
 #include <string_view>
 
 #include "cpu_call.h"
-#include "gemm.h"
+#include "gemm/gemm.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
@@ -271,18 +271,15 @@ cpu::GemmArgs BatchArgs(cpu::GemmArgs args, const Call& call, int64_t b) {
   return args;
 }
 
-// Task `task` of the plan, on the calling thread; false if there is no memory.
-bool RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& call,
-             const cpu::GemmArgs& args, int64_t task) {
-  float* workspace = cpu::ThreadWorkspace(plan.workspace_bytes);
-  if (!workspace) return false;
-  const cpu::GemmRange range = plan.Range(task);
+// Task `task` of the plan, on the calling thread.
+void RunTask(const cpu::GemmIsa& isa, const cpu::GemmPlan& plan, const Call& call,
+             const cpu::GemmArgs& args, int64_t task, float* workspace) {
+  const cpu::MatrixRange range = plan.Range(task);
   const int64_t b0 = task / plan.num_m() / plan.num_n() * plan.batch_step;
   const int64_t b1 = std::min(b0 + plan.batch_step, plan.batch);
   for (int64_t b = b0; b < b1; ++b) {
     isa.run(BatchArgs(args, call, b), plan.blocks, range, workspace);
   }
-  return true;
 }
 
 ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& call) {
@@ -296,9 +293,10 @@ ffi::Error RunCall(ffi::ThreadPool& pool, const Options& options, const Call& ca
   if (args.preactivation) {
     cpu::AdviseHugePages(args.preactivation, call.preactivation.size_bytes());
   }
-  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes, [&](int64_t task) {
-    return RunTask(isa, plan, call, args, task);
-  });
+  return RunTasks(pool, plan.num_tasks(), plan.workspace_bytes,
+                  [&](int64_t task, float* workspace) {
+                    RunTask(isa, plan, call, args, task, workspace);
+                  });
 }
 
 ffi::Error CpuGemm(ffi::ThreadPool pool, ffi::Dictionary attrs, ffi::RemainingArgs args,

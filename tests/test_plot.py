@@ -6,11 +6,12 @@ import pytest
 
 import tracea_jax as tracea
 from tracea_jax.campaign import plot, report
+from tracea_jax.campaign.rows import Row, Times, Trial
 from tracea_jax.device import local_cpu
 
 
 def trial(us, variant="gemm_cpu", failure=None, **config):
-    return report.Trial(
+    return Trial(
         variant=variant,
         config=config,
         time_us=us,
@@ -33,11 +34,11 @@ TRIALS = (
 
 
 def drawn(problem=None, trials=TRIALS, count=1):
-    row = report.Row(
+    row = Row(
         problem=problem or tracea.GemmProblem(m=8, n=8, k=8),
         count=count,
         entry=None,
-        steady=report.Times(before=80.0, after=31.0, xla=90.0),
+        steady=Times(before=80.0, after=31.0, xla=90.0),
         evals=6,
         compiles=6,
         seconds=1.0,

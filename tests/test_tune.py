@@ -19,7 +19,7 @@ from numerics import normal
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge
 from tracea_jax.campaign import graph_of
-from tracea_jax.campaign.report import Times
+from tracea_jax.campaign.rows import Times
 from tracea_jax.campaign.watch import Step
 from tracea_jax.device import local_cpu
 from tracea_jax.graph import Graph

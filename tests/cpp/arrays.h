@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "gemm.h"
+#include "common/types.h"
 
 namespace tracea::cpu {
 
@@ -19,6 +19,13 @@ inline std::mt19937 rng(7);
 
 inline int64_t Pick(std::initializer_list<int64_t> values) {
   return values.begin()[rng() % values.size()];
+}
+
+// From `least` to `most`, each octave as likely as any other.
+inline int64_t PickSpread(int64_t least, int64_t most) {
+  const double octaves = std::log2(double(most + 1) / double(least));
+  const double at = std::uniform_real_distribution<double>(0, octaves)(rng);
+  return std::min(most, int64_t(double(least) * std::exp2(at)));
 }
 
 inline int64_t ItemSize(DType type) { return type == DType::kF32 ? 4 : 2; }

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "arrays.h"
-#include "attention.h"
+#include "attention/attention.h"
 
 namespace tracea::cpu {
 

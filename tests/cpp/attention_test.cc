@@ -1,7 +1,8 @@
 // Checks CPU attention and its gradient without jaxlib: every instruction set of this
-// machine, every dtype, awkward shapes, causal masks, windows, boolean masks, biases,
-// lengths and shared heads, against a double reference with bounds of what rounding may
-// do; and that splitting and threads do not change a bit of the results.
+// machine, every dtype, awkward and random shapes, causal masks, windows, boolean masks,
+// biases, lengths and shared heads, against a double reference with bounds of what rounding
+// may do; that splitting and threads do not change a bit of the results; and, with
+// AddressSanitizer, that no kernel leaves the workspace that it reports.
 //
 //   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/attention_test.cc <kernels/cpu objects>
 //       -pthread
@@ -10,15 +11,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "arrays.h"
-#include "attention.h"
+#include "attention/attention.h"
 #include "attention_reference.h"
-#include "parallel.h"
+#include "tasks.h"
 
 using namespace tracea::cpu;
 
@@ -39,7 +38,7 @@ struct Case {
     return a.batch * a.kv_len * a.kv_heads * a.head_dim;
   }
 
-  explicit Case(DType type) {
+  Case(DType type, bool random) {
     AttentionArgs& a = args.forward;
     a.type = type;
     a.batch = Pick({1, 2});
@@ -48,6 +47,14 @@ struct Case {
     a.q_len = Pick({1, 2, 7, 13, 15, 31, 33, 64, 65, 70});
     a.kv_len = Pick({1, 3, 8, 17, 31, 32, 63, 65, 97, 130});
     a.head_dim = Pick({1, 3, 8, 16, 24, 31, 33, 64, 72});
+    while (random) {
+      a.kv_heads = PickSpread(1, 4);
+      a.heads = a.kv_heads * PickSpread(1, 6);
+      a.q_len = PickSpread(1, 1000);
+      a.kv_len = PickSpread(1, 1000);
+      a.head_dim = PickSpread(1, kMaxHeadDim);
+      if (a.batch * a.heads * a.q_len * a.kv_len * a.head_dim < 300000) break;
+    }
     a.scale = static_cast<float>(Pick({-2, 1, 2, 3})) * 0.25f;
     a.causal = rng() % 3 == 0;
     a.left = a.right = kUnlimited;
@@ -93,28 +100,15 @@ struct Case {
     return lengths->data();
   }
 
-  template <typename Body>
-  static void ForTasks(int64_t tasks, int64_t threads, int64_t bytes, const Body& body) {
-    std::vector<std::thread> helpers;
-    ParallelFor(
-        tasks, threads, [&](auto work) { helpers.emplace_back(work); },
-        [&](int64_t task) {
-          float* workspace = ThreadWorkspace(bytes);
-          std::memset(workspace, 0xff, bytes);
-          body(task, workspace);
-        });
-    for (std::thread& helper : helpers) helper.join();
-  }
-
   void RunForward(Isa isa, const AttentionConfig& config, int64_t threads) {
     AttentionArgs& a = args.forward;
     a.out = out.Poison(a.type, q_size());
     a.lse = lse.Poison(a.lse_type, a.batch * a.heads * a.q_len);
     const AttentionIsa& kernel = *UsableAttentionIsa(isa, a.type);
     const AttentionPlan plan = PlanAttention(kernel, a, config, threads);
-    ForTasks(plan.num_tasks(), threads, plan.workspace_bytes,
+    RunTasks(plan.num_tasks(), threads, plan.workspace_bytes,
              [&](int64_t task, float* workspace) {
-               kernel.forward(a, plan.block_kv, plan.range(task), workspace);
+               kernel.forward.run(a, plan.block_kv, plan.range(task), workspace);
              });
   }
 
@@ -126,7 +120,7 @@ struct Case {
         *UsableAttentionGradientIsa(isa, args.forward.type);
     const AttentionGradientPlan plan =
         PlanAttentionGradient(kernel, args, config, threads);
-    ForTasks(plan.num_tasks(), threads, plan.workspace_bytes,
+    RunTasks(plan.num_tasks(), threads, plan.workspace_bytes,
              [&](int64_t task, float* workspace) {
                RunTask(kernel, args, plan, task, workspace);
              });
@@ -162,10 +156,11 @@ struct Case {
   }
 };
 
-int Check(Isa isa, DType type) {
-  Case c(type);
+int Check(Isa isa, DType type, bool random) {
+  Case c(type, random);
   const AttentionArgs& a = c.args.forward;
-  const int64_t block = Pick({0, 64, 128}), passes = Pick({1, 2});
+  const int64_t block = random ? PickSpread(1, 1100) : Pick({0, 64, 128});
+  const int64_t passes = Pick({1, 2});
   c.RunForward(isa, {0, block, passes}, 1);
   if (!a.bias) c.RunGradient(isa, {0, block, passes}, 1);
   const double error = c.Error();
@@ -203,11 +198,12 @@ int main() {
   for (int i = 0; i < kIsaCount; ++i) {
     const Isa isa = static_cast<Isa>(i);
     const AttentionIsa* own = UsableAttentionIsa(isa, DType::kBF16);
-    if (std::strcmp(own->name, IsaName(isa)) != 0) {
+    if (own->isa != isa) {
       std::printf("%s: not on this machine, or nothing of its own\n", IsaName(isa));
       continue;
     }
-    for (int n = 0; n < 240; ++n) failures += Check(isa, static_cast<DType>(n % 3));
+    for (int n = 0; n < 240; ++n) failures += Check(isa, static_cast<DType>(n % 3), false);
+    for (int n = 0; n < 200; ++n) failures += Check(isa, static_cast<DType>(n % 3), true);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

@@ -1,6 +1,7 @@
 // Checks the CPU convolutions without jaxlib: every instruction set of this machine, all
-// directions, dtypes and epilogues, awkward geometry, against a double reference; and
-// that splitting and threads do not change a bit of the result.
+// directions, dtypes and epilogues, awkward and random geometry, against a double
+// reference; that splitting and threads do not change a bit of the result; and, with
+// AddressSanitizer, that no kernel leaves the workspace that it reports.
 //
 //   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/conv2d_test.cc <kernels/cpu objects>
 //       -pthread
@@ -10,15 +11,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "arrays.h"
-#include "conv2d.h"
-#include "memory.h"
-#include "parallel.h"
+#include "conv2d/conv2d.h"
+#include "tasks.h"
 
 using namespace tracea::cpu;
 
@@ -28,7 +26,8 @@ namespace {
 // kTall: as many rows as have partial sums at a time, from copies with as many windows
 // beside them as there may be.
 // kPointwise: the gradient of the weights of one tap, in one group a plain product.
-enum class Size { kSmall, kLarge, kWide, kTall, kPointwise };
+// kRandom: of any proportions.
+enum class Size { kSmall, kLarge, kWide, kTall, kPointwise, kRandom };
 
 struct Case {
   ConvArgs args{};
@@ -76,6 +75,17 @@ struct Case {
       a.height = Pointwise(a.height.x);
       a.width = Pointwise(a.width.x);
     }
+    if (size == Size::kRandom) {
+      do {
+        a.groups = PickSpread(1, 8);
+        inputs = depthwise ? 1 : PickSpread(1, 100);
+        a.channels = a.groups * inputs;
+        a.columns = depthwise ? a.groups : a.groups * PickSpread(1, 100);
+        a.batch = PickSpread(1, 4);
+        a.height = RandomExtent();
+        a.width = RandomExtent();
+      } while (Products() > 400000);
+    }
     const int64_t pixels = a.height.x * a.width.x, windows = a.height.y * a.width.y;
     x.Fill(a.in_type, a.batch * pixels * a.channels);
     w.Fill(a.in_type, a.height.w * a.width.w * inputs * a.columns);
@@ -91,6 +101,27 @@ struct Case {
       a.residual = residual.bytes.data();
     }
     if (rng() % 2) a.preactivation = this;  // set to memory by Run
+  }
+
+  int64_t Products() const {
+    const ConvArgs& a = args;
+    const int64_t windows = a.batch * a.height.y * a.width.y;
+    return windows * a.height.w * a.width.w * (a.channels / a.groups) * a.columns;
+  }
+
+  static ConvExtent RandomExtent() {
+    ConvExtent e{};
+    do {
+      e.x = PickSpread(1, 80);
+      e.w = PickSpread(1, 9);
+      e.stride = PickSpread(1, 5);
+      e.dilation = PickSpread(1, 4);
+      e.padding = int64_t(rng() % 12) - 2;
+      const int64_t room = e.x + e.padding + int64_t(rng() % 12) - 2 -
+                           ((e.w - 1) * e.dilation + 1);
+      e.y = room < 0 ? 0 : room / e.stride + 1;
+    } while (e.y == 0);
+    return e;
   }
 
   static ConvExtent Pointwise(int64_t x) { return {x, 1, x, 1, 1, 0}; }
@@ -127,11 +158,10 @@ struct Case {
       a.preactivation = preactivation.bytes.data();
     }
     const ConvPlan plan = PlanConv(isa, a, config, threads);
-    std::vector<std::thread> helpers;
-    ParallelFor(
-        plan.num_tasks(), threads, [&](auto work) { helpers.emplace_back(work); },
-        [&](int64_t task) { RunConvTask(plan, a, task); });
-    for (std::thread& helper : helpers) helper.join();
+    RunTasks(plan.num_tasks(), threads, plan.workspace_bytes,
+             [&](int64_t task, float* workspace) {
+               RunConvTask(plan, a, task, workspace);
+             });
   }
 
   // Visits every product of an element of x and one of w that an element of y sums.
@@ -194,25 +224,31 @@ struct Case {
 
 int Check(const ConvIsa& isa, Size size) {
   Case c(size);
-  const int64_t kc = size == Size::kTall ? 32 : Pick({0, 32, 96});
+  const bool random = size == Size::kRandom;
+  const int64_t kc = size == Size::kTall ? 32
+                     : random            ? int64_t(rng() % 300)
+                                         : Pick({0, 32, 96});
+  const auto nc = [&](int64_t other) {
+    return random ? int64_t(rng() % 300) : Pick({0, other});
+  };
   const bool plain = PlanConv(isa, c.args, {}, 1).gemm != nullptr;
   if (size == Size::kPointwise && plain != (c.args.groups == 1)) {
-    std::printf("%s: not taken for what it is\n", isa.name);
+    std::printf("%s: not taken for what it is\n", IsaName(isa.isa));
     return 1;
   }
-  c.Run(isa, {kc, Pick({0, 32}), 1}, 1);
+  c.Run(isa, {kc, nc(32), 1}, 1);
   const double error = c.Error();
   const std::vector<uint8_t> first = c.result().bytes;
   bool same = true;
   for (int64_t threads : {2, 8}) {
-    c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, threads);
+    c.Run(isa, {kc, nc(64), Pick({1, 2, 5})}, threads);
     same &= first == c.result().bytes;
   }
   if (error <= 1 && same) return 0;
   const ConvArgs& a = c.args;
   std::printf("%s direction=%d batch=%ld channels=%ld columns=%ld groups=%ld in=%d "
               "out=%d",
-              isa.name, int(a.direction), long(a.batch), long(a.channels),
+              IsaName(isa.isa), int(a.direction), long(a.batch), long(a.channels),
               long(a.columns), long(a.groups), int(a.in_type), int(a.out_type));
   for (const ConvExtent& e : {a.height, a.width}) {
     std::printf(" (x=%ld w=%ld y=%ld stride=%ld dilation=%ld padding=%ld)",
@@ -232,9 +268,10 @@ int main(int argc, char** argv) {
   const int cases = argc > 1 ? std::atoi(argv[1]) : 400;
   int failures = 0;
   for (int i = 0; i < kIsaCount; ++i) {
-    const char* name = IsaName(static_cast<Isa>(i));
-    const ConvIsa* isa = UsableConvIsa(name);
-    if (std::strcmp(isa->name, name) != 0) {
+    const Isa level = static_cast<Isa>(i);
+    const char* name = IsaName(level);
+    const ConvIsa* isa = UsableConvIsa(level);
+    if (isa->isa != level) {
       std::printf("%s: not on this machine, or nothing of its own\n", name);
       continue;
     }
@@ -244,6 +281,7 @@ int main(int argc, char** argv) {
                               : i % 4 == 1  ? Size::kWide
                                             : Size::kSmall);
     }
+    for (int i = 0; i < cases / 2; ++i) failures += Check(*isa, Size::kRandom);
     failures += Check(*isa, Size::kTall);
     std::printf("%s: checked\n", name);
   }

@@ -1,6 +1,7 @@
 // Checks the CPU matrix product without jaxlib: every instruction set of this machine,
-// all layouts, dtypes and epilogues, awkward shapes, against a double reference; and that
-// blocking, splitting and threads do not change a bit of the result.
+// all layouts, dtypes and epilogues, awkward and random shapes, against a double reference;
+// that blocking, splitting and threads do not change a bit of the result; and, with
+// AddressSanitizer, that no kernel leaves the workspace that it reports.
 //
 //   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/gemm_test.cc <kernels/cpu objects>
 //       -pthread
@@ -9,14 +10,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "arrays.h"
-#include "gemm.h"
-#include "parallel.h"
+#include "gemm/gemm.h"
+#include "tasks.h"
 
 using namespace tracea::cpu;
 
@@ -25,8 +24,9 @@ namespace {
 // Wide: the partial sums of bf16 matrices do not fit L2, so that there are several row
 // strips. Some have whole steps of k: then AMX uses rows of lhs as they are stored, and
 // those of words of two bf16 are packed beside the products. Skinny: few rows or columns
-// and several strips of the operand that is streamed, at times several blocks of k.
-enum class Size { kSmall, kLarge, kWide, kSkinny };
+// and several strips of the operand that is streamed, at times several blocks of k. Random:
+// of any proportions.
+enum class Size { kSmall, kLarge, kWide, kSkinny, kRandom };
 
 struct Case {
   GemmArgs args{};
@@ -53,6 +53,12 @@ struct Case {
       a.n = Pick({1030, 2070});
       a.k = Pick({9, 70, 1030});
       if (rng() % 2) std::swap(a.m, a.n);
+    }
+    while (size == Size::kRandom) {
+      a.m = PickSpread(1, 2000);
+      a.n = PickSpread(1, 2000);
+      a.k = PickSpread(1, 2000);
+      if (a.m * a.n * a.k < 300000) break;
     }
     a.trans_lhs = rng() % 2;
     a.trans_rhs = rng() % 2;
@@ -102,14 +108,10 @@ struct Case {
       int64_t& depth = plan.blocks.stream_depth;
       depth = depth == kShallowDepth ? isa.stream_depth : kShallowDepth;
     }
-    std::vector<std::thread> helpers;
-    ParallelFor(
-        plan.num_tasks(), threads, [&](auto work) { helpers.emplace_back(work); },
-        [&](int64_t task) {
-          float* workspace = ThreadWorkspace(plan.workspace_bytes);
-          isa.run(a, plan.blocks, plan.Range(task), workspace);
-        });
-    for (std::thread& helper : helpers) helper.join();
+    RunTasks(plan.num_tasks(), threads, plan.workspace_bytes,
+             [&](int64_t task, float* workspace) {
+               isa.run(a, plan.blocks, plan.Range(task), workspace);
+             });
   }
 
   // Largest error in units of what is allowed for that element; NaN counts as infinite.
@@ -151,19 +153,23 @@ struct Case {
 int Check(Isa level, Size size) {
   Case c(size);
   const GemmIsa& isa = *UsableGemmIsa(level, c.args);
-  const int64_t kc = Pick({0, 16, 40, 100});
-  c.Run(isa, {kc, size == Size::kWide ? 1024 : Pick({0, 32}), 1}, 1);
+  const bool random = size == Size::kRandom;
+  const int64_t kc = random ? int64_t(rng() % 200) : Pick({0, 16, 40, 100});
+  const auto nc = [&](int64_t other) {
+    return random ? int64_t(rng() % 300) : Pick({0, other});
+  };
+  c.Run(isa, {kc, size == Size::kWide ? 1024 : nc(32), 1}, 1);
   const double error = c.Error();
   const std::vector<uint8_t> first = c.out.bytes;
   bool same = true;
   for (const int64_t threads : {2, 8}) {
-    c.Run(isa, {kc, Pick({0, 64}), Pick({1, 2, 5})}, threads);
+    c.Run(isa, {kc, nc(64), Pick({1, 2, 5})}, threads);
     same = same && first == c.out.bytes;
   }
   if (error <= 1 && same) return 0;
   const GemmArgs& a = c.args;
   std::printf("%s m=%ld n=%ld k=%ld trans=%d%d in=%d out=%d activation=%d: %s\n",
-              isa.name, long(a.m), long(a.n), long(a.k), a.trans_lhs, a.trans_rhs,
+              IsaName(isa.isa), long(a.m), long(a.n), long(a.k), a.trans_lhs, a.trans_rhs,
               int(a.in_type), int(a.out_type), int(a.activation),
               same ? ("error is " + std::to_string(error) + " of the allowed").c_str()
                    : "tasks or threads changed bits");
@@ -184,6 +190,7 @@ int main() {
     for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kLarge);
     for (int i = 0; i < 6; ++i) failures += Check(isa, Size::kWide);
     for (int i = 0; i < 20; ++i) failures += Check(isa, Size::kSkinny);
+    for (int i = 0; i < 200; ++i) failures += Check(isa, Size::kRandom);
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

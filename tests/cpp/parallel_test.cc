@@ -1,7 +1,7 @@
 // Checks how CPU kernels share work: every index runs once, whatever the pool does with
 // the copies that it is given: run them at once, late, or never.
 
-#include "parallel.h"
+#include "common/parallel.h"
 
 #include <atomic>
 #include <cstdint>

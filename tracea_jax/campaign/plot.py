@@ -16,7 +16,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tracea_jax.campaign.report import Row, Trial, TuneReport
+from tracea_jax.campaign.report import TuneReport
+from tracea_jax.campaign.rows import Row, Trial
 
 MOST_ROWS = 6  # problems in one picture, at most; a PDF has a page for each problem
 _PAGE = (11.0, 4.2)  # inches

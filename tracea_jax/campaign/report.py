@@ -1,132 +1,28 @@
-"""What a tuning found: one row for each problem, and what the whole graph gains."""
+"""The report of a tuning: all its rows, what the whole graph gains, and both as text.
+
+``run`` returns it, and users print it.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from typing import Any
 
 from tracea_jax.campaign import text
+from tracea_jax.campaign.rows import Row, Times
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.answers.cache import Entry
-from tracea_jax.tuning.sharing import Portfolio
+from tracea_jax.tuning.portfolio import Portfolio
 
 _PROTOCOLS = {"latency": "cold", "throughput": "steady", "balanced": "balanced"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One measurement of a tuning, in the order in which they were made.
-
-    Attributes:
-      variant, config: what was measured, the config as plain data.
-      time_us, cold_us, failure: as in ``records.Observation``.
-      elapsed_s: since the tuning began.
-    """
-
-    variant: str
-    config: dict[str, Any]
-    time_us: float | None
-    cold_us: float | None
-    failure: str | None
-    elapsed_s: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Microseconds of a problem; None for what was not measured.
-
-    Attributes:
-      before: of what runs untuned.
-      after: of what runs now.
-      xla: of XLA's own code.
-    """
-
-    before: float | None = None
-    after: float | None = None
-    xla: float | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        return None not in dataclasses.astuple(self)
-
-    def mean(self, other: Times) -> Times:
-        """The geometric mean of both."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        means = (None if None in (a, b) else math.sqrt(a * b) for a, b in pairs)
-        return Times(**dict(zip(("before", "after", "xla"), means, strict=True)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One problem: what runs it from now on, and what that takes.
-
-    Attributes:
-      problem, count: what was tuned, and how often it runs.
-      entry: what is remembered; None if the time ended before it was measured.
-      steady: times of executions in a row.
-      cold: times of single executions on cold caches.
-      evals, compiles: what the search did.
-      seconds: that were spent on it.
-      stop: why its search ended: "complete", "converged", "budget", "interrupted", or
-        what failed.
-      trials: every measurement.
-    """
-
-    problem: Problem
-    count: int
-    entry: Entry | None
-    steady: Times = Times()
-    cold: Times = Times()
-    evals: int = 0
-    compiles: int = 0
-    seconds: float = 0.0
-    stop: str = ""
-    trials: tuple[Trial, ...] = ()
-
-    def times(self, protocol: str) -> Times:
-        """By "steady", "cold" or "balanced"."""
-        if protocol == "balanced":
-            return self.steady.mean(self.cold)
-        return self.cold if protocol == "cold" else self.steady
-
-    @property
-    def variant(self) -> str | None:
-        return self.entry and self.entry.best.variant
-
-    @property
-    def config(self) -> dict[str, Any] | None:
-        return self.entry and self.entry.best.config
-
-    @property
-    def origin(self) -> str | None:
-        """How the answer came into its race; see ``records.Best``."""
-        return self.entry and self.entry.best.origin
-
-    @property
-    def choice(self) -> str:
-        """ "gemm_cpu [kc 384 nc 512 tasks 2]"."""
-        if self.entry is None:
-            return "not tuned"
-        best = self.entry.best
-        return text.choice(self.problem.op, best.variant, best.config)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "problem": self.problem.to_json(),
-            "text": str(self.problem),
-            "count": self.count,
-            "variant": self.variant,
-            "config": self.config,
-            "origin": self.origin,
-            "steady_us": dataclasses.asdict(self.steady),
-            "cold_us": dataclasses.asdict(self.cold),
-            "evals": self.evals,
-            "compiles": self.compiles,
-            "seconds": round(self.seconds, 3),
-            "stop": self.stop,
-        }
+_MEANING = {
+    "steady": "of executions in a row",
+    "cold": "of single executions on cold caches",
+    "balanced": "geometric means of executions in a row and on cold caches",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,4 +127,64 @@ class TuneReport:
         }
 
     def __str__(self) -> str:
-        return text.of_report(self)
+        return _text(self)
+
+
+def _text(report: TuneReport) -> str:
+    """What ``print(report)`` shows."""
+    if len(report.rows) == 1 and not report.parts:
+        return "\n".join(_alone(report))
+    lines = [f"{text.counted(len(report.rows), 'problem')} on {report.device}"]
+    lines += [f"goal {report.goal}, effort {report.effort}: {_work(report)}"]
+    lines += [f"times {_MEANING[report.protocol]}", ""]
+    lines += text.table(report.rows, report.protocol)
+    if report.timed:
+        lines += ["", *_totals(report)]
+    if report.parts:
+        lines += ["", "tuned for problems that are made of them:"]
+        lines += text.table(report.parts, report.protocol)
+    if report.portfolio is not None:
+        lines += ["", *text.portfolio(report.portfolio)]
+    return "\n".join(lines)
+
+
+def _alone(report: TuneReport) -> list[str]:
+    (row,) = report.rows
+    steady, cold = row.steady, row.cold
+    times = "not timed" if steady.after is None else f"{steady.after:.1f} us"
+    if steady.after and steady.xla and row.variant != "xla":
+        times += f", XLA {steady.xla:.1f} us, {steady.xla / steady.after:.2f}x"
+    lines = [f"{row.problem}: {row.choice}, {times}"]
+    if cold.after and cold.xla and report.protocol != "steady":
+        lines.append(f"  on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")
+    details = [
+        "" if steady.before is None else f"untuned {steady.before:.1f} us",
+        text.evaluations(row.evals, row.compiles),
+        f"{row.seconds:.1f} s",
+        f"ended by: {row.stop}" if row.stop else "",
+    ]
+    return [*lines, "  " + ", ".join(part for part in details if part)]
+
+
+def _work(report: TuneReport) -> str:
+    done = text.evaluations(report.evals, report.compiles)
+    rows = (*report.rows, *report.parts)
+    stops = collections.Counter(row.stop for row in rows if row.stop)
+    why = ", ".join(f"{n} {stop}" for stop, n in stops.items())
+    return f"{done}, {report.seconds:.1f} s" + (f"; ended by: {why}" if why else "")
+
+
+def _totals(report: TuneReport) -> list[str]:
+    lines = []
+    for protocol in dict.fromkeys((report.protocol, "steady")):
+        total = report.total(protocol)
+        if not (total.before and total.after and total.xla):
+            continue
+        how = "" if protocol == report.protocol else f", {_MEANING[protocol]}"
+        lines.append(
+            f"sum of count x time{how}: untuned {total.before:.1f} us, tuned "
+            f"{total.after:.1f} us ({total.before / total.after:.2f}x), XLA "
+            f"{total.xla:.1f} us ({total.xla / total.after:.2f}x)"
+        )
+    missing = len(report.rows) - len(report.timed)
+    return [*lines, *([f"({missing} without all times left out)"] if missing else [])]

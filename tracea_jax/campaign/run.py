@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tracea_jax import knowledge, policy, variants
-from tracea_jax.campaign.report import Row, Times, TuneReport
+from tracea_jax.campaign.report import TuneReport
+from tracea_jax.campaign.rows import Row, Times
 from tracea_jax.campaign.watch import Watch
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import diagnose

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from tracea_jax.campaign.report import Trial
+from tracea_jax.campaign.rows import Trial
 from tracea_jax.graph import Node
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.store.records import Observation

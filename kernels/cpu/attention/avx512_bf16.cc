@@ -1,0 +1,29 @@
+// Attention and its gradient in bf16 for AVX-512 BF16.
+
+#include "attention/attention.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+#define TRACEA_TILE_M 14  // as for AVX-512
+#define TRACEA_WORDS_OF_BF16
+
+namespace tracea::cpu {
+namespace {
+#include "common/vec_impl.h"
+#include "attention/vectors_impl.h"
+#include "attention/gradient_vectors_impl.h"
+}  // namespace
+
+extern const AttentionIsa kAvx512Bf16Attention;
+const AttentionIsa kAvx512Bf16Attention = {
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiled<BF16>, ForwardBytes}, true};
+
+extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
+const AttentionGradientIsa kAvx512Bf16AttentionGradient = {
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiledOfQueries<BF16>, GradientBytes},
+    {RunTiledOfKeys<BF16>, GradientBytes}, {RunTiledOfHead<BF16>, HeadBytes}, true};
+
+}  // namespace tracea::cpu

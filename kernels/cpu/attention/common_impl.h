@@ -1,0 +1,258 @@
+// What all attention kernels share: rows and the keys they see, workspace, masking, the
+// loop over blocks of keys and the end of a row.
+//
+// Included by attention/vectors_impl.h and attention/amx_impl.h, which define
+//   kRowTile     rows of a tile
+//   kEqualTiles  whether a task's tiles are as equal as possible, or all but one whole
+//   kTilesAtOnce tiles whose scores are kept side by side in the forward pass
+//   kKeyStep     the keys that a tile sees in a block begin at a multiple of it
+//   kKeyUnit     their number is padded to a multiple of it
+
+constexpr float kLog2E = 1.44269504f;
+constexpr float kLn2 = 0.693147181f;
+
+#include "attention/softmax_impl.h"
+#include "common/workspace_impl.h"
+
+constexpr int64_t kPad = 32;  // the workspace pads rows and head_dim to it
+static_assert(kPad % kRowTile == 0 || kEqualTiles, "whole tiles of rows must have room");
+static_assert(kPad % kKeyUnit == 0 && kAttentionBlock % kPad == 0,
+              "padded keys must have room in a block");
+static_assert(kTilesAtOnce * kRowTile * kAttentionBlock >= kMaxHeadDim,
+              "the mean of all values must have room among the scores");
+
+TRACEA_INLINE int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
+
+// The keys that query i of example b may see, masks apart.
+Interval KeysOf(const AttentionArgs& args, int64_t b, int64_t i) {
+  if (args.q_lengths && i >= args.q_lengths[b]) return {0, 0};
+  Interval keys{i - args.left, i + args.right + 1};
+  if (args.causal) keys.hi = Min(keys.hi, i + 1);
+  if (args.kv_lengths) keys.hi = Min(keys.hi, args.kv_lengths[b]);
+  return Intersect(keys, {0, args.kv_len});
+}
+
+// The rows of a task: queries of the heads that share one head of keys.
+struct Rows {
+  const AttentionArgs& args;
+  const AttentionRange& range;
+
+  int64_t count() const { return range.row1 - range.row0; }
+  int64_t query(int64_t row) const { return (range.row0 + row) / args.group(); }
+  int64_t head(int64_t row) const {
+    return range.kv_head * args.group() + (range.row0 + row) % args.group();
+  }
+  // Element offset of the row in q and out.
+  int64_t offset(int64_t row) const {
+    const int64_t at = (range.batch * args.q_len + query(row)) * args.heads + head(row);
+    return at * args.head_dim;
+  }
+  int64_t lse_offset(int64_t row) const {
+    return (range.batch * args.heads + head(row)) * args.q_len + query(row);
+  }
+  bool is_padding(int64_t row) const {
+    return args.q_lengths && query(row) >= args.q_lengths[range.batch];
+  }
+  Interval keys(int64_t row) const { return KeysOf(args, range.batch, query(row)); }
+};
+
+// Element offset of key j of the task's head, in k and v.
+int64_t KeyOffset(const AttentionArgs& args, const AttentionRange& range, int64_t j) {
+  return ((range.batch * args.kv_len + j) * args.kv_heads + range.kv_head) *
+         args.head_dim;
+}
+
+// Row tiles of a task: as equal as possible, or all but the last one whole.
+struct RowTile {
+  int64_t first, rows;
+};
+
+template <typename Body>
+TRACEA_INLINE void ForRowTiles(int64_t count, const Body& body) {
+  int64_t left = CeilDiv(count, kRowTile);
+  for (int64_t i = 0; i < count; --left) {
+    const int64_t rest = count - i;
+    const int64_t rows = kEqualTiles ? CeilDiv(rest, left) : Min(kRowTile, rest);
+    body(RowTile{i, rows});
+    i += rows;
+  }
+}
+
+// A task of the forward pass, and the buffers of it.
+struct Forward {
+  const AttentionArgs& args;
+  const AttentionRange& range;
+  Rows rows;
+  int64_t block, depth, width;  // keys of a block; head_dim, padded
+  float *keys, *values, *queries, *sums, *scores, *weights, *max, *sum;
+  Interval* seen;  // by each row
+
+  Forward(const AttentionArgs& a, int64_t block_kv, const AttentionRange& r,
+          Workspace& space)
+      : args(a), range(r), rows{a, r}, block(block_kv) {
+    depth = width = RoundUp(a.head_dim, kPad);
+    const int64_t count = RoundUp(rows.count(), kPad);
+    keys = space.Take<float>(block * depth);
+    values = space.Take<float>(block * width);
+    queries = space.Take<float>(count * depth);
+    sums = space.Take<float>(count * width);
+    scores = space.Take<float>(kTilesAtOnce * kRowTile * block);
+    weights = space.Take<float>(kRowTile * block);
+    max = space.Take<float>(count);
+    sum = space.Take<float>(count);
+    seen = space.Take<Interval>(count);
+  }
+};
+
+int64_t ForwardBytes(const AttentionArgs& args, int64_t block, int64_t rows) {
+  return BytesOf<Forward>(args, block, AttentionRange{0, 0, 0, rows});
+}
+
+// The row's bias and masks, on scores of the keys [j0, j0 + count). Those of the padding,
+// up to a multiple of kKeyUnit, become forbidden.
+TRACEA_INLINE void MaskRow(const Forward& f, int64_t row, int64_t j0, float* scores,
+                           int64_t count) {
+  const AttentionArgs& args = f.args;
+  if (args.bias || args.mask) {
+    const int64_t b = f.range.batch, h = f.rows.head(row), i = f.rows.query(row);
+    if (args.bias) AddBias(args, b, h, i, j0, scores, count);
+    if (args.mask) ApplyMask(args, b, h, i, j0, scores, count);
+  }
+  const Interval keys = f.seen[row];
+  const Interval own = {keys.lo - j0, Min(keys.hi - j0, count)};
+  const int64_t padded = RoundUp(count, kKeyUnit);
+  if (own.lo > 0 || own.hi < padded) ForbidOutside(own, scores, padded);
+}
+
+TRACEA_INLINE void ScaleRow(float* row, int64_t width, float scale) {
+  for (int64_t d = 0; d < width; d += kLanes) Store(row + d, Load(row + d) * scale);
+}
+
+// The mean of all values of the task's head.
+template <typename T>
+void MeanOfValues(const Forward& f, float* mean) {
+  for (int64_t d = 0; d < f.width; ++d) mean[d] = 0;
+  const T* v = (const T*)f.args.v;
+  for (int64_t j = 0; j < f.args.kv_len; ++j) {
+    const T* row = v + KeyOffset(f.args, f.range, j);
+    for (int64_t d = 0; d < f.args.head_dim; d += kLanes) {
+      Store(mean + d, Load(mean + d) + LoadUpTo(row + d, f.args.head_dim - d));
+    }
+  }
+  ScaleRow(mean, f.width, 1.0f / (float)f.args.kv_len);
+}
+
+float Log2(float x) { return __builtin_log2f(x); }
+
+void StoreElement(void* data, DType type, int64_t i, float x) {
+  switch (type) {
+    case DType::kF32:
+      return StorePartial((F32*)data + i, Splat(x), 1);
+    case DType::kBF16:
+      return StorePartial((BF16*)data + i, Splat(x), 1);
+    case DType::kF16:
+      return StorePartial((F16*)data + i, Splat(x), 1);
+  }
+}
+
+// XLA's log-sum-exp of forbidden scores only, which it replaces by a finite number.
+constexpr float kLseOfNone = 0.7f * kLowest;
+
+template <typename T>
+void FinishRows(const Forward& f) {
+  const AttentionArgs& args = f.args;
+  float* mean = f.scores;
+  bool has_mean = false;
+  for (int64_t row = 0; row < f.rows.count(); ++row) {
+    const bool is_padding = f.rows.is_padding(row);
+    const bool sees_none = f.sum[row] == 0.0f;
+    if (sees_none && !is_padding && !has_mean) {
+      MeanOfValues<T>(f, mean);
+      has_mean = true;
+    }
+    const float* from = sees_none && !is_padding ? mean : f.sums + row * f.width;
+    const float scale = sees_none ? 1.0f : 1.0f / f.sum[row];
+    T* out = (T*)args.out + f.rows.offset(row);
+    for (int64_t d = 0; d < args.head_dim; d += kLanes) {
+      StoreUpTo(out + d, Load(from + d) * scale, args.head_dim - d);
+    }
+    if (args.lse) {
+      const float lse = (f.max[row] + Log2(f.sum[row])) * kLn2;
+      StoreElement(args.lse, args.lse_type, f.rows.lse_offset(row),
+                   sees_none ? kLseOfNone : lse);
+    }
+  }
+}
+
+// Brings rows of some arrays closer that are packed soon. Those of one head lie far apart
+// from token to token, beyond what processors foresee.
+template <int kArrays>
+struct RowFetch {
+  const char* rows[kArrays] = {};  // the next of each array
+  int64_t stride = 0, bytes = 0, left = 0;
+
+  TRACEA_INLINE void Fetch(int64_t count) {
+    for (; count > 0 && left > 0; --count, --left) {
+      for (const char*& row : rows) {
+        PrefetchBytes(row, bytes);
+        row += stride;
+      }
+    }
+  }
+
+  // So many that all are there after the row tiles of a task.
+  TRACEA_INLINE int64_t Share(int64_t task_rows) const {
+    return CeilDiv(left, CeilDiv(task_rows, kRowTile));
+  }
+};
+
+using KeyFetch = RowFetch<2>;  // of keys and values
+
+// Those of the block of a task's keys that begins with j, if it is before the end.
+template <typename T>
+KeyFetch FetchOfKeys(const AttentionArgs& args, const AttentionRange& range, int64_t j,
+                     int64_t block, int64_t end) {
+  if (j >= end) return {};
+  const int64_t at = KeyOffset(args, range, j), size = sizeof(T);
+  return {{(const char*)((const T*)args.k + at), (const char*)((const T*)args.v + at)},
+          args.kv_heads * args.head_dim * size, args.head_dim * size,
+          Min(block, end - j)};
+}
+
+// Calls body(tile, at) for each row tile that sees some of the block of keys [j0, j0 +
+// count): [j0 + at.lo, j0 + at.hi), at.lo a multiple of kKeyStep. Meanwhile `next` comes
+// closer.
+template <typename Body>
+TRACEA_INLINE void ForSeeingTiles(const Forward& f, int64_t j0, int64_t count,
+                                  KeyFetch next, const Body& body) {
+  const int64_t share = next.Share(f.rows.count());
+  ForRowTiles(f.rows.count(), [&](RowTile tile) {
+    next.Fetch(share);
+    Interval keys{0, 0};
+    for (int64_t i = 0; i < tile.rows; ++i) keys = Hull(keys, f.seen[tile.first + i]);
+    keys = Intersect(keys, {j0, j0 + count});
+    if (keys.lo == keys.hi) return;
+    body(tile, Interval{(keys.lo - j0) / kKeyStep * kKeyStep, keys.hi - j0});
+  });
+}
+
+// Kernel::PackQueries(f) prepares the rows; Kernel::UpdateBlock(f, j0, count, next) lets
+// them see the keys [j0, j0 + count), which it packs, as `next` comes closer.
+template <typename T, typename Kernel>
+void RunForward(const Forward& f) {
+  Kernel::PackQueries(f);
+  Interval keys{0, 0};
+  for (int64_t row = 0; row < f.rows.count(); ++row) {
+    f.seen[row] = f.rows.keys(row);
+    keys = Hull(keys, f.seen[row]);
+    f.max[row] = kLowest;
+    f.sum[row] = 0;
+    float* sums = f.sums + row * f.width;
+    for (int64_t d = 0; d < f.width; d += kLanes) Store(sums + d, Vec{});
+  }
+  for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
+    const auto next = FetchOfKeys<T>(f.args, f.range, j + f.block, f.block, keys.hi);
+    Kernel::UpdateBlock(f, j, Min(f.block, keys.hi - j), next);
+  }
+  FinishRows<T>(f);
+}

@@ -1,0 +1,334 @@
+// What all kernels of attention's gradient share.
+//
+// With the weights p = 2^(s - lse), where s are the scores in base 2, and with delta,
+// each query's sum of do * o:
+//
+//   dp = do @ v';   ds = p * (dp - delta)
+//   dq = scale * ds @ k;   dk = scale * ds' @ q;   dv = p' @ do
+//
+// One function computes p and ds of a row tile; in the pass over queries the rows are
+// queries, so that lse and delta belong to rows, in the pass over keys the rows are keys,
+// and they belong to columns. Sums stay with the rows, while the columns come in blocks:
+//
+//   pass     rows packed as lhs   columns packed as rhs   sums
+//   queries  q, do                k', v', k               dq += ds @ k
+//   keys     k, v                 q', do', q, do          dk += ds' @ q, dv += p' @ do
+//
+// A Kernel has
+//   PackLhs(g, row_of, scale, to)   the rows of a task; a scale only for its own use
+//   PackTransposed(...), PackStored(...)   columns as rhs, as PackRhs does
+//   Products(g, tile, at)           scores and dp of a row tile
+//   Row<kByRow>(g, i, rows, row, at)   weights and ds of its row i, `row` of the task
+//   Accumulate(g, tile, which, count, at)
+//                                   sums[which] += (ds or weights) @ stored[which]
+// with columns [at.lo, at.hi) of a packed block of `count`, at.lo a multiple of kKeyStep.
+//
+// Included by attention/gradient_vectors_impl.h and attention/gradient_amx_impl.h.
+
+// The queries that see key j of example b, masks apart.
+Interval QueriesOf(const AttentionArgs& args, int64_t b, int64_t j) {
+  if (args.kv_lengths && j >= args.kv_lengths[b]) return {0, 0};
+  Interval queries{j - args.right, j + args.left + 1};
+  if (args.causal) queries.lo = Max(queries.lo, j);
+  if (args.q_lengths) queries.hi = Min(queries.hi, args.q_lengths[b]);
+  return Intersect(queries, {0, args.q_len});
+}
+
+// A task of the gradient, and the buffers of it.
+struct Gradient {
+  const AttentionGradientArgs& all;
+  const AttentionArgs& args;
+  const AttentionRange& range;
+  Rows rows;  // of the pass over queries
+  int64_t block, width;
+  float *lhs[2], *sums[2];  // of rows: packed, and results
+  float *transposed[2], *stored[2];  // blocks of columns
+  float *scores, *dp, *weights, *ds;  // of a row tile
+  float *row_lse, *row_delta, *col_lse, *col_delta, *extra;
+  Interval* seen;  // columns, by each row
+
+  Gradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
+           Workspace& space)
+      : all(a), args(a.forward), range(r), rows{a.forward, r}, block(b) {
+    width = RoundUp(args.head_dim, kPad);
+    const int64_t count = RoundUp(rows.count(), kPad);
+    for (int i = 0; i < 2; ++i) {
+      lhs[i] = space.Take<float>(count * width);
+      sums[i] = space.Take<float>(count * width);
+      transposed[i] = space.Take<float>(block * width);
+      stored[i] = space.Take<float>(block * width);
+    }
+    scores = space.Take<float>(kRowTile * block);
+    dp = space.Take<float>(kRowTile * block);
+    weights = space.Take<float>(kRowTile * block);
+    ds = space.Take<float>(kRowTile * block);
+    row_lse = space.Take<float>(count);
+    row_delta = space.Take<float>(count);
+    col_lse = space.Take<float>(block);
+    col_delta = space.Take<float>(block);
+    extra = space.Take<float>(width);
+    seen = space.Take<Interval>(count);
+  }
+};
+
+int64_t GradientBytes(const AttentionGradientArgs& args, int64_t block, int64_t rows) {
+  return BytesOf<Gradient>(args, block, AttentionRange{0, 0, 0, rows});
+}
+
+// A query's log-sum-exp in base 2; infinite if it saw no key, so that all weights are 0.
+TRACEA_INLINE float LseOf(const AttentionArgs& args, int64_t b, int64_t h, int64_t i) {
+  const float lse = ((const float*)args.lse)[(b * args.heads + h) * args.q_len + i];
+  return lse < 0.6f * kLowest ? -kForbidden : lse * kLog2E;
+}
+
+template <typename T>
+TRACEA_INLINE float Dot(const T* a, const T* b, int64_t size) {
+  Vec sum{};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    sum += LoadUpTo(a + i, size - i) * LoadUpTo(b + i, size - i);
+  }
+  return Fold<Plus>(sum);
+}
+
+// Element offset of a query, in q, o and their gradients.
+TRACEA_INLINE int64_t QueryOffset(const AttentionArgs& args, int64_t b, int64_t h,
+                                  int64_t i) {
+  return ((b * args.q_len + i) * args.heads + h) * args.head_dim;
+}
+
+TRACEA_INLINE void ForbidColumns(const Gradient& g, int64_t row, int64_t first,
+                                 float* scores, int64_t cols) {
+  const Interval seen = g.seen[row];
+  const Interval own = {seen.lo - first, Min(seen.hi - first, cols)};
+  const int64_t padded = RoundUp(cols, kKeyUnit);
+  if (own.lo > 0 || own.hi < padded) ForbidOutside(own, scores, padded);
+}
+
+// The part of a block of columns [j0, j0 + count) that a row tile sees, from j0 on.
+TRACEA_INLINE Interval SeenOf(const Gradient& g, RowTile tile, int64_t j0,
+                              int64_t count) {
+  Interval seen{0, 0};
+  for (int64_t i = 0; i < tile.rows; ++i) seen = Hull(seen, g.seen[tile.first + i]);
+  seen = Intersect(seen, {j0, j0 + count});
+  if (seen.lo == seen.hi) return seen;
+  return {(seen.lo - j0) / kKeyStep * kKeyStep, seen.hi - j0};
+}
+
+TRACEA_INLINE void ClearSums(const Gradient& g) {
+  for (float* sums : g.sums) {
+    for (int64_t i = 0; i < g.rows.count() * g.width; i += kLanes) Store(sums + i, Vec{});
+  }
+}
+
+template <typename T>
+TRACEA_INLINE void StoreGradient(const float* from, float scale, const float* extra,
+                                 T* to, int64_t size) {
+  for (int64_t d = 0; d < size; d += kLanes) {
+    const Vec more = extra ? Load(extra + d) : Vec{};
+    StoreUpTo(to + d, Load(from + d) * scale + more, size - d);
+  }
+}
+
+// ---- Queries --------------------------------------------------------------------------
+
+template <typename T, typename Kernel>
+Interval PrepareQueries(const Gradient& g) {
+  const AttentionArgs& args = g.args;
+  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *o = (const T*)args.out;
+  const auto q_of = [&](int64_t i) { return q + g.rows.offset(i); };
+  const auto do_of = [&](int64_t i) { return dout + g.rows.offset(i); };
+  Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
+  Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
+  Interval all{0, 0};
+  for (int64_t row = 0; row < g.rows.count(); ++row) {
+    const int64_t at = g.rows.offset(row);
+    g.seen[row] = g.rows.keys(row);
+    g.row_lse[row] = LseOf(args, g.range.batch, g.rows.head(row), g.rows.query(row));
+    g.row_delta[row] = Dot(dout + at, o + at, args.head_dim);
+    all = Hull(all, g.seen[row]);
+  }
+  return all;
+}
+
+template <typename Kernel>
+void QueryTileGradient(const Gradient& g, RowTile tile, int64_t j0, int64_t count,
+                       Interval at) {
+  Kernel::Products(g, tile, at);
+  const int64_t keys = at.hi - at.lo;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const int64_t row = tile.first + i;
+    float* scores = g.scores + i * g.block;
+    if (g.args.mask) {
+      ApplyMask(g.args, g.range.batch, g.rows.head(row), g.rows.query(row), j0 + at.lo,
+                scores, keys);
+    }
+    ForbidColumns(g, row, j0 + at.lo, scores, keys);
+    Kernel::template Row<true>(g, i, tile.rows, row, at);
+  }
+  Kernel::Accumulate(g, tile, 0, count, at);
+}
+
+// Keys [j0, j0 + count) as columns.
+template <typename T, typename Kernel>
+void PackKeyBlock(const Gradient& g, int64_t j0, int64_t count) {
+  const AttentionArgs& args = g.args;
+  const int64_t dim = args.head_dim, stride = args.kv_heads * dim;
+  const int64_t at = KeyOffset(args, g.range, j0);
+  const T *k = (const T*)args.k + at, *v = (const T*)args.v + at;
+  Kernel::PackTransposed(k, stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(v, stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(k, stride, count, dim, g.stored[0]);
+}
+
+template <typename T, typename Kernel>
+void RunQueryGradient(const Gradient& g) {
+  const AttentionArgs& args = g.args;
+  ClearSums(g);
+  const Interval keys = PrepareQueries<T, Kernel>(g);
+  for (int64_t j = keys.lo / g.block * g.block; j < keys.hi; j += g.block) {
+    const int64_t count = Min(g.block, keys.hi - j);
+    PackKeyBlock<T, Kernel>(g, j, count);
+    auto next = FetchOfKeys<T>(args, g.range, j + g.block, g.block, keys.hi);
+    const int64_t share = next.Share(g.rows.count());
+    ForRowTiles(g.rows.count(), [&](RowTile tile) {
+      next.Fetch(share);
+      const Interval seen = SeenOf(g, tile, j, count);
+      if (seen.lo < seen.hi) QueryTileGradient<Kernel>(g, tile, j, count, seen);
+    });
+  }
+  for (int64_t row = 0; row < g.rows.count(); ++row) {
+    StoreGradient(g.sums[0] + row * g.width, args.scale, nullptr,
+                  (T*)g.all.dq + g.rows.offset(row), args.head_dim);
+  }
+}
+
+// ---- Keys -----------------------------------------------------------------------------
+
+template <typename T, typename Kernel>
+Interval PrepareKeys(const Gradient& g) {
+  const AttentionArgs& args = g.args;
+  const T *k = (const T*)args.k, *v = (const T*)args.v;
+  const int64_t key0 = g.range.row0;
+  const auto k_of = [&](int64_t i) { return k + KeyOffset(args, g.range, key0 + i); };
+  const auto v_of = [&](int64_t i) { return v + KeyOffset(args, g.range, key0 + i); };
+  Kernel::PackLhs(g, k_of, args.scale * kLog2E, g.lhs[0]);
+  Kernel::PackLhs(g, v_of, 1.0f, g.lhs[1]);
+  Interval all{0, 0};
+  for (int64_t row = 0; row < g.rows.count(); ++row) {
+    g.seen[row] = QueriesOf(args, g.range.batch, key0 + row);
+    all = Hull(all, g.seen[row]);
+  }
+  return all;
+}
+
+// Queries [i0, i0 + count) of head h as columns.
+template <typename T, typename Kernel>
+void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
+  const AttentionArgs& args = g.args;
+  const int64_t dim = args.head_dim, stride = args.heads * dim, b = g.range.batch;
+  const int64_t at = QueryOffset(args, b, h, i0);
+  const T *q = (const T*)args.q + at, *dout = (const T*)g.all.dout + at;
+  const T* o = (const T*)args.out + at;
+  Kernel::PackTransposed(q, stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(dout, stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(q, stride, count, dim, g.stored[0]);
+  Kernel::PackStored(dout, stride, count, dim, g.stored[1]);
+  for (int64_t i = 0; i < RoundUp(count, kKeyUnit); ++i) {
+    const bool exists = i < count;
+    g.col_lse[i] = exists ? LseOf(args, b, h, i0 + i) : -kForbidden;
+    g.col_delta[i] = exists ? Dot(dout + i * stride, o + i * stride, dim) : 0.0f;
+  }
+}
+
+// Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
+// before the end.
+template <typename T>
+RowFetch<3> FetchOfQueries(const Gradient& g, int64_t h, int64_t i, int64_t end) {
+  if (i >= end) return {};
+  const AttentionArgs& args = g.args;
+  const int64_t at = QueryOffset(args, g.range.batch, h, i), size = sizeof(T);
+  return {{(const char*)((const T*)args.q + at), (const char*)((const T*)g.all.dout + at),
+           (const char*)((const T*)args.out + at)},
+          args.heads * args.head_dim * size, args.head_dim * size,
+          Min(g.block, end - i)};
+}
+
+// Forbids the queries [i0, i0 + count) of head h to which the mask forbids key j.
+void ApplyMaskToKey(const AttentionArgs& args, int64_t b, int64_t h, int64_t i0,
+                    int64_t j, float* scores, int64_t count) {
+  const int64_t* s = args.mask_strides;
+  const uint8_t* mask = args.mask + b * s[0] + h * s[1] + i0 * s[2] + j * s[3];
+  for (int64_t i = 0; i < count; ++i) {
+    scores[i] = mask[i * s[2]] ? scores[i] : kForbidden;
+  }
+}
+
+template <typename Kernel>
+void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
+                     int64_t count, Interval at) {
+  Kernel::Products(g, tile, at);
+  const int64_t queries = at.hi - at.lo, first = i0 + at.lo;
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const int64_t row = tile.first + i;
+    float* scores = g.scores + i * g.block;
+    if (g.args.mask) {
+      ApplyMaskToKey(g.args, g.range.batch, h, first, g.range.row0 + row, scores,
+                     queries);
+    }
+    ForbidColumns(g, row, first, scores, queries);
+    Kernel::template Row<false>(g, i, tile.rows, row, at);
+  }
+  for (int i = 0; i < 2; ++i) Kernel::Accumulate(g, tile, i, count, at);
+}
+
+// What every key's value gets from queries that see no key: they average all values.
+template <typename T>
+const float* GradientOfMeans(const Gradient& g) {
+  const AttentionArgs& args = g.args;
+  const int64_t b = g.range.batch, dim = args.head_dim;
+  int64_t queries = args.q_len;
+  if (args.q_lengths) queries = Min(queries, args.q_lengths[b]);
+  bool any = false;
+  for (int64_t d = 0; d < g.width; ++d) g.extra[d] = 0;
+  for (int64_t member = 0; member < args.group(); ++member) {
+    const int64_t h = g.range.kv_head * args.group() + member;
+    for (int64_t i = 0; i < queries; ++i) {
+      if (LseOf(args, b, h, i) != -kForbidden) continue;
+      any = true;
+      const T* dout = (const T*)g.all.dout + QueryOffset(args, b, h, i);
+      for (int64_t d = 0; d < dim; d += kLanes) {
+        Store(g.extra + d, Load(g.extra + d) + LoadUpTo(dout + d, dim - d));
+      }
+    }
+  }
+  ScaleRow(g.extra, g.width, 1.0f / (float)args.kv_len);
+  return any ? g.extra : nullptr;
+}
+
+template <typename T, typename Kernel>
+void RunKeyGradient(const Gradient& g) {
+  const AttentionArgs& args = g.args;
+  ClearSums(g);
+  const Interval queries = PrepareKeys<T, Kernel>(g);
+  for (int64_t member = 0; member < args.group(); ++member) {
+    const int64_t h = g.range.kv_head * args.group() + member;
+    for (int64_t i = queries.lo / g.block * g.block; i < queries.hi; i += g.block) {
+      const int64_t count = Min(g.block, queries.hi - i);
+      PackQueryBlock<T, Kernel>(g, h, i, count);
+      auto next = FetchOfQueries<T>(g, h, i + g.block, queries.hi);
+      const int64_t share = next.Share(g.rows.count());
+      ForRowTiles(g.rows.count(), [&](RowTile tile) {
+        next.Fetch(share);
+        const Interval seen = SeenOf(g, tile, i, count);
+        if (seen.lo < seen.hi) KeyTileGradient<Kernel>(g, tile, h, i, count, seen);
+      });
+    }
+  }
+  const float* extra = GradientOfMeans<T>(g);
+  for (int64_t row = 0; row < g.rows.count(); ++row) {
+    const int64_t at = KeyOffset(args, g.range, g.range.row0 + row);
+    const float *dk = g.sums[0] + row * g.width, *dv = g.sums[1] + row * g.width;
+    StoreGradient(dk, args.scale, nullptr, (T*)g.all.dk + at, args.head_dim);
+    StoreGradient(dv, 1.0f, extra, (T*)g.all.dv + at, args.head_dim);
+  }
+}

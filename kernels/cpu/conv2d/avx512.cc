@@ -1,0 +1,24 @@
+// Convolutions for AVX-512 F, BW, DQ and VL.
+
+#include "conv2d/conv2d.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+#define TRACEA_TILE_M 14  // 28 accumulators, 2 of rhs and 1 of lhs: 31 of 32 registers
+
+namespace tracea::cpu {
+namespace {
+#include "common/vec_impl.h"
+#include "conv2d/widened_impl.h"
+}  // namespace
+
+extern const ConvIsa kAvx512Conv;
+const ConvIsa kAvx512Conv = {
+    Isa::kAvx512, kTileM, kTileN, sizeof(float), kMostSums, {RunConv, ConvBytes},
+    {RunWeightGrad, WeightGradBytes}, {RunDepthwise, DepthwiseBytes},
+    {RunDepthwiseWeightGrad, DepthwiseWeightGradBytes}};
+
+}  // namespace tracea::cpu

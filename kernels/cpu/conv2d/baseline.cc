@@ -1,0 +1,27 @@
+// Convolutions for the 128-bit vectors that every x86-64 (SSE2) and every aarch64
+// (NEON) has.
+
+#include "conv2d/conv2d.h"
+
+#include <string.h>
+
+#define TRACEA_LANES 4
+#if defined(__aarch64__)
+#define TRACEA_TILE_M 8  // 16 accumulators: 8x12 would fit too, but compilers spill it
+#else
+#define TRACEA_TILE_M 6  // 12 accumulators of 16 registers
+#endif
+
+namespace tracea::cpu {
+namespace {
+#include "common/vec_impl.h"
+#include "conv2d/widened_impl.h"
+}  // namespace
+
+extern const ConvIsa kBaselineConv;
+const ConvIsa kBaselineConv = {
+    Isa::kBaseline, kTileM, kTileN, sizeof(float), kMostSums, {RunConv, ConvBytes},
+    {RunWeightGrad, WeightGradBytes}, {RunDepthwise, DepthwiseBytes},
+    {RunDepthwiseWeightGrad, DepthwiseWeightGradBytes}};
+
+}  // namespace tracea::cpu

@@ -1,0 +1,27 @@
+// The matrix product for AVX-512 F, BW, DQ and VL.
+
+#include "gemm/gemm.h"
+
+#include <string.h>
+
+#include <immintrin.h>
+
+#define TRACEA_LANES 16
+// 27 accumulators, 3 of rhs and 1 of lhs: 31 of 32 registers. Two vectors by 14 rows are as
+// fast on a core alone, but need more instructions, of which another thread on it lets
+// fewer pass.
+#define TRACEA_TILE_M 9
+#define TRACEA_TILE_VECS 3
+
+namespace tracea::cpu {
+namespace {
+#include "common/vec_impl.h"
+#include "gemm/widened_impl.h"
+}  // namespace
+
+extern const GemmIsa kAvx512Gemm;
+const GemmIsa kAvx512Gemm = {
+    Isa::kAvx512, kTileM, kTileN, kDepthUnit, sizeof(float), RunGemm, GemmBytes,
+    1, false, false, kStreamDepth, kPair};
+
+}  // namespace tracea::cpu
