@@ -21,7 +21,9 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat
 from tracea_jax.call import Call
-from tracea_jax.rewrite import OPS, RULES, Miss, splice
+from tracea_jax.rewrite import OPS, RULES, Miss, Rule, splice
+from tracea_jax.rewrite.inside import splicing, unavailable
+from tracea_jax.rewrite.left import warn_of_early_derivatives
 
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
@@ -88,7 +90,8 @@ class Transformed:
             self._keep_jit_methods(fn)
 
     def _forget_traces(self) -> None:
-        fn, ops, _ = self._made_of
+        fn, ops, after_grad = self._made_of
+        rules = () if after_grad else rules_of(ops)
         kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         @_on_behalf_of(fn)
@@ -105,8 +108,14 @@ class Transformed:
 
         @_on_behalf_of(fn)
         def run(call: Call, arrays: list[Any]) -> Any:
-            jaxpr, shape = traced(call, arrays)
-            results = jaxpr_as_fun(spliced_once(jaxpr, ops, kept))(*arrays)
+            with splicing(rules):
+                jaxpr, shape = traced(call, arrays)
+            if rules and (why := unavailable()):
+                warn_of_early_derivatives(jaxpr, rules, why)
+            own = spliced_once(jaxpr, ops, kept)
+            # What is differentiated from here on is ours already.
+            with splicing(()), _compat.marked("transform"):
+                results = jaxpr_as_fun(own)(*arrays)
             return jax.tree.unflatten(jax.tree.structure(shape), results)
 
         self._run = run
@@ -198,7 +207,11 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
     return tuple(op for op in OPS if op in wanted)
 
 
+def rules_of(ops: tuple[str, ...]) -> tuple[Rule, ...]:
+    """The rules that find sites of these ops."""
+    return tuple(rule for rule in RULES if rule.op in ops)
+
+
 def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
     """A closed jaxpr with the sites of these ops replaced."""
-    rules = [rule for rule in RULES if rule.op in ops]
-    return splice(jaxpr, rules, misses)
+    return splice(jaxpr, rules_of(ops), misses)
