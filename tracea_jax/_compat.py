@@ -93,13 +93,15 @@ def install_linearize_hook() -> str | None:
       differentiate: (function like fun) -> what JAX makes of it.
 
     and returns what ``differentiate`` returned. Where no hook is in force, nothing
-    changes.
+    changes. Rules of ``custom_vjp`` functions are not asked about: what they
+    differentiate is part of a derivative, and not of the program.
     """
     with _installing:
         try:
             from jax._src.interpreters import ad
 
-            original = ad.linearize
+            original, own = ad.linearize, ad.custom_lin_p
+            transposes = ad.primitive_transposes, ad.fancy_transposes
         except (ImportError, AttributeError) as e:
             return f"jax {jax.__version__} has no such function: {e}"
         if hasattr(original, "asks_hook"):
@@ -109,6 +111,9 @@ def install_linearize_hook() -> str | None:
             names = ", ".join(given)
             return f"jax {jax.__version__} linearizes with unknown arguments: {names}"
         ad.linearize = _asking_hook(original)
+        for rules in transposes:
+            if own in rules:  # it runs the backward rule of a custom_vjp function
+                rules[own] = _without_hook(rules[own])
         return None
 
 
@@ -123,8 +128,17 @@ def _asking_hook(original: Callable[..., Any]) -> Callable[..., Any]:
             return differentiate(traceable)
         return hook(traceable, primals_ft.unflatten, differentiate)
 
-    linearize.asks_hook = True  # pyright: ignore[reportFunctionMemberAccess]
+    linearize.asks_hook = True  # pyright: ignore[reportAttributeAccessIssue]
     return linearize
+
+
+def _without_hook(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def transposed(*args: Any, **params: Any) -> Any:
+        with linearize_hook(None):
+            return rule(*args, **params)
+
+    return transposed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ source_info_util.register_exclusion(__file__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What is still recognised in a function that has differentiated inside.
+# What is still recognised in what was differentiated before.
 AFTER_GRAD = ("matmul", "conv2d")
 
 
@@ -44,9 +44,12 @@ def transform(
 
     Signature, results, effects and derivatives are those of ``fn``; a fused epilogue
     rounds less often. Works under ``jit``, ``grad``, ``vmap``, ``scan`` and
-    ``shard_map``. Apply it to the model or the loss, inside of ``grad``: there whole
-    layers are recognised, and our derivative rules make the backward pass: of layers in
-    a row with epilogues that multiply by the derivatives of activations.
+    ``shard_map``. Apply it to the model, the loss or the whole training step. What fn
+    differentiates in reverse mode is rewritten before JAX differentiates it: so whole
+    layers are recognised, and our derivative rules make the backward pass, of layers in
+    a row with epilogues that multiply by the derivatives of activations. In forward
+    mode, and where that cannot be (``explain`` says where), what is left of layers
+    after they were differentiated is rewritten: single products and convolutions.
 
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
     what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
@@ -62,11 +65,16 @@ def transform(
       fn: a pure function of pytrees.
       ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
         all by default.
-      after_grad: for a training step that differentiates inside: only products and
-        convolutions are rewritten, one by one, those of the backward pass included.
+      after_grad: only products and convolutions are rewritten, one by one, after JAX has
+        differentiated what fn differentiates: for functions that must see JAX's own
+        tracers.
 
     Raises:
       ValueError: on an unknown op.
+
+    Warns:
+      UserWarning: once, if fn differentiates inside and this version of JAX is not known
+        well enough to rewrite anything before that.
     """
     return Transformed(fn, ops, after_grad)  # pyright: ignore[reportReturnType]
 

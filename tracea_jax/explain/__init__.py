@@ -43,7 +43,9 @@ def explain(
     The function is traced, never run, and nothing is measured. Calls of our ops that it
     makes itself are sites too. Arguments may be ``jax.ShapeDtypeStruct`` in place of
     arrays. Settings in force apply, but a problem without a tuned answer is never tuned
-    here: with ``on_miss="tune"`` what is shown is what runs before the tuning.
+    here: with ``on_miss="tune"`` what is shown is what runs before the tuning. Where fn
+    differentiates inside, the sites are those that ``transform`` finds before JAX
+    differentiates, and their gradients; what it cannot reach so early is listed too.
 
     Args:
       fn, ops, after_grad: as in ``transform``.

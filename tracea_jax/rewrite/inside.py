@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.extend import source_info_util
@@ -23,7 +24,7 @@ from jax.extend.core import jaxpr_as_fun
 from tracea_jax import _compat
 from tracea_jax.rewrite.match import Miss, Rule
 from tracea_jax.rewrite.splice import splice
-from tracea_jax.rewrite.spliced import Spliced, is_spliced
+from tracea_jax.rewrite.spliced import Spliced
 
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
@@ -37,7 +38,7 @@ def splicing(rules: Sequence[Rule]) -> Iterator[None]:
     are part of the key of every trace: functions under ``jit`` that were traced outside
     are traced again, and their traces from here are never used outside.
     """
-    hook = Splicer(rules=tuple(rules)) if rules and unavailable() is None else None
+    hook = _splicer(tuple(rules)) if rules and unavailable() is None else None
     with _compat.linearize_hook(hook):
         yield
 
@@ -47,9 +48,11 @@ def unavailable() -> str | None:
     return _compat.install_linearize_hook()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Splicer:
     """What JAX asks before it differentiates; see ``_compat.install_linearize_hook``.
+
+    There is one for the same rules, equal to no other: JAX hashes it at every call.
 
     Attributes:
       rules: as for ``splice``.
@@ -60,9 +63,6 @@ class Splicer:
     def __call__(
         self, fun: Any, primals: Callable[[], Any], differentiate: Callable[[Any], Any]
     ) -> Any:
-        # Where a derivative is being transposed, a rule asks, and not the program.
-        if is_spliced(source_info_util.current_name_stack()):
-            return differentiate(fun)
         traced = _trace(fun, primals)
         if traced is None:
             return differentiate(fun)
@@ -76,6 +76,9 @@ class Splicer:
                 return differentiate(own)
         # A derivative rule needs JAX's own tracers; there were no effects to repeat.
         return differentiate(fun)
+
+
+_splicer = functools.cache(lambda rules: Splicer(rules=rules))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,4 +157,4 @@ def _is_traced(x: Any) -> bool:
     """Whether the function gets a tracer; known integers it gets as they are."""
     if isinstance(x, Tracer):
         return True
-    return jax.dtypes.issubdtype(getattr(x, "dtype", np.result_type(x)), np.inexact)
+    return jnp.issubdtype(getattr(x, "dtype", np.result_type(x)), np.inexact)
