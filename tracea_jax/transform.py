@@ -65,16 +65,16 @@ def transform(
       fn: a pure function of pytrees.
       ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
         all by default.
-      after_grad: only products and convolutions are rewritten, one by one, after JAX has
-        differentiated what fn differentiates: for functions that must see JAX's own
+      after_grad: only products and convolutions are rewritten, one by one, after JAX
+        has differentiated what fn differentiates: for functions that must see JAX's own
         tracers.
 
     Raises:
       ValueError: on an unknown op.
 
     Warns:
-      UserWarning: once, if fn differentiates inside and this version of JAX is not known
-        well enough to rewrite anything before that.
+      UserWarning: once, if fn differentiates inside, and this version of JAX is not
+        known well enough to rewrite anything before that.
     """
     return Transformed(fn, ops, after_grad)  # pyright: ignore[reportReturnType]
 

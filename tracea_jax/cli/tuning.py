@@ -59,7 +59,7 @@ def add_function_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after-grad",
         action="store_true",
-        help="single products only, after JAX differentiated",
+        help="take only single products, after JAX differentiated",
     )
 
 
