@@ -10,7 +10,7 @@ import jax
 
 def equations(f: Callable[..., Any], *args: Any, name: str) -> list[Any]:
     """All equations of a primitive, by its name, those in nested jaxprs included."""
-    found = _all(jax.make_jaxpr(f)(*args).jaxpr)
+    found = all_equations(jax.make_jaxpr(f)(*args).jaxpr)
     return [e for e in found if e.primitive.name == name]
 
 
@@ -19,12 +19,13 @@ def count(f: Callable[..., Any], *args: Any, name: str = "tracea_matmul") -> int
     return len(equations(f, *args, name=name))
 
 
-def _all(jaxpr: Any) -> Iterator[Any]:
+def all_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr, those in nested jaxprs included."""
     for equation in jaxpr.eqns:
         yield equation
         for value in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                yield from _all(getattr(value, "jaxpr", value))
+                yield from all_equations(getattr(value, "jaxpr", value))
 
 
 def _is_jaxpr(value: Any) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from collections.abc import Iterable
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
 
 import jax
-from jax.extend import core
+from jax.extend import core, source_info_util
 
 # A jaxpr with its constants: another class than a jaxpr before jax 0.11, and not
 # exported for type checkers since.
@@ -66,6 +68,114 @@ def jit_arguments(fn: Any) -> dict[str, Any]:
 
 
 _ARGUMENTS = ("argnums", "argnames")
+
+
+# --- reverse-mode differentiation -----------------------------------------------------
+
+# A function (fun, primals, differentiate) that is asked for every derivative in reverse
+# mode, or None. It is part of the key of JAX's traces, so it must be hashable.
+linearize_hook = jax.make_user_context(None)
+
+_LINEARIZE = ("traceable", "primals_ft", "has_aux", "is_vjp")
+_LINEARIZE_KNOWN = (_LINEARIZE, (*_LINEARIZE, "in_nzs"))  # jax 0.10, and since 0.11
+_installing = threading.Lock()
+
+
+def install_linearize_hook() -> str | None:
+    """Makes JAX ask ``linearize_hook``; the reason if this JAX cannot.
+
+    There is no public place. ``grad``, ``vjp``, ``linearize``, Jacobians and what
+    libraries build on them call one private function, by its name in its module at the
+    time of the call; so names that users imported before are served too. The hook gets
+
+      fun: the function to be differentiated.
+      primals: () -> the tuple of its arguments.
+      differentiate: (function like fun) -> what JAX makes of it.
+
+    and returns what ``differentiate`` returned. Where no hook is in force, nothing
+    changes. Rules of ``custom_vjp`` functions are not asked about: what they
+    differentiate is part of a derivative, and not of the program.
+    """
+    with _installing:
+        try:
+            from jax._src.interpreters import ad
+
+            original, own = ad.linearize, ad.custom_lin_p
+            transposes = ad.primitive_transposes, ad.fancy_transposes
+        except (ImportError, AttributeError) as e:
+            return f"jax {jax.__version__} has no such function: {e}"
+        if hasattr(original, "asks_hook"):
+            return None
+        given = tuple(inspect.signature(original).parameters)
+        if given not in _LINEARIZE_KNOWN:
+            names = ", ".join(given)
+            return f"jax {jax.__version__} linearizes with unknown arguments: {names}"
+        ad.linearize = _asking_hook(original)
+        for rules in transposes:
+            if own in rules:  # it runs the backward rule of a custom_vjp function
+                rules[own] = _without_hook(rules[own])
+        return None
+
+
+def _asking_hook(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def linearize(traceable: Any, primals_ft: Any, *rest: Any, **kwargs: Any) -> Any:
+        def differentiate(fun: Any) -> Any:
+            return original(fun, primals_ft, *rest, **kwargs)
+
+        hook: Any = linearize_hook.value
+        if hook is None:
+            return differentiate(traceable)
+        return hook(traceable, primals_ft.unflatten, differentiate)
+
+    linearize.asks_hook = True  # pyright: ignore[reportAttributeAccessIssue]
+    return linearize
+
+
+def _without_hook(rule: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(rule)
+    def transposed(*args: Any, **params: Any) -> Any:
+        with linearize_hook(None):
+            return rule(*args, **params)
+
+    return transposed
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """An element of name stacks that no text shows.
+
+    Name stacks are the only thing that differentiation, transposition and ``vmap`` hand
+    on from equation to equation. The protocol of their elements, ``name`` and ``wrap``,
+    is not public.
+
+    Attributes:
+      note: what equations are marked with.
+    """
+
+    note: Any
+    name: ClassVar[str] = ""
+
+    def wrap(self, stack: list[str]) -> None:
+        """Adds nothing to the text."""
+
+
+def marked(note: Any) -> Any:
+    """A context in which every equation that is traced carries a note."""
+    here = source_info_util.current_name_stack()
+    own: Any = (Mark(note),)
+    return source_info_util.set_name_stack(here + source_info_util.NameStack(own))
+
+
+def notes(name_stack: Any) -> Iterator[tuple[Any, Any]]:
+    """The notes of a name stack, each after the name stack around its mark."""
+    elements = getattr(name_stack, "stack", ())
+    for i, element in enumerate(elements):
+        if isinstance(element, Mark):
+            yield name_stack[:i], element.note
+
+
+# --- export and processes -------------------------------------------------------------
 
 
 def declare_stable(targets: Iterable[str]) -> None:

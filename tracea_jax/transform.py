@@ -21,7 +21,9 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat
 from tracea_jax.call import Call
-from tracea_jax.rewrite import Miss, rules, splice
+from tracea_jax.rewrite import Miss, Rule, rules, splice
+from tracea_jax.rewrite.inside import splicing, unavailable
+from tracea_jax.rewrite.left import warn_of_early_derivatives
 
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
@@ -39,9 +41,12 @@ def transform(
 
     Signature, results, effects and derivatives are those of ``fn``; a fused epilogue
     rounds less often. Works under ``jit``, ``grad``, ``vmap``, ``scan`` and
-    ``shard_map``. Apply it to the model or the loss, inside of ``grad``: there whole
-    layers are recognised, and our derivative rules make the backward pass: of layers in
-    a row with epilogues that multiply by the derivatives of activations.
+    ``shard_map``. Apply it to the model, the loss or the whole training step. What fn
+    differentiates in reverse mode is rewritten before JAX differentiates it: so whole
+    layers are recognised, and our derivative rules make the backward pass, of layers in
+    a row with epilogues that multiply by the derivatives of activations. In forward
+    mode, and where that cannot be (``explain`` says where), what is left of layers
+    after they were differentiated is rewritten: single products and convolutions.
 
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
     what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
@@ -57,11 +62,16 @@ def transform(
       fn: a pure function of pytrees.
       ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
         all by default.
-      after_grad: for a training step that differentiates inside: only products and
-        convolutions are rewritten, one by one, those of the backward pass included.
+      after_grad: only products and convolutions are rewritten, one by one, after JAX
+        has differentiated what fn differentiates: for functions that must see JAX's own
+        tracers.
 
     Raises:
       ValueError: on an unknown op.
+
+    Warns:
+      UserWarning: once, if fn differentiates inside, and this version of JAX is not
+        known well enough to rewrite anything before that.
     """
     return Transformed(fn, ops, after_grad)  # pyright: ignore[reportReturnType]
 
@@ -85,7 +95,8 @@ class Transformed:
             self._keep_jit_methods(fn)
 
     def _forget_traces(self) -> None:
-        fn, ops, _ = self._made_of
+        fn, ops, after_grad = self._made_of
+        rules = () if after_grad else rules_of(ops)
         kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
         @_on_behalf_of(fn)
@@ -102,8 +113,14 @@ class Transformed:
 
         @_on_behalf_of(fn)
         def run(call: Call, arrays: list[Any]) -> Any:
-            jaxpr, shape = traced(call, arrays)
-            results = jaxpr_as_fun(spliced_once(jaxpr, ops, kept))(*arrays)
+            with splicing(rules):
+                jaxpr, shape = traced(call, arrays)
+            if rules and (why := unavailable()):
+                warn_of_early_derivatives(jaxpr, rules, why)
+            own = spliced_once(jaxpr, ops, kept)
+            # What is differentiated from here on is ours already.
+            with splicing(()), _compat.marked("transform"):
+                results = jaxpr_as_fun(own)(*arrays)
             return jax.tree.unflatten(jax.tree.structure(shape), results)
 
         self._run = run
@@ -196,6 +213,11 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
     return tuple(op for op in known if op in wanted)
 
 
+def rules_of(ops: tuple[str, ...]) -> tuple[Rule, ...]:
+    """The rules that find sites of these ops."""
+    return tuple(rule for rule in rules() if rule.op in ops)
+
+
 def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
     """A closed jaxpr with the sites of these ops replaced."""
-    return splice(jaxpr, [rule for rule in rules() if rule.op in ops], misses)
+    return splice(jaxpr, rules_of(ops), misses)

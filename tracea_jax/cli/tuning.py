@@ -71,7 +71,9 @@ def add_function_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ops", nargs="+", help="which to use; all by default")
     parser.add_argument(
-        "--after-grad", action="store_true", help="the function differentiates inside"
+        "--after-grad",
+        action="store_true",
+        help="take only single products, after JAX differentiated",
     )
 
 

@@ -17,10 +17,12 @@ from tracea_jax import device as devices
 from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
-from tracea_jax.explain.sites import Site, hidden, sites
+from tracea_jax.explain.sites import Site, sites
 from tracea_jax.options import current, device_for, options
-from tracea_jax.rewrite import Miss, rules
-from tracea_jax.transform import check_ops, spliced
+from tracea_jax.rewrite import Miss, splice
+from tracea_jax.rewrite.inside import splicing
+from tracea_jax.rewrite.left import left
+from tracea_jax.transform import check_ops, rules_of
 
 _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
@@ -41,7 +43,9 @@ def explain(
     The function is traced, never run, and nothing is measured. Calls of our ops that it
     makes itself are sites too. Arguments may be ``jax.ShapeDtypeStruct`` in place of
     arrays. Settings in force apply, but a problem without a tuned answer is never tuned
-    here: with ``on_miss="tune"`` what is shown is what runs before the tuning.
+    here: with ``on_miss="tune"`` what is shown is what runs before the tuning. Where fn
+    differentiates inside, the sites are those that ``transform`` finds before JAX
+    differentiates, and their gradients; what it cannot reach so early is listed too.
 
     Args:
       fn, ops, after_grad: as in ``transform``.
@@ -59,17 +63,18 @@ def explain(
     target = _device(device)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        jaxpr, arrays = _traced(fn, args, kwargs)
-        misses: list[Miss] = []
-        result = spliced(jaxpr, chosen, misses)
-        own = (rule for rule in rules() if rule.op in chosen)
+        rules = rules_of(chosen)
+        with splicing(() if after_grad else rules):
+            jaxpr, arrays = _traced(fn, args, kwargs)
+        misses = left(jaxpr, rules, after_grad=after_grad)
+        result = splice(jaxpr, rules, misses)
         spread = max(map(_device_count, arrays), default=1)
         where = target or local_device()
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,
             sites=sites(result, where, current(), devices=spread),
-            misses=(*misses, *hidden(result, own)),
+            misses=tuple(misses),
         )
 
     return explained

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.extend import source_info_util
@@ -20,11 +20,9 @@ from tracea_jax.dispatch import Plan
 from tracea_jax.ops.common import lowering
 from tracea_jax.options import Options
 from tracea_jax.problem import Problem
-from tracea_jax.rewrite import Miss, Rule
+from tracea_jax.rewrite.left import KERNELS
+from tracea_jax.rewrite.view import jaxprs_in
 from tracea_jax.serving import Request, Served
-
-_CUSTOM_VJP = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
-_KERNELS = frozenset({"pallas_call"})  # their bodies are written for one device
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +106,6 @@ def sites(
     )
 
 
-def hidden(jaxpr: Any, rules: Iterable[Rule]) -> Iterator[Miss]:
-    """What might be sites, in the bodies of functions with derivatives of their own."""
-    ops = {anchor: rule.op for rule in rules for anchor in rule.anchors}
-    for eqn, around in _walk(jaxpr, _Around()):
-        if around.own_derivative and eqn.primitive.name in ops:
-            shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
-            yield Miss(
-                op=ops[eqn.primitive.name],
-                scope=around.scope_of(eqn),
-                what=f"{eqn.primitive.name}({shapes})",
-                reason="bodies of custom_vjp functions are left as they are",
-            )
-
-
 # --- walking --------------------------------------------------------------------------
 
 
@@ -134,14 +118,12 @@ class _Around:
       count: how often it runs; None if that is not known.
       manual: mesh axes over which arrays are local here.
       is_local: whether those are all axes of the mesh.
-      own_derivative: whether it belongs to a custom_vjp function.
     """
 
     scope: str = ""
     count: int | None = 1
     manual: frozenset[str] = frozenset()
     is_local: bool = False
-    own_derivative: bool = False
 
     def scope_of(self, eqn: Any) -> str:
         names = (self.scope, str(eqn.source_info.name_stack))
@@ -159,8 +141,6 @@ class _Around:
             manual = self.manual | params["newly_manual_axes"]
             is_local = manual >= frozenset(params["mesh"].axis_names)
             return dataclasses.replace(inner, manual=manual, is_local=is_local)
-        if name in _CUSTOM_VJP:
-            return dataclasses.replace(inner, own_derivative=True)
         return inner
 
 
@@ -168,18 +148,9 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[tuple[Any, _Around]]:
     """Every equation that is lowered, with what is around it."""
     for eqn in jaxpr.eqns:
         yield eqn, around
-        if eqn.primitive.name not in _KERNELS:
-            for inner in _jaxprs(list(eqn.params.values())):
+        if eqn.primitive.name not in KERNELS:
+            for inner in jaxprs_in(list(eqn.params.values())):
                 yield from _walk(inner, around.inside(eqn))
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    """The jaxprs in a value; some parameters are tuples of them."""
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _jaxprs(item)
-    elif hasattr(value, "eqns"):
-        yield value
 
 
 def _devices(eqn: Any) -> int:

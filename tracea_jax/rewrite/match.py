@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tracea_jax.rewrite.view import Atom, View
+from tracea_jax.rewrite.view import Atom, Equation, View
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +65,9 @@ class Miss:
 
     def __str__(self) -> str:
         return f"{self.scope or '-'}: {self.what} is no {self.op}: {self.reason}"
+
+
+def described(eqn: Equation) -> str:
+    """An equation, shortly: its primitive and the types of its operands."""
+    types = ", ".join(x.aval.str_short() for x in eqn.invars)
+    return f"{eqn.primitive.name}({types})"

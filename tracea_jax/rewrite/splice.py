@@ -19,7 +19,8 @@ from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
-from tracea_jax.rewrite.match import Match, Miss, Rule
+from tracea_jax.rewrite.match import Match, Miss, Rule, described
+from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Atom, Equation, View
 
 # Their bodies are not what runs under differentiation, or not ours to read.
@@ -71,6 +72,8 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
         for index, eqn in enumerate(view.eqns):
             if eqn.primitive.name not in rule.anchors or index in view.taken:
                 continue
+            if is_spliced(eqn.source_info.name_stack):  # and left, for a reason
+                continue
             found = rule.match(view, index)
             if isinstance(found, Match):
                 _accept(view, matches, found)
@@ -92,9 +95,8 @@ def _accept(view: View, matches: dict[int, Match], found: Match) -> None:
 
 
 def _miss(rule: Rule, eqn: Equation, reason: str) -> Miss:
-    shapes = ", ".join(x.aval.str_short() for x in eqn.invars)
-    what = f"{eqn.primitive.name}({shapes})"
-    return Miss(op=rule.op, scope=scope_of(eqn), what=what, reason=reason)
+    scope = scope_of(eqn)
+    return Miss(op=rule.op, scope=scope, what=described(eqn), reason=reason)
 
 
 def scope_of(eqn: Equation) -> str:
@@ -109,7 +111,7 @@ def _descend(
     eqn: Equation, rules: Sequence[Rule], misses: list[Miss], view: View
 ) -> Equation:
     """The equation with the jaxprs among its parameters spliced."""
-    if eqn.primitive.name in OPAQUE:
+    if eqn.primitive.name in OPAQUE or is_spliced(eqn.source_info.name_stack):
         return eqn
     changed = {}
     for name, value in eqn.params.items():
@@ -210,7 +212,10 @@ def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
 
 def _chained(eqns: list[Equation], outvars: Sequence[Any]) -> list[Equation]:
     """The equations, products that are layers in a row made one call."""
-    found = chains(View(eqns, outvars, {}))
+    view = View(eqns, outvars, {})
+    stacks = [eqn.source_info.name_stack for eqn in eqns]
+    view.taken.update(i for i, stack in enumerate(stacks) if is_spliced(stack))
+    found = chains(view)
     inside = frozenset().union(*(match.equations for match in found.values()))
     result = []
     for index, eqn in enumerate(eqns):
