@@ -11,9 +11,13 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import sample_kernels
 
 from tracea_jax import ops
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.runtime import launch, nvrtc
 
 pytestmark = pytest.mark.gpu
 PROGRAMS = pathlib.Path(__file__).parent / "gpu_programs.py"
@@ -61,6 +65,47 @@ def test_replays_follow_changing_buffers():
         assert jnp.array_equal(y, z)
         assert jnp.allclose(
             y.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.1, atol=0.05
+        )
+
+
+def run(kernel: Kernel, *operands: jax.Array, size: int) -> np.ndarray:
+    """The float32 results of one launch."""
+    result = [jax.ShapeDtypeStruct((size,), jnp.float32)]
+    code = nvrtc.compile(kernel)
+
+    def launched(*operands):
+        return launch.cuda_call(
+            *operands, results=result, kernel=kernel, cubin=code, embed=False
+        )
+
+    return np.asarray(jax.jit(launched)(*operands)[0])
+
+
+def test_scalars_of_every_type_arrive(hopper):
+    found = run(sample_kernels.scalars(), size=12)
+    assert found.tolist() == sample_kernels.SCALARS_WRITTEN
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("tap", [(0, 0), (1, 2), (2, 1)])
+@pytest.mark.parametrize("skipped", [0, 2, 7])
+def test_an_im2col_map_reads_the_pixels_of_a_tap(hopper, stride, tap, skipped):
+    images, rows, columns, channels = sample_kernels.IMAGES
+    x = np.random.default_rng(0).standard_normal(sample_kernels.IMAGES)
+    x = x.astype(np.float32)
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    positions = [
+        (column, row, image)
+        for image in range(images)
+        for row in range(-1, rows - 1, stride)
+        for column in range(-1, columns - 1, stride)
+    ][skipped : skipped + 16]
+    assert positions
+    kernel = sample_kernels.im2col(positions[0], tap, stride)
+    found = run(kernel, jnp.asarray(x), size=16 * channels).reshape(16, channels)
+    for y, (column, row, image) in zip(found, positions, strict=False):
+        np.testing.assert_array_equal(
+            y, padded[image, row + 1 + tap[1], column + 1 + tap[0]]
         )
 
 

@@ -351,6 +351,18 @@ def test_an_incomplete_record_is_refused(cut, map):
         )
 
 
+@pytest.mark.nvrtc
+def test_what_a_gpu_runs_of_them_compiles():
+    """Scalars of every type, and an im2col map: ``test_gpu_launch`` runs them."""
+    for kernel in (
+        sample_kernels.scalars(),
+        sample_kernels.im2col((-1, -1, 0), (1, 2), 2),
+    ):
+        code = nvrtc.compile(kernel)
+        assert code.spill_bytes == 0 and "warning" not in code.log
+        assert "@tracea_cuda_launch_v1" in lowered_text(kernel, code)
+
+
 def test_registering_again_does_nothing():
     launch.register()
     launch.register.__wrapped__()  # past the cache: the same pointers are accepted

@@ -208,7 +208,7 @@ WRITER = """
 import pathlib, sys
 sys.path.append({tests!r})
 import sample_kernels
-from tracea_jax.runtime import nvrtc, store, trust
+from tracea_jax.runtime import cubins, nvrtc, trust
 kernel = sample_kernels.scale()
 for _ in range(2):
     cubin = nvrtc.compile(kernel)

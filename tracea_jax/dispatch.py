@@ -4,8 +4,8 @@
       -> (user > tuned > shipped > inherited > interpolated > policy) -> Plan
 
 The plan is a pure function of the problem, the device and an immutable snapshot of the
-tuning database, so all processes of a program lower the same HLO. What an equation is
-served by, where a plan is only one part of the answer, is ``serving``'s.
+tuning database, so all processes of a program lower the same HLO. Whether a plan
+can be carried out for an equation is ``serving``'s question, which calls ``plan``.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     emit(ctx, operands, call, cubins)   for a lowering rule
     run(steps, launch, operands, ...)   the steps one after another, in JAX
 
-Which call it is was decided before (``serving``); compiling its kernels is theirs too,
-and encoding a launch is ``runtime.launch``'s. The lowering of an op calls ``emit``.
+``serving`` decides which call it is and compiles the kernels; ``runtime.launch``
+encodes a launch. The lowering rule that all ops share calls ``emit``.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """What serves an equation of an op, and why: one answer for lowering and for explain.
 
-| XLA serves it because                      | told by                            |
-|--------------------------------------------|------------------------------------|
-| shapes are symbolic, arrays partitioned    | the request                        |
-| no variant can run it: no kernels for the  | ``dispatch.plan``                  |
-| platform, dtypes, shapes, no compiler      |                                    |
-| it was asked for, measured or expected to  | ``dispatch.plan``                  |
-| win                                        |                                    |
-| a library that was chosen is not there     | ``WHY_NOT``, which the ops fill in |
-| a kernel that was chosen does not compile  | the compiler, or what is           |
-|                                            | remembered of it                   |
+| XLA serves an equation because                 | told by                            |
+|------------------------------------------------|------------------------------------|
+| its shapes are symbolic, or its arrays         | the request                        |
+| partitioned                                    |                                    |
+| no variant can run it: for want of kernels for | ``dispatch.plan``                  |
+| the platform, dtypes, shapes, or a compiler    |                                    |
+| XLA was asked for, measured or expected to win | ``dispatch.plan``                  |
+| a library that was chosen is not installed     | ``WHY_NOT``, which the ops fill in |
+| a kernel that was chosen does not compile      | the compiler; without compiling,   |
+|                                                | the cache of kernels               |
 
-Where our kernels were demanded, each of these is an error in place of a reason. Nothing
-is emitted here: that is ``emission``'s.
+Where kernels of ours were demanded, the first two are errors in place of reasons, as
+is a missing library; so is a kernel that does not compile where its config was given.
+Emitting what serves the equation is ``emission``'s.
 """
 
 from __future__ import annotations

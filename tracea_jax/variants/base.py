@@ -29,17 +29,16 @@ class CpuCall:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Inline:
-    """Code of the op's own in JAX, left to XLA to compile and fuse.
+    """Equations in place of a kernel: XLA compiles them and fuses what it can.
 
-    The equations are never a kernel's: the op registers a function for each rule, and
-    what that function traces to takes the place of the op's one equation.
+    The op registers a function in JAX for each rule; what it traces to takes the place
+    of the op's one equation.
 
     Attributes:
-      rule: whose equations run. "xla": those that people write for the op in jnp, every
-        step rounded to the result's dtype, as a user's own code had them before
-        ``transform`` (for attention, which is never rewritten from rounded steps, the
-        reference itself). Any other: those of the variant that names the rule, made of
-        further primitives, which are planned on their own or belong to a library.
+      rule: whose equations run. "xla" stands for the user's: the op's steps as people
+        write them in jnp, each rounded to the dtype that it has there. Any other rule
+        stands for the equations of the variant that names it: products of ours, which
+        are planned on their own, or calls of a library.
     """
 
     rule: str = "xla"
