@@ -194,7 +194,8 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> list[Any]:
     (i,) = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
 
     def of_unknown(value: Any) -> Any:
-        return reference(*operands[:i], value, *operands[i + 1 :])[0]
+        s, x, w = [value if j == i else a for j, a in enumerate(operands)]
+        return reference(s, x, w)[0]
 
     aval = operands[i].aval
     shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
