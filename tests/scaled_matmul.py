@@ -194,13 +194,12 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> list[Any]:
     (i,) = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
 
     def of_unknown(value: Any) -> Any:
-        known: list[Any] = [*operands[:i], value, *operands[i + 1 :]]
-        return reference(*known)[0]
+        s, x, w = [value if j == i else a for j, a in enumerate(operands)]
+        return reference(s, x, w)[0]
 
     aval = operands[i].aval
     shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    transposed: Any = jax.linear_transpose(of_unknown, shape)
-    (gradient,) = transposed(cts[0])
+    (gradient,) = jax.linear_transpose(of_unknown, shape)(cts[0])
     return [gradient if j == i else None for j in range(3)]
 
 

@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 BUILT_IN = "tracea_jax.builtin"  # registers the ops of this package
@@ -54,7 +54,7 @@ class Argument:
     """
 
     flag: str
-    how: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    how: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def register(op: Op) -> None:
 
 
 @contextlib.contextmanager
-def using(op: Op) -> Iterator[Op]:
+def using(op: Op) -> Generator[Op, None, None]:
     """Knows the op inside a ``with`` block only, in place of any other of its name."""
     _load()
     before = _ops.get(op.name)
@@ -126,7 +126,7 @@ def using(op: Op) -> Iterator[Op]:
             _ops[op.name] = before
 
 
-def get(name: str) -> Op:
+def get(name: Any) -> Op:
     """The op of this name.
 
     Raises:

@@ -33,7 +33,7 @@ def problem_from_json(data: dict[str, Any]) -> Problem:
       ValueError: on an op or a field that this version does not know, and on a value
         of another type than its field's.
     """
-    op = catalogue.get(data.get("op", ""))
+    op = catalogue.get(data.get("op"))
     try:
         problem = op.problem.from_json(data)
     except (TypeError, AttributeError, RecursionError) as e:

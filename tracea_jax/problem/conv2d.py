@@ -139,7 +139,8 @@ class Conv2dProblem(Problem):
         for name in ("strides", "dilation", "padding"):  # JSON has lists
             if name in fields:
                 fields[name] = tuples(fields[name])
-        return cls(**{**fields, "epilogue": Epilogue(**fields.get("epilogue", {}))})
+        fields["epilogue"] = Epilogue(**fields.get("epilogue", {}))
+        return cls(**fields)
 
     def __str__(self) -> str:
         image = f"{self.batch}x{self.height}x{self.width}x{self.in_channels}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Any, Literal, cast, get_args
 
 Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
@@ -106,4 +107,6 @@ def check_activation(name: str) -> None:
 
 def tuples(value: Any) -> Any:
     """JSON's lists as the tuples they were."""
-    return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(map(tuples, cast("Iterable[Any]", value)))

@@ -84,7 +84,8 @@ class GemmProblem(Problem):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GemmProblem:
         fields = {k: v for k, v in data.items() if k != "op"}
-        return cls(**{**fields, "epilogue": Epilogue(**fields.get("epilogue", {}))})
+        fields["epilogue"] = Epilogue(**fields.get("epilogue", {}))
+        return cls(**fields)
 
     def __str__(self) -> str:
         batch = f"{self.batch}x" if self.batch > 1 else ""
