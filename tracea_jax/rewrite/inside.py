@@ -22,6 +22,7 @@ from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat
+from tracea_jax.rewrite.left import unseen
 from tracea_jax.rewrite.match import Miss, Rule
 from tracea_jax.rewrite.splice import splice
 from tracea_jax.rewrite.spliced import Spliced
@@ -66,7 +67,7 @@ class Splicer:
         traced = _trace(fun, primals)
         if traced is None:
             return differentiate(fun)
-        misses: list[Miss] = []
+        misses = list(unseen(traced.jaxpr, self.rules))
         spliced = splice(traced.jaxpr, self.rules, misses)
         own = dataclasses.replace(traced, jaxpr=spliced).function(fun, misses)
         with _compat.linearize_hook(None):  # what derivative rules trace stays as it is

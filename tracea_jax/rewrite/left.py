@@ -35,20 +35,30 @@ def left(jaxpr: Any, rules: Iterable[Rule], *, after_grad: bool = False) -> list
       rules: what it is spliced by; without rules nothing is missed.
       after_grad: whether it was meant to be spliced after it was differentiated.
     """
+    misses = [*_noted(jaxpr), *unseen(jaxpr, rules)]
+    return [m for m in misses if not (after_grad and m.reason == TOO_EARLY)]
+
+
+def unseen(jaxpr: Any, rules: Iterable[Rule]) -> Iterator[Miss]:
+    """Those misses without the ones noted in functions that were spliced before."""
     ops = {anchor: rule.op for rule in rules for anchor in rule.anchors}
-    misses: list[Miss] = []
+    for place in _places(jaxpr, _Around()):
+        op = ops.get(place.eqn.primitive.name)
+        if op is None or any(isinstance(note, Spliced) for note in place.notes):
+            continue
+        if place.around.own_derivative:
+            yield _miss(place, op, OWN_DERIVATIVE)
+        elif place.is_too_early:
+            yield _miss(place, "layer", TOO_EARLY)
+
+
+def _noted(jaxpr: Any) -> Iterator[Miss]:
     functions: set[Spliced] = set()
     for place in _places(jaxpr, _Around()):
-        for scope, note in place.notes:
+        for scope, note in _compat.notes(place.name_stack):
             if isinstance(note, Spliced) and note not in functions:
                 functions.add(note)
-                misses += [_within(scope, place.around, miss) for miss in note.misses]
-        op = ops.get(place.eqn.primitive.name)
-        if op is not None and place.around.own_derivative:
-            misses.append(_miss(place, op, OWN_DERIVATIVE))
-        elif op is not None and place.is_too_early and not after_grad:
-            misses.append(_miss(place, "layer", TOO_EARLY))
-    return misses
+                yield from (_within(scope, place.around, m) for m in note.misses)
 
 
 def warn_of_early_derivatives(jaxpr: Any, rules: Iterable[Rule], why: str) -> None:
@@ -86,13 +96,13 @@ class _Around:
       scope: of the jaxpr.
       own_derivative: whether it belongs to a custom_vjp function.
       differentiated: whether it is part of a derivative.
-      noted: whether an equation around it is of a function that was spliced.
+      notes: what equations around it are marked with, see ``_compat.Mark``.
     """
 
     scope: str = ""
     own_derivative: bool = False
     differentiated: bool = False
-    noted: bool = False
+    notes: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +117,9 @@ class _Place:
         return self.eqn.source_info.name_stack
 
     @property
-    def notes(self) -> list[tuple[Any, Any]]:
-        return list(_compat.notes(self.name_stack))
+    def notes(self) -> tuple[Any, ...]:
+        own = (note for _, note in _compat.notes(self.name_stack))
+        return (*self.around.notes, *own)
 
     @property
     def is_differentiated(self) -> bool:
@@ -117,7 +128,7 @@ class _Place:
 
     @property
     def is_too_early(self) -> bool:
-        return self.is_differentiated and not (self.around.noted or self.notes)
+        return self.is_differentiated and not self.notes
 
     def inside(self) -> _Around:
         """What is around the jaxprs that the equation holds."""
@@ -126,7 +137,7 @@ class _Place:
             scope=_joined(around.scope, self.name_stack),
             own_derivative=around.own_derivative or name in CUSTOM_VJP,
             differentiated=self.is_differentiated,
-            noted=around.noted or bool(self.notes),
+            notes=self.notes,
         )
 
 
