@@ -1,6 +1,6 @@
 """Multiplications by ones, as by head masks that mask nothing, as what they are.
 
-A mask that a model multiplies probabilities with is mostly made of ones, maybe integers.
+A mask that a model multiplies probabilities with is mostly made of ones, or integers.
 Rules read a copy or a transpose in place of the product, and so see through it.
 """
 
