@@ -42,11 +42,14 @@ class Reading:
       is_wide: whether 16-bit values of the program are float32.
       shift: by how many units products and elementary functions are moved; 0 for none.
       seed: of random signs of the shift; None for one sign.
+      overflows: receives whether a sum of finite numbers may overflow on its way: what
+        it is then depends on the order of the summands.
     """
 
     is_wide: bool = False
     shift: float = 0.0
     seed: int | None = None
+    overflows: list[bool] = dataclasses.field(default_factory=list, compare=False)
 
     def dtype(self, name: Any) -> Any:
         name = jnp.dtype(name).name
@@ -73,9 +76,7 @@ class Reading:
         by = jnp.abs(wide) if scale is None else scale.astype("float32")
         moved = wide + sign * self.shift * jnp.where(jnp.isfinite(by), by, 0)
         if scale is not None:
-            # Summed in another order, it may overflow on the way, or not.
-            anything = jnp.where(sign == 0, jnp.nan, sign * 3e38)
-            moved = jnp.where(jnp.isinf(by) & ~jnp.isnan(wide), anything, moved)
+            self.overflows.append(bool(jnp.isinf(by).any()))
         return moved.astype(y.dtype)
 
 
@@ -111,19 +112,24 @@ class Program:
             y = step(reading, y)
         return y
 
-    def readings(self) -> list[Any]:
-        """Other results than the program's, which differ by roundings only."""
+    def readings(self) -> list[Any] | None:
+        """Other results than the program's, which differ by roundings only.
+
+        None if they may differ by the order of sums that overflow, too.
+        """
         unit = self.unit
         how = [Reading(is_wide=True)]
         how += [Reading(is_wide=True, shift=s * unit) for s in (1, -1)]
         how += [Reading(shift=unit, seed=s) for s in range(3)]
-        return [self.read(reading, *self.arguments) for reading in how]
+        results = [self.read(reading, *self.arguments) for reading in how]
+        return None if any(any(r.overflows) for r in how) else results
 
     def __repr__(self) -> str:
         arguments = [f"{a.dtype}{list(a.shape)}" for a in self.arguments]
         return f"Program({self.seed}, {arguments}, {list(self.names)})"
 
 
+@np.errstate(all="ignore")
 def program(seed: int) -> Program:
     """The program of a seed."""
     return _Maker(seed).program()
@@ -165,9 +171,9 @@ SMOOTH: dict[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh,
     "gated by int": lambda y: y * jax.nn.sigmoid(y).astype("int8").astype(y.dtype),
     "log": jnp.log,
-    "inverse": lambda y: 1 / y,
     "root": jnp.sqrt,
 }
+INVERSE: dict[str, Callable[[Any], Any]] = {"inverse": lambda y: 1 / y}
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": jnp.add,
     "radd": lambda y, c: c + y,
@@ -199,7 +205,7 @@ class _Maker:
         self.special = self.pick([0.0, 0.0, 0.3])
         self.is_exact = self.chance(0.5)
         self.narrow = {self.dtype} - {"float32"}
-        self.count = 0
+        self.keeps_zeros = True
 
     # -- drawing
 
@@ -258,11 +264,11 @@ class _Maker:
             is_exact=self.is_exact and not self.narrow,
         )
 
-    def summed(self, reading: Reading, y: Any, size: Callable[[], Any]) -> Any:
+    def summed(self, reading: Reading, multiply: Any, x: Any, w: Any) -> Any:
         """A product that may be rounded otherwise; exact ones are not."""
         if self.is_exact and not self.special and not self.narrow:
-            return y
-        return reading.near(y, size()) if reading.shift else y
+            return multiply(x, w)
+        return _near_product(reading, multiply, x, w)
 
     def product(self) -> Any:
         x, w = self.array(M, K), self.array(K, N)
@@ -271,8 +277,7 @@ class _Maker:
         def start(reading: Reading, x: Any, w: Any) -> Any:
             preferred = reading.dtype(out or x.dtype)
             multiply = functools.partial(jnp.matmul, preferred_element_type=preferred)
-            size = lambda: multiply(jnp.abs(x), jnp.abs(w))  # noqa: E731
-            return self.summed(reading, multiply(x, w), size)
+            return self.summed(reading, multiply, x, w)
 
         return f"product {out}", start, (x, w), (M, N)
 
@@ -281,15 +286,15 @@ class _Maker:
         name = self.pick(["relu", "max", "where >", "min", "silu", "gelu", "swish"])
 
         def start(reading: Reading, x: Any, a: Any, b: Any) -> Any:
-            gate, up = x @ a, x @ b
-            gate = self.summed(reading, gate, lambda: jnp.abs(x) @ jnp.abs(a))
-            up = self.summed(reading, up, lambda: jnp.abs(x) @ jnp.abs(b))
+            gate, up = (self.summed(reading, jnp.matmul, x, w) for w in (a, b))
             return _applied(reading, name, gate) * up
 
         return f"gated {name}", start, (x, a, b), (M, N)
 
     def convolution(self) -> Any:
         x, w = self.array(1, 6, 5, 2), self.array(3, 2, 2, N)
+        # With weights times -1, a sum that is zero is no negative zero.
+        self.keeps_zeros = False
         out = self.pick([None, None, "float32"])
         # No padding: zeros that are multiplied with special weights are as XLA likes.
         how = dict(
@@ -303,12 +308,17 @@ class _Maker:
             f = functools.partial(
                 lax.conv_general_dilated, preferred_element_type=preferred, **how
             )
-            return self.summed(reading, f(x, w), lambda: f(jnp.abs(x), jnp.abs(w)))
+            return self.summed(reading, f, x, w)
 
         shape = jax.eval_shape(lambda: start(Reading(), x, w)).shape
         return f"convolution {out}", start, (x, w), shape
 
     # -- steps
+
+    @property
+    def inverse(self) -> tuple[str, ...]:
+        """The function that tells zeros apart, where their signs are kept."""
+        return tuple(INVERSE) * self.keeps_zeros
 
     def step(self) -> tuple[str, Step]:
         makers = (
@@ -351,7 +361,7 @@ class _Maker:
 
     def clamp(self) -> tuple[str, Step]:
         floor = self.pick(FLOORS)
-        after = self.pick([None, "log", "inverse", "root"])
+        after = self.pick([None, "log", "root", *self.inverse])
         top = self.pick([None, None, np.inf, 1e4, 3e38])
 
         def step(reading: Reading, y: Any) -> Any:
@@ -431,8 +441,7 @@ class _Maker:
         def step(reading: Reading, y: Any) -> Any:
             y = y if _is_float(y) else convert(y, "float32")
             v = convert(reading.of(w), y.dtype)
-            exact = not reading.shift
-            return y @ v if exact else reading.near(y @ v, jnp.abs(y) @ jnp.abs(v))
+            return _near_product(reading, jnp.matmul, y, v)
 
         return f"again {dtype}", step
 
@@ -442,17 +451,16 @@ class _Maker:
         heads = self.pick([(), (), (2,)])
         q = self.array(*heads, T, H, special=(*SMALL, np.nan))
         k, v = self.array(*heads, T, H, special=SMALL), self.array(*heads, T, H)
-        change = [self.score() for _ in range(self.rng.integers(0, 3))]
+        softmax = self.pick([jax.nn.softmax, jax.nn.softmax, _by_hand, _unshifted])
+        # Without a shift, exponential functions may overflow, or all vanish.
+        count = 0 if softmax is _unshifted else self.rng.integers(0, 3)
+        change = [self.score() for _ in range(count)]
         masking, of_p = self.masking(), [self.weight(heads)] * self.chance(0.3)
-        softmax = self.pick([jax.nn.softmax, _by_hand, _unshifted])
-        # What is masked with a small number is no longer where scores are scaled by -1,
-        # and without a shift its exponential overflows.
         at_last = [self.score()] * (self.chance(0.3) and softmax is not _unshifted)
 
         def start(reading: Reading, q: Any, k: Any, v: Any) -> Any:
             turned = jnp.swapaxes(k, -1, -2)
-            size = lambda: jnp.abs(q) @ jnp.abs(turned)  # noqa: E731
-            s = self.summed(reading, q @ turned, size)
+            s = self.summed(reading, jnp.matmul, q, turned)
             for f in (*(f for _, f in change), masking, *(f for _, f in at_last)):
                 s = f(reading, s)
             p = reading.near(softmax(s))
@@ -460,8 +468,7 @@ class _Maker:
                 p = f(reading, p)
             v = convert(v, jnp.result_type(p, v))
             p = convert(p, v.dtype)
-            sums = lambda: jnp.abs(p) @ jnp.abs(v)  # noqa: E731
-            return reading.near(p @ v, sums()) if reading.shift else p @ v
+            return _near_product(reading, jnp.matmul, p, v)
 
         names = [n for n, _ in (*change, *at_last, *of_p)]
         return f"attention {softmax.__name__} {names}", start, (q, k, v), (*heads, T, H)
@@ -589,10 +596,21 @@ def _is_float(y: Any) -> bool:
     return y.dtype.name in FLOATS
 
 
+def _near_product(reading: Reading, multiply: Any, x: Any, w: Any) -> Any:
+    y = multiply(x, w)
+    if not reading.shift:
+        return y
+    sizes = (jnp.where(jnp.isfinite(a), jnp.abs(a), 0).astype(a.dtype) for a in (x, w))
+    return reading.near(y, multiply(*sizes))
+
+
 def _applied(reading: Reading, name: str, y: Any) -> Any:
     if name in CLAMPED:
         return CLAMPED[name](y)
-    return reading.near(SMOOTH[name](y), jnp.abs(y) if name in GATES else None)
+    result = (SMOOTH | INVERSE)[name](y)
+    if name not in GATES:
+        return reading.near(result)
+    return reading.near(result, jnp.where(jnp.isfinite(y), jnp.abs(y), 0))
 
 
 def _promoted(reading: Reading, y: Any, c: Any) -> tuple[Any, Any]:
