@@ -584,6 +584,39 @@ BIASES = {
     "products": case(bias_of_products, *bnth(), normal(T, H), bias=(B, N, T, T)),
 }
 
+# --- masks of heads -------------------------------------------------------------------
+
+
+def with_head_mask(mask: Callable[[], Any], whole: bool = True) -> Any:
+    """Attention whose probabilities are multiplied with a mask of layers and heads."""
+
+    def fn(q: Any, k: Any, v: Any) -> jax.Array:
+        p, own = softmax(scores(q, k)), mask()[1]
+        if whole:
+            p = jnp.einsum("...hqk,h->...hqk", p, own)
+        else:
+            p = p * own[:, None, None]
+        return p @ v
+
+    return fn
+
+
+_LAYERS = (3, N)
+ONES = jnp.ones(_LAYERS)
+HEAD_MASKS = {
+    f"{name}, {'einsum' if whole else 'times'}": case(
+        with_head_mask(mask, whole), *bnth(dtype=dtype)
+    )
+    for name, mask, dtype in [
+        ("floats", lambda: ONES, "float32"),
+        ("integers", lambda: jnp.array(ONES, dtype="i4"), "float32"),
+        ("made inside", lambda: jnp.ones(_LAYERS).astype("int8"), "float32"),
+        ("booleans", lambda: ONES > 0, "float32"),
+        ("bfloat16", lambda: jnp.array(ONES, dtype="i4"), "bfloat16"),
+    ]
+    for whole in (False, True)
+}
+
 GROUPS = {
     "jax.nn": JAX_NN,
     "jax.nn bf16": JAX_NN_IN_BF16,
@@ -593,4 +626,5 @@ GROUPS = {
     "dtypes": DTYPES,
     "masks": MASKS,
     "biases": BIASES,
+    "head masks": HEAD_MASKS,
 }

@@ -53,7 +53,6 @@ SPELLINGS = {
         "clip": lambda x: jnp.clip(x, 0),
         "where <": lambda x: jnp.where(x < 0, 0, x),
         "where <=": lambda x: jnp.where(0 >= x, 0, x),
-        "negated minimum": lambda x: -jnp.minimum(-x, 0),
         "jitted": jax.jit(lambda x: jnp.maximum(x, 0)),
     },
     "gelu": {
@@ -122,13 +121,14 @@ NEARLY_RELU = {
 }
 AWKWARD = [0.0, -0.0, 1e-37, -1e-37, 1e-20, -3e8, 1.5, -2.5, 30.0, -60.0, 150.0]
 AWKWARD += [2e38, -2e38, 3.3e38, np.nan, np.inf, -np.inf]
+ONE = jnp.ones((1, 1))
 
 
 @pytest.mark.parametrize("name", NEARLY_RELU)
 def test_what_is_another_function_of_special_values_is_kept(name):
     f = after_product(NEARLY_RELU[name])
-    x, w = jnp.float32(AWKWARD)[:, None], jnp.ones((1, 1))
-    found, expected = jit(lambda x: (transform(f)(x, w), f(x, w)))(x)
+    x = jnp.float32(AWKWARD)[:, None]
+    found, expected = jit(lambda x: [g(x, ONE) for g in (transform(f), f)])(x)
     np.testing.assert_allclose(found, expected, rtol=2e-6)
     assert epilogues(f, *operands()) == ["none"]
 
@@ -275,6 +275,32 @@ def test_what_looks_alike_keeps_values_and_gradients():
     x, w = operands()
     cases = NO_ACTIVATION.items()
     assert_all_alike({name: (after_product(f), (x, w)) for name, f in cases})
+
+
+# What is relu but for the sign of zeros.
+WITH_OTHER_ZEROS = {
+    "negative floor": lambda x: jnp.maximum(x, -0.0),
+    "negated minimum": lambda x: -jnp.minimum(-x, 0),
+    "negative zero": lambda x: jnp.where(x < 0, -0.0, x),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OTHER_ZEROS)
+def test_what_has_other_zeros_is_kept(name):
+    f = after_product(lambda x: 1 / WITH_OTHER_ZEROS[name](x))
+    # The sign of a product that is zero depends on where its sum begins.
+    x = jnp.float32([value for value in AWKWARD if value != 0])[:, None]
+    found, expected = jit(lambda x: [g(x, ONE) for g in (transform(f), f)])(x)
+    np.testing.assert_allclose(found, expected, rtol=2e-6)
+    assert epilogues(f, *operands()) == ["none"]
+
+
+def test_zeros_of_both_signs_are_two_constants():
+    x, w = operands()
+    for zero in (0.0, -0.0):  # what was recognised with the one is kept
+        f = lambda x, w, c=zero: 1 / jnp.maximum(x @ w, c)  # noqa: E731
+        found, expected = jit(lambda *args, f=f: (transform(f)(*args), f(*args)))(x, w)
+        np.testing.assert_array_equal(np.isposinf(found), np.isposinf(expected))
 
 
 # Equal to an activation wherever one usually looks.

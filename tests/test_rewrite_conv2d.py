@@ -388,6 +388,16 @@ def test_special_scales_keep_their_meaning(name, is_known):
             assert_alike_by_channel(transform(f)(*args), jax.jit(f)(*args), which)
 
 
+@pytest.mark.parametrize("name", ["times", "minus"])
+def test_zeros_of_both_signs_are_two_numbers(name):
+    x, w = images(1, 9, 9, 3)
+    follow = {"times": lambda y, c: y * c, "minus": lambda y, c: c - jax.nn.relu(y)}
+    for zero in (0.0, -0.0):
+        f = lambda x, w, c=zero: jnp.sign(1 / follow[name](conv(x, w), c))  # noqa: E731
+        found, expected = jax.jit(lambda *a, f=f: (transform(f)(*a), f(*a)))(x, w)
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_batch_norm_keeps_special_moments():
     """No variance, no weight, and what is lost already."""
     x, w = images(2, 5, 4, 3)

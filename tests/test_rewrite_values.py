@@ -130,6 +130,34 @@ def test_quantised_scores_and_probabilities(name):
     assert_kept(*attention(*CHANGES[name]))
 
 
+HEADS = {
+    "a zero": np.array([1, 0], np.int32),
+    "zeros": np.zeros(2, bool),
+    "twos": np.full(2, 2, np.int8),
+    "nearly ones": np.array([1.0, 1 + 2.0**-20], np.float32),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_masks_of_heads_that_are_no_ones(name):
+    mask = jnp.asarray(HEADS[name])
+
+    def f(q, k, v):
+        p = jax.nn.softmax(jnp.einsum("hqd,hkd->hqk", q, k), axis=-1)
+        return jnp.einsum("hqk,h->hqk", p, mask) @ v
+
+    q, k, v = (normal(2, T, H, seed=i) for i in range(3))
+    assert_kept(f, (q, k, v))
+
+
+def test_scores_that_overflow_in_float16():
+    f, (q, k, v) = attention(lambda s: s.astype("float16").astype("float32"))
+    fast = tracea.transform(f)
+    found, expected = jit(lambda *args: (fast(*args), f(*args)))(q * 300, k * 300, v)
+    assert np.isnan(expected).any()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
 def test_a_quantised_exponential_function():
     def f(q, k, v):
         e = jnp.exp(q @ k.T).astype("int32").astype("float32") + 1

@@ -91,11 +91,24 @@ def activation_of(view: View, var: Any) -> Activated | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Constant:
-    """A number in the program, and the one that was meant before it was rounded."""
+    """A number in the program.
 
-    value: float
-    meant: float
+    Attributes:
+      bits: it, as ``float.hex`` writes it: 0.0 and -0.0 are two constants.
+      dtype: of it.
+    """
+
+    bits: str
     dtype: Any
+
+    @property
+    def value(self) -> float:
+        return float.fromhex(self.bits)
+
+    @property
+    def meant(self) -> float:
+        """The number before it was rounded."""
+        return _unrounded(self.dtype).get(self.value, self.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,12 +138,11 @@ def _step(view: View, index: int, slots: dict[Any, int]) -> _Step | None:
         if slot is not None and aval.shape == result.shape:
             operands.append(slot)
         elif (value := view.scalar(atom)) is not None:
-            meant = _unrounded(value, aval.dtype)
-            operands.append(_Constant(value, meant, aval.dtype))
+            operands.append(_Constant(value.hex(), aval.dtype))
         else:
             return None
     if is_jax_relu(eqn):
-        return _Step("max", (), (*operands, _Constant(0.0, 0.0, result.dtype)))
+        return _Step("max", (), (*operands, _Constant((0.0).hex(), result.dtype)))
     if not is_elementwise(eqn):
         return None
     parameters = {k: v for k, v in eqn.params.items() if k in ("y", "new_dtype")}
@@ -174,9 +186,14 @@ def _are_equal(name: str, values: np.ndarray, expected: np.ndarray) -> bool:
     tail = np.minimum(np.abs(_X), _TAIL)
     bound = _TOLERANCE * np.abs(expected) + _CANCELLED * tail
     if name == "relu":  # no spelling of it rounds
-        bound = np.zeros_like(_X)
+        return bool(np.all(_are_same(values, expected) & _have_same_signs(values)))
     near = np.abs(values - expected) <= bound
     return bool(np.all(near | _are_same(values, expected)))
+
+
+def _have_same_signs(values: np.ndarray) -> np.ndarray:
+    """Where relu's values are not negative zeros; of a zero they may be either."""
+    return ~(np.signbit(values) & (values == 0)) | (_X == 0)
 
 
 def _have_one_range(name: str, actual: np.ndarray, expected: np.ndarray) -> bool:
@@ -223,13 +240,10 @@ def _evaluated(steps: tuple[_Step, ...], x: np.ndarray) -> np.ndarray | None:
     return values[-1]
 
 
-@functools.lru_cache(maxsize=1024)
-def _unrounded(value: float, dtype: Any) -> float:
-    """The constant that was meant, if this is one rounded to the dtype."""
-    for constant in _CONSTANTS:
-        if value == float(np.asarray(constant).astype(dtype)):
-            return float(constant)
-    return value
+@functools.cache
+def _unrounded(dtype: Any) -> dict[float, float]:
+    """The constants of activations by what they are rounded to the dtype."""
+    return {float(np.asarray(c).astype(dtype)): float(c) for c in _CONSTANTS}
 
 
 # --- jax.nn.relu ----------------------------------------------------------------------

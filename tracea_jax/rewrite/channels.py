@@ -24,10 +24,16 @@ class Step:
       name: "add", "sub", "rsub", "mul" or "div".
       number: c if it is known; None if it is the site's next operand, of one entry a
         channel or one for all.
+      bits: of the number: steps with 0.0 and with -0.0 are two.
     """
 
     name: str
-    number: float | None = None
+    number: float | None = dataclasses.field(default=None, compare=False)
+    bits: str | None = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        bits = None if self.number is None else float(self.number).hex()
+        object.__setattr__(self, "bits", bits)
 
     @property
     def scales(self) -> bool:

@@ -20,6 +20,7 @@ from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule, described
+from tracea_jax.rewrite.ones import without_ones
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -48,9 +49,8 @@ def splice(
         inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
-    flat = inline_small_calls(jaxpr.eqns)
-    view = View(flat, jaxpr.outvars, {**known, **values})
-    view.outside.update(outside)
+    view = _viewed(jaxpr, {**known, **values}, outside)
+    flat = view.eqns
     # Their operands and results stay, so the view is still right.
     view.eqns = [_descend(eqn, rules, misses, view) for eqn in flat]
     changed = {id(a): b for a, b in zip(flat, view.eqns, strict=True) if a is not b}
@@ -63,6 +63,17 @@ def splice(
     if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:
         return jaxpr.replace(eqns=[changed.get(id(eqn), eqn) for eqn in jaxpr.eqns])
     return jaxpr.replace(eqns=view.eqns)
+
+
+def _viewed(jaxpr: Any, known: Mapping, outside: Mapping) -> View:
+    """The equations as rules read them."""
+    view = View(inline_small_calls(jaxpr.eqns), jaxpr.outvars, known)
+    view.outside.update(outside)
+    plain = without_ones(view)
+    if plain is not view.eqns:
+        view = View(plain, jaxpr.outvars, known)
+        view.outside.update(outside)
+    return view
 
 
 def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:

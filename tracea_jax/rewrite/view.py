@@ -188,5 +188,5 @@ def _number(value: np.ndarray) -> float | None:
 
 # Of a value whose entries are one number, and never of none.
 _SAME_NUMBER = frozenset(
-    {"broadcast_in_dim", "reshape", "squeeze", "stop_gradient", "transpose"}
+    {"broadcast_in_dim", "reshape", "slice", "squeeze", "stop_gradient", "transpose"}
 )

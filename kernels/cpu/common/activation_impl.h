@@ -1,8 +1,9 @@
 // Activations on vectors of f32. Included by the kernels with an epilogue, after
 // common/vec_impl.h.
 //
-// All of them propagate NaN and take the mathematical limit at infinity:
-// relu, gelu and silu tend to 0 for x -> -inf and to x for x -> +inf.
+// All of them propagate NaN. At infinity they are what their formulas give, as XLA's and
+// those on GPUs are: x for x = +inf; of -inf relu is 0, gelu and silu are -inf * 0, which
+// is NaN, so that a product that overflows does not go unnoticed.
 
 // x, or a limit beyond it; NaN stays.
 TRACEA_INLINE Vec Clamp(float low, Vec x, float high) {
@@ -57,8 +58,9 @@ TRACEA_INLINE Vec Reciprocal(Vec x) {
 // The sigmoid function of -x.
 TRACEA_INLINE Vec SigmoidOfMinus(Vec x) { return Reciprocal(1.0f + Exp(x)); }
 
+// y, or x * 0 where x is below a limit.
 TRACEA_INLINE Vec ZeroBelow(float limit, Vec x, Vec y) {
-  return Select(x < limit, Vec{}, y);
+  return Select(x < limit, x * 0.0f, y);
 }
 
 struct Identity {

@@ -98,7 +98,7 @@ def _paths(
 def score_operands(view: View, eqn: Equation) -> list[Any]:
     """Operands that may be the scores, if an equation only scales, masks, moves."""
     name = eqn.primitive.name
-    if name in MOVES or is_same(eqn):
+    if name in MOVES or (is_same(eqn) and not _may_overflow(eqn)):
         return [eqn.invars[0]]
     whole = [
         x
@@ -113,6 +113,12 @@ def score_operands(view: View, eqn: Equation) -> list[Any]:
         case "select_n" if len(eqn.invars) == 3:
             return [x for x in whole if x is not eqn.invars[0]]
     return []
+
+
+def _may_overflow(eqn: Equation) -> bool:
+    """Whether scores of a wider range become float16 ones: more than a rounding."""
+    old, new = (x.aval.dtype.name for x in (eqn.invars[0], eqn.outvars[0]))
+    return new == "float16" != old
 
 
 def looks_like_attention(view: View, softmax: Softmax) -> bool:
