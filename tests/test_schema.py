@@ -22,7 +22,7 @@ from tracea_jax import cli, schema
 from tracea_jax.problem import GemmProblem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning.answers.answer import legal_choice
-from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import exchange, formats, records
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, canonical
@@ -139,20 +139,20 @@ def test_an_entry_is_set_aside_and_not_lost(tmp_path, path, value):
     data = content(changed(path, value))
     trust.write_atomically(file, data)
     with pytest.warns(RuntimeWarning, match="damaged") as caught:
-        Database(tmp_path).observations(PROBLEM, DEVICE)
-        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        Knowledge(tmp_path).observations(PROBLEM, DEVICE)
+        assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
     assert schema.text(str(caught[0].message)) is None
     (aside,) = file.parent.glob("*.corrupt-*")
     assert aside.read_bytes() == data
-    Database(tmp_path).record(entry())
-    assert found(Database(tmp_path)).choice == choice(8)
+    Knowledge(tmp_path).own.record(entry())
+    assert found(Knowledge(tmp_path)).choice == choice(8)
 
 
 def test_an_archive_with_nothing_wrong_is_merged(tmp_path):
     file = tmp_path / "archive"
     file.write_bytes(archive(changed(("best", "ratio"), 2)))
     exchange.merge(Store.of_cache(tmp_path / "cache"), exchange.read(file))
-    assert found(Database(tmp_path / "cache")).ratio == 2
+    assert found(Knowledge(tmp_path / "cache")).ratio == 2
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_a_tuning_records_keeps_the_fields_of_a_newer_version(tmp_path):
     file = file_of(tmp_path)
     trust.make_private_directory(file.parent)
     trust.write_atomically(file, content(data))
-    Database(tmp_path).record(entry(choice(9), observations=[measured(20)]))
+    Knowledge(tmp_path).own.record(entry(choice(9), observations=[measured(20)]))
     (name,) = Store.of_cache(tmp_path).names()
     read = Store.of_cache(tmp_path).intact(name).to_json()
     assert read["later"] == LATER
@@ -264,9 +264,9 @@ def test_only_what_a_file_says_may_have_an_unknown_failure():
 
 
 def test_bad_lines_of_a_journal_are_skipped_counted_and_kept(tmp_path):
-    database = Database(tmp_path)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(3),))
     assert journal.path is not None
     line = records.observation_json(measured(4))
     bad = [
@@ -280,12 +280,12 @@ def test_bad_lines_of_a_journal_are_skipped_counted_and_kept(tmp_path):
     ]
     with journal.path.open("a") as f:
         f.write("".join(text + "\n" for text in bad))
-    database.append(journal, (measured(5),))
+    knowledge.own.append(journal, (measured(5),))
     journal.close()
-    assert database.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
+    assert knowledge.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
     with pytest.warns(RuntimeWarning, match=f"{len(bad)} lines of .* cannot be read"):
-        database.record(entry())
-    assert database.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
+        knowledge.own.record(entry())
+    assert knowledge.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
     (aside,) = tmp_path.glob("tuned/*/*/*.journal.corrupt-*")
     assert all(text in aside.read_text() for text in bad)
     assert not list(tmp_path.glob("tuned/*/*/*.journal"))
@@ -300,7 +300,7 @@ def test_messages_do_nothing_to_a_terminal(tmp_path, monkeypatch, capsys):
     raw = records.observation_json(told) | {"message": ESCAPE}
     read = records.parse_observation(json.dumps(raw))
     assert read is not None and read.message == "\\x1b]0;title\\x07"
-    Database(tmp_path).record(entry(observations=[told]))
+    Knowledge(tmp_path).own.record(entry(observations=[told]))
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(tmp_path))
     assert cli.main(["cache", "show", "matmul"]) == 0
     assert "\x1b" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ import jax
 
 from tracea_jax import variants
 from tracea_jax.device import Device, cuda_driver_version
-from tracea_jax.knowledge import database
+from tracea_jax.knowledge import known
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import (
     AttentionProblem,
@@ -163,7 +163,7 @@ def _caches() -> list[str]:
     return [
         f"directory: {directory} ({_state(directory)})",
         *(f"shared: {p} ({_state(p, Trust.SHARED)})" for p in settings.shared),
-        f"tuned problems: {sum(1 for _ in database(settings).entries())}",
+        f"tuned problems: {sum(1 for _ in known(settings).own.entries())}",
         f"compiled kernels: {cubins.count(directory)}",
         f"on a miss: {settings.on_miss}",
     ]

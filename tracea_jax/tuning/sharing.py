@@ -14,12 +14,13 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
-from tracea_jax.tuning.answers.answer import legal_choice
-from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.answers.answer import current, legal_choice
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab.local import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError, Race
 from tracea_jax.tuning.portfolio import Portfolio, Shared
-from tracea_jax.tuning.store.records import identity, union
+from tracea_jax.tuning.store.code import named
+from tracea_jax.tuning.store.records import Best, Entry, Observation, identity, union
 from tracea_jax.tuning.verdict import verdict
 
 ORIGIN = "portfolio"  # of answers that another problem's config gives
@@ -56,14 +57,14 @@ class Sharing:
     """What is shared with, and where it is written down.
 
     Attributes:
-      lab, database, device, goal: as in ``tuner``.
+      lab, knowledge, device, goal: as in ``tuner``.
       fraction: see ``Portfolio``.
       left_s: seconds that are left for measuring.
       observe: told every observation.
     """
 
     lab: Lab
-    database: Database
+    knowledge: Knowledge
     device: Device
     goal: str
     fraction: float
@@ -88,6 +89,8 @@ class Sharing:
             best = entry.best
             if best.variant != "xla" and best.config and best.time_us is not None:
                 problem = problem_from_json(entry.problem)
+                seen = current(entry.observations, problem, self.device)
+                entry = dataclasses.replace(entry, observations=seen)
                 groups.setdefault(problem.op, {})[problem] = entry
         configs: list[Shared] = []
         changed: Changed = {}
@@ -98,7 +101,7 @@ class Sharing:
             configs += _shared(op, known, slowness)
             for problem, entry in known.items():
                 if entry != group[problem]:
-                    entry = self.database.record(entry)
+                    entry = self.knowledge.own.record(entry)
                     changed[problem] = entry, slowness[problem]
         configs.sort(key=lambda shared: -len(shared.problems))
         found = Portfolio(
@@ -164,17 +167,14 @@ class Sharing:
     def _measured(
         self, problem: Problem, choice: Choice, best_us: float | None
     ) -> Observation:
-        config = dataclasses.asdict(choice.config)
+        name = named(problem, choice, self.device)
         try:
             sample = self.lab.sample(problem, choice, incumbent_us=best_us)
         except CandidateError as e:
-            observation = Observation(
-                variant=choice.variant, config=config, failure=e.kind, message=str(e)
-            )
+            observation = Observation(**name, failure=e.kind, message=str(e))
         else:
             observation = Observation(
-                variant=choice.variant,
-                config=config,
+                **name,
                 time_us=sample.time_us,
                 cold_us=sample.cold_us,
                 repeats=sample.repeats,
@@ -210,7 +210,7 @@ class Sharing:
             return entry, Slowness()
         verified = {**dataclasses.asdict(verification), "rounds": race.rounds}
         answer = dataclasses.replace(
-            _answer(race, choice, own, xla, best),
+            self._answer(problem, race, choice, own, best),
             kernel_us=found and found.ours_us,
             xla_kernel_us=found and found.xla_us,
         )
@@ -218,6 +218,23 @@ class Sharing:
             entry, best=answer, verified=verified, written=_now()
         )
         return changed, slowness
+
+    def _answer(
+        self, problem: Problem, race: Race, choice: Choice, own: Choice, before: Best
+    ) -> Best:
+        xla = xla_choice(problem, self.device)
+        second = named(problem, own, self.device)
+        return dataclasses.replace(
+            before,
+            **named(problem, choice, self.device),
+            time_us=race.median_us(choice),
+            xla_us=race.median_us(xla),
+            ratio=race.ratio(xla, choice),
+            cold_us=_cold_us(race, choice),
+            xla_cold_us=_cold_us(race, xla),
+            runner_up={**second, "time_us": race.median_us(own)},
+            origin=ORIGIN,
+        )
 
     def _slowness(self, race: Race, choice: Choice, own: Choice) -> Slowness:
         was_cold = all(race.cold_us.get(racer) for racer in (choice, own))
@@ -230,12 +247,8 @@ class Sharing:
     def _failed(
         self, problem: Problem, entry: Entry, choice: Choice, kind: str, message: str
     ) -> Entry:
-        observation = Observation(
-            variant=choice.variant,
-            config=dataclasses.asdict(choice.config),
-            failure=kind,
-            message=message,
-        )
+        name = named(problem, choice, self.device)
+        observation = Observation(**name, failure=kind, message=message)
         self.observe(problem, observation)
         return _with(entry, observation)
 
@@ -248,25 +261,6 @@ def _own(entry: Entry) -> str:
 def _with(entry: Entry, observation: Observation) -> Entry:
     observations = union(entry.observations, [observation])
     return dataclasses.replace(entry, observations=observations, written=_now())
-
-
-def _answer(race: Race, choice: Choice, own: Choice, xla: Choice, before: Best) -> Best:
-    return dataclasses.replace(
-        before,
-        variant=choice.variant,
-        config=dataclasses.asdict(choice.config),
-        time_us=race.median_us(choice),
-        xla_us=race.median_us(xla),
-        ratio=race.ratio(xla, choice),
-        cold_us=_cold_us(race, choice),
-        xla_cold_us=_cold_us(race, xla),
-        runner_up={
-            "variant": own.variant,
-            "config": dataclasses.asdict(own.config),
-            "time_us": race.median_us(own),
-        },
-        origin=ORIGIN,
-    )
 
 
 def _cold_us(race: Race, choice: Choice) -> float | None:

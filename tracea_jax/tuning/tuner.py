@@ -1,6 +1,6 @@
 """The tuner: search a space, race the best against the defaults, remember.
 
-    cache and journals -> search -> verify -> race -> select.winner -> verdict -> entry
+    what is known -> search -> verify -> race -> select.winner -> verdict -> entry
 
 Every measurement is on disk before the next one starts, so a tuning that is killed goes
 on where it was. A choice that fails is remembered with its reason and never scored; one
@@ -23,7 +23,7 @@ from tracea_jax.device import Device
 from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.answers.cache import Database, Entry, environment
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
 from tracea_jax.tuning.goals import GOALS
 from tracea_jax.tuning.lab.local import Lab
@@ -37,8 +37,8 @@ from tracea_jax.tuning.session import (
     TuningError,
     no_limit,
 )
-from tracea_jax.tuning.store.environment import canonical, digest
-from tracea_jax.tuning.store.records import Observation
+from tracea_jax.tuning.store.environment import canonical, digest, environment
+from tracea_jax.tuning.store.records import Entry, Observation
 
 VERSION = 5  # of the method; entries tell by which one they were made
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
@@ -69,7 +69,7 @@ class Tuning:
         diagnosis: Diagnosis,
         decision: Decision,
         lab: Lab,
-        database: Database,
+        knowledge: Knowledge,
         device: Device,
         *,
         effort: str = "default",
@@ -85,7 +85,7 @@ class Tuning:
         Args:
           problem, diagnosis, decision: what to tune, and the choices to try.
           lab: runs and verifies choices.
-          database: supplies what was measured before; receives the entry.
+          knowledge: supplies what was measured before; receives the entry.
           device: the local device.
           effort: "none" (the defaults and XLA race, nothing is searched), "quick" (at
             most 16 choices are evaluated), "default" (64) or "max" (256). Spaces of at
@@ -104,7 +104,7 @@ class Tuning:
         _check(effort, goal, budget_s)
         self.problem = problem
         self.stop: str | None = None
-        self._database, self._device = database, device
+        self._knowledge, self._device = knowledge, device
         self._candidates = Candidates.of(decision)
         self._default = decision.choice
         self._effort, self._seed, self._goal = effort, seed, goal
@@ -113,12 +113,12 @@ class Tuning:
             problem,
             device,
         )
-        journal = database.journal(problem, device)
+        journal = knowledge.own.journal(problem, device)
         self._close = weakref.finalize(self, journal.close)
         self._session = Session(
             problem=problem,
             lab=lab,
-            database=database,
+            knowledge=knowledge,
             device=device,
             journal=journal,
             timing=timing or Timing(),
@@ -129,7 +129,7 @@ class Tuning:
             reference=heroes[0],
             budget_s=no_limit(budget_s),
             goal=goal,
-            known={o.identity: o for o in database.observations(problem, device)},
+            known={o.identity: o for o in knowledge.observations(problem, device)},
         )
         self._search = self._begun()
         self._batch: list[int] = []  # asked for and not measured yet
@@ -212,14 +212,14 @@ class Tuning:
         best, verified = session.finish(bounded_s=bounded_s)
         entry = Entry(
             problem=self.problem.to_json(),
-            environment=environment(self.problem.op, self._device),
+            environment=environment(self._device),
             best=best,
             observations=tuple(session.known[name] for name in sorted(session.known)),
             verified=verified,
             tuner=self._summary(),
             written=_now(),
         )
-        entry = self._database.record(entry, session.journal)
+        entry = self._knowledge.own.record(entry, session.journal)
         self._close()
         session.tell("done", 1, 1, entry.best.variant)
         return entry
@@ -239,7 +239,7 @@ class Tuning:
     def _begun(self) -> Search:
         """The search, told what is known already."""
         candidates, session = self._candidates, self._session
-        near = self._database.neighbours(self.problem, self._device)
+        near = self._knowledge.neighbours(self.problem, self._device)
         seeds = (*session.heroes, *self._known_configs(near))
         search = Search(
             candidates.features,
@@ -261,7 +261,7 @@ class Tuning:
     def _known_configs(self, near: Sequence[Neighbour]) -> tuple[Choice, ...]:
         """What won for this problem before an upgrade, then what won for others."""
         problem, device = self.problem, self._device
-        before = self._database.elsewhere(problem, device)
+        before = self._knowledge.elsewhere(problem, device)
         nearest = [n.best for n in near]
         return sum((history.seeds(b, problem, device) for b in (before, nearest)), ())
 
@@ -303,7 +303,7 @@ def tune(
     diagnosis: Diagnosis,
     decision: Decision,
     lab: Lab,
-    database: Database,
+    knowledge: Knowledge,
     device: Device,
     **search: Any,
 ) -> Entry:
@@ -314,7 +314,7 @@ def tune(
       TuningError: if the device stopped working.
     """
     return finished(
-        Tuning(problem, diagnosis, decision, lab, database, device, **search)
+        Tuning(problem, diagnosis, decision, lab, knowledge, device, **search)
     )
 
 
