@@ -20,8 +20,9 @@ from tracea_jax import knowledge
 from tracea_jax.device import Device, named
 from tracea_jax.problem import problem_from_json
 from tracea_jax.tuning.answers import interpolate
-from tracea_jax.tuning.answers.answer import Answer, Question, Timed, timed
+from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.neighbours import NEAREST, Nearby
+from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.entries import Store
 
 Pair = tuple[Answer, tuple[Timed, ...]]  # what is made, and what was measured

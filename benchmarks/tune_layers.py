@@ -39,7 +39,7 @@ from tracea_jax.options import current as options
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import tuner
-from tracea_jax.tuning.answers.answer import current, current_best, legal_choice
+from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
 from tracea_jax.tuning.store import exchange
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Name, Store

@@ -20,8 +20,9 @@ from tracea_jax import knowledge
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.options import current
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
-from tracea_jax.tuning.answers.answer import Answer, timed
+from tracea_jax.tuning.answers.answer import Answer
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.times import timed
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment

@@ -17,8 +17,8 @@ from tracea_jax.emit import gemm_sm90_kernel, sources
 from tracea_jax.knowledge import SHIPPED
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
-from tracea_jax.tuning.answers.answer import legal_choice
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store import code, handlers
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store.entries import Store

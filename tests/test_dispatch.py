@@ -20,7 +20,7 @@ from tracea_jax.options import Options, current, device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime import cubins, nvrtc
-from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry
@@ -130,7 +130,7 @@ def test_an_answer_that_is_no_longer_legal_is_passed_over():
     assert plan(SMALL, CPU).origin == "policy"
 
 
-def test_the_snapshot_does_not_change_until_it_is_refreshed():
+def test_answers_do_not_change_until_knowledge_is_refreshed():
     assert plan(SMALL, CPU).origin == "policy"
     known = knowledge.known(current())
     remember(SMALL, CPU, "gemm_cpu", dataclasses.asdict(CONFIG))

@@ -30,8 +30,9 @@ from tracea_jax.problem import Problem
 from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning.answers.answer import Answer, legal_choice
+from tracea_jax.tuning.answers.answer import Answer
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store import exchange, files, formats, records, upkeep
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment

@@ -21,8 +21,8 @@ from synthetic_bench import (
 from tracea_jax import cli, schema
 from tracea_jax.problem import GemmProblem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning.answers.answer import legal_choice
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store import exchange, formats, records
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, canonical

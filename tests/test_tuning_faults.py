@@ -159,7 +159,7 @@ def test_a_newer_schema_is_neither_read_nor_overwritten(tmp_path, content):
         knowledge.own.record(entry(choice(9), written="2", observations=[measured(2)]))
     assert len(caught) == 1
     assert file.read_bytes() == content
-    # The next snapshot in this process still has it.
+    # The next instance in this process still has it.
     assert found(Knowledge(tmp_path)).choice == choice(9)
     (kept,) = Knowledge(tmp_path).own.entries()
     assert kept.observations == (measured(1), measured(2))

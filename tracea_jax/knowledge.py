@@ -29,8 +29,8 @@ from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import cubins
 from tracea_jax.tuning import measure, tuner
 from tracea_jax.tuning.agreement import Agreement
-from tracea_jax.tuning.answers.answer import legal_choice
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.lab.ahead import kernels_of
 from tracea_jax.tuning.lab.child import FACTORY as CHILD_FACTORY
 from tracea_jax.tuning.lab.child import ChildLab

@@ -14,8 +14,8 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
-from tracea_jax.tuning.answers.answer import current, legal_choice
 from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import current, legal_choice
 from tracea_jax.tuning.lab.local import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError, Race
 from tracea_jax.tuning.portfolio import Portfolio, Shared

@@ -38,17 +38,12 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import roofline
 from tracea_jax.tuning.answers import kindred
-from tracea_jax.tuning.answers.answer import (
-    Answer,
-    Question,
-    Timed,
-    hashable,
-    read_choice,
-    timed,
-)
+from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.kriging import features_of, krige
+from tracea_jax.tuning.answers.legality import hashable, read_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
+from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.records import identity
 
 REACH = 2.5  # octaves; if the nearest neighbour is farther, there is no answer

@@ -15,16 +15,11 @@ from tracea_jax import policy
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.runtime.trust import Trust
-from tracea_jax.tuning.answers.answer import (
-    Answer,
-    Question,
-    accepted,
-    current,
-    current_best,
-)
+from tracea_jax.tuning.answers.answer import Answer, Question, accepted
 from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.interpolate import interpolated
 from tracea_jax.tuning.answers.kindred import cautious
+from tracea_jax.tuning.answers.legality import current, current_best
 from tracea_jax.tuning.answers.neighbours import NEAREST, Nearby, Neighbour
 from tracea_jax.tuning.answers.recorded import inherited, measured
 from tracea_jax.tuning.store.entries import Name, Store

@@ -9,14 +9,10 @@ from collections.abc import Iterator
 
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.answers import kindred
-from tracea_jax.tuning.answers.answer import (
-    Answer,
-    Question,
-    current,
-    current_best,
-    timed,
-)
+from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence
+from tracea_jax.tuning.answers.legality import current, current_best
+from tracea_jax.tuning.answers.times import timed
 from tracea_jax.tuning.store.records import Best, Entry
 
 

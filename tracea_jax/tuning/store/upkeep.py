@@ -12,7 +12,7 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning.answers.answer import current_best, legal_choice
+from tracea_jax.tuning.answers.legality import current_best, legal_choice
 from tracea_jax.tuning.store import files
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import Environment, environment_key
