@@ -35,15 +35,13 @@ import common
 
 from tracea_jax.cli import main as tracea
 from tracea_jax.device import local_cpu
+from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning.answers.cache import (
-    Best,
-    Database,
-    Entry,
-    Observation,
-    environment,
-)
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
 _OBSERVATIONS = 64  # of an entry, at most
@@ -91,8 +89,7 @@ def made_up(problem: GemmProblem, draw: random.Random) -> Entry:
     times = sorted(problem.flops / 1e5 * draw.uniform(1, 2) for _ in configs)
     observations = [
         Observation(
-            variant="gemm_cpu",
-            config=dataclasses.asdict(config),
+            **named(problem, Choice(variant="gemm_cpu", config=config), local_cpu()),
             time_us=time_us,
             repeats=100,
             extra={"protocol": "race" if i < _FINALISTS else "steady", "spread": 0.01},
@@ -103,10 +100,11 @@ def made_up(problem: GemmProblem, draw: random.Random) -> Entry:
     observations.sort(key=lambda o: o.identity)
     return Entry(
         problem=problem.to_json(),
-        environment=environment(problem.op, local_cpu()),
+        environment=environment(local_cpu()),
         best=Best(
             variant=best.variant,
             config=best.config,
+            code=best.code,
             time_us=best.time_us,
             xla_us=problem.flops / 1e5 * 1.5,
             ratio=1.2,
@@ -122,19 +120,19 @@ def measured(
     """Rows of (name, time, bar), time and bar in microseconds."""
     device = local_cpu()
     asked = random.Random(1).sample(problems, min(_SAMPLE, len(problems)))
-    database = Database(directory)
-    first = timed(lambda p: database.lookup(p, device), asked)
+    knowledge = Knowledge(directory)
+    first = timed(lambda p: knowledge.lookup(p, device), asked)
     again = [GemmProblem.from_json(p.to_json()) for p in asked]
-    rounds = [timed(lambda p: database.lookup(p, device), again) for _ in range(15)]
+    rounds = [timed(lambda p: knowledge.lookup(p, device), again) for _ in range(15)]
     yield row("lookup in process", min(rounds), 2.0)
     yield row("lookup from disk", first, 200.0)
     if (evicted := from_cold_files(directory, asked)) is not None:
         yield row("lookup from disk, file evicted", evicted, None)
     unseen = [dataclasses.replace(p, m=p.m + 1) for p in asked]
     yield row(
-        "first unseen", timed(lambda p: database.lookup(p, device), unseen[:1]), None
+        "first unseen", timed(lambda p: knowledge.lookup(p, device), unseen[:1]), None
     )
-    yield row("unseen", timed(lambda p: database.lookup(p, device), unseen[1:]), None)
+    yield row("unseen", timed(lambda p: knowledge.lookup(p, device), unseen[1:]), None)
     yield row("list, interpreter running", listing(directory, in_process=True), 5e5)
     yield row("list, with its start", listing(directory, in_process=False), None)
     yield row("start of the interpreter", started("import tracea_jax.options"), None)
@@ -166,8 +164,8 @@ def from_cold_files(
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-    database = Database(directory)
-    return timed(lambda p: database.lookup(p, local_cpu()), problems)
+    knowledge = Knowledge(directory)
+    return timed(lambda p: knowledge.lookup(p, local_cpu()), problems)
 
 
 def listing(directory: pathlib.Path, *, in_process: bool) -> float:

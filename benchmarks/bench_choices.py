@@ -139,7 +139,7 @@ def of_answer(problem: Any, rounds: int) -> Row:
     sides = bench_matmul.sides(problem, with_own=False)
     calls = {name: functools.partial(side, *inputs) for name, side in sides.items()}
     key = problem.to_json()
-    entries = knowledge.database(current()).entries()
+    entries = knowledge.known(current()).own.entries()
     best = next((dataclasses.asdict(e.best) for e in entries if e.problem == key), {})
     return {
         "origin": plan.origin,

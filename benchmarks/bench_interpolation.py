@@ -20,8 +20,9 @@ from tracea_jax import knowledge
 from tracea_jax.device import Device, named
 from tracea_jax.problem import problem_from_json
 from tracea_jax.tuning.answers import interpolate
-from tracea_jax.tuning.answers.answer import Answer, Timed, timed
+from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.neighbours import NEAREST, Nearby
+from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.entries import Store
 
 Pair = tuple[Answer, tuple[Timed, ...]]  # the interpolated answer, the measured times
@@ -35,9 +36,11 @@ def pairs(device: Device) -> Iterator[Pair]:
         if entry is None or head.environment.device != device.name:
             continue
         problem = problem_from_json(entry.problem)
-        nearby = Nearby((("shipped", shipped),), name.environment, name.op)
+        readers = (("shipped", shipped),)
+        nearby = Nearby(readers, name.environment, name.op, device)
         near = [n for n in nearby.of(problem, NEAREST + 1) if n.problem != problem]
-        answer = interpolate.answer(problem, device, near[:NEAREST])
+        question = Question.about(problem, device)
+        answer = interpolate.answer(question, near[:NEAREST])
         if answer is not None:
             yield answer, timed(entry.best, entry.observations)
 

@@ -32,7 +32,7 @@ from tracea_jax.knowledge import open_lab
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.search.candidates import config_json
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 

@@ -18,9 +18,9 @@ from typing import Any
 from tune_layers import slim
 
 from tracea_jax import knowledge
-from tracea_jax.tuning.answers.cache import Best, Entry
 from tracea_jax.tuning.store import files
 from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.records import Best, Entry
 from tracea_jax.tuning.verdict import CLEARLY
 
 
@@ -41,6 +41,7 @@ def judged(entry: Entry, row: dict[str, Any]) -> Entry:
         runner_up={
             "variant": before.variant,
             "config": before.config,
+            "code": before.code,
             "time_us": before.time_us,
         },
         cold_us=before.xla_cold_us,

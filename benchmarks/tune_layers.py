@@ -31,19 +31,20 @@ import cpu_suite
 from matmul_suite import suite
 from model_layers import order
 
-from tracea_jax import catalogue, knowledge
+from tracea_jax import knowledge
 from tracea_jax.campaign import local_device
 from tracea_jax.cli import Progress
 from tracea_jax.device import Device
-from tracea_jax.options import current
+from tracea_jax.options import current as options
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import tuner
-from tracea_jax.tuning.answers.cache import Entry
+from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
 from tracea_jax.tuning.store import exchange
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import environment, environment_key
-from tracea_jax.tuning.store.records import Best, Observation
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 KEPT = 6  # observations of an entry that ships, besides XLA's
 TOGETHER = 16  # problems that one child process tunes
@@ -59,8 +60,8 @@ def wanted(platform: str) -> tuple[Problem, ...]:
 
 def left(problems: Sequence[Problem], device: Device) -> list[Problem]:
     """The problems without an answer of their own."""
-    database = knowledge.database(current())
-    answers = {p: database.lookup(p, device) for p in problems}
+    known = knowledge.known(options())
+    answers = {p: known.lookup(p, device) for p in problems}
     return [p for p, a in answers.items() if a is None or not a.is_exact]
 
 
@@ -124,16 +125,31 @@ def export(directory: pathlib.Path, device: Device) -> int:
 
 
 def known(device: Device) -> Iterator[Entry]:
-    """The entries of the device's environments; this machine's before shipped ones."""
-    keys = {environment_key(op, device) for op in catalogue.names()}
-    stores = (Store(current().directory / "tuned"), Store(knowledge.SHIPPED, True))
+    """The entries whose answers hold on the device, this machine's before shipped ones.
+
+    Observations of kernels that have changed since are left out.
+    """
+    here = environment_key(device)
+    stores = (Store(options().directory / "tuned"), Store(knowledge.SHIPPED, True))
     seen: set[Name] = set()
     for store in stores:
         for name in store.names():
-            if name.environment in keys and name not in seen:
+            if name.environment != here or name in seen:
+                continue
+            entry = store.read(name, complete=True)
+            if entry is not None and (held := of_today(entry, device)) is not None:
                 seen.add(name)
-                if (entry := store.read(name, complete=True)) is not None:
-                    yield entry
+                yield held
+
+
+def of_today(entry: Entry, device: Device) -> Entry | None:
+    """An entry without times of other kernels; None if its answer is one of these."""
+    problem = problem_from_json(entry.problem)
+    best = current_best(entry.best, problem, device)
+    if best is None:
+        return None
+    seen = current(entry.observations, problem, device)
+    return dataclasses.replace(entry, best=best, observations=seen)
 
 
 def slim(entry: Entry) -> Entry:
@@ -176,9 +192,11 @@ def raced(results: pathlib.Path, device: Device) -> int:
         if row.get("ratio_own") is None:
             continue
         problem = problem_from_json(row["problem"])
+        choice = legal_choice(row["variant"], row["config"], problem, device)
+        if isinstance(choice, str):
+            continue  # of another version
         own = Observation(
-            variant=row["variant"],
-            config=row["config"],
+            **named(problem, choice, device),
             time_us=row["own_us"],
             extra={"protocol": "race"},
         )
@@ -189,6 +207,7 @@ def raced(results: pathlib.Path, device: Device) -> int:
         best = Best(
             variant=chosen.variant,
             config=chosen.config,
+            code=chosen.code,
             time_us=chosen.time_us,
             xla_us=row["xla_us"],
             ratio=row["ratio_own"] if chosen is own else 1.0,
@@ -198,7 +217,7 @@ def raced(results: pathlib.Path, device: Device) -> int:
         entries.append(
             Entry(
                 problem=problem.to_json(),
-                environment=environment(problem.op, device),
+                environment=environment(device),
                 best=best,
                 observations=tuple(sorted((own, xla), key=lambda o: o.identity)),
                 verified=_judged(row) if chosen is own else {},
@@ -206,8 +225,8 @@ def raced(results: pathlib.Path, device: Device) -> int:
                 written=_now(),
             )
         )
-    exchange.merge(Store(current().directory / "tuned"), entries)
-    knowledge.refresh(current())
+    exchange.merge(Store(options().directory / "tuned"), entries)
+    knowledge.refresh(options())
     return len(entries)
 
 
@@ -230,8 +249,8 @@ def take(directories: Iterable[pathlib.Path]) -> int:
         for name in store.names()
         if (entry := store.read(name, complete=True)) is not None
     ]
-    exchange.merge(Store(current().directory / "tuned"), entries)
-    knowledge.refresh(current())
+    exchange.merge(Store(options().directory / "tuned"), entries)
+    knowledge.refresh(options())
     return len(entries)
 
 

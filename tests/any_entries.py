@@ -7,8 +7,9 @@ import datetime
 from hypothesis import strategies as st
 
 from tracea_jax.problem import Epilogue, GemmProblem
-from tracea_jax.tuning.answers.cache import Best, Entry, Environment, Observation
 from tracea_jax.tuning.store import records
+from tracea_jax.tuning.store.environment import Environment
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 # What files may hold: text that does nothing to a terminal, integers of 64 bits.
 CHARACTERS = st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -23,6 +24,7 @@ MEASURED = st.builds(
     Observation,
     variant=st.sampled_from(["gemm_cpu", "xla"]),
     config=CONFIGS,
+    code=st.sampled_from(["", "0123", "4567"]),
     time_us=TIMES,
     repeats=st.integers(1, 5),
     cold_us=st.none() | TIMES,
@@ -51,6 +53,7 @@ ENTRIES = st.builds(
         Best,
         variant=TEXT,
         config=CONFIGS,
+        code=st.sampled_from(["", "0123", "4567"]),
         time_us=TIMES,
         xla_us=TIMES,
         cold_us=st.none() | TIMES,

@@ -17,15 +17,17 @@ from tracea_jax.diagnosis import diagnose
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import measure, tuner
-from tracea_jax.tuning.answers import cache
-from tracea_jax.tuning.answers.cache import Best, Entry, Observation
+from tracea_jax.tuning.answers.answer import Answer
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab import local
 from tracea_jax.tuning.store import records
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import (
     environment,
     environment_key,
     problem_key,
 )
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 from tracea_jax.variants.gemm_cpu import GemmCpuConfig
 from tracea_jax.variants.space import Space
 
@@ -186,7 +188,7 @@ def tune(
     size: int = 12,
     problem: GemmProblem = PROBLEM,
     **search,
-) -> cache.Entry:
+) -> Entry:
     """Tunes over ``decision(size)`` on the bench's clock."""
     search.setdefault("timing", timing(bench.clock))
     tuning = tuner.Tuning(
@@ -194,7 +196,7 @@ def tune(
         diagnose(problem, DEVICE),
         decision(size),
         local.LocalLab(lambda problem, device: bench, DEVICE, search["timing"]),
-        search.pop("database", None) or cache.Database(directory),
+        search.pop("knowledge", None) or Knowledge(directory),
         DEVICE,
         **search,
     )
@@ -213,10 +215,9 @@ def entry(best=None, *, problem=PROBLEM, written="2026-01-01", observations=()):
     best = best or choice(8)
     return Entry(
         problem=problem.to_json(),
-        environment=environment("matmul", DEVICE),
+        environment=environment(DEVICE),
         best=Best(
-            variant=best.variant,
-            config=dataclasses.asdict(best.config),
+            **named(problem, best, DEVICE),
             time_us=10.0,
             xla_us=15.0,
             ratio=1.5,
@@ -227,19 +228,17 @@ def entry(best=None, *, problem=PROBLEM, written="2026-01-01", observations=()):
 
 
 def measured(kc, time_us=10.0, repeats=5):
-    config = dataclasses.asdict(choice(kc).config)
-    return Observation(
-        variant="gemm_cpu", config=config, time_us=time_us, repeats=repeats
-    )
+    name = named(PROBLEM, choice(kc), DEVICE)
+    return Observation(**name, time_us=time_us, repeats=repeats)
 
 
 def failed(kc, kind="wrong_result"):
-    config = dataclasses.asdict(choice(kc).config)
-    return Observation(variant="gemm_cpu", config=config, failure=kind, message="bad")
+    name = named(PROBLEM, choice(kc), DEVICE)
+    return Observation(**name, failure=kind, message="bad")
 
 
 def file_of(directory: pathlib.Path, problem=PROBLEM) -> pathlib.Path:
-    key = environment_key(problem.op, DEVICE)
+    key = environment_key(DEVICE)
     return (
         directory
         / "tuned"
@@ -249,16 +248,14 @@ def file_of(directory: pathlib.Path, problem=PROBLEM) -> pathlib.Path:
     )
 
 
-def found(
-    database: cache.Database, problem=PROBLEM, device: Device = DEVICE
-) -> cache.Answer:
-    answer = database.lookup(problem, device)
+def found(knowledge: Knowledge, problem=PROBLEM, device: Device = DEVICE) -> Answer:
+    answer = knowledge.lookup(problem, device)
     assert answer is not None
     return answer
 
 
-def why_missed(database: cache.Database, problem=PROBLEM) -> str:
-    assert database.lookup(problem, DEVICE) is None
-    reason = database.why_missed(problem, DEVICE)
+def why_missed(knowledge: Knowledge, problem=PROBLEM) -> str:
+    assert knowledge.lookup(problem, DEVICE) is None
+    reason = knowledge.why_missed(problem, DEVICE)
     assert reason is not None
     return reason

@@ -17,7 +17,7 @@ from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
 
 from tracea_jax.tuning import agreement
 from tracea_jax.tuning.agreement import Agreement, Disagreement
-from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.answers.knowledge import Knowledge
 
 
 class Board:
@@ -49,29 +49,29 @@ def both():
 def test_equal_caches_have_equal_digests_wherever_they_lie(tmp_path):
     digests = set()
     for name in ("one", "other"):
-        database = Database(tmp_path / name)
-        database.record(entry(observations=[measured(3)]))
-        digests.add(Database(tmp_path / name).digest(DEVICE))
-    held = Database(tmp_path / "third")
-    held.hold(entry(observations=[measured(3)]))
-    digests.add(Database(tmp_path / "third").digest(DEVICE))
+        knowledge = Knowledge(tmp_path / name)
+        knowledge.own.record(entry(observations=[measured(3)]))
+        digests.add(Knowledge(tmp_path / name).digest(DEVICE))
+    held = Knowledge(tmp_path / "third")
+    held.own.hold(entry(observations=[measured(3)]))
+    digests.add(Knowledge(tmp_path / "third").digest(DEVICE))
     assert len(digests) == 1
-    empty = Database(tmp_path / "fourth").digest(DEVICE)
-    database.record(entry(choice(4), written="2027"))
-    assert len(digests | {empty, Database(tmp_path / "other").digest(DEVICE)}) == 3
+    empty = Knowledge(tmp_path / "fourth").digest(DEVICE)
+    knowledge.own.record(entry(choice(4), written="2027"))
+    assert len(digests | {empty, Knowledge(tmp_path / "other").digest(DEVICE)}) == 3
 
 
 def test_every_part_of_an_answer_counts(tmp_path):
     def digest(name, record, **how):
-        Database(tmp_path / name).record(record)
-        return Database(tmp_path / name, **how).digest(DEVICE)
+        Knowledge(tmp_path / name).own.record(record)
+        return Knowledge(tmp_path / name, **how).digest(DEVICE)
 
     base = digest("base", entry())
     others = [
         digest("best", entry(choice(9))),
         digest("observed", entry(observations=[measured(9)])),
         digest("shipped", entry(), shipped=(tmp_path / "base" / "tuned",)),
-        Database(None, shipped=(tmp_path / "base" / "tuned",)).digest(DEVICE),
+        Knowledge(None, shipped=(tmp_path / "base" / "tuned",)).digest(DEVICE),
     ]
     assert len({base, *others}) == 5
 
@@ -79,36 +79,36 @@ def test_every_part_of_an_answer_counts(tmp_path):
 def test_what_is_not_an_answer_does_not_count(tmp_path):
     digests = []
     for name in ("one", "other"):
-        database = Database(tmp_path / name)
-        database.record(entry())
+        knowledge = Knowledge(tmp_path / name)
+        knowledge.own.record(entry())
         if name == "other":
-            journal = database.journal(PROBLEM, DEVICE)
-            database.append(journal, (measured(5),))
+            journal = knowledge.own.journal(PROBLEM, DEVICE)
+            knowledge.own.append(journal, (measured(5),))
             journal.close()
             foreign = synthetic.file_of(tmp_path / name).parents[2] / "0123456789ab"
             (foreign / "matmul").mkdir(parents=True)
             (foreign / "matmul" / "0.json").write_bytes(b"of another machine")
-        digests.append(Database(tmp_path / name).digest(DEVICE))
+        digests.append(Knowledge(tmp_path / name).digest(DEVICE))
     assert digests[0] == digests[1]
 
 
 def test_a_digest_fixes_the_answers(tmp_path):
-    database = Database(tmp_path)
-    database.record(entry(choice(3)))
-    told = database.digest(DEVICE)
-    Database(tmp_path).record(entry(choice(4), written="2027"))
-    assert found(database).choice == choice(3)
-    assert database.digest(DEVICE) == told
-    assert found(Database(tmp_path)).choice == choice(4)
+    knowledge = Knowledge(tmp_path)
+    knowledge.own.record(entry(choice(3)))
+    told = knowledge.digest(DEVICE)
+    Knowledge(tmp_path).own.record(entry(choice(4), written="2027"))
+    assert found(knowledge).choice == choice(3)
+    assert knowledge.digest(DEVICE) == told
+    assert found(Knowledge(tmp_path)).choice == choice(4)
 
 
 def test_a_damaged_file_changes_the_digest(tmp_path):
-    Database(tmp_path).record(entry())
-    told = Database(tmp_path).digest(DEVICE)
+    Knowledge(tmp_path).own.record(entry())
+    told = Knowledge(tmp_path).digest(DEVICE)
     file = synthetic.file_of(tmp_path)
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.warns(RuntimeWarning, match="damaged"):
-        assert Database(tmp_path).digest(DEVICE) != told
+        assert Knowledge(tmp_path).digest(DEVICE) != told
 
 
 # --- how it is compared ---------------------------------------------------------------
@@ -174,7 +174,7 @@ _PROLOGUE = """
     jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
     import tracea_jax as tracea
     from tracea_jax.dispatch import plan
-    from tracea_jax.knowledge import database, tune
+    from tracea_jax.knowledge import known, tune
     from tracea_jax.options import device_for
     from tracea_jax.ops import matmul
     from tracea_jax.options import current
@@ -222,7 +222,7 @@ def test_two_processes_tune_once_and_plan_alike(tmp_path):
             jax.ShapeDtypeStruct((16, 8), "float32"),
             jax.ShapeDtypeStruct((8, 24), "float32"),
         ).lower().as_text()
-        digest = database(current()).digest(cpu)
+        digest = known(current()).digest(cpu)
         print(json.dumps([before, planned(), text, digest, entry.written, phases]))
     """
     first, second = together(program, tmp_path / "one", tmp_path / "other")
@@ -238,10 +238,11 @@ def test_two_processes_with_other_answers_end_with_an_error(tmp_path):
         from tracea_jax.tuning.agreement import Disagreement
         if jax.process_index() == 1:
             import dataclasses
-            from tracea_jax.tuning.answers.cache import Best, Entry, environment
-            database(current()).record(Entry(
+            from tracea_jax.tuning.store.environment import environment
+            from tracea_jax.tuning.store.records import Best, Entry
+            known(current()).own.record(Entry(
                 problem=problem.to_json(),
-                environment=environment("matmul", cpu),
+                environment=environment(cpu),
                 best=Best(variant="xla", config={}),
             ))
         try:

@@ -20,10 +20,13 @@ from tracea_jax import knowledge
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.options import current
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
-from tracea_jax.tuning.answers.answer import Answer, timed
-from tracea_jax.tuning.answers.cache import Best, Database, Observation, environment
-from tracea_jax.tuning.search.candidates import config_json
+from tracea_jax.tuning.answers.answer import Answer
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.times import timed
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Store
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Observation
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -453,8 +456,7 @@ def tuned(problem, config, count):
     raced = {"protocol": "race", "spread": 0.0123, "prepare_s": 0.4}
     ours = [
         Observation(
-            variant="gemm_cpu",
-            config=config_json(choice(8 * (i + 1))),
+            **named(problem, choice(8 * (i + 1)), local_cpu()),
             time_us=10.123456789 + i,
             repeats=5,
             extra=raced if i < count else {"protocol": "steady"},
@@ -463,15 +465,12 @@ def tuned(problem, config, count):
     ]
     xla = Observation(variant="xla", config={}, time_us=99.0, repeats=5, extra=raced)
     best = Best(
-        variant="gemm_cpu",
-        config=config_json(config),
+        **named(problem, config, local_cpu()),
         time_us=10.123456789,
         xla_us=99.0,
     )
     made = entry(problem=problem, observations=(*ours, xla))
-    return dataclasses.replace(
-        made, best=best, environment=environment("matmul", local_cpu())
-    )
+    return dataclasses.replace(made, best=best, environment=environment(local_cpu()))
 
 
 def test_tuning_goes_on_where_an_earlier_run_ended(module, cache_dir, tmp_path):
@@ -479,7 +478,7 @@ def test_tuning_goes_on_where_an_earlier_run_ended(module, cache_dir, tmp_path):
     device, done = local_cpu(), GemmProblem(m=96, n=80, k=64)
     other = dataclasses.replace(done, lhs="bfloat16", rhs="bfloat16")
     assert layers.left([done, other], device) == [done, other]
-    Database(cache_dir).record(tuned(done, choice(8), 10))
+    Knowledge(cache_dir).own.record(tuned(done, choice(8), 10))
     knowledge.refresh(current())
     assert layers.left([done, other], device) == [other]
 
@@ -489,8 +488,8 @@ def test_tuning_goes_on_where_an_earlier_run_ended(module, cache_dir, tmp_path):
     files = {p for p in out.rglob("*") if p.is_file()}
     assert files == {file, file.parent.parent / "environment.json"}
     assert len(file.read_bytes()) < 4096
-    # The files ship: a database reads them as the package's own.
-    answer = Database(None, shipped=(out,)).lookup(done, device)
+    # The files ship: they are read as the package's own.
+    answer = Knowledge(None, shipped=(out,)).lookup(done, device)
     assert answer is not None and answer.origin == "shipped"
     assert answer.choice == choice(8)
 

@@ -20,12 +20,12 @@ from tracea_jax import cli, knowledge, schema
 from tracea_jax.device import local_cpu
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.answers.cache import Best, Database
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import exchange, upkeep
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import SCHEMA, environment
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
-from tracea_jax.tuning.store.records import identity, union
+from tracea_jax.tuning.store.records import Best, identity, union
 
 
 def run(capsys, *arguments) -> tuple[int, str, str]:
@@ -49,12 +49,12 @@ def shaped(m):
 
 def local(entry):
     """The entry as if it was made on this machine."""
-    return dataclasses.replace(entry, environment=environment("matmul", local_cpu()))
+    return dataclasses.replace(entry, environment=environment(local_cpu()))
 
 
 def record(directory, *entries):
     for e in entries:
-        Database(directory).record(e)
+        Knowledge(directory).own.record(e)
 
 
 # --- list and show --------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_export_then_merge_elsewhere_gives_the_same(capsys, cache_dir, tmp_path)
     abroad = dataclasses.replace(DEVICE, name="other")
     record(
         cache_dir,
-        dataclasses.replace(entry(), environment=environment("matmul", abroad)),
+        dataclasses.replace(entry(), environment=environment(abroad)),
     )
     file = tmp_path / "tuning_cache.json"
     status, _, err = run(capsys, "export", file)
@@ -178,7 +178,7 @@ def test_export_then_merge_elsewhere_gives_the_same(capsys, cache_dir, tmp_path)
 
 
 def test_export_of_a_selection(capsys, cache_dir, tmp_path):
-    abroad = environment("matmul", dataclasses.replace(DEVICE, name="other"))
+    abroad = environment(dataclasses.replace(DEVICE, name="other"))
     record(cache_dir, entry(), dataclasses.replace(entry(), environment=abroad))
     file = tmp_path / "some.json"
     run(capsys, "export", file, "--environment", abroad.key)
@@ -231,11 +231,11 @@ def test_merging_never_keeps_what_one_side_found_wrong(tmp_path):
     record(tmp_path, entry(choice(3), observations=[measured(3), failed(4)]))
     good = entry(choice(4), observations=[measured(4, 1.0, repeats=10**6)])
     merged = exchange.merge(store, [good])
-    (stored,) = Database(tmp_path).entries(complete=True)
+    (stored,) = Knowledge(tmp_path).own.entries(complete=True)
     assert stored.best.config["kc"] == 3 and failed(4) in stored.observations
     assert [c.dropped.config["kc"] for c in merged.conflicts] == [4]
     exchange.merge(store, [entry(choice(3), observations=[failed(3)])])
-    (stored,) = Database(tmp_path).entries()
+    (stored,) = Knowledge(tmp_path).own.entries()
     assert stored.best.variant == "xla"
 
 
@@ -351,7 +351,7 @@ DAY_S = 86400.0
 
 
 def left(directory):
-    return sorted(e.problem["m"] for e in Database(directory).entries())
+    return sorted(e.problem["m"] for e in Knowledge(directory).own.entries())
 
 
 def dated(m, day):
@@ -363,9 +363,9 @@ def aged(cache_dir):
     """Four entries of four days, an old journal, a damaged file, another machine's."""
     record(cache_dir, *(dated(m, m) for m in (1, 2, 3, 4)))
     record(cache_dir, entry(problem=shaped(9), written="2026-01-04T00:00:00+00:00"))
-    database = Database(cache_dir)
-    journal = database.journal(shaped(77), local_cpu())
-    database.append(journal, (measured(1),))
+    knowledge = Knowledge(cache_dir)
+    journal = knowledge.own.journal(shaped(77), local_cpu())
+    knowledge.own.append(journal, (measured(1),))
     journal.close()
     aside = file_of(cache_dir, shaped(9)).with_name("x.json.corrupt-1")
     aside.write_bytes(b"garbage")
@@ -407,9 +407,9 @@ def test_prune_by_number_environment_and_kind(capsys, aged):
 
 
 def test_prune_leaves_what_is_in_use(cache_dir):
-    database = Database(cache_dir)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(1),))
+    knowledge = Knowledge(cache_dir)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(1),))
     store = store_in(cache_dir)
     assert upkeep.prune(store, journals=True, now_s=time.time()) == ()
     assert journals(cache_dir)

@@ -180,7 +180,7 @@ def test_tuning_finds_and_remembers_xla():
     problem = dataclasses.replace(PROBLEM, direction="weight_grad", layout="nchw")
     entry = tracea.tune(problem, effort="none").entry
     assert entry.best is not None and entry.best.variant == "xla"
-    answer = knowledge.database(current()).fastest(problem, local_device(), ("xla",))
+    answer = knowledge.known(current()).lookup(problem, local_device(), ("xla",))
     assert answer is not None and answer.choice == _XLA and answer.origin == "tuned"
     assert answer.xla_us is not None and answer.xla_us > 0
 

@@ -17,9 +17,13 @@ from tracea_jax.device import OtherDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.ops import matmul
 from tracea_jax.options import Options, current, device_for
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.runtime import cubins, nvrtc
-from tracea_jax.tuning.answers.cache import Best, Entry, environment
+from tracea_jax.tuning.answers.legality import legal_choice
+from tracea_jax.tuning.store.code import named
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Entry
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
@@ -41,11 +45,15 @@ CONFIG = GemmCpuConfig(kc=48, nc=80, tasks=3)
 
 def remember(problem, target, variant, config, time_us=10.0):
     """Puts an answer into the cache as a tuning of another process would."""
-    knowledge.database(current()).record(
+    made = legal_choice(variant, config, problem, target)
+    name = {"variant": variant, "config": config}
+    if isinstance(made, Choice):
+        name = named(problem, made, target)
+    knowledge.known(current()).own.record(
         Entry(
             problem=problem.to_json(),
-            environment=environment(problem.op, target),
-            best=Best(variant=variant, config=config, time_us=time_us, xla_us=15.0),
+            environment=environment(target),
+            best=Best(**name, time_us=time_us, xla_us=15.0),
             observations=(),
             verified={},
             tuner={},
@@ -122,11 +130,11 @@ def test_an_answer_that_is_no_longer_legal_is_passed_over():
     assert plan(SMALL, CPU).origin == "policy"
 
 
-def test_the_snapshot_does_not_change_until_it_is_refreshed():
+def test_answers_do_not_change_until_knowledge_is_refreshed():
     assert plan(SMALL, CPU).origin == "policy"
-    database = knowledge.database(current())
+    known = knowledge.known(current())
     remember(SMALL, CPU, "gemm_cpu", dataclasses.asdict(CONFIG))
-    assert database.lookup(SMALL, CPU) is None
+    assert known.lookup(SMALL, CPU) is None
     assert plan(SMALL, CPU).origin == "tuned"
 
 

@@ -9,13 +9,15 @@ import pytest
 
 from tracea_jax import dispatch, variants
 from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
 from tracea_jax.tuning.answers.kindred import MEASURED, PREDICTED
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import environment as environments
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import environment, environment_key
-from tracea_jax.tuning.store.records import union
+from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
 H200, H100, A100 = NAMED["H200"], NAMED["H100"], NAMED["A100"]
 BF16: dict = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}
@@ -46,21 +48,16 @@ def no_memory():
 
 def measured_in(place, config=0, *, ratio=1.5, problem=ASKED, variant="gemm_sm90"):
     """An entry in which a config beat XLA by a ratio, or did not run."""
-    chosen = dataclasses.asdict(CONFIGS[config]) if variant != "xla" else {}
+    name = named(problem, Choice(variant="gemm_sm90", config=CONFIGS[config]), H200)
+    chosen = {"variant": "xla", "config": {}} if variant == "xla" else name
     race = {"protocol": "race"}
-    ours = Observation(
-        variant="gemm_sm90",
-        config=dataclasses.asdict(CONFIGS[config]),
-        time_us=12.0 / ratio,
-        extra=race,
-    )
+    ours = Observation(**name, time_us=12.0 / ratio, extra=race)
     xla = Observation(variant="xla", config={}, time_us=12.0, extra=race)
     return Entry(
         problem=problem.to_json(),
         environment=place,
         best=Best(
-            variant=variant,
-            config=chosen,
+            **chosen,
             time_us=12.0 / ratio if variant != "xla" else 12.0,
             xla_us=12.0,
             ratio=ratio if variant != "xla" else 1.0,
@@ -71,11 +68,11 @@ def measured_in(place, config=0, *, ratio=1.5, problem=ASKED, variant="gemm_sm90
 
 
 def on(device, **changed):
-    return dataclasses.replace(environment("matmul", device), **changed)
+    return dataclasses.replace(environment(device), **changed)
 
 
 def answer(directory, shipped=()):
-    found = Database(directory, shipped).lookup(ASKED, H100)
+    found = Knowledge(directory, shipped).lookup(ASKED, H100)
     assert found is not None
     return found
 
@@ -88,7 +85,7 @@ def answer(directory, shipped=()):
         ({"driver": "12", "nvrtc": "12.8"}, True),
         ({"units": 114}, False),
         ({"arch": "sm_100a"}, False),
-        ({"sources": "of another release"}, False),
+        ({"unknown": {"sources": "of an older version"}}, False),
         ({"schema": 2}, False),
     ],
 )
@@ -100,12 +97,12 @@ def test_kin_run_the_same_kernels_on_as_many_multiprocessors(changed, kindred):
 def test_cpus_have_no_kin():
     one = CpuDevice(name="one", isa="avx512", cores=2)
     other = dataclasses.replace(one, name="other")
-    assert not environment("matmul", one).is_kindred(environment("matmul", other))
+    assert not environment(one).is_kindred(environment(other))
 
 
 @pytest.mark.parametrize("ratio", [0.97, 1.0, 1.03, MEASURED, 1.3])
 def test_what_won_clearly_is_inherited_and_otherwise_xla(tmp_path, ratio):
-    Database(tmp_path).record(measured_in(on(H200), 3, ratio=ratio))
+    Knowledge(tmp_path).own.record(measured_in(on(H200), 3, ratio=ratio))
     found = answer(tmp_path)
     assert (found.origin, found.is_exact) == ("inherited", False)
     assert found.measured_in == on(H200)
@@ -115,13 +112,13 @@ def test_what_won_clearly_is_inherited_and_otherwise_xla(tmp_path, ratio):
         assert found.choice.variant == "xla"
         assert (found.time_us, found.xla_us, found.ratio) == (12.0, 12.0, 1.0)
     # Who asks for a kernel of ours gets the best one, however it compares with XLA.
-    ours = Database(tmp_path).fastest(ASKED, H100, ("gemm_sm90", "gemm_sm80"))
+    ours = Knowledge(tmp_path).lookup(ASKED, H100, ("gemm_sm90", "gemm_sm80"))
     assert ours is not None and ours.choice.config == CONFIGS[3]
-    assert Database(tmp_path).lookup(ASKED, A100) is None
+    assert Knowledge(tmp_path).lookup(ASKED, A100) is None
 
 
 def test_an_answer_of_xla_is_inherited(tmp_path):
-    Database(tmp_path).record(measured_in(on(H200), variant="xla"))
+    Knowledge(tmp_path).own.record(measured_in(on(H200), variant="xla"))
     assert answer(tmp_path).choice.variant == "xla"
 
 
@@ -136,7 +133,7 @@ def test_own_answers_then_inherited_then_interpolated(tmp_path):
         (shipped, measured_in(on(H200), 3)),
         (own, measured_in(on(H100), 4, ratio=1.01)),
     ):
-        Database(keeper).record(entry)
+        Knowledge(keeper).own.record(entry)
         found = answer(own, known)
         origins.append((found.origin, found.measured_in and found.measured_in.device))
     assert origins == [
@@ -150,7 +147,7 @@ def test_own_answers_then_inherited_then_interpolated(tmp_path):
 
 @pytest.mark.parametrize("ratio", [0.5, 0.97, 1.02, 2.0])
 def test_what_other_shapes_let_expect_of_kin_must_be_clear_too(tmp_path, ratio):
-    Database(tmp_path).record(measured_in(on(H200), 0, ratio=ratio, problem=NEAR))
+    Knowledge(tmp_path).own.record(measured_in(on(H200), 0, ratio=ratio, problem=NEAR))
     found = answer(tmp_path)
     assert (found.origin, found.measured_in) == ("interpolated", on(H200))
     assert found.choice.variant == "xla" or (found.ratio or 0) >= PREDICTED
@@ -166,12 +163,12 @@ def test_the_same_device_is_the_nearest_kin(tmp_path, order):
         measured_in(on(H200, nvrtc="13.1"), 3),
     ]
     for i in order:
-        Database(tmp_path).record(entries[i])
+        Knowledge(tmp_path).own.record(entries[i])
     assert answer(tmp_path).choice.config == CONFIGS[2]
 
 
 def test_damaged_and_renamed_kin_are_passed_over(tmp_path):
-    Database(tmp_path).record(measured_in(on(H200), 1))
+    Knowledge(tmp_path).own.record(measured_in(on(H200), 1))
     store = Store(tmp_path / "tuned")
     place = store.path(Name.of(ASKED.to_json(), on(H200).key))
     other = store.directory / on(A100).key / "matmul" / place.name
@@ -179,17 +176,17 @@ def test_damaged_and_renamed_kin_are_passed_over(tmp_path):
     other.write_bytes(place.read_bytes())  # says that it is of an H200
     assert answer(tmp_path).measured_in == on(H200)
     place.write_bytes(b"garbage")
-    assert Database(tmp_path).lookup(ASKED, H100) is None
+    assert Knowledge(tmp_path).lookup(ASKED, H100) is None
 
 
 def test_processes_that_agree_have_the_same_kin(tmp_path):
-    Database(tmp_path).record(measured_in(on(H200), 1))
-    before = Database(tmp_path)
+    Knowledge(tmp_path).own.record(measured_in(on(H200), 1))
+    before = Knowledge(tmp_path)
     digest = before.digest(H100)
-    assert Database(tmp_path).digest(H100) == digest
-    Database(tmp_path).record(measured_in(on(H200), 2, problem=NEAR))
-    Database(tmp_path).record(measured_in(on(H100, driver="12"), 3))
-    assert Database(tmp_path).digest(H100) != digest
+    assert Knowledge(tmp_path).digest(H100) == digest
+    Knowledge(tmp_path).own.record(measured_in(on(H200), 2, problem=NEAR))
+    Knowledge(tmp_path).own.record(measured_in(on(H100, driver="12"), 3))
+    assert Knowledge(tmp_path).digest(H100) != digest
     found = before.lookup(ASKED, H100)
     assert found is not None and found.choice.config == CONFIGS[1]
     near = before.lookup(NEAR, H100)
@@ -197,10 +194,10 @@ def test_processes_that_agree_have_the_same_kin(tmp_path):
 
 
 def test_a_plan_says_where_its_answer_was_measured(tmp_path, monkeypatch):
-    database = Database(tmp_path)
-    database.record(measured_in(on(H200), 1, problem=ASKED))
-    database.record(measured_in(on(H200), 1, ratio=1.01, problem=NEAR))
-    monkeypatch.setattr(dispatch.knowledge, "agreed", lambda *_: database)
+    knowledge = Knowledge(tmp_path)
+    knowledge.own.record(measured_in(on(H200), 1, problem=ASKED))
+    knowledge.own.record(measured_in(on(H200), 1, ratio=1.01, problem=NEAR))
+    monkeypatch.setattr(dispatch.knowledge, "agreed", lambda *_: knowledge)
     inherited = dispatch.plan(ASKED, H100)
     assert (inherited.variant, inherited.origin) == ("gemm_sm90", "inherited")
     assert "fastest measured on NVIDIA H200, sm_90a" in inherited.reason

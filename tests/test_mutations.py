@@ -30,8 +30,9 @@ from tracea_jax.problem import Problem
 from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning.answers.answer import Answer, legal_choice
-from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.answers.answer import Answer
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store import exchange, files, formats, records, upkeep
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import (
@@ -93,17 +94,17 @@ def plain(record: Entry) -> Any:
 
 def use(directory: pathlib.Path) -> Answer | None:
     """Does all that reads the tuning cache; returns the answer."""
-    database = Database(directory)
-    answer = database.lookup(PROBLEM, DEVICE)
-    database.why_missed(PROBLEM, DEVICE)
-    database.fastest(PROBLEM, DEVICE, ("gemm_cpu",))
-    database.elsewhere(PROBLEM, DEVICE)
-    database.observations(PROBLEM, DEVICE)
+    knowledge = Knowledge(directory)
+    answer = knowledge.lookup(PROBLEM, DEVICE)
+    knowledge.why_missed(PROBLEM, DEVICE)
+    knowledge.lookup(PROBLEM, DEVICE, ("gemm_cpu",))
+    knowledge.elsewhere(PROBLEM, DEVICE)
+    knowledge.observations(PROBLEM, DEVICE)
     for problem in (PROBLEM, OTHER):
-        for neighbour in database.neighbours(problem, DEVICE):
+        for neighbour in knowledge.neighbours(problem, DEVICE):
             assert all(math.isfinite(t.time_us) for t in neighbour.times or ())
-    Database(directory).lookup(OTHER, DEVICE)
-    frozen = Database(directory)
+    Knowledge(directory).lookup(OTHER, DEVICE)
+    frozen = Knowledge(directory)
     frozen.digest(DEVICE)
     if file_of(directory).exists():  # or its observations were found damaged
         assert frozen.lookup(PROBLEM, DEVICE) == answer
@@ -133,7 +134,7 @@ def check_answer(answer: Answer | None, problem: Problem = PROBLEM) -> None:
 
 def original(directory: pathlib.Path) -> pathlib.Path:
     """A cache with one entry; returns its file."""
-    Database(directory).record(WHOLE)
+    Knowledge(directory).own.record(WHOLE)
     return file_of(directory)
 
 
@@ -152,16 +153,16 @@ def check_kept(directory: pathlib.Path, content: bytes) -> None:
         return
     except Damaged:
         before = None
-    Database(directory).record(entry(choice(9), observations=[measured(20)]))
-    database = Database(directory)
-    assert measured(20) in database.observations(PROBLEM, DEVICE)
+    Knowledge(directory).own.record(entry(choice(9), observations=[measured(20)]))
+    knowledge = Knowledge(directory)
+    assert measured(20) in knowledge.observations(PROBLEM, DEVICE)
     if before is None:
         assert content in everything(directory)
     else:
-        after = database.observations(PROBLEM, DEVICE)
+        after = knowledge.observations(PROBLEM, DEVICE)
         missing = {o.identity for o in before} - {o.identity for o in after}
         assert not missing
-    check_answer(database.lookup(PROBLEM, DEVICE))
+    check_answer(knowledge.lookup(PROBLEM, DEVICE))
 
 
 @counts
@@ -197,8 +198,8 @@ def test_journals(tmp_path, count):
         answer = use(here)
         assert answer is not None and answer.choice == choice(8)
         read = files.read_journal(journal)
-        Database(here).record(entry(observations=[measured(20)]))
-        kept = {o.identity for o in Database(here).observations(PROBLEM, DEVICE)}
+        Knowledge(here).own.record(entry(observations=[measured(20)]))
+        kept = {o.identity for o in Knowledge(here).observations(PROBLEM, DEVICE)}
         about = PROBLEM.to_json() if read.problem is None else read.problem
         is_mine = problem_key(about) == file.stem
         mine = read.observations if is_mine else ()
@@ -217,7 +218,7 @@ def test_archives(tmp_path, count):
     for seed in range(count):
         mutated, is_signed = mutations.of(seed, content, data, encode_archive)
         shutil.rmtree(here, ignore_errors=True)
-        Database(here).record(entry(observations=[measured(20)]))
+        Knowledge(here).own.record(entry(observations=[measured(20)]))
         before = everything(here)
         archive.write_bytes(mutated)
         try:
@@ -231,8 +232,8 @@ def test_archives(tmp_path, count):
         merged = exchange.merge(Store.of_cache(here), read)
         assert all(schema.text(reason) is None for reason in merged.refused)
         check_answer(use(here))
-        check_answer(Database(here).lookup(OTHER, DEVICE), OTHER)
-        assert measured(20) in Database(here).observations(PROBLEM, DEVICE)
+        check_answer(Knowledge(here).lookup(OTHER, DEVICE), OTHER)
+        assert measured(20) in Knowledge(here).observations(PROBLEM, DEVICE)
         exchange.export(Store.of_cache(here), archive)
         exchange.read(archive)
 

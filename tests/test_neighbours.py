@@ -26,13 +26,16 @@ from synthetic_bench import (
 )
 
 from tracea_jax import catalogue, variants
-from tracea_jax.device import NAMED
+from tracea_jax.device import NAMED, Device
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.tuning.answers import interpolate, neighbours
-from tracea_jax.tuning.answers.cache import Best, Database, Observation
+from tracea_jax.tuning.answers.answer import Question
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
-from tracea_jax.tuning.store.records import union
+from tracea_jax.tuning.store.records import Best, Observation, union
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.space import Space
 
@@ -49,22 +52,22 @@ def shaped(m=96, n=80, k=64, **other) -> GemmProblem:
 
 
 def test_neighbours_are_sorted_by_octaves(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     for m in (12, 48, 97, 192, 96 * 32):
-        database.record(entry(problem=shaped(m), observations=[measured(m)]))
-    database.record(entry(problem=shaped(192, 160)))
-    database.record(entry())  # the problem itself is no neighbour
-    near = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+        knowledge.own.record(entry(problem=shaped(m), observations=[measured(m)]))
+    knowledge.own.record(entry(problem=shaped(192, 160)))
+    knowledge.own.record(entry())  # the problem itself is no neighbour
+    near = Knowledge(tmp_path).neighbours(PROBLEM, DEVICE)
     assert [rows(n) for n in near] == [97, 48, 192, 192, 12]
     octaves = [math.log2(97 / 96), 1, 1, math.sqrt(2), 3]
     assert sorted(n.distance for n in near) == pytest.approx(octaves)
     assert near[0].observations == (measured(97),)
     assert near[0].best == entry().best and near[0].origin == "tuned"
-    assert [rows(n) for n in database.neighbours(PROBLEM, DEVICE, 2)] == [97, 48]
+    assert [rows(n) for n in knowledge.neighbours(PROBLEM, DEVICE, 2)] == [97, 48]
 
 
 def test_all_but_the_extents_must_be_equal(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     for problem in (
         shaped(97, lhs="bfloat16"),
         shaped(97, layout="nt"),
@@ -72,13 +75,13 @@ def test_all_but_the_extents_must_be_equal(tmp_path):
         shaped(97, precision="highest"),
         shaped(97, batch=2, rhs_batched=True),
     ):
-        database.record(entry(problem=problem))
-    assert database.neighbours(PROBLEM, DEVICE) == ()
-    assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        knowledge.own.record(entry(problem=problem))
+    assert knowledge.neighbours(PROBLEM, DEVICE) == ()
+    assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
     other = dataclasses.replace(DEVICE, name="another")
-    database.record(entry(problem=shaped(97)))
-    assert len(database.neighbours(PROBLEM, DEVICE)) == 1
-    assert database.neighbours(PROBLEM, other) == ()
+    knowledge.own.record(entry(problem=shaped(97)))
+    assert len(knowledge.neighbours(PROBLEM, DEVICE)) == 1
+    assert knowledge.neighbours(PROBLEM, other) == ()
 
 
 def test_every_op_says_which_of_its_fields_are_extents():
@@ -98,83 +101,85 @@ def test_every_op_says_which_of_its_fields_are_extents():
 
 
 def test_answers_of_other_environments_are_known_the_same_device_first(tmp_path):
-    here = environment("matmul", DEVICE)
-    upgraded = dataclasses.replace(here, sources="of an older release")
-    older = dataclasses.replace(here, sources="of an even older one")
+    here = environment(DEVICE)
+    upgraded = dataclasses.replace(here, unknown={"release": "older"})
+    older = dataclasses.replace(here, unknown={"release": "oldest"})
     another = dataclasses.replace(here, device="another", units=64)
-    shipped = Database(tmp_path / "shipped")
-    database = Database(tmp_path, shipped=(tmp_path / "shipped" / "tuned",))
+    shipped = Knowledge(tmp_path / "shipped")
+    knowledge = Knowledge(tmp_path, shipped=(tmp_path / "shipped" / "tuned",))
     for kc, place, written, keeper in (
-        (1, here, "2026-05-01", database),
-        (2, older, "2026-01-01", database),
+        (1, here, "2026-05-01", knowledge),
+        (2, older, "2026-01-01", knowledge),
         (3, upgraded, "2026-02-01", shipped),
-        (4, another, "2026-04-01", database),
+        (4, another, "2026-04-01", knowledge),
     ):
         known = dataclasses.replace(entry(choice(kc)), environment=place)
-        keeper.record(dataclasses.replace(known, written=written))
-    database.record(dataclasses.replace(entry(problem=shaped(97)), environment=older))
-    best = database.elsewhere(PROBLEM, DEVICE)
+        keeper.own.record(dataclasses.replace(known, written=written))
+    knowledge.own.record(
+        dataclasses.replace(entry(problem=shaped(97)), environment=older)
+    )
+    best = knowledge.elsewhere(PROBLEM, DEVICE)
     assert [b.config["kc"] for b in best] == [3, 2, 4]
-    assert database.elsewhere(shaped(98), DEVICE) == ()
+    assert knowledge.elsewhere(shaped(98), DEVICE) == ()
 
 
 def test_a_tuning_after_an_upgrade_begins_with_what_won_before(tmp_path):
     times = {HERO: 100.0, XLA: 120.0} | {choice(kc): 90.0 for kc in range(2, 301)}
     times[choice(217)] = 50.0  # a needle: nothing leads there
-    database = Database(tmp_path)
-    before = dataclasses.replace(environment("matmul", DEVICE), sources="before")
+    knowledge = Knowledge(tmp_path)
+    before = dataclasses.replace(environment(DEVICE), unknown={"release": 0})
     known = entry(choice(217))
-    database.record(dataclasses.replace(known, environment=before))
+    knowledge.own.record(dataclasses.replace(known, environment=before))
     bench = Bench(Clock(), times)
     tuned = synthetic.tune(bench, tmp_path, size=300, effort="quick")
     assert tuned.best.config["kc"] == 217 and tuned.best.origin == "search"
 
 
 def test_an_empty_problem_has_no_neighbours(tmp_path):
-    database = Database(tmp_path)
-    database.record(entry(problem=shaped(1)))
-    database.record(entry(problem=shaped(0)))
-    assert database.neighbours(shaped(0), DEVICE) == ()
-    assert [rows(n) for n in database.neighbours(shaped(2), DEVICE)] == [1]
+    knowledge = Knowledge(tmp_path)
+    knowledge.own.record(entry(problem=shaped(1)))
+    knowledge.own.record(entry(problem=shaped(0)))
+    assert knowledge.neighbours(shaped(0), DEVICE) == ()
+    assert [rows(n) for n in knowledge.neighbours(shaped(2), DEVICE)] == [1]
 
 
 def test_a_tuning_that_was_not_finished_is_a_neighbour_but_gives_no_answer(tmp_path):
-    database = Database(tmp_path)
-    journal = database.journal(shaped(97), DEVICE)
-    database.append(journal, (measured(3), failed(4)))
-    database.append(journal, (measured(5),))
-    (near,) = Database(tmp_path).neighbours(PROBLEM, DEVICE)  # also while it goes on
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(shaped(97), DEVICE)
+    knowledge.own.append(journal, (measured(3), failed(4)))
+    knowledge.own.append(journal, (measured(5),))
+    (near,) = Knowledge(tmp_path).neighbours(PROBLEM, DEVICE)  # also while it goes on
     assert near.problem == shaped(97) and near.best is None
     assert near.observations == union([measured(3), failed(4), measured(5)])
     journal.close()
-    assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
-    database.record(entry(problem=shaped(97)))
-    (near,) = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+    assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
+    knowledge.own.record(entry(problem=shaped(97)))
+    (near,) = Knowledge(tmp_path).neighbours(PROBLEM, DEVICE)
     assert near.best is not None and len(near.observations) == 3
 
 
 def test_shipped_neighbours_come_where_there_are_no_own_ones(tmp_path):
-    shipped = Database(tmp_path / "shipped")
+    shipped = Knowledge(tmp_path / "shipped")
     for m in (97, 98):
-        shipped.record(entry(choice(3), problem=shaped(m)))
-    own = Database(tmp_path / "own", shipped=(tmp_path / "shipped" / "tuned",))
-    own.record(entry(choice(4), problem=shaped(97)))
+        shipped.own.record(entry(choice(3), problem=shaped(m)))
+    own = Knowledge(tmp_path / "own", shipped=(tmp_path / "shipped" / "tuned",))
+    own.own.record(entry(choice(4), problem=shaped(97)))
     near = own.neighbours(PROBLEM, DEVICE)
     assert [(rows(n), n.origin) for n in near] == [(97, "tuned"), (98, "shipped")]
     assert near[0].best and near[0].best.config["kc"] == 4
 
 
 def test_damaged_and_renamed_files_are_passed_over(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     for m in (97, 98, 99):
-        database.record(entry(problem=shaped(m)))
+        knowledge.own.record(entry(problem=shaped(m)))
     synthetic.file_of(tmp_path, shaped(97)).write_bytes(b"garbage")
     whole = synthetic.file_of(tmp_path, shaped(98))
     whole.write_bytes(whole.read_bytes()[:-2])  # its head is intact
     misnamed = synthetic.file_of(tmp_path, shaped(50))
     misnamed.write_bytes(synthetic.file_of(tmp_path, shaped(99)).read_bytes())
     with pytest.warns(RuntimeWarning, match="damaged"):
-        near = Database(tmp_path).neighbours(PROBLEM, DEVICE)
+        near = Knowledge(tmp_path).neighbours(PROBLEM, DEVICE)
     assert [rows(n) for n in near] == [99]
 
 
@@ -256,8 +261,12 @@ def true_times(problem: Any, factor=1.3) -> dict[int, float]:
     return {t: factor * modelled(problem, t) for t in TILES if t <= problem.m}
 
 
+def interpolated(problem, *near, device: Device = DEVICE, **how):
+    return interpolate.answer(Question.about(problem, device, **how), near)
+
+
 def answered(problem, *near, **how):
-    answer = interpolate.answer(problem, DEVICE, near, **how)
+    answer = interpolated(problem, *near, **how)
     assert answer is not None and answer.origin == "interpolated"
     assert not answer.is_exact
     return answer
@@ -360,23 +369,22 @@ def test_nothing_is_said_about_shapes_that_are_far(tiled):
     asked = shaped(128)
     for m, is_near in ((128 * 5, True), (128 * 6, False)):
         around = near(shaped(m), true_times(shaped(m)), to=asked)
-        assert (interpolate.answer(asked, DEVICE, [around]) is not None) == is_near
-    assert interpolate.answer(asked, DEVICE, []) is None
+        assert (interpolated(asked, around) is not None) == is_near
+    assert interpolated(asked) is None
 
 
 def test_without_a_model_the_work_tells_the_time(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     for n in (40, 160):
         # Twice the work takes twice the time, for us and for XLA.
         best = Best(
-            variant="gemm_cpu",
-            config=dataclasses.asdict(choice(8).config),
+            **named(PROBLEM, choice(8), DEVICE),
             time_us=float(n),
             xla_us=1.5 * n,
         )
         record = dataclasses.replace(entry(problem=shaped(n=n)), best=best)
-        database.record(record)
-    answer = found(Database(tmp_path))
+        knowledge.own.record(record)
+    answer = found(Knowledge(tmp_path))
     assert answer.choice == choice(8) and answer.origin == "interpolated"
     assert answer.time_us == pytest.approx(80.0, rel=0.3)
     assert answer.ratio == pytest.approx(1.5)
@@ -389,40 +397,43 @@ def test_the_order_of_records_does_not_matter(tiled, tmp_path):
         directory = tmp_path / str(attempt)
         for problem in problems:
             known = near(problem, true_times(problem, 1 + problem.m / 100))
+            tiles = Choice(variant="tiled", config=TileConfig(tile=16))
             record = dataclasses.replace(
-                entry(problem=problem), best=known.best, observations=known.observations
+                entry(tiles, problem=problem),
+                best=known.best,
+                observations=known.observations,
             )
-            Database(directory).record(record)
+            Knowledge(directory).own.record(record)
         draw.shuffle(problems)
-        answers.add(found(Database(directory), shaped(130)))
+        answers.add(found(Knowledge(directory), shaped(130)))
     (answer,) = answers
     assert answer.neighbours == 6
 
 
-# --- the database ---------------------------------------------------------------------
+# --- knowledge ------------------------------------------------------------------------
 
 
 def test_tuned_then_shipped_then_interpolated(tmp_path):
     shipped = (tmp_path / "shipped" / "tuned",)
-    Database(tmp_path).record(entry(choice(3), problem=shaped(97)))
-    assert found(Database(tmp_path)).origin == "interpolated"
-    assert found(Database(tmp_path)).choice == choice(3)
-    Database(tmp_path / "shipped").record(entry(choice(4)))
-    assert found(Database(tmp_path, shipped)).origin == "shipped"
-    Database(tmp_path).record(entry(choice(5)))
-    assert found(Database(tmp_path, shipped)).origin == "tuned"
+    Knowledge(tmp_path).own.record(entry(choice(3), problem=shaped(97)))
+    assert found(Knowledge(tmp_path)).origin == "interpolated"
+    assert found(Knowledge(tmp_path)).choice == choice(3)
+    Knowledge(tmp_path / "shipped").own.record(entry(choice(4)))
+    assert found(Knowledge(tmp_path, shipped)).origin == "shipped"
+    Knowledge(tmp_path).own.record(entry(choice(5)))
+    assert found(Knowledge(tmp_path, shipped)).origin == "tuned"
 
 
 def test_an_interpolated_answer_is_settled_like_any_other(tmp_path):
-    Database(tmp_path).record(entry(choice(3), problem=shaped(97)))
-    database = Database(tmp_path)
-    first = found(database)
-    Database(tmp_path).record(entry(choice(4)))
-    Database(tmp_path).record(entry(choice(5), problem=shaped(95)))
-    assert found(database) is first
+    Knowledge(tmp_path).own.record(entry(choice(3), problem=shaped(97)))
+    knowledge = Knowledge(tmp_path)
+    first = found(knowledge)
+    Knowledge(tmp_path).own.record(entry(choice(4)))
+    Knowledge(tmp_path).own.record(entry(choice(5), problem=shaped(95)))
+    assert found(knowledge) is first
     # The index too is of one moment.
-    assert found(database, shaped(94)).neighbours == 1
-    assert found(Database(tmp_path), shaped(94)).neighbours == 3
+    assert found(knowledge, shaped(94)).neighbours == 1
+    assert found(Knowledge(tmp_path), shaped(94)).neighbours == 3
 
 
 def test_answers_among_some_variants(tmp_path):
@@ -433,14 +444,14 @@ def test_answers_among_some_variants(tmp_path):
         record = dataclasses.replace(
             entry(problem=problem), best=best, observations=union([ours, lucky])
         )
-        Database(tmp_path).record(record)
-    database = Database(tmp_path)
+        Knowledge(tmp_path).own.record(record)
+    knowledge = Knowledge(tmp_path)
     for problem, origin in ((PROBLEM, "tuned"), (shaped(98), "interpolated")):
-        answer = database.lookup(problem, DEVICE)
+        answer = knowledge.lookup(problem, DEVICE)
         assert answer and (answer.choice.variant, answer.origin) == ("xla", origin)
-        ours = database.fastest(problem, DEVICE, ("gemm_cpu",))
+        ours = knowledge.lookup(problem, DEVICE, ("gemm_cpu",))
         assert ours and (ours.choice, ours.origin) == (choice(3), origin)
-        assert database.fastest(problem, DEVICE, ("gemm_sm90",)) is None
+        assert knowledge.lookup(problem, DEVICE, ("gemm_sm90",)) is None
 
 
 def test_the_variant_with_a_model_of_its_own():
@@ -466,7 +477,7 @@ def test_the_variant_with_a_model_of_its_own():
             )
         )
     asked = GemmProblem(m=3072, n=4096, k=4096, **bf16)
-    answer = interpolate.answer(asked, h200, around)
+    answer = interpolated(asked, *around, device=h200)
     assert answer and answer.choice.variant == "gemm_sm90"
     assert answer.time_us == pytest.approx(3072 / 20, rel=0.15)
 
@@ -481,5 +492,5 @@ def test_a_neighbour_that_other_variants_can_serve_tells_nothing(tiled, monkeypa
     )
     assert answered(shaped(128), even).neighbours == 1
     assert answered(shaped(128), odd, even).neighbours == 1
-    assert interpolate.answer(shaped(128), DEVICE, (odd,)) is None
+    assert interpolated(shaped(128), odd) is None
     assert answered(shaped(131), odd).choice.variant == "xla"

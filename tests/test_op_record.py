@@ -233,7 +233,7 @@ def test_what_is_tuned_is_what_runs():
     found = plan(PROBLEM, CPU)
     assert (found.origin, found.variant) == ("tuned", entry.best.variant)
     assert found.time_us == entry.best.time_us
-    (near,) = knowledge.database(current()).neighbours(
+    (near,) = knowledge.known(current()).neighbours(
         dataclasses.replace(PROBLEM, m=128), CPU
     )
     assert near.problem == PROBLEM and near.distance == 1.0

@@ -14,9 +14,10 @@ from synthetic_bench import DEVICE, XLA, Bench, Clock, choice
 
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import portfolio
-from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab.local import LocalLab
 from tracea_jax.tuning.sharing import ORIGIN, Sharing
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.records import Best, Observation, identity
 
 # --- the cover ------------------------------------------------------------------------
@@ -93,12 +94,12 @@ P, Q, R = (GemmProblem(m=m, n=80, k=64) for m in (96, 97, 98))
 
 
 def observed(which, time_us) -> Observation:
-    config = dataclasses.asdict(which.config)
+    name = named(P, which, synthetic.DEVICE)  # all problems compile the same
     if time_us is None:
         how: dict[str, Any] = {"failure": "launch_error", "message": "no"}
     else:
         how = {"time_us": time_us, "repeats": 5}
-    return Observation(variant=which.variant, config=config, **how)
+    return Observation(**name, **how)
 
 
 def entry(problem, times, best=None):
@@ -115,7 +116,7 @@ class Setting:
 
     def __init__(self, directory, times, left_s=60.0, **faults):
         self.clock = Clock()
-        self.database = cache.Database(directory)
+        self.knowledge = Knowledge(directory)
         self.benches = {p: Bench(self.clock, row, **faults) for p, row in times.items()}
         self.seen: list[tuple[Any, Observation]] = []
         self.sharing = Sharing(
@@ -124,7 +125,7 @@ class Setting:
                 DEVICE,
                 synthetic.timing(self.clock),
             ),
-            database=self.database,
+            knowledge=self.knowledge,
             device=DEVICE,
             goal="throughput",
             fraction=0.02,
@@ -134,7 +135,7 @@ class Setting:
 
     def share(self, *entries):
         for one in entries:
-            self.database.record(one)
+            self.knowledge.own.record(one)
         return self.sharing.share(entries)
 
 
@@ -163,9 +164,9 @@ def test_a_config_that_was_not_measured_is_measured_and_shared(tmp_path):
     assert changed_entry.best.xla_us == pytest.approx(20.0, rel=1e-3)
     assert changed_entry.best.runner_up["config"] == dataclasses.asdict(A.config)
     assert [(p, o.identity) for p, o in setting.seen] == [(P, name(B))]
-    stored = synthetic.found(cache.Database(tmp_path), P)
+    stored = synthetic.found(Knowledge(tmp_path), P)
     assert stored.choice == B
-    observations = cache.Database(tmp_path).observations(P, DEVICE)
+    observations = Knowledge(tmp_path).observations(P, DEVICE)
     assert {o.identity for o in observations} >= {name(A), name(B)}
 
 
@@ -218,7 +219,7 @@ def test_a_config_that_is_faulty_on_a_problem_is_not_its_answer(tmp_path, fault)
     (kept, _) = changed[P]
     (failed,) = [o for o in kept.observations if o.identity == name(B)]
     assert failed.failure is not None
-    assert synthetic.found(cache.Database(tmp_path), P).choice == A
+    assert synthetic.found(Knowledge(tmp_path), P).choice == A
 
 
 def test_a_config_that_failed_before_is_not_tried_again(tmp_path):

@@ -14,10 +14,11 @@ import pytest
 from tracea_jax.device import NAMED
 from tracea_jax.knowledge import SHIPPED
 from tracea_jax.problem import problem_from_json
-from tracea_jax.tuning.answers.cache import Database, Entry
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment
+from tracea_jax.tuning.store.records import Entry
 
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -82,16 +83,14 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
         monkeypatch.setattr(environments.nvrtc, "version", lambda d=described: d.nvrtc)
         environments.environment.cache_clear()
         environments.environment_key.cache_clear()
-        database = Database(None, shipped=(SHIPPED,))
+        knowledge = Knowledge(None, shipped=(SHIPPED,))
         for file in path.parent.glob("*/*.json"):
             head = Entry.from_bytes(file.read_bytes(), complete=False)
             problem = problem_from_json(head.problem)
             assert problem.op == file.parent.name
-            assert environments.environment(problem.op, device) == described, (
-                f"the kernels changed since {path.parent} was tuned; tune again"
-            )
-            answer = database.lookup(problem, device)
-            assert answer is not None, database.why_missed(problem, device)
+            assert environments.environment(device) == described
+            answer = knowledge.lookup(problem, device)
+            assert answer is not None, knowledge.why_missed(problem, device)
             assert answer.origin == "shipped"
             found += 1
     environments.environment.cache_clear()

@@ -21,10 +21,9 @@ from synthetic_bench import (
 from tracea_jax import cli, schema
 from tracea_jax.problem import GemmProblem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning.answers import cache
-from tracea_jax.tuning.answers.answer import legal_choice
-from tracea_jax.tuning.answers.cache import Database
-from tracea_jax.tuning.store import exchange, files, formats, records
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
+from tracea_jax.tuning.store import exchange, files, formats, own, records
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.records import Best, Entry, Observation
@@ -141,20 +140,20 @@ def test_an_entry_is_set_aside_and_not_lost(tmp_path, path, value):
     data = content(changed(path, value))
     trust.write_atomically(file, data)
     with pytest.warns(RuntimeWarning, match="damaged") as caught:
-        Database(tmp_path).observations(PROBLEM, DEVICE)
-        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        Knowledge(tmp_path).observations(PROBLEM, DEVICE)
+        assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
     assert schema.text(str(caught[0].message)) is None
     (aside,) = file.parent.glob("*.corrupt-*")
     assert aside.read_bytes() == data
-    Database(tmp_path).record(entry())
-    assert found(Database(tmp_path)).choice == choice(8)
+    Knowledge(tmp_path).own.record(entry())
+    assert found(Knowledge(tmp_path)).choice == choice(8)
 
 
 def test_an_archive_with_nothing_wrong_is_merged(tmp_path):
     file = tmp_path / "archive"
     file.write_bytes(archive(changed(("best", "ratio"), 2)))
     exchange.merge(Store.of_cache(tmp_path / "cache"), exchange.read(file))
-    assert found(Database(tmp_path / "cache")).ratio == 2
+    assert found(Knowledge(tmp_path / "cache")).ratio == 2
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,7 @@ def test_what_a_tuning_records_keeps_the_fields_of_a_newer_version(tmp_path):
     file = file_of(tmp_path)
     trust.make_private_directory(file.parent)
     trust.write_atomically(file, content(data))
-    Database(tmp_path).record(entry(choice(9), observations=[measured(20)]))
+    Knowledge(tmp_path).own.record(entry(choice(9), observations=[measured(20)]))
     (name,) = Store.of_cache(tmp_path).names()
     read = Store.of_cache(tmp_path).intact(name).to_json()
     assert read["later"] == LATER
@@ -266,9 +265,9 @@ def test_only_what_a_file_says_may_have_an_unknown_failure():
 
 
 def test_bad_lines_of_a_journal_are_skipped_counted_and_kept(tmp_path):
-    database = Database(tmp_path)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(3),))
     assert journal.path is not None
     line = records.observation_json(measured(4))
     bad = [
@@ -282,12 +281,12 @@ def test_bad_lines_of_a_journal_are_skipped_counted_and_kept(tmp_path):
     ]
     with journal.path.open("a") as f:
         f.write("".join(text + "\n" for text in bad))
-    database.append(journal, (measured(5),))
+    knowledge.own.append(journal, (measured(5),))
     journal.close()
-    assert database.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
+    assert knowledge.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
     with pytest.warns(RuntimeWarning, match=f"{len(bad)} lines of .* cannot be read"):
-        database.record(entry())
-    assert database.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
+        knowledge.own.record(entry())
+    assert knowledge.observations(PROBLEM, DEVICE) == (measured(3), measured(5))
     (aside,) = tmp_path.glob("tuned/*/*/*.journal.corrupt-*")
     assert all(text in aside.read_text() for text in bad)
     assert not list(tmp_path.glob("tuned/*/*/*.journal"))
@@ -302,7 +301,7 @@ def test_messages_do_nothing_to_a_terminal(tmp_path, monkeypatch, capsys):
     raw = records.observation_json(told) | {"message": ESCAPE}
     read = records.parse_observation(json.dumps(raw))
     assert read is not None and read.message == "\\x1b]0;title\\x07"
-    Database(tmp_path).record(entry(observations=[told]))
+    Knowledge(tmp_path).own.record(entry(observations=[told]))
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(tmp_path))
     assert cli.main(["cache", "show", "matmul"]) == 0
     assert "\x1b" not in capsys.readouterr().out
@@ -368,7 +367,7 @@ def test_annotations_are_checked(name, value, fits):
 
 def merged_twice(directory, *others: Entry) -> exchange.Merged:
     """Archives that are right, one after the other, into a cache with an answer."""
-    Database(directory).record(WHOLE)
+    Knowledge(directory).own.record(WHOLE)
     for other in others:
         file = directory / "archive"
         file.write_bytes(exchange.pack([other]))
@@ -394,27 +393,27 @@ def test_a_union_that_could_not_be_read_is_not_written(tmp_path, what, monkeypat
         others = [dataclasses.replace(other, observations=(long,))]
     told = merged_twice(tmp_path, *others)
     assert told.changed == 0 and "could read it again" in told.refused[0]
-    assert found(Database(tmp_path)).choice == choice(8)
+    assert found(Knowledge(tmp_path)).choice == choice(8)
     assert not list(tmp_path.rglob("*.corrupt-*"))
 
 
 def test_a_tuning_whose_entry_could_not_be_read_is_kept_in_memory(tmp_path):
-    Database(tmp_path).record(WHOLE)
+    Knowledge(tmp_path).own.record(WHOLE)
     mistaken = dataclasses.replace(
         entry(choice(9), written="2027"), verified={"error": ESCAPE}
     )
     with pytest.warns(RuntimeWarning, match="cannot be written.*read it again"):
-        Database(tmp_path).record(mistaken)
-    cache._unwritten.clear()
-    assert found(Database(tmp_path)).choice == choice(8)
+        Knowledge(tmp_path).own.record(mistaken)
+    own._unwritten.clear()
+    assert found(Knowledge(tmp_path)).choice == choice(8)
 
 
 @pytest.mark.parametrize("last", ["~" * 256, "\U0010ffff" * 256])
 def test_nothing_claims_to_be_the_last_ever_recorded(tmp_path, last):
-    Database(tmp_path).record(dataclasses.replace(WHOLE, written=last))
+    Knowledge(tmp_path).own.record(dataclasses.replace(WHOLE, written=last))
     for kc in (9, 10):
-        Database(tmp_path).record(entry(choice(kc), observations=[measured(kc)]))
-        assert found(Database(tmp_path)).choice == choice(kc)
-    (stored,) = Database(tmp_path).entries(complete=True)
+        Knowledge(tmp_path).own.record(entry(choice(kc), observations=[measured(kc)]))
+        assert found(Knowledge(tmp_path)).choice == choice(kc)
+    (stored,) = Knowledge(tmp_path).own.entries(complete=True)
     assert len(stored.observations) == len(WHOLE.observations) + 1
     assert not list(tmp_path.rglob("*.corrupt-*"))

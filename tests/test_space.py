@@ -360,7 +360,7 @@ def test_times_are_microseconds_within_what_the_device_can_do():
     assert 2.5e6 < streamed.bytes / best_us < 4.8e6  # bytes a microsecond of memory
 
 
-def test_the_model_describes_what_the_shipped_database_observed():
+def test_the_model_describes_what_shipped_entries_observed():
     seen = [
         (o.time_us, modelled_us(asked, config_of(o), H200), asked.k)
         for path in SHIPPED.rglob("matmul/*.json")

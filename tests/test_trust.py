@@ -21,7 +21,7 @@ from tracea_jax.options import Options
 from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.nvrtc import Cubin
-from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import exchange, files, upkeep
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.records import union
@@ -132,13 +132,13 @@ exec(program, {{}})
 def test_answers_that_others_can_write_are_ignored_with_one_warning(
     tmp_path, mode, below
 ):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     (place,) = [tmp_path] if not below else tmp_path.glob(below)
     place.chmod(mode)
     with pytest.warns(RuntimeWarning, match=f"chmod -R go-w {tmp_path}") as caught:
         for _ in range(2):
-            assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
-        Database(tmp_path).record(entry(choice(9)))
+            assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
+        Knowledge(tmp_path).own.record(entry(choice(9)))
     assert len(caught) == 1
     place.chmod(0o700)
     (kept,) = Store.of_cache(tmp_path).heads()  # what the message says helps
@@ -146,10 +146,10 @@ def test_answers_that_others_can_write_are_ignored_with_one_warning(
 
 
 def test_an_entry_that_others_can_write_is_ignored(tmp_path):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file_of(tmp_path).chmod(0o666)
     with pytest.warns(RuntimeWarning, match="written by others"):
-        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
 
 
 @pytest.mark.parametrize("below", ["", "cubin", "cubin/sm_90a"])
@@ -169,22 +169,22 @@ def test_kernels_that_others_can_write_are_ignored_with_one_warning(tmp_path, be
 
 @needs_root
 def test_a_cache_of_another_user_is_ignored_unless_it_is_named(public):
-    Database(public).record(entry())
+    Knowledge(public).own.record(entry())
     save_kernel(public)
     for path in (public, *public.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     with pytest.warns(RuntimeWarning, match="belongs to.*TRACEA_CACHE_PATH") as caught:
-        assert Database(public).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(public).lookup(PROBLEM, DEVICE) is None
         assert kernels.load(public, "sm_90a", KEY) is None
     assert len(caught) == 1
     named = Options(cache_path=f"{public}{os.pathsep}")
     assert named.shared == (public,)
-    assert found(Database(None, shared=named.shared)).origin == "shared"
+    assert found(Knowledge(None, shared=named.shared)).origin == "shared"
     assert kernels.load(public, "sm_90a", KEY, trust.Trust.SHARED) == cubin()
     before = sorted(public.rglob("*"))
     file_of(public).write_bytes(b"damaged")
     with pytest.warns(RuntimeWarning, match="damaged"):
-        assert Database(None, shared=named.shared).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(None, shared=named.shared).lookup(PROBLEM, DEVICE) is None
     assert sorted(public.rglob("*")) == before  # a shared cache is only read
 
 
@@ -208,18 +208,18 @@ def test_the_doctor_tells_which_caches_count(tmp_path, monkeypatch):
 
 @needs_root
 def test_one_file_of_another_user_is_ignored(tmp_path):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     save_kernel(tmp_path)
     os.chown(file_of(tmp_path), NOBODY, NOBODY)
     os.chown(kernels.path(tmp_path, "sm_90a", KEY), NOBODY, NOBODY)
     with pytest.warns(RuntimeWarning, match="belongs to"):
-        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
         assert kernels.load(tmp_path, "sm_90a", KEY) is None
 
 
 @needs_root
 def test_what_root_made_serves_everybody_who_may_read_it(public):
-    Database(public).record(entry())
+    Knowledge(public).own.record(entry())
     save_kernel(public)
     for path in (public, *public.rglob("*")):
         path.chmod(0o755)
@@ -227,10 +227,10 @@ def test_what_root_made_serves_everybody_who_may_read_it(public):
         import pathlib, sys
         from synthetic_bench import PROBLEM, found
         from tracea_jax.runtime import cubins
-        from tracea_jax.tuning.answers.cache import Database
+        from tracea_jax.tuning.answers.knowledge import Knowledge
         directory = pathlib.Path(sys.argv[1])
         assert cubins.load(directory, "sm_90a", "0" * 64) is not None
-        print(found(Database(directory)).origin)
+        print(found(Knowledge(directory)).origin)
     """
     assert as_nobody(program, public) == "tuned\n"
 
@@ -259,18 +259,18 @@ def test_a_local_cache_of_another_user_is_passed_over(tmp_path, monkeypatch):
 @needs_root
 def test_a_link_of_another_user_leads_to_no_cache(tmp_path, monkeypatch):
     """Its maker decides which of the user's directories is taken for a cache."""
-    Database(tmp_path / "unpacked").record(entry())
+    Knowledge(tmp_path / "unpacked").own.record(entry())
     save_kernel(tmp_path / "unpacked")
     link = tmp_path / ".tracea"
     link.symlink_to(tmp_path / "unpacked")
     monkeypatch.chdir(tmp_path)
     assert Options().directory == link and kernels.is_trusted(link)
-    assert found(Database(link)).origin == "tuned"
+    assert found(Knowledge(link)).origin == "tuned"
     os.lchown(link, NOBODY, NOBODY)
     with pytest.warns(RuntimeWarning, match="belongs to") as caught:
         assert Options().directory != link
-        assert Database(link).lookup(PROBLEM, DEVICE) is None
-        assert Database(None, shared=(link,)).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(link).lookup(PROBLEM, DEVICE) is None
+        assert Knowledge(None, shared=(link,)).lookup(PROBLEM, DEVICE) is None
         assert kernels.load(link, "sm_90a", KEY) is None
         assert not kernels.is_trusted(link)
         assert collected(link).kernels == 0
@@ -282,7 +282,7 @@ def test_a_cache_is_private_under_any_umask(tmp_path, umask):
     before = os.umask(umask)
     try:
         save_kernel(tmp_path / "a" / "cache")
-        Database(tmp_path / "a" / "cache").record(entry())
+        Knowledge(tmp_path / "a" / "cache").own.record(entry())
     finally:
         os.umask(before)
     made = [p for p in (tmp_path / "a").rglob("*") if p.is_dir()]
@@ -291,7 +291,7 @@ def test_a_cache_is_private_under_any_umask(tmp_path, umask):
     if umask != 0o777:
         for path in (tmp_path / "a").rglob("*"):
             assert not path.stat().st_mode & 0o022
-        assert found(Database(tmp_path / "a" / "cache")).origin == "tuned"
+        assert found(Knowledge(tmp_path / "a" / "cache")).origin == "tuned"
         assert kernels.load(tmp_path / "a" / "cache", "sm_90a", KEY) == cubin()
 
 
@@ -333,7 +333,7 @@ USES = """if True:
 def test_what_only_root_can_read_is_a_miss_with_one_warning(
     public, hidden, monkeypatch
 ):
-    Database(public).record(entry(observations=[measured(8)]))
+    Knowledge(public).own.record(entry(observations=[measured(8)]))
     for path in (public, *public.rglob("*")):
         path.chmod(0o755)
     (place,) = public.glob(hidden) if hidden else [public]
@@ -343,13 +343,13 @@ def test_what_only_root_can_read_is_a_miss_with_one_warning(
     program = """if True:
         import pathlib, sys
         from synthetic_bench import DEVICE, PROBLEM
-        from tracea_jax.tuning.answers.cache import Database
+        from tracea_jax.tuning.answers.knowledge import Knowledge
         for _ in range(2):
-            database = Database(pathlib.Path(sys.argv[1]))
-            assert database.lookup(PROBLEM, DEVICE) is None
-            assert not database.observations(PROBLEM, DEVICE)
-            assert not list(database.entries())
-            database.digest(DEVICE)
+            knowledge = Knowledge(pathlib.Path(sys.argv[1]))
+            assert knowledge.lookup(PROBLEM, DEVICE) is None
+            assert not knowledge.observations(PROBLEM, DEVICE)
+            assert not list(knowledge.own.entries())
+            knowledge.digest(DEVICE)
     """
     text = as_nobody(program, public)
     assert text.count("RuntimeWarning") == 1 and "cannot be read" in text
@@ -357,7 +357,7 @@ def test_what_only_root_can_read_is_a_miss_with_one_warning(
 
 @needs_root
 def test_what_only_root_can_write_is_used_and_not_written(public):
-    Database(public).record(entry())
+    Knowledge(public).own.record(entry())
     save_kernel(public)
     for path in (public, *public.rglob("*")):
         path.chmod(0o755)
@@ -367,20 +367,20 @@ def test_what_only_root_can_write_is_used_and_not_written(public):
         from sample_kernels import scale
         from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
         from tracea_jax.runtime import cubins
-        from tracea_jax.tuning.answers.cache import Database
+        from tracea_jax.tuning.answers.knowledge import Knowledge
         directory = pathlib.Path(sys.argv[1])
         for _ in range(2):
             cubins.record_failure(directory, scale(), "timeout", "60 s")
         cubins.mark_winner(directory, scale())
         cubins.collect(directory, 0, min_age_s=-60)
-        first = Database(directory).lookup(PROBLEM, DEVICE)
+        first = Knowledge(directory).lookup(PROBLEM, DEVICE)
         for kc in (9, 10):
-            database = Database(directory)
-            journal = database.journal(PROBLEM, DEVICE)
-            database.append(journal, (measured(3),))
-            database.record(entry(choice(kc), written=f"2027-{kc}"), journal)
+            knowledge = Knowledge(directory)
+            journal = knowledge.own.journal(PROBLEM, DEVICE)
+            knowledge.own.append(journal, (measured(3),))
+            knowledge.own.record(entry(choice(kc), written=f"2027-{kc}"), journal)
             journal.close()
-        assert found(Database(directory)).choice == choice(10)
+        assert found(Knowledge(directory)).choice == choice(10)
         assert first is not None and first.choice == choice(8)
     """
     text = as_nobody(program, public)
@@ -431,31 +431,31 @@ def test_a_pipe_does_not_hang(tmp_path, recwarn):
     os.mkfifo(tmp_path / "archive", 0o600)
 
     def use():
-        database = Database(tmp_path)
-        assert database.lookup(PROBLEM, DEVICE) is None
-        assert not database.observations(PROBLEM, DEVICE)
-        assert not list(database.neighbours(PROBLEM, DEVICE))
-        database.record(entry())
+        knowledge = Knowledge(tmp_path)
+        assert knowledge.lookup(PROBLEM, DEVICE) is None
+        assert not knowledge.observations(PROBLEM, DEVICE)
+        assert not list(knowledge.neighbours(PROBLEM, DEVICE))
+        knowledge.own.record(entry())
         assert kernels.load(tmp_path, "sm_90a", KEY) is None
         with pytest.raises(OSError, match="not a regular file"):
             exchange.read(tmp_path / "archive")
 
     within(60, use)
-    assert found(Database(tmp_path)).choice == choice(8)
+    assert found(Knowledge(tmp_path)).choice == choice(8)
 
 
 def test_links_are_not_followed(tmp_path, recwarn):
-    Database(tmp_path / "other").record(entry())
+    Knowledge(tmp_path / "other").own.record(entry())
     path = file_of(tmp_path / "mine")
     trust.make_private_directory(path.parent)
     path.symlink_to(file_of(tmp_path / "other"))
-    assert Database(tmp_path / "mine").lookup(PROBLEM, DEVICE) is None
+    assert Knowledge(tmp_path / "mine").lookup(PROBLEM, DEVICE) is None
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     lock = path.parent.parent / ".lock"
     lock.unlink(missing_ok=True)
     lock.symlink_to(target)
-    Database(tmp_path / "mine").record(entry())
+    Knowledge(tmp_path / "mine").own.record(entry())
     assert target.read_bytes() == b"precious"
 
 
@@ -472,7 +472,7 @@ def test_a_file_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
 
 
 def test_an_archive_beyond_the_limit_is_not_read(tmp_path, monkeypatch):
-    Database(tmp_path / "cache").record(entry())
+    Knowledge(tmp_path / "cache").own.record(entry())
     exchange.export(Store.of_cache(tmp_path / "cache"), tmp_path / "out")
     size = (tmp_path / "out").stat().st_size
     monkeypatch.setattr(exchange, "LIMIT_BYTES", size)
@@ -527,25 +527,25 @@ def test_an_export_replaces_no_pipe(tmp_path):
 
 
 def test_an_unreadable_journal_is_not_removed(tmp_path, monkeypatch):
-    database = Database(tmp_path)
-    journal = database.journal(PROBLEM, DEVICE)
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
     many = tuple(measured(kc) for kc in range(3, 60))
-    database.append(journal, many)
+    knowledge.own.append(journal, many)
     journal.close()
     assert journal.path is not None
     assert len(entry().to_bytes()) < 2000 < os.path.getsize(journal.path)
     monkeypatch.setattr(files, "LIMIT_BYTES", 2000)
     with pytest.warns(RuntimeWarning, match="cannot be read"):
-        Database(tmp_path).record(entry())
+        Knowledge(tmp_path).own.record(entry())
     monkeypatch.undo()
-    assert Database(tmp_path).observations(PROBLEM, DEVICE) == union(many)
+    assert Knowledge(tmp_path).observations(PROBLEM, DEVICE) == union(many)
 
 
 @pytest.mark.parametrize("below", ["", "tuned", "tuned/*", "tuned/*/matmul"])
 def test_journals_where_others_can_write_are_neither_read_nor_removed(tmp_path, below):
-    database = Database(tmp_path)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(3),))
     journal.close()
     assert journal.path is not None
     aside = journal.path.with_name("x.json.corrupt-1")
@@ -553,12 +553,12 @@ def test_journals_where_others_can_write_are_neither_read_nor_removed(tmp_path, 
     (place,) = [tmp_path] if not below else tmp_path.glob(below)
     place.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="chmod -R go-w") as caught:
-        assert not Database(tmp_path).observations(PROBLEM, DEVICE)
+        assert not Knowledge(tmp_path).observations(PROBLEM, DEVICE)
         tidied = {"older_than_s": 1.0, "journals": True, "now_s": 9e9}
         assert not upkeep.prune(Store.of_cache(tmp_path), **tidied)
     assert len(caught) == 1
     place.chmod(0o700)
-    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+    assert Knowledge(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
     pruned = upkeep.prune(Store.of_cache(tmp_path), **tidied)
     assert {p.path for p in pruned} == {aside, journal.path}
 

@@ -32,10 +32,11 @@ from tracea_jax.problem import (
     problem_from_json,
 )
 from tracea_jax.tuning import measure, schedule
-from tracea_jax.tuning.answers.cache import Best, Entry, Observation, environment
 from tracea_jax.tuning.lab import local
 from tracea_jax.tuning.session import TuningError
-from tracea_jax.tuning.store.records import union
+from tracea_jax.tuning.store.code import roots_hash
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 CPU = local_cpu()
@@ -58,7 +59,7 @@ class Scripted:
 
     def __init__(self, scripts, problem, device, settings, observe, progress, **search):
         self.scripts, self.problem, self.search = scripts, problem, search
-        self.database, self.device = knowledge.database(settings), device
+        self.knowledge, self.device = knowledge.known(settings), device
         self.observe, self.progress = observe, progress
         self.seen: list[Observation] = []
         self.evals = self.compiles = 0
@@ -98,10 +99,11 @@ class Scripted:
         us, best = min(timed, key=lambda pair: pair[0], default=(1.0, None))
         entry = Entry(
             problem=self.problem.to_json(),
-            environment=environment(self.problem.op, self.device),
+            environment=environment(self.device),
             best=Best(
                 variant=best.variant if best else "xla",
                 config=best.config if best else {},
+                code=best.code if best else "",
                 time_us=us,
                 xla_us=self.scripts.xla_us,
                 cold_us=us + 10,
@@ -114,13 +116,15 @@ class Scripted:
         )
         if self.progress:
             self.progress(phase="done", done=1, total=1, best_us=us, message="gemm_cpu")
-        return self.database.record(entry)
+        return self.knowledge.own.record(entry)
 
     def _see(self, variant, config, time_us):
         failed = {"failure": "compile_error", "message": "no"}
         cold_us = time_us and time_us + 10
         measured = {"time_us": time_us, "cold_us": cold_us, "repeats": 5}
         how: dict[str, Any] = failed if time_us is None else measured
+        if variant == "gemm_cpu":
+            how["code"] = roots_hash(GEMM_CPU.sources, self.device)
         self.seen.append(Observation(variant=variant, config=config, **how))
         self.observe(self.seen[-1])
         if self.progress:
@@ -163,7 +167,7 @@ def scripts(monkeypatch):
 
 def answer(problem):
     knowledge.refresh(current())
-    found = knowledge.database(current()).lookup(problem, CPU)
+    found = knowledge.known(current()).lookup(problem, CPU)
     return found and (found.choice.variant, dataclasses.asdict(found.choice.config))
 
 

@@ -13,7 +13,7 @@ from synthetic_bench import HERO, XLA, Bench, Clock, choice
 
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.tuning import measure, select, session, tuner
-from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.records import identity
 
@@ -257,8 +257,8 @@ def test_a_second_ctrl_c_ends_at_once_and_the_journal_keeps_all(tmp_path):
     bench.hook = hook
     with pytest.raises(KeyboardInterrupt):
         synthetic.tune(bench, tmp_path)
-    database = cache.Database(tmp_path)
-    seen = database.observations(synthetic.PROBLEM, synthetic.DEVICE)
+    knowledge = Knowledge(tmp_path)
+    seen = knowledge.observations(synthetic.PROBLEM, synthetic.DEVICE)
     evaluated = {HERO, XLA, *(choice(kc) for kc in range(2, 6))}
     assert {o.identity for o in seen} == {identity_of(c) for c in evaluated}
 
@@ -337,7 +337,7 @@ def test_the_policys_own_decision_can_be_tuned():
         diagnose(synthetic.PROBLEM, synthetic.DEVICE),
         decision,
         synthetic.local_lab(bench),
-        cache.Database(None),
+        Knowledge(None),
         synthetic.DEVICE,
         timing=synthetic.timing(clock),
     )

@@ -24,19 +24,19 @@ from synthetic_bench import (
 )
 
 from tracea_jax import catalogue, variants
-from tracea_jax.device import NAMED, CpuDevice, OtherDevice
+from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
-from tracea_jax.tuning.answers.cache import (
-    Best,
-    Database,
-    Entry,
-    Environment,
-    Observation,
-)
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store import files, formats, records
-from tracea_jax.tuning.store.environment import environment, environment_key
+from tracea_jax.tuning.store.code import named
+from tracea_jax.tuning.store.environment import (
+    Environment,
+    environment,
+    environment_key,
+)
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
@@ -87,7 +87,7 @@ def test_fields_that_are_not_known_are_ignored(tmp_path):
     )
     file_of(tmp_path).parent.mkdir(parents=True)
     file_of(tmp_path).write_bytes(formats.signed(body))
-    (read,) = Database(tmp_path).entries(complete=True)
+    (read,) = Knowledge(tmp_path).own.entries(complete=True)
     assert read == entry(observations=[measured(3)])
     line = json.dumps(observations[0])
     assert records.parse_observation(line) == measured(3)
@@ -149,16 +149,13 @@ def test_everything_that_changes_times_changes_the_environment(monkeypatch):
     monkeypatch.setattr(environments.nvrtc, "version", lambda: "13.0")
     monkeypatch.setattr(environments.devices, "cuda_driver_version", lambda: "13.0")
     environment.cache_clear()
-    base = environment("matmul", h200)
+    base = environment(h200)
     assert (base.driver, base.nvrtc, base.arch) == ("13", "13.0", "sm_90a")
-    keys = {base.key, *(environment("matmul", d).key for d in (h100, half, DEVICE))}
+    keys = {base.key, *(environment(d).key for d in (h100, half, DEVICE))}
     monkeypatch.setattr(environments.nvrtc, "version", lambda: "13.1")
     environment.cache_clear()
-    keys.add(environment("matmul", h200).key)
-    monkeypatch.setattr(environments, "_content_hash", lambda name: "changed")
-    environment.cache_clear()
-    keys |= {environment("matmul", h200).key, environment("matmul", DEVICE).key}
-    assert len(keys) == 7
+    keys.add(environment(h200).key)
+    assert len(keys) == 5
     assert all(len(k) == 12 and int(k, 16) >= 0 for k in keys)
     environment.cache_clear()
 
@@ -169,39 +166,25 @@ def test_a_minor_driver_update_keeps_the_environment(monkeypatch):
         answer = functools.partial(str, version)
         monkeypatch.setattr(environments.devices, "cuda_driver_version", answer)
         environment.cache_clear()
-        keys.add(environment("matmul", NAMED["H200"]).key)
+        keys.add(environment(NAMED["H200"]).key)
     environment.cache_clear()
     assert len(keys) == 1
 
 
-def test_gpu_sources_do_not_matter_on_a_cpu(monkeypatch):
-    before = environments._source_hash("matmul", DEVICE)
-    real = environments._content_hash
-    monkeypatch.setattr(
-        environments,
-        "_content_hash",
-        lambda name: "changed" if name.startswith("cuda/") else real(name),
-    )
-    assert environments._source_hash("matmul", DEVICE) == before
-    assert (
-        environments._source_hash("matmul", OtherDevice(platform="tpu", name="t")) == ""
-    )
-
-
-# The database.
+# Knowledge.
 
 
 def test_record_and_lookup(tmp_path):
     directory = tmp_path / "made" / "later"
-    database = Database(directory)
-    assert "never tuned" in why_missed(database)
+    knowledge = Knowledge(directory)
+    assert "never tuned" in why_missed(knowledge)
     assert not directory.exists()
-    stored = database.record(entry(observations=[measured(8)]))
-    answer = found(Database(directory))
+    stored = knowledge.own.record(entry(observations=[measured(8)]))
+    answer = found(Knowledge(directory))
     assert answer.choice == choice(8) and answer.origin == "tuned"
     assert (answer.time_us, answer.xla_us, answer.ratio) == (10.0, 15.0, 1.5)
-    assert Database(directory).why_missed(PROBLEM, DEVICE) is None
-    assert list(Database(directory).entries(complete=True)) == [stored]
+    assert Knowledge(directory).why_missed(PROBLEM, DEVICE) is None
+    assert list(Knowledge(directory).own.entries(complete=True)) == [stored]
     assert directory.stat().st_mode & 0o077 == 0
     described = json.loads(
         (file_of(directory).parents[1] / "environment.json").read_text()
@@ -209,42 +192,42 @@ def test_record_and_lookup(tmp_path):
     assert Environment(**described) == stored.environment
 
 
-def test_answers_of_one_database_never_change(tmp_path):
+def test_answers_never_change(tmp_path):
     other = dataclasses.replace(PROBLEM, m=5)
-    database = Database(tmp_path)
-    assert database.lookup(PROBLEM, DEVICE) is None
-    database.record(entry())
-    database.record(entry(problem=other))
-    assert database.lookup(PROBLEM, DEVICE) is None
-    before = database.lookup(other, DEVICE)
-    database.record(entry(choice(9), problem=other, written="2027"))
-    assert database.lookup(other, DEVICE) is before
-    assert found(Database(tmp_path), other).choice == choice(9)
+    knowledge = Knowledge(tmp_path)
+    assert knowledge.lookup(PROBLEM, DEVICE) is None
+    knowledge.own.record(entry())
+    knowledge.own.record(entry(problem=other))
+    assert knowledge.lookup(PROBLEM, DEVICE) is None
+    before = knowledge.lookup(other, DEVICE)
+    knowledge.own.record(entry(choice(9), problem=other, written="2027"))
+    assert knowledge.lookup(other, DEVICE) is before
+    assert found(Knowledge(tmp_path), other).choice == choice(9)
 
 
 def test_a_settled_answer_needs_no_file(tmp_path):
-    Database(tmp_path).record(entry())
-    database = Database(tmp_path)
-    before = database.lookup(PROBLEM, DEVICE)
+    Knowledge(tmp_path).own.record(entry())
+    knowledge = Knowledge(tmp_path)
+    before = knowledge.lookup(PROBLEM, DEVICE)
     file_of(tmp_path).unlink()
-    assert database.lookup(dataclasses.replace(PROBLEM), DEVICE) is before
+    assert knowledge.lookup(dataclasses.replace(PROBLEM), DEVICE) is before
 
 
 def test_shipped_answers_come_after_the_users(tmp_path):
     shipped, user = tmp_path / "shipped", tmp_path / "user"
-    Database(shipped).record(entry(choice(3)))
+    Knowledge(shipped).own.record(entry(choice(3)))
     where = (tmp_path / "missing", shipped / "tuned")
-    assert found(Database(user, shipped=where)).origin == "shipped"
-    Database(user).record(entry(choice(4)))
-    answer = found(Database(user, shipped=where))
+    assert found(Knowledge(user, shipped=where)).origin == "shipped"
+    Knowledge(user).own.record(entry(choice(4)))
+    answer = found(Knowledge(user, shipped=where))
     assert (answer.origin, answer.choice) == ("tuned", choice(4))
-    assert found(Database(None, shipped=where)).choice == choice(3)
+    assert found(Knowledge(None, shipped=where)).choice == choice(3)
 
 
 def test_another_environment_does_not_answer(tmp_path):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     more_cores = dataclasses.replace(DEVICE, cores=64)
-    assert Database(tmp_path).lookup(PROBLEM, more_cores) is None
+    assert Knowledge(tmp_path).lookup(PROBLEM, more_cores) is None
 
 
 @pytest.mark.parametrize(
@@ -261,108 +244,114 @@ def test_another_environment_does_not_answer(tmp_path):
 )
 def test_an_answer_that_is_no_longer_legal_is_a_miss(tmp_path, variant, config, reason):
     stale = dataclasses.replace(entry(), best=Best(variant=variant, config=config))
-    Database(tmp_path).record(stale)
-    database = Database(tmp_path)
-    assert database.lookup(PROBLEM, DEVICE) is None
-    assert reason in why_missed(database)
+    Knowledge(tmp_path).own.record(stale)
+    knowledge = Knowledge(tmp_path)
+    assert knowledge.lookup(PROBLEM, DEVICE) is None
+    assert reason in why_missed(knowledge)
     assert file_of(tmp_path).exists()
 
 
 def test_a_renamed_file_does_not_answer_for_another_problem(tmp_path):
     other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file_of(tmp_path).rename(file_of(tmp_path, other))
-    database = Database(tmp_path)
-    assert "another problem" in why_missed(database, other)
+    knowledge = Knowledge(tmp_path)
+    assert "another problem" in why_missed(knowledge, other)
 
 
 def test_a_renamed_journal_tells_nothing_of_another_problem(tmp_path):
     other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
-    database = Database(tmp_path)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(3),))
+    knowledge = Knowledge(tmp_path)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(3),))
     journal.close()
     assert journal.path is not None
     place = file_of(tmp_path, other).with_suffix(".1-0.journal")
     renamed = journal.path.rename(place)
     with pytest.warns(RuntimeWarning, match="about another problem"):
-        assert not Database(tmp_path).observations(other, DEVICE)
-    Database(tmp_path).record(entry(problem=other))
-    assert not Database(tmp_path).observations(other, DEVICE)
+        assert not Knowledge(tmp_path).observations(other, DEVICE)
+    Knowledge(tmp_path).own.record(entry(problem=other))
+    assert not Knowledge(tmp_path).observations(other, DEVICE)
     renamed.rename(journal.path)
-    assert Database(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
+    assert Knowledge(tmp_path).observations(PROBLEM, DEVICE) == (measured(3),)
 
 
 def test_a_moved_directory_does_not_answer_for_another_environment(tmp_path):
     other = dataclasses.replace(DEVICE, cores=64)
-    Database(tmp_path).record(entry())
-    here, there = (environment_key("matmul", d) for d in (DEVICE, other))
+    Knowledge(tmp_path).own.record(entry())
+    here, there = (environment_key(d) for d in (DEVICE, other))
     (tmp_path / "tuned" / here).rename(tmp_path / "tuned" / there)
-    assert Database(tmp_path).lookup(PROBLEM, other) is None
-    assert not Database(tmp_path).observations(PROBLEM, other)
+    assert Knowledge(tmp_path).lookup(PROBLEM, other) is None
+    assert not Knowledge(tmp_path).observations(PROBLEM, other)
 
 
 def test_what_a_renamed_file_says_is_not_mixed_with_another_problem(tmp_path):
     other = dataclasses.replace(PROBLEM, k=PROBLEM.k + 1)
     late = entry(choice(3), observations=[measured(3)], written="2026-01-02")
-    Database(tmp_path).record(late)
+    Knowledge(tmp_path).own.record(late)
     renamed = file_of(tmp_path).rename(file_of(tmp_path, other))
     content = renamed.read_bytes()
-    assert not Database(tmp_path).observations(other, DEVICE)
+    assert not Knowledge(tmp_path).observations(other, DEVICE)
     with pytest.warns(RuntimeWarning, match="another problem.*renamed to"):
-        Database(tmp_path).record(entry(choice(4), problem=other))
-    assert found(Database(tmp_path), other).choice == choice(4)
-    assert not Database(tmp_path).observations(other, DEVICE)
+        Knowledge(tmp_path).own.record(entry(choice(4), problem=other))
+    assert found(Knowledge(tmp_path), other).choice == choice(4)
+    assert not Knowledge(tmp_path).observations(other, DEVICE)
     (aside,) = renamed.parent.glob("*.corrupt-*")
     assert aside.read_bytes() == content
 
 
 def test_recording_unites_with_what_is_stored(tmp_path):
-    Database(tmp_path).record(entry(written="2026-01-01", observations=[measured(1)]))
-    Database(tmp_path).record(entry(written="2026-01-02", observations=[measured(2)]))
-    (stored,) = Database(tmp_path).entries(complete=True)
+    Knowledge(tmp_path).own.record(
+        entry(written="2026-01-01", observations=[measured(1)])
+    )
+    Knowledge(tmp_path).own.record(
+        entry(written="2026-01-02", observations=[measured(2)])
+    )
+    (stored,) = Knowledge(tmp_path).own.entries(complete=True)
     assert stored.observations == (measured(1), measured(2))
 
 
 @pytest.mark.parametrize("wrong", ["2999-01-01T00:00:00.000000+00:00", "2999", "~"])
 def test_what_is_recorded_after_a_clock_jump_counts(tmp_path, wrong):
     """The clock was ahead, and is right or even behind now."""
-    database = Database(tmp_path)
-    database.record(entry(choice(3), written=wrong, observations=[measured(3)]))
+    knowledge = Knowledge(tmp_path)
+    knowledge.own.record(entry(choice(3), written=wrong, observations=[measured(3)]))
     for kc, written in ((4, "2026-01-01"), (5, "1970-01-01"), (6, "2026-01-02")):
         told = entry(choice(kc), written=written, observations=[measured(kc)])
-        stored = database.record(told)
+        stored = knowledge.own.record(told)
         assert stored.best == told.best and stored.written > wrong
-        assert found(Database(tmp_path)).choice == choice(kc)
+        assert found(Knowledge(tmp_path)).choice == choice(kc)
     assert [o.config["kc"] for o in stored.observations] == [3, 4, 5, 6]
 
 
 def test_a_race_that_ended_before_the_stored_one_does_not_replace_it(tmp_path):
     # It waited for the lock while another process recorded.
-    Database(tmp_path).record(entry(choice(4), written="2026-01-02T00:00:01"))
-    stored = Database(tmp_path).record(entry(choice(3), written="2026-01-02T00:00:00"))
+    Knowledge(tmp_path).own.record(entry(choice(4), written="2026-01-02T00:00:01"))
+    stored = Knowledge(tmp_path).own.record(
+        entry(choice(3), written="2026-01-02T00:00:00")
+    )
     assert stored.best.config["kc"] == 4
 
 
 def test_remove_forgets_one_problem(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     other = dataclasses.replace(PROBLEM, m=7)
-    first = database.record(entry(observations=[measured(1)]))
-    second = database.record(entry(problem=other))
-    assert database.remove(first) and not database.remove(first)
-    assert list(Database(tmp_path).entries()) == [second]
-    assert Database(tmp_path).observations(PROBLEM, DEVICE) == ()
+    first = knowledge.own.record(entry(observations=[measured(1)]))
+    second = knowledge.own.record(entry(problem=other))
+    assert knowledge.own.remove(first) and not knowledge.own.remove(first)
+    assert list(Knowledge(tmp_path).own.entries()) == [second]
+    assert Knowledge(tmp_path).observations(PROBLEM, DEVICE) == ()
 
 
 def test_listing_names_every_entry_of_every_environment(tmp_path):
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     problems = [dataclasses.replace(PROBLEM, m=m) for m in range(1, 21)]
     for problem in problems:
-        database.record(entry(problem=problem, observations=[measured(3)]))
+        knowledge.own.record(entry(problem=problem, observations=[measured(3)]))
     foreign = CpuDevice(name="other", isa="avx512", cores=2)
-    abroad = dataclasses.replace(entry(), environment=environment("matmul", foreign))
-    database.record(abroad)
-    listed = list(Database(tmp_path).entries())
+    abroad = dataclasses.replace(entry(), environment=environment(foreign))
+    knowledge.own.record(abroad)
+    listed = list(Knowledge(tmp_path).own.entries())
     assert len(listed) == 21 and all(e.observations == () for e in listed)
     assert {GemmProblem.from_json(e.problem) for e in listed} == {*problems, PROBLEM}
     assert {e.environment.device for e in listed} == {DEVICE.name, "other"}
@@ -388,34 +377,34 @@ def test_a_torn_journal_gives_all_whole_lines(tmp_path):
 
 
 def test_a_journal_with_a_living_writer_is_left_alone(tmp_path):
-    writer = Database(tmp_path)
-    living = writer.journal(PROBLEM, DEVICE)
-    writer.append(living, (measured(1),))
-    Database(tmp_path).record(entry(observations=[measured(2)]))
+    writer = Knowledge(tmp_path)
+    living = writer.own.journal(PROBLEM, DEVICE)
+    writer.own.append(living, (measured(1),))
+    Knowledge(tmp_path).own.record(entry(observations=[measured(2)]))
     assert living.path and living.path.exists()
-    everything = Database(tmp_path).observations(PROBLEM, DEVICE)
+    everything = Knowledge(tmp_path).observations(PROBLEM, DEVICE)
     assert everything == (measured(1), measured(2))
     living.close()  # as a kill does
-    Database(tmp_path).record(entry(observations=[measured(3)]))
+    Knowledge(tmp_path).own.record(entry(observations=[measured(3)]))
     assert not (living.path and living.path.exists())
-    (stored,) = Database(tmp_path).entries(complete=True)
+    (stored,) = Knowledge(tmp_path).own.entries(complete=True)
     assert stored.observations == (measured(1), measured(2), measured(3))
 
 
-def test_a_database_without_directory_keeps_entries_to_itself():
-    database = Database(None)
-    journal = database.journal(PROBLEM, DEVICE)
-    database.append(journal, (measured(1),))
-    database.record(entry(observations=[measured(2)]), journal)
-    assert database.observations(PROBLEM, DEVICE) == (measured(2),)
-    assert found(database).choice == choice(8)
-    assert list(Database(None).entries()) == []
+def test_knowledge_without_directory_keeps_entries_to_itself():
+    knowledge = Knowledge(None)
+    journal = knowledge.own.journal(PROBLEM, DEVICE)
+    knowledge.own.append(journal, (measured(1),))
+    knowledge.own.record(entry(observations=[measured(2)]), journal)
+    assert knowledge.observations(PROBLEM, DEVICE) == (measured(2),)
+    assert found(knowledge).choice == choice(8)
+    assert list(Knowledge(None).own.entries()) == []
 
 
-def test_a_tuned_answer_is_found_by_the_next_database(tmp_path):
+def test_a_tuned_answer_is_known_next_time(tmp_path):
     clock = synthetic.Clock()
     synthetic.tune(synthetic.Bench(clock, {choice(6): 20.0}), tmp_path)
-    answer = found(Database(tmp_path))
+    answer = found(Knowledge(tmp_path))
     assert answer.choice == choice(6) and answer.time_us == pytest.approx(20.0)
     assert list(file_of(tmp_path).parent.glob("*.journal")) == []
 
@@ -428,15 +417,15 @@ def test_the_config_of_every_variant_survives_the_cache(tmp_path):
         for variant in variants.of("matmul"):
             if variant.why_not(bf16, device) is None:
                 wanted = variant.space(bf16, device).configs()[-1]
-                config = dataclasses.asdict(wanted)
+                name = named(bf16, Choice(variant=variant.name, config=wanted), device)
                 record = dataclasses.replace(
                     entry(problem=bf16),
-                    environment=environment("matmul", device),
-                    best=Best(variant=variant.name, config=config),
+                    environment=environment(device),
+                    best=Best(**name),
                     written=variant.name,
                 )
-                Database(tmp_path / variant.name).record(record)
-                answer = found(Database(tmp_path / variant.name), bf16, device)
+                Knowledge(tmp_path / variant.name).own.record(record)
+                answer = found(Knowledge(tmp_path / variant.name), bf16, device)
                 assert answer.choice == Choice(variant=variant.name, config=wanted)
 
 
@@ -453,8 +442,8 @@ def test_a_config_with_a_tuple_survives_the_cache(tmp_path):
     variant = TupleVariant(name="tuples", config_type=TupleConfig)
     op = dataclasses.replace(catalogue.get("matmul"), variants=(variant, variants.XLA))
     wanted = TupleConfig((2, 1))
-    best = Best(variant="tuples", config=dataclasses.asdict(wanted))
-    Database(tmp_path).record(dataclasses.replace(entry(), best=best))
     with catalogue.using(op):
-        answer = found(Database(tmp_path))
+        best = Choice(variant="tuples", config=wanted)
+        Knowledge(tmp_path).own.record(entry(best))
+        answer = found(Knowledge(tmp_path))
     assert answer.choice.config == wanted and hash(answer.choice)

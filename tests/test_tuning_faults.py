@@ -29,7 +29,7 @@ from synthetic_bench import (
     why_missed,
 )
 
-from tracea_jax.tuning.answers.cache import Database
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.session import identity_of
 from tracea_jax.tuning.store import entries as store
 from tracea_jax.tuning.store import exchange, files, formats, upkeep
@@ -95,34 +95,34 @@ GOOD = entry(observations=[measured(8)]).to_bytes()
     ids=lambda content: repr(content[:12]),
 )
 def test_a_damaged_file_is_set_aside_with_one_warning(tmp_path, content):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file = file_of(tmp_path)
     file.write_bytes(content)
-    database = Database(tmp_path)
+    knowledge = Knowledge(tmp_path)
     with pytest.warns(RuntimeWarning, match="damaged.*renamed") as caught:
-        assert database.lookup(PROBLEM, DEVICE) is None
-        assert list(Database(tmp_path).entries()) == []
-        assert Database(tmp_path).lookup(PROBLEM, DEVICE) is None
+        assert knowledge.lookup(PROBLEM, DEVICE) is None
+        assert list(Knowledge(tmp_path).own.entries()) == []
+        assert Knowledge(tmp_path).lookup(PROBLEM, DEVICE) is None
     assert len(caught) == 1
-    assert "cannot be read" in why_missed(database)
+    assert "cannot be read" in why_missed(knowledge)
     (aside,) = file.parent.glob(f"{file.name}.corrupt-*")
     assert aside.read_bytes() == content
-    Database(tmp_path).record(entry())
-    assert found(Database(tmp_path)).choice == choice(8)
+    Knowledge(tmp_path).own.record(entry())
+    assert found(Knowledge(tmp_path)).choice == choice(8)
     assert aside.exists()
 
 
 def test_recording_over_a_damaged_file_sets_it_aside(tmp_path):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file_of(tmp_path).write_bytes(b"garbage")
     with pytest.warns(RuntimeWarning, match="damaged.*renamed"):
-        Database(tmp_path).record(entry(choice(9)))
-    assert found(Database(tmp_path)).choice == choice(9)
+        Knowledge(tmp_path).own.record(entry(choice(9)))
+    assert found(Knowledge(tmp_path)).choice == choice(9)
 
 
 @pytest.mark.parametrize("repaired", [GOOD, b'{"schema": 99}'])
 def test_a_file_that_was_replaced_meanwhile_is_not_set_aside(tmp_path, repaired):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file_of(tmp_path).write_bytes(repaired)
     store.Store(tmp_path / "tuned")._set_aside(file_of(tmp_path), formats.Damaged("?"))
     assert file_of(tmp_path).read_bytes() == repaired
@@ -130,16 +130,16 @@ def test_a_file_that_was_replaced_meanwhile_is_not_set_aside(tmp_path, repaired)
 
 def test_a_directory_in_place_of_the_file_is_no_crash(tmp_path):
     file_of(tmp_path).mkdir(parents=True)
-    database = Database(tmp_path)
-    assert "cannot be read" in why_missed(database)
+    knowledge = Knowledge(tmp_path)
+    assert "cannot be read" in why_missed(knowledge)
 
 
 def test_damaged_shipped_files_stay_where_they_are(tmp_path):
-    Database(tmp_path).record(entry())
+    Knowledge(tmp_path).own.record(entry())
     file_of(tmp_path).write_bytes(b"garbage")
     before = sorted(tmp_path.rglob("*"))
     with pytest.warns(RuntimeWarning, match="damaged"):
-        shipped = Database(None, shipped=(tmp_path / "tuned",))
+        shipped = Knowledge(None, shipped=(tmp_path / "tuned",))
         assert shipped.lookup(PROBLEM, DEVICE) is None
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -152,16 +152,16 @@ def test_a_newer_schema_is_neither_read_nor_overwritten(tmp_path, content):
     file = file_of(tmp_path)
     file.parent.mkdir(parents=True)
     file.write_bytes(content)
-    database = Database(tmp_path)
-    assert "newer" in why_missed(database)
+    knowledge = Knowledge(tmp_path)
+    assert "newer" in why_missed(knowledge)
     with pytest.warns(RuntimeWarning, match="newer.*in memory") as caught:
-        database.record(entry(written="1", observations=[measured(1)]))
-        database.record(entry(choice(9), written="2", observations=[measured(2)]))
+        knowledge.own.record(entry(written="1", observations=[measured(1)]))
+        knowledge.own.record(entry(choice(9), written="2", observations=[measured(2)]))
     assert len(caught) == 1
     assert file.read_bytes() == content
-    # The next snapshot in this process still has it.
-    assert found(Database(tmp_path)).choice == choice(9)
-    (kept,) = Database(tmp_path).entries()
+    # The next instance in this process still has it.
+    assert found(Knowledge(tmp_path)).choice == choice(9)
+    (kept,) = Knowledge(tmp_path).own.entries()
     assert kept.observations == (measured(1), measured(2))
 
 
@@ -186,14 +186,14 @@ def refuse_writing(monkeypatch, code):
 
 
 def test_a_read_only_directory_costs_one_warning(tmp_path, monkeypatch):
-    Database(tmp_path).record(entry(observations=[measured(12)]))
+    Knowledge(tmp_path).own.record(entry(observations=[measured(12)]))
     before = file_of(tmp_path).read_bytes()
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         refuse_writing(patch, errno.EROFS)
-        assert found(Database(tmp_path)).choice == choice(8)
+        assert found(Knowledge(tmp_path)).choice == choice(8)
         tuned = synthetic.tune(Bench(Clock(), {choice(3): 20.0}), tmp_path)
-        answer = found(Database(tmp_path))
+        answer = found(Knowledge(tmp_path))
     assert [str(w.message).count("Read-only") for w in caught] == [1]
     assert answer.choice == choice(3)
     assert tuned.best.config == dataclasses.asdict(choice(3).config)
@@ -203,16 +203,16 @@ def test_a_read_only_directory_costs_one_warning(tmp_path, monkeypatch):
 def test_a_path_that_can_be_no_directory_costs_one_warning(tmp_path):
     (tmp_path / "file").write_text("")
     directory = tmp_path / "file" / "cache"
-    assert Database(directory).lookup(PROBLEM, DEVICE) is None
+    assert Knowledge(directory).lookup(PROBLEM, DEVICE) is None
     with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
         synthetic.tune(Bench(Clock(), {choice(3): 20.0}), directory)
     assert len(caught) == 1
-    assert found(Database(directory)).choice == choice(3)
+    assert found(Knowledge(directory)).choice == choice(3)
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_a_full_disk_keeps_the_old_entry(tmp_path, monkeypatch, call):
-    Database(tmp_path).record(entry(observations=[measured(1)]))
+    Knowledge(tmp_path).own.record(entry(observations=[measured(1)]))
     before = file_of(tmp_path).read_bytes()
 
     def full(*args):
@@ -227,7 +227,7 @@ def test_a_full_disk_keeps_the_old_entry(tmp_path, monkeypatch, call):
     assert len(w) == 1
     assert file_of(tmp_path).read_bytes() == before
     assert list(file_of(tmp_path).parent.glob("*.tmp")) == []
-    assert found(Database(tmp_path)).choice == choice(3)
+    assert found(Knowledge(tmp_path)).choice == choice(3)
     # With space again, all is written.
     synthetic.tune(Bench(Clock(), {choice(3): 20.0}), tmp_path)
     stored = json.loads(file_of(tmp_path).read_text())
@@ -280,7 +280,7 @@ def test_a_kill_at_any_moment_loses_nothing(workplace, before):
     *killed, survivor = runs
     assert (survivor / "code").read_text() == "0"
     assert len(killed) > 12
-    expected = without_times(Database(survivor / "cache").entries(complete=True))
+    expected = without_times(Knowledge(survivor / "cache").own.entries(complete=True))
     (told,) = expected
     assert told.best.config == dataclasses.asdict(choice(3).config)
     assert {o.failure for o in told.observations} >= {"compile_error", "wrong_result"}
@@ -295,7 +295,7 @@ def test_a_kill_at_any_moment_loses_nothing(workplace, before):
         assert {names[f] for f in finished} <= set(resumed["known"])
         assert not set(resumed["known"]) & set(resumed["swept"])
         resumed_somewhere |= bool(resumed["known"] and resumed["swept"])
-        entries = Database(run / "cache").entries(complete=True)
+        entries = Knowledge(run / "cache").own.entries(complete=True)
         assert without_times(entries) == expected
         files = {p.suffix for p in (run / "cache").rglob("*") if p.is_file()}
         assert files <= {".json", ".lock", ""}
@@ -331,7 +331,7 @@ def observed(directory, cache="cache"):
     """The configs that were measured, by the problem's m."""
     return {
         e.problem["m"]: [o.config["kc"] for o in e.observations]
-        for e in Database(directory / cache).entries(complete=True)
+        for e in Knowledge(directory / cache).own.entries(complete=True)
     }
 
 
@@ -339,7 +339,7 @@ def observed(directory, cache="cache"):
 def test_eight_processes_merging_and_exporting_at_once_lose_nothing(workplace):
     start("merge_many", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
-    (stored,) = Database(workplace / "cache").entries(complete=True)
+    (stored,) = Knowledge(workplace / "cache").own.entries(complete=True)
     everything = set(range(1, victim.WRITERS * victim.RECORDS + 1))
     assert {o.config["kc"] for o in stored.observations} == everything
     assert stored.best.config["kc"] == max(everything)  # the most often measured
@@ -365,7 +365,8 @@ def test_eight_processes_recording_at_once_lose_nothing(workplace):
     start("record_many", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
     entries = {
-        e.problem["m"]: e for e in Database(workplace / "cache").entries(complete=True)
+        e.problem["m"]: e
+        for e in Knowledge(workplace / "cache").own.entries(complete=True)
     }
     everything = range(1, victim.WRITERS * victim.RECORDS + 1)
     shared = entries.pop(PROBLEM.m)
@@ -384,7 +385,7 @@ def test_eight_processes_recording_at_once_lose_nothing(workplace):
 def test_eight_processes_tuning_one_problem_lose_nothing(workplace):
     start("tune_at_once", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
-    (stored,) = Database(workplace / "cache").entries(complete=True)
+    (stored,) = Knowledge(workplace / "cache").own.entries(complete=True)
     widest = synthetic.decision(victim.WRITERS + 3).choices
     assert {o.identity for o in stored.observations} == {identity_of(c) for c in widest}
     assert stored.best.config == dataclasses.asdict(choice(3).config)

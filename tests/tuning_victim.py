@@ -22,11 +22,13 @@ from synthetic_bench import DEVICE, HERO, PROBLEM, XLA, Bench, Clock, choice
 
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.session import identity_of
 from tracea_jax.tuning.store import exchange, records, upkeep
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 SIZE = 5
 WRITERS = 8
@@ -84,7 +86,7 @@ def tune_again(directory: pathlib.Path) -> None:
         if step == "prepare" and phase[0] == "search":
             swept.append(identity_of(c))
 
-    before = Database(directory / "cache").observations(PROBLEM, DEVICE)
+    before = Knowledge(directory / "cache").observations(PROBLEM, DEVICE)
     resumed.hook = hook
     synthetic.tune(resumed, directory / "cache", size=SIZE)
     told = {"known": [o.identity for o in before], "swept": swept}
@@ -95,22 +97,20 @@ def record_many(directory: pathlib.Path, writer: int) -> None:
     """Records observations of one shared problem and one problem of its own."""
     for number in range(RECORDS):
         for problem in (PROBLEM, dataclasses.replace(PROBLEM, m=writer + 1)):
-            database = Database(directory / "cache")
+            knowledge = Knowledge(directory / "cache")
             kc = writer * RECORDS + number + 1
-            config = dataclasses.asdict(choice(kc).config)
-            seen = Observation(
-                variant="gemm_cpu", config=config, time_us=float(kc), repeats=1
-            )
-            journal = database.journal(problem, DEVICE)
-            database.append(journal, (seen,))
+            name = named(problem, choice(kc), DEVICE)
+            seen = Observation(**name, time_us=float(kc), repeats=1)
+            journal = knowledge.own.journal(problem, DEVICE)
+            knowledge.own.append(journal, (seen,))
             entry = Entry(
                 problem=problem.to_json(),
-                environment=environment(problem.op, DEVICE),
-                best=Best(variant="gemm_cpu", config=config, time_us=float(kc)),
+                environment=environment(DEVICE),
+                best=Best(**name, time_us=float(kc)),
                 observations=records.union([seen]),
                 written=f"{kc:06}",
             )
-            database.record(entry, journal)
+            knowledge.own.record(entry, journal)
             journal.close()
 
 
@@ -125,17 +125,17 @@ def shaped(m: int) -> GemmProblem:
 
 def prepare(directory: pathlib.Path) -> None:
     """A cache, a journal of an ended tuning, and a file to merge."""
-    database = Database(directory / "cache")
+    knowledge = Knowledge(directory / "cache")
     for m in (1, 2, 3):
-        database.record(
+        knowledge.own.record(
             synthetic.entry(
                 problem=shaped(m),
                 observations=[synthetic.measured(m), synthetic.measured(9)],
                 written=f"2026-01-0{m}",
             )
         )
-    journal = database.journal(shaped(4), DEVICE)
-    database.append(journal, (synthetic.measured(4),))
+    journal = knowledge.own.journal(shaped(4), DEVICE)
+    knowledge.own.append(journal, (synthetic.measured(4),))
     journal.close()
     theirs = [
         synthetic.entry(
@@ -207,7 +207,7 @@ def write_on_a_full_disk(directory: pathlib.Path) -> None:
         warnings.simplefilter("always")
         synthetic.tune(bench(), directory / "cache", size=SIZE)
     told["warnings"] = [str(w.message) for w in caught]
-    told["kept"] = [str(Database(directory / "cache").lookup(PROBLEM, DEVICE))]
+    told["kept"] = [str(Knowledge(directory / "cache").lookup(PROBLEM, DEVICE))]
     for what in ("merge", "export"):
         try:
             maintain(directory, what)

@@ -1,25 +1,25 @@
 """From a problem to a plan.
 
-    problem, device -> diagnose -> decide
-      -> (user > tuned > shipped > inherited > interpolated > policy) -> Plan
+    problem, device -> diagnose -> allowed
+      -> user's config, else tuned > shipped > inherited > interpolated > policy -> Plan
 
-The plan is a pure function of the problem, the device and an immutable snapshot of the
-tuning database, so all processes of a program lower the same HLO. Whether a plan
-can be carried out for an equation is ``serving``'s question, which calls ``plan``.
+The plan is a pure function of the problem, the device and ``Knowledge`` that does not
+change, so all processes of a program lower the same HLO. Whether a plan can be carried
+out for an equation is ``serving``'s question, which calls ``plan``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
-from tracea_jax import knowledge, policy, variants
+from tracea_jax import knowledge, variants
 from tracea_jax.device import Device, OtherDevice
 from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
 from tracea_jax.options import Options, current
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.answers import cache
+from tracea_jax.tuning.answers.answer import Answer, Question
 
 
 class Unsupported(ValueError):
@@ -93,36 +93,26 @@ def plan(
     variants.check_implementation(problem.op, implementation)
     diagnosis = diagnose(problem, device)
     allowed = _allowed(diagnosis, implementation)
-    make = functools.partial(
-        Plan, problem=problem, device=device, rejected=diagnosis.rejected
-    )
     if config is not None:
-        choice = _explicit(diagnosis, allowed, config)
-        reason = "the config was given"
-        return make(**_fields(choice), origin="user", reason=reason)
-    if allowed == ("xla",):
-        choice = policy.Choice(variant="xla", config=variants.XLA.config_type())
-        asked = implementation == "xla"
-        reason = "XLA was asked for" if asked else _why_only_xla(device)
-        return make(
-            **_fields(choice), origin="user" if asked else "policy", reason=reason
-        )
-    answer = _answer(problem, device, allowed, settings)
-    if answer is not None:
-        measured: Any = {"time_us": answer.time_us, "xla_us": answer.xla_us}
-        return make(
-            **_fields(answer.choice),
-            origin=answer.origin,
-            reason=_why(answer),
-            **(measured if answer.is_exact else {}),
-        )
-    decision = policy.decide(diagnosis)
-    if decision.choice.variant in allowed:
-        choice, reason = decision.choice, decision.reason
+        answer = _explicit(diagnosis, allowed, config)
+    elif allowed == ("xla",):
+        answer = _only_xla(implementation, device)
     else:
-        choice = next(h for h in decision.heroes if h.variant == allowed[0])
-        reason = f"implementation={implementation!r} was asked for"
-    return make(**_fields(choice), origin="policy", reason=reason)
+        question = Question(
+            diagnosis=diagnosis, allowed=allowed, implementation=implementation
+        )
+        answer = _answer(question, settings)
+    return Plan(
+        problem=problem,
+        device=device,
+        variant=answer.choice.variant,
+        config=answer.choice.config,
+        origin=answer.origin,
+        reason=answer.reason,
+        rejected=diagnosis.rejected,
+        time_us=answer.time_us if answer.is_exact else None,
+        xla_us=answer.xla_us if answer.is_exact else None,
+    )
 
 
 def default_implementation(op: str, settings: Options | None = None) -> str | None:
@@ -132,47 +122,20 @@ def default_implementation(op: str, settings: Options | None = None) -> str | No
     return name if name in ours else None
 
 
-def _why_only_xla(device: Device) -> str:
-    if isinstance(device, OtherDevice):
-        return f"there are no kernels for {device}"
-    return "no other variant can run it"
-
-
-def _fields(choice: policy.Choice) -> dict[str, Any]:
-    return {"variant": choice.variant, "config": choice.config}
-
-
-def _why(answer: cache.Answer) -> str:
-    place = f" on {answer.measured_in}" if answer.measured_in else ""
-    if answer.is_exact or answer.origin == "inherited":
-        if answer.measured_in and answer.choice.variant == "xla":
-            return f"nothing was clearly faster{place}"
-        return f"it was the fastest measured{place}"
-    count = answer.neighbours
-    reason = f"scored best by the model from {count} tuned neighbour"
-    reason += ("s" if count > 1 else "") + place
-    if answer.time_us is not None:
-        predicted = f"{answer.time_us:.1f} us"
-        if answer.xla_us is not None and answer.choice.variant != "xla":
-            predicted += f", XLA {answer.xla_us:.1f} us"
-        reason += f" (predicted: {predicted})"
-    return reason
-
-
-def _answer(
-    problem: Problem, device: Device, allowed: tuple[str, ...], settings: Options
-) -> cache.Answer | None:
+def _answer(question: Question, settings: Options) -> Answer:
     """What is known of the problem, measured now if the settings say so.
 
     Raises:
       LookupError: if it was not measured itself and ``on_miss="error"``.
     """
-    answer = knowledge.agreed(settings, device).fastest(problem, device, allowed)
-    is_missed = answer is None or not answer.is_exact
-    if is_missed and settings.on_miss == "tune" and knowledge.may_tune(problem, device):
+    problem, device = question.problem, question.device
+    answer = knowledge.agreed(settings, device).answer(question)
+    if answer.is_exact:
+        return answer
+    if settings.on_miss == "tune" and knowledge.may_tune(problem, device):
         knowledge.tune(problem, device, settings=settings)
-        return knowledge.agreed(settings, device).fastest(problem, device, allowed)
-    if is_missed and settings.on_miss == "error":
+        return knowledge.agreed(settings, device).answer(question)
+    if settings.on_miss == "error":
         raise LookupError(
             f"{problem} on {device.name} has no tuned answer and on_miss='error'; "
             "run `tracea tune` for it or allow on_miss='heuristic'"
@@ -197,9 +160,7 @@ def _allowed(diagnosis: Diagnosis, implementation: str | None) -> tuple[str, ...
     return wanted
 
 
-def _explicit(
-    diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any
-) -> policy.Choice:
+def _explicit(diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any) -> Answer:
     """The caller's config, with the first allowed variant that it fits."""
     problem, device = diagnosis.problem, diagnosis.device
     errors = []
@@ -211,5 +172,16 @@ def _explicit(
         except ValueError as e:
             errors.append(f"{name}: {e}")
         else:
-            return policy.Choice(variant=name, config=value)
+            choice = Choice(variant=name, config=value)
+            return Answer(choice=choice, origin="user", decision="the config was given")
     raise ValueError(f"config={config!r} fits no allowed variant: " + "; ".join(errors))
+
+
+def _only_xla(implementation: str | None, device: Device) -> Answer:
+    choice = Choice(variant="xla", config=variants.XLA.config_type())
+    if implementation == "xla":
+        return Answer(choice=choice, origin="user", decision="XLA was asked for")
+    why = "no other variant can run it"
+    if isinstance(device, OtherDevice):
+        why = f"there are no kernels for {device}"
+    return Answer(choice=choice, origin="policy", decision=why)

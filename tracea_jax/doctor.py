@@ -13,7 +13,7 @@ import jax
 from tracea_jax import catalogue
 from tracea_jax.catalogue import Op
 from tracea_jax.device import Device, cuda_driver_version, platform_of
-from tracea_jax.knowledge import database
+from tracea_jax.knowledge import known
 from tracea_jax.options import current, device_for
 from tracea_jax.runtime import cubins, nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
@@ -120,7 +120,7 @@ def _caches() -> list[str]:
     return [
         f"directory: {directory} ({_state(directory)})",
         *(f"shared: {p} ({_state(p, Trust.SHARED)})" for p in settings.shared),
-        f"tuned problems: {sum(1 for _ in database(settings).entries())}",
+        f"tuned problems: {sum(1 for _ in known(settings).own.entries())}",
         f"compiled kernels: {cubins.count(directory)}",
         f"on a miss: {settings.on_miss}",
     ]

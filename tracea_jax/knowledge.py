@@ -1,8 +1,11 @@
 """What is known of problems on this machine, and how more gets known: by measuring.
 
-agreed -> the snapshot of the tuning database that all processes of a program answer
-          from
-tune   -> a new entry, and a new snapshot for what is lowered from here on
+known  -> the ``Knowledge`` that answers now
+agreed -> the same, once all processes of a program have equal knowledge
+tune   -> a new entry, and new knowledge for what is lowered from here on
+
+What an answer is made of belongs to ``tuning.answers``; ``dispatch``, ``campaign`` and
+``doctor`` ask here.
 """
 
 from __future__ import annotations
@@ -26,50 +29,50 @@ from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import cubins
 from tracea_jax.tuning import measure, tuner
 from tracea_jax.tuning.agreement import Agreement
-from tracea_jax.tuning.answers import answer, cache
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.lab.ahead import kernels_of
 from tracea_jax.tuning.lab.child import FACTORY as CHILD_FACTORY
 from tracea_jax.tuning.lab.child import ChildLab
 from tracea_jax.tuning.lab.local import Lab, LabError, LocalLab
 from tracea_jax.tuning.store import exchange
+from tracea_jax.tuning.store.records import Entry
 
 SHIPPED = pathlib.Path(__file__).parent / "data" / "tuned"
 
 # ---- what is known -------------------------------------------------------------------
 
 # By the user's cache and the shared ones.
-_snapshots: dict[tuple[pathlib.Path, tuple[pathlib.Path, ...]], cache.Database] = {}
+_known: dict[tuple[pathlib.Path, tuple[pathlib.Path, ...]], Knowledge] = {}
 
 
-def database(settings: Options) -> cache.Database:
-    """The snapshot of the tuning database that answers now."""
+def known(settings: Options) -> Knowledge:
+    """The knowledge that answers now."""
     places = settings.directory, settings.shared
-    if places not in _snapshots:
-        # setdefault: threads that come here at once get the same snapshot.
-        snapshot = cache.Database(
-            settings.directory, shipped=(SHIPPED,), shared=settings.shared
-        )
-        return _snapshots.setdefault(places, snapshot)
-    return _snapshots[places]
+    if places not in _known:
+        # setdefault: threads that come here at once get the same knowledge.
+        made = Knowledge(settings.directory, shipped=(SHIPPED,), shared=settings.shared)
+        return _known.setdefault(places, made)
+    return _known[places]
 
 
-def agreed(settings: Options, device: Device) -> cache.Database:
-    """The snapshot, once it is known that all processes have the same.
+def agreed(settings: Options, device: Device) -> Knowledge:
+    """The knowledge that answers now, if all processes have equal knowledge.
 
     Raises:
       agreement.Disagreement: if they have not.
     """
-    snapshot = database(settings)
-    compared = _compared.setdefault(snapshot, set())
+    own = known(settings)
+    compared = _compared.setdefault(own, set())
     if device not in compared:
         if (agreement := _agreement()) is not None:
-            agreement.check(device.platform, snapshot.digest(device))
+            agreement.check(device.platform, own.digest(device))
         compared.add(device)
-    return snapshot
+    return own
 
 
 # Devices whose answers were compared with those of the other processes.
-_compared: weakref.WeakKeyDictionary[cache.Database, set[Device]] = (
+_compared: weakref.WeakKeyDictionary[Knowledge, set[Device]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -88,8 +91,8 @@ def _agreement_over(store: KeyValueStore) -> Agreement:
 
 
 def refresh(settings: Options) -> None:
-    """Takes a new snapshot of the database for problems lowered from here on."""
-    _snapshots.pop((settings.directory, settings.shared), None)
+    """Lets problems lowered from here on be answered from what is recorded by now."""
+    _known.pop((settings.directory, settings.shared), None)
 
 
 # ---- how more gets known -------------------------------------------------------------
@@ -108,7 +111,7 @@ def tune(
     settings: Options | None = None,
     publish: bool = False,
     **search: Any,
-) -> cache.Entry:
+) -> Entry:
     """Measures the problem's candidates on this machine and keeps the best.
 
     Args:
@@ -145,12 +148,12 @@ def check_local(device: Device) -> None:
 
 def _tuned(
     problem: Problem, device: Device, settings: Options, search: dict[str, Any]
-) -> list[cache.Entry]:
+) -> list[Entry]:
     """Tunes the parts that are not tuned yet, then the problem."""
     entries = []
     for part in variants.parts(problem):
-        known = database(settings).lookup(part, device)
-        if known is None or not known.is_exact:
+        answer = known(settings).lookup(part, device)
+        if answer is None or not answer.is_exact:
             entries += _tuned(part, device, settings, search)
     with contextlib.closing(open_lab(device, problem, settings=settings)) as lab:
         entry = tuner.finished(
@@ -161,10 +164,10 @@ def _tuned(
     return [*entries, entry]
 
 
-def tidy(entries: Iterable[cache.Entry], device: Device, settings: Options) -> None:
+def tidy(entries: Iterable[Entry], device: Device, settings: Options) -> None:
     """Removes compiled kernels beyond the limit, the answers of these entries last."""
     for entry in entries:
-        choice = answer.legal_choice(
+        choice = legal_choice(
             entry.best.variant,
             entry.best.config,
             problem_from_json(entry.problem),
@@ -191,7 +194,7 @@ def tuning(
         diagnosis,
         policy.decide(diagnosis),
         lab,
-        database(settings or current()),
+        known(settings or current()),
         device,
         **search,
     )
@@ -243,10 +246,10 @@ def bench_of(problem: Problem, device: Device) -> measure.Bench:
 
 
 def by_process_0(
-    tune: Callable[[], list[cache.Entry]],
+    tune: Callable[[], list[Entry]],
     settings: Options,
     progress: tuner.Progress | None = None,
-) -> list[cache.Entry]:
+) -> list[Entry]:
     """The entries that ``tune`` returns in process 0, which alone calls it.
 
     The other processes wait and keep the entries in memory, so that all answer alike.
@@ -267,5 +270,5 @@ def by_process_0(
     entries = exchange.unpack(data)
     if jax.process_index() != 0:
         for entry in entries:
-            database(settings).hold(entry)
+            known(settings).own.hold(entry)
     return list(entries)

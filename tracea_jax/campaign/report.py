@@ -14,8 +14,8 @@ from tracea_jax.campaign import text
 from tracea_jax.campaign.rows import Row, Times
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.answers.cache import Entry
 from tracea_jax.tuning.portfolio import Portfolio
+from tracea_jax.tuning.store.records import Entry
 
 _PROTOCOLS = {"latency": "cold", "throughput": "steady", "balanced": "balanced"}
 _MEANING = {

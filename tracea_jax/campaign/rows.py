@@ -12,7 +12,7 @@ from typing import Any
 
 from tracea_jax import variants
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.answers.cache import Entry
+from tracea_jax.tuning.store.records import Entry
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from tracea_jax.graph import Graph, Node
 from tracea_jax.options import Options, publish_epoch
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import roofline, schedule, tuner
-from tracea_jax.tuning.answers.cache import Entry
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing
+from tracea_jax.tuning.store.records import Entry
 
 # Part of their fair share of the budget that problems made of parts get: they have few
 # choices.
@@ -131,7 +131,7 @@ class Run:
         return [Node(problem=p, count=n) for p, n in counts.items()], later
 
     def _is_answered(self, problem: Problem) -> bool:
-        answer = knowledge.database(self.settings).lookup(problem, self.device)
+        answer = knowledge.known(self.settings).lookup(problem, self.device)
         return answer is not None and answer.is_exact
 
     def _tuned(
@@ -203,7 +203,7 @@ class Run:
     ) -> tuple[Portfolio, dict[Problem, Row]]:
         sharing = Sharing(
             lab=lab,
-            database=knowledge.database(self.settings),
+            knowledge=knowledge.known(self.settings),
             device=self.device,
             goal=self.search["goal"],
             fraction=fraction,

@@ -62,7 +62,7 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--other-environments",
         action="store_true",
-        help="entries of devices and toolchains that are not the ones of this machine",
+        help="entries of other devices, toolchains and kernels than this machine has",
     )
     prune.add_argument(
         "--max-entries", type=_count, metavar="N", help="keep the N newest"
@@ -199,7 +199,7 @@ def _prune(args: argparse.Namespace) -> int:
     pruned = upkeep.prune(
         _store(),
         older_than_s=args.older_than,
-        current=_current() if args.other_environments else None,
+        devices=_local_devices() if args.other_environments else None,
         max_entries=args.max_entries,
         journals=args.journals,
         now_s=time.time(),
@@ -225,15 +225,6 @@ def _prune_cubins(limit_bytes: int) -> None:
         f"{done.left_bytes / 1e6:.1f} MB are left",
         file=sys.stderr,
     )
-
-
-def _current() -> set[str]:
-    """Keys of the environments in which this machine measures."""
-    from tracea_jax import catalogue
-    from tracea_jax.tuning.store.environment import environment_key
-
-    devices = _local_devices()
-    return {environment_key(op, d) for op in catalogue.names() for d in devices}
 
 
 # --- shared ---------------------------------------------------------------------------

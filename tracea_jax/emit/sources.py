@@ -10,6 +10,7 @@ import functools
 import hashlib
 import pathlib
 import re
+from collections.abc import Iterable
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
@@ -72,8 +73,13 @@ def headers(*names: str) -> tuple[tuple[str, str], ...]:
 
 def source_hash(*names: str) -> str:
     """sha256 in hexadecimal of the named headers, all they include, and their names."""
+    return content_hash(headers(*names))
+
+
+def content_hash(texts: Iterable[tuple[str, str]]) -> str:
+    """sha256 in hexadecimal of (name, text) pairs in their order."""
     digest = hashlib.sha256()
-    for name, body in headers(*names):
+    for name, body in texts:
         for part in (name.encode(), body.encode()):
             # The length keeps two different splits of the same bytes apart.
             digest.update(len(part).to_bytes(8, "little") + part)

@@ -16,7 +16,7 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import goals, measure, select
-from tracea_jax.tuning.answers.cache import Best, Database, Observation
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.measure import (
     CandidateError,
@@ -26,9 +26,10 @@ from tracea_jax.tuning.measure import (
     Verification,
 )
 from tracea_jax.tuning.measure.race import QUIET
-from tracea_jax.tuning.search.candidates import config_json, identity_of
+from tracea_jax.tuning.search.candidates import identity_of
+from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.files import Journal
-from tracea_jax.tuning.store.records import union
+from tracea_jax.tuning.store.records import Best, Observation, union
 from tracea_jax.tuning.verdict import verdict
 
 FINALISTS = 8  # choices of the search that race, beside the heroes and XLA
@@ -65,7 +66,8 @@ class Session:
     """The observations of a tuning, and the steps that add to them.
 
     Attributes:
-      problem, lab, database, device, timing, progress, observe: as in ``tuner.Tuning``.
+      problem, lab, knowledge, device, timing, progress, observe: as of
+        ``tuner.Tuning``.
       journal: receives every observation at once.
       order: every choice, in the order that breaks ties; XLA's last.
       heroes: the defaults, XLA's among them.
@@ -83,7 +85,7 @@ class Session:
 
     problem: Problem
     lab: Lab
-    database: Database
+    knowledge: Knowledge
     device: Device
     journal: Journal
     timing: Timing
@@ -173,8 +175,7 @@ class Session:
             extra["spread"] = round(sample.spread, 5)
         return self._remember(
             Observation(
-                variant=choice.variant,
-                config=config_json(choice),
+                **self._named(choice),
                 time_us=sample.time_us,
                 cold_us=sample.cold_us,
                 repeats=sample.repeats,
@@ -236,8 +237,7 @@ class Session:
     def _best(self, race: Race, chosen: Choice) -> Best:
         second = select.runner_up(race, chosen, self.order, self.goal)
         return Best(
-            variant=chosen.variant,
-            config=config_json(chosen),
+            **self._named(chosen),
             time_us=_median(race, chosen),
             xla_us=_median(race, self.xla),
             ratio=_ratio(race, self.xla, chosen),
@@ -246,11 +246,7 @@ class Session:
             goal=self.goal,
             runner_up={}
             if second is None
-            else {
-                "variant": second.variant,
-                "config": config_json(second),
-                "time_us": _median(race, second),
-            },
+            else {**self._named(second), "time_us": _median(race, second)},
             origin="xla"
             if chosen == self.xla
             else ("hero" if chosen in self.heroes else "search"),
@@ -354,7 +350,7 @@ class Session:
             f"error {result.max_rel_error:.3g}, allowed {result.tolerance:.3g}"
             + ("" if result.repeatable else "; two runs differ")
         )
-        self._remember(_failure(choice, result.failure, message))
+        self._fail(choice, result.failure, message)
         return False
 
     def _race(
@@ -382,8 +378,7 @@ class Session:
             known = self.observed(choice)
             self._remember(
                 Observation(
-                    variant=choice.variant,
-                    config=config_json(choice),
+                    **self._named(choice),
                     time_us=race.median_us(choice),
                     cold_us=_median(race, choice, "cold") or (known and known.cold_us),
                     repeats=race.repeats[choice] * len(times),
@@ -415,7 +410,17 @@ class Session:
         self.drift = self.drift.measured(sample.time_us)
 
     def _failed(self, choice: Choice, error: CandidateError) -> Observation:
-        return self._remember(_failure(choice, error.kind, str(error)))
+        return self._fail(choice, error.kind, str(error))
+
+    def _fail(self, choice: Choice, kind: str, message: str) -> Observation:
+        return self._remember(
+            Observation(
+                **self._named(choice), failure=kind, message=message[:MAX_MESSAGE]
+            )
+        )
+
+    def _named(self, choice: Choice) -> dict[str, Any]:
+        return named(self.problem, choice, self.device)
 
     def _lost(self, error: LabError) -> TuningError:
         """The error to raise; the choice that is to blame is remembered as failed."""
@@ -428,18 +433,9 @@ class Session:
         name = observation.identity
         known = [self.known[name]] if name in self.known else []
         (self.known[name],) = union(known, [observation])
-        self.database.append(self.journal, (observation,))
+        self.knowledge.own.append(self.journal, (observation,))
         self.observe(observation)
         return observation
-
-
-def _failure(choice: Choice, kind: str, message: str) -> Observation:
-    return Observation(
-        variant=choice.variant,
-        config=config_json(choice),
-        failure=kind,
-        message=message[:MAX_MESSAGE],
-    )
 
 
 def _median(race: Race, choice: Choice, protocol: str = "steady") -> float | None:

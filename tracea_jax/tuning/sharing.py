@@ -17,12 +17,13 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
-from tracea_jax.tuning.answers.answer import legal_choice
-from tracea_jax.tuning.answers.cache import Best, Database, Entry, Observation
+from tracea_jax.tuning.answers.knowledge import Knowledge
+from tracea_jax.tuning.answers.legality import current, legal_choice
 from tracea_jax.tuning.lab.local import Lab, xla_choice
 from tracea_jax.tuning.measure import CandidateError, Race
 from tracea_jax.tuning.portfolio import Portfolio, Shared
-from tracea_jax.tuning.store.records import identity, union
+from tracea_jax.tuning.store.code import named
+from tracea_jax.tuning.store.records import Best, Entry, Observation, identity, union
 from tracea_jax.tuning.verdict import verdict
 
 ORIGIN = "portfolio"  # of an answer whose config is shared
@@ -64,14 +65,14 @@ class Sharing:
     """Finds a portfolio for entries of one device and records it as their answers.
 
     Attributes:
-      lab, database, device, goal: as in ``tuner.Tuning``.
+      lab, knowledge, device, goal: as in ``tuner.Tuning``.
       fraction: see ``Portfolio``.
       left_s: returns the seconds that are left for measuring.
       observe: called with every observation.
     """
 
     lab: Lab
-    database: Database
+    knowledge: Knowledge
     device: Device
     goal: str
     fraction: float
@@ -96,6 +97,8 @@ class Sharing:
             best = entry.best
             if best.variant != "xla" and best.config and best.time_us is not None:
                 problem = problem_from_json(entry.problem)
+                seen = current(entry.observations, problem, self.device)
+                entry = dataclasses.replace(entry, observations=seen)
                 groups.setdefault(problem.op, {})[problem] = entry
         configs: list[Shared] = []
         changed: Changed = {}
@@ -106,7 +109,7 @@ class Sharing:
             configs += _shared(op, known, slowness)
             for problem, entry in known.items():
                 if entry != group[problem]:
-                    entry = self.database.record(entry)
+                    entry = self.knowledge.own.record(entry)
                     changed[problem] = entry, slowness[problem]
         configs.sort(key=lambda shared: -len(shared.problems))
         found = Portfolio(
@@ -172,17 +175,14 @@ class Sharing:
     def _measured(
         self, problem: Problem, choice: Choice, best_us: float | None
     ) -> Observation:
-        config = dataclasses.asdict(choice.config)
+        name = named(problem, choice, self.device)
         try:
             sample = self.lab.sample(problem, choice, incumbent_us=best_us)
         except CandidateError as e:
-            observation = Observation(
-                variant=choice.variant, config=config, failure=e.kind, message=str(e)
-            )
+            observation = Observation(**name, failure=e.kind, message=str(e))
         else:
             observation = Observation(
-                variant=choice.variant,
-                config=config,
+                **name,
                 time_us=sample.time_us,
                 cold_us=sample.cold_us,
                 repeats=sample.repeats,
@@ -224,7 +224,7 @@ class Sharing:
             return entry, Slowness()
         verified = {**dataclasses.asdict(verification), "rounds": race.rounds}
         answer = dataclasses.replace(
-            _answer(race, choice, own, xla, best),
+            self._answer(problem, race, choice, own, best),
             kernel_us=found and found.ours_us,
             xla_kernel_us=found and found.xla_us,
         )
@@ -232,6 +232,23 @@ class Sharing:
             entry, best=answer, verified=verified, written=_now()
         )
         return changed, slowness
+
+    def _answer(
+        self, problem: Problem, race: Race, choice: Choice, own: Choice, before: Best
+    ) -> Best:
+        xla = xla_choice(problem, self.device)
+        second = named(problem, own, self.device)
+        return dataclasses.replace(
+            before,
+            **named(problem, choice, self.device),
+            time_us=race.median_us(choice),
+            xla_us=race.median_us(xla),
+            ratio=race.ratio(xla, choice),
+            cold_us=_cold_us(race, choice),
+            xla_cold_us=_cold_us(race, xla),
+            runner_up={**second, "time_us": race.median_us(own)},
+            origin=ORIGIN,
+        )
 
     def _slowness(self, race: Race, choice: Choice, own: Choice) -> Slowness:
         was_cold = all(race.cold_us.get(racer) for racer in (choice, own))
@@ -244,12 +261,8 @@ class Sharing:
     def _failed(
         self, problem: Problem, entry: Entry, choice: Choice, kind: str, message: str
     ) -> Entry:
-        observation = Observation(
-            variant=choice.variant,
-            config=dataclasses.asdict(choice.config),
-            failure=kind,
-            message=message,
-        )
+        name = named(problem, choice, self.device)
+        observation = Observation(**name, failure=kind, message=message)
         self.observe(problem, observation)
         return _with(entry, observation)
 
@@ -262,25 +275,6 @@ def _own(entry: Entry) -> str:
 def _with(entry: Entry, observation: Observation) -> Entry:
     observations = union(entry.observations, [observation])
     return dataclasses.replace(entry, observations=observations, written=_now())
-
-
-def _answer(race: Race, choice: Choice, own: Choice, xla: Choice, before: Best) -> Best:
-    return dataclasses.replace(
-        before,
-        variant=choice.variant,
-        config=dataclasses.asdict(choice.config),
-        time_us=race.median_us(choice),
-        xla_us=race.median_us(xla),
-        ratio=race.ratio(xla, choice),
-        cold_us=_cold_us(race, choice),
-        xla_cold_us=_cold_us(race, xla),
-        runner_up={
-            "variant": own.variant,
-            "config": dataclasses.asdict(own.config),
-            "time_us": race.median_us(own),
-        },
-        origin=ORIGIN,
-    )
 
 
 def _cold_us(race: Race, choice: Choice) -> float | None:

@@ -1,6 +1,6 @@
 """The tuner: searches a space, races the best against the defaults, and remembers.
 
-    cache and journals -> search -> verify -> race -> select.winner -> verdict -> entry
+    what is known -> search -> verify -> race -> select.winner -> verdict -> entry
 
 Every measurement is on disk before the next one starts, so a tuning that was killed
 continues where it stopped. A choice that fails is remembered with its reason and never
@@ -24,7 +24,7 @@ from tracea_jax.device import Device
 from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.policy import Choice, Decision
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.answers.cache import Database, Entry, environment
+from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
 from tracea_jax.tuning.goals import GOALS
 from tracea_jax.tuning.lab.local import Lab
@@ -38,8 +38,8 @@ from tracea_jax.tuning.session import (
     TuningError,
     no_limit,
 )
-from tracea_jax.tuning.store.environment import canonical, digest
-from tracea_jax.tuning.store.records import Observation
+from tracea_jax.tuning.store.environment import canonical, digest, environment
+from tracea_jax.tuning.store.records import Entry, Observation
 
 VERSION = 5  # of the tuning method; every entry names the version that made it
 EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
@@ -70,7 +70,7 @@ class Tuning:
         diagnosis: Diagnosis,
         decision: Decision,
         lab: Lab,
-        database: Database,
+        knowledge: Knowledge,
         device: Device,
         *,
         effort: str = "default",
@@ -87,7 +87,7 @@ class Tuning:
           problem: the problem to tune.
           diagnosis, decision: the variants that can run it, and the choices to try.
           lab: runs and verifies choices.
-          database: supplies earlier measurements; receives the entry.
+          knowledge: supplies earlier measurements; receives the entry.
           device: the local device.
           effort: "none" (the defaults and XLA race, nothing is searched), "quick" (at
             most 16 choices are evaluated), "default" (64) or "max" (256). "default" and
@@ -106,7 +106,7 @@ class Tuning:
         _check(effort, goal, budget_s)
         self.problem = problem
         self.stop: str | None = None
-        self._database, self._device = database, device
+        self._knowledge, self._device = knowledge, device
         self._candidates = Candidates.of(decision)
         self._default = decision.choice
         self._effort, self._seed, self._goal = effort, seed, goal
@@ -115,12 +115,12 @@ class Tuning:
             problem,
             device,
         )
-        journal = database.journal(problem, device)
+        journal = knowledge.own.journal(problem, device)
         self._close = weakref.finalize(self, journal.close)
         self._session = Session(
             problem=problem,
             lab=lab,
-            database=database,
+            knowledge=knowledge,
             device=device,
             journal=journal,
             timing=timing or Timing(),
@@ -131,7 +131,7 @@ class Tuning:
             reference=heroes[0],
             budget_s=no_limit(budget_s),
             goal=goal,
-            known={o.identity: o for o in database.observations(problem, device)},
+            known={o.identity: o for o in knowledge.observations(problem, device)},
         )
         self._search = self._begun()
         self._batch: list[int] = []  # proposed by the search and not measured yet
@@ -217,14 +217,14 @@ class Tuning:
         best, verified = session.finish(bounded_s=bounded_s)
         entry = Entry(
             problem=self.problem.to_json(),
-            environment=environment(self.problem.op, self._device),
+            environment=environment(self._device),
             best=best,
             observations=tuple(session.known[name] for name in sorted(session.known)),
             verified=verified,
             tuner=self._summary(),
             written=_now(),
         )
-        entry = self._database.record(entry, session.journal)
+        entry = self._knowledge.own.record(entry, session.journal)
         self._close()
         session.tell("done", 1, 1, entry.best.variant)
         return entry
@@ -244,7 +244,7 @@ class Tuning:
     def _begun(self) -> Search:
         """A search that has been told all observations known already."""
         candidates, session = self._candidates, self._session
-        near = self._database.neighbours(self.problem, self._device)
+        near = self._knowledge.neighbours(self.problem, self._device)
         seeds = (*session.heroes, *self._known_configs(near))
         search = Search(
             candidates.features,
@@ -266,7 +266,7 @@ class Tuning:
     def _known_configs(self, near: Sequence[Neighbour]) -> tuple[Choice, ...]:
         """Winners for this problem in other environments, then for its neighbours."""
         problem, device = self.problem, self._device
-        before = self._database.elsewhere(problem, device)
+        before = self._knowledge.elsewhere(problem, device)
         nearest = [n.best for n in near]
         return sum((history.seeds(b, problem, device) for b in (before, nearest)), ())
 

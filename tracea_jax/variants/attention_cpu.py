@@ -73,7 +73,7 @@ class AttentionCpu:
 
     name: str = "attention_cpu"
     config_type: type = AttentionCpuConfig
-    sources: tuple[str, ...] = ("cpu/",)
+    sources: tuple[str, ...] = ("cpu/attention",)
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         p = problem

@@ -69,7 +69,10 @@ class Variant(Protocol):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Source files whose content decides how configs perform."""
+        """What its kernels are built from: "cuda/<header>" or "cpu/<handler>".
+
+        All that these include is meant too; see ``tuning.store.code``.
+        """
         ...
 
     def why_not(self, problem: Any, device: Device) -> str | None:

@@ -93,7 +93,7 @@ class Conv2dCpu:
 
     name: str = "conv2d_cpu"
     config_type: type = Conv2dCpuConfig
-    sources: tuple[str, ...] = ("cpu/",)
+    sources: tuple[str, ...] = ("cpu/conv2d",)
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
         if reason := refuses_product(problem, device):

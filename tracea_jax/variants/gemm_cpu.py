@@ -265,7 +265,7 @@ class GemmCpu:
 
     name: str = "gemm_cpu"
     config_type: type = GemmCpuConfig
-    sources: tuple[str, ...] = ("cpu/",)
+    sources: tuple[str, ...] = ("cpu/gemm",)
 
     def why_not(self, problem: GemmProblem, device: Device) -> str | None:
         reason = refuses_product(problem, device)

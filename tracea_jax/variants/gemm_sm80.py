@@ -83,7 +83,7 @@ class GemmSm80:
 
     name: str = "gemm_sm80"
     config_type: type = GemmSm80Config
-    sources: tuple[str, ...] = ("cuda/gemm_sm80.cuh", "cuda/ptx/", "cuda/tile/")
+    sources: tuple[str, ...] = ("cuda/gemm_sm80.cuh",)
 
     def reasons(self, problem: GemmProblem, device: Device) -> tuple[str, ...]:
         """Every sentence why the problem cannot be served; empty if it can."""

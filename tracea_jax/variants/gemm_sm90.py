@@ -51,7 +51,7 @@ class GemmSm90:
 
     name: str = "gemm_sm90"
     config_type: type = GemmSm90Config
-    sources: tuple[str, ...] = ("cuda/gemm_sm90.cuh", "cuda/ptx/", "cuda/tile/")
+    sources: tuple[str, ...] = ("cuda/gemm_sm90.cuh",)
 
     def reasons(self, problem: GemmProblem, device: Device) -> tuple[str, ...]:
         """Every sentence why the problem cannot be served; empty if it can."""

@@ -1,135 +1,140 @@
-"""Answers: remembered choices that are legal for the problem that was asked."""
+"""What is asked and what is answered: a choice, legal for the problem, and its reasons.
+
+The kinds of answers have modules of their own (``recorded``, ``kindred``,
+``interpolate``); they propose, and ``accepted`` alone decides whether a proposal may
+run. ``knowledge`` and ``dispatch`` ask.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
 
-from tracea_jax import variants
 from tracea_jax.device import Device
+from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
-from tracea_jax.schema import check_types
-from tracea_jax.tuning.store.environment import Environment
-from tracea_jax.tuning.store.records import Best, Observation, identity
+from tracea_jax.tuning.answers.legality import read_choice
+from tracea_jax.tuning.store.code import code_of
+from tracea_jax.tuning.store.environment import Environment, environment
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A problem on a device, and which variants an answer may name.
+
+    Attributes:
+      diagnosis: of the problem, which says what can run at all.
+      allowed: candidates that the caller permits.
+      implementation: what the caller asked for; None for whatever is best.
+    """
+
+    diagnosis: Diagnosis
+    allowed: tuple[str, ...]
+    implementation: str | None = None
+
+    @classmethod
+    def about(
+        cls, problem: Problem, device: Device, allowed: tuple[str, ...] | None = None
+    ) -> Question:
+        """About a problem that was not diagnosed yet; any candidate by default."""
+        found = diagnose(problem, device)
+        return cls(diagnosis=found, allowed=allowed or found.candidates)
+
+    @property
+    def problem(self) -> Problem:
+        return self.diagnosis.problem
+
+    @property
+    def device(self) -> Device:
+        return self.diagnosis.device
+
+    @property
+    def environment(self) -> Environment:
+        """What times of the answer are comparable with."""
+        return environment(self.device)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any candidate may be the answer."""
+        return self.allowed == self.diagnosis.candidates
+
+    @property
+    def allows_xla(self) -> bool:
+        """Whether a kernel of ours has to be better than XLA to be the answer."""
+        return "xla" in self.allowed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A choice, legal for the problem that was asked, and how it is known.
+    """A choice and how it is known; a proposal until ``accepted`` has read it.
 
     Attributes:
-      choice: variant and config.
+      choice: variant and config; a proposal's config may be plain data.
       origin: "tuned" on this machine, "shared" by a cache that is only read, "shipped"
-        with the package, "inherited" from a kindred device, or "interpolated" from
-        other shapes.
+        with the package, "inherited" from a kindred device, "interpolated" from other
+        shapes, or "policy" if nothing is known.
       time_us, xla_us, ratio: as in ``Best``; predicted if the answer is interpolated.
       neighbours: how many tuned problems an interpolated answer was predicted from.
       measured_in: the environment that all this is known from, if it is another one.
+      code: what the choice compiled when it was measured; None if it was not.
+      decision: the policy's own reason, if it decided.
     """
 
     choice: Choice
     origin: str
-    time_us: float | None
-    xla_us: float | None
-    ratio: float | None
+    time_us: float | None = None
+    xla_us: float | None = None
+    ratio: float | None = None
     neighbours: int = 0
     measured_in: Environment | None = None
+    code: str | None = None
+    decision: str = ""
 
     @property
     def is_exact(self) -> bool:
         """Whether this very problem was measured in this environment."""
         return self.origin in ("tuned", "shared", "shipped")
 
+    @property
+    def reason(self) -> str:
+        """Why it was chosen, as a phrase."""
+        if self.decision:
+            return self.decision
+        place = f" on {self.measured_in}" if self.measured_in else ""
+        if self.origin == "interpolated":
+            plural = "s" if self.neighbours > 1 else ""
+            start = f"scored best by the model from {self.neighbours} tuned neighbour"
+            return start + plural + place + self._predicted
+        if self.measured_in and self.choice.variant == "xla":
+            return f"nothing was clearly faster{place}"
+        return f"it was the fastest measured{place}"
 
-def legal(best: Best, origin: str, problem: Problem, device: Device) -> Answer | str:
-    """The answer that ``best`` stands for, or why it may not be used any more."""
-    choice = legal_choice(best.variant, best.config, problem, device)
+    @property
+    def _predicted(self) -> str:
+        if self.time_us is None:
+            return ""
+        xla = f", XLA {self.xla_us:.1f} us" if self.xla_us is not None else ""
+        if self.choice.variant == "xla":
+            xla = ""
+        return f" (predicted: {self.time_us:.1f} us{xla})"
+
+
+def accepted(proposal: Answer, question: Question) -> Answer | str:
+    """The proposal with its config read, or why it may not run, as a phrase.
+
+    It may run if its variant is a candidate that the question allows, its config is
+    legal for the problem, and its kernels are still those that were measured.
+    """
+    variant = proposal.choice.variant
+    subject = f"the {proposal.origin} answer {variant}"
+    if (reason := question.diagnosis.reason(variant)) is not None:
+        return f"{subject} cannot run: {reason}"
+    problem, device = question.problem, question.device
+    choice = read_choice(variant, proposal.choice.config, problem, device)
     if isinstance(choice, str):
-        return f"the {origin} answer {best.variant} {choice}"
-    return Answer(
-        choice=choice,
-        origin=origin,
-        time_us=best.time_us,
-        xla_us=best.xla_us,
-        ratio=best.ratio,
-    )
-
-
-def legal_choice(
-    variant: str, config: dict[str, Any], problem: Problem, device: Device
-) -> Choice | str:
-    """The choice of a recorded config, or why it cannot run, as a phrase."""
-    try:
-        found = variants.get(problem.op, variant)
-        value = variants.config_from_json(found, hashable(config))
-        if (reason := found.why_not(problem, device)) is not None:
-            return f"cannot run: {reason}"
-        found.check(problem, value, device)
-        check_types(value)
-    # Values of a wrong type raise whatever they meet.
-    except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError) as e:
-        return f"is not legal: {e}"
-    return Choice(variant=variant, config=value)
-
-
-def hashable(config: dict[str, Any]) -> dict[str, Any]:
-    """JSON has lists where configs have tuples."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """A time that was measured for one problem.
-
-    Attributes:
-      variant, config: of what, the config as plain data.
-      time_us: of the last race if it was in one.
-      is_verified: whether it is known to compute correctly. What is not may be fast and
-        wrong.
-      identity: equal for the same config; see ``records.identity``.
-    """
-
-    variant: str
-    config: dict[str, Any]
-    time_us: float
-    is_verified: bool
-    identity: str
-
-
-def timed(best: Best | None, observations: Iterable[Observation]) -> tuple[Timed, ...]:
-    """The best-known time of each config, the fastest first.
-
-    A time at which a measurement was given up is none.
-    """
-    found: dict[str, Timed] = {}
-    times = [] if best is None else _of_race(best)
-    # Only what computed correctly comes into a race.
-    times += [
-        (o.variant, o.config, o.time_us, o.extra.get("protocol") == "race")
-        for o in observations
-        if not o.extra.get("abandoned")
-    ]
-    for variant, config, time_us, is_verified in times:
-        if variant is None or not time_us:
-            continue
-        name = identity(variant, config)
-        if name not in found:
-            found[name] = Timed(
-                variant=variant,
-                config=config,
-                time_us=time_us,
-                is_verified=is_verified,
-                identity=name,
-            )
-    return tuple(sorted(found.values(), key=lambda t: (t.time_us, t.identity)))
-
-
-def _of_race(best: Best) -> list[tuple[Any, Any, Any, bool]]:
-    second = best.runner_up
-    return [
-        (best.variant, best.config, best.time_us, True),
-        (second.get("variant"), second.get("config"), second.get("time_us"), True),
-        ("xla", {}, best.xla_us, True),
-    ]
+        return f"{subject} {choice}"
+    if variant not in question.allowed:
+        return f"{subject} is not allowed"
+    if proposal.code not in (None, code_of(problem, choice, device)):
+        return f"{subject} was measured with other kernels than those of today"
+    return dataclasses.replace(proposal, choice=choice)

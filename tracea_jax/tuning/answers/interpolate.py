@@ -13,10 +13,12 @@ with the distance of the shapes and with that of the configs.
 
 Candidates are the neighbours' best and the policy's defaults, those that are legal for
 the problem; the one of the least time is the answer, XLA being one of them. So it
-depends on all neighbours, and the nearest one's answer is never just copied. What is
-little faster than XLA is not: predictions err by some percent. Neighbours that other
-variants can serve tell nothing: what rules a variant out, as rows that are not aligned
-do, changes the times of XLA as well.
+depends on all neighbours, and the nearest one's answer is never just copied. A kernel
+predicted less than 5 % faster than XLA is not chosen: predictions err by some percent.
+Neighbours that other variants can serve tell nothing: what rules a variant out, as rows
+that are not aligned do, changes the times of XLA as well.
+
+``interpolated`` is a source of ``knowledge.Knowledge``.
 """
 
 from __future__ import annotations
@@ -24,25 +26,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tracea_jax import variants
 from tracea_jax.device import Device
+from tracea_jax.diagnosis import Diagnosis, diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import roofline
-from tracea_jax.tuning.answers.answer import (
-    Answer,
-    Timed,
-    hashable,
-    legal_choice,
-    timed,
-)
+from tracea_jax.tuning.answers import kindred
+from tracea_jax.tuning.answers.answer import Answer, Question
+from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.kriging import features_of, krige
+from tracea_jax.tuning.answers.legality import hashable, read_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
+from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.records import identity
 
 REACH = 2.5  # octaves; if the nearest neighbour is farther, there is no answer
@@ -57,23 +58,29 @@ CLEARLY = 1.05
 Seen = tuple[Neighbour, Timed]  # a time, and the neighbour it was measured at
 
 
-def answer(
-    problem: Problem,
-    device: Device,
-    near: Sequence[Neighbour],
-    allowed: tuple[str, ...] | None = None,
-) -> Answer | None:
+def interpolated(question: Question, evidence: Evidence) -> Iterator[Answer]:
+    """From neighbours measured here, else from those of a kindred environment."""
+    here, op = question.environment, question.problem.op
+    found = answer(question, evidence.near(question, here.key))
+    if found is not None:
+        yield found
+    for there in evidence.kin(op, here):
+        found = answer(question, evidence.near(question, there.key))
+        if found is not None:
+            yield kindred.adopted(found, there)
+
+
+def answer(question: Question, near: Sequence[Neighbour]) -> Answer | None:
     """The choice of the least predicted time; None if nothing is known near enough.
 
     A pure function. Times of the answer are predictions.
 
     Args:
-      problem, device: what is asked.
+      question: what is asked.
       near: finished neighbours, the nearest first.
-      allowed: variants that the answer may be of; any by default.
     """
-    served = _served(problem, device)
-    near = [n for n in near if _served(n.problem, device) == served]
+    diagnosis = question.diagnosis
+    near = [n for n in near if _is_like(n.problem, diagnosis)]
     if not near or near[0].distance > REACH:
         return None
     seen = [
@@ -81,38 +88,42 @@ def answer(
         for n in near
         for t in (timed(n.best, n.observations) if n.times is None else n.times)
     ]
-    candidates = _candidates(problem, device, near, seen)
-    times = _predicted(problem, device, near, seen, candidates)
+    candidates = _candidates(diagnosis, near, seen)
+    times = _predicted(diagnosis, seen, candidates)
     # Of equal ones the first: neighbours' configs before defaults, the nearest first.
     ranked = sorted(times, key=lambda choice: times[choice])
-    chosen = next((c for c in ranked if allowed is None or c.variant in allowed), None)
+    chosen = next((c for c in ranked if c.variant in question.allowed), None)
     if chosen is None:
         return None
     xla = next((c for c in ranked if c.variant == "xla"), None)
-    xla_us = None if xla is None else times[xla]
-    if allowed is None and xla is not None and times[xla] < CLEARLY * times[chosen]:
+    if question.allows_xla and xla is not None and times[xla] < CLEARLY * times[chosen]:
         chosen = xla
+    return _answer(chosen, times[chosen], None if xla is None else times[xla], near)
+
+
+def _answer(
+    chosen: Choice, time_us: float, xla_us: float | None, near: Sequence[Neighbour]
+) -> Answer:
     return Answer(
         choice=chosen,
         origin="interpolated",
-        time_us=times[chosen],
+        time_us=time_us,
         xla_us=xla_us,
-        ratio=xla_us / times[chosen] if xla_us else None,
+        ratio=xla_us / time_us if xla_us else None,
         neighbours=len(near),
     )
 
 
-def _served(problem: Problem, device: Device) -> frozenset[str]:
-    """Names of the variants that can serve a problem."""
-    return frozenset(
-        v.name for v in variants.of(problem.op) if v.why_not(problem, device) is None
-    )
+def _is_like(problem: Problem, diagnosis: Diagnosis) -> bool:
+    """Whether the same variants can serve a neighbour."""
+    return diagnose(problem, diagnosis.device).candidates == diagnosis.candidates
 
 
 def _candidates(
-    problem: Problem, device: Device, near: Sequence[Neighbour], seen: Sequence[Seen]
+    diagnosis: Diagnosis, near: Sequence[Neighbour], seen: Sequence[Seen]
 ) -> tuple[Choice, ...]:
     """Legal choices: the best few of each neighbour, then the defaults, then XLA."""
+    problem, device = diagnosis.problem, diagnosis.device
     failed = {o.identity for n in near for o in n.observations if o.failure}
     found: list[Choice | str] = []
     for neighbour in near:
@@ -122,23 +133,20 @@ def _candidates(
             if n is neighbour and t.is_verified and t.identity not in failed
         ]
         for t in [t for t in own if t.variant != "xla"][:TOP]:
-            found.append(legal_choice(t.variant, t.config, problem, device))
-    for variant in variants.of(problem.op):
-        if variant.why_not(problem, device) is None:
-            config = variant.heuristic(problem, device)
-            found.append(Choice(variant=variant.name, config=config))
+            if t.variant in diagnosis.candidates:
+                found.append(read_choice(t.variant, t.config, problem, device))
+    for name in diagnosis.candidates:
+        config = variants.get(problem.op, name).heuristic(problem, device)
+        found.append(Choice(variant=name, config=config))
     return tuple(dict.fromkeys(c for c in found if isinstance(c, Choice)))
 
 
 def _predicted(
-    problem: Problem,
-    device: Device,
-    near: Sequence[Neighbour],
-    seen: Sequence[Seen],
-    candidates: Sequence[Choice],
+    diagnosis: Diagnosis, seen: Sequence[Seen], candidates: Sequence[Choice]
 ) -> dict[Choice, float]:
     """Microseconds of each candidate that anything is known about."""
-    floors = _floors(problem, device, near, seen)
+    problem, device = diagnosis.problem, diagnosis.device
+    floors = _floors(diagnosis, seen)
     times: dict[Choice, float] = {}
     for name in dict.fromkeys(c.variant for c in candidates):
         variant = variants.get(problem.op, name)
@@ -229,7 +237,7 @@ class _Model:
 
 
 def _floors(
-    problem: Problem, device: Device, near: Sequence[Neighbour], seen: Sequence[Seen]
+    diagnosis: Diagnosis, seen: Sequence[Seen]
 ) -> tuple[Callable[[Problem], float], ...]:
     """What the times of anything good are about proportional to; the first for all.
 
@@ -237,11 +245,12 @@ def _floors(
     last wave of tiles may be short, from which all kernels with such tiles suffer
     alike. Then also the device's roofline, that of kernels whose tiles always fit.
     """
-    for variant in variants.of(problem.op):
-        if variant.why_not(problem, device) is None:
-            if _modelled(variant, problem, device)[1] is not None:
-                least = functools.partial(_least_modelled, variant, device)
-                return (least, lambda other: roofline.floor_us(other, device) or 0.0)
+    problem, device = diagnosis.problem, diagnosis.device
+    for name in diagnosis.candidates:
+        variant = variants.get(problem.op, name)
+        if _modelled(variant, problem, device)[1] is not None:
+            least = functools.partial(_least_modelled, variant, device)
+            return (least, lambda other: roofline.floor_us(other, device) or 0.0)
     work = [(n.problem, t.time_us) for n, t in seen]
     rate = max(p.flops / t for p, t in work)
     bandwidth = max(p.bytes / t for p, t in work)

@@ -3,6 +3,8 @@
 Which sizes are extents, a problem's class says. The distance of two problems is the
 Euclidean one of the binary logarithms of their extents, so it counts octaves: 1 if one
 extent is twice the other's.
+
+``interpolate`` makes answers from them, and a tuner begins with their configs.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ import math
 from typing import Any
 
 from tracea_jax import catalogue
+from tracea_jax.device import Device
 from tracea_jax.problem import Problem, problem_from_json
-from tracea_jax.tuning.answers.answer import Timed, timed
+from tracea_jax.tuning.answers.legality import current, current_best
+from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import canonical, problem_key
+from tracea_jax.tuning.store.readers import Readers
 from tracea_jax.tuning.store.records import Best, Observation
-from tracea_jax.tuning.store.sources import Sources
 
 NEAREST = 8  # neighbours that are looked at
 FARTHEST = 4.0  # octaves; beyond, nothing is learnt about which config is best
@@ -31,8 +35,8 @@ class Neighbour:
       problem: the neighbour.
       distance: in octaves, see the module.
       origin: "tuned" on this machine or "shipped".
-      best: its answer; None if its tuning was never finished.
-      observations: all that was measured.
+      best: its answer; None if its tuning was never finished, or its kernels changed.
+      observations: all that was measured of kernels as they are.
       times: what ``answers.timed`` makes of both, if that is known already.
     """
 
@@ -52,42 +56,50 @@ class Place:
       position: binary logarithms of its extents.
       name: of its entry or journal.
       problem: ``Problem.to_json()``.
-      source: index of the place that has it; the first one that has it counts.
+      reader: index of the first reader that has it.
     """
 
     position: tuple[float, ...]
     name: Name
     problem: dict[str, Any]
-    source: int
+    reader: int
 
 
 class Nearby:
-    """The problems of one op that some sources know of, as they were when looked at.
+    """The problems of one op that some readers know of, as they were when looked at.
 
     Names are read once, and an entry when it is first one of the nearest.
     """
 
     def __init__(
-        self, sources: Sources, environment: str, op: str, *, journals: bool = False
+        self,
+        readers: Readers,
+        environment: str,
+        op: str,
+        device: Device,
+        *,
+        journals: bool = False,
     ) -> None:
         """Reads all heads.
 
         Args:
-          sources: the first one that knows a problem counts.
+          readers: the first one that knows a problem counts.
           environment: its key.
           op: of the problems.
+          device: where the answer is to run.
           journals: whether tunings that were not finished count.
         """
-        self._sources = sources
+        self._readers = readers
+        self._device = device
         self._journals = journals
         self._families: dict[str, dict[Name, Place]] = {}
         self._read: dict[Name, Neighbour | None] = {}
-        for i, (_, source) in enumerate(sources):
-            for name, problem in source.problems(environment, op, journals=journals):
+        for i, (_, reader) in enumerate(readers):
+            for name, problem in reader.problems(environment, op, journals=journals):
                 if (split := _split(problem)) is not None:
                     family, position = split
                     place = Place(
-                        position=position, name=name, problem=problem, source=i
+                        position=position, name=name, problem=problem, reader=i
                     )
                     self._families.setdefault(family, {}).setdefault(name, place)
 
@@ -106,18 +118,21 @@ class Nearby:
 
     def _neighbour(self, place: Place) -> Neighbour | None:
         """What is known at a place; None if it cannot be read."""
-        origin, source = self._sources[place.source]
+        origin, reader = self._readers[place.reader]
         try:
-            entry = source.read(place.name, complete=True)
+            entry = reader.read(place.name, complete=True)
             problem = problem_from_json(place.problem)
         except (ValueError, TypeError):  # damaged, or of a newer version
             return None
-        best = entry.best if entry else None
-        observed = entry.observations if entry else ()
-        if self._journals and isinstance(source, Store):
-            observed = source.observations(place.name)
         # The key tells a file that was renamed.
-        if not (best or observed) or problem_key(place.problem) != place.name.problem:
+        if problem_key(place.problem) != place.name.problem:
+            return None
+        best = current_best(entry.best, problem, self._device) if entry else None
+        observed = entry.observations if entry else ()
+        if self._journals and isinstance(reader, Store):
+            observed = reader.observations(place.name)
+        observed = current(observed, problem, self._device)
+        if best is None and not (self._journals and observed):
             return None
         return Neighbour(
             problem=problem,

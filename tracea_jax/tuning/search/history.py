@@ -17,7 +17,7 @@ from tracea_jax.device import Device
 from tracea_jax.policy import Choice, space_of
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import goals, roofline
-from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
 from tracea_jax.tuning.search.batches import History
 from tracea_jax.tuning.search.candidates import Candidates

@@ -6,13 +6,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pathlib
 from typing import Any
 
 from tracea_jax import device as devices
-from tracea_jax import schema, variants
-from tracea_jax.device import CpuDevice, CudaDevice, Device
-from tracea_jax.emit import sources
+from tracea_jax import schema
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.runtime import nvrtc
 
 SCHEMA = 1  # of the files; raised when an older reader would misunderstand a newer one
@@ -33,7 +31,7 @@ TABLE = schema.Table(
     fields={
         "schema": _COUNT,
         "units": _COUNT,
-        **dict.fromkeys(("device", "arch", "driver", "nvrtc", "sources"), schema.line),
+        **dict.fromkeys(("device", "arch", "driver", "nvrtc"), schema.line),
     },
     required=frozenset({"device", "arch", "units"}),
 )
@@ -47,16 +45,16 @@ def digest(text: str, digits: int) -> str:
 class Environment:
     """Times and failures are comparable within one environment and in no other.
 
+    The kernels are no part of it: each record tells what it compiled (``store.code``),
+    so that a change of one kernel forgets what was measured with that kernel alone.
+
     Attributes:
       schema: of the files that belong to it.
       device, arch: name and exact target, as the device reports them.
       units: streaming multiprocessors of a GPU, cores of a CPU.
       driver: major CUDA version of the driver; "" on a CPU.
       nvrtc: version of the kernel compiler; "" on a CPU.
-      sources: hash of the kernel sources that can run on the device, so that a change
-        of one kernel forgets what was measured with the old one. The version of the
-        package is no part of it: a release that changes no kernel keeps every answer.
-      unknown: what else a newer version says; part of the key, as it is there.
+      unknown: what else another version says; part of the key, as it is there.
     """
 
     schema: int = SCHEMA
@@ -65,7 +63,6 @@ class Environment:
     units: int
     driver: str = ""
     nvrtc: str = ""
-    sources: str = ""
     unknown: dict[str, Any] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
@@ -109,12 +106,8 @@ _FIELDS = tuple(f.name for f in dataclasses.fields(Environment) if f.compare)
 
 
 @functools.cache
-def environment(op: str, device: Device) -> Environment:
-    """The environment in which this process measures ``op`` on ``device``.
-
-    Raises:
-      FileNotFoundError: if the package lacks its own kernel sources.
-    """
+def environment(device: Device) -> Environment:
+    """The environment in which this process measures on ``device``."""
     is_gpu = isinstance(device, CudaDevice)
     units = device.sm_count if is_gpu else getattr(device, "cores", 0)
     compiler = (nvrtc.version() or "") if is_gpu else ""
@@ -126,44 +119,15 @@ def environment(op: str, device: Device) -> Environment:
         units=units,
         driver=driver.partition(".")[0],
         nvrtc=compiler,
-        sources=_source_hash(op, device),
     )
 
 
 @functools.cache
-def environment_key(op: str, device: Device) -> str:
-    """``environment(op, device).key``, hashed once."""
-    return environment(op, device).key
+def environment_key(device: Device) -> str:
+    """``environment(device).key``, hashed once."""
+    return environment(device).key
 
 
 def problem_key(problem: dict[str, Any]) -> str:
     """16 hexadecimal digits from ``Problem.to_json()``: the name of its file."""
     return digest(canonical(problem), 16)
-
-
-def _source_hash(op: str, device: Device) -> str:
-    """Hash of the sources of the op's variants that are written for this platform.
-
-    Sources of the other platform are left out: a change of a GPU kernel must not forget
-    what was measured on CPUs.
-    """
-    if not isinstance(device, CpuDevice | CudaDevice):
-        return ""
-    prefix = f"{device.platform}/"
-    names = {s for v in variants.of(op) for s in v.sources if s.startswith(prefix)}
-    return digest(canonical([_content_hash(name) for name in sorted(names)]), 16)
-
-
-def _content_hash(name: str) -> Any:
-    """Hash of a file with all it includes, or of each file below a directory."""
-    path = sources.directory().parent / name
-    if path.suffix == ".cuh":
-        return sources.source_hash(name.partition("/")[2])
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    if not files:
-        raise FileNotFoundError(f"{path} has no kernel sources; install tracea_jax")
-    return [(p.relative_to(path).as_posix(), _file_hash(p)) for p in files]
-
-
-def _file_hash(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

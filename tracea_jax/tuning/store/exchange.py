@@ -30,7 +30,7 @@ from tracea_jax.tuning.store.formats import (
     checked,
     signed,
 )
-from tracea_jax.tuning.store.records import Best, Entry, identity, union
+from tracea_jax.tuning.store.records import Best, Entry, union
 
 LIMIT_BYTES = 256 << 20  # of a file that is merged: a hundred thousand observations
 
@@ -189,19 +189,19 @@ def reconcile(one: Entry, other: Entry) -> Entry:
     What is known of the tuning that was not chosen is kept in ``tuner["merged"]``.
     """
     observations = union(one.observations, other.observations)
-    repeats = {o.identity: o.repeats for o in observations}
-    failed = {o.identity for o in observations if o.failure is not None}
+    repeats = {o.compiled: o.repeats for o in observations}
+    failed = {o.compiled for o in observations if o.failure is not None}
 
     def rank(entry: Entry) -> tuple[bool, int, float, str, str]:
         best = entry.best
-        name = identity(best.variant, best.config)
+        name = best.compiled
         time = -(best.time_us or float("inf"))
         text = canonical(entry.to_json())
         return name not in failed, repeats.get(name, 0), time, entry.written, text
 
     chosen, dropped = sorted((one, other), key=rank, reverse=True)
     best, verified = chosen.best, chosen.verified
-    if identity(best.variant, best.config) in failed:
+    if best.compiled in failed:
         best, verified = Best(variant="xla", config={}, xla_us=best.xla_us), {}
     return dataclasses.replace(
         chosen,
@@ -233,12 +233,12 @@ def _tunings(entry: Entry) -> list[dict[str, Any]]:
 
 def _conflict(result: Entry, old: Entry, new: Entry) -> Conflict | None:
     """Whether the answers differed, and which one was kept."""
-    names = [identity(e.best.variant, e.best.config) for e in (old, new)]
+    names = [e.best.compiled for e in (old, new)]
     if names[0] == names[1]:
         return None
-    kept = identity(result.best.variant, result.best.config)
+    kept = result.best.compiled
     dropped = new if kept == names[0] else old
-    repeats = {o.identity: o.repeats for o in result.observations}
+    repeats = {o.compiled: o.repeats for o in result.observations}
     other = names[1] if dropped is new else names[0]
     return Conflict(
         problem=result.problem,

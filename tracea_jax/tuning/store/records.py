@@ -39,10 +39,11 @@ DISQUALIFYING = ("wrong_result", "nan", UNKNOWN)
 _TIME_US = schema.optional(schema.number(1e-6, 1e15))
 _RATIO = schema.optional(schema.number(1e-12, 1e12))
 _OF_CONFIG = {"variant": schema.line, "config": schema.mapping}
+_NAMED = {**_OF_CONFIG, "code": schema.line}
 OBSERVATION = schema.Table(
     name="observation",
     fields={
-        **_OF_CONFIG,
+        **_NAMED,
         **dict.fromkeys(("time_us", "cold_us"), _TIME_US),
         "failure": schema.optional(schema.word),
         "message": schema.anything,
@@ -61,12 +62,12 @@ OBSERVATION = schema.Table(
 BEST = schema.Table(
     name="best",
     fields={
-        **_OF_CONFIG,
+        **_NAMED,
         **dict.fromkeys(("time_us", "xla_us", "cold_us", "xla_cold_us"), _TIME_US),
         **dict.fromkeys(("kernel_us", "xla_kernel_us"), _TIME_US),
         "ratio": _RATIO,
         "runner_up": schema.Table(
-            name="runner_up", fields={**_OF_CONFIG, "time_us": _TIME_US}
+            name="runner_up", fields={**_NAMED, "time_us": _TIME_US}
         ),
         **dict.fromkeys(("origin", "goal"), schema.line),
     },
@@ -102,6 +103,7 @@ class Observation:
 
     Attributes:
       variant, config: what was measured, the config as plain data.
+      code: hash of what it compiled, see ``store.code``; "" if nothing of ours.
       time_us: median time of one execution among many in a row; None if it failed.
       cold_us: median time of a single execution on cold caches; None if not measured.
       failure: one of ``FAILURES``, or None; ``UNKNOWN`` if ``unknown`` has a kind that
@@ -114,6 +116,7 @@ class Observation:
 
     variant: str
     config: dict[str, Any]
+    code: str = ""
     time_us: float | None = None
     failure: str | None = None
     message: str = ""
@@ -158,6 +161,11 @@ class Observation:
         return identity(self.variant, self.config)
 
     @property
+    def compiled(self) -> tuple[str, str]:
+        """Equal for observations of the same config made with the same kernels."""
+        return self.identity, self.code
+
+    @property
     def is_disqualified(self) -> bool:
         """Whether no later measurement can outweigh the failure."""
         return self.failure in DISQUALIFYING
@@ -173,10 +181,12 @@ class Best:
 
     Attributes:
       variant, config: what to run, the config as plain data.
+      code: hash of what it compiled when it raced, as of an observation.
       time_us, xla_us: medians in the race; None if there was none.
       cold_us, xla_cold_us: the same of single executions on cold caches.
       ratio: median over the rounds of XLA's time by ours; above 1, ours is faster.
-      runner_up: variant, config and time_us of the next best; empty if there is none.
+      runner_up: variant, config, code and time_us of the next best; empty if there is
+        none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
       kernel_us, xla_kernel_us: kernel times by which it was judged against XLA at last;
@@ -186,6 +196,7 @@ class Best:
 
     variant: str
     config: dict[str, Any]
+    code: str = ""
     time_us: float | None = None
     xla_us: float | None = None
     ratio: float | None = None
@@ -197,6 +208,11 @@ class Best:
     kernel_us: float | None = None
     xla_kernel_us: float | None = None
     unknown: dict[str, Any] = _unknown()
+
+    @property
+    def compiled(self) -> tuple[str, str]:
+        """As of an observation."""
+        return identity(self.variant, self.config), self.code
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data."""
@@ -300,7 +316,8 @@ def _plain(record: Best | Entry) -> dict[str, Any]:
 def observation_json(observation: Observation) -> dict[str, Any]:
     """The observation as plain data, without what has its default."""
     data = {"variant": observation.variant, "config": observation.config}
-    for name in ("time_us", "failure", "message", "repeats", "extra", "cold_us"):
+    optional = ("code", "time_us", "failure", "message", "repeats", "extra", "cold_us")
+    for name in optional:
         if value := getattr(observation, name):
             data[name] = value
     return data | observation.unknown
@@ -320,10 +337,13 @@ def parse_observation(line: bytes | str) -> Observation | None:
 
 
 def union(*groups: Iterable[Observation]) -> tuple[Observation, ...]:
-    """All observations, the better-measured one of each config, sorted by identity."""
-    kept: dict[str, Observation] = {}
+    """All observations, the better-measured one of each config, sorted by identity.
+
+    Those of the same config that was compiled from other kernels are kept beside it.
+    """
+    kept: dict[tuple[str, str], Observation] = {}
     for observation in (o for group in groups for o in group):
-        name = observation.identity
+        name = observation.compiled
         if name not in kept or _weight(observation) > _weight(kept[name]):
             kept[name] = observation
     return tuple(kept[name] for name in sorted(kept))
@@ -364,10 +384,10 @@ def merge(one: Entry, other: Entry) -> Entry:
     """
     newer, older = sorted((one, other), key=lambda e: (e.written, e.to_bytes()))[::-1]
     observations = union(newer.observations, older.observations)
-    failed = {o.identity for o in observations if o.failure is not None}
-    for source in (newer, older):
-        if identity(source.best.variant, source.best.config) not in failed:
-            best, verified = source.best, source.verified
+    failed = {o.compiled for o in observations if o.failure is not None}
+    for entry in (newer, older):
+        if entry.best.compiled not in failed:
+            best, verified = entry.best, entry.verified
             break
     else:
         best, verified = Best(variant="xla", config={}, xla_us=newer.best.xla_us), {}

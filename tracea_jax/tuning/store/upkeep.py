@@ -1,4 +1,4 @@
-"""Looking after a store: what is wrong in it, and what may go."""
+"""Looking after a store: what is wrong in it, and what may go; ``cli.cache`` asks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ import datetime
 import json
 import math
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tracea_jax import schema
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning.answers.answer import legal_choice
+from tracea_jax.tuning.answers.legality import current_best, legal_choice
 from tracea_jax.tuning.store import files
 from tracea_jax.tuning.store.entries import Name, Store
 from tracea_jax.tuning.store.environment import Environment, environment_key
 from tracea_jax.tuning.store.formats import UNREADABLE, Damaged, NewerSchema
 from tracea_jax.tuning.store.records import Entry
+
+_OTHER_KERNELS = "its kernels have changed since it was tuned; tune it again"
 
 Check = Callable[[Problem, Choice, Device], str | None]
 
@@ -95,7 +97,11 @@ def _of_entry(
     choice = legal_choice(entry.best.variant, entry.best.config, problem, device)
     if isinstance(choice, str):
         yield Finding(path=path, message=f"its answer {entry.best.variant} {choice}")
-    elif check is not None and name.environment == environment_key(name.op, device):
+    elif name.environment != environment_key(device):
+        return
+    elif current_best(entry.best, problem, device) is None:
+        yield Finding(path=path, message=_OTHER_KERNELS, is_wrong=False)
+    elif check is not None:
         if (wrong := check(problem, choice, device)) is not None:
             yield Finding(path=path, message=f"its answer {choice} fails: {wrong}")
 
@@ -149,7 +155,7 @@ def prune(
     store: Store,
     *,
     older_than_s: float | None = None,
-    current: Collection[str] | None = None,
+    devices: Collection[Device] | None = None,
     max_entries: int | None = None,
     journals: bool = False,
     now_s: float,
@@ -164,7 +170,7 @@ def prune(
       store: what to prune.
       older_than_s: seconds since it was written that an entry, a damaged file that was
         set aside, or the journal of an ended tuning may have.
-      current: keys of the environments whose entries stay; by default all do.
+      devices: whose entries stay, if their kernels are as they were; by default all do.
       max_entries: only so many stay, the most recently written.
       journals: whether those of ended tunings go, whatever their age.
       now_s: seconds since 1970.
@@ -174,6 +180,7 @@ def prune(
       What was removed, or would be.
     """
     oldest_s = None if older_than_s is None else now_s - older_than_s
+    current = None if devices is None else {environment_key(d): d for d in devices}
     doomed: list[Pruned] = []
     for name, entry, reason in _doomed(store, oldest_s, current, max_entries):
         if dry_run or store.remove(name, expected=entry):
@@ -190,7 +197,7 @@ def prune(
 def _doomed(
     store: Store,
     oldest_s: float | None,
-    current: Collection[str] | None,
+    current: Mapping[str, Device] | None,
     max_entries: int | None,
 ) -> Iterator[tuple[Name, Entry, str]]:
     stay: list[tuple[float, Name, Entry]] = []
@@ -198,6 +205,8 @@ def _doomed(
         written_s = _written_s(store, name, entry)
         if current is not None and name.environment not in current:
             yield name, entry, "its environment is not the current one"
+        elif current is not None and _is_stale(entry, current[name.environment]):
+            yield name, entry, "its kernels have changed"
         elif oldest_s is not None and written_s < oldest_s:
             yield name, entry, f"it was written {entry.written}"
         else:
@@ -206,6 +215,14 @@ def _doomed(
         stay.sort(key=lambda item: (-item[0], dataclasses.astuple(item[1])))
         for _, name, entry in stay[max_entries:]:
             yield name, entry, f"{max_entries} were written later"
+
+
+def _is_stale(entry: Entry, device: Device) -> bool:
+    try:
+        problem = problem_from_json(entry.problem)
+    except UNREADABLE:  # a newer version may know it
+        return False
+    return current_best(entry.best, problem, device) is None
 
 
 def _written_s(store: Store, name: Name, entry: Entry) -> float:
