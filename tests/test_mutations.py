@@ -155,11 +155,11 @@ def check_kept(directory: pathlib.Path, content: bytes) -> None:
         before = None
     Knowledge(directory).own.record(entry(choice(9), observations=[measured(20)]))
     knowledge = Knowledge(directory)
-    assert measured(20) in knowledge.observations(PROBLEM, DEVICE)
+    assert measured(20) in knowledge.own.observations(PROBLEM, DEVICE)
     if before is None:
         assert content in everything(directory)
     else:
-        after = knowledge.observations(PROBLEM, DEVICE)
+        after = knowledge.own.observations(PROBLEM, DEVICE)
         missing = {o.identity for o in before} - {o.identity for o in after}
         assert not missing
     check_answer(knowledge.lookup(PROBLEM, DEVICE))
@@ -199,7 +199,7 @@ def test_journals(tmp_path, count):
         assert answer is not None and answer.choice == choice(8)
         read = files.read_journal(journal)
         Knowledge(here).own.record(entry(observations=[measured(20)]))
-        kept = {o.identity for o in Knowledge(here).observations(PROBLEM, DEVICE)}
+        kept = {o.identity for o in Knowledge(here).own.observations(PROBLEM, DEVICE)}
         about = PROBLEM.to_json() if read.problem is None else read.problem
         is_mine = problem_key(about) == file.stem
         mine = read.observations if is_mine else ()
@@ -233,7 +233,7 @@ def test_archives(tmp_path, count):
         assert all(schema.text(reason) is None for reason in merged.refused)
         check_answer(use(here))
         check_answer(Knowledge(here).lookup(OTHER, DEVICE), OTHER)
-        assert measured(20) in Knowledge(here).observations(PROBLEM, DEVICE)
+        assert measured(20) in Knowledge(here).own.observations(PROBLEM, DEVICE)
         exchange.export(Store.of_cache(here), archive)
         exchange.read(archive)
 
