@@ -85,7 +85,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "where": lambda y: jnp.where(y > 0, y, 0),
     "tanh": jnp.tanh,
 }
-# At -inf the plain ones are NaN, and those of kernels are 0, the limit.
+# Of special values too: see ``value_programs``.
 SMOOTH = {"gelu": jax.nn.gelu, "silu": jax.nn.silu}
 NORMS: dict[str, Callable[..., Any]] = {
     "scale first": lambda y, m, v, s, b, e: (y - m) * (s * lax.rsqrt(v + e)) + b,
