@@ -479,6 +479,21 @@ def test_holomorphic_functions():
 # --- functions with rules of their own ------------------------------------------------
 
 
+def test_implicit_differentiation():
+    def root(c):
+        return lax.custom_root(
+            lambda u: u - jnp.tanh(c * u + 1.0),
+            0.0,
+            lambda f, u: lax.fori_loop(0, 20, lambda _, u: u - f(u), u),
+            lambda g, b: b / g(1.0),
+        )
+
+    def own(p, x, y):
+        return root(0.5 * jnp.cos(p["bias"][0])) * mlp_loss(p, x, y)
+
+    check(lambda f: lambda p, x, y: jax.grad(f)(p, x, y), of=own, has=())
+
+
 @jax.custom_vjp
 def tripled(p, x):
     return x @ p["up"] @ p["down"]
@@ -840,6 +855,24 @@ def test_export():
 
 
 # --- traces that are kept -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [step, jacobian, in_scan, hessian_product])
+def test_the_loss_is_traced_no_more_often_than_by_jax(make):
+    calls = []
+
+    def counted(p, x, y):
+        calls.append(1)
+        return mlp_loss(p, x, y)
+
+    args = arguments()
+    counts = []
+    for program in (make(counted), tracea.transform(make(counted))):
+        calls.clear()
+        jax.make_jaxpr(program)(*args)
+        counts.append(len(calls))
+    plain, ours = counts
+    assert 1 <= ours <= plain
 
 
 def test_traces_are_kept_apart():
