@@ -39,8 +39,9 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store.code import named
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Best, Entry, Observation
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 

@@ -42,8 +42,9 @@ from tracea_jax.tuning import tuner
 from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
 from tracea_jax.tuning.store import exchange
 from tracea_jax.tuning.store.code import named
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment, environment_key
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 KEPT = 6  # observations of an entry that ships, besides XLA's

@@ -15,8 +15,9 @@ from tracea_jax.tuning.answers.kindred import MEASURED, PREDICTED
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store.code import named
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment, environment_key
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
 H200, H100, A100 = NAMED["H200"], NAMED["H100"], NAMED["A100"]

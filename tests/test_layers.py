@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import statistics
 from collections.abc import Iterator
 
 import pytest
@@ -123,3 +124,48 @@ def test_few_modules_know_jax_cuda_or_the_extension(path):
             assert module(path) == "runtime.launch"
         if within(name, ("jax._src",)):
             assert module(path) == "_compat", f"{module(path)} imports {name}"
+
+
+def test_modules_are_small():
+    lines = {module(f): len(f.read_text().splitlines()) for f in FILES}
+    assert statistics.median(lines.values()) <= 160
+    assert {name: n for name, n in lines.items() if n > 450} == {}
+
+
+def test_imports_of_modules_have_no_circle():
+    """Those that are made when a module is loaded, not inside of functions."""
+    names = {module(f) for f in FILES}
+    uses = {module(f): _used(f, names) for f in FILES}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in uses[name]:
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+def _used(path: pathlib.Path, names: set[str]) -> set[str]:
+    """The modules that a file imports at its top level, for more than types."""
+    tree = ast.Module(
+        [n for n in ast.parse(path.read_text()).body if not _is_for_types(n)], []
+    )
+    body = ast.unparse(tree)
+    found: set[str] = set()
+    for node in ast.parse(body).body:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            home = node.module.removeprefix("tracea_jax").removeprefix(".")
+            if not node.module.startswith("tracea_jax"):
+                continue
+            for alias in node.names:
+                inner = f"{home}.{alias.name}".removeprefix(".")
+                found.add(inner if inner in names else home)
+    return {name for name in found if name in names and name} - {module(path)}
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

@@ -34,13 +34,14 @@ from tracea_jax.tuning.answers.answer import Answer
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.legality import legal_choice
 from tracea_jax.tuning.store import exchange, files, formats, records, upkeep
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import (
     Environment,
     environment_key,
     problem_key,
 )
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Entry
 
 COUNT = [60, pytest.param(2000, marks=pytest.mark.slow)]

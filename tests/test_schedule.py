@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tracea_jax.device import NAMED, CpuDevice, OtherDevice
 from tracea_jax.problem import AttentionProblem, GemmProblem
 from tracea_jax.tuning import roofline, schedule
+from tracea_jax.tuning.progress import TuningError
 from tracea_jax.tuning.schedule import Job
-from tracea_jax.tuning.session import TuningError
 
 
 class Clock:

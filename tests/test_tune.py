@@ -33,7 +33,7 @@ from tracea_jax.problem import (
 )
 from tracea_jax.tuning import measure, schedule
 from tracea_jax.tuning.lab import local
-from tracea_jax.tuning.session import TuningError
+from tracea_jax.tuning.progress import TuningError
 from tracea_jax.tuning.store.code import roots_hash
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union

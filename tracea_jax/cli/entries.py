@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tracea_jax import schema
 
 if TYPE_CHECKING:
-    from tracea_jax.tuning.store.entries import Name, Store
+    from tracea_jax.tuning.store.entries import Store
+    from tracea_jax.tuning.store.names import Name
     from tracea_jax.tuning.store.records import Best, Entry, Observation
 
 

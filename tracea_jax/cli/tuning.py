@@ -98,7 +98,7 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
 
 def _run(args: argparse.Namespace) -> int:
     from tracea_jax.campaign import plot, tune
-    from tracea_jax.tuning.session import TuningError
+    from tracea_jax.tuning.progress import TuningError
 
     if args.plot:
         plot.check(args.plot)  # an error here must not come after hours of work

@@ -10,7 +10,7 @@ from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.ops.conv2d.primitive import conv2d
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul
-from tracea_jax.ops.matmul.primitive import matmul
+from tracea_jax.ops.matmul.public import matmul
 
 __all__ = [
     "attention",

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tracea_jax.tuning.lane import Job, Lane, Outcome, Task
-from tracea_jax.tuning.session import TuningError
+from tracea_jax.tuning.progress import TuningError
 
 MIN_GAIN = 0.01  # part of the graph's time; searches end when they expect less
 FINISH_S = 5.0  # assumed for verifying and racing one problem, until some are finished

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
@@ -26,6 +26,7 @@ from tracea_jax.tuning.measure import (
     Verification,
 )
 from tracea_jax.tuning.measure.race import QUIET
+from tracea_jax.tuning.progress import Progress, TuningError
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.files import Journal
@@ -38,27 +39,6 @@ HEAT_SHARE = 0.3  # part of the time left that a heat may take
 MAX_REJECTED = 8  # failed verifications after which no further finalist is tried
 MAX_MESSAGE = 1000  # characters of a failure's message that are kept
 DRIFT_EVERY = 10  # evaluations between two measurements of the reference
-
-
-class TuningError(RuntimeError):
-    """Nothing can be measured any more; all measurements so far are in the journal."""
-
-
-class Progress(Protocol):
-    """Told about every step of a tuning."""
-
-    def __call__(
-        self, *, phase: str, done: int, total: int, best_us: float | None, message: str
-    ) -> None:
-        """One step.
-
-        Args:
-          phase: "search", "verify", "race", "wait" for another process, or "done".
-          done, total: steps of the phase.
-          best_us: lowest time so far, if any.
-          message: the choice at hand, or the reason for waiting.
-        """
-        ...
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

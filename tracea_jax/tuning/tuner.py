@@ -29,15 +29,11 @@ from tracea_jax.tuning.answers.neighbours import Neighbour
 from tracea_jax.tuning.goals import GOALS
 from tracea_jax.tuning.lab.local import Lab
 from tracea_jax.tuning.measure import Timing
+from tracea_jax.tuning.progress import Progress, TuningError
 from tracea_jax.tuning.search import history
 from tracea_jax.tuning.search.batches import SWEPT, Search
 from tracea_jax.tuning.search.candidates import Candidates, identity_of
-from tracea_jax.tuning.session import (
-    Progress,
-    Session,
-    TuningError,
-    no_limit,
-)
+from tracea_jax.tuning.session import Session, no_limit
 from tracea_jax.tuning.store.environment import canonical, digest, environment
 from tracea_jax.tuning.store.records import Entry, Observation
 

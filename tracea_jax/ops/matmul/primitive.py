@@ -1,8 +1,12 @@
-"""matmul: jnp.matmul with a fused epilogue, on the best implementation there is.
+"""The primitive of matrix products with an epilogue, and its rules for JAX.
 
-The primitive works on the canonical form: two operands of rank 2 or 3, where a rank-2
-operand is shared by all batches. ``matmul`` folds everything ``jnp.matmul`` accepts
-into it.
+It works on the canonical form: two operands of rank 2 or 3, where a rank-2 operand is
+shared by all batches. What ``jnp.matmul`` accepts beyond that, ``ops.matmul.public``
+folds into it; ``rewrite.matmul`` binds it where a program has such a product.
+
+Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then z
+if the epilogue saves it, or column sums in float32. ``layout`` is ``GemmProblem``'s;
+``out`` the dtype of y and z.
 """
 
 from __future__ import annotations
@@ -13,139 +17,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.interpreters import ad, batching
-from jax.typing import ArrayLike
 
-from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
-from tracea_jax.ops.common.precision import canonical_precision, precision_name
+from tracea_jax.ops.common.precision import precision_name
 from tracea_jax.ops.common.shapes import (
-    check_arrays,
     flat,
-    fold,
     move_mapped,
     with_batch,
 )
-from tracea_jax.problem import Epilogue, GemmProblem, check_activation
+from tracea_jax.problem import Epilogue, GemmProblem
 
 FLIP = {"n": "t", "t": "n"}
-
-
-def matmul(
-    a: ArrayLike,
-    b: ArrayLike,
-    *,
-    bias: ArrayLike | None = None,
-    activation: str = "none",
-    residual: ArrayLike | None = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
-    config: Any = None,
-) -> jax.Array:
-    """activation(a @ b + bias) + residual, rounded once.
-
-    Kernels compute the epilogue in float32 from the unrounded product. Where XLA serves
-    the problem, it is the same expression in jnp, whose every step rounds. Without
-    bias, activation and residual this is ``jnp.matmul``.
-
-    Args:
-      a: (..., m, k), or (k,). Batch dimensions broadcast as in ``jnp.matmul``.
-      b: (..., k, n), or (k,).
-      bias: (n,), added to every row; n is 1 if b is a vector.
-      activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
-      residual: anything that broadcasts to the result's shape, added last.
-      precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
-      implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
-        error with every reason), or a variant's name; for derivatives likewise.
-      config: explicit config, the variant's own type or a dict of its fields.
-
-    Returns:
-      The product, (..., m, n) without the dimensions that a vector operand lacks.
-
-    Raises:
-      ValueError: on shapes that do not fit, an unknown activation or implementation, a
-        config that is not legal, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
-
-    Kernels take float32, bfloat16 and float16 (see ``tracea doctor``); other dtypes and
-    symbolic shapes are left to XLA.
-    """
-    check_activation(activation)
-    variants.check_implementation("matmul", implementation)
-    if isinstance(config, dict):
-        config = tuple(sorted(config.items()))
-    return _matmul(
-        a,
-        b,
-        bias,
-        residual,
-        activation=activation,
-        precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
-        implementation=implementation,
-        config=config,
-    )
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=("activation", "precision", "out", "implementation", "config"),
-    inline=True,
-)
-def _matmul(a, b, bias, residual, *, activation, out, **how):
-    optional = {"bias": bias, "residual": residual}
-    given = {name: x for name, x in optional.items() if x is not None}
-    check_arrays("matmul", a=a, b=b, **given)
-    _check_shapes(a, b, bias)
-    out = out or jnp.result_type(a, b)
-    if activation not in ("none", "relu") and not epilogues.is_floating(out):
-        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
-    lhs = a[None, :] if a.ndim == 1 else a
-    rhs = b[:, None] if b.ndim == 1 else b
-    m, n = lhs.shape[-2], rhs.shape[-1]
-    batch = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
-    keep = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
-    lhs, rhs = fold(lhs, rhs, batch=batch)
-    folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
-    if residual is not None:
-        residual = jnp.broadcast_to(residual, keep).reshape(folded)
-    step = Epilogue(
-        bias="none" if bias is None else "row",
-        activation=activation,
-        residual=residual is not None,
-    )
-    operands = [x for x in (lhs, rhs, bias, residual) if x is not None]
-    (y,) = bind(*operands, layout="nn", out=out, epilogue=step, **how)
-    return y.reshape(keep)
-
-
-def _check_shapes(a, b, bias) -> None:
-    if a.ndim == 0 or b.ndim == 0:
-        raise ValueError(
-            f"matmul takes operands of at least one dimension; they are {a.shape} and "
-            f"{b.shape} (multiply scalars with *)"
-        )
-    k, n = b.shape[max(b.ndim - 2, 0)], b.shape[-1] if b.ndim > 1 else 1
-    if a.shape[-1] != k:
-        raise ValueError(
-            f"matmul contracts the last dimension of a, {a.shape}, with the second to "
-            f"last of b, {b.shape}: {a.shape[-1]} != {k}"
-        )
-    if bias is not None and bias.shape != (n,):
-        raise ValueError(
-            f"bias must have shape ({n},), one entry a column; {bias.shape=}"
-        )
-
-
-# --- the primitive --------------------------------------------------------------------
-#
-# Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then
-# z if the epilogue saves it, or column sums in float32. ``layout`` is GemmProblem's;
-# ``out`` the dtype of y and z.
 
 
 def bind(*operands, **params):

@@ -17,7 +17,6 @@ from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.answers.neighbours import Nearby, Neighbour
 from tracea_jax.tuning.store.code import roots_hash
-from tracea_jax.tuning.store.entries import Name
 from tracea_jax.tuning.store.environment import (
     Environment,
     canonical,
@@ -25,6 +24,7 @@ from tracea_jax.tuning.store.environment import (
     environment,
 )
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.readers import Readers, freeze
 from tracea_jax.tuning.store.records import Entry
 

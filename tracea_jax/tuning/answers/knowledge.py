@@ -22,9 +22,10 @@ from tracea_jax.tuning.answers.kindred import cautious
 from tracea_jax.tuning.answers.legality import current, current_best
 from tracea_jax.tuning.answers.neighbours import NEAREST, Nearby, Neighbour
 from tracea_jax.tuning.answers.recorded import inherited, measured
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment, environment_key
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.own import Own
 from tracea_jax.tuning.store.records import Best, Entry, Observation
 

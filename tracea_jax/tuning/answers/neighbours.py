@@ -18,8 +18,9 @@ from tracea_jax.device import Device
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning.answers.legality import current, current_best
 from tracea_jax.tuning.answers.times import Timed, timed
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import canonical, problem_key
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.readers import Readers
 from tracea_jax.tuning.store.records import Best, Observation
 

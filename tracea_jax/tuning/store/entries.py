@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
@@ -17,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tracea_jax import schema
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.trust import Trust, warn_once
 from tracea_jax.tuning.store import files
@@ -29,30 +27,12 @@ from tracea_jax.tuning.store.formats import (
     parse_problem,
     problem_line,
 )
-from tracea_jax.tuning.store.records import Entry, Observation, after, merge, union
+from tracea_jax.tuning.store.names import Name
+from tracea_jax.tuning.store.records import Entry, Observation, union
+from tracea_jax.tuning.store.unions import readable, recorded
 
 _HEAD_BYTES = 4096  # more than a head has, unless failures talk a lot
 _HEAD_LIMIT_BYTES = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Name:
-    """Where an entry lies below any directory of this layout."""
-
-    environment: str
-    op: str
-    problem: str
-
-    @classmethod
-    def of(cls, problem: dict[str, Any], environment: str) -> Name:
-        """The name for ``Problem.to_json()`` in the environment with this key."""
-        key = problem_key(problem)
-        return cls(environment=environment, op=problem["op"], problem=key)
-
-    def check(self, entry: Entry) -> None:
-        """Raises Damaged if the entry came here by a file that was renamed or moved."""
-        if Name.of(entry.problem, entry.environment.key) != self:
-            raise Damaged("it is about another problem or environment")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +186,7 @@ class Store:
                 pass
             except (Damaged, trust.Refused) as e:
                 warn_once(_damage(path, e, _rename_aside(path)))
-            trust.write_atomically(path, _readable(entry))
+            trust.write_atomically(path, readable(entry))
             # Only now: a kill before this line finds the observations in the journals.
             # What could not be read stays.
             for orphan, held in journalled.items():
@@ -437,34 +417,6 @@ class Store:
         except OSError as e:
             self._warn_unread(e)
             return []
-
-
-def _readable(entry: Entry) -> bytes:
-    """The content of the entry's file.
-
-    Each of two entries may be within the limits and their union beyond: written, it
-    would be set aside as damaged, and with it what was stored before.
-
-    Raises:
-      trust.Refused: if it would not be read again.
-    """
-    try:
-        data = entry.to_bytes()
-        if len(data) > files.LIMIT_BYTES:
-            raise Damaged(f"it has {len(data)} bytes")
-        Entry.from_bytes(data)
-    except ValueError as e:
-        raise trust.Refused(f"nobody could read it again: {e}") from e
-    return data
-
-
-def recorded(entry: Entry, stored: Entry) -> Entry:
-    """The union of an entry that is recorded now with what was stored before."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
-    written = after(entry.written, now, stored.written)
-    if schema.line(written) is not None:  # what is stored claims to be the last ever
-        written, stored = entry.written, dataclasses.replace(stored, written="")
-    return merge(dataclasses.replace(entry, written=written), stored)
 
 
 def _rename_aside(path: pathlib.Path) -> pathlib.Path:

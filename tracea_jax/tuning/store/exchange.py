@@ -21,7 +21,7 @@ from typing import Any
 
 from tracea_jax.problem import problem_from_json
 from tracea_jax.runtime import trust
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import canonical
 from tracea_jax.tuning.store.formats import (
     UNREADABLE,
@@ -30,6 +30,7 @@ from tracea_jax.tuning.store.formats import (
     checked,
     signed,
 )
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Best, Entry, union
 
 LIMIT_BYTES = 256 << 20  # of a file that is merged: a hundred thousand observations

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.runtime.trust import Untrusted, warn_once
-from tracea_jax.tuning.store.entries import Name, Store, recorded
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment, environment_key
 from tracea_jax.tuning.store.files import Journal
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.readers import Memory, Readers
 from tracea_jax.tuning.store.records import Entry, Observation, union
+from tracea_jax.tuning.store.unions import recorded
 
 # What a directory could not take, by directory, for the life of the process: whoever
 # looks into a read-only cache next still finds what was tuned.

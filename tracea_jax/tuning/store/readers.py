@@ -7,8 +7,8 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tracea_jax.tuning.store.entries import Name
 from tracea_jax.tuning.store.formats import head_problem
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Entry
 
 

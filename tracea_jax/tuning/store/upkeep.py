@@ -16,9 +16,10 @@ from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning.answers.legality import current_best, legal_choice
 from tracea_jax.tuning.store import files
-from tracea_jax.tuning.store.entries import Name, Store
+from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, environment_key
 from tracea_jax.tuning.store.formats import UNREADABLE, Damaged, NewerSchema
+from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Entry
 
 _OTHER_KERNELS = "its kernels have changed since it was tuned; tune it again"

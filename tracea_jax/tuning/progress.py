@@ -1,0 +1,30 @@
+"""What a tuning tells while it goes on: its steps, and that it had to end.
+
+Nothing is printed here: ``campaign.watch`` and the command line do. The session, the
+tuner, the schedule and whoever watches them use it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class TuningError(RuntimeError):
+    """Nothing can be measured any more; all measurements so far are in the journal."""
+
+
+class Progress(Protocol):
+    """Told about every step of a tuning."""
+
+    def __call__(
+        self, *, phase: str, done: int, total: int, best_us: float | None, message: str
+    ) -> None:
+        """One step.
+
+        Args:
+          phase: "search", "verify", "race", "wait" for another process, or "done".
+          done, total: steps of the phase.
+          best_us: lowest time so far, if any.
+          message: the choice at hand, or the reason for waiting.
+        """
+        ...
