@@ -94,6 +94,7 @@ SPELLINGS = {
         "exp": lambda x: x / (1 + jnp.exp(-x)),
         "reciprocal": lambda x: x * (1 / (1 + jnp.exp(-x))),
         "tanh": lambda x: 0.5 * x * (1 + jnp.tanh(0.5 * x)),
+        "powers of two": lambda x: x / (1 + jnp.exp2(-x * math.log2(math.e))),
         "jitted": jitted_silu,
     },
 }

@@ -25,7 +25,7 @@ from tracea_jax.rewrite.view import OUTPUT, Equation, View
 MAX_EQUATIONS = 24  # gelu spelled out in bfloat16 with a conversion at every step
 
 # Constants of activations: a 16-bit program has them rounded.
-_CONSTANTS = (0.044715, np.sqrt(2 / np.pi), np.sqrt(0.5), np.sqrt(2.0))
+_CONSTANTS = (0.044715, np.sqrt(2 / np.pi), np.sqrt(0.5), np.sqrt(2.0), np.log2(np.e))
 _TOLERANCE = 1e-5  # the forms of gelu differ by 5e-4
 # Spellings of gelu and silu cancel in the negative tail, by this times the argument.
 _CANCELLED = 4 * float(np.finfo(np.float64).eps)
