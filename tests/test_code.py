@@ -182,7 +182,7 @@ def test_a_file_of_cpu_kernels_belongs_to_the_handlers_built_from_it(kernels):
     assert frozenset(HANDLERS) in seen
 
 
-@pytest.mark.parametrize("unit", ["gemm/gemm.cc", "gemm_avx2.cc"])
+@pytest.mark.parametrize("unit", ["gemm/gemm.cc", "gemm/avx2.cc"])
 def test_units_headers_and_what_implements_them_are_followed(
     tmp_path, monkeypatch, unit
 ):

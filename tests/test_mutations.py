@@ -147,7 +147,7 @@ def check_kept(directory: pathlib.Path, content: bytes) -> None:
     """After a tuning, what the file held is in the cache or set aside."""
     try:
         whole = Entry.from_bytes(content)
-        Name.of(PROBLEM.to_json(), environment_key("matmul", DEVICE)).check(whole)
+        Name.of(PROBLEM.to_json(), environment_key(DEVICE)).check(whole)
         before = whole.observations
     except NewerSchema:
         assert content in everything(directory)

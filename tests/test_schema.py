@@ -412,7 +412,8 @@ def test_a_tuning_whose_entry_could_not_be_read_is_kept_in_memory(tmp_path):
 def test_nothing_claims_to_be_the_last_ever_recorded(tmp_path, last):
     Knowledge(tmp_path).own.record(dataclasses.replace(WHOLE, written=last))
     for kc in (9, 10):
-        Knowledge(tmp_path).own.record(entry(choice(kc), observations=[measured(kc)]))
+        new = entry(choice(kc), written=f"2026-01-{kc:02}", observations=[measured(kc)])
+        Knowledge(tmp_path).own.record(new)
         assert found(Knowledge(tmp_path)).choice == choice(kc)
     (stored,) = Knowledge(tmp_path).own.entries(complete=True)
     assert len(stored.observations) == len(WHOLE.observations) + 1

@@ -37,10 +37,10 @@ def may_be_in_weights(view: View, step: Step, operand: Atom | None) -> bool:
         return True
     if operand is None:
         assert step.number is not None
-        return _are_moderate(np.asarray(step.number), step.name)
+        return _are_moderate(np.asarray(step.number))
     value = view.constant(operand)
     if value is not None:
-        return _are_moderate(value, step.name)
+        return _are_moderate(value)
     return normalises(view, step, operand)
 
 
@@ -51,11 +51,13 @@ def normalises(view: View, step: Step, operand: Atom | None) -> bool:
     return _has_root(view, operand, inverse=step.name == "mul")
 
 
-def _are_moderate(value: np.ndarray, name: str) -> bool:
-    """Whether all are of moderate size; a factor may also be zero."""
+def _are_moderate(value: np.ndarray) -> bool:
+    """Whether all are of moderate size.
+
+    Zero is not: y * 0 has the sign of y, and a sum of products with zeros has none.
+    """
     size = np.abs(value.astype(np.float64))
-    usable = (size >= _SMALLEST) & (size <= _LARGEST)
-    return bool(np.all(usable | (size == 0) if name == "mul" else usable))
+    return bool(np.all((size >= _SMALLEST) & (size <= _LARGEST)))
 
 
 def _has_root(view: View, atom: Atom, *, inverse: bool) -> bool:
