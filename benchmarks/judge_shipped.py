@@ -18,7 +18,7 @@ from typing import Any
 from tune_layers import slim
 
 from tracea_jax import knowledge
-from tracea_jax.tuning.store import files
+from tracea_jax.runtime import trust
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.records import Best, Entry
 from tracea_jax.tuning.verdict import CLEARLY
@@ -70,7 +70,7 @@ def main() -> None:
         if not is_raced or row is None or entry.environment.device != device:
             continue
         after = judged(entry, row)
-        files.write_atomically(store.path(name), after.to_bytes(), mode=0o644)
+        trust.write_atomically(store.path(name), after.to_bytes(), mode=0o644)
         count += 1
         left_to_xla += after.best.variant == "xla"
     print(f"{count} answers judged, {left_to_xla} of them left to XLA")
