@@ -6,7 +6,7 @@ graph and the command line reach both through the op's record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -109,6 +109,14 @@ def asked(call: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Any
     with options(on_miss="heuristic"):
         jaxpr = jax.make_jaxpr(call)(*(array(dtype, shape) for shape in shapes))
     planned = catalogue.planned()
-    (eqn,) = (eqn for eqn in jaxpr.eqns if eqn.primitive in planned)
+    (eqn,) = (eqn for eqn in _equations(jaxpr) if eqn.primitive in planned)
     avals = [x.aval for x in eqn.invars]
     return planned[eqn.primitive].problem_of(avals, **eqn.params)
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a trace; some versions of JAX leave an inlined ``jit`` in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        if (inner := eqn.params.get("jaxpr")) is not None:
+            yield from _equations(inner)
