@@ -70,6 +70,10 @@ def as_nobody(program: str, *arguments: object, **environment: str) -> str:
 
     It runs as root first, elsewhere, so that all that Python loads is loaded: the other
     user may not reach Python's own files.
+
+    The package's data and metadata are read later, by the other user. Where root keeps
+    them in a private directory, such as a virtual environment in its home, no program
+    of that user can have them and nothing can be tested; ``.ci/run`` opens its own.
     """
     tests, package = (pathlib.Path(f).parent for f in (__file__, tracea_jax.__file__))
     for place in (tests, package):
