@@ -222,6 +222,55 @@ def _models_table(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n\n"
 
 
+def programs(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_programs``."""
+    files = sorted(results.glob("*/programs*.json"))
+    return "".join(_programs_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _programs_table(result: dict[str, Any]) -> str:
+    lines = [
+        _head(result["environment"]),
+        "| program | ours, us | plain JAX, us | plain / ours | wall-clock "
+        "| inside / ours | memory, ours / plain | goals |",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    lines += [f"| {' | '.join(_programs_cells(row))} |" for row in result["rows"]]
+    return "\n".join(lines) + "\n\n"
+
+
+def _programs_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    name = f"{row['name']}, {row['text']}"
+    if "failed" in row:
+        return name, "failed", *6 * ("-",)
+    goals = [_goal(bar) for bar in row["bars"]]
+    return (
+        name,
+        _number(row["us"]["ours"], 1),
+        _number(row["us"]["plain"], 1),
+        _number(row["ratio"], 2),
+        _number(row["wall_ratio"], 2),
+        _number(row.get("inside_ratio"), 2),
+        _number(row["memory_ratio"], 2),
+        "; ".join(goals) or "-",
+    )
+
+
+def _goal(bar: dict[str, Any]) -> str:
+    """ "plain / ours >= 1.28: met"."""
+    sign = "<=" if bar["is_upper"] else ">="
+    met = "met" if bar["is_met"] else "missed"
+    return f"{_PROGRAM_FIGURES[bar['figure']]} {sign} {bar['limit']:.3g}: {met}"
+
+
+_PROGRAM_FIGURES = {
+    "ratio": "plain / ours",
+    "wall_ratio": "wall-clock",
+    "inside_ratio": "inside / ours",
+    "memory_ratio": "memory",
+}
+
+
 def cpu(results: pathlib.Path) -> str:
     """The rows and the figures of each machine that has results of ``bench_cpu``."""
     files = sorted(results.glob("*/cpu.json"))
@@ -303,6 +352,7 @@ TABLES = {
     "untuned": untuned,
     "cpu": cpu,
     "models": models,
+    "programs": programs,
     "tuner": tuner,
 }
 
