@@ -10,8 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import Primitive
+from tracea_jax.ops.common.typed import Primitive
 
+jet: Any
 try:
     from jax.experimental import jet
 except ImportError:  # versions of JAX without this experiment
