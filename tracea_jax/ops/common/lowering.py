@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
-from jax.extend import source_info_util
+from jax.extend import core, source_info_util
 
 from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
@@ -57,7 +57,7 @@ def result_types(f: Callable[..., Any], *avals: Aval) -> list[Aval]:
 
 def register(
     op: str,
-    primitive: Primitive,
+    primitive: core.Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
@@ -136,7 +136,9 @@ def request(
     )
 
 
-def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) -> bool:
+def left_to_xla(
+    primitive: core.Primitive, operands: Sequence[Any], **params: Any
+) -> bool:
     """Whether XLA would serve the primitive on JAX's default backend.
 
     A named device in the settings stands for a GPU. A derivative rule asks it where the

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tracea_jax.ops.common.typed import Aval, Params, Primitive
+from jax.extend.core import Primitive
+
+from tracea_jax.ops.common.typed import Aval, Params
 
 Policy = Callable[..., Any]
 # (abstract operands, params) -> (primitive, its abstract operands, its params)

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tracea_jax.ops.common.typed import Primitive
+from jax.extend.core import Primitive
 
 jet: Any
 try:
