@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -220,8 +221,11 @@ def test_tuning_finds_an_answer():
 def test_the_problem_of_an_equation(layout):
     x = jax.ShapeDtypeStruct((5, 4) if layout[0] == "n" else (4, 5), "bfloat16")
     w = jax.ShapeDtypeStruct((3, *((4, 6) if layout[1] == "n" else (6, 4))), "float32")
-    params = dict(layout=layout, out="float16", precision=None, activation="gelu")
-    found = problem_of((x, w, w), **params, save_products=True, config=None)
+    params: dict[str, Any] = dict(layout=layout, out="float16", precision=None)
+    avals: list[Any] = [x, w, w]
+    found = problem_of(
+        avals, **params, activation="gelu", save_products=True, config=None
+    )
     assert found == GatedMatmulProblem(
         batch=3,
         m=5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -122,8 +123,8 @@ def test_a_product_with_a_derivative_is_linear_in_its_factors():
     step = Epilogue(
         activation="gelu", residual=True, residual_op="derivative", column_sums=True
     )
-    how = dict(layout="nn", out=jnp.dtype("float32"), precision=None, config=None)
-    how |= dict(epilogue=step, implementation=None)
+    how: dict[str, Any] = dict(layout="nn", out=jnp.dtype("float32"), epilogue=step)
+    how |= dict(precision=None, config=None, implementation=None)
     bind = functools.partial(matmul_p.bind, **how)
     y, sums = bind(lhs, rhs, z)
     for exact, found in zip(

@@ -8,7 +8,7 @@ it; ``common`` holds what several share.
 from tracea_jax.ops.attention.public import attention
 from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.ops.conv2d.primitive import conv2d
+from tracea_jax.ops.conv2d.public import conv2d
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul
 from tracea_jax.ops.matmul.public import matmul
 

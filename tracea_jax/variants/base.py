@@ -8,7 +8,7 @@ that a config stands for.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
@@ -162,12 +162,13 @@ def config_from_json(variant: Variant, data: dict[str, Any] | Config) -> Config:
             f"{variant.config_type.__name__} or a dict of "
             + (", ".join(names) or "nothing")
         )
-    if unknown := sorted(set(data) - set(names)):
+    fields = cast("dict[str, Any]", data)
+    if unknown := sorted(set(fields) - set(names)):
         raise ValueError(
             f"{variant.name} has no config field {', '.join(unknown)}; "
             f"its fields are {', '.join(names) or 'none'}"
         )
     try:
-        return variant.config_type(**data)
+        return variant.config_type(**fields)
     except TypeError as e:
         raise ValueError(f"config={data!r} does not fit {variant.name}: {e}") from e

@@ -17,6 +17,7 @@ import dataclasses
 
 from tracea_jax.device import Device
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
+from tracea_jax.problem.epilogue import Activation
 from tracea_jax.variants.base import Call, Inline
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
@@ -38,10 +39,12 @@ class GatedConfig:
         return "-"
 
 
-def gate_epilogue(activation: str, save_products: bool, *, fused: bool) -> Epilogue:
+def gate_epilogue(
+    activation: Activation, save_products: bool, *, fused: bool
+) -> Epilogue:
     """The epilogue of the product with G."""
     return Epilogue(
-        activation=activation,  # pyright: ignore[reportArgumentType]
+        activation=activation,
         residual=fused,
         residual_op="multiply" if fused else "add",
         save_preactivation=save_products,

@@ -119,7 +119,7 @@ class GemmSm80:
         config = as_config(GemmSm80Config, columns)
         # Among configs that the model cannot tell apart: the usual band, then larger
         # tiles, then the usual depth of the ring.
-        time = np.round(np.log(modelled_us(problem, config, device)), 3)
+        time = np.log(modelled_us(problem, config, device)).round(3)
         larger = -config.tile_m * config.tile_n
         unusual = config.raster_band != USUAL_BAND
         depth = abs(config.stages * _row_bytes(problem, config) - _USUAL_RING_BYTES)

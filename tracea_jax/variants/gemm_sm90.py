@@ -157,7 +157,7 @@ def preferred(config: GemmSm90Config, times: np.ndarray) -> int:
     keys: tuple[Any, ...] = (
         -times,
         config.raster_band == space.USUAL_BAND,
-        ~config.ping_pong,
+        np.logical_not(config.ping_pong),
         -config.cluster_size,
         config.tile_n,
         config.tile_m * config.tile_n,

@@ -41,6 +41,7 @@ from tracea_jax.variants.gemm_sm90_space import (
     steps,
     waves,
 )
+from tracea_jax.variants.space import where
 
 _MACS_PER_CYCLE = 2048  # dense, of 16-bit elements, of one SM
 _PORT_BYTES_PER_CYCLE = 64  # into one SM
@@ -158,7 +159,7 @@ def _step_cycles(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> 
     refill = a.latency_cycles + loaded * emit.ROW_BYTES / _PORT_BYTES_PER_CYCLE
     refill += a.pair_latency_cycles * (config.sharers - 1)
     # With a batch in flight, a stage is held until the next one has been issued.
-    wait = np.where(
+    wait = where(
         config.wait_depth == 0,
         (busy + refill) / config.stages,
         refill / np.maximum(config.stages - 1, 1),
@@ -178,7 +179,7 @@ def _tile_cycles(
     has_exponential = problem.epilogue.activation not in ("none", "relu")
     return (
         a.tile_cycles
-        + stored / np.where(config.ping_pong, a.turn_bytes_per_cycle, together)
+        + stored / where(config.ping_pong, a.turn_bytes_per_cycle, together)
         + late_bytes(problem, config, device) / a.store_bytes_per_cycle
         + has_exponential * elements / 128 * a.activation_cycles
     )
@@ -198,7 +199,7 @@ def _hidden_cycles(
     drift = np.minimum(config.stages, steps(problem)) * step / 2
     shared = (config.consumers == 2) * np.minimum(drift, tile)
     in_turn = np.minimum(tile, (multiply + tile) / 2)
-    return np.where(config.ping_pong, in_turn, shared)
+    return where(config.ping_pong, in_turn, shared)
 
 
 def _exchange_cycles(
@@ -259,7 +260,7 @@ def _block_rows(problem: GemmProblem, config: GemmSm90Config, a: Constants) -> A
 
 def _once(readers: Any, shares: Any, a: Constants) -> Any:
     """The part of a block's reads that L2 serves if ``readers`` blocks share them."""
-    return np.where(shares, a.unshared + (1 - a.unshared) / readers, 1.0)
+    return where(shares, a.unshared + (1 - a.unshared) / readers, 1.0)
 
 
 def _lines_of_row(extent: int) -> float:

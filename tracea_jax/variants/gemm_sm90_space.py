@@ -17,7 +17,14 @@ from tracea_jax.emit import gemm_sm90 as emit
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.problem import ITEMSIZE, GemmProblem
 from tracea_jax.variants.cuda_gemm import idle_stages, repeated_raster
-from tracea_jax.variants.space import Columns, Rule, as_config, grid, legal_columns
+from tracea_jax.variants.space import (
+    Columns,
+    Rule,
+    as_config,
+    grid,
+    legal_columns,
+    where,
+)
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 256),
@@ -52,7 +59,7 @@ def accumulator_limit(problem: GemmProblem, config: GemmSm90Config) -> Any:
 
     Half as many if operands have several parts, as their totals need registers, too.
     """
-    most = np.where(config.ping_pong, _MAX_ACCUMULATORS, emit.USUAL_ACCUMULATORS)
+    most = where(config.ping_pong, _MAX_ACCUMULATORS, emit.USUAL_ACCUMULATORS)
     return most // (2 if emit.parts(problem) > 1 else 1)
 
 
@@ -68,7 +75,7 @@ def whole_tiles(
 ) -> Any:
     """Tiles of which the busiest block sums all of k."""
     tiles, at_once = emit.tile_count(problem, config), places(problem, config, device)
-    return np.where(config.cluster_k > 1, tiles // at_once, -(-tiles // at_once))
+    return where(config.cluster_k > 1, tiles // at_once, -(-tiles // at_once))
 
 
 def shared_tiles(
@@ -76,7 +83,7 @@ def shared_tiles(
 ) -> Any:
     """Tiles of the last round, which the blocks of a cluster share along k."""
     left = emit.tile_count(problem, config) % places(problem, config, device)
-    return np.where(config.cluster_k > 1, left, 0)
+    return where(config.cluster_k > 1, left, 0)
 
 
 def waves(problem: GemmProblem, config: GemmSm90Config, device: CudaDevice) -> Any:
@@ -312,7 +319,7 @@ def _computes_only_padding(p: GemmProblem, c: GemmSm90Config, d: CudaDevice) -> 
     """A smaller tile, or one block of the cluster, would hold all of the output."""
     p = emit.computed(p)
     wide_m = (c.tile_m > emit.SLAB) & (p.m <= c.tile_m // 2)
-    narrower = c.tile_n - np.where(c.tile_n > 128, 32, 64)  # the next choice
+    narrower = c.tile_n - where(c.tile_n > 128, 32, 64)  # the next choice
     wide_n = (c.tile_n > 64) & (p.n <= narrower)
     lone_m = (c.cluster_m > 1) & (p.m <= c.tile_m)
     lone_n = (c.cluster_n > 1) & (p.n <= c.tile_n)

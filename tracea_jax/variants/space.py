@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -48,16 +48,16 @@ class Space:
       pruned: reason code -> configs of the full grid that were refused for it.
     """
 
-    config_type: type
+    config_type: type[Any]
     columns: Columns
-    derived: Columns = dataclasses.field(default_factory=dict)
+    derived: Columns = dataclasses.field(default_factory=dict[str, np.ndarray])
     modelled_us: np.ndarray | None = None
-    pruned: dict[str, int] = dataclasses.field(default_factory=dict)
+    pruned: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, *configs: Any) -> Space:
         """The space of these configs, all of one type, in this order."""
-        config_type = type(configs[0])
+        config_type = cast("type[Any]", type(configs[0]))
         names = [f.name for f in dataclasses.fields(config_type)]
         columns = {n: column([getattr(c, n) for c in configs]) for n in names}
         return cls(config_type=config_type, columns=columns)
@@ -101,6 +101,11 @@ def grid(**choices: Sequence[Any]) -> Columns:
     return {name: axis.ravel() for name, axis in zip(choices, mesh, strict=True)}
 
 
+def where(condition: Any, value: Any, other: Any) -> Any:
+    """``np.where`` of columns or of single values, whose types it cannot tell."""
+    return cast("Any", np.where(condition, value, other))
+
+
 def as_config(config_type: type[C], columns: Columns) -> C:
     """A config whose fields, and therefore whose properties, are whole columns."""
     fields: dict[str, Any] = columns
@@ -130,7 +135,7 @@ def legal_columns(
 
 def column(values: Sequence[Any]) -> np.ndarray:
     """Values as an array of their own type if that is a plain one, else of objects."""
-    kinds = {type(value) for value in values}
+    kinds: set[type[Any]] = {type(value) for value in values}
     if len(kinds) == 1 and kinds <= {int, float, bool, str}:
         return np.array(values)
     array = np.empty(len(values), object)
@@ -184,7 +189,7 @@ def representative(
     """
     wanted, chosen = effect(values), values
     for choice in reversed(choices):
-        chosen = np.where(effect(choice) == wanted, choice, chosen)
+        chosen = where(effect(choice) == wanted, choice, chosen)
     return chosen
 
 
@@ -231,4 +236,4 @@ def check_ranges(config: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _scalar(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    return cast("Any", value).item() if isinstance(value, np.generic) else value

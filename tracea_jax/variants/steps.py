@@ -22,7 +22,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from tracea_jax.emit.kernel import Kernel, operand_of
 
@@ -89,7 +89,9 @@ class Expression:
     def __call__(self, module: Any, *arrays: Any) -> tuple[Any, ...]:
         """The arrays written."""
         written = self.function(module, *arrays, **dict(self.arguments))
-        return written if isinstance(written, tuple) else (written,)
+        if isinstance(written, tuple):
+            return cast("tuple[Any, ...]", written)
+        return (written,)
 
     def __str__(self) -> str:
         arguments = [f"{name}={value}" for name, value in self.arguments]

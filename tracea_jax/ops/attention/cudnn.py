@@ -11,6 +11,7 @@ import numpy as np
 
 from tracea_jax import _compat, serving
 from tracea_jax.ops.attention.reference import Spec, problem_of
+from tracea_jax.ops.common.typed import arange, full, zeros
 from tracea_jax.variants.attention_cudnn import masking
 
 # What forbids a key. Twice it is still finite, and cuDNN subtracts such numbers.
@@ -69,7 +70,7 @@ def _lengths(x: dict[str, Any]) -> tuple[Any, Any] | None:
 
     def or_all(lengths: Any, of: Any) -> Any:
         if lengths is None:
-            return jnp.full(of.shape[:1], of.shape[1], jnp.int32)
+            return full(of.shape[:1], of.shape[1], jnp.int32)
         return jnp.clip(lengths, 1, of.shape[1])  # a sum of no keys is not finite
 
     return or_all(x["q_lengths"], x["q"]), or_all(x["kv_lengths"], x["k"])
@@ -82,7 +83,7 @@ def _bias(x: dict[str, Any]) -> Any:
         return None
     forbidden = np.asarray(_FORBIDDEN[q.dtype.name], q.dtype)
     if bias is None:
-        bias = jnp.zeros((), q.dtype)
+        bias = zeros((), q.dtype)
     else:
         bias = jnp.maximum(bias, forbidden)
     if mask is not None:
@@ -94,8 +95,8 @@ def _clear(y: jax.Array, lengths: Any) -> jax.Array:
     """y, (batch, length, ...), with zeros past each example's own length."""
     if lengths is None:
         return y
-    inside = jnp.arange(y.shape[1]) < lengths[:, None]
-    return jnp.where(inside[:, :, None, None], y, jnp.zeros((), y.dtype))
+    inside = arange(y.shape[1]) < lengths[:, None]
+    return jnp.where(inside[:, :, None, None], y, zeros((), y.dtype))
 
 
 def _sum_to(gradient: jax.Array, bias: jax.Array) -> jax.Array:

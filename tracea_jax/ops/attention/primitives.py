@@ -20,19 +20,35 @@ twice. Second derivatives are those of the reference.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from tracea_jax import dispatch
 from tracea_jax.ops.attention import cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.common import lowering, remat, taylor
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Params,
+    Primitive,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    jit,
+    linear_transpose,
+    mlir,
+)
 
 _LSE = jnp.dtype("float32")  # of what the backward pass is given
 
@@ -78,7 +94,7 @@ def _aligned(primitive: Primitive, *operands: Any, **params: Any) -> list[Any]:
 # --- derivatives ----------------------------------------------------------------------
 
 # The layers of a model share one trace of the reference.
-_traced_once = jax.jit(reference, static_argnames=("spec", "lse"), inline=True)
+_traced_once = jit(reference, static_argnames=("spec", "lse"), inline=True)
 
 
 def _left_to_xla(
@@ -88,7 +104,7 @@ def _left_to_xla(
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
-    params = {"spec": spec, "implementation": implementation, "config": None}
+    params: Params = {"spec": spec, "implementation": implementation, "config": None}
     params["lse"] = _LSE
     try:
         return any(
@@ -99,37 +115,48 @@ def _left_to_xla(
         return False  # what was demanded cannot run here; lowering says so, if it comes
 
 
-def _jvp(primals: Any, tangents: Any, *, lse: Any, **params: Any) -> Any:
+def _jvp(
+    primals: Arrays, tangents: Tangents, *, lse: Any, **params: Any
+) -> Differentiated:
     if _left_to_xla(primals, **params):
         f = functools.partial(_traced_once, spec=params["spec"], lse=lse)
         outs, (do, *_) = references.jvp(f, primals, tangents)
     else:
         # The same primitive as without derivatives, with what the backward pass needs.
         o, residual = bind(*primals, lse=_LSE, **params)
-        do = _tangent(primals, o, residual, tangents, **{**params, "config": None})
+        how: Params = {**params, "config": None}
+        do = _tangent(primals, o, residual, tangents, **how)
         outs = [o] if lse is None else [o, residual.astype(lse)]
     # As in jax.nn, the log-sum-exp has no derivative.
-    zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in outs[1:]]
+    zeros = [Zero(jax.typeof(x).to_tangent_aval()) for x in outs[1:]]
     return outs, [do, *zeros]
 
 
 def _tangent(
-    primals: Any, o: Any, lse: Any, tangents: Any, *, spec: Spec, **how: Any
-) -> Any:
+    primals: Arrays,
+    o: jax.Array,
+    lse: jax.Array,
+    tangents: Tangents,
+    *,
+    spec: Spec,
+    **how: Any,
+) -> jax.Array:
     names = ["q", "k", "v"]
-    if "bias" in spec.optional and not isinstance(tangents[3], ad.Zero):
+    if "bias" in spec.optional and not isinstance(tangents[3], Zero):
         names.append("bias")
     active = [ad.instantiate_zeros(t) for t in tangents[: len(names)]]
     return _aligned(attention_tangent_p, *primals, o, lse, *active, spec=spec, **how)[0]
 
 
-def _tangent_transpose(cts: Any, *operands: Any, spec: Spec, **how: Any) -> list[Any]:
+def _tangent_transpose(
+    cts: Tangents, *operands: Operand, spec: Spec, **how: Any
+) -> Cotangents:
     (ct,) = cts
     primals, (o, lse, *active) = spec.split(operands)
     linear = [ad.is_undefined_primal(x) for x in active]
-    if isinstance(ct, ad.Zero):
-        grads = [
-            ad.Zero(x.aval) if u else None for x, u in zip(active, linear, strict=True)
+    if isinstance(ct, Zero):
+        grads: Cotangents = [
+            Zero(x.aval) if u else None for x, u in zip(active, linear, strict=True)
         ]
     else:
         grads = _aligned(
@@ -148,15 +175,21 @@ def _tangent_transpose(cts: Any, *operands: Any, spec: Spec, **how: Any) -> list
 
 
 def _jvp_of_reference(
-    primitive: Primitive, f: Any, primals: Any, tangents: Any, **params: Any
-) -> Any:
+    primitive: Primitive,
+    f: Callable[..., list[Any]],
+    primals: Arrays,
+    tangents: Tangents,
+    **params: Any,
+) -> Differentiated:
     """Second order: the primitive's own value, the derivative of its reference."""
     outs = _aligned(primitive, *primals, **params)
     _, douts = references.jvp(functools.partial(f, **params), primals, tangents)
     return outs, douts
 
 
-def _transpose(cts: Any, *operands: Any, spec: Spec, **params: Any) -> list[Any]:
+def _transpose(
+    cts: Tangents, *operands: Operand, spec: Spec, **params: Any
+) -> Cotangents:
     """Attention is linear in v; in nothing else."""
     if [ad.is_undefined_primal(x) for x in operands].index(True) != 2 or any(
         ad.is_undefined_primal(x) for x in operands[3:]
@@ -166,13 +199,13 @@ def _transpose(cts: Any, *operands: Any, spec: Spec, **params: Any) -> list[Any]
             "jax.vjp"
         )
     aval, ct = operands[2].aval, cts[0]
-    if isinstance(ct, ad.Zero):
-        return [None, None, ad.Zero(aval), *[None] * (len(operands) - 3)]
+    if isinstance(ct, Zero):
+        return [None, None, Zero(aval), *[None] * (len(operands) - 3)]
 
-    def of_v(v: Any) -> Any:
+    def of_v(v: jax.Array) -> jax.Array:
         return reference(*operands[:2], v, *operands[3:], spec=spec)[0]
 
-    (dv,) = jax.linear_transpose(of_v, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(ct)
+    (dv,) = linear_transpose(of_v, jax.ShapeDtypeStruct(aval.shape, aval.dtype))(ct)
     return [None, None, dv, *[None] * (len(operands) - 3)]
 
 
@@ -197,7 +230,9 @@ _FOLLOWING = {
 _SHARED = ("bias", "mask", "dbias")  # may have a batch of 1
 
 
-def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any:
+def _batch(
+    primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
+) -> Batched:
     """Folds the mapped axis into the batch."""
     names = [*params["spec"].names, *_FOLLOWING[primitive]][: len(operands)]
     mapped = dict(zip(names, [d is not None for d in dims], strict=True))
@@ -211,7 +246,7 @@ def _batch(primitive: Primitive, operands: Any, dims: Any, **params: Any) -> Any
     alone = mapped.get("bias") or mapped.get("dbias") or params.get("bias_gradient")
     shared = ("mask",) if alone else _SHARED
 
-    def fold(name: str) -> Any:
+    def fold(name: str) -> jax.Array:
         x = moved[name]
         if not mapped[name]:
             if name in shared and x.shape[0] == 1:
@@ -237,7 +272,7 @@ for _p in _FOLLOWING:
 # --- rematerialisation ----------------------------------------------------------------
 
 
-def _as_dot(avals: Any, params: Any) -> Any:
+def _as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
     """The scores: products with batch dimensions."""
     q, k, *_ = avals
     return (

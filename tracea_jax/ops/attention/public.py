@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,9 @@ from tracea_jax.ops.attention.reference import (
     matmul_precision,
     reference,
 )
+from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision, precision_name
+from tracea_jax.ops.common.typed import asarray
 
 
 def attention(
@@ -104,9 +106,12 @@ def attention(
     if isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
         outs = reference(*operands, spec=spec, lse=lse)
     else:
-        config = tuple(sorted(config.items())) if isinstance(config, dict) else config
         outs = bind(
-            *operands, spec=spec, lse=lse, implementation=implementation, config=config
+            *operands,
+            spec=spec,
+            lse=lse,
+            implementation=implementation,
+            config=lowering.hashable_config(config),
         )
     o = outs[0].reshape(jnp.shape(query))
     if not return_residual:
@@ -115,7 +120,7 @@ def attention(
 
 
 def _rank_4(x: ArrayLike) -> jax.Array:
-    x = jnp.asarray(x)
+    x = asarray(x)
     return jnp.expand_dims(x, tuple(range(4 - x.ndim))) if x.ndim < 4 else x
 
 
@@ -196,7 +201,7 @@ def _check_scores(
 def _check_lengths(name: str, x: ArrayLike | None, of: jax.Array) -> jax.Array | None:
     if x is None:
         return None
-    x = jnp.asarray(x)
+    x = asarray(x)
     if x.shape != of.shape[:1] or x.dtype != np.int32:
         raise ValueError(
             f"{name} must be int32 of shape {of.shape[:1]}, one length an example; it "
@@ -208,7 +213,8 @@ def _check_lengths(name: str, x: ArrayLike | None, of: jax.Array) -> jax.Array |
 def _window(size: Any) -> tuple[int, int] | None:
     if size is None:
         return None
-    sides = tuple(size) if isinstance(size, Sequence) else (size, size)
+    one = (size, size)
+    sides = tuple(cast("Sequence[Any]", size) if isinstance(size, Sequence) else one)
     if len(sides) != 2:
         raise ValueError(f"local_window_size={size} must be a number or (left, right)")
     return operator.index(sides[0]), operator.index(sides[1])

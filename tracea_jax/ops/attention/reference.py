@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from tracea_jax._compat import linearize_hook
+from tracea_jax.ops.common.typed import Aval, Zero, finfo, lax, vjp
+from tracea_jax.ops.common.typed import jvp as jvp_of
 from tracea_jax.problem import AttentionProblem
 
 OPTIONAL = ("bias", "mask", "q_lengths", "kv_lengths")
@@ -58,7 +59,8 @@ class Spec:
 
 def matmul_precision(name: str | None) -> contextlib.AbstractContextManager[Any]:
     """Context in which products without a precision of their own have this one."""
-    return jax.default_matmul_precision(name)  # pyright: ignore[reportArgumentType]
+    context: Any = jax.default_matmul_precision  # annotated as if it took no name
+    return context(name)
 
 
 def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
@@ -69,7 +71,7 @@ def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any
     x = spec.named(operands)
     if lse is None:
         return [_attend(spec, x, False)]
-    narrow = jnp.finfo(x["q"].dtype).bits < jnp.finfo(lse).bits
+    narrow = finfo(x["q"].dtype).bits < finfo(lse).bits
     if not narrow:
         o, residual = _attend(spec, x, True)
     else:  # its residual is rounded to the operands' dtype
@@ -85,7 +87,7 @@ def _attend(spec: Spec, x: dict[str, Any], return_residual: bool) -> Any:
         return call(x)
     # XLA has no float16 products with float32 sums on CPUs, which jax.nn asks for.
     on_cpu = functools.partial(_in_float32, call)
-    return jax.lax.platform_dependent(x, cpu=on_cpu, default=call)
+    return lax.platform_dependent(x, cpu=on_cpu, default=call)
 
 
 def _in_float32(call: Callable[..., Any], x: dict[str, Any]) -> Any:
@@ -93,7 +95,11 @@ def _in_float32(call: Callable[..., Any], x: dict[str, Any]) -> Any:
         return a.astype(jnp.float32) if a.dtype == jnp.float16 else a
 
     found = call(jax.tree.map(widened, x))
-    return jax.tree.map(lambda a: a.astype(jnp.float16), found)
+
+    def narrowed(a: jax.Array) -> jax.Array:
+        return a.astype(jnp.float16)
+
+    return jax.tree.map(narrowed, found)
 
 
 def _dot_product_attention(spec: Spec, return_residual: bool, x: dict[str, Any]) -> Any:
@@ -118,7 +124,7 @@ def jvp(
     function: Callable[..., list[Any]], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """``jax.jvp`` that leaves out the primals with symbolically zero tangents."""
-    live = [i for i, t in enumerate(tangents) if not isinstance(t, ad.Zero)]
+    live = [i for i, t in enumerate(tangents) if not isinstance(t, Zero)]
 
     def of_live(*values: Any) -> list[Any]:
         full = list(primals)
@@ -127,7 +133,7 @@ def jvp(
         return function(*full)
 
     pick = [primals[i] for i in live], [tangents[i] for i in live]
-    return jax.jvp(of_live, *pick)
+    return jvp_of(of_live, *pick)
 
 
 def tangent_reference(*operands: Any, spec: Spec, **_: Any) -> list[Any]:
@@ -138,7 +144,7 @@ def tangent_reference(*operands: Any, spec: Spec, **_: Any) -> list[Any]:
     def function(*active: Any) -> list[Any]:
         return reference(*active, *primals[count:], spec=spec)
 
-    return jax.jvp(function, primals[:count], tangents)[1]
+    return jvp_of(function, primals[:count], tangents)[1]
 
 
 def backward_reference(
@@ -152,11 +158,11 @@ def backward_reference(
         return reference(*active, *primals[count:], spec=spec)[0]
 
     with linearize_hook(None):  # the reference is ours, not a user's function
-        return list(jax.vjp(function, *primals[:count])[1](do))
+        return list(vjp(function, *primals[:count])[1](do))
 
 
 def problem_of(
-    avals: Sequence[Any],
+    avals: Sequence[Aval],
     *,
     spec: Spec,
     lse: Any = None,

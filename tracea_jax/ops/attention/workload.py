@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from tracea_jax.ops.common.bench import (
     random_normal,
     unit_roundoff,
 )
+from tracea_jax.ops.common.typed import Params, arange, asarray, jit, lax
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
 
@@ -52,7 +54,7 @@ def execute(
     *inputs: jax.Array, problem: AttentionProblem, choice: Choice
 ) -> list[jax.Array]:
     """The problem's primitive, forced to one choice."""
-    params = {"spec": spec_of(problem), **forced(choice)}
+    params: Params = {"spec": spec_of(problem), **forced(choice)}
     if problem.direction == "forward":
         lse = jnp.dtype("float32") if problem.saves_lse else None
         return attention_p.bind(*inputs, lse=lse, **params)
@@ -72,9 +74,10 @@ def operands(problem: AttentionProblem, seed: int) -> list[jax.Array]:
     shapes: list[tuple[tuple[int, ...], str]] = [(s, p.dtype) for s in (q, k, k, q)]
     if p.bias:
         shapes.append((p.bias, p.bias_dtype or p.dtype))
-    *qkv, do, bias = [*random_normal(shapes, seed), None][:5]
+    arrays: list[Any] = [*random_normal(shapes, seed), None]
+    *qkv, do, bias = arrays[:5]
     rng = np.random.default_rng(seed)
-    given = {
+    given: dict[str, Any] = {
         "bias": bias,
         "mask": _mask(p, rng) if p.mask else None,
         "q_lengths": _lengths(p.q_len, p, rng),
@@ -97,16 +100,16 @@ def _mask(p: AttentionProblem, rng: np.random.Generator) -> jax.Array:
     if keys == 1 or (p.window is not None and rows != p.kv_len):
         mask[:] = True
     mask |= np.eye(rows, keys, dtype=bool)
-    return jnp.asarray(mask)
+    return asarray(mask)
 
 
 def _lengths(longest: int, p: AttentionProblem, rng: np.random.Generator) -> jax.Array:
     """At least half of the longest; all of it where a window could lose its keys."""
     shortest = longest if p.window else max(1, longest // 2)
-    return jnp.asarray(rng.integers(shortest, longest + 1, p.batch), jnp.int32)
+    return asarray(rng.integers(shortest, longest + 1, p.batch), jnp.int32)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
+@functools.partial(jit, static_argnames="spec")
 def _forward(inputs: list[jax.Array], spec: Spec) -> list[jax.Array]:
     """Output and log-sum-exp by the reference, one example after the other."""
     batch = inputs[0].shape[0]
@@ -117,7 +120,7 @@ def _forward(inputs: list[jax.Array], spec: Spec) -> list[jax.Array]:
         ]
         return [y[0] for y in reference(*parts, spec=spec, lse=jnp.float32)]
 
-    return jax.lax.map(one, jnp.arange(batch))
+    return lax.map(one, arange(batch))
 
 
 def ragged(problem: AttentionProblem) -> AttentionProblem:
@@ -128,7 +131,7 @@ def ragged(problem: AttentionProblem) -> AttentionProblem:
     batch, heads = min(p.batch, 2), groups * kv_heads
     q_len, kv_len = 266, 266 if p.q_len == p.kv_len else 330
 
-    def scores(shape: tuple[int, int, int, int] | None) -> tuple | None:
+    def scores(shape: tuple[int, int, int, int] | None) -> tuple[int, ...] | None:
         whole = (batch, heads, q_len, kv_len)
         return shape and tuple(
             1 if own == 1 else n for own, n in zip(shape, whole, strict=True)

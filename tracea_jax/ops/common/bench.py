@@ -19,6 +19,17 @@ import jax.numpy as jnp
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    block_until_ready,
+    eval_shape,
+    finfo,
+    full,
+    jit,
+    lax,
+    local_devices,
+    zeros,
+)
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure, roofline
@@ -68,7 +79,7 @@ class OpBench:
     # Shared by all choices and made when first needed: inputs, the buffer that flushes
     # caches, and the references that results are compared with.
     _shared: dict[Any, Any] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
+        default_factory=dict[Any, Any], init=False, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -78,7 +89,11 @@ class OpBench:
         """Compiles the choice for random inputs; see ``measure.Bench``."""
         sets = self._inputs()
         run = self._run(self.problem, choice)
-        one = _compiled(lambda x: run(*x)[0], sets[0])
+
+        def first(x: Arrays) -> jax.Array:
+            return run(*x)[0]
+
+        one = _compiled(first, sets[0])
         many = None if len(sets) == 1 else _InTurn.of(run, sets)
         return _Executions(one=functools.partial(one, sets[0]), many=many)
 
@@ -90,7 +105,7 @@ class OpBench:
         # The call deletes the buffer, which is donated. Popping the buffer first keeps
         # a deleted one from staying in ``_shared`` after an interrupt.
         write, buffer = self._shared.pop("flush", None) or self._flusher()
-        self._shared["flush"] = write, jax.block_until_ready(write(buffer))
+        self._shared["flush"] = write, block_until_ready(write(buffer))
 
     def kernel_times(
         self, runs: Mapping[Choice, measure.Run], rounds: int
@@ -108,8 +123,8 @@ class OpBench:
     def _flusher(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
         size = 2 * _cache_bytes(self.device)
         with jax.default_device(self._jax_device):
-            buffer = jnp.zeros(size // 4, jnp.float32)
-        write = jax.jit(lambda x: x + 1, donate_argnums=0).lower(buffer).compile()
+            buffer = zeros(size // 4, jnp.float32)
+        write = jit(_one_more, donate_argnums=0).lower(buffer).compile()
         return write, buffer
 
     def _inputs(self) -> list[list[jax.Array]]:
@@ -181,7 +196,11 @@ class OpBench:
 
     @property
     def _jax_device(self) -> Any:
-        return jax.local_devices(backend=backend_of(self.device.platform))[0]
+        return local_devices(backend=backend_of(self.device.platform))[0]
+
+
+def _one_more(x: jax.Array) -> jax.Array:
+    return x + 1
 
 
 def _cache_bytes(device: Device) -> int:
@@ -217,7 +236,7 @@ def check_dtype(name: str) -> None:
 
 def unit_roundoff(dtype: str) -> float:
     """Unit roundoff of a floating-point dtype."""
-    return float(jnp.finfo(dtype).eps) / 2
+    return float(finfo(dtype).eps) / 2
 
 
 def operand_roundoff(dtypes: tuple[str, ...], precision: str, device: Device) -> float:
@@ -238,7 +257,7 @@ def operand_roundoff(dtypes: tuple[str, ...], precision: str, device: Device) ->
 
 
 def _compiled(function: Callable[..., Any], arguments: Any) -> Callable[..., Any]:
-    return jax.jit(function).lower(arguments).compile()
+    return jit(function).lower(arguments).compile()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +283,7 @@ class _Executions:
             result = (self.many or self.one)()
         for _ in range(rest):
             result = self.one()
-        jax.block_until_ready(result)
+        block_until_ready(result)
 
 
 @dataclasses.dataclass(slots=True)
@@ -290,13 +309,13 @@ class _InTurn:
     def of(cls, run: Callable[..., Any], sets: list[list[jax.Array]]) -> _InTurn:
         def call(total: jax.Array, sets: list[list[jax.Array]]) -> jax.Array:
             # The barrier makes XLA compute the results in full, not just one element.
-            results = jax.lax.optimization_barrier([run(*x)[0] for x in sets])
+            results = lax.optimization_barrier([run(*x)[0] for x in sets])
             firsts = [x.ravel()[:1].astype(jnp.float32) for x in results]
             return sum(firsts, total)
 
         with jax.default_device(next(iter(sets[0][0].devices()))):
-            total = jnp.zeros(1)
-        compiled = jax.jit(call, donate_argnums=0).lower(total, sets).compile()
+            total = zeros(1)
+        compiled = jit(call, donate_argnums=0).lower(total, sets).compile()
         return cls(compiled, sets, total)
 
     @property
@@ -312,12 +331,16 @@ def _poisoned(
     run: Callable[..., Any], inputs: list[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """The results of two runs, each computed into donated buffers full of NaN."""
-    shapes = jax.eval_shape(run, *inputs)
-    call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
+    shapes = eval_shape(run, *inputs)
+
+    def poisoned(poison: Arrays, *x: jax.Array) -> list[jax.Array]:
+        return run(*x)
+
+    call = jit(poisoned, donate_argnums=0, keep_unused=True)
 
     def results() -> list[jax.Array]:
         with jax.default_device(next(iter(inputs[0].devices()))):
-            poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in shapes]
+            poison = [full(s.shape, jnp.nan, s.dtype) for s in shapes]
         return call(poison, *inputs)
 
     return results(), results()

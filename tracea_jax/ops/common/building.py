@@ -18,6 +18,7 @@ from tracea_jax.ops.common.precision import (
     precision_from_name,
     precision_name,
 )
+from tracea_jax.ops.common.typed import make_jaxpr
 from tracea_jax.options import options
 from tracea_jax.problem import Epilogue
 
@@ -86,7 +87,8 @@ def sizes(**named: int) -> tuple[int, ...]:
     Raises:
       ValueError: naming the one that is none.
     """
-    for name, size in named.items():
+    given: dict[str, Any] = named  # also what is no integer
+    for name, size in given.items():
         if not (isinstance(size, int) and size >= 1):
             raise ValueError(f"{name}={size!r} must be an integer of at least 1")
     return tuple(named.values())
@@ -107,7 +109,7 @@ def asked(call: Callable[..., Any], dtype: Any, *shapes: tuple[int, ...]) -> Any
       *shapes: of each.
     """
     with options(on_miss="heuristic"):
-        jaxpr = jax.make_jaxpr(call)(*(array(dtype, shape) for shape in shapes))
+        jaxpr = make_jaxpr(call)(*(array(dtype, shape) for shape in shapes))
     planned = catalogue.planned()
     (eqn,) = (eqn for eqn in _equations(jaxpr) if eqn.primitive in planned)
     avals = [x.aval for x in eqn.invars]

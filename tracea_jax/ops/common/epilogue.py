@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.ops.common.typed import jvp as jvp_of
 from tracea_jax.problem import Epilogue
 
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -100,7 +101,7 @@ def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
     """activation'(z) * dz in float32 or wider, rounded to dz's dtype."""
     wide = jnp.promote_types(z.dtype, jnp.float32)
     f = ACTIVATION_FUNCTIONS[activation]
-    return jax.jvp(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
+    return jvp_of(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
 
 
 def in_float32(x: jax.Array) -> jax.Array:
@@ -134,7 +135,7 @@ def jvp(
         return dz
     wide = jnp.promote_types(z.dtype, jnp.float32)
     multiplies = epilogue.residual and epilogue.residual_op == "multiply"
-    terms = []
+    terms: list[jax.Array] = []
     if dz is not None:
         dy = activation_jvp(epilogue.activation, z, dz.astype(wide))
         terms.append(dy * residual.astype(wide) if multiplies else dy)

@@ -6,14 +6,16 @@ gated_matmul and conv2d, and ``rewrite.activation``.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    from scipy import special  # slow to import, and only verification needs it
-
+    # By name, as it has no types; here, as it is slow to import.
+    special: Any = importlib.import_module("scipy.special")
     return special.erf(x)
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import jax
+from tracea_jax.ops.common.typed import block_until_ready, profiler
 
 _PROFILES = 3  # attempts, as a profile may lose events
 _HOST_COPIES = ("memcpyh2d", "memcpyd2h")
@@ -40,18 +40,9 @@ def kernel_times(calls: Mapping[Name, Call], rounds: int) -> dict[Name, list[flo
     """
     for call in calls.values():
         for _ in range(3):
-            jax.block_until_ready(call())
+            block_until_ready(call())
     order = [name for i in range(rounds) for name in _turned(list(calls), i)]
-    for attempt in range(_PROFILES):
-        counts = {name: len(_profile([call])) for name, call in calls.items()}
-        durations = _profile([calls[name] for name in order for _ in range(2)])
-        wanted = 2 * sum(counts[name] for name in order)
-        if len(durations) == wanted and all(counts.values()):
-            break
-        if attempt == _PROFILES - 1:
-            raise ProfileError(
-                f"the profiler saw {len(durations)} kernels, not {wanted}; {counts=}"
-            )
+    counts, durations = _complete_profile(calls, order)
     times: dict[Name, list[float]] = {name: [] for name in calls}
     position = 0
     for name in order:
@@ -61,26 +52,41 @@ def kernel_times(calls: Mapping[Name, Call], rounds: int) -> dict[Name, list[flo
     return times
 
 
+def _complete_profile(
+    calls: Mapping[Name, Call], order: Sequence[Name]
+) -> tuple[dict[Name, int], list[float]]:
+    """Each call's number of kernels, and the durations of all; each call runs twice."""
+    seen = ""
+    for _ in range(_PROFILES):
+        counts = {name: len(_profile([call])) for name, call in calls.items()}
+        durations = _profile([calls[name] for name in order for _ in range(2)])
+        wanted = 2 * sum(counts[name] for name in order)
+        if len(durations) == wanted and all(counts.values()):
+            return counts, durations
+        seen = f"{len(durations)} kernels, not {wanted}; {counts=}"
+    raise ProfileError(f"the profiler saw {seen}")
+
+
 def profiled(calls: Sequence[Call]) -> Any:
     """The ``jax.profiler.ProfileData`` of calls, made one at a time and waited for.
 
     Raises:
       ProfileError: if the profiler is in use or not available.
     """
-    options = jax.profiler.ProfileOptions()
+    options = profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python would only slow the host down
     with tempfile.TemporaryDirectory() as directory:
         try:
-            jax.profiler.start_trace(directory, profiler_options=options)
+            profiler.start_trace(directory, profiler_options=options)
         except Exception as e:
             raise ProfileError(f"{type(e).__name__}: {e}") from e
         try:
             for call in calls:
-                jax.block_until_ready(call())
+                block_until_ready(call())
         finally:
-            jax.profiler.stop_trace()
+            profiler.stop_trace()
         (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        return jax.profiler.ProfileData.from_file(str(path))
+        return profiler.ProfileData.from_file(str(path))
 
 
 def _turned(names: list[Any], i: int) -> list[Any]:

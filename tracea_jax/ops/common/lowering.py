@@ -10,17 +10,24 @@ import functools
 import pathlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
-from jax.extend import source_info_util
-from jax.extend.core import Primitive
-from jax.interpreters import mlir, xla
+from jax.extend import core, source_info_util
 
 from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
 from tracea_jax.ops.common import taylor
+from tracea_jax.ops.common.typed import (
+    Aval,
+    Params,
+    Primitive,
+    lax,
+    make_jaxpr,
+    mlir,
+    xla,
+)
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
@@ -36,17 +43,21 @@ def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
     made.multiple_results = True
     made.def_impl(functools.partial(xla.apply_primitive, made))
 
-    def abstract_eval(*avals: Any, **params: Any) -> list[Any]:
-        jaxpr = jax.make_jaxpr(functools.partial(reference, **params))(*avals)
-        return list(jaxpr.out_avals)
+    def abstract_eval(*avals: Aval, **params: Any) -> list[Aval]:
+        return result_types(functools.partial(reference, **params), *avals)
 
     made.def_abstract_eval(abstract_eval)
     return made
 
 
+def result_types(f: Callable[..., Any], *avals: Aval) -> list[Aval]:
+    """Shape and dtype of every result of a function in jnp, which is traced."""
+    return list(make_jaxpr(f)(*avals).out_avals)
+
+
 def register(
     op: str,
-    primitive: Primitive,
+    primitive: core.Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
@@ -70,7 +81,7 @@ def register(
     planned = Planned(
         op=op, primitive=primitive, problem_of=problem_of, reference=reference
     )
-    inline = {
+    inline: dict[str, Callable[..., Any]] = {
         name: mlir.lower_fun(f, multiple_results=True)
         for name, f in {"xla": reference, **rules}.items()
     }
@@ -103,8 +114,8 @@ def register(
 
 def request(
     planned: Planned,
-    avals: Sequence[Any],
-    params: dict[str, Any],
+    avals: Sequence[Aval],
+    params: Params,
     *,
     is_partitioned: bool,
 ) -> Request:
@@ -125,7 +136,9 @@ def request(
     )
 
 
-def left_to_xla(primitive: Primitive, operands: Sequence[Any], **params: Any) -> bool:
+def left_to_xla(
+    primitive: core.Primitive, operands: Sequence[Any], **params: Any
+) -> bool:
     """Whether XLA would serve the primitive on JAX's default backend.
 
     A named device in the settings stands for a GPU. A derivative rule asks it where the
@@ -177,8 +190,15 @@ def align_varying_axes(operands: Sequence[Any]) -> list[Any]:
     over the axes on which another one does; making the cast explicit gives AD that sum.
     """
     axes = [_compat.varying_axes(x) for x in operands]
-    union = frozenset().union(*axes)
+    union = frozenset[str]().union(*axes)
     return [
-        jax.lax.pcast(x, tuple(union - own), to="varying") if union - own else x
+        lax.pcast(x, tuple(union - own), to="varying") if union - own else x
         for x, own in zip(operands, axes, strict=True)
     ]
+
+
+def hashable_config(config: Any) -> Any:
+    """A config as a primitive's parameter: pairs in place of a dict of its fields."""
+    if not isinstance(config, dict):
+        return config
+    return tuple(sorted(cast("dict[str, Any]", config).items()))

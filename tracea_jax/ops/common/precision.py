@@ -8,10 +8,12 @@ workloads, and ``building``.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+
+from tracea_jax.ops.common.typed import config, lax, make_jaxpr
 
 
 def canonical_precision(precision: Any) -> Any:
@@ -23,18 +25,17 @@ def canonical_precision(precision: Any) -> Any:
     Raises:
       ValueError: raised by lax on an unknown precision.
     """
-    default = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    return _canonical(precision, default)
+    return _canonical(precision, config.jax_default_matmul_precision)
 
 
 @functools.lru_cache(maxsize=256)
 def _canonical(precision: Any, default: str | None) -> Any:
     # Tracing an equation makes dot_general parse the precision.
     def dot(x: jax.Array) -> jax.Array:
-        return jax.lax.dot(x, x, precision=precision)
+        return lax.dot(x, x, precision=precision)
 
     x = jax.ShapeDtypeStruct((1, 1), jnp.float32)
-    return jax.make_jaxpr(dot)(x).eqns[0].params["precision"]
+    return make_jaxpr(dot)(x).eqns[0].params["precision"]
 
 
 def precision_name(precision: Any) -> str:
@@ -42,8 +43,8 @@ def precision_name(precision: Any) -> str:
     if precision is None:
         return "default"
     if isinstance(precision, tuple) and not isinstance(precision, jax.lax.DotAlgorithm):
-        names = dict.fromkeys(p.name.lower() for p in precision)
-        return ",".join(names)
+        levels = cast("tuple[jax.lax.Precision, ...]", precision)
+        return ",".join(dict.fromkeys(p.name.lower() for p in levels))
     return getattr(precision, "name", None) or str(precision)
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
+from tracea_jax.ops.common.typed import Aval, Params
+
 Policy = Callable[..., Any]
 # (abstract operands, params) -> (primitive, its abstract operands, its params)
-View = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, tuple[Any, ...], Any]]
+View = Callable[[tuple[Aval, ...], Params], tuple[Any, tuple[Aval, ...], Params]]
 
 _VIEWS: dict[Primitive, View] = {}
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
+jet: Any
 try:
     from jax.experimental import jet
 except ImportError:  # versions of JAX without this experiment

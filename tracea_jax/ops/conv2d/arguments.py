@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from tracea_jax.ops.conv2d import directions
 
@@ -61,7 +64,13 @@ def known_padding(padding: Any) -> Padding:
         ) from e
 
 
-def explicit_padding(padding: Padding, image, kernel, strides, dilation) -> Padding:
+def explicit_padding(
+    padding: Padding,
+    image: Sequence[Any],
+    kernel: Sequence[Any],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+) -> Padding:
     """The padding in numbers; as it came where a symbolic size decides about it."""
     pads = directions.explicit_padding(padding, image, kernel, strides, dilation)
     try:
@@ -71,7 +80,9 @@ def explicit_padding(padding: Padding, image, kernel, strides, dilation) -> Padd
     return rows, columns
 
 
-def check_shapes(x, w, bias, groups: int, layout: str) -> None:
+def check_shapes(
+    x: jax.Array, w: jax.Array, bias: jax.Array | None, groups: int, layout: str
+) -> None:
     """Raises ValueError on ranks, channels, groups or a bias that do not fit."""
     for name, array, dims in (("x", x, layout), ("w", w, WEIGHTS[layout])):
         if array.ndim != 4:

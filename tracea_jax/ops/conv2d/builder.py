@@ -13,7 +13,7 @@ from typing import Any, get_args
 from tracea_jax.catalogue import Argument
 from tracea_jax.ops.common import arguments
 from tracea_jax.ops.common.building import asked, check_direction, epilogue, sizes
-from tracea_jax.ops.conv2d.primitive import conv2d
+from tracea_jax.ops.conv2d.public import conv2d
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.problem.conv2d import Direction
 

@@ -10,8 +10,8 @@ the third, so the transpose of a direction is another one.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ SPECS = {
     "nhwc": {"x": (0, 3, 1, 2), "w": (3, 2, 0, 1), "y": (0, 3, 1, 2)},
     "nchw": {"x": (0, 1, 2, 3), "w": (0, 1, 2, 3), "y": (0, 1, 2, 3)},
 }
+
+Pads = tuple[tuple[Any, Any], ...]  # before and after, of height and of width
 
 
 def spatial(shape: Sequence[Any], role: str, layout: str) -> tuple[Any, Any]:
@@ -111,23 +113,25 @@ class Form:
             batch_group_count=self.groups if by_batch else 1,
         )
 
-    def _input_padding(self, dy, w):
+    def _input_padding(self, dy: Sequence[Any], w: Sequence[Any]) -> Pads:
         """dx[i] sums dy[p] w[k] with p * stride = i + padding - k * dilation."""
-        pairs = []
+        pairs: list[tuple[Any, Any]] = []
         for n, k, p, s, low, d in self._axes(dy, w, dy):
             before = grown(k, d) - 1 - low
             after = n + grown(k, d) - 1 - grown(p, s) - before
             pairs.append((before, after))
         return tuple(pairs)
 
-    def _weight_padding(self, x, dy):
+    def _weight_padding(self, x: Sequence[Any], dy: Sequence[Any]) -> Pads:
         """dw[k] sums x[i] dy[p] with i = p * stride + k * dilation - padding."""
         return tuple(
             (low, grown(k, d) - 1 + grown(p, s) - n - low)
             for n, k, p, s, low, d in self._axes(x, dy, dy)
         )
 
-    def _axes(self, lhs, rhs, dy):
+    def _axes(
+        self, lhs: Sequence[Any], rhs: Sequence[Any], dy: Sequence[Any]
+    ) -> Iterator[tuple[Any, ...]]:
         """Sizes of x, w and y, stride, lower padding and dilation for both axes."""
         (_, _, *image), (_, _, *kernel) = self.forward_shapes(lhs, rhs)
         padding = explicit_padding(
@@ -193,7 +197,14 @@ def convolve(
     return result.astype(out)
 
 
-def _cropped(lhs, *, padding, lhs_dilation, dimension_numbers, **_):
+def _cropped(
+    lhs: jax.Array,
+    *,
+    padding: str | Pads,
+    lhs_dilation: Sequence[int],
+    dimension_numbers: jax.lax.ConvDimensionNumbers,
+    **_: Any,
+) -> tuple[jax.Array, str | Pads]:
     """lhs and its padding with that cropped which lies before a negative padding.
 
     With rows before it cropped and others added after it, XLA's convolution on CPUs
@@ -201,11 +212,11 @@ def _cropped(lhs, *, padding, lhs_dilation, dimension_numbers, **_):
     """
     if isinstance(padding, str):
         return lhs, padding
-    pairs = []
+    pairs: list[tuple[Any, Any]] = []
     for dim, (low, high), step in zip(
         dimension_numbers.lhs_spec[2:], padding, lhs_dilation, strict=True
     ):
-        size = lhs.shape[dim]
+        size = cast("Any", lhs.shape[dim])  # it may be symbolic
         if isinstance(low, int) and isinstance(size, int) and low < 0:
             drop = -(low // step)
             extent = grown(size, step) + low + high

@@ -1,161 +1,68 @@
-"""conv2d: a 2-D convolution with a fused epilogue, on the best implementation there is.
+"""The primitive of convolutions with an epilogue, and its rules for JAX.
 
-Its gradients are the same primitive in another direction; see ``conv2d_directions``.
+The gradients of a convolution are the same primitive in another direction; see
+``directions``. ``ops.conv2d.public`` binds it for programs, ``rewrite.convolution``
+where a program has such a convolution.
+
+Operands: lhs, rhs in the direction's roles, then bias and residual if the epilogue has
+them, which only a forward convolution may. Results: y, then z if the epilogue saves it.
+``size`` is the height and width of a gradient; None for "forward".
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, xla
-from jax.typing import ArrayLike
 
-from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
-from tracea_jax.ops.common.precision import canonical_precision, precision_name
-from tracea_jax.ops.common.shapes import check_arrays, move_mapped
-from tracea_jax.ops.conv2d import arguments, directions
-from tracea_jax.ops.matmul.primitive import split
-from tracea_jax.problem import Conv2dProblem, Epilogue, check_activation
-
-
-def conv2d(
-    x: ArrayLike,
-    w: ArrayLike,
-    *,
-    bias: ArrayLike | None = None,
-    residual: ArrayLike | None = None,
-    activation: str = "none",
-    strides: Any = (1, 1),
-    padding: Any = "SAME",
-    dilation: Any = (1, 1),
-    groups: int = 1,
-    layout: str = "NHWC",
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
-    config: Any = None,
-) -> jax.Array:
-    """activation(conv(x, w) + bias + residual), rounded once.
-
-    Kernels compute the epilogue in float32 from the unrounded convolution; where XLA
-    serves the problem, it is the same expression in jnp, whose every step rounds.
-    Without bias, residual and activation this is ``lax.conv_general_dilated``.
-
-    Args:
-      x: (batch, height, width, in_channels).
-      w: (kernel height, kernel width, in_channels / groups, out_channels).
-      bias: (out_channels,).
-      residual: of the result's shape, added before the activation.
-      activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
-      strides: steps between windows, a pair for height and width or one for both.
-      padding: "SAME", "VALID" or "SAME_LOWER", ((top, bottom), (left, right)), or one
-        number for all four; negative numbers crop.
-      dilation: distance between the kernel's taps, a pair or one for both.
-      groups: channels are split into so many independent convolutions; in_channels of
-        them are a depthwise convolution.
-      layout: "NHWC" as described, or "NCHW": x, residual and result are (batch,
-        channels, height, width) and w is (out, in, kernel height, kernel width).
-      precision: as in ``jax.lax.conv_general_dilated``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
-      implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
-        error with every reason), or a variant's name; for derivatives likewise.
-      config: explicit config, the variant's own type or a dict of its fields.
-
-    Returns:
-      (batch, out height, out width, out_channels), or as ``layout`` says.
-
-    Raises:
-      ValueError: on shapes that do not fit, strides, padding, dilation or groups that
-        are not possible, an unknown activation, layout or implementation, a config that
-        is not legal, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
-
-    Symbolic shapes are left to XLA.
-    """
-    check_activation(activation)
-    variants.check_implementation("conv2d", implementation)
-    arguments.check_layout(layout)
-    if isinstance(config, dict):
-        config = tuple(sorted(config.items()))
-    return _conv2d(
-        x,
-        w,
-        bias,
-        residual,
-        activation=activation,
-        strides=arguments.pair("strides", strides),
-        padding=arguments.known_padding(padding),
-        dilation=arguments.pair("dilation", dilation),
-        groups=arguments.positive("groups", groups),
-        layout=layout,
-        precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
-        implementation=implementation,
-        config=config,
-    )
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        *("activation", "strides", "padding", "dilation", "groups", "layout"),
-        *("precision", "out", "implementation", "config"),
-    ),
-    inline=True,
+from tracea_jax.ops.common.precision import precision_name
+from tracea_jax.ops.common.shapes import move_mapped
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Params,
+    Primitive,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    unless_zero,
+    xla,
 )
-def _conv2d(x, w, bias, residual, *, activation, padding, layout, out, **how):
-    optional = {"bias": bias, "residual": residual}
-    given = {name: a for name, a in optional.items() if a is not None}
-    check_arrays("conv2d", x=x, w=w, **given)
-    arguments.check_shapes(x, w, bias, how["groups"], layout)
-    out = out or jnp.result_type(x, w)
-    if activation not in ("none", "relu") and not epilogues.is_floating(out):
-        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
-    layout = layout.lower()
-    padding = arguments.explicit_padding(
-        padding,
-        directions.spatial(x.shape, "x", layout),
-        directions.spatial(w.shape, "w", layout),
-        how["strides"],
-        how["dilation"],
-    )
-    step = Epilogue(
-        bias="none" if bias is None else "row",
-        activation=activation,
-        residual=residual is not None,
-    )
-    operands = [a for a in (x, w, bias, residual) if a is not None]
-    how |= dict(direction="forward", size=None, layout=layout, padding=padding)
-    return bind(*operands, out=out, epilogue=step, **how)[0]
-
-
-# --- the primitive --------------------------------------------------------------------
-#
-# Operands: lhs, rhs in the direction's roles, then bias and residual if the epilogue
-# has them, which only a forward convolution may. Results: y, then z if the epilogue
-# saves it. ``size`` is the height and width of a gradient; None for "forward".
+from tracea_jax.ops.conv2d import directions
+from tracea_jax.ops.matmul.primitive import split
+from tracea_jax.problem import Conv2dProblem, Epilogue
 
 conv2d_p = Primitive("tracea_conv2d")
 conv2d_p.multiple_results = True
 conv2d_p.def_impl(functools.partial(xla.apply_primitive, conv2d_p))
 
 
-def bind(*operands, **params):
+def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     """The primitive's results; those of its reference for explicit shardings."""
     if lowering.explicitly_sharded("conv2d", operands, params["implementation"]):
         return reference(*operands, **params)
     return conv2d_p.bind(*lowering.align_varying_axes(operands), **params)
 
 
-def reference(*operands, out, epilogue, precision, **params):
+def reference(
+    *operands: jax.Array,
+    out: jnp.dtype,
+    epilogue: Epilogue,
+    precision: Any,
+    **params: Any,
+) -> list[jax.Array]:
     """The primitive in jnp: the default lowering and the tests' oracle."""
     lhs, rhs, bias, residual = split(operands, epilogue)
     wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
@@ -165,7 +72,13 @@ def reference(*operands, out, epilogue, precision, **params):
     return _finish(acc, epilogue, bias, residual, out, params["layout"])
 
 
-def written(*operands, out, epilogue, precision, **params):
+def written(
+    *operands: jax.Array,
+    out: jnp.dtype,
+    epilogue: Epilogue,
+    precision: Any,
+    **params: Any,
+) -> list[jax.Array]:
     """The primitive as people write it in jnp, every step rounded: XLA's variant.
 
     A wider bias, such as a folded batch normalisation's, widens the epilogue alone; the
@@ -179,14 +92,21 @@ def written(*operands, out, epilogue, precision, **params):
     return _finish(acc, epilogue, bias, residual, out, params["layout"])
 
 
-def _check_residual(residual, shape) -> None:
+def _check_residual(residual: jax.Array | Aval | None, shape: tuple[Any, ...]) -> None:
     if residual is not None and residual.shape != shape:
         raise ValueError(
             f"residual must have the result's shape, {shape}; {residual.shape=}"
         )
 
 
-def _finish(acc, epilogue, bias, residual, out, layout):
+def _finish(
+    acc: jax.Array,
+    epilogue: Epilogue,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    out: jnp.dtype,
+    layout: str,
+) -> list[jax.Array]:
     """The epilogue; bias and residual may have a further dimension in front."""
     if bias is not None:
         acc = acc + _along_channels(bias, layout).astype(acc.dtype)
@@ -195,14 +115,21 @@ def _finish(acc, epilogue, bias, residual, out, layout):
     return epilogues.apply(acc, epilogue, None, None, out)
 
 
-def _along_channels(bias, layout):
+def _along_channels(bias: jax.Array, layout: str) -> jax.Array:
     """bias, (..., channels), as it broadcasts to (..., *y.shape)."""
     shape = [1] * 4
     shape[directions.SPECS[layout]["y"][1]] = bias.shape[-1]
     return bias.reshape(*bias.shape[:-1], *shape)
 
 
-def problem_of(avals, *, out, precision, epilogue, **params) -> Conv2dProblem:
+def problem_of(
+    avals: Sequence[Aval],
+    *,
+    out: jnp.dtype,
+    precision: Any,
+    epilogue: Epilogue,
+    **params: Any,
+) -> Conv2dProblem:
     """The problem that the primitive's parameters and static shapes describe."""
     lhs, rhs, bias, residual = split(avals, epilogue)
     form = directions.Form.of(params)
@@ -235,12 +162,14 @@ def problem_of(avals, *, out, precision, epilogue, **params) -> Conv2dProblem:
     )
 
 
-def _abstract_eval(*avals, epilogue, out, **params):
+def _abstract_eval(
+    *avals: Aval, epilogue: Epilogue, out: jnp.dtype, **params: Any
+) -> list[Aval]:
     """What tracing the reference gives; read off, as tracing costs milliseconds."""
     form = directions.Form.of(params)
     if not _is_simple(avals, form.padding):
         f = functools.partial(reference, epilogue=epilogue, out=out, **params)
-        return list(jax.make_jaxpr(f)(*avals).out_avals)
+        return lowering.result_types(f, *avals)
     lhs, rhs, _, residual = split(avals, epilogue)
     shape = form.result_shape(lhs.shape, rhs.shape)
     _check_residual(residual, shape)
@@ -249,7 +178,7 @@ def _abstract_eval(*avals, epilogue, out, **params):
     return [result] * (1 + epilogue.save_preactivation)
 
 
-def _is_simple(avals, padding) -> bool:
+def _is_simple(avals: Sequence[Aval], padding: Any) -> bool:
     """Whether shapes are static, types name no sharding, and the padding crops none."""
     if isinstance(padding, str) or min(map(min, padding)) < 0:
         return False
@@ -262,7 +191,9 @@ conv2d_p.def_abstract_eval(_abstract_eval)
 PLANNED = (lowering.register("conv2d", conv2d_p, problem_of, reference, xla=written),)
 
 
-def _jvp(primals, tangents, *, epilogue, **params):
+def _jvp(
+    primals: Arrays, tangents: Tangents, *, epilogue: Epilogue, **params: Any
+) -> Differentiated:
     """y' = activation'(z) z' with z' = conv(x', w) + conv(x, w') + bias' + residual'.
 
     A non-linear activation needs z, so z becomes a second result of the same call.
@@ -276,20 +207,24 @@ def _jvp(primals, tangents, *, epilogue, **params):
     dy = dz
     if dz is not None and not linear:
         dy = epilogues.activation_jvp(epilogue.activation, outs[1], dz)
-    zero = ad.Zero(jax.typeof(outs[0]).to_tangent_aval())
+    zero = Zero(jax.typeof(outs[0]).to_tangent_aval())
     douts = [zero if d is None else d for d in (dy, dz)]
     count = 1 + epilogue.save_preactivation
     return outs[:count], douts[:count]
 
 
-def _preactivation_tangent(primals, tangents, y, epilogue, params):
+def _preactivation_tangent(
+    primals: Arrays,
+    tangents: Tangents,
+    y: jax.Array,
+    epilogue: Epilogue,
+    params: Params,
+) -> jax.Array | None:
     """conv(x', w) + conv(x, w') + bias' + residual', None if all of them are zero."""
     lhs, rhs, *_ = primals
-    dlhs, drhs, dbias, dresidual = (
-        None if isinstance(t, ad.Zero) else t for t in split(tangents, epilogue)
-    )
+    dlhs, drhs, dbias, dresidual = map(unless_zero, split(tangents, epilogue))
     plain = {**params, "epilogue": Epilogue(), "config": None}
-    terms = []
+    terms: list[jax.Array] = []
     if dlhs is not None:
         terms += bind(dlhs, rhs, **plain)
     if drhs is not None:
@@ -302,7 +237,9 @@ def _preactivation_tangent(primals, tangents, y, epilogue, params):
     return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _transpose(cts, *operands, epilogue, **params):
+def _transpose(
+    cts: Tangents, *operands: Operand, epilogue: Epilogue, **params: Any
+) -> Cotangents:
     """Cotangents of the operands the primitive is linear in.
 
     Derivatives of an activation are calls without one; with one it is not linear.
@@ -313,15 +250,14 @@ def _transpose(cts, *operands, epilogue, **params):
             "no transpose; use jax.vjp"
         )
     linear = [ad.is_undefined_primal(x) for x in operands]
-    cts = [ct for ct in cts if not isinstance(ct, ad.Zero)]
-    if not cts:
+    terms = [ct for ct in cts if not isinstance(ct, Zero)]
+    if not terms:
         return [
-            ad.Zero(x.aval) if u else None
-            for x, u in zip(operands, linear, strict=True)
+            Zero(x.aval) if u else None for x, u in zip(operands, linear, strict=True)
         ]
-    ct = functools.reduce(jnp.add, cts)  # without an activation, z is y
+    ct = functools.reduce(jnp.add, terms)  # without an activation, z is y
     params = {**params, "epilogue": Epilogue(), "config": None}
-    grads: list[Any] = [_transpose_bilinear(i, ct, operands, params) for i in range(2)]
+    grads: Cotangents = [_transpose_bilinear(i, ct, operands, params) for i in range(2)]
     _, _, bias, residual = split(operands, epilogue)
     if bias is not None:
         channel = directions.SPECS[params["layout"]]["y"][1]
@@ -335,7 +271,9 @@ def _transpose(cts, *operands, epilogue, **params):
     ]
 
 
-def _transpose_bilinear(wanted, ct, operands, params):
+def _transpose_bilinear(
+    wanted: int, ct: jax.Array, operands: Sequence[Operand], params: Params
+) -> jax.Array | None:
     """The cotangent of lhs (wanted=0) or rhs (wanted=1), if it is a linear operand."""
     if not ad.is_undefined_primal(operands[wanted]):
         return None
@@ -351,7 +289,9 @@ def _transpose_bilinear(wanted, ct, operands, params):
     return bind(known[lhs], known[rhs], **params)[0]
 
 
-def _batch(operands, dims, *, epilogue, **params):
+def _batch(
+    operands: Arrays, dims: Dims, *, epilogue: Epilogue, **params: Any
+) -> Batched:
     """vmap: the mapped axis joins the batch, the channels or the groups."""
     moved, mapped, size = move_mapped(operands, dims)
     lhs_mapped, rhs_mapped, bias_mapped, _ = split(mapped, epilogue)
@@ -370,7 +310,9 @@ def _batch(operands, dims, *, epilogue, **params):
     return outs, [0] * len(outs)
 
 
-def _joined(operands, mapped, size, index, params):
+def _joined(
+    operands: Arrays, mapped: Sequence[bool], size: int, index: str, params: Params
+) -> list[jax.Array]:
     """One call in which the index of the convolution has grown by the mapped axis."""
     epilogue, groups, layout = params["epilogue"], params["groups"], params["layout"]
     roles = directions.ROLES[params["direction"]]
@@ -394,16 +336,18 @@ def _joined(operands, mapped, size, index, params):
     return [directions.unfold(y, *place(roles[2]), size) for y in outs]
 
 
-def _mapped(x, is_mapped, size):
+def _mapped(x: jax.Array, is_mapped: bool | None, size: int) -> jax.Array:
     return x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
 
 
-def _epilogue_of_each(operands, mapped, params):
+def _epilogue_of_each(
+    operands: Arrays, mapped: Sequence[bool], params: Params
+) -> list[jax.Array]:
     """Bias or residual differ where the convolution is shared or joins the batch."""
     epilogue, out = params["epilogue"], params["out"]
     lhs, rhs, bias, residual = split(operands, epilogue)
     wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
-    plain = {**params, "out": wide, "epilogue": Epilogue(), "config": None}
+    plain: Params = {**params, "out": wide, "epilogue": Epilogue(), "config": None}
     if any(mapped[:2]):
         (acc,), _ = _batch([lhs, rhs], [0 if m else None for m in mapped[:2]], **plain)
     else:
@@ -411,7 +355,7 @@ def _epilogue_of_each(operands, mapped, params):
     return _finish(acc, epilogue, bias, residual, out, params["layout"])
 
 
-def _as_conv(avals, params):
+def _as_conv(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
     lhs, rhs, *_ = avals
     seen = directions.Form.of(params).lax_arguments(lhs.shape, rhs.shape)
     seen |= dict(precision=params["precision"], out_sharding=None)

@@ -7,12 +7,12 @@ Its derivatives are plain products, ``matmul_p``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.interpreters import ad, batching
 from jax.typing import ArrayLike
 
 from tracea_jax import variants
@@ -26,10 +26,28 @@ from tracea_jax.ops.common.shapes import (
     move_mapped,
     with_batch,
 )
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Params,
+    Tangent,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    broadcast_shapes,
+    jit,
+)
 from tracea_jax.ops.matmul.primitive import as_dot, product
 from tracea_jax.ops.matmul.primitive import bind as bind_product
 from tracea_jax.ops.matmul.primitive import problem_of as problem_of_product
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, check_activation
+from tracea_jax.problem.epilogue import Activation
 from tracea_jax.variants.gated import PRODUCT_FIELDS, gate_epilogue
 
 
@@ -73,8 +91,6 @@ def gated_matmul(
     """
     check_activation(activation)
     variants.check_implementation("gated_matmul", implementation)
-    if isinstance(config, dict):
-        config = tuple(sorted(config.items()))
     return _gated_matmul(
         x,
         w_gate,
@@ -83,16 +99,24 @@ def gated_matmul(
         precision=canonical_precision(precision),
         out=preferred_element_type and canonicalize_dtype(preferred_element_type),
         implementation=implementation,
-        config=config,
+        config=lowering.hashable_config(config),
     )
 
 
 @functools.partial(
-    jax.jit,
+    jit,
     static_argnames=("activation", "precision", "out", "implementation", "config"),
     inline=True,
 )
-def _gated_matmul(x, w_gate, w_up, *, activation, out, **how):
+def _gated_matmul(
+    x: jax.Array,
+    w_gate: jax.Array,
+    w_up: jax.Array,
+    *,
+    activation: str,
+    out: Any,
+    **how: Any,
+) -> jax.Array:
     check_arrays("gated_matmul", x=x, w_gate=w_gate, w_up=w_up)
     _check_shapes(x, w_gate, w_up)
     out = out or jnp.result_type(x, w_gate, w_up)
@@ -100,7 +124,7 @@ def _gated_matmul(x, w_gate, w_up, *, activation, out, **how):
         raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
     rhs = jnp.promote_types(w_gate.dtype, w_up.dtype)
     lhs = x[None, :] if x.ndim == 1 else x
-    batch = jnp.broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])
+    batch = broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])
     keep = (*batch, *lhs.shape[-2:-1][: x.ndim - 1], w_gate.shape[-1])
     operands = fold(lhs, w_gate.astype(rhs), w_up.astype(rhs), batch=batch)
     how |= {"layout": "nn", "out": out, "activation": activation}
@@ -108,7 +132,7 @@ def _gated_matmul(x, w_gate, w_up, *, activation, out, **how):
     return y.reshape(keep)
 
 
-def _check_shapes(x, w_gate, w_up) -> None:
+def _check_shapes(x: jax.Array, w_gate: jax.Array, w_up: jax.Array) -> None:
     if w_gate.shape != w_up.shape or w_gate.ndim < 2:
         raise ValueError(
             "w_gate and w_up must have one shape, (..., k, n); they have "
@@ -127,32 +151,66 @@ def _check_shapes(x, w_gate, w_up) -> None:
 # saved. ``layout`` is GatedMatmulProblem's; ``out`` the results' dtype.
 
 
-def _bind(*operands, **params):
+def _bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     if lowering.explicitly_sharded("gated_matmul", operands, params["implementation"]):
         return reference(*operands, **params)
     return gated_matmul_p.bind(*lowering.align_varying_axes(operands), **params)
 
 
-def reference(lhs, gate, up, *, out, activation, save_products, **params):
+def reference(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    out: jnp.dtype,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> list[jax.Array]:
     """The primitive in jnp: the default lowering and the tests' oracle."""
     step = gate_epilogue(activation, save_products, fused=True)
     wide = epilogues.accumulator_dtype(step, lhs.dtype, gate.dtype, out)
-    how = {"layout": params["layout"], "precision": params["precision"], "out": wide}
+    how: Params = {
+        "layout": params["layout"],
+        "precision": params["precision"],
+        "out": wide,
+    }
     g, u = (product(lhs, w, **how) for w in (gate, up))
     results = epilogues.apply(g, step, None, u, out)
     return [*results, u.astype(out)] if save_products else results
 
 
-def written(lhs, gate, up, *, out, activation, save_products, **params):
+def written(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    out: jnp.dtype,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> list[jax.Array]:
     """The primitive as people write it in jnp, every step rounded: XLA's variant."""
-    how = {"layout": params["layout"], "precision": params["precision"], "out": out}
+    how: Params = {
+        "layout": params["layout"],
+        "precision": params["precision"],
+        "out": out,
+    }
     g, u = (product(lhs, w, **how) for w in (gate, up))
     step = gate_epilogue(activation, save_products, fused=True)
     results = epilogues.apply(g, step, None, u, out)
     return [*results, u] if save_products else results
 
 
-def fused(lhs, gate, up, *, activation, save_products, **params):
+def fused(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> list[jax.Array]:
     """The product with up, read by the epilogue of the other one."""
     how = _of_our_kernels(params)
     (u,) = bind_product(lhs, up, epilogue=Epilogue(), **how)
@@ -161,7 +219,15 @@ def fused(lhs, gate, up, *, activation, save_products, **params):
     return [*results, u] if save_products else results
 
 
-def unfused(lhs, gate, up, *, activation, save_products, **params):
+def unfused(
+    lhs: jax.Array,
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> list[jax.Array]:
     """Two products, multiplied by XLA."""
     how = _of_our_kernels(params)
     (u,) = bind_product(lhs, up, epilogue=Epilogue(), **how)
@@ -171,11 +237,17 @@ def unfused(lhs, gate, up, *, activation, save_products, **params):
     return [y, *g, u] if save_products else [y]
 
 
-def _of_our_kernels(params):
+def _of_our_kernels(params: Params) -> Params:
     return {**params, "implementation": "tracea", "config": None}
 
 
-def problem_of(avals, *, activation, save_products, **params) -> GatedMatmulProblem:
+def problem_of(
+    avals: Sequence[Aval],
+    *,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> GatedMatmulProblem:
     """The problem that the primitive's parameters and static shapes describe."""
     lhs, gate, _ = avals
     one = problem_of_product((lhs, gate), epilogue=Epilogue(), **params)
@@ -199,7 +271,14 @@ PLANNED = (
 )
 
 
-def _jvp(primals, tangents, *, activation, save_products, **params):
+def _jvp(
+    primals: Arrays,
+    tangents: Tangents,
+    *,
+    activation: Activation,
+    save_products: bool,
+    **params: Any,
+) -> Differentiated:
     """y' = activation'(g) g' u + activation(g) u', with g' = lhs' gate + lhs gate'."""
     outs = _bind(*primals, activation=activation, save_products=True, **params)
     _, g, u = outs
@@ -209,34 +288,36 @@ def _jvp(primals, tangents, *, activation, save_products, **params):
     du = _product_tangent(lhs, up, dlhs, dup, params)
     step = gate_epilogue(activation, True, fused=True)
     dy = epilogues.jvp(step, g, u, dg, du)
-    zero = ad.Zero(jax.typeof(g).to_tangent_aval())
+    zero = Zero(jax.typeof(g).to_tangent_aval())
     douts = [zero if d is None else d for d in (dy, dg, du)]
     count = 3 if save_products else 1
     return outs[:count], douts[:count]
 
 
-def _product_tangent(lhs, rhs, dlhs, drhs, params):
+def _product_tangent(
+    lhs: jax.Array, rhs: jax.Array, dlhs: Tangent, drhs: Tangent, params: Params
+) -> jax.Array | None:
     """lhs' rhs + lhs rhs', or None if both tangents are zero."""
     implementation = params["implementation"]
     if implementation not in (None, "xla"):
         implementation = "tracea"  # the names of our variants are not matmul's
     how = {**params, "implementation": implementation, "config": None}
-    terms = []
-    if not isinstance(dlhs, ad.Zero):
+    terms: list[jax.Array] = []
+    if not isinstance(dlhs, Zero):
         terms += bind_product(dlhs, rhs, epilogue=Epilogue(), **how)
-    if not isinstance(drhs, ad.Zero):
+    if not isinstance(drhs, Zero):
         terms += bind_product(lhs, drhs, epilogue=Epilogue(), **how)
     return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _transpose(cts, *operands, **params):
+def _transpose(cts: Tangents, *operands: Operand, **params: Any) -> Cotangents:
     raise ValueError(
         "gated_matmul multiplies two products, so it is not linear and has no "
         "transpose; use jax.vjp"
     )
 
 
-def _batch(operands, dims, *, layout, **params):
+def _batch(operands: Arrays, dims: Dims, *, layout: str, **params: Any) -> Batched:
     """vmap: stacks rows where only they are mapped, else makes batched products."""
     (lhs, gate, up), mapped, size = move_mapped(operands, dims)
     lhs_inner, rhs_inner = lhs.ndim - mapped[0] == 3, gate.ndim - mapped[1] == 3

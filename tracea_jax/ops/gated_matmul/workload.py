@@ -68,7 +68,13 @@ def judge(
     )
 
 
-def _exact_rows(problem, inputs, which, b, rows) -> matmul_workload.Rows:
+def _exact_rows(
+    problem: GatedMatmulProblem,
+    inputs: list[jax.Array],
+    which: str,
+    b: int,
+    rows: np.ndarray,
+) -> matmul_workload.Rows:
     lhs, gate, up = inputs
     rows_of = functools.partial(matmul_workload.product_rows, problem.layout, lhs)
     g, g_scale = rows_of(gate, b, rows)

@@ -16,18 +16,44 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir, xla
 
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, taylor
 from tracea_jax.ops.common.shapes import flat
-from tracea_jax.ops.matmul.primitive import FLIP, bind, jvp_of_some, matmul_p, unfused
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Cotangents,
+    Dims,
+    Operand,
+    Params,
+    Primitive,
+    Tangent,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    make_jaxpr,
+    mlir,
+    unless_zero,
+    xla,
+    zeros_like,
+)
+from tracea_jax.ops.matmul.primitive import (
+    FLIP,
+    bind,
+    jvp_of_some,
+    matmul_p,
+    unfused,
+)
 from tracea_jax.problem import Epilogue
+from tracea_jax.problem.epilogue import Activation
+
+T = TypeVar("T")  # one thing for each operand
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +75,7 @@ class Layer:
     scope: str = ""
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> Params:
         """Of a product without an epilogue."""
         return {
             "layout": self.layout,
@@ -74,12 +100,12 @@ def chain(layers: tuple[Layer, ...], *operands: jax.Array) -> jax.Array:
       operands: the first lhs, (m, k); for each layer in turn rhs, and bias, (n,), and
         residual, (m, n), if its epilogue has them.
     """
-    body = jax.make_jaxpr(functools.partial(_products, layers=layers))(*operands)
+    body = make_jaxpr(functools.partial(_products, layers=layers))(*operands)
     aligned = lowering.align_varying_axes(operands)
     return chain_p.bind(*aligned, layers=layers, body=getattr(body, "jaxpr", body))
 
 
-def _products(*operands, layers, **_):
+def _products(*operands: jax.Array, layers: tuple[Layer, ...], **_: Any) -> jax.Array:
     """The layers one after another."""
     y, *rest = operands
     for layer, (rhs, *others) in _of_layers(layers, rest):
@@ -90,8 +116,8 @@ def _products(*operands, layers, **_):
 
 
 def _of_layers(
-    layers: Sequence[Layer], operands: Sequence[Any]
-) -> Iterator[tuple[Layer, list[Any]]]:
+    layers: Sequence[Layer], operands: Sequence[T]
+) -> Iterator[tuple[Layer, list[T]]]:
     """Each layer with those of these that are its own."""
     rest = list(operands)
     for layer in layers:
@@ -108,20 +134,22 @@ class _Tangent:
       activation: as in ``Epilogue``.
     """
 
-    dz: Any
-    dbias: Any = None
-    z: Any = None
+    dz: jax.Array | None
+    dbias: jax.Array | None = None
+    z: jax.Array | None = None
     activation: str = "none"
 
     @property
     def is_zero(self) -> bool:
         return self.dz is None and self.dbias is None
 
-    def times(self, rhs: Any, params: dict[str, Any]) -> Any:
+    def times(self, rhs: jax.Array, params: Params) -> jax.Array:
         """The product with rhs."""
         if self.z is None:
+            assert self.dz is not None
             return bind(self.dz, rhs, **params)[0]
         if self.dz is None:
+            assert self.dbias is not None
             dbias = jnp.broadcast_to(self.dbias, self.z.shape).astype(self.z.dtype)
             return _Tangent(dz=dbias, z=self.z, activation=self.activation).times(
                 rhs, params
@@ -145,28 +173,35 @@ chain_p = Primitive("tracea_matmul_chain")
 chain_p.def_impl(functools.partial(xla.apply_primitive, chain_p))
 
 
-def _chain_abstract_eval(*avals, **params):
-    jaxpr = jax.make_jaxpr(functools.partial(_products, **params))(*avals)
-    return jaxpr.out_avals[0]
+def _chain_abstract_eval(*avals: Aval, **params: Any) -> Aval:
+    return lowering.result_types(functools.partial(_products, **params), *avals)[0]
 
 
-def _chain_jvp(primals, tangents, *, layers, body):
+def _chain_jvp(
+    primals: Arrays, tangents: Tangents, *, layers: tuple[Layer, ...], body: Any
+) -> tuple[jax.Array, jax.Array]:
     """Of each layer's z, given that of the one before; see the module."""
     y, *rest = primals
-    tangents = [None if isinstance(t, ad.Zero) else t for t in tangents]
-    dx, *drest = tangents
+    dx, *drest = map(unless_zero, tangents)
     dy = _Tangent(dz=dx)
     own_tangents = _of_layers(layers, drest)
     pairs = zip(_of_layers(layers, rest), own_tangents, strict=True)
-    result: Any = None
+    result: jax.Array | None = None
     for index, ((layer, operands), (_, doperands)) in enumerate(pairs):
         is_last = index + 1 == len(layers)
         with jax.named_scope(layer.scope):
             y, dy, result = _layer_jvp(layer, y, dy, operands, doperands, is_last)
-    return y, jnp.zeros_like(y) if result is None else result
+    return y, zeros_like(y) if result is None else result
 
 
-def _layer_jvp(layer, x, dx, operands, doperands, is_last):
+def _layer_jvp(
+    layer: Layer,
+    x: jax.Array,
+    dx: _Tangent,
+    operands: Arrays,
+    doperands: Sequence[jax.Array | None],
+    is_last: bool,
+) -> tuple[jax.Array, _Tangent, jax.Array | None]:
     """(y, its tangent for the next layer, or as an array if it is the last)."""
     step, params = layer.epilogue, layer.params
     has_bias = step.bias != "none"
@@ -188,7 +223,8 @@ def _layer_jvp(layer, x, dx, operands, doperands, is_last):
     saved = dataclasses.replace(step, save_preactivation=needs_z or scales)
     y, *z = bind(x, *operands, **{**params, "epilogue": saved})
     if is_last:
-        return y, None, epilogues.jvp(step, z[0] if z else y, residual, dz, dresidual)
+        dy = epilogues.jvp(step, z[0] if z else y, residual, dz, dresidual)
+        return y, _Tangent(dz=None), dy
     if not z:
         return y, _Tangent(dz=None), None
     return (
@@ -198,13 +234,16 @@ def _layer_jvp(layer, x, dx, operands, doperands, is_last):
     )
 
 
-def _chain_batch(operands, dims, *, layers, body):
+def _chain_batch(
+    operands: Arrays, dims: Dims, *, layers: tuple[Layer, ...], body: Any
+) -> tuple[jax.Array, int]:
     """vmap: stacks rows where only they are mapped, else leaves the layers apart."""
     x, *rest = operands
-    if any(d is not None for d in dims[1:]):
+    rows, *others = dims
+    if rows is None or any(d is not None for d in others):
         f = jax.vmap(functools.partial(_products, layers=layers), in_axes=tuple(dims))
         return f(*operands), 0
-    x = jnp.moveaxis(x, dims[0], 0)
+    x = jnp.moveaxis(x, rows, 0)
     y = chain(layers, flat(x, 1), *rest)
     return y.reshape(*x.shape[:2], y.shape[-1]), 0
 
@@ -225,13 +264,15 @@ tangent_p = Primitive("tracea_matmul_tangent")
 tangent_p.def_impl(functools.partial(xla.apply_primitive, tangent_p))
 
 
-def _split(operands, has_bias):
+def _split(operands: Sequence[T], has_bias: bool) -> tuple[T, T | None, T, T]:
     """(dz, dbias or None, z, rhs)."""
     dz, *dbias, z, rhs = operands
     return dz, dbias[0] if has_bias else None, z, rhs
 
 
-def _tangent(*operands, activation, has_bias, **params):
+def _tangent(
+    *operands: jax.Array, activation: str, has_bias: bool, **params: Any
+) -> jax.Array:
     dz, dbias, z, rhs = _split(operands, has_bias)
     wide = epilogues.in_float32(dz)
     if dbias is not None:
@@ -241,48 +282,66 @@ def _tangent(*operands, activation, has_bias, **params):
     return y
 
 
-def _abstract_eval(*avals, **params):
-    jaxpr = jax.make_jaxpr(functools.partial(_tangent, **params))(*avals)
-    return jaxpr.out_avals[0]
+def _abstract_eval(*avals: Aval, **params: Any) -> Aval:
+    return lowering.result_types(functools.partial(_tangent, **params), *avals)[0]
 
 
-def _tangent_jvp(primals, tangents, *, activation, has_bias, **params):
+def _tangent_jvp(
+    primals: Arrays,
+    tangents: Tangents,
+    *,
+    activation: str,
+    has_bias: bool,
+    **params: Any,
+) -> tuple[jax.Array, jax.Array]:
     """Linear in dz and dbias; in z and rhs as what it is computed by."""
-    known = {"activation": activation, "has_bias": has_bias, **params}
+    known: Params = {"activation": activation, "has_bias": has_bias, **params}
     y = tangent_p.bind(*primals, **known)
     _, _, z, rhs = _split(primals, has_bias)
     ddz, ddbias, dz, drhs = _split(tangents, has_bias)
-    ddz, ddbias = (None if isinstance(t, ad.Zero) else t for t in (ddz, ddbias))
-    moved = _Tangent(dz=ddz, dbias=ddbias, z=z, activation=activation)
+    moved = _Tangent(
+        dz=unless_zero(ddz), dbias=unless_zero(ddbias), z=z, activation=activation
+    )
     plain = {**params, "epilogue": Epilogue(), "config": None}
     terms = [] if moved.is_zero else [moved.times(rhs, plain)]
-    if not (isinstance(dz, ad.Zero) and isinstance(drhs, ad.Zero)):
-        linear = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:-2]]
+    if not (isinstance(dz, Zero) and isinstance(drhs, Zero)):
+        linear = [Zero(jax.typeof(x).to_tangent_aval()) for x in primals[:-2]]
         f = functools.partial(_tangent, **known)
         terms.append(jvp_of_some(f, primals, [*linear, dz, drhs])[1])
     return y, functools.reduce(jnp.add, terms)
 
 
 def _tangent_transpose(
-    ct, *operands, activation, has_bias, layout, out, precision, implementation
-):
+    ct: Tangent,
+    *operands: Operand,
+    activation: Activation,
+    has_bias: bool,
+    layout: str,
+    out: jnp.dtype,
+    precision: Any,
+    implementation: str | None,
+) -> Cotangents:
     """Cotangents of dz and dbias, from one product with both as results."""
-    dz, dbias, z, rhs = _split(operands, has_bias)
+    _, dbias, z, rhs = _split(operands, has_bias)
     undefined = [ad.is_undefined_primal(x) for x in operands]
     if any(undefined[-2:]):
         raise ValueError(
             "the tangent of a matmul is not linear in its operands; use jax.vjp"
         )
-    if isinstance(ct, ad.Zero):
+    if isinstance(ct, Zero):
         pairs = zip(operands, undefined, strict=True)
-        return [ad.Zero(x.aval) if u else None for x, u in pairs]
+        return [Zero(x.aval) if u else None for x, u in pairs]
     step = Epilogue(
         activation=activation,
         residual=True,
         residual_op="derivative",
         column_sums=dbias is not None,
     )
-    how = {"layout": "n" + FLIP[layout[1]], "out": z.dtype, "precision": precision}
+    how: Params = {
+        "layout": "n" + FLIP[layout[1]],
+        "out": z.dtype,
+        "precision": precision,
+    }
     how |= {"epilogue": step, "implementation": implementation, "config": None}
     is_fused = not lowering.left_to_xla(matmul_p, (ct, rhs, z), **how)
     results = (bind if is_fused else unfused)(ct, rhs, z, **how)
@@ -293,7 +352,9 @@ def _tangent_transpose(
     return [*grads, None, None]
 
 
-def _tangent_batch(operands, dims, **params):
+def _tangent_batch(
+    operands: Arrays, dims: Dims, **params: Any
+) -> tuple[jax.Array, int]:
     f = jax.vmap(functools.partial(_tangent, **params), in_axes=tuple(dims))
     return f(*operands), 0
 

@@ -13,33 +13,50 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
 
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
 from tracea_jax.ops.common.precision import precision_name
-from tracea_jax.ops.common.shapes import (
-    flat,
-    move_mapped,
-    with_batch,
+from tracea_jax.ops.common.shapes import flat, move_mapped, with_batch
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Params,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    jvp,
+    lax,
+    unless_zero,
 )
 from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem.gemm import Layout
 
 FLIP = {"n": "t", "t": "n"}
+T = TypeVar("T")  # one thing for each operand: its array, tangent, type or axis
 
 
-def bind(*operands, **params):
+def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:
     """The primitive's results; those of its reference for explicit shardings."""
     if lowering.explicitly_sharded("matmul", operands, params["implementation"]):
         return reference(*operands, **params)
     return matmul_p.bind(*lowering.align_varying_axes(operands), **params)
 
 
-def dimension_numbers(lhs, rhs, layout):
+def dimension_numbers(
+    lhs: jax.Array | Aval, rhs: jax.Array | Aval, layout: str
+) -> jax.lax.DotDimensionNumbers:
     """Those of the ``lax.dot_general`` that contracts op(lhs) with op(rhs)."""
     contract = (
         lhs.ndim - (1 if layout[0] == "n" else 2),
@@ -49,14 +66,16 @@ def dimension_numbers(lhs, rhs, layout):
     return ((contract[0],), (contract[1],)), batch
 
 
-def product(lhs, rhs, *, layout, out, precision):
+def product(
+    lhs: jax.Array, rhs: jax.Array, *, layout: str, out: jnp.dtype, precision: Any
+) -> jax.Array:
     """op(lhs) @ op(rhs) in canonical form, as one ``lax.dot_general``.
 
     Where dtypes differ, as of a float32 cotangent and bfloat16 weights, no operand is
     rounded: XLA would round both to a narrower result's dtype.
     """
     mixed = lhs.dtype != rhs.dtype
-    acc = jax.lax.dot_general(
+    acc = lax.dot_general(
         lhs,
         rhs,
         dimension_numbers(lhs, rhs, layout),
@@ -66,14 +85,21 @@ def product(lhs, rhs, *, layout, out, precision):
     return acc.swapaxes(0, 1) if lhs.ndim == 2 and rhs.ndim == 3 else acc
 
 
-def split(operands, epilogue: Epilogue):
+def split(operands: Sequence[T], epilogue: Epilogue) -> tuple[T, T, T | None, T | None]:
     """(lhs, rhs, bias or None, residual or None) of the primitive's operands."""
     lhs, rhs, *rest = operands
     bias = rest.pop(0) if epilogue.bias != "none" else None
     return lhs, rhs, bias, rest.pop(0) if epilogue.residual else None
 
 
-def reference(*operands, layout, out, precision, epilogue, **_):
+def reference(
+    *operands: jax.Array,
+    layout: str,
+    out: jnp.dtype,
+    precision: Any,
+    epilogue: Epilogue,
+    **_: Any,
+) -> list[jax.Array]:
     """The primitive in jnp: the default lowering and the tests' oracle."""
     lhs, rhs, bias, residual = split(operands, epilogue)
     wide = epilogues.accumulator_dtype(epilogue, lhs.dtype, rhs.dtype, out)
@@ -81,7 +107,14 @@ def reference(*operands, layout, out, precision, epilogue, **_):
     return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
 
 
-def written(*operands, layout, out, precision, epilogue, **_):
+def written(
+    *operands: jax.Array,
+    layout: str,
+    out: jnp.dtype,
+    precision: Any,
+    epilogue: Epilogue,
+    **_: Any,
+) -> list[jax.Array]:
     """The primitive as people write it in jnp, every step rounded: XLA's variant."""
     lhs, rhs, bias, residual = split(operands, epilogue)
     dtype = epilogues.written_dtype(out, bias, residual)
@@ -89,18 +122,28 @@ def written(*operands, layout, out, precision, epilogue, **_):
     return epilogues.apply(acc, epilogue, _of_batches(bias, epilogue), residual, out)
 
 
-def unfused(*operands, epilogue, **params):
+def unfused(*operands: jax.Array, epilogue: Epilogue, **params: Any) -> list[jax.Array]:
     """The results of an epilogue with a derivative, the product planned on its own."""
     lhs, rhs, _, z = split(operands, epilogue)
     (acc,) = bind(lhs, rhs, **{**params, "epilogue": Epilogue(), "config": None})
     return epilogues.apply(acc, epilogue, None, z, params["out"])
 
 
-def _of_batches(bias, epilogue):
-    return bias[:, None, :] if epilogue.bias == "batched_row" else bias
+def _of_batches(bias: jax.Array | None, epilogue: Epilogue) -> jax.Array | None:
+    if bias is None or epilogue.bias != "batched_row":
+        return bias
+    return bias[:, None, :]
 
 
-def problem_of(avals, *, layout, out, precision, epilogue, **_) -> GemmProblem:
+def problem_of(
+    avals: Sequence[Aval],
+    *,
+    layout: Layout,
+    out: jnp.dtype,
+    precision: Any,
+    epilogue: Epilogue,
+    **_: Any,
+) -> GemmProblem:
     """The problem that the primitive's parameters and static shapes describe."""
     lhs, rhs, bias, residual = split(avals, epilogue)
     rows, cols = lhs.shape[-2:], rhs.shape[-2:]
@@ -128,7 +171,9 @@ matmul_p = lowering.primitive("tracea_matmul", reference)
 PLANNED = (lowering.register("matmul", matmul_p, problem_of, reference, xla=written),)
 
 
-def _jvp(primals, tangents, *, epilogue, **params):
+def _jvp(
+    primals: Arrays, tangents: Tangents, *, epilogue: Epilogue, **params: Any
+) -> Differentiated:
     """y' = activation'(z) z' + residual' with z' = lhs' rhs + lhs rhs' + bias'.
 
     If the residual is multiplied with, y' is activation'(z) z' residual +
@@ -140,9 +185,7 @@ def _jvp(primals, tangents, *, epilogue, **params):
             functools.partial(unfused, epilogue=epilogue, **params), primals, tangents
         )
     residual = split(primals, epilogue)[3]
-    dresidual = split(tangents, epilogue)[3]
-    if isinstance(dresidual, ad.Zero):
-        dresidual = None
+    dresidual = unless_zero(split(tangents, epilogue)[3])
     scaled = _multiplies(epilogue) and dresidual is not None
     saved = epilogue
     if epilogue.activation != "none" or scaled:
@@ -151,17 +194,19 @@ def _jvp(primals, tangents, *, epilogue, **params):
     dz = _preactivation_tangent(primals, tangents, outs[0], epilogue, params)
     # Without z, outs[-1] is y; then there is no activation, and no use for either.
     dy = epilogues.jvp(epilogue, outs[-1], residual, dz, dresidual)
-    zero = ad.Zero(jax.typeof(outs[0]).to_tangent_aval())
+    zero = Zero(jax.typeof(outs[0]).to_tangent_aval())
     douts = [zero if d is None else d for d in (dy, dz)]
     count = 1 + epilogue.save_preactivation
     return outs[:count], douts[:count]
 
 
-def jvp_of_some(f, primals, tangents):
+def jvp_of_some(
+    f: Callable[..., T], primals: Arrays, tangents: Tangents
+) -> tuple[T, T]:
     """``jax.jvp`` with respect to the operands whose tangent is not zero."""
-    perturbed = [not isinstance(t, ad.Zero) for t in tangents]
+    perturbed = [not isinstance(t, Zero) for t in tangents]
 
-    def of_perturbed(*some):
+    def of_perturbed(*some: jax.Array) -> T:
         rest = iter(some)
         pairs = zip(primals, perturbed, strict=True)
         return f(*(next(rest) if p else x for x, p in pairs))
@@ -170,30 +215,37 @@ def jvp_of_some(f, primals, tangents):
         tuple(x for x, p in zip(all_, perturbed, strict=True) if p)
         for all_ in (primals, tangents)
     )
-    return jax.jvp(of_perturbed, xs, dxs)
+    return jvp(of_perturbed, xs, dxs)
 
 
 def _multiplies(epilogue: Epilogue) -> bool:
     return epilogue.residual and epilogue.residual_op == "multiply"
 
 
-def _preactivation_tangent(primals, tangents, y, epilogue, params):
+def _preactivation_tangent(
+    primals: Arrays,
+    tangents: Tangents,
+    y: jax.Array,
+    epilogue: Epilogue,
+    params: Params,
+) -> jax.Array | None:
     """lhs' rhs + lhs rhs' + bias', or None if all three tangents are zero."""
     lhs, rhs, *_ = primals
-    dlhs, drhs, dbias, _ = split(tangents, epilogue)
+    dlhs, drhs, dbias, _ = map(unless_zero, split(tangents, epilogue))
     plain = {**params, "epilogue": Epilogue(), "config": None}
-    terms = []
-    if not isinstance(dlhs, ad.Zero):
+    terms: list[jax.Array] = []
+    if dlhs is not None:
         terms += bind(dlhs, rhs, **plain)
-    if not isinstance(drhs, ad.Zero):
+    if drhs is not None:
         terms += bind(lhs, drhs, **plain)
-    if dbias is not None and not isinstance(dbias, ad.Zero):
-        dbias = dbias[:, None, :] if epilogue.bias == "batched_row" else dbias
+    if (dbias := _of_batches(dbias, epilogue)) is not None:
         terms.append(jnp.broadcast_to(dbias, y.shape).astype(y.dtype))
     return functools.reduce(jnp.add, terms) if terms else None
 
 
-def _transpose(cts, *operands, epilogue, layout, **params):
+def _transpose(
+    cts: Tangents, *operands: Operand, epilogue: Epilogue, layout: str, **params: Any
+) -> Cotangents:
     """Cotangents of the operands the primitive is linear in.
 
     Derivatives of an activation are products without one; with one it is not linear.
@@ -211,9 +263,9 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     (ct, *_) = cts
     lhs, rhs, bias, residual = split(operands, epilogue)
     undefined = [ad.is_undefined_primal(x) for x in operands]
-    if isinstance(ct, ad.Zero):
+    if isinstance(ct, Zero):
         return [
-            ad.Zero(x.aval) if u else None
+            Zero(x.aval) if u else None
             for x, u in zip(operands, undefined, strict=True)
         ]
     plain = {**params, "epilogue": Epilogue(), "config": None}
@@ -221,7 +273,7 @@ def _transpose(cts, *operands, epilogue, layout, **params):
         if undefined[-1]:
             return _transpose_factor(ct, operands, undefined, epilogue, layout, plain)
         ct, residual = epilogues.times(ct, operands[-1], ct.dtype), None
-    grads: list[Any] = [None, None]
+    grads: Cotangents = [None, None]
     if ad.is_undefined_primal(lhs):
         grads[0] = _transpose_lhs(lhs.aval, rhs, ct, layout, plain)
     if ad.is_undefined_primal(rhs):
@@ -236,7 +288,9 @@ def _transpose(cts, *operands, epilogue, layout, **params):
     return grads + [None] * (len(operands) - len(grads))
 
 
-def _transpose_derivative(cts, *operands, epilogue, **params):
+def _transpose_derivative(
+    cts: Tangents, *operands: Operand, epilogue: Epilogue, **params: Any
+) -> Cotangents:
     """Cotangents of lhs and rhs: a product's, with (ct + that of sums) act'(z)."""
     *factors, z = operands
     if ad.is_undefined_primal(z):
@@ -244,19 +298,26 @@ def _transpose_derivative(cts, *operands, epilogue, **params):
             "matmul times a derivative is not linear in the derivative's argument, so "
             "it has no transpose with respect to it; use jax.vjp"
         )
-    terms = [ct for ct in cts if not isinstance(ct, ad.Zero)]
+    terms = [ct for ct in cts if not isinstance(ct, Zero)]
     ct = (
-        ad.Zero(z.aval)
+        Zero(z.aval)
         if not terms
         else epilogues.activation_jvp(
             epilogue.activation, z, functools.reduce(jnp.add, terms)
         ).astype(params["out"])
     )
-    step = {"epilogue": Epilogue(), "config": None}
+    step: Params = {"epilogue": Epilogue(), "config": None}
     return [*_transpose([ct], *factors, **{**params, **step}), None]
 
 
-def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
+def _transpose_factor(
+    ct: jax.Array,
+    operands: Sequence[Operand],
+    undefined: Sequence[bool],
+    epilogue: Epilogue,
+    layout: str,
+    params: Params,
+) -> Cotangents:
     """The cotangent of a residual that z is multiplied with: ct z."""
     if any(undefined[:-1]):
         raise ValueError(
@@ -269,7 +330,9 @@ def _transpose_factor(ct, operands, undefined, epilogue, layout, params):
     return [None] * len(known) + [epilogues.times(ct, z, residual.aval.dtype)]
 
 
-def _transpose_lhs(aval, rhs, ct, layout, params):
+def _transpose_lhs(
+    aval: Aval, rhs: jax.Array, ct: jax.Array, layout: str, params: Params
+) -> jax.Array:
     params = {**params, "out": aval.dtype}
     if layout[0] == "n":  # (m, k) = ct (m, n) @ rhs' (n, k)
         operands, layout = (ct, rhs), "n" + FLIP[layout[1]]
@@ -278,7 +341,9 @@ def _transpose_lhs(aval, rhs, ct, layout, params):
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
 
 
-def _transpose_rhs(aval, lhs, ct, layout, params):
+def _transpose_rhs(
+    aval: Aval, lhs: jax.Array, ct: jax.Array, layout: str, params: Params
+) -> jax.Array:
     params = {**params, "out": aval.dtype}
     if aval.ndim == 2 and lhs.ndim == 3 and layout[0] == "n":
         # A shared rhs: the batch joins the contraction, which is better than a sum.
@@ -290,12 +355,14 @@ def _transpose_rhs(aval, lhs, ct, layout, params):
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
 
 
-def _sum_batch(grad, aval):
+def _sum_batch(grad: jax.Array, aval: Aval) -> jax.Array:
     """The gradient of an operand that all batches share."""
     return grad.sum(0) if grad.ndim > aval.ndim else grad
 
 
-def _batch(operands, dims, *, epilogue, layout, **params):
+def _batch(
+    operands: Arrays, dims: Dims, *, epilogue: Epilogue, layout: str, **params: Any
+) -> Batched:
     """vmap: stacks rows where only they are mapped, else makes a batched product."""
     if epilogue.is_derivative:
         how = {**params, "epilogue": epilogue, "layout": layout}
@@ -335,7 +402,13 @@ def _batch(operands, dims, *, epilogue, layout, **params):
     return [y.reshape(*batch, m, n) for y in outs], [0] * len(outs)
 
 
-def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
+def _epilogue_of_shared_product(
+    operands: Arrays,
+    mapped: Sequence[bool],
+    size: int,
+    epilogue: Epilogue,
+    params: Params,
+) -> list[jax.Array]:
     """Only bias or residual are mapped: one product, then an epilogue for each."""
     lhs, rhs, bias, residual = split(operands, epilogue)
     _, _, bias_mapped, residual_mapped = split(mapped, epilogue)
@@ -354,7 +427,7 @@ def _epilogue_of_shared_product(operands, mapped, size, epilogue, params):
     return epilogues.apply(acc, epilogue, bias, residual, out)
 
 
-def as_dot(avals, params):
+def as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
     """The product as ``lax.dot_general``, for policies of rematerialisation."""
     lhs, rhs, *_ = avals
     return (

@@ -16,10 +16,13 @@ from jax.typing import ArrayLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
 from tracea_jax.ops.common.shapes import check_arrays, fold
+from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
 from tracea_jax.problem import Epilogue, check_activation
+from tracea_jax.problem.epilogue import Activation
 
 
 def matmul(
@@ -65,8 +68,6 @@ def matmul(
     """
     check_activation(activation)
     variants.check_implementation("matmul", implementation)
-    if isinstance(config, dict):
-        config = tuple(sorted(config.items()))
     return _matmul(
         a,
         b,
@@ -76,16 +77,25 @@ def matmul(
         precision=canonical_precision(precision),
         out=preferred_element_type and canonicalize_dtype(preferred_element_type),
         implementation=implementation,
-        config=config,
+        config=lowering.hashable_config(config),
     )
 
 
 @functools.partial(
-    jax.jit,
+    jit,
     static_argnames=("activation", "precision", "out", "implementation", "config"),
     inline=True,
 )
-def _matmul(a, b, bias, residual, *, activation, out, **how):
+def _matmul(
+    a: jax.Array,
+    b: jax.Array,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    activation: Activation,
+    out: Any,
+    **how: Any,
+) -> jax.Array:
     optional = {"bias": bias, "residual": residual}
     given = {name: x for name, x in optional.items() if x is not None}
     check_arrays("matmul", a=a, b=b, **given)
@@ -96,7 +106,7 @@ def _matmul(a, b, bias, residual, *, activation, out, **how):
     lhs = a[None, :] if a.ndim == 1 else a
     rhs = b[:, None] if b.ndim == 1 else b
     m, n = lhs.shape[-2], rhs.shape[-1]
-    batch = jnp.broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
+    batch = broadcast_shapes(lhs.shape[:-2], rhs.shape[:-2])
     keep = (*batch, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
     lhs, rhs = fold(lhs, rhs, batch=batch)
     folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
@@ -112,7 +122,7 @@ def _matmul(a, b, bias, residual, *, activation, out, **how):
     return y.reshape(keep)
 
 
-def _check_shapes(a, b, bias) -> None:
+def _check_shapes(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> None:
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(
             f"matmul takes operands of at least one dimension; they are {a.shape} and "

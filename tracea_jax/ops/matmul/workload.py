@@ -155,7 +155,9 @@ def product_rows(
     return left @ right, np.abs(left) @ np.abs(right)
 
 
-def _exact_rows(problem, inputs, which, b, rows) -> Rows:
+def _exact_rows(
+    problem: GemmProblem, inputs: list[jax.Array], which: str, b: int, rows: np.ndarray
+) -> Rows:
     lhs, rhs, bias, residual = split(inputs, problem.epilogue)
     exact, scale = product_rows(problem.layout, lhs, rhs, b, rows)
     if bias is not None:
