@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from tracea_jax import device as devices
+from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
@@ -64,8 +65,11 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         rules = rules_of(chosen)
-        with splicing(() if after_grad else rules):
-            jaxpr, arrays = _traced(fn, args, kwargs)
+        with (
+            mutable.opened(fn, args, kwargs) as (function, args, kwargs),
+            splicing(() if after_grad else rules),
+        ):
+            jaxpr, arrays = _traced(function, args, kwargs)
         misses = left(jaxpr, rules, after_grad=after_grad)
         result = splice(jaxpr, rules, misses)
         spread = max(map(_device_count, arrays), default=1)
