@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -310,6 +311,28 @@ def test_donated_modules():
 
     assert_alike(run)
     assert deleted == [True, True]
+
+
+def test_a_captured_module_may_be_read_but_not_changed():
+    def run(wrap, module):
+        module.eval()
+        model, fast = wrap(module.hidden), wrap(lambda m, x: m.hidden(x))
+        grads = jax.grad(lambda x: (model(x) ** 2).sum())(X)
+        of_module = nnx.grad(lambda m: (wrap(m.hidden)(X) ** 2).sum())(module)
+        return [
+            *(jax.jit(f)(X) for f in (model, lambda x: fast(module, x))),
+            jax.vmap(model)(X[None]),
+            jax.lax.scan(lambda c, x: (c, model(x)), 0, X[None])[1],
+            wrap(lambda x: module.hidden(x))(X),
+            grads,
+            plain(of_module),
+        ]
+
+    assert_alike(run)
+    module, fast = Net(nnx.Rngs(0)), tracea.transform(forward)
+    for function in (forward, fast):
+        with pytest.raises(flax.errors.TraceContextError):
+            jax.jit(lambda x, f=function: f(module, x))(X)
 
 
 def test_jit_forgets_the_state_as_ever():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,16 +68,35 @@ def closed(result: Any) -> Any:
 
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """From the state of all arguments to that of the objects, and to the result."""
+    """From the state of all arguments to that of what was changed, and to the result.
+
+    What was not changed is no result: a module that an enclosing trace has captured may
+    be read, but flax lets nobody write into it.
+    """
     nnx: Any = sys.modules["flax.nnx"]
 
     @functools.wraps(fn, updated=())
     def pure(state: Any) -> Any:
         args, kwargs = nnx.from_tree(state, ctxtag=_TAG, is_inner=True)
+        objects = _objects((args, kwargs))
+        before = [_contents(x) for x in objects]
         result = fn(*args, **kwargs)
-        return nnx.to_tree((_objects((args, kwargs)), result), ctxtag=_TAG)
+        pairs = zip(objects, before, strict=True)
+        changed = [x for x, was in pairs if not _same(_contents(x), was)]
+        return nnx.to_tree((changed, result), ctxtag=_TAG)
 
     return pure
+
+
+def _contents(x: Any) -> tuple[Any, list[Any]]:
+    """All that an object is made of: its structure, and its arrays."""
+    nnx: Any = sys.modules["flax.nnx"]
+    structure, state = nnx.split(x)
+    return structure, jax.tree.leaves(state)
+
+
+def _same(one: tuple[Any, list[Any]], other: tuple[Any, list[Any]]) -> bool:
+    return one[0] == other[0] and all(map(operator.is_, one[1], other[1]))
 
 
 def _unbound(fn: Any) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
