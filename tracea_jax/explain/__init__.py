@@ -65,11 +65,8 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         rules = rules_of(chosen)
-        with (
-            mutable.opened(fn, args, kwargs) as (function, args, kwargs),
-            splicing(() if after_grad else rules),
-        ):
-            jaxpr, arrays = _traced(function, args, kwargs)
+        with splicing(() if after_grad else rules):
+            jaxpr, arrays = _traced(fn, args, kwargs)
         misses = left(jaxpr, rules, after_grad=after_grad)
         result = splice(jaxpr, rules, misses)
         spread = max(map(_device_count, arrays), default=1)
@@ -102,16 +99,17 @@ def _device(name: str | None) -> Device | None:
 
 def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """The jaxpr of a call, and its array arguments."""
-    call, arrays = Call.of(args, kwargs)
+    with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
+        call, arrays = Call.of(args, kwargs)
 
-    def of_arrays(*arrays: Any) -> Any:
-        args, kwargs = call.arguments(arrays)
-        return fn(*args, **kwargs)
+        def of_arrays(*arrays: Any) -> Any:
+            args, kwargs = call.arguments(arrays)
+            return function(*args, **kwargs)
 
-    # Derivative rules ask for plans while they are traced; none may be measured, or
-    # missing.
-    with options(on_miss="heuristic"):
-        return jax.make_jaxpr(of_arrays)(*arrays), arrays
+        # Derivative rules ask for plans while they are traced; none may be measured, or
+        # missing.
+        with options(on_miss="heuristic"):
+            return jax.make_jaxpr(of_arrays)(*arrays), arrays
 
 
 def _device_count(array: Any) -> int:
