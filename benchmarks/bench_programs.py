@@ -200,21 +200,21 @@ def _own(program: Program, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _times(calls: dict[str, Chained], rounds: int) -> dict[str, Any]:
     """Medians and ratios: of kernel times and wall-clock times, on a CPU the latter."""
-    times = common.race(calls, rounds)
-    row: dict[str, Any] = {
-        "us": {name: statistics.median(us) for name, us in times.items()},
-        "ratio": common.median_ratio(times, "plain", "ours"),
-    }
-    if "inside" in times:
-        row["inside_ratio"] = common.median_ratio(times, "inside", "ours")
-    if not _is_gpu():
-        return {**row, "wall_us": row["us"], "wall_ratio": row["ratio"]}
     runs = {name: common.repeating(call) for name, call in calls.items()}
-    wall = measure.race(runs, measure.Timing())
+    timing = measure.Timing(rounds=rounds, max_rounds=3 * rounds)
+    wall = measure.race(runs, timing)
     for failure in wall.failures.values():
         raise failure
-    row["wall_us"] = {name: wall.median_us(name) for name in runs}
-    return {**row, "wall_ratio": wall.ratio("plain", "ours")}
+    us = {name: wall.median_us(name) for name in runs}
+    row: dict[str, Any] = {"wall_us": us, "wall_ratio": wall.ratio("plain", "ours")}
+    if not _is_gpu():
+        ratios = {name: wall.ratio(name, "ours") for name in runs}
+    else:
+        times = common.race(calls, rounds)
+        us = {name: statistics.median(kernel_us) for name, kernel_us in times.items()}
+        ratios = {name: common.median_ratio(times, name, "ours") for name in runs}
+    row |= {"us": us, "ratio": ratios["plain"]}
+    return {**row, "inside_ratio": ratios["inside"]} if "inside" in runs else row
 
 
 def _errors(
