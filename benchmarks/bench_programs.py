@@ -200,21 +200,21 @@ def _own(program: Program, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _times(calls: dict[str, Chained], rounds: int) -> dict[str, Any]:
     """Medians and ratios: of kernel times and wall-clock times, on a CPU the latter."""
-    times = common.race(calls, rounds)
-    row: dict[str, Any] = {
-        "us": {name: statistics.median(us) for name, us in times.items()},
-        "ratio": common.median_ratio(times, "plain", "ours"),
-    }
-    if "inside" in times:
-        row["inside_ratio"] = common.median_ratio(times, "inside", "ours")
-    if not _is_gpu():
-        return {**row, "wall_us": row["us"], "wall_ratio": row["ratio"]}
     runs = {name: common.repeating(call) for name, call in calls.items()}
-    wall = measure.race(runs, measure.Timing())
+    timing = measure.Timing(rounds=rounds, max_rounds=3 * rounds)
+    wall = measure.race(runs, timing)
     for failure in wall.failures.values():
         raise failure
-    row["wall_us"] = {name: wall.median_us(name) for name in runs}
-    return {**row, "wall_ratio": wall.ratio("plain", "ours")}
+    us = {name: wall.median_us(name) for name in runs}
+    row: dict[str, Any] = {"wall_us": us, "wall_ratio": wall.ratio("plain", "ours")}
+    if not _is_gpu():
+        ratios = {name: wall.ratio(name, "ours") for name in runs}
+    else:
+        times = common.race(calls, rounds)
+        us = {name: statistics.median(kernel_us) for name, kernel_us in times.items()}
+        ratios = {name: common.median_ratio(times, name, "ours") for name in runs}
+    row |= {"us": us, "ratio": ratios["plain"]}
+    return {**row, "inside_ratio": ratios["inside"]} if "inside" in runs else row
 
 
 def _errors(
@@ -224,29 +224,49 @@ def _errors(
 
     An error is the norm of the difference divided by the norm of the exact array. What
     is carried on is compared by its change in the call, so that parameters do not hide
-    the errors of gradients. Some exact results are zero but for rounding, such as
-    gradients of the biases of keys. So ``errors`` are medians over the arrays, and
-    ``error_by_plain`` is the largest quotient of our error and plain JAX's, which
-    counts as 2^-9 at least.
+    the errors of gradients. ``errors`` are medians over the arrays. Some arrays are
+    nothing but rounding, such as gradients of the biases of keys; so in
+    ``error_by_plain``, the largest quotient of our error and plain JAX's, an error of
+    plain JAX counts as at least what the result's rounding makes of this array, what
+    arguments that differ by their dtype's epsilon do, and what these do of the median
+    array.
     """
-    wide = jax.tree.map(_widened, inputs)
+    wide, epsilon = jax.tree.map(_widened, inputs), float(jnp.finfo(program.dtype).eps)
+    near = _perturbed(wide, epsilon)
     exact_step = program.step("float32", _itself)
     with jax.default_matmul_precision("highest"):
-        exact = jax.jit(exact_step, compiler_options=_untuned_xla())(*wide)
-    exact = _changes(exact, wide, program.carried)
-    del wide
-    errors = {}
+        function = jax.jit(exact_step, compiler_options=_untuned_xla())
+        results, near_results = (function(*x) for x in (wide, near))
+    exact = _changes(results, wide, program.carried)
+    changed = _changes(near_results, near, program.carried)
+    rounding = [epsilon * float(x) for x in _sizes(results, exact)]
+    del wide, near, results, near_results
+    errors = {"moved": _distances(changed, exact)}
     for name, side in sides.items():
         results = side.function(*_own(program, inputs))
-        changes = _changes(results, inputs, program.carried)
-        errors[name] = [float(x) for x in _distances(changes, exact)]
-    pairs = zip(errors["ours"], errors["plain"], strict=True)
+        errors[name] = _distances(_changes(results, inputs, program.carried), exact)
+    errors = {name: [float(x) for x in found] for name, found in errors.items()}
+    moved = errors.pop("moved")
+    least = statistics.median(moved)
+    pairs = zip(errors["ours"], errors["plain"], moved, rounding, strict=True)
     return {
-        "errors": {
-            name: statistics.median(of_side) for name, of_side in errors.items()
-        },
-        "error_by_plain": max(ours / max(plain, 2**-9) for ours, plain in pairs),
+        "errors": {name: statistics.median(found) for name, found in errors.items()},
+        "error_by_plain": max(ours / max(*floor, least) for ours, *floor in pairs),
     }
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _perturbed(inputs: Any, by: float) -> Any:
+    """The same with numbers of floating point made larger or smaller by a fraction."""
+    leaves, tree = jax.tree.flatten(inputs)
+    keys = jax.random.split(jax.random.key(3), len(leaves))
+    moved = [
+        x * (1 + by * jax.random.rademacher(key, x.shape, x.dtype))
+        if _is_float(x)
+        else x
+        for key, x in zip(keys, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, moved)
 
 
 def _untuned_xla() -> dict[str, Any] | None:
@@ -272,6 +292,14 @@ def _changes(results: Any, inputs: tuple[Any, ...], carried: int) -> list[jax.Ar
 
 def _is_float(x: jax.Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+@jax.jit
+def _sizes(results: Any, changes: list[jax.Array]) -> list[jax.Array]:
+    """The norm of each result by that of its change."""
+    leaves = [_widened(x) for x in jax.tree.leaves(results) if _is_float(x)]
+    norms = [[jnp.linalg.norm(x.ravel()) for x in xs] for xs in (leaves, changes)]
+    return [x / y for x, y in zip(*norms, strict=True)]
 
 
 @jax.jit

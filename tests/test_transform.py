@@ -45,6 +45,48 @@ def test_it_looks_like_the_function():
         fast(x)  # pyright: ignore[reportCallIssue]
 
 
+def test_it_decorates_with_and_without_options():
+    x, w, b = arguments()
+
+    @tracea.transform(ops=["matmul"])
+    def first(x, w, b):
+        return block(x, w, b)
+
+    @functools.partial(tracea.transform, ops="matmul", after_grad=True)
+    def second(x, w, b):
+        return block(x, w, b)
+
+    @tracea.transform()
+    def third(x, w, b):
+        return block(x, w, b)
+
+    class Layer:
+        @staticmethod
+        @tracea.transform(ops=())
+        def none(x, w, b):
+            return block(x, w, b)
+
+        @tracea.transform(ops="matmul")
+        def one(self, x, w, b):
+            return block(x, w, b)
+
+    functions = [first, second, third, Layer().one, Layer().none]
+    for fast, sites in zip(functions, (1, 1, 1, 1, 0), strict=True):
+        assert count(fast, x, w, b) == sites
+        assert_near(fast(x, w, b), block(x, w, b), 2e-5)
+    assert (first.__name__, second.__name__) == ("first", "second")
+
+
+def test_what_is_no_function_is_an_error():
+    with pytest.raises(ValueError, match="softmax"):
+        tracea.transform(ops="softmax")
+    with pytest.raises(TypeError, match="ops='matmul'"):
+        tracea.transform("matmul")  # pyright: ignore[reportArgumentType]
+    for other in (3, classmethod(block)):
+        with pytest.raises(TypeError, match="no function"):
+            tracea.transform(other)  # pyright: ignore[reportArgumentType]
+
+
 def test_any_number_of_arguments():
     @tracea.transform
     def total(*args, **kwargs):

@@ -54,6 +54,59 @@ def test_donated_arguments_stay_donated():
     assert donated == [True, False, False]
 
 
+def descended(p: Any, x: Any, n: int = 1, *, rate: Any = 0.1) -> Any:
+    grads = jax.grad(lambda p: jax.nn.gelu(x @ p["w"] + p["b"]).sum())(p)
+    return jax.tree.map(lambda a, g: a - n * rate * g, p, grads), x.sum()
+
+
+def parameters() -> dict[str, Any]:
+    return {"w": normal(8, 8), "b": normal(8)}
+
+
+def aliases(compiled: Any) -> int:
+    """The pairs of a result and an argument that share a buffer."""
+    header = compiled.as_text().partition("entry_computation_layout")[0]
+    return header.count("may-alias") + header.count("must-alias")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: jax.jit(tracea.transform(descended), donate_argnums=0),
+        lambda: jax.jit(tracea.transform(descended), donate_argnames="p"),
+        lambda: tracea.transform(jax.jit(descended, donate_argnums=0)),
+        lambda: tracea.transform(
+            jax.jit(descended, donate_argnames="p", static_argnames="n")
+        ),
+    ],
+    ids=["numbers outside", "names outside", "numbers inside", "names inside"],
+)
+def test_donated_buffers_are_used_again(make):
+    x, expected = normal(6, 8), descended(parameters(), normal(6, 8), 2)
+    fast = make()
+    for _ in range(2):
+        p = parameters()
+        assert_near(fast(p, x, n=2), expected, 2e-5)
+        assert all(leaf.is_deleted() for leaf in p.values()) and not x.is_deleted()
+    compiled = fast.lower(parameters(), x).compile()
+    assert aliases(compiled) == 2
+    assert compiled.memory_analysis().alias_size_in_bytes == 4 * (64 + 8)
+
+
+def test_donation_is_the_affair_of_the_outermost_jit():
+    fast: Any = tracea.transform(jax.jit(descended, donate_argnums=0))
+    p, x = parameters(), normal(6, 8)
+    expected = descended(p, x)
+    assert_near(jax.jit(fast)(p, x), expected, 2e-5)
+    with jax.disable_jit():
+        assert_near(fast(p, x), expected, 2e-5)
+    assert tracea.explain(fast)(p, x).ops == {"matmul": 2}
+    assert not any(leaf.is_deleted() for leaf in p.values())
+    fast.clear_cache()
+    assert_near(fast(p, x), expected, 2e-5)
+    assert all(leaf.is_deleted() for leaf in p.values())
+
+
 def test_clearing_the_cache_traces_again():
     traces = []
 

@@ -12,14 +12,14 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 from jax.core import Tracer
 from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
-from tracea_jax import _compat
+from tracea_jax import _compat, mutable
 from tracea_jax.call import Call
 from tracea_jax.rewrite import Miss, Rule, rules, splice
 from tracea_jax.rewrite.inside import splicing, unavailable
@@ -31,13 +31,31 @@ source_info_util.register_exclusion(__file__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@overload
 def transform(
     fn: F, *, ops: str | Iterable[str] | None = None, after_grad: bool = False
-) -> F:
+) -> F: ...
+
+
+@overload
+def transform(
+    *, ops: str | Iterable[str] | None = None, after_grad: bool = False
+) -> Callable[[F], F]: ...
+
+
+def transform(
+    fn: Any = None,
+    *,
+    ops: str | Iterable[str] | None = None,
+    after_grad: bool = False,
+) -> Any:
     """``fn`` with matrix products, convolutions and attention on our ops.
 
         fast = tracea.transform(model.apply)
         loss, grads = jax.value_and_grad(lambda p: loss_of(fast(p, x)))(params)
+
+        @tracea.transform(ops=["matmul"])
+        def loss_of(params, x): ...
 
     Signature, results, effects and derivatives are those of ``fn``; a fused epilogue
     rounds less often. Works under ``jit``, ``grad``, ``vmap``, ``scan`` and
@@ -51,7 +69,10 @@ def transform(
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
     what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
     objects) are constants of the trace, and must be hashable; an object whose
-    attributes have changed is another constant.
+    attributes have changed is another constant. Objects of flax nnx may be arguments,
+    and fn may be one of them or its method: what fn changes in them is changed after
+    the call, as if fn itself had been called. A jitted function that donates arguments
+    donates them when it is transformed, too.
 
     Left exactly as they are: integer, complex and float64 products, any precision but
     the default (and for matrix products the highest), bodies of ``custom_vjp``
@@ -59,7 +80,8 @@ def transform(
     with its reason.
 
     Args:
-      fn: a pure function of pytrees.
+      fn: a pure function of pytrees, or of objects of flax nnx. Without it, the result
+        is a decorator.
       ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
         all by default.
       after_grad: only products and convolutions are rewritten, one by one, after JAX
@@ -68,12 +90,22 @@ def transform(
 
     Raises:
       ValueError: on an unknown op.
+      TypeError: if fn is no function.
 
     Warns:
       UserWarning: once, if fn differentiates inside, and this version of JAX is not
         known well enough to rewrite anything before that.
     """
-    return Transformed(fn, ops, after_grad)  # pyright: ignore[reportReturnType]
+    if fn is None:
+        options = {"ops": check_ops(ops, after_grad), "after_grad": after_grad}
+        return functools.partial(transform, **options)
+    if not callable(fn):
+        raise TypeError(
+            f"{fn!r} is no function; options are keywords: transform(ops={fn!r})"
+            if isinstance(fn, str)
+            else f"{fn!r} is no function that can be transformed"
+        )
+    return Transformed(fn, ops, after_grad)
 
 
 class Transformed:
@@ -91,6 +123,7 @@ class Transformed:
         functools.update_wrapper(self, fn)
         self._made_of = (fn, chosen, after_grad)
         self._forget_traces()
+        self._donating: Callable[..., Any] | None = None
         if _compat.is_jitted(fn):
             self._keep_jit_methods(fn)
 
@@ -123,11 +156,20 @@ class Transformed:
                 results = jaxpr_as_fun(own)(*arrays)
             return jax.tree.unflatten(jax.tree.structure(shape), results)
 
+        # The same function of the state of objects that it changes; see ``mutable``.
+        self._of_state: Transformed | None = None
         self._run = run
         self._compiled = jax.jit(run, static_argnums=0)
 
     def _keep_jit_methods(self, fn: Any) -> None:
-        jitted: Any = jax.jit(self, **_compat.jit_arguments(fn))
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self._run(*Call.of(args, kwargs))
+
+        arguments = _compat.jit_arguments(fn)
+        jitted: Any = jax.jit(run, **arguments)
+        if any(name.startswith("donate") for name in arguments):
+            self._donating = jitted
 
         def clear_cache() -> None:
             fn.clear_cache()
@@ -138,10 +180,22 @@ class Transformed:
         self.eval_shape, self.clear_cache = jitted.eval_shape, clear_cache
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fn = self._made_of[0]
+        with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
+            if function is fn:
+                return self._on_arrays(args, kwargs)
+            if self._of_state is None:
+                self._of_state = Transformed(function, *self._made_of[1:])
+            return mutable.closed(self._of_state._on_arrays(args, kwargs))
+
+    def _on_arrays(self, args: Any, kwargs: Any) -> Any:
         call, arrays = Call.of(args, kwargs)
         # What is being traced already needs no function to be traced in.
-        is_traced = any(isinstance(x, Tracer) for x in arrays)
-        return (self._run if is_traced else self._compiled)(call, arrays)
+        if any(isinstance(x, Tracer) for x in arrays):
+            return self._run(call, arrays)
+        if self._donating is not None:
+            return self._donating(*args, **kwargs)
+        return self._compiled(call, arrays)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from tracea_jax import device as devices
+from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
@@ -98,16 +99,17 @@ def _device(name: str | None) -> Device | None:
 
 def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """The jaxpr of a call, and its array arguments."""
-    call, arrays = Call.of(args, kwargs)
+    with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
+        call, arrays = Call.of(args, kwargs)
 
-    def of_arrays(*arrays: Any) -> Any:
-        args, kwargs = call.arguments(arrays)
-        return fn(*args, **kwargs)
+        def of_arrays(*arrays: Any) -> Any:
+            args, kwargs = call.arguments(arrays)
+            return function(*args, **kwargs)
 
-    # Derivative rules ask for plans while they are traced; none may be measured, or
-    # missing.
-    with options(on_miss="heuristic"):
-        return jax.make_jaxpr(of_arrays)(*arrays), arrays
+        # Derivative rules ask for plans while they are traced; none may be measured, or
+        # missing.
+        with options(on_miss="heuristic"):
+            return jax.make_jaxpr(of_arrays)(*arrays), arrays
 
 
 def _device_count(array: Any) -> int:
