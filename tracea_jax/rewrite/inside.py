@@ -71,10 +71,9 @@ class Splicer:
         misses = list(unseen(traced.jaxpr, self.rules))
         spliced = splice(traced.jaxpr, self.rules, misses)
         note = Spliced(misses=tuple(misses))
-        if choice.are_made() and choice.all_left_to_xla(spliced):
-            own = _noted(fun, note)
-        else:
-            own = dataclasses.replace(traced, jaxpr=spliced).function(fun, note)
+        if not (choice.are_made() and choice.all_left_to_xla(spliced)):
+            traced = dataclasses.replace(traced, jaxpr=spliced)
+        own = traced.function(fun, note)
         with _compat.linearize_hook(None):  # what derivative rules trace stays as it is
             if traced.jaxpr.effects:
                 return differentiate(own)
@@ -119,17 +118,6 @@ class _Trace:
             return jax.tree.unflatten(self.tree, results)
 
         return evaluated
-
-
-def _noted(fun: Callable[..., Any], note: Spliced) -> Callable[..., Any]:
-    """The function itself; its equations carry the note."""
-
-    @functools.wraps(fun, updated=())
-    def noted(*args: Any) -> Any:
-        with _compat.marked(note):
-            return fun(*args)
-
-    return noted
 
 
 def _trace(fun: Any, primals: Callable[[], Any]) -> _Trace | None:

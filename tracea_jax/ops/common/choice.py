@@ -42,18 +42,18 @@ class Written:
     """The user's equations, which readers of programs see no calls of ours in.
 
     Attributes:
-      jaxpr: closed; takes all operands of the choice.
+      closed: their closed jaxpr, which takes all operands of the choice.
       key: of the call beside them; the same for calls that trace alike.
     """
 
-    jaxpr: Any
+    closed: Any
     key: Hashable
 
     def __call__(self, *operands: Any) -> list[Any]:
-        return jaxpr_as_fun(self.jaxpr)(*operands)
+        return jaxpr_as_fun(self.closed)(*operands)
 
     def __repr__(self) -> str:
-        return f"{len(self.jaxpr.eqns)} equations as written"
+        return f"{len(self.closed.eqns)} equations as written"
 
 
 # --- the primitive --------------------------------------------------------------------
@@ -65,7 +65,7 @@ choice_p.def_impl(functools.partial(xla.apply_primitive, choice_p))
 
 @choice_p.def_abstract_eval
 def _abstract_eval(*_: Any, ours: Any, written: Written) -> list[Any]:
-    return list(written.jaxpr.out_avals)
+    return list(written.closed.out_avals)
 
 
 def _lower(
@@ -192,7 +192,7 @@ ad.primitive_transposes[choice_p] = _transpose
 
 def _batch(axis: Any, operands: Any, dims: Any, *, ours: Any, written: Written) -> Any:
     """Both sides, the results mapped where the user's equations have them."""
-    theirs, places = _compat.batched(written.jaxpr, axis, dims)
+    theirs, places = _compat.batched(written.closed, axis, dims)
     own, found = _compat.batched(ours, axis, dims)
     if tuple(found) != tuple(places):
         own = _moved(own, found, places, axis.size)
