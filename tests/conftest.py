@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 # Two processes of tests would compete for the processors with the threads of BLAS.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -53,6 +54,18 @@ def cache_dir(
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(directory))
     return directory
+
+
+@pytest.fixture
+def calls_only() -> Iterator[None]:
+    """Programs hold calls of our ops alone, not the user's equations beside them.
+
+    For tests of what becomes a call: XLA would run what the user wrote in its place.
+    """
+    from tracea_jax.ops.common.choice import without_choices
+
+    with without_choices():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ BOTH_ATTENTIONS = ("tracea_attention", "tracea_attention_backward")
 
 
 @pytest.fixture(autouse=True)
-def our_attention(monkeypatch):
+def our_attention(monkeypatch, calls_only):
     """Attention that XLA would compute as fast keeps primitives of ours: seen here."""
     from tracea_jax.ops.attention import primitives
 

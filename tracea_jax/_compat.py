@@ -6,15 +6,30 @@ import dataclasses
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import jax
 from jax.extend import core, source_info_util
 
+# Errors and profiles name the user's line, not ours.
+source_info_util.register_exclusion(__file__)
+
 # A jaxpr with its constants: another class than a jaxpr before jax 0.11, and not
 # exported for type checkers since.
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+
+def closed_jaxpr(
+    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], *, like: Any
+) -> Any:
+    """Equations as a closed jaxpr without constants, named as another jaxpr.
+
+    How a closed jaxpr is made changed with jax 0.11.
+    """
+    names = like.debug_info.with_unknown_names()
+    made = core.Jaxpr([], list(invars), list(outvars), list(eqns), debug_info=names)
+    return made if ClosedJaxpr is core.Jaxpr else ClosedJaxpr(made, [])
 
 
 def partitioned_automatically(ctx: Any) -> bool:
@@ -50,6 +65,25 @@ def scan_constants(params: dict[str, Any]) -> int:
     if "num_consts" in params:
         return params["num_consts"]
     return len(params["ft_in"].unpack()[0])
+
+
+def batched(
+    jaxpr: Any, axis: Any, dims: Iterable[int | None]
+) -> tuple[Any, tuple[int | None, ...]]:
+    """A closed jaxpr under ``vmap``, and the mapped axis of each result.
+
+    ``jax.vmap`` itself moves the axes of results to given places; a rule that has to
+    keep a program as it is needs them where the equations leave them.
+
+    Args:
+      jaxpr: closed.
+      axis: what a rule of ``fancy_primitive_batchers`` is told of the mapped axis.
+      dims: the mapped axis of each operand; None where it is shared.
+    """
+    from jax._src.interpreters.batching import batch_jaxpr2
+
+    batched, places = batch_jaxpr2(jaxpr, axis, tuple(dims))
+    return batched, tuple(places)
 
 
 def is_jitted(fn: Any) -> bool:

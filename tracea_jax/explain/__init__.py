@@ -19,6 +19,7 @@ from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain.sites import Site, sites
+from tracea_jax.ops.common.choice import without_choices
 from tracea_jax.options import current, device_for, options
 from tracea_jax.rewrite import Miss, splice
 from tracea_jax.rewrite.inside import splicing
@@ -65,10 +66,10 @@ def explain(
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         rules = rules_of(chosen)
-        with splicing(() if after_grad else rules):
+        with without_choices(), splicing(() if after_grad else rules):
             jaxpr, arrays = _traced(fn, args, kwargs)
-        misses = left(jaxpr, rules, after_grad=after_grad)
-        result = splice(jaxpr, rules, misses)
+            misses = left(jaxpr, rules, after_grad=after_grad)
+            result = splice(jaxpr, rules, misses)
         spread = max(map(_device_count, arrays), default=1)
         where = target or local_device()
         return Explanation(

@@ -18,10 +18,10 @@ from tracea_jax.catalogue import Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.programs import jaxprs_in
 from tracea_jax.options import Options
 from tracea_jax.problem import Problem
 from tracea_jax.rewrite.left import KERNELS
-from tracea_jax.rewrite.view import jaxprs_in
 from tracea_jax.serving import Request, Served
 
 

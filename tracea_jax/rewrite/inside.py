@@ -22,8 +22,9 @@ from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat
+from tracea_jax.ops.common import choice
 from tracea_jax.rewrite.left import unseen
-from tracea_jax.rewrite.match import Miss, Rule
+from tracea_jax.rewrite.match import Rule
 from tracea_jax.rewrite.splice import splice
 from tracea_jax.rewrite.spliced import Spliced
 
@@ -69,7 +70,10 @@ class Splicer:
             return differentiate(fun)
         misses = list(unseen(traced.jaxpr, self.rules))
         spliced = splice(traced.jaxpr, self.rules, misses)
-        own = dataclasses.replace(traced, jaxpr=spliced).function(fun, misses)
+        note = Spliced(misses=tuple(misses))
+        if not (choice.are_made() and choice.all_left_to_xla(spliced)):
+            traced = dataclasses.replace(traced, jaxpr=spliced)
+        own = traced.function(fun, note)
         with _compat.linearize_hook(None):  # what derivative rules trace stays as it is
             if traced.jaxpr.effects:
                 return differentiate(own)
@@ -100,9 +104,8 @@ class _Trace:
     outputs: tuple[Any, ...]
     tree: Any
 
-    def function(self, fun: Any, misses: Sequence[Miss]) -> Callable[..., Any]:
-        """The jaxpr in place of ``fun``; its equations carry the misses."""
-        note = Spliced(misses=tuple(misses))
+    def function(self, fun: Any, note: Spliced) -> Callable[..., Any]:
+        """The jaxpr in place of ``fun``; its equations carry the note."""
 
         @functools.wraps(fun, updated=())
         def evaluated(*args: Any) -> Any:

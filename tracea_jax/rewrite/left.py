@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tracea_jax import _compat
+from tracea_jax.ops.common.programs import jaxprs_in
 from tracea_jax.rewrite.match import Miss, Rule, described
 from tracea_jax.rewrite.spliced import Spliced
-from tracea_jax.rewrite.view import Equation, jaxprs_in
+from tracea_jax.rewrite.view import Equation
 
 CUSTOM_VJP = frozenset({"custom_vjp_call", "custom_vjp_call_jaxpr"})
 KERNELS = frozenset({"pallas_call"})  # their bodies are written for one device

@@ -1,4 +1,4 @@
-"""Replacing equations of a jaxpr, and of every jaxpr inside it, by calls of our ops.
+"""Finding sites in a jaxpr, and in every jaxpr inside it, and having them replaced.
 
 Only equations that a rule matched change, and the policies of rematerialisation that
 must know our ops; everything else is kept as it is: results, effects, names of scopes,
@@ -11,21 +11,23 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr
 
 from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
+from tracea_jax.ops.common.choice import choice_p
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.rewrite.chain import chains, with_sources
 from tracea_jax.rewrite.inline import inline_small_calls
 from tracea_jax.rewrite.match import Match, Miss, Rule, described
 from tracea_jax.rewrite.ones import without_ones
+from tracea_jax.rewrite.replace import replaced
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Atom, Equation, View
 
 # Their bodies are not what runs under differentiation, or not ours to read.
-OPAQUE = frozenset({"pallas_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
+OPAQUE = frozenset(
+    {"pallas_call", "custom_vjp_call", "custom_vjp_call_jaxpr", choice_p.name}
+)
 
 
 def splice(
@@ -49,29 +51,31 @@ def splice(
         inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
-    view = _viewed(jaxpr, {**known, **values}, outside)
-    flat = view.eqns
+    flat = inline_small_calls(jaxpr.eqns)
+    view = _viewed(flat, jaxpr.outvars, {**known, **values}, outside)
     # Their operands and results stay, so the view is still right.
-    view.eqns = [_descend(eqn, rules, misses, view) for eqn in flat]
-    changed = {id(a): b for a, b in zip(flat, view.eqns, strict=True) if a is not b}
+    own = [_descend(eqn, rules, misses, view) for eqn in flat]
+    changed = {id(a): b for a, b in zip(flat, own, strict=True) if a is not b}
+    view.eqns = [changed.get(id(eqn), eqn) for eqn in view.eqns]
     matches = find(view, rules, misses)
     if matches:
-        eqns = _needed(view, list(_replaced(view, matches)))
-        return jaxpr.replace(eqns=_chained(eqns, jaxpr.outvars))
+        return jaxpr.replace(eqns=replaced(jaxpr, view, own, matches))
     if not changed:
         return jaxpr
     if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:
         return jaxpr.replace(eqns=[changed.get(id(eqn), eqn) for eqn in jaxpr.eqns])
-    return jaxpr.replace(eqns=view.eqns)
+    return jaxpr.replace(eqns=own)
 
 
-def _viewed(jaxpr: Any, known: Mapping, outside: Mapping) -> View:
-    """The equations as rules read them."""
-    view = View(inline_small_calls(jaxpr.eqns), jaxpr.outvars, known)
+def _viewed(
+    eqns: Sequence[Equation], outvars: Sequence[Atom], known: Mapping, outside: Mapping
+) -> View:
+    """The equations as rules read them; their number and order stay."""
+    view = View(eqns, outvars, known)
     view.outside.update(outside)
     plain = without_ones(view)
     if plain is not view.eqns:
-        view = View(plain, jaxpr.outvars, known)
+        view = View(plain, outvars, known)
         view.outside.update(outside)
     return view
 
@@ -191,80 +195,3 @@ def _same_inside(eqn: Equation, jaxpr: Any) -> Iterator[tuple[Any, Atom]]:
             specs = zip(invars, eqn.invars, eqn.params["in_specs"], strict=True)
             return iter([(x, atom) for x, atom, spec in specs if not any(spec)])
     return zip(invars, outer, strict=False)
-
-
-# --- replacing ------------------------------------------------------------------------
-
-
-def _replaced(view: View, matches: Mapping[int, Match]) -> Iterator[Equation]:
-    """The equations, those of a match replaced at the place of its root."""
-    for index, eqn in enumerate(view.eqns):
-        if index in matches:
-            yield from _call(matches[index], eqn)
-        elif index not in view.taken:
-            yield eqn
-
-
-def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
-    """The equations without those whose results only replaced ones have used.
-
-    What the program itself computes in vain stays.
-    """
-    used = {x for x in view.outvars if not isinstance(x, Literal)}
-    kept = []
-    for eqn in reversed(eqns):
-        if used.isdisjoint(eqn.outvars) and not eqn.effects:
-            if any(view.consumers(var) for var in eqn.outvars):
-                continue
-        kept.append(eqn)
-        used.update([x for x in eqn.invars if not isinstance(x, Literal)])
-    return kept[::-1]
-
-
-def _chained(eqns: list[Equation], outvars: Sequence[Any]) -> list[Equation]:
-    """The equations, products that are layers in a row made one call."""
-    view = View(eqns, outvars, {})
-    stacks = [eqn.source_info.name_stack for eqn in eqns]
-    view.taken.update(i for i, stack in enumerate(stacks) if is_spliced(stack))
-    found = chains(view)
-    inside = frozenset().union(*(match.equations for match in found.values()))
-    result = []
-    for index, eqn in enumerate(eqns):
-        if index in found:
-            (call,) = _call(found[index], eqn)
-            result.append(with_sources(call, [eqns[i] for i in found[index].products]))
-        elif index not in inside:
-            result.append(eqn)
-    return result
-
-
-def _call(match: Match, root: Equation) -> Iterator[Equation]:
-    """The equations of a site's call, with the root's result, scope and context."""
-    template = _template(match, root)
-    names: dict[Any, Any] = dict(zip(template.invars, match.operands, strict=True))
-    (result,) = template.outvars
-    names[result] = root.outvars[0]
-    for eqn in template.eqns:
-        outvars = []
-        for var in eqn.outvars:
-            if var not in names:
-                names[var] = type(var)(var.aval)
-            outvars.append(names[var])
-        yield eqn.replace(
-            invars=[x if isinstance(x, Literal) else names[x] for x in eqn.invars],
-            outvars=outvars,
-            source_info=root.source_info,
-        )
-
-
-def _template(match: Match, root: Equation) -> Any:
-    """The open jaxpr of a site's call on abstract operands."""
-    return _traced(match.site, tuple(x.aval for x in match.operands), root.ctx)
-
-
-@functools.lru_cache(maxsize=512)
-def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> Any:
-    with context.manager:  # the mesh and the like that the user's equation is under
-        closed = jax.make_jaxpr(site)(*avals)
-    assert not closed.consts, f"{site} captures arrays"
-    return getattr(closed, "jaxpr", closed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,15 +145,6 @@ class View:
         pairs = zip(values, eqn.invars, strict=True)
         value = evaluate(eqn, *(np.asarray(v, x.aval.dtype) for v, x in pairs))
         return None if value is None else _number(value)
-
-
-def jaxprs_in(value: Any) -> Iterator[Any]:
-    """The jaxprs in a parameter of an equation; some are tuples of them."""
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from jaxprs_in(item)
-    elif hasattr(value, "eqns"):
-        yield value
 
 
 def remembered(f: Callable[..., T]) -> Callable[..., T]:

@@ -31,7 +31,7 @@ from tracea_jax.ops.common.typed import (
 from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
-from tracea_jax.serving import Request
+from tracea_jax.serving import Request, Served
 
 # Errors, profiles and HLO name the user's line, not ours.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent.parent))
@@ -89,19 +89,11 @@ def register(
     def rule(
         ctx: Any, *operands: Any, platform: str | None = None, **params: Any
     ) -> Any:
-        partitioned = _compat.partitioned_automatically(ctx)
-        asked = request(planned, ctx.avals_in, params, is_partitioned=partitioned)
-        device = device_for(platform or ctx.module_context.platforms[0])
-        served = serving.serve(asked, device, compiles=True)
-        if served.error is not None:
-            raise served.error
-        if served.failure is not None:
-            message = f"{asked.problem} is left to XLA: {served.failure}"
-            warnings.warn(message, stacklevel=2)
-        call = served.call
+        answer = served(ctx, planned, ctx.avals_in, params, platform)
+        call = answer.call
         if isinstance(call, variants.Inline):
             return inline[call.rule](ctx, *operands, **params)
-        code = dict(zip(variants.kernels_in(call), served.cubins, strict=True))
+        code = dict(zip(variants.kernels_in(call), answer.cubins, strict=True))
         return emission.emit(ctx, operands, call, code)
 
     mlir.register_lowering(primitive, rule)
@@ -110,6 +102,39 @@ def register(
             primitive, functools.partial(rule, platform=platform), platform=platform
         )
     return planned
+
+
+def served(
+    ctx: Any,
+    planned: Planned,
+    avals: Sequence[Any],
+    params: dict[str, Any],
+    platform: str | None,
+) -> Served:
+    """What serves an equation in a program that is being lowered, its kernels compiled.
+
+    Args:
+      ctx: the context of a lowering rule.
+      planned: the equation's primitive.
+      avals, params: the equation's abstract operands and parameters.
+      platform: what the rule lowers for; None for a module of one platform.
+
+    Raises:
+      ValueError, LookupError, CompileError: if compiling the program has to fail.
+
+    Warns:
+      UserWarning: if XLA steps in for a kernel that was chosen.
+    """
+    partitioned = _compat.partitioned_automatically(ctx)
+    asked = request(planned, avals, params, is_partitioned=partitioned)
+    device = device_for(platform or ctx.module_context.platforms[0])
+    answer = serving.serve(asked, device, compiles=True)
+    if answer.error is not None:
+        raise answer.error
+    if answer.failure is not None:
+        message = f"{asked.problem} is left to XLA: {answer.failure}"
+        warnings.warn(message, stacklevel=3)
+    return answer
 
 
 def request(
@@ -150,7 +175,13 @@ def left_to_xla(
       dispatch.Unsupported: if what was demanded cannot run there.
     """
     avals = [jax.typeof(x) for x in operands]
-    planned = catalogue.planned()[primitive]
+    return would_be_xla(catalogue.planned()[primitive], avals, params)
+
+
+def would_be_xla(
+    planned: Planned, avals: Sequence[Any], params: dict[str, Any]
+) -> bool:
+    """``left_to_xla`` for abstract operands."""
     asked = request(planned, avals, params, is_partitioned=False)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes

@@ -1,0 +1,253 @@
+"""A call of our ops beside the user's equations that it stands for.
+
+    choice_p: (*operands; ours, written) -> results of either
+
+``ours`` is the call as a jaxpr, ``written`` the equations of the user's program that it
+replaces; both take all operands, and compute the same results up to rounding. Which of
+the two runs is decided where it is known:
+
+| where           | ours runs if                                                  |
+|-----------------|---------------------------------------------------------------|
+| lowering        | a kernel serves a call in it                                  |
+| differentiation | a kernel would serve a call in it, or one of its gradients'   |
+| vmap            | nothing is decided: both are batched                          |
+
+So a site that XLA serves compiles to what the user wrote, bit by bit, and a rewrite
+that only pays with a kernel (weights that a batch normalisation is folded into, relaid
+operands) happens only with that kernel. ``rewrite.replace`` binds the primitive; which
+equations make a site is not decided here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir, xla
+
+from tracea_jax import _compat, dispatch
+from tracea_jax.device import PLATFORMS
+from tracea_jax.ops.common import lowering, taylor
+from tracea_jax.ops.common.programs import Call, calls_in, equations_in
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Written:
+    """The user's equations, which readers of programs see no calls of ours in.
+
+    Attributes:
+      closed: their closed jaxpr, which takes all operands of the choice.
+      key: of the call beside them; the same for calls that trace alike.
+    """
+
+    closed: Any
+    key: Hashable
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        return jaxpr_as_fun(self.closed)(*operands)
+
+    def __repr__(self) -> str:
+        return f"{len(self.closed.eqns)} equations as written"
+
+
+# --- the primitive --------------------------------------------------------------------
+
+choice_p = Primitive("tracea_choice")
+choice_p.multiple_results = True
+choice_p.def_impl(functools.partial(xla.apply_primitive, choice_p))
+
+
+@choice_p.def_abstract_eval
+def _abstract_eval(*_: Any, ours: Any, written: Written) -> list[Any]:
+    return list(written.closed.out_avals)
+
+
+def _lower(
+    ctx: Any, *operands: Any, ours: Any, written: Written, platform: str | None = None
+) -> Any:
+    is_left = all(
+        lowering.served(ctx, planned, avals, params, platform).is_xla
+        for planned, avals, params in calls_in(ours)
+    )
+    f = written if is_left else jaxpr_as_fun(ours)
+    return mlir.lower_fun(f, multiple_results=True)(ctx, *operands)
+
+
+mlir.register_lowering(choice_p, _lower)
+for _platform in PLATFORMS:
+    mlir.register_lowering(
+        choice_p, functools.partial(_lower, platform=_platform), platform=_platform
+    )
+
+
+def _as_written(*operands: Any, ours: Any, written: Written) -> list[Any]:
+    return written(*operands)
+
+
+taylor.register(choice_p, _as_written)
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def _differentiated(ours: Any, written: Written) -> Callable[..., Any]:
+    """The side whose derivative is the better one."""
+    return written if _is_left_to_xla(ours, written) else jaxpr_as_fun(ours)
+
+
+def _is_left_to_xla(ours: Any, written: Written) -> bool:
+    """Whether XLA would serve every call, and every one of the gradients'."""
+    calls = _with_gradients(_Keyed(key=written.key, ours=ours))
+    try:
+        return all(lowering.would_be_xla(*call) for call in calls)
+    except dispatch.Unsupported:
+        return False  # what was demanded cannot run here; lowering says so, if it comes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Keyed:
+    """A call of ours, equal to those that trace alike: the layers of a model."""
+
+    key: Hashable
+    ours: Any = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=512)
+def _with_gradients(keyed: _Keyed) -> tuple[Call, ...]:
+    """The calls of our ops, and of their gradients in reverse mode."""
+    ours = keyed.ours
+
+    def pulled(*operands: Any) -> Any:
+        floating = [_is_floating(x) for x in operands]
+
+        def of_floating(*some: Any) -> Any:
+            return f(*_merged(operands, some, floating))
+
+        results, pull = jax.vjp(of_floating, *_chosen(operands, floating))
+        return pull(results)
+
+    f = jaxpr_as_fun(ours)
+    with _compat.linearize_hook(None):  # the calls are ours already
+        gradients = jax.make_jaxpr(pulled)(*ours.in_avals)
+    return (*calls_in(ours), *calls_in(gradients))
+
+
+def _chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
+    return [x for x, is_so in zip(values, which, strict=True) if is_so]
+
+
+def _merged(
+    values: Sequence[Any], some: Sequence[Any], which: Sequence[bool]
+) -> list[Any]:
+    """The values, those that ``_chosen`` takes replaced."""
+    new = iter(some)
+    return [next(new) if is_so else x for x, is_so in zip(values, which, strict=True)]
+
+
+def _is_floating(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.numpy.inexact)
+
+
+def _jvp(primals: Any, tangents: Any, *, ours: Any, written: Written) -> Any:
+    f = _differentiated(ours, written)
+    perturbed = [not isinstance(t, ad.Zero) for t in tangents]
+
+    def of_perturbed(*some: Any) -> Any:
+        return f(*_merged(primals, some, perturbed))
+
+    return jax.jvp(
+        of_perturbed, _chosen(primals, perturbed), _chosen(tangents, perturbed)
+    )
+
+
+def _transpose(cts: Any, *operands: Any, ours: Any, written: Written) -> list[Any]:
+    """Cotangents of the operands that the results are linear in."""
+    linear = [ad.is_undefined_primal(x) for x in operands]
+    if all(isinstance(ct, ad.Zero) for ct in cts):
+        pairs = zip(operands, linear, strict=True)
+        return [ad.Zero(x.aval) if is_so else None for x, is_so in pairs]
+    f = _differentiated(ours, written)
+
+    def of_linear(*some: Any) -> Any:
+        return f(*_merged(operands, some, linear))
+
+    avals = [x.aval for x in _chosen(operands, linear)]
+    given = [ad.instantiate_zeros(ct) for ct in cts]
+    grads = jax.linear_transpose(of_linear, *avals)(given)
+    return _merged([None] * len(operands), grads, linear)
+
+
+ad.primitive_jvps[choice_p] = _jvp
+ad.primitive_transposes[choice_p] = _transpose
+
+
+# --- vmap -----------------------------------------------------------------------------
+
+
+def _batch(axis: Any, operands: Any, dims: Any, *, ours: Any, written: Written) -> Any:
+    """Both sides, the results mapped where the user's equations have them."""
+    theirs, places = _compat.batched(written.closed, axis, dims)
+    own, found = _compat.batched(ours, axis, dims)
+    if tuple(found) != tuple(places):
+        own = _moved(own, found, places, axis.size)
+    key = (written.key, tuple(dims), axis.size)
+    outs = choice_p.bind(*operands, ours=own, written=Written(theirs, key))
+    return outs, places
+
+
+def _moved(jaxpr: Any, dims: Sequence[Any], places: Sequence[Any], size: int) -> Any:
+    """The jaxpr with the mapped axes of its results elsewhere."""
+
+    def moved(*operands: Any) -> list[Any]:
+        outs = jaxpr_as_fun(jaxpr)(*operands)
+        return [
+            y
+            if dim == place
+            else jnp.broadcast_to(y, (size, *y.shape))
+            if dim is None
+            else jnp.moveaxis(y, dim, place)
+            for y, dim, place in zip(outs, dims, places, strict=True)
+        ]
+
+    return jax.make_jaxpr(moved)(*jaxpr.in_avals)
+
+
+batching.fancy_primitive_batchers[choice_p] = _batch
+
+
+# --- where every site shall be seen ---------------------------------------------------
+
+_bare: Any = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def without_choices() -> Iterator[None]:
+    """Programs spliced in this context hold calls of ours and no choices.
+
+    For those who ask about every site and its gradients, also where XLA serves them.
+    """
+    with _bare(True):
+        yield
+
+
+def are_made() -> bool:
+    """Whether sites become choices here."""
+    return not _bare.value
+
+
+def all_left_to_xla(jaxpr: Any) -> bool:
+    """Whether XLA would serve each choice in a jaxpr, and its gradients.
+
+    The derivative of the program is then that of what the user wrote, as a whole.
+    """
+    return all(
+        _is_left_to_xla(eqn.params["ours"], eqn.params["written"])
+        for eqn in equations_in(jaxpr)
+        if eqn.primitive is choice_p
+    )

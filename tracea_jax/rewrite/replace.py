@@ -1,0 +1,226 @@
+"""Putting calls of our ops in place of the equations that matches name.
+
+Each site becomes one equation of ``choice_p``: our call, and beside it what the user
+wrote. ``splice`` calls ``replaced`` for one jaxpr; matches are found there, and nested
+jaxprs walked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from tracea_jax import _compat
+from tracea_jax.ops.common import choice
+from tracea_jax.ops.common.programs import calls_in
+from tracea_jax.rewrite.chain import ChainMatch, chains, with_sources
+from tracea_jax.rewrite.match import Match
+from tracea_jax.rewrite.spliced import is_spliced
+from tracea_jax.rewrite.view import Equation, View
+
+
+def replaced(
+    jaxpr: Any, view: View, written: Sequence[Equation], matches: Mapping[int, Match]
+) -> list[Equation]:
+    """The equations of a jaxpr with its matches replaced.
+
+    Args:
+      jaxpr: open; what is not about equations is taken from it.
+      view: the equations as rules read them.
+      written: the same equations, one by one, as the user wrote them.
+      matches: by their roots.
+    """
+    pieces = _chained(list(_pieces(view, written, matches)), view)
+    make = _sites if choice.are_made() else _calls
+    return _needed(view, [eqn for piece in pieces for eqn in make(piece, jaxpr)])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A site, or an equation that stays.
+
+    Attributes:
+      eqns: of our call, the last one with the site's result; or the one that stays.
+      written: the user's equations for it, in order; none where one stays.
+      key: the same for calls that trace alike.
+    """
+
+    eqns: tuple[Equation, ...]
+    written: tuple[Equation, ...] = ()
+    key: tuple[Any, ...] = ()
+
+    @property
+    def users(self) -> tuple[Equation, ...]:
+        """What the user wrote."""
+        return self.written or self.eqns
+
+
+def _pieces(
+    view: View, written: Sequence[Equation], matches: Mapping[int, Match]
+) -> Iterator[_Piece]:
+    """The program in order, each site at the place of its root."""
+    for index, eqn in enumerate(written):
+        if index in matches:
+            match = matches[index]
+            own = tuple(written[i] for i in sorted(match.equations))
+            yield _Piece(
+                eqns=tuple(_call(match, eqn)), written=own, key=_key(match, eqn)
+            )
+        elif index not in view.taken:
+            yield _Piece(eqns=(eqn,))
+
+
+def _needed(view: View, eqns: Sequence[Equation]) -> list[Equation]:
+    """The equations without those whose results only replaced ones have used.
+
+    What the program itself computes in vain stays.
+    """
+    used = {x for x in view.outvars if not isinstance(x, Literal)}
+    kept = []
+    for eqn in reversed(eqns):
+        if used.isdisjoint(eqn.outvars) and not eqn.effects:
+            if any(view.consumers(var) for var in eqn.outvars):
+                continue
+        kept.append(eqn)
+        used.update([x for x in eqn.invars if not isinstance(x, Literal)])
+    return kept[::-1]
+
+
+# --- sites ----------------------------------------------------------------------------
+
+
+def _calls(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
+    """Our call alone."""
+    return piece.eqns
+
+
+def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
+    """Our call beside the user's equations, or these where no op of ours is called."""
+    if not piece.written:
+        return piece.eqns
+    root, info = piece.eqns[-1], piece.eqns[-1].source_info
+    (result,) = root.outvars
+    operands = list(dict.fromkeys([*_free(piece.eqns), *_free(piece.written)]))
+
+    def closed(eqns: Sequence[Equation]) -> Any:
+        return _compat.closed_jaxpr(operands, [result], eqns, like=jaxpr)
+
+    ours = closed(piece.eqns)
+    written = choice.Written(closed(piece.written), key=piece.key)
+    if next(calls_in(ours), None) is None:
+        return piece.written
+    site = root.replace(
+        primitive=choice.choice_p,
+        invars=operands,
+        params={"ours": ours, "written": written},
+        # The equations inside have the names of their scopes.
+        source_info=info.replace(name_stack=type(info.name_stack)()),
+    )
+    return (site,)
+
+
+def _free(eqns: Sequence[Equation]) -> Iterator[Any]:
+    """The variables that equations take from outside."""
+    made = {var for eqn in eqns for var in eqn.outvars}
+    for eqn in eqns:
+        for x in eqn.invars:
+            if not isinstance(x, Literal) and x not in made:
+                yield x
+
+
+# --- chains ---------------------------------------------------------------------------
+
+
+def _chained(pieces: list[_Piece], view: View) -> list[_Piece]:
+    """The pieces, sites that are layers in a row made one."""
+    owners = {id(e): i for i, piece in enumerate(pieces) for e in piece.eqns}
+    eqns = _needed(view, [e for piece in pieces for e in piece.eqns])
+    flat = View(eqns, view.outvars, {})
+    stacks = [eqn.source_info.name_stack for eqn in eqns]
+    flat.taken.update(i for i, stack in enumerate(stacks) if is_spliced(stack))
+    merged: dict[int, _Piece | None] = {}
+    for root, match in chains(flat).items():
+        members = sorted({owners[id(eqns[i])] for i in match.equations})
+        if _are_interior(pieces, members):
+            merged |= dict.fromkeys(members)
+            merged[owners[id(eqns[root])]] = _one(
+                [pieces[i] for i in members], eqns, root, match
+            )
+    new = [merged.get(i, piece) for i, piece in enumerate(pieces)]
+    return [piece for piece in new if piece is not None]
+
+
+def _are_interior(pieces: Sequence[_Piece], members: Sequence[int]) -> bool:
+    """Whether nothing but the last of the members is used elsewhere.
+
+    Even by equations that are only kept for what the user wrote.
+    """
+    inside = [pieces[i].eqns[-1].outvars[0] for i in members[:-1]]
+    chosen = set(members)
+    others = (piece for i, piece in enumerate(pieces) if i not in chosen)
+    return all(set(inside).isdisjoint(_free(piece.users)) for piece in others)
+
+
+def _one(
+    members: Sequence[_Piece], eqns: Sequence[Equation], root: int, match: ChainMatch
+) -> _Piece:
+    """The piece of a chain: its call, and what its products' calls leave around it."""
+    (call,) = _call(match, eqns[root])
+    call = with_sources(call, [eqns[i] for i in match.products])
+    gone = {id(eqns[i]) for i in match.equations} - {id(eqns[root])}
+    ours = [
+        call if e is eqns[root] else e
+        for piece in members
+        for e in piece.eqns
+        if id(e) not in gone
+    ]
+    return _Piece(
+        eqns=tuple(ours),
+        written=tuple(e for piece in members for e in piece.users),
+        key=_key(match, eqns[root]),
+    )
+
+
+# --- calls ----------------------------------------------------------------------------
+
+
+def _call(match: Match, root: Equation) -> Iterator[Equation]:
+    """The equations of a site's call, with the root's result, scope and context."""
+    template = _template(match, root)
+    names: dict[Any, Any] = dict(zip(template.invars, match.operands, strict=True))
+    (result,) = template.outvars
+    names[result] = root.outvars[0]
+    for eqn in template.eqns:
+        outvars = []
+        for var in eqn.outvars:
+            if var not in names:
+                names[var] = type(var)(var.aval)
+            outvars.append(names[var])
+        yield eqn.replace(
+            invars=[x if isinstance(x, Literal) else names[x] for x in eqn.invars],
+            outvars=outvars,
+            source_info=root.source_info,
+        )
+
+
+def _template(match: Match, root: Equation) -> Any:
+    """The open jaxpr of a site's call on abstract operands."""
+    return _traced(*_key(match, root))
+
+
+def _key(match: Match, root: Equation) -> tuple[Any, ...]:
+    """What the trace of a site's call depends on."""
+    return match.site, tuple(x.aval for x in match.operands), root.ctx
+
+
+@functools.lru_cache(maxsize=512)
+def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> Any:
+    with context.manager:  # the mesh and the like that the user's equation is under
+        closed = jax.make_jaxpr(site)(*avals)
+    assert not closed.consts, f"{site} captures arrays"
+    return getattr(closed, "jaxpr", closed)
