@@ -97,7 +97,27 @@ class Op:
         return f"{self.name}: {self.summary}; variants {names}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """An op that is made of calls of others: there is nothing to plan or to measure.
+
+    Attributes:
+      name: as users write it, in ``ops="linear_cross_entropy"``.
+      primitive: what programs hold for its calls, which has the calls inside.
+      how: what it makes of them, in a word, where ops name a variant.
+      reason: (abstract operands, **params) -> why so, as a sentence.
+      rules: as of ``Op``.
+    """
+
+    name: str
+    primitive: Any
+    how: str
+    reason: Callable[..., str]
+    rules: tuple[Any, ...] = ()
+
+
 _ops: dict[str, Op] = {}
+_composites: dict[str, Composite] = {}
 
 
 def register(op: Op) -> None:
@@ -109,6 +129,18 @@ def register(op: Op) -> None:
     _load()
     if _ops.setdefault(op.name, op) is not op:
         raise ValueError(f"there is an op {op.name!r} already")
+
+
+def register_composite(composite: Composite) -> None:
+    """Makes a composite known to this process.
+
+    Raises:
+      ValueError: if another op has its name.
+    """
+    _load()
+    if composite.name in {*_ops, *_composites}:
+        raise ValueError(f"there is an op {composite.name!r} already")
+    _composites[composite.name] = composite
 
 
 @contextlib.contextmanager
@@ -147,6 +179,12 @@ def ops() -> tuple[Op, ...]:
 def names() -> tuple[str, ...]:
     """The name of every op."""
     return tuple(op.name for op in ops())
+
+
+def composites() -> tuple[Composite, ...]:
+    """Every composite, in the order in which they were registered."""
+    _load()
+    return tuple(_composites.values())
 
 
 def planned() -> dict[Any, Planned]:
