@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import sys
+from collections.abc import Iterator
 
 # Two processes of tests would compete for the processors with the threads of BLAS.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -73,6 +74,15 @@ def calls_are_free(
 @pytest.fixture
 def calls_cost() -> None:
     """As in programs: see ``calls_are_free``."""
+
+
+@pytest.fixture
+def optimizations() -> Iterator[None]:
+    """XLA as in programs: what it does not fuse needs more memory than any of them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

@@ -60,3 +60,10 @@ def assert_near(results: Any, expected: Any, tolerance: float) -> None:
         assert result.shape == wanted.shape
         error = np.abs(f64(result) - f64(wanted)).max(initial=0)
         assert error <= tolerance * max(np.abs(f64(wanted)).max(initial=0), 1e-3)
+
+
+def temporaries(f: Any, *args: Any) -> int:
+    """Bytes that a compiled program needs beside its arguments and results."""
+    analysis = jax.jit(f).lower(*args).compile().memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes

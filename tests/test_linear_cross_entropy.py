@@ -18,6 +18,7 @@ from cross_entropies import (
     exact_loss,
     operands,
     plain,
+    temporaries,
 )
 from jax.experimental import jet
 from jax.sharding import AxisType, NamedSharding
@@ -373,21 +374,6 @@ def test_symbolic_shapes_are_computed_at_once():
 
 
 # --- memory ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def optimizations():
-    """XLA as in programs: unfused code needs more memory than anybody's program."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
-def temporaries(f, *args):
-    analysis = jax.jit(f).lower(*args).compile().memory_analysis()
-    assert analysis is not None
-    return analysis.temp_size_in_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

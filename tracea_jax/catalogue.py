@@ -116,11 +116,10 @@ class Composite:
     rules: tuple[Any, ...] = ()
 
 
-_ops: dict[str, Op] = {}
-_composites: dict[str, Composite] = {}
+_ops: dict[str, Op | Composite] = {}
 
 
-def register(op: Op) -> None:
+def register(op: Op | Composite) -> None:
     """Makes an op known to this process.
 
     Raises:
@@ -129,18 +128,6 @@ def register(op: Op) -> None:
     _load()
     if _ops.setdefault(op.name, op) is not op:
         raise ValueError(f"there is an op {op.name!r} already")
-
-
-def register_composite(composite: Composite) -> None:
-    """Makes a composite known to this process.
-
-    Raises:
-      ValueError: if another op has its name.
-    """
-    _load()
-    if composite.name in {*_ops, *_composites}:
-        raise ValueError(f"there is an op {composite.name!r} already")
-    _composites[composite.name] = composite
 
 
 @contextlib.contextmanager
@@ -165,15 +152,21 @@ def get(name: Any) -> Op:
       ValueError: naming the ops there are.
     """
     _load()
-    if not isinstance(name, str) or name not in _ops:
-        raise ValueError(f"op {name!r} must be one of {', '.join(_ops)}")
-    return _ops[name]
+    op = _ops.get(name) if isinstance(name, str) else None
+    if not isinstance(op, Op):
+        raise ValueError(f"op {name!r} must be one of {', '.join(names())}")
+    return op
+
+
+def registered() -> tuple[Op | Composite, ...]:
+    """Everything that programs may call, in the order of registration."""
+    _load()
+    return tuple(_ops.values())
 
 
 def ops() -> tuple[Op, ...]:
-    """Every op, in the order in which they were registered."""
-    _load()
-    return tuple(_ops.values())
+    """Every op that is planned, in the order in which they were registered."""
+    return tuple(op for op in registered() if isinstance(op, Op))
 
 
 def names() -> tuple[str, ...]:
@@ -183,8 +176,7 @@ def names() -> tuple[str, ...]:
 
 def composites() -> tuple[Composite, ...]:
     """Every composite, in the order in which they were registered."""
-    _load()
-    return tuple(_composites.values())
+    return tuple(op for op in registered() if isinstance(op, Composite))
 
 
 def planned() -> dict[Any, Planned]:

@@ -108,12 +108,12 @@ def _linear_cross_entropy(x, w, labels, bias, *, chunk, logits, **how):
     vocabulary = _check_shapes(x, w, labels, bias, how["layout"])
     if labels.dtype.itemsize < 4:  # may be too short for the vocabulary's size
         labels = labels.astype(jnp.int32)
-    lse, label = bind_chunks(x, w, labels, bias, chunk=chunk, logits=logits, **how)
+    lse, label = statistics(x, w, labels, bias, chunk=chunk, logits=logits, **how)
     known = (labels >= 0) & (labels < vocabulary)
     return jnp.where(known, lse - label, jnp.nan)
 
 
-def bind_chunks(
+def statistics(
     x, w, labels, bias, *, layout, logits, precision, chunk=None, implementation=None
 ):
     """Log-sum-exps and label logits, (...), in chunks or at once.
