@@ -422,6 +422,10 @@ def test_few_logits_stay_with_a_reason(large_chunks):
         "12 x 40 logits fit in 256 MiB, where chunks do not pay"
     ]
     assert "is no linear_cross_entropy: 12 x 40" in str(tracea.explain(loss)(*args))
+    many = jax.ShapeDtypeStruct((1 << 20, D), jnp.float32)
+    narrow = jax.ShapeDtypeStruct((100, D), jnp.float32)
+    labels = jax.ShapeDtypeStruct((1 << 20,), jnp.int32)
+    assert misses(loss, many, narrow, labels) == ["100 columns are too few for chunks"]
 
 
 def test_ops_are_chosen_by_name():

@@ -51,6 +51,14 @@ def axis_of(layout: str) -> int:
     return 0 if layout == "nt" else 1
 
 
+def why_at_once(rows: int, vocabulary: int) -> str:
+    """Why logits that ``chunk_of`` has no chunk for are computed at once."""
+    if 4 * rows * vocabulary > CHUNK_BYTES:
+        return f"{vocabulary} columns are too few for chunks"
+    few = f"{rows} x {vocabulary} logits fit in {CHUNK_BYTES >> 20} MiB"
+    return f"{few}, where chunks do not pay"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """How logits are made of x (rows, features) and w, and in which chunks.

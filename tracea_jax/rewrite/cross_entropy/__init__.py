@@ -36,8 +36,7 @@ def match_cross_entropy(view: View, index: int) -> Match | str | None:
     rows, vocabulary = head.rows, head.product.n
     chunk = chunks.chunk_of(rows, vocabulary)
     if chunk is None:
-        few = f"{rows} x {vocabulary} logits fit in {chunks.CHUNK_BYTES >> 20} MiB"
-        return f"{few}, where chunks do not pay"
+        return chunks.why_at_once(rows, vocabulary)
     return _match(view, head, loss, chunk)
 
 
