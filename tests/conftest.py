@@ -89,6 +89,15 @@ def calls_cost() -> None:
 
 
 @pytest.fixture
+def optimizations() -> Iterator[None]:
+    """XLA as in programs: what it does not fuse needs more memory than any of them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
 def hopper():
     """The GPU that JAX uses; the test is skipped unless gemm_sm90 runs there."""
     from tracea_jax.options import device_for

@@ -30,6 +30,7 @@ def test_the_example_runs(monkeypatch, capsys):
         name: jax.random.normal(key, shape)
         for key, (name, shape) in zip(keys, shapes.items(), strict=True)
     }
+    names["labels"] = jnp.arange(8)
     exec(compile(example, "README.md", "exec"), names)
     assert tuned[0] is names["model"] and len(tuned) > 2
     assert [(node.problem.m, node.count) for node in tuned[1]] == [(4096, 32)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -52,9 +53,33 @@ def varying_axes(x: Any) -> frozenset[str]:
 
     The attribute was ``vma`` before it became part of ``manual_axis_type``.
     """
-    aval = jax.typeof(x)
+    return _varying_axes_of(jax.typeof(x))
+
+
+def _varying_axes_of(aval: Any) -> frozenset[str]:
     kind = getattr(aval, "manual_axis_type", None)
     return kind.varying if kind is not None else getattr(aval, "vma", frozenset())
+
+
+@contextlib.contextmanager
+def tracing_like(avals: Sequence[Any]) -> Iterator[None]:
+    """The context in which JAX would trace a function of such arrays.
+
+    Inside ``shard_map``, literals are made to vary over the mesh axes of what they meet
+    only while a private setting says so, and only axes that are bound can be named. No
+    public function does this for a function that is traced apart.
+    """
+    axes = frozenset[str]().union(*map(_varying_axes_of, avals))
+    if not axes:
+        yield
+        return
+    from jax._src import config
+    from jax._src import core as private
+
+    sizes = jax.sharding.get_abstract_mesh().shape
+    bound = private.extend_axis_env_nd([(axis, sizes[axis]) for axis in sorted(axes)])
+    with bound, config._check_vma(True):  # pyright: ignore[reportCallIssue]
+        yield
 
 
 def scan_constants(params: dict[str, Any]) -> int:

@@ -13,13 +13,21 @@ from tracea_jax import catalogue
 from tracea_jax.ops.attention.op import ATTENTION
 from tracea_jax.ops.conv2d.op import CONV2D
 from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
+from tracea_jax.ops.linear_cross_entropy.primitive import LINEAR_CROSS_ENTROPY
 from tracea_jax.ops.matmul.op import MATMUL
-from tracea_jax.rewrite import attention, conv2d, gated_matmul, matmul
+from tracea_jax.rewrite import (
+    attention,
+    conv2d,
+    cross_entropy,
+    gated_matmul,
+    matmul,
+)
 
 # Rules of later ops are tried first, see ``rewrite.rules``.
 for _op, _rule in (
     (MATMUL, matmul.MATMUL),
     (GATED_MATMUL, gated_matmul.GATED_MATMUL),
+    (LINEAR_CROSS_ENTROPY, cross_entropy.LINEAR_CROSS_ENTROPY),
     (CONV2D, conv2d.CONV2D),
     (ATTENTION, attention.ATTENTION),
 ):

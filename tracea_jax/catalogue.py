@@ -97,10 +97,29 @@ class Op:
         return f"{self.name}: {self.summary}; variants {names}"
 
 
-_ops: dict[str, Op] = {}
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Composite:
+    """An op that is made of calls of others: there is nothing to plan or to measure.
+
+    Attributes:
+      name: as users write it, in ``ops="linear_cross_entropy"``.
+      primitive: what programs hold for its calls, which has the calls inside.
+      how: what it makes of them, in a word, where ops name a variant.
+      reason: (abstract operands, **params) -> why so, as a sentence.
+      rules: as of ``Op``.
+    """
+
+    name: str
+    primitive: Any
+    how: str
+    reason: Callable[..., str]
+    rules: tuple[Any, ...] = ()
 
 
-def register(op: Op) -> None:
+_ops: dict[str, Op | Composite] = {}
+
+
+def register(op: Op | Composite) -> None:
     """Makes an op known to this process.
 
     Raises:
@@ -133,20 +152,31 @@ def get(name: Any) -> Op:
       ValueError: naming the ops there are.
     """
     _load()
-    if not isinstance(name, str) or name not in _ops:
-        raise ValueError(f"op {name!r} must be one of {', '.join(_ops)}")
-    return _ops[name]
+    op = _ops.get(name) if isinstance(name, str) else None
+    if not isinstance(op, Op):
+        raise ValueError(f"op {name!r} must be one of {', '.join(names())}")
+    return op
+
+
+def registered() -> tuple[Op | Composite, ...]:
+    """Everything that programs may call, in the order of registration."""
+    _load()
+    return tuple(_ops.values())
 
 
 def ops() -> tuple[Op, ...]:
-    """Every op, in the order in which they were registered."""
-    _load()
-    return tuple(_ops.values())
+    """Every op that is planned, in the order in which they were registered."""
+    return tuple(op for op in registered() if isinstance(op, Op))
 
 
 def names() -> tuple[str, ...]:
     """The name of every op."""
     return tuple(op.name for op in ops())
+
+
+def composites() -> tuple[Composite, ...]:
+    """Every composite, in the order in which they were registered."""
+    return tuple(op for op in registered() if isinstance(op, Composite))
 
 
 def planned() -> dict[Any, Planned]:

@@ -49,7 +49,7 @@ def transform(
     ops: str | Iterable[str] | None = None,
     after_grad: bool = False,
 ) -> Any:
-    """``fn`` with matrix products, convolutions and attention on our ops.
+    """``fn`` with matrix products, convolutions, attention and losses on our ops.
 
         fast = tracea.transform(model.apply)
         loss, grads = jax.value_and_grad(lambda p: loss_of(fast(p, x)))(params)
@@ -82,8 +82,8 @@ def transform(
     Args:
       fn: a pure function of pytrees, or of objects of flax nnx. Without it, the result
         is a decorator.
-      ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention";
-        all by default.
+      ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention",
+        "linear_cross_entropy"; all by default.
       after_grad: only products and convolutions are rewritten, one by one, after JAX
         has differentiated what fn differentiates: for functions that must see JAX's own
         tracers.

@@ -200,7 +200,7 @@ def _totals(explanation: Explanation) -> str:
     if not (total := sum(flops.values())):
         return text
     ranked = sorted(flops.items(), key=lambda item: -item[1])
-    shares = ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in ranked)
+    shares = ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in ranked if n)
     return f"{text}; of {_flops(total)} {shares}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend import source_info_util
 
 from tracea_jax import catalogue, serving
-from tracea_jax.catalogue import Planned
+from tracea_jax.catalogue import Composite, Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
 from tracea_jax.ops.common import lowering
@@ -33,7 +33,8 @@ class Site:
       scope: names of the scopes it is in, those of enclosing functions first.
       source: the line it was traced from.
       op: name of the op.
-      problem: what is asked; None for symbolic shapes.
+      problem: what is asked; None for symbolic shapes, and for an op that is made of
+        the sites after it.
       count: how often it runs in a call of the function; None in a loop whose length
         is not known. Branches count as if they were taken.
       plan: None where no plan applies, for ``reason``.
@@ -90,6 +91,7 @@ def sites(
     if settings.on_miss == "tune":
         settings = dataclasses.replace(settings, on_miss="heuristic")
     planned = catalogue.planned()
+    composites = {c.primitive: c for c in catalogue.composites()}
     found = list(_walk(jaxpr, _Around()))
     spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
 
@@ -97,13 +99,16 @@ def sites(
     def served(request: Request) -> Served:
         return serving.serve(request, device, settings=settings)
 
-    return tuple(
-        _site(
-            planned[eqn.primitive], eqn, around, spread and not around.is_local, served
-        )
-        for eqn, around in found
-        if eqn.primitive in planned
-    )
+    def site(eqn: Any, around: _Around) -> Site | None:
+        if eqn.primitive in composites:
+            return _composite(composites[eqn.primitive], eqn, around)
+        if eqn.primitive not in planned:
+            return None
+        is_partitioned = spread and not around.is_local
+        return _site(planned[eqn.primitive], eqn, around, is_partitioned, served)
+
+    every = (site(eqn, around) for eqn, around in found)
+    return tuple(one for one in every if one is not None)
 
 
 # --- walking --------------------------------------------------------------------------
@@ -167,6 +172,19 @@ def _devices(eqn: Any) -> int:
 
 
 # --- one site -------------------------------------------------------------------------
+
+
+def _composite(composite: Composite, eqn: Any, around: _Around) -> Site:
+    return Site(
+        scope=around.scope_of(eqn),
+        source=source_info_util.summarize(eqn.source_info),
+        op=composite.name,
+        problem=None,
+        count=around.count,
+        plan=None,
+        variant=composite.how,
+        reason=composite.reason([x.aval for x in eqn.invars], **eqn.params),
+    )
 
 
 def _site(

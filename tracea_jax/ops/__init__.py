@@ -10,6 +10,7 @@ from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
 from tracea_jax.ops.conv2d.public import conv2d
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul
+from tracea_jax.ops.linear_cross_entropy.public import linear_cross_entropy
 from tracea_jax.ops.matmul.public import matmul
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "conv2d",
     "export_checks",
     "gated_matmul",
+    "linear_cross_entropy",
     "matmul",
     "remat_policy",
 ]

@@ -15,7 +15,7 @@ def rules() -> tuple[Rule, ...]:
     An op may be made of those before it, so its sites are the larger ones: what they
     take, the others do not see.
     """
-    return tuple(rule for op in reversed(catalogue.ops()) for rule in op.rules)
+    return tuple(rule for op in reversed(catalogue.registered()) for rule in op.rules)
 
 
 __all__ = ["Match", "Miss", "Rule", "rules", "splice"]

@@ -18,7 +18,7 @@ MAX_EQUATIONS = 24
 # Cheap, without effects, and what rules read.
 _SMALL = frozenset(
     """abs add and broadcast_in_dim concatenate convert_element_type copy div
-    custom_jvp_call eq erf erfc exp exp2 expand_dims expm1 ge gt integer_pow iota
+    custom_jvp_call eq erf erfc exp exp2 expand_dims expm1 gather ge gt integer_pow iota
     is_finite le log log1p logistic lt max min mul ne neg not or pad pow pvary
     reduce_max
     reduce_sum reshape round rsqrt select_n sign slice split sqrt square squeeze

@@ -178,7 +178,7 @@ class Chain:
             return None
         linear = self.epilogue.activation == "none"
         if self.bias is None and linear:
-            found = _bias(view, other, value.aval.shape, self.product)
+            found = bias_of(view, other, value.aval.shape, self.product)
             if found is not None:
                 kind, bias = found
                 epilogue = _with_step(self.epilogue, bias=kind)
@@ -237,7 +237,7 @@ def _widens(eqn: Equation) -> bool:
     return (old, new) == ("bfloat16", "float32")
 
 
-def _bias(
+def bias_of(
     view: View, atom: Atom, shape: tuple[int, ...], product: Product
 ) -> tuple[str, Atom] | None:
     """Kind and value of a bias: one entry a column, perhaps for each batch.

@@ -220,7 +220,8 @@ def _key(match: Match, root: Equation) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=512)
 def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> Any:
-    with context.manager:  # the mesh and the like that the user's equation is under
+    # The mesh and the like that the user's equation is under.
+    with context.manager, _compat.tracing_like(avals):
         closed = jax.make_jaxpr(site)(*avals)
     assert not closed.consts, f"{site} captures arrays"
     return getattr(closed, "jaxpr", closed)

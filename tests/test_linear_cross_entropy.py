@@ -1,0 +1,461 @@
+"""linear_cross_entropy: values, derivatives and memory of the op itself.
+
+How programs are put on it: ``test_rewrite_cross_entropy``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cross_entropies import (
+    assert_near,
+    exact_gradients,
+    exact_loss,
+    operands,
+    plain,
+    temporaries,
+)
+from jax.experimental import jet
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from numerics import normal
+
+import tracea_jax as tracea
+from tracea_jax.ops import linear_cross_entropy
+from tracea_jax.ops.linear_cross_entropy import chunks
+
+ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
+# rows, vocabulary, chunk: one row, primes, a chunk that divides, one that leaves one
+# column, one column at a time, all columns.
+SHAPES = [
+    (1, 40, 8),
+    (13, 101, 32),
+    (16, 96, 32),
+    (7, 65, 64),
+    (5, 6, 1),
+    (9, 37, 37),
+    (9, 37, 99),
+    (0, 37, 8),
+]
+
+
+def gradients(f, *args):
+    """Of the first, second and fourth argument, for a cotangent that varies."""
+    loss, back = jax.vjp(lambda x, w, b: f(x, w, args[2], b), args[0], args[1], args[3])
+    return back(cotangent(loss))
+
+
+def cotangent(loss):
+    return jnp.linspace(-1, 2, loss.size, dtype=loss.dtype).reshape(loss.shape)
+
+
+def chunked(x, w, labels, bias, chunk: Any = 16, **how):
+    return linear_cross_entropy(x, w, labels, bias=bias, chunk=chunk, **how)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize(("rows", "vocabulary", "chunk"), SHAPES)
+def test_loss_and_gradients_are_those_of_float64(rows, vocabulary, chunk, dtype):
+    args = operands(rows, vocabulary, dtype=dtype)
+    f = functools.partial(chunked, chunk=chunk)
+    loss = jax.jit(f)(*args)
+    assert loss.dtype == jnp.float32
+    assert_near(loss, exact_loss(*args), 1e-5)
+    found = jax.jit(functools.partial(gradients, f))(*args)
+    assert [g.dtype for g in found] == [args[0].dtype] * 3
+    assert_near(found, exact_gradients(*args, cotangent(loss)), ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_layouts_and_leading_dimensions(layout, has_bias, chunk):
+    x, w, labels, bias = operands(12, 50)
+    stored = w if layout == "nt" else w.T
+
+    def f(x, w, bias):
+        return linear_cross_entropy(
+            x.reshape(3, 4, -1),
+            w,
+            labels.reshape(3, 4),
+            bias=bias if has_bias else None,
+            layout=layout,
+            chunk=chunk,
+        )
+
+    loss, back = jax.vjp(f, x, stored, bias)
+    used = bias if has_bias else jnp.zeros_like(bias)
+    assert_near(loss, exact_loss(x, w, labels, used).reshape(3, 4), 1e-5)
+    ct = cotangent(loss)
+    dx, dw, dbias = exact_gradients(x, w, labels, used, ct.reshape(-1))
+    wanted = [dx, dw if layout == "nt" else dw.T, dbias if has_bias else 0 * dbias]
+    assert_near(back(ct), wanted, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32"])
+def test_label_dtypes(dtype):
+    x, w, labels, _ = operands(20, 300)  # more columns than eight bits count
+    labels = (labels % 128).astype(dtype)
+    loss = linear_cross_entropy(x, w, labels, chunk=64)
+    assert_near(loss, exact_loss(x, w, labels), 1e-5)
+
+
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_labels_outside_of_the_vocabulary_give_nan(chunk):
+    x, w, labels, _ = operands(5, 40)
+    labels = labels.at[jnp.array([0, 2, 4])].set(jnp.array([-1, 40, 2**31 - 1]))
+    loss = linear_cross_entropy(x, w, labels, chunk=chunk)
+    np.testing.assert_array_equal(np.isnan(loss), [True, False] * 2 + [True])
+    with jax.enable_x64(True):
+        wide = labels.astype(jnp.int64).at[1].set(2**32)  # 0 in 32 bits
+        loss = linear_cross_entropy(x, w, wide, chunk=chunk)
+    assert np.isnan(loss[1])
+
+
+def test_double_precision_stays():
+    with jax.enable_x64(True):
+        x, w, labels, bias = (a.astype("float64") for a in operands(6, 45))
+        args = (x, w, labels.astype("int64"), bias)
+        loss = chunked(*args)
+        assert loss.dtype == jnp.float64
+        assert_near(loss, exact_loss(*args), 1e-14)
+        found = gradients(chunked, *args)
+        assert_near(found, exact_gradients(*args, cotangent(loss)), 1e-14)
+
+
+def test_mixed_dtypes_round_nothing():
+    x, w, labels, bias = operands(6, 45, dtype="bfloat16")
+    args = (x.astype("float32"), w, labels, bias.astype("float32"))
+    loss = chunked(*args)
+    assert_near(loss, exact_loss(*args), 1e-5)
+    dx, dw, dbias = gradients(chunked, *args)
+    wanted = exact_gradients(*args, cotangent(loss))
+    assert (dx.dtype, dw.dtype) == (jnp.float32, jnp.bfloat16)
+    assert_near([dx, dbias], [wanted[0], wanted[2]], 1e-5)
+    assert_near(dw, wanted[1], 5e-3)
+
+
+def test_logits_may_be_rounded():
+    args = operands(64, 45, dtype="bfloat16")
+    rounded = chunked(*args, preferred_element_type="bfloat16")
+    assert rounded.dtype == jnp.float32
+    error = np.abs(rounded - exact_loss(*args)).max()
+    largest = np.abs(args[0].astype("float32") @ args[1].T.astype("float32")).max()
+    assert 2**-11 * largest < error < 2**-7 * largest
+
+
+SPECIAL = {
+    "nan": {3: np.nan},
+    "a label of infinity": {0: np.inf},
+    "infinity in the last chunk": {39: np.inf},
+    "infinity, then finite": {1: np.inf, 30: 5.0},
+    "minus infinity": {5: -np.inf},
+    "a label of minus infinity": {0: -np.inf},
+    "a chunk of minus infinity": dict.fromkeys(range(16), -np.inf),
+    "the last chunk of minus infinity": dict.fromkeys(range(32, 40), -np.inf),
+    "all minus infinity": dict.fromkeys(range(40), -np.inf),
+    "huge": {2: 3e38, 20: -3e38},
+    "both infinities": {2: np.inf, 20: -np.inf},
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_special_logits_are_as_in_logsumexp(kind):
+    x, w, _, _ = operands(3, 40)
+    labels = jnp.array([0, 7, 39])
+    bias = jnp.zeros(40)
+    for column, value in SPECIAL[kind].items():
+        bias = bias.at[column].set(value)
+
+    def at_once(x, w, labels, bias):
+        logits = x @ w.T + bias
+        label = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return jax.nn.logsumexp(logits, 1) - label
+
+    for f in (lambda f, *args: f(*args), gradients):
+        ours, theirs = (f(g, x, w, labels, bias) for g in (chunked, at_once))
+        for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --- JAX's transformations ------------------------------------------------------------
+
+
+def test_forward_mode_and_second_derivatives():
+    x, w, labels, bias = operands(5, 40)
+    moved = (normal(5, 24, seed=7), normal(40, 24, seed=8), normal(40, seed=9))
+
+    def second(f, *of):
+        """Derivatives of the gradient along a direction."""
+        loss = lambda x, w, b: (f(x, w, labels, b) ** 2).sum()  # noqa: E731
+        return jax.jvp(jax.grad(loss, argnums=(0, 1, 2)), of, moved)
+
+    def first(f, *of):
+        return jax.jvp(lambda x, w, b: f(x, w, labels, b), of, moved)
+
+    def reverse_over_reverse(f, *of):
+        def size(*of):
+            loss = lambda x, w, b: f(x, w, labels, b).sum()  # noqa: E731
+            grads = jax.grad(loss, argnums=(0, 1, 2))(*of)
+            return sum((g**2).sum() for g in grads)
+
+        return jax.grad(size, argnums=(0, 1, 2))(*of)
+
+    for derivative in (first, second, reverse_over_reverse):
+        ours, theirs = (derivative(f, x, w, bias) for f in (chunked, plain))
+        assert_near(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["x", "w", "bias"])
+def test_gradients_of_one_operand_alone(name):
+    args = operands(5, 40)
+    place = {"x": 0, "w": 1, "bias": 3}[name]
+
+    def of_one(value):
+        full = [*args]
+        full[place] = value
+        return chunked(*full)
+
+    loss, back = jax.vjp(of_one, args[place])
+    wanted = exact_gradients(*args, cotangent(loss))
+    assert_near(back(cotangent(loss)), (wanted[min(place, 2)],), 1e-5)
+
+
+def test_a_frozen_head_costs_no_gradient_of_it():
+    x, w, labels, bias = operands(5, 48)
+    grad = jax.grad(lambda x: chunked(x, w, labels, bias).sum())
+    assert tracea.explain(grad)(x).ops["matmul"] == 3  # logits twice, and dx
+
+
+@pytest.mark.parametrize(
+    "mapped", [(0, None, 0, None), (0, None, None, None), (None, None, 0, None)]
+)
+def test_vmap_of_rows_makes_one_call(mapped):
+    x, w, labels, bias = operands(12, 40)
+    rows = (x.reshape(3, 4, -1), labels.reshape(3, 4))
+    args = [
+        rows[0] if mapped[0] == 0 else rows[0][1],
+        w,
+        rows[1] if mapped[2] == 0 else rows[1][1],
+        bias,
+    ]
+    f, g = (jax.vmap(f, in_axes=mapped) for f in (chunked, plain))
+    assert str(jax.make_jaxpr(f)(*args)).count("tracea_linear_cross_entropy[") == 1
+    assert_near(f(*args), g(*args), 1e-5)
+    assert_near(gradients(f, *args), gradients(g, *args), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "mapped", [(0, 0, 0, 0), (None, 0, None, None), (0, None, 0, 0)]
+)
+def test_vmap_of_heads(mapped):
+    first = operands(4, 40)
+    sets = (first, [a[::-1] for a in first])
+    args = [
+        jnp.stack(pair) if axis == 0 else pair[0]
+        for pair, axis in zip(zip(*sets, strict=True), mapped, strict=True)
+    ]
+    f, g = (jax.vmap(f, in_axes=mapped) for f in (chunked, plain))
+    assert_near(f(*args), g(*args), 1e-5)
+    assert_near(gradients(f, *args), gradients(g, *args), 1e-5)
+
+
+def test_gradients_of_single_examples_and_jacobians():
+    x, w, labels, bias = operands(4, 40)
+
+    def single(f):
+        grad = jax.grad(
+            lambda *a: f(a[0][None], w, a[1][None], a[2])[0], argnums=(0, 2)
+        )
+        return jax.vmap(grad, in_axes=(0, 0, None))(x, labels, bias)
+
+    def jacobians(f):
+        of_bias = lambda b: f(x, w, labels, b)  # noqa: E731
+        return jax.jacfwd(of_bias)(bias), jax.jacrev(of_bias)(bias)
+
+    for derivative in (single, jacobians):
+        assert_near(derivative(chunked), derivative(plain), 1e-5)
+
+
+def test_scan_over_microbatches_and_checkpoint():
+    x, w, labels, bias = operands(12, 40)
+
+    def total(f, x, w, labels, bias):
+        @jax.checkpoint
+        def step(sum_, rows):
+            return sum_ + f(jnp.sin(rows[0]), w, rows[1], bias).sum(), None
+
+        batches = (x.reshape(3, 4, -1), labels.reshape(3, 4))
+        return jax.lax.scan(step, 0.0, batches)[0]
+
+    grads = (
+        jax.jit(jax.grad(functools.partial(total, f), argnums=(0, 1, 3)))(
+            x, w, labels, bias
+        )
+        for f in (chunked, plain)
+    )
+    assert_near(next(grads), next(grads), 1e-5)
+
+
+def test_policies_keep_what_replaces_a_product():
+    x, w, labels, bias = operands(5, 40)
+    policy = tracea.ops.remat_policy(jax.checkpoint_policies.dots_saveable)
+    f = jax.checkpoint(lambda x: chunked(x, w, labels, bias).sum(), policy=policy)
+    jaxpr = str(jax.make_jaxpr(jax.grad(f))(x))
+    assert jaxpr.count("tracea_linear_cross_entropy[") == 1
+
+
+def test_taylor_series():
+    x, w, labels, bias = operands(5, 40)
+    along = normal(5, 24, seed=3)
+
+    def series(f):
+        loss = lambda x: f(x, w, labels, bias).sum()  # noqa: E731
+        return jet.jet(loss, (x,), ([along, 0 * along],))
+
+    assert_near(series(chunked), series(plain), 1e-4)
+
+
+# --- several devices ------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
+
+
+def test_shard_map_over_rows(mesh):
+    args = operands(16, 40)
+    specs = (P("rows"), P(), P("rows"), P())
+    f = jax.shard_map(chunked, mesh=mesh, in_specs=specs, out_specs=P("rows"))
+    assert_near(jax.jit(f)(*args), exact_loss(*args), 1e-5)
+    found = jax.jit(functools.partial(gradients, f))(*args)
+    assert_near(found, exact_gradients(*args, cotangent(args[0][:, 0])), 1e-5)
+
+
+@pytest.mark.parametrize("spread", [P("rows"), P(None, "rows")])
+def test_automatic_partitioning(mesh, spread):
+    args = operands(16, 40)
+    placed = [
+        jax.device_put(args[0], NamedSharding(mesh, P("rows"))),
+        jax.device_put(args[1], NamedSharding(mesh, spread)),
+        *args[2:],
+    ]
+    found = jax.jit(functools.partial(gradients, chunked))(*placed)
+    assert_near(found, exact_gradients(*args, cotangent(args[0][:, 0])), 1e-5)
+
+
+def test_explicit_shardings_are_computed_at_once():
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Explicit,))
+    x, w, labels, bias = operands(16, 40)
+    wanted = exact_loss(x, w, labels, bias).reshape(8, 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x.reshape(8, 2, -1), P("rows"))
+        labels = jax.device_put(labels.reshape(8, 2), P("rows"))
+        loss = jax.jit(chunked)(x, w, labels, bias)
+        assert jax.typeof(loss).sharding.spec == P("rows", None)
+        assert_near(loss, wanted, 1e-5)
+
+
+def test_symbolic_shapes_are_computed_at_once():
+    (rows,) = jax.export.symbolic_shape("rows")
+    x, w, labels, _ = operands(6, 40)
+    exported = jax.export.export(jax.jit(linear_cross_entropy))(
+        jax.ShapeDtypeStruct((rows, 24), x.dtype),
+        w,
+        jax.ShapeDtypeStruct((rows,), labels.dtype),
+    )
+    assert_near(exported.call(x, w, labels), exact_loss(x, w, labels), 1e-5)
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logits_are_never_in_memory(optimizations, dtype):
+    shapes = ((512, 32), (8192, 32), (512,), (8192,))
+    dtypes = (dtype, dtype, "int32", dtype)
+    args = list(map(jax.ShapeDtypeStruct, shapes, dtypes))
+    f = functools.partial(chunked, chunk=512)
+    once = 4 * 512 * 8192
+    for g in (f, functools.partial(gradients, f)):
+        assert temporaries(g, *args) < once / 4
+    assert temporaries(functools.partial(gradients, plain), *args) >= 2 * once
+
+
+def test_second_derivatives_keep_no_logits(optimizations):
+    x, w, labels, bias = operands(256, 4096)
+    f = functools.partial(chunked, chunk=256)
+    loss = lambda x: (f(x, w, labels, bias) ** 2).sum()  # noqa: E731
+    product = lambda x: jax.jvp(jax.grad(loss), (x,), (x,))[1]  # noqa: E731
+    assert temporaries(product, x) < 256 * 4096 * 4 / 2
+
+
+@pytest.mark.parametrize("rows", [1, 1024, 8192, 1 << 17])
+@pytest.mark.parametrize("vocabulary", [2, 1000, 32000, 50257, 1 << 20])
+def test_chunks_are_bounded_and_few(rows, vocabulary):
+    chunk = chunks.chunk_of(rows, vocabulary)
+    size = 4 * rows * vocabulary
+    if chunk is None:
+        assert size <= 1 << 28 or vocabulary <= 128
+        return
+    assert chunk % 128 == 0 and 0 < chunk < vocabulary
+    assert 4 * rows * chunk <= max(1 << 28, size // 16, 4 * rows * 128)
+    assert vocabulary // chunk <= 32
+
+
+# --- what it says ---------------------------------------------------------------------
+
+
+def test_explain_shows_the_op_and_its_products():
+    args = operands(16, 96)
+    found = tracea.explain(functools.partial(gradients, chunked))(*args)
+    assert found.ops == {"linear_cross_entropy": 1, "matmul": 4}
+    site = found.sites[0]
+    assert (site.op, site.variant, site.problem) == (
+        "linear_cross_entropy",
+        "chunks",
+        None,
+    )
+    assert "16 of 96 columns at a time" in site.reason
+    assert "linear_cross_entropy" in str(found)
+    assert [s.count for s in found.sites[1:]] == [6] * 4
+    assert found.to_json()["sites"][0]["op"] == "linear_cross_entropy"
+
+
+WRONG = {
+    "features": (lambda x, w, y: linear_cross_entropy(x[:, 1:], w, y), "24 features"),
+    "layout": (lambda x, w, y: linear_cross_entropy(x, w, y, layout="tn"), "nt, nn"),
+    "labels": (lambda x, w, y: linear_cross_entropy(x, w, y[1:]), r"\(5,\)"),
+    "rank": (lambda x, w, y: linear_cross_entropy(x, w[0], y), "w two"),
+    "bias": (lambda x, w, y: linear_cross_entropy(x, w, y, bias=x[0]), r"\(40,\)"),
+    "chunk": (lambda x, w, y: linear_cross_entropy(x, w, y, chunk=0), "at least 1"),
+    "implementation": (
+        lambda x, w, y: linear_cross_entropy(x, w, y, implementation="fast"),
+        "fast",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_values_are_errors_that_name_what_is_allowed(kind):
+    f, text = WRONG[kind]
+    with pytest.raises(ValueError, match=text):
+        f(*operands(5, 40)[:3])
+
+
+def test_wrong_types_are_errors():
+    x, w, labels, _ = operands(5, 40)
+    with pytest.raises(TypeError, match="labels must be integers"):
+        linear_cross_entropy(x, w, labels.astype(float))
+    with pytest.raises(TypeError, match="x must be floating-point"):
+        linear_cross_entropy(labels[:, None], w[:, :1], labels)
+    with pytest.raises(TypeError, match="w is a list"):
+        linear_cross_entropy(x, [w], labels)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="logits must be floating-point"):
+        linear_cross_entropy(x, w, labels, preferred_element_type=jnp.int32)

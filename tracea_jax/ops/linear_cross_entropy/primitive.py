@@ -1,0 +1,210 @@
+"""The primitive of cross entropy over a vocabulary, and its rules for JAX.
+
+    linear_cross_entropy: x, w, labels (, bias) -> log-sum-exp, label logit
+    its tangent:          x, w, labels (, bias), log-sum-exp, tangents -> their tangents
+
+x is (rows, features), w as ``Head.layout`` says, labels (rows,) integers, bias
+(vocabulary,). A label outside of the vocabulary has the logit 0. The tangent is linear
+in the tangents, and its transpose is the backward pass, whose loop is traced as it is.
+What the loops compute is in ``chunks``; what programs call is in ``public``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from tracea_jax.catalogue import Composite
+from tracea_jax.ops.common import lowering, remat, taylor
+from tracea_jax.ops.common.shapes import flat, move_mapped
+from tracea_jax.ops.linear_cross_entropy import chunks
+from tracea_jax.ops.linear_cross_entropy.chunks import Head
+from tracea_jax.ops.matmul.primitive import as_dot as product_as_dot
+from tracea_jax.ops.matmul.primitive import jvp_of_some
+
+
+def bind(*operands: Any, head: Head) -> list[Any]:
+    """[log-sum-exp, label logit]; those of the reference for explicit shardings."""
+    if lowering.explicitly_sharded("matmul", operands, head.implementation):
+        return reference(*operands, head=head)
+    aligned = lowering.align_varying_axes(operands)
+    body = jax.make_jaxpr(functools.partial(_chunked, head=head))(*aligned)
+    return linear_cross_entropy_p.bind(
+        *aligned, head=head, body=getattr(body, "jaxpr", body)
+    )
+
+
+def reference(
+    x: Any, w: Any, labels: Any, bias: Any = None, *, head: Head, **_: Any
+) -> list[Any]:
+    """The primitive in jnp, of all logits at once: the tests' oracle."""
+    logits = head.logits_of(x, w, bias)
+    inside = (labels >= 0) & (labels < logits.shape[1])
+    safe = jnp.where(inside, labels, 0)[:, None]
+    label = jnp.take_along_axis(logits, safe, 1, mode="promise_in_bounds")[:, 0]
+    zero = jnp.zeros_like(label)
+    return [jax.nn.logsumexp(logits, 1), jnp.where(inside, label, zero)]
+
+
+def _chunked(*operands: Any, head: Head, **_: Any) -> list[Any]:
+    return list(chunks.forward(*operands, head=head))
+
+
+# ``body``, the open jaxpr of the loop, is for readers of programs.
+linear_cross_entropy_p = lowering.primitive("tracea_linear_cross_entropy", reference)
+mlir.register_lowering(
+    linear_cross_entropy_p, mlir.lower_fun(_chunked, multiple_results=True)
+)
+taylor.register(linear_cross_entropy_p, reference)
+
+
+def _reason(avals: Sequence[Any], *, head: Head, **_: Any) -> str:
+    rows, vocabulary = avals[0].shape[0], head.vocabulary(avals[1])
+    size = rows * jnp.dtype(head.logits).itemsize / 2**20
+    return (
+        f"{head.chunk} of {vocabulary} columns at a time: {size * head.chunk:.3g} "
+        f"MiB of logits instead of {size * vocabulary:.3g}"
+    )
+
+
+LINEAR_CROSS_ENTROPY = Composite(
+    name="linear_cross_entropy",
+    primitive=linear_cross_entropy_p,
+    how="chunks",
+    reason=_reason,
+)
+
+
+# --- derivatives ----------------------------------------------------------------------
+#
+# Operands of the tangent: those of the primitive, the log-sum-exp, and tangents of
+# those operands whose names are in ``of``.
+
+
+def _tangent(*operands: Any, has_bias: bool, of: tuple[str, ...], head: Head) -> Any:
+    x, w, labels, bias, lse, tangents = _split(operands, has_bias)
+    given = dict(zip(of, tangents, strict=True))
+    dx, dw, dbias = (given.get(name) for name in ("x", "w", "bias"))
+    return list(chunks.tangent(x, w, labels, bias, lse, dx, dw, dbias, head=head))
+
+
+def _split(operands: Sequence[Any], has_bias: bool) -> tuple[Any, ...]:
+    """(x, w, labels, bias or None, lse, the other operands)."""
+    x, w, labels, *rest = operands
+    bias = rest.pop(0) if has_bias else None
+    return x, w, labels, bias, rest[0], rest[1:]
+
+
+tangent_p = lowering.primitive("tracea_linear_cross_entropy_tangent", _tangent)
+mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
+taylor.register(tangent_p, _tangent)
+
+
+def _bind_tangent(*operands: Any, **params: Any) -> list[Any]:
+    return tangent_p.bind(*lowering.align_varying_axes(operands), **params)
+
+
+def _jvp(primals: Any, tangents: Any, *, head: Head, body: Any) -> Any:
+    lse, label = bind(*primals, head=head)
+    names = ("x", "w", "labels", "bias")
+    given = {
+        name: t
+        for name, t in zip(names, tangents, strict=False)
+        if name != "labels" and not isinstance(t, ad.Zero)
+    }
+    douts = _bind_tangent(
+        *primals,
+        lse,
+        *given.values(),
+        has_bias=len(primals) == 4,
+        of=tuple(given),
+        head=head,
+    )
+    return [lse, label], douts
+
+
+def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    """Second order: the tangent's own value, the derivative of its loop."""
+    outs = _bind_tangent(*primals, **params)
+    _, douts = jvp_of_some(functools.partial(_tangent, **params), primals, tangents)
+    return outs, douts
+
+
+def _tangent_transpose(
+    cts: Any, *operands: Any, has_bias: bool, of: tuple[str, ...], head: Head
+) -> list[Any]:
+    x, w, labels, bias, lse, tangents = _split(operands, has_bias)
+    linear = {
+        name: t.aval
+        for name, t in zip(of, tangents, strict=True)
+        if ad.is_undefined_primal(t)
+    }
+    known = [None] * (len(operands) - len(tangents))
+    if all(isinstance(ct, ad.Zero) for ct in cts):
+        return [*known, *(ad.Zero(linear[n]) if n in linear else None for n in of)]
+    ct_lse, ct_label = map(ad.instantiate_zeros, cts)
+    wanted = tuple(linear)
+    grads = chunks.backward(
+        x, w, labels, bias, lse, ct_lse, ct_label, wanted=wanted, head=head
+    )
+    return [*known, *(grads.get(name) for name in of)]
+
+
+ad.primitive_jvps[linear_cross_entropy_p] = _jvp
+ad.primitive_jvps[tangent_p] = _tangent_jvp
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+
+
+# --- vmap, rematerialisation ----------------------------------------------------------
+
+
+def _batch(operands: Any, dims: Any, *, head: Head, body: Any) -> Any:
+    """Stacks rows where only they are mapped; heads are computed one after another."""
+    moved, mapped, size = move_mapped(operands, dims)
+    if mapped[1] or mapped[3:] == [True]:
+        return _one_by_one(functools.partial(bind, head=head), moved, mapped)
+    x, w, labels, *bias = moved
+    x, labels = (
+        a if is_mapped else jnp.broadcast_to(a, (size, *a.shape))
+        for a, is_mapped in ((x, mapped[0]), (labels, mapped[2]))
+    )
+    rows = labels.shape
+    outs = bind(flat(x, 1), w, flat(labels, 0), *bias, head=head)
+    return [y.reshape(rows) for y in outs], [0, 0]
+
+
+def _batch_tangent(operands: Any, dims: Any, **params: Any) -> Any:
+    moved, mapped, _ = move_mapped(operands, dims)
+    return _one_by_one(functools.partial(_bind_tangent, **params), moved, mapped)
+
+
+def _one_by_one(f: Any, moved: Sequence[Any], mapped: Sequence[bool]) -> Any:
+    """vmap that has the logits of one chunk of one example in memory at a time."""
+    pairs = list(zip(moved, mapped, strict=True))
+
+    def of_one(own: list[Any]) -> list[Any]:
+        rest = iter(own)
+        return f(*(next(rest) if is_mapped else a for a, is_mapped in pairs))
+
+    outs = lax.map(of_one, [a for a, is_mapped in pairs if is_mapped])
+    return outs, [0] * len(outs)
+
+
+batching.primitive_batchers[linear_cross_entropy_p] = _batch
+batching.primitive_batchers[tangent_p] = _batch_tangent
+
+
+def _as_dot(avals: Any, params: Any) -> Any:
+    """The product of all logits, of which little is saved."""
+    head = params["head"]
+    how = {"layout": head.layout, "precision": head.precision, "out": head.logits}
+    return product_as_dot(avals, how)
+
+
+remat.seen_as(linear_cross_entropy_p, _as_dot)
