@@ -80,6 +80,19 @@ def test_dtypes_without_a_kernel_give_what_jnp_gives(lhs, rhs):
     assert matmul(a, b).dtype == jnp.matmul(a, b).dtype
 
 
+@pytest.mark.parametrize("bias", [None, "float32"])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rhs", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_8_bit_floats_may_be_mixed(rhs, out, bias):
+    x, w = normal(6, 16, dtype="float8_e4m3fn"), normal(16, 5, dtype=rhs, seed=1)
+    b = None if bias is None else normal(5, dtype=bias)
+    y = matmul(x, w, bias=b, preferred_element_type=out)
+    exact = np.asarray(x, "float64") @ np.asarray(w, "float64")
+    exact = exact if b is None else exact + np.asarray(b, "float64")
+    np.testing.assert_allclose(np.asarray(y, "float64"), exact, rtol=2**-8, atol=0.02)
+    assert y.dtype == out
+
+
 def test_float64_is_computed_in_float64():
     with jax.enable_x64(True):
         a, b = normal(5, 7).astype("float64") / 3, normal(7, 6).astype("float64") / 7

@@ -41,8 +41,7 @@ def accumulator_dtype(epilogue: Epilogue, *dtypes: jnp.dtype) -> jnp.dtype:
     out = dtypes[-1]
     if epilogue.is_identity:
         return out
-    widest = functools.reduce(jnp.promote_types, dtypes)
-    return jnp.promote_types(widest, jnp.float32) if is_floating(out) else widest
+    return _widest(*dtypes, *([jnp.dtype("float32")] if is_floating(out) else []))
 
 
 def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
@@ -52,8 +51,16 @@ def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
     best: keeping the product in float32 for the epilogue would cost XLA one more pass
     over memory.
     """
-    dtypes = (x.dtype for x in operands if x is not None)
-    return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(out))
+    return _widest(jnp.dtype(out), *(x.dtype for x in operands if x is not None))
+
+
+def _widest(*dtypes: jnp.dtype) -> jnp.dtype:
+    """The promoted dtype of all; the first one if all are floats of 8 bits.
+
+    JAX refuses to promote those, which are narrower than any other float.
+    """
+    wide = [d for d in dtypes if d.itemsize > 1 or not is_floating(d)]
+    return functools.reduce(jnp.promote_types, wide) if wide else dtypes[0]
 
 
 def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
