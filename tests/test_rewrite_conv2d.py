@@ -21,6 +21,8 @@ from transforms import PLAIN, assert_close
 import tracea_jax as tracea
 from tracea_jax.transform import spliced, transform
 
+pytestmark = pytest.mark.usefixtures("calls_only")
+
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 C = 8  # channels of most results
 

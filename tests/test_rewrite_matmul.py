@@ -24,6 +24,8 @@ from transformed import (
     remaining,
 )
 
+pytestmark = pytest.mark.usefixtures("calls_only")
+
 # --- layouts --------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 
 from tracea_jax import _compat
 from tracea_jax.ops.common import choice
-from tracea_jax.ops.common.programs import calls_in
+from tracea_jax.ops.common.programs import calls_in, is_composite
 from tracea_jax.rewrite.chain import ChainMatch, chains, with_sources
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.spliced import is_spliced
@@ -100,7 +100,10 @@ def _calls(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
 
 
 def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
-    """Our call beside the user's equations, or these where no op of ours is called."""
+    """Our call beside the user's equations, or these where no op of ours is called.
+
+    An op that is made of others pays without a kernel, so it stands alone.
+    """
     if not piece.written:
         return piece.eqns
     root, info = piece.eqns[-1], piece.eqns[-1].source_info
@@ -112,6 +115,8 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
 
     ours = closed(piece.eqns)
     written = choice.Written(closed(piece.written), key=piece.key)
+    if is_composite(ours):
+        return piece.eqns
     if next(calls_in(ours), None) is None:
         return piece.written
     site = root.replace(

@@ -23,18 +23,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, batching, mlir, xla
 
 from tracea_jax import _compat, dispatch
 from tracea_jax.device import PLATFORMS
 from tracea_jax.ops.common import lowering, taylor
-from tracea_jax.ops.common.programs import Call, calls_in, equations_in
+from tracea_jax.ops.common.programs import Call, calls_in, equations_in, is_composite
+from tracea_jax.ops.common.typed import (
+    Cotangents,
+    Dims,
+    Operand,
+    Primitive,
+    Tangents,
+    ad,
+    batching,
+    jaxpr_as_fun,
+    jvp,
+    linear_transpose,
+    make_jaxpr,
+    make_user_context,
+    mlir,
+    vjp,
+    xla,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -129,12 +144,12 @@ def _with_gradients(keyed: _Keyed) -> tuple[Call, ...]:
         def of_floating(*some: Any) -> Any:
             return f(*_merged(operands, some, floating))
 
-        results, pull = jax.vjp(of_floating, *_chosen(operands, floating))
+        results, pull = vjp(of_floating, *_chosen(operands, floating))
         return pull(results)
 
     f = jaxpr_as_fun(ours)
     with _compat.linearize_hook(None):  # the calls are ours already
-        gradients = jax.make_jaxpr(pulled)(*ours.in_avals)
+        gradients = make_jaxpr(pulled)(*ours.in_avals)
     return (*calls_in(ours), *calls_in(gradients))
 
 
@@ -154,19 +169,21 @@ def _is_floating(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.numpy.inexact)
 
 
-def _jvp(primals: Any, tangents: Any, *, ours: Any, written: Written) -> Any:
+def _jvp(
+    primals: Sequence[Any], tangents: Tangents, *, ours: Any, written: Written
+) -> Any:
     f = _differentiated(ours, written)
     perturbed = [not isinstance(t, ad.Zero) for t in tangents]
 
     def of_perturbed(*some: Any) -> Any:
         return f(*_merged(primals, some, perturbed))
 
-    return jax.jvp(
-        of_perturbed, _chosen(primals, perturbed), _chosen(tangents, perturbed)
-    )
+    return jvp(of_perturbed, _chosen(primals, perturbed), _chosen(tangents, perturbed))
 
 
-def _transpose(cts: Any, *operands: Any, ours: Any, written: Written) -> list[Any]:
+def _transpose(
+    cts: Cotangents, *operands: Operand, ours: Any, written: Written
+) -> Cotangents:
     """Cotangents of the operands that the results are linear in."""
     linear = [ad.is_undefined_primal(x) for x in operands]
     if all(isinstance(ct, ad.Zero) for ct in cts):
@@ -179,7 +196,7 @@ def _transpose(cts: Any, *operands: Any, ours: Any, written: Written) -> list[An
 
     avals = [x.aval for x in _chosen(operands, linear)]
     given = [ad.instantiate_zeros(ct) for ct in cts]
-    grads = jax.linear_transpose(of_linear, *avals)(given)
+    grads = linear_transpose(of_linear, *avals)(given)
     return _merged([None] * len(operands), grads, linear)
 
 
@@ -190,7 +207,9 @@ ad.primitive_transposes[choice_p] = _transpose
 # --- vmap -----------------------------------------------------------------------------
 
 
-def _batch(axis: Any, operands: Any, dims: Any, *, ours: Any, written: Written) -> Any:
+def _batch(
+    axis: Any, operands: Sequence[Any], dims: Dims, *, ours: Any, written: Written
+) -> Any:
     """Both sides, the results mapped where the user's equations have them."""
     theirs, places = _compat.batched(written.closed, axis, dims)
     own, found = _compat.batched(ours, axis, dims)
@@ -215,7 +234,7 @@ def _moved(jaxpr: Any, dims: Sequence[Any], places: Sequence[Any], size: int) ->
             for y, dim, place in zip(outs, dims, places, strict=True)
         ]
 
-    return jax.make_jaxpr(moved)(*jaxpr.in_avals)
+    return make_jaxpr(moved)(*jaxpr.in_avals)
 
 
 batching.fancy_primitive_batchers[choice_p] = _batch
@@ -223,11 +242,11 @@ batching.fancy_primitive_batchers[choice_p] = _batch
 
 # --- where every site shall be seen ---------------------------------------------------
 
-_bare: Any = jax.make_user_context(None)
+_bare = make_user_context(None)
 
 
 @contextlib.contextmanager
-def without_choices() -> Iterator[None]:
+def without_choices() -> Generator[None, None, None]:
     """Programs spliced in this context hold calls of ours and no choices.
 
     For those who ask about every site and its gradients, also where XLA serves them.
@@ -244,9 +263,10 @@ def are_made() -> bool:
 def all_left_to_xla(jaxpr: Any) -> bool:
     """Whether XLA would serve each choice in a jaxpr, and its gradients.
 
-    The derivative of the program is then that of what the user wrote, as a whole.
+    The derivative of the program is then that of what the user wrote, as a whole. Never
+    of one with an op that is made of others, which does not wait for a kernel.
     """
-    return all(
+    return not is_composite(jaxpr) and all(
         _is_left_to_xla(eqn.params["ours"], eqn.params["written"])
         for eqn in equations_in(jaxpr)
         if eqn.primitive is choice_p

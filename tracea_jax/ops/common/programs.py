@@ -5,8 +5,8 @@ Read by ``choice`` and by ``rewrite`` and ``explain``. Nothing is changed here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 from tracea_jax import catalogue
 from tracea_jax.catalogue import Planned
@@ -15,7 +15,7 @@ from tracea_jax.catalogue import Planned
 def jaxprs_in(value: Any) -> Iterator[Any]:
     """The jaxprs in a parameter of an equation; some are tuples of them."""
     if isinstance(value, tuple | list):
-        for item in value:
+        for item in cast("Sequence[Any]", value):
             yield from jaxprs_in(item)
     elif hasattr(value, "eqns"):
         yield value
@@ -39,3 +39,9 @@ def calls_in(jaxpr: Any) -> Iterator[Call]:
     for eqn in equations_in(jaxpr):
         if eqn.primitive in planned:
             yield planned[eqn.primitive], [x.aval for x in eqn.invars], eqn.params
+
+
+def is_composite(jaxpr: Any) -> bool:
+    """Whether an op is called that is made of others (see ``catalogue.Composite``)."""
+    composites = {c.primitive for c in catalogue.composites()}
+    return any(eqn.primitive in composites for eqn in equations_in(jaxpr))

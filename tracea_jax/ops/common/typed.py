@@ -75,6 +75,7 @@ batching: Any = jax.interpreters.batching
 mlir: Any = jax.interpreters.mlir
 xla: Any = jax.interpreters.xla
 
+jaxpr_as_fun: Any = core.jaxpr_as_fun
 lax: Any = jax.lax
 profiler: Any = jax.profiler
 
@@ -86,6 +87,7 @@ jit: Any = _jax.jit
 jvp: Any = _jax.jvp
 linear_transpose: Any = _jax.linear_transpose
 make_jaxpr: Any = _jax.make_jaxpr
+make_user_context: Any = _jax.make_user_context
 vjp: Any = _jax.vjp
 
 
