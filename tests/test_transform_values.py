@@ -18,6 +18,8 @@ from tracea_jax.rewrite import rules
 from tracea_jax.rewrite.attention import softmax
 from tracea_jax.transform import spliced
 
+pytestmark = pytest.mark.usefixtures("calls_only")
+
 _CALLS = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
 
 
