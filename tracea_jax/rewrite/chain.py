@@ -49,6 +49,11 @@ def chains(view: View) -> dict[int, ChainMatch]:
     return found
 
 
+def may_begin(eqn: Equation) -> bool:
+    """Whether a chain could begin with this equation; of most programs none could."""
+    return _is_layer(eqn) and _is_activated(eqn)
+
+
 def with_sources(call: Equation, products: Sequence[Equation]) -> Equation:
     """The call of a chain with scopes and lines of the user's own products inside."""
     body = call.params["body"]
@@ -84,8 +89,7 @@ def _layer(eqn: Equation) -> Layer:
 def _next(view: View, index: int) -> tuple[int, ...] | None:
     """The layer whose lhs is all that this one is for, after the reshapes between."""
     eqn = view.eqns[index]
-    epilogue = eqn.params["epilogue"]
-    if epilogue.activation == "none" or epilogue.residual:
+    if not _is_activated(eqn):
         return None
     result = value = eqn.outvars[0]
     passed: list[int] = []
@@ -99,6 +103,11 @@ def _next(view: View, index: int) -> tuple[int, ...] | None:
             return None
         value = after.outvars[0]
     return None
+
+
+def _is_activated(eqn: Equation) -> bool:
+    epilogue = eqn.params["epilogue"]
+    return epilogue.activation != "none" and not epilogue.residual
 
 
 def _is_layer(eqn: Equation) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax.extend.core import Literal
 from tracea_jax import _compat
 from tracea_jax.ops.common import choice
 from tracea_jax.ops.common.programs import calls_in, is_composite
-from tracea_jax.rewrite.chain import ChainMatch, chains, with_sources
+from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Equation, View
@@ -47,12 +47,12 @@ class _Piece:
     Attributes:
       eqns: of our call, the last one with the site's result; or the one that stays.
       written: the user's equations for it, in order; none where one stays.
-      key: the same for calls that trace alike.
+      template: of our call.
     """
 
     eqns: tuple[Equation, ...]
     written: tuple[Equation, ...] = ()
-    key: tuple[Any, ...] = ()
+    template: _Template | None = None
 
     @property
     def users(self) -> tuple[Equation, ...]:
@@ -68,9 +68,9 @@ def _pieces(
         if index in matches:
             match = matches[index]
             own = tuple(written[i] for i in sorted(match.equations))
-            yield _Piece(
-                eqns=tuple(_call(match, eqn)), written=own, key=_key(match, eqn)
-            )
+            template = _template(match, eqn)
+            call = tuple(_call(template, match, eqn))
+            yield _Piece(eqns=call, written=own, template=template)
         elif index not in view.taken:
             yield _Piece(eqns=(eqn,))
 
@@ -104,8 +104,11 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
 
     An op that is made of others pays without a kernel, so it stands alone.
     """
-    if not piece.written:
+    template = piece.template
+    if template is None or template.is_composite:
         return piece.eqns
+    if not template.has_calls:
+        return piece.written
     root, info = piece.eqns[-1], piece.eqns[-1].source_info
     (result,) = root.outvars
     operands = list(dict.fromkeys([*_free(piece.eqns), *_free(piece.written)]))
@@ -114,11 +117,7 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
         return _compat.closed_jaxpr(operands, [result], eqns, like=jaxpr)
 
     ours = closed(piece.eqns)
-    written = choice.Written(closed(piece.written), key=piece.key)
-    if is_composite(ours):
-        return piece.eqns
-    if next(calls_in(ours), None) is None:
-        return piece.written
+    written = choice.Written(closed(piece.written), key=template.key)
     site = root.replace(
         primitive=choice.choice_p,
         invars=operands,
@@ -143,64 +142,118 @@ def _free(eqns: Sequence[Equation]) -> Iterator[Any]:
 
 def _chained(pieces: list[_Piece], view: View) -> list[_Piece]:
     """The pieces, sites that are layers in a row made one."""
+    if not any(may_begin(e) for piece in pieces if piece.written for e in piece.eqns):
+        return pieces
     owners = {id(e): i for i, piece in enumerate(pieces) for e in piece.eqns}
     eqns = _needed(view, [e for piece in pieces for e in piece.eqns])
     flat = View(eqns, view.outvars, {})
     stacks = [eqn.source_info.name_stack for eqn in eqns]
     flat.taken.update(i for i, stack in enumerate(stacks) if is_spliced(stack))
+    kept = {id(e) for e in eqns}
     merged: dict[int, _Piece | None] = {}
     for root, match in chains(flat).items():
-        members = sorted({owners[id(eqns[i])] for i in match.equations})
-        if _are_interior(pieces, members):
+        last = owners[id(eqns[root])]
+        inside = {owners[id(eqns[i])] for i in match.equations}
+        members = _with_users(pieces, inside, last, kept)
+        if members is not None:
             merged |= dict.fromkeys(members)
-            merged[owners[id(eqns[root])]] = _one(
-                [pieces[i] for i in members], eqns, root, match
-            )
+            own = [pieces[i] for i in members]
+            merged[last] = _one(own, kept, eqns, root, match)
     new = [merged.get(i, piece) for i, piece in enumerate(pieces)]
     return [piece for piece in new if piece is not None]
 
 
-def _are_interior(pieces: Sequence[_Piece], members: Sequence[int]) -> bool:
-    """Whether nothing but the last of the members is used elsewhere.
+def _with_users(
+    pieces: Sequence[_Piece], inside: set[int], last: int, kept: set[int]
+) -> list[int] | None:
+    """The pieces of a chain, in order, and those that only its user's equations need.
 
-    Even by equations that are only kept for what the user wrote.
+    The user may have turned what one layer gives the next, which our calls need not.
+    None if anything else needs a result of them, but for the last one's.
     """
-    inside = [pieces[i].eqns[-1].outvars[0] for i in members[:-1]]
-    chosen = set(members)
-    others = (piece for i, piece in enumerate(pieces) if i not in chosen)
-    return all(set(inside).isdisjoint(_free(piece.users)) for piece in others)
+    members = set(inside)
+    results = {pieces[i].eqns[-1].outvars[0] for i in inside if i != last}
+    for i in range(min(inside), len(pieces)):
+        piece = pieces[i]
+        if i in members or results.isdisjoint(_free(piece.users)):
+            continue
+        if i > last or piece.written or id(piece.eqns[0]) in kept:
+            return None
+        members.add(i)
+        results.update(piece.eqns[0].outvars)
+    return sorted(members)
 
 
 def _one(
-    members: Sequence[_Piece], eqns: Sequence[Equation], root: int, match: ChainMatch
+    members: Sequence[_Piece],
+    kept: set[int],
+    eqns: Sequence[Equation],
+    root: int,
+    match: ChainMatch,
 ) -> _Piece:
     """The piece of a chain: its call, and what its products' calls leave around it."""
-    (call,) = _call(match, eqns[root])
+    template = _template(match, eqns[root])
+    (call,) = _call(template, match, eqns[root])
     call = with_sources(call, [eqns[i] for i in match.products])
     gone = {id(eqns[i]) for i in match.equations} - {id(eqns[root])}
     ours = [
         call if e is eqns[root] else e
         for piece in members
         for e in piece.eqns
-        if id(e) not in gone
+        if id(e) in kept and id(e) not in gone
     ]
     return _Piece(
         eqns=tuple(ours),
         written=tuple(e for piece in members for e in piece.users),
-        key=_key(match, eqns[root]),
+        template=template,
     )
 
 
 # --- calls ----------------------------------------------------------------------------
 
 
-def _call(match: Match, root: Equation) -> Iterator[Equation]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Template:
+    """A site's call on abstract operands, shared by all that trace alike.
+
+    Attributes:
+      jaxpr: open.
+      key: what the trace depends on.
+      has_calls: whether an op of ours is called.
+      is_composite: whether that is an op made of others.
+    """
+
+    jaxpr: Any
+    key: Hashable
+    has_calls: bool
+    is_composite: bool
+
+
+def _template(match: Match, root: Equation) -> _Template:
+    return _traced(match.site, tuple(x.aval for x in match.operands), root.ctx)
+
+
+@functools.lru_cache(maxsize=512)
+def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> _Template:
+    # The mesh and the like that the user's equation is under.
+    with context.manager, _compat.tracing_like(avals):
+        closed = jax.make_jaxpr(site)(*avals)
+    assert not closed.consts, f"{site} captures arrays"
+    return _Template(
+        jaxpr=getattr(closed, "jaxpr", closed),
+        key=(site, avals, context),
+        has_calls=next(calls_in(closed), None) is not None,
+        is_composite=is_composite(closed),
+    )
+
+
+def _call(template: _Template, match: Match, root: Equation) -> Iterator[Equation]:
     """The equations of a site's call, with the root's result, scope and context."""
-    template = _template(match, root)
-    names: dict[Any, Any] = dict(zip(template.invars, match.operands, strict=True))
-    (result,) = template.outvars
+    jaxpr = template.jaxpr
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, match.operands, strict=True))
+    (result,) = jaxpr.outvars
     names[result] = root.outvars[0]
-    for eqn in template.eqns:
+    for eqn in jaxpr.eqns:
         outvars = []
         for var in eqn.outvars:
             if var not in names:
@@ -211,22 +264,3 @@ def _call(match: Match, root: Equation) -> Iterator[Equation]:
             outvars=outvars,
             source_info=root.source_info,
         )
-
-
-def _template(match: Match, root: Equation) -> Any:
-    """The open jaxpr of a site's call on abstract operands."""
-    return _traced(*_key(match, root))
-
-
-def _key(match: Match, root: Equation) -> tuple[Any, ...]:
-    """What the trace of a site's call depends on."""
-    return match.site, tuple(x.aval for x in match.operands), root.ctx
-
-
-@functools.lru_cache(maxsize=512)
-def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> Any:
-    # The mesh and the like that the user's equation is under.
-    with context.manager, _compat.tracing_like(avals):
-        closed = jax.make_jaxpr(site)(*avals)
-    assert not closed.consts, f"{site} captures arrays"
-    return getattr(closed, "jaxpr", closed)
