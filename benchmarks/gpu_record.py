@@ -6,7 +6,8 @@ The record, ``results/<device>/gpu_tests.json``, has a hash of the tested conten
 ``kernels/cuda`` and ``ffi`` (without the handlers of CPU kernels). An ordinary test
 compares that hash with the present content, so kernels cannot change without a GPU run.
 The record is written after every test file: a run that is cut off leaves its results,
-and ``--only`` runs the remaining files.
+``--only`` runs the remaining files, and ``--failed`` the tests that failed, if kernels
+and launcher are still the same.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ COUNTS = ("passed", "failed", "skipped")
 _SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 COMMAND = "python benchmarks/gpu_record.py"
 
+Counts = dict[str, Any]  # of a test file: COUNTS, and the names of failing tests
+
 
 def tested_hash(repository: pathlib.Path = ROOT.parent) -> str:
     """sha256 over the names and contents of the files that GPU tests cover."""
@@ -55,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     common.add_arguments(parser)
     parser.add_argument("--only", nargs="*", help="files; others keep their counts")
+    parser.add_argument("--failed", action="store_true", help="tests that failed only")
     args, pytest_args = parser.parse_known_args()
     where = common.environment(args.commit)
     path = (args.out or ROOT / "results") / common.slug(where["device"])
@@ -63,14 +67,19 @@ def main() -> int:
     chosen = [f for f in gpu_files() if args.only is None or f.name in args.only]
     if not chosen:
         parser.error(f"no test file of a GPU is called {' or '.join(args.only or ())}")
-    files = _files_of(path) if args.only else {}
-    for file in chosen:
-        files.pop(file.name, None)
+    files = _files_of(path) if args.only or args.failed else {}
+    failing = {name: counts.get("failing", []) for name, counts in files.items()}
+    if args.failed:
+        chosen = [f for f in chosen if failing.get(f.name)]
+    else:
+        for file in chosen:
+            files.pop(file.name, None)
+    tests = {f: failing[f.name] if args.failed else [] for f in chosen}
     worst = 0
-    for name, status, counts in _run_tests(chosen, pytest_args):
+    for name, status, counts in _run_tests(tests, pytest_args):
         worst = max(worst, abs(status))
         if counts is not None:
-            files[name] = counts
+            files[name] = together(files.get(name), counts)
             path.write_text(json.dumps(summary(files, where), indent=1) + "\n")
     return worst
 
@@ -80,7 +89,14 @@ def gpu_files() -> list[pathlib.Path]:
     return sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
 
 
-def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str, Any]:
+def together(before: Counts | None, again: Counts) -> Counts:
+    """The counts of a file of which the failing tests were run again."""
+    if before is None:
+        return again
+    return {**before, **again, "passed": before["passed"] + again["passed"]}
+
+
+def summary(files: dict[str, Counts], where: dict[str, Any]) -> dict[str, Any]:
     """The record of the counts of each test file, and the files that remain to run."""
     totals = {name: sum(file[name] for file in files.values()) for name in COUNTS}
     left = [file.name for file in gpu_files() if file.name not in files]
@@ -93,16 +109,18 @@ def summary(files: dict[str, dict[str, int]], where: dict[str, Any]) -> dict[str
     }
 
 
-def _files_of(path: pathlib.Path) -> dict[str, dict[str, int]]:
+def _files_of(path: pathlib.Path) -> dict[str, Counts]:
     """Counts of an earlier record, if its kernels were the same."""
     record = json.loads(path.read_text()) if path.exists() else {}
     return record["files"] if record.get("hash") == tested_hash() else {}
 
 
 def _run_tests(
-    files: list[pathlib.Path], pytest_args: list[str]
-) -> Iterator[tuple[str, int, dict[str, int] | None]]:
+    tests: dict[pathlib.Path, list[str]], pytest_args: list[str]
+) -> Iterator[tuple[str, int, Counts | None]]:
     """Runs test files side by side, each in its own process.
+
+    Of a file with names only the tests of these names are run.
 
     Test files compile for most of their time, so several can share the GPU. Therefore
     none of them may take all of its memory.
@@ -113,27 +131,37 @@ def _run_tests(
     """
     environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
-    def run(file: pathlib.Path) -> tuple[str, int, dict[str, int] | None]:
+    def run(file: pathlib.Path) -> tuple[str, int, Counts | None]:
         report = pathlib.Path(directory) / f"{file.stem}.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(file)]
+        named = [f"{file}::{name}" for name in tests[file]] or [str(file)]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *named]
         command += [f"--junitxml={report}", *pytest_args]
         done = subprocess.run(command, cwd=ROOT.parent, env=environ)
         return file.name, done.returncode, _counts(report) if report.exists() else None
 
     with (
         tempfile.TemporaryDirectory() as directory,
-        concurrent.futures.ThreadPoolExecutor(len(files)) as pool,
+        concurrent.futures.ThreadPoolExecutor(max(1, len(tests))) as pool,
     ):
-        for done in concurrent.futures.as_completed(pool.submit(run, f) for f in files):
+        for done in concurrent.futures.as_completed(pool.submit(run, f) for f in tests):
             yield done.result()
 
 
-def _counts(report: pathlib.Path) -> dict[str, int]:
+def _counts(report: pathlib.Path) -> Counts:
     (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
     number = {name: int(suite.get(name, 0)) for name in _SUITE_COUNTS}
     failed = number["failures"] + number["errors"]
     passed = number["tests"] - failed - number["skipped"]
-    return {"passed": passed, "failed": failed, "skipped": number["skipped"]}
+    cases = suite.iter("testcase")
+    bad = [
+        c for c in cases if c.find("failure") is not None or c.find("error") is not None
+    ]
+    return {
+        "passed": passed,
+        "failed": failed,
+        "skipped": number["skipped"],
+        "failing": [case.get("name", "") for case in bad],
+    }
 
 
 if __name__ == "__main__":

@@ -59,6 +59,26 @@ def test_a_record_names_the_files_that_are_left():
     assert (record["passed"], record["failed"]) == (3 * len(names[1:]), len(names[1:]))
 
 
+def test_failing_tests_are_run_again_alone(tmp_path):
+    gpu_record = _load("gpu_record")
+    file = tmp_path / "test_made.py"
+    source = "import pytest\npytestmark = pytest.mark.gpu\n"
+    source += "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_x(x): assert x {}\n"
+    how = ["-c", "/dev/null", "-p", "no:cacheprovider", "-W", "ignore"]
+
+    def run(names, condition):
+        file.write_text(source.format(condition))
+        ((name, status, counts),) = gpu_record._run_tests({file: names}, how)
+        assert name == file.name and bool(status) == bool(counts["failed"])
+        return counts
+
+    first = run([], "!= 2")
+    assert first == {"passed": 2, "failed": 1, "skipped": 0, "failing": ["test_x[2]"]}
+    again = gpu_record.together(first, run(first["failing"], "> 0"))
+    assert again == {"passed": 3, "failed": 0, "skipped": 0, "failing": []}
+    assert gpu_record.summary({file.name: again}, {})["passed"] == 3
+
+
 def test_a_changed_kernel_changes_the_hash(tmp_path):
     gpu_record = _load("gpu_record")
     for name in gpu_record.TESTED:
