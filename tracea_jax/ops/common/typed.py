@@ -81,6 +81,7 @@ profiler: Any = jax.profiler
 
 _jax: Any = jax
 block_until_ready: Any = _jax.block_until_ready
+checkpoint: Any = _jax.checkpoint
 config: Any = _jax.config
 eval_shape: Any = _jax.eval_shape
 jit: Any = _jax.jit
@@ -88,6 +89,7 @@ jvp: Any = _jax.jvp
 linear_transpose: Any = _jax.linear_transpose
 make_jaxpr: Any = _jax.make_jaxpr
 make_user_context: Any = _jax.make_user_context
+tree: Any = _jax.tree
 vjp: Any = _jax.vjp
 
 

@@ -23,11 +23,18 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.typed import (
+    arange,
+    checkpoint,
+    full,
+    lax,
+    tree,
+    zeros,
+    zeros_like,
+)
 from tracea_jax.ops.matmul.primitive import FLIP, bind
 from tracea_jax.problem import Epilogue
 
@@ -176,7 +183,7 @@ def forward(
         total = total * jnp.exp(largest - shift) + added
         return new, total, chunk.at_label(logits, labels, label)
 
-    start = jnp.full(rows, -jnp.inf, wide), *_zeros(((rows,), wide), ((rows,), wide))
+    start = full(rows, -jnp.inf, wide), *_zeros(((rows,), wide), ((rows,), wide))
     operands = _present(x, w, labels, bias)
     largest, total, label = _over(head, w, of_chunk, start, operands)
     return jnp.log(total) + _finite(largest), label
@@ -184,7 +191,7 @@ def forward(
 
 def _finite(largest: Any) -> Any:
     """What is subtracted from logits: their maximum, or 0 as in ``logsumexp``."""
-    return jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest))
+    return jnp.where(jnp.isfinite(largest), largest, zeros_like(largest))
 
 
 def tangent(
@@ -205,7 +212,7 @@ def tangent(
     def of_chunk(carry: Any, chunk: Chunk) -> Any:
         dlse, dlabel = carry
         logits = chunk.logits(x, w, bias)
-        terms = []
+        terms: list[Any] = []
         if dx is not None:
             terms.append(head.product(dx, chunk.of(w), head.layout, wide))
         if dw is not None:
@@ -295,16 +302,16 @@ def _over(
     def last(carry: Any) -> Any:
         return of_chunk(carry, Chunk(head=head, start=count * head.chunk, size=rest))
 
-    leaves, tree = jax.tree.flatten(start)
+    leaves, structure = tree.flatten(start)
     aligned = lowering.align_varying_axes([*leaves, *operands])[: len(leaves)]
-    carry = jax.tree.unflatten(tree, aligned)
-    indices = jnp.arange(count, dtype=jnp.int32)
-    carry, _ = lax.scan(jax.checkpoint(step, prevent_cse=False), carry, indices)
-    return jax.checkpoint(last)(carry) if rest else carry
+    carry = tree.unflatten(structure, aligned)
+    indices = arange(count, dtype=jnp.int32)
+    carry, _ = lax.scan(checkpoint(step, prevent_cse=False), carry, indices)
+    return checkpoint(last)(carry) if rest else carry
 
 
 def _zeros(*shapes: tuple[tuple[int, ...], Any]) -> tuple[Any, ...]:
-    return tuple(jnp.zeros(shape, dtype) for shape, dtype in shapes)
+    return tuple(zeros(shape, dtype) for shape, dtype in shapes)
 
 
 def _present(*operands: Any) -> list[Any]:

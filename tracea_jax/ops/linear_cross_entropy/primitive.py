@@ -17,12 +17,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.interpreters import ad, batching, mlir
 
 from tracea_jax.catalogue import Composite
 from tracea_jax.ops.common import lowering, remat, taylor
 from tracea_jax.ops.common.shapes import flat, move_mapped
+from tracea_jax.ops.common.typed import ad, batching, lax, make_jaxpr, mlir, zeros_like
 from tracea_jax.ops.linear_cross_entropy import chunks
 from tracea_jax.ops.linear_cross_entropy.chunks import Head
 from tracea_jax.ops.matmul.primitive import as_dot as product_as_dot
@@ -34,7 +33,7 @@ def bind(*operands: Any, head: Head) -> list[Any]:
     if lowering.explicitly_sharded("matmul", operands, head.implementation):
         return reference(*operands, head=head)
     aligned = lowering.align_varying_axes(operands)
-    body = jax.make_jaxpr(functools.partial(_chunked, head=head))(*aligned)
+    body = make_jaxpr(functools.partial(_chunked, head=head))(*aligned)
     return linear_cross_entropy_p.bind(
         *aligned, head=head, body=getattr(body, "jaxpr", body)
     )
@@ -48,7 +47,7 @@ def reference(
     inside = (labels >= 0) & (labels < logits.shape[1])
     safe = jnp.where(inside, labels, 0)[:, None]
     label = jnp.take_along_axis(logits, safe, 1, mode="promise_in_bounds")[:, 0]
-    zero = jnp.zeros_like(label)
+    zero = zeros_like(label)
     return [jax.nn.logsumexp(logits, 1), jnp.where(inside, label, zero)]
 
 

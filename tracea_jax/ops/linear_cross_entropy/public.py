@@ -19,6 +19,7 @@ from tracea_jax import variants
 from tracea_jax.ops.common.epilogue import is_floating
 from tracea_jax.ops.common.precision import canonical_precision
 from tracea_jax.ops.common.shapes import check_arrays
+from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.linear_cross_entropy.chunks import Head, axis_of, chunk_of
 from tracea_jax.ops.linear_cross_entropy.primitive import bind, reference
 
@@ -96,12 +97,21 @@ def linear_cross_entropy(
 
 
 @functools.partial(
-    jax.jit,
+    jit,
     static_argnames=("layout", "chunk", "precision", "logits", "implementation"),
     inline=True,
 )
-def _linear_cross_entropy(x, w, labels, bias, *, chunk, logits, **how):
-    optional = {} if bias is None else {"bias": bias}
+def _linear_cross_entropy(
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    bias: jax.Array | None,
+    *,
+    chunk: int | None,
+    logits: Any,
+    **how: Any,
+) -> jax.Array:
+    optional: dict[str, jax.Array] = {} if bias is None else {"bias": bias}
     check_arrays("linear_cross_entropy", x=x, w=w, labels=labels, **optional)
     floats = {"x": x, "w": w, **optional}
     _check_dtypes(floats, labels, logits)
@@ -114,8 +124,17 @@ def _linear_cross_entropy(x, w, labels, bias, *, chunk, logits, **how):
 
 
 def statistics(
-    x, w, labels, bias, *, layout, logits, precision, chunk=None, implementation=None
-):
+    x: jax.Array,
+    w: jax.Array,
+    labels: jax.Array,
+    bias: jax.Array | None,
+    *,
+    layout: str,
+    logits: Any,
+    precision: Any,
+    chunk: int | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
     """Log-sum-exps and label logits, (...), in chunks or at once.
 
     Arguments are those of ``linear_cross_entropy``, and right. The logit of a label
@@ -124,7 +143,7 @@ def statistics(
     operands = [x, w] if bias is None else [x, w, bias]
     wide = functools.reduce(jnp.promote_types, (a.dtype for a in operands))
     rows, vocabulary = math.prod(labels.shape), w.shape[axis_of(layout)]
-    shapes = [n for a in (*operands, labels) for n in a.shape]
+    shapes: list[Any] = [n for a in (*operands, labels) for n in a.shape]
     if not all(isinstance(n, int) for n in shapes):
         chunk = None
     elif chunk is None:
@@ -139,10 +158,11 @@ def statistics(
     own = [] if bias is None else [bias]
     flat = [x.reshape(rows, x.shape[-1]), w, labels.reshape(rows).astype(jnp.int32)]
     outs = (reference if chunk is None else bind)(*flat, *own, head=head)
-    return tuple(y.reshape(labels.shape) for y in outs)
+    lse, label = (y.reshape(labels.shape) for y in outs)
+    return lse, label
 
 
-def _check_dtypes(floats, labels, logits) -> None:
+def _check_dtypes(floats: dict[str, jax.Array], labels: jax.Array, logits: Any) -> None:
     for name, a in floats.items():
         if not is_floating(a.dtype):
             raise TypeError(f"{name} must be floating-point; it is {a.dtype}")
@@ -152,7 +172,9 @@ def _check_dtypes(floats, labels, logits) -> None:
         raise TypeError(f"logits must be floating-point; {logits=}")
 
 
-def _check_shapes(x, w, labels, bias, layout) -> int:
+def _check_shapes(
+    x: jax.Array, w: jax.Array, labels: jax.Array, bias: jax.Array | None, layout: str
+) -> int:
     """The size of the vocabulary."""
     if w.ndim != 2 or x.ndim < 1:
         raise ValueError(
