@@ -36,6 +36,7 @@ ORDER = (
     "rewrite",
     "builtin",
     "call",
+    "verdicts",
     "transform",
     "explain",
     "graph",
@@ -56,8 +57,10 @@ KNOWS_JAX = (
     "ops",
     "rewrite",
     "call",
+    "verdicts",
     "transform",
     "explain",
+    "campaign.executions",
     "doctor",
     "demo",
 )

@@ -18,7 +18,7 @@ from numerics import normal
 
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge
-from tracea_jax.campaign import graph_of
+from tracea_jax.campaign import graph_of, program
 from tracea_jax.campaign.rows import Times
 from tracea_jax.campaign.watch import Step
 from tracea_jax.device import local_cpu
@@ -462,6 +462,7 @@ def quick(monkeypatch):
     )
     shortly = functools.partial(knowledge.open_lab, timing=timing)
     monkeypatch.setattr(knowledge, "open_lab", shortly)
+    monkeypatch.setattr(program, "TIMING", timing)
 
 
 def test_a_function_is_tuned_and_uses_the_answers(quick):

@@ -14,6 +14,7 @@ from tracea_jax.ops.attention.op import ATTENTION
 from tracea_jax.ops.conv2d.op import CONV2D
 from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
 from tracea_jax.ops.matmul.op import MATMUL
+from tracea_jax.ops.program import PROGRAM
 from tracea_jax.rewrite import attention, conv2d, gated_matmul, matmul
 
 # Rules of later ops are tried first, see ``rewrite.rules``.
@@ -24,3 +25,4 @@ for _op, _rule in (
     (ATTENTION, attention.ATTENTION),
 ):
     catalogue.register(dataclasses.replace(_op, rules=(_rule,)))
+catalogue.register(PROGRAM)

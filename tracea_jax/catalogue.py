@@ -72,6 +72,8 @@ class Op:
       arguments: of ``build``, on the command line. Each op takes ``--dtype`` as well.
       rules: of ``rewrite.Rule``: how ``transform`` finds the op in a program.
       parts: problem -> the problems of other ops that its variants plan on their own.
+      is_called: whether programs call it. Of others, such as whole programs, there are
+        only records to keep; ``ops`` and ``names`` leave them out.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Op:
     arguments: tuple[Argument, ...]
     rules: tuple[Any, ...] = ()
     parts: Callable[[Any], tuple[Any, ...]] = lambda problem: ()
+    is_called: bool = True
 
     def __post_init__(self) -> None:
         if self.problem.op != self.name:
@@ -134,19 +137,25 @@ def get(name: Any) -> Op:
     """
     _load()
     if not isinstance(name, str) or name not in _ops:
-        raise ValueError(f"op {name!r} must be one of {', '.join(_ops)}")
+        raise ValueError(f"op {name!r} must be one of {', '.join(names())}")
     return _ops[name]
 
 
 def ops() -> tuple[Op, ...]:
-    """Every op, in the order in which they were registered."""
+    """Every op that programs call, in the order in which they were registered."""
     _load()
-    return tuple(_ops.values())
+    return tuple(op for op in _ops.values() if op.is_called)
 
 
 def names() -> tuple[str, ...]:
-    """The name of every op."""
+    """The name of every op that programs call."""
     return tuple(op.name for op in ops())
+
+
+def recorded() -> tuple[str, ...]:
+    """The name of everything that there may be records of."""
+    _load()
+    return tuple(_ops)
 
 
 def planned() -> dict[Any, Planned]:

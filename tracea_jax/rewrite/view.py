@@ -156,6 +156,14 @@ def jaxprs_in(value: Any) -> Iterator[Any]:
         yield value
 
 
+def equations_in(jaxpr: Any) -> Iterator[Equation]:
+    """The equations of a jaxpr, and of those inside it."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for inner in jaxprs_in(list(eqn.params.values())):
+            yield from equations_in(inner)
+
+
 def remembered(f: Callable[..., T]) -> Callable[..., T]:
     """f(view, atom, ...), computed once for each: expressions share their parts.
 
