@@ -61,7 +61,9 @@ class ProgramProblem(Problem):
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ProgramProblem:
         fields = {name: value for name, value in data.items() if name != "op"}
-        return cls(**{**fields, "ops": tuple(fields["ops"])})
+        if isinstance(ops := fields.get("ops"), list):
+            fields["ops"] = tuple(ops)
+        return cls(**fields)
 
     def __str__(self) -> str:
         when = " after differentiation" if self.after_grad else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import types
 from collections.abc import Iterator
@@ -95,10 +96,10 @@ class _Reader:
 
         Such as functions, which differ from process to process, and meshes.
         """
+        if isinstance(value, _PLAIN) and not isinstance(value, enum.Enum):
+            return repr(value)
         if isinstance(value, enum.Enum):
             return value.name
-        if isinstance(value, _PLAIN):
-            return repr(value)
         if isinstance(value, _JAXPRS):
             return self.hash(value)
         if isinstance(value, tuple | list):
@@ -109,7 +110,7 @@ class _Reader:
             items = (f"{k!r}:{self._param(v)}" for k, v in value.items())
             return f"{{{','.join(sorted(items))}}}"
         if isinstance(value, np.dtype):
-            return str(value)
+            return _dtype(value)
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             return f"{value.dtype}{value.shape}"
         if isinstance(value, type):
@@ -126,7 +127,10 @@ def _type(aval: Any) -> str:
     if shape is None:  # a token
         return type(aval).__qualname__
     weak = "~" if getattr(aval, "weak_type", False) else ""
-    return f"{aval.dtype}[{','.join(map(str, shape))}]{weak}"
+    return f"{_dtype(aval.dtype)}{shape}{weak}"
+
+
+_dtype = functools.cache(str)  # numpy takes longer for it than all else takes here
 
 
 def _value(x: Any) -> str:

@@ -84,12 +84,7 @@ class Evidence:
         """Whether there is an entry of an op in an environment."""
 
         def find() -> bool:
-            readers = self._readers(key)
-            return any(
-                True
-                for _, reader in readers
-                for _ in reader.problems(key, op, journals=False)
-            )
+            return any(reader.has_any(key, op) for _, reader in self._readers(key))
 
         return self._once(("any", op, key), find)
 
