@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -35,6 +34,7 @@ class Verdict:
     """The outcome of a race of a whole program.
 
     Attributes:
+      ops: that the program might use.
       without: classes of sites that run as they are written; see ``rewrite.fewer``.
       ratio: plain time divided by the time of the program as it is kept: above 1, the
         program is faster than plain.
@@ -43,6 +43,7 @@ class Verdict:
       written: when, UTC, ISO 8601.
     """
 
+    ops: tuple[str, ...]
     without: tuple[str, ...]
     ratio: float
     time_us: float
@@ -57,6 +58,7 @@ class Verdict:
         if not (best.time_us and best.xla_us and best.ratio):
             return None
         return cls(
+            ops=tuple(entry.problem.get("ops", ())),
             without=tuple(best.config.get("without", ())),
             ratio=best.ratio,
             time_us=best.time_us,
@@ -65,9 +67,10 @@ class Verdict:
             written=entry.written,
         )
 
-    def leaves_all(self, ops: Iterable[str]) -> bool:
-        """Whether the program runs as it is written, given the ops it might use."""
-        return set(ops) <= set(self.without)
+    @property
+    def leaves_all(self) -> bool:
+        """Whether the program runs as it is written."""
+        return set(self.ops) <= set(self.without)
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as plain data."""
@@ -75,6 +78,8 @@ class Verdict:
         return {**data, "environment": self.environment.to_json()}
 
     def __str__(self) -> str:
+        if self.leaves_all:
+            return f"plain is the fastest, {self.plain_us:.1f} us wall clock"
         times = f"{self.time_us:.1f} us, plain {self.plain_us:.1f} us, wall clock"
         left = f"without {', '.join(self.without)}" if self.without else "every site"
         return f"{self.ratio:.2f}x of plain ({times}), {left}"
@@ -107,9 +112,10 @@ def verdict(
     settings = current()
     if settings.implementation is not None:
         return None
+    # Hashing a program takes time, and other processes may not trace this one.
+    if not knowledge.known(settings).has_any(ProgramProblem.op, device):
+        return None
     known = knowledge.agreed(settings, device)
-    if not known.has_any(ProgramProblem.op, device):
-        return None  # hashing a program takes time
     entry = known.entry(problem_of(jaxpr, ops, after_grad), device)
     return None if entry is None else Verdict.of_entry(entry)
 

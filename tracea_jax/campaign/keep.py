@@ -11,14 +11,15 @@ programs are made and run is in ``campaign.executions``, and held races are give
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 from tracea_jax.tuning.measure import Race
 
 SURE = 3  # standard errors that count as more than noise
 LOSS = 0.015  # a program that is slower than plain by this is not kept, noise or not
 GAIN = 0.005  # that leaving a class must bring at least
-MOST = 8  # classes of sites that are left in turn, those with the most sites
+MOST = 8  # classes of sites that are left in turn, the most frequent of each op
 
 # The classes of sites that a program leaves; None is the program without our package.
 Without = tuple[str, ...] | None
@@ -77,7 +78,7 @@ class Decision:
     every: Kept | None
 
 
-def decide(race: Field, ops: Sequence[str], classes: Sequence[str]) -> Decision:
+def decide(race: Field, classes: Mapping[str, Sequence[str]]) -> Decision:
     """Races a program with every site, then with fewer and fewer of them.
 
     Without each op in turn it races always, as a loss may hide behind a gain. Without
@@ -85,8 +86,8 @@ def decide(race: Field, ops: Sequence[str], classes: Sequence[str]) -> Decision:
 
     Args:
       race: holds a race; may raise ``TimeoutError``, which ends the search.
-      ops: that have sites in the program.
-      classes: of those sites, by ``rewrite.fewer``; the most important first.
+      classes: by op, those of its sites in the program, the most frequent first; see
+        ``rewrite.fewer``.
 
     Raises:
       Undecided: if plain itself fails, or there was no time for the first race.
@@ -100,23 +101,34 @@ def decide(race: Field, ops: Sequence[str], classes: Sequence[str]) -> Decision:
     every = best = Kept.of(first, ())
     plain_us = first.median_us(None)
     try:
-        best = _with_fewer(race, best, ops)
+        best = _with_fewer(race, best, list(classes))
         if best is None or best.loses:
-            best = _with_fewer(race, best, classes[:MOST])
+            best = _with_fewer(race, best, _within_ops(classes, best)[:MOST])
     except TimeoutError:  # what is known by now decides
         pass
     if best is None or best.loses:
-        left = tuple(sorted(ops))
+        left = tuple(sorted(classes))
         best = Kept(
             without=left, ratio=1.0, error=0.0, time_us=plain_us, plain_us=plain_us
         )
     return Decision(kept=best, every=every)
 
 
+def _within_ops(classes: Mapping[str, Sequence[str]], best: Kept | None) -> list[str]:
+    """The classes of the ops that are not left, one of each op in turn.
+
+    The only class of an op is the op, which was left in its turn before.
+    """
+    left = () if best is None else best.without
+    rest = [names for op, names in classes.items() if op not in left and len(names) > 1]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*rest))
+    return [name for name in turns if name is not None]
+
+
 def _with_fewer(race: Field, best: Kept | None, parts: Sequence[str]) -> Kept | None:
     """Leaves one part after another, as long as the program gets surely faster.
 
-    One part stays: a program without any is plain.
+    One part stays: a program without any is plain, or was raced before.
     """
     left = list(parts)
     while len(left) > 1:

@@ -68,9 +68,7 @@ class Contest:
         ops = self.program.ops
         problem = verdicts.problem_of(jaxpr, ops, self.program.after_grad)
         self.program = self.program.filled()
-        found = [name for names in classes.values() for name in names]
-        race = functools.partial(self._race, problem)
-        decision = decide(race, tuple(classes), found)
+        decision = decide(functools.partial(self._race, problem), classes)
         if decision.kept.without == tuple(sorted(classes)):
             # All, also what other versions may find in it.
             kept = dataclasses.replace(decision.kept, without=tuple(sorted(ops)))

@@ -19,25 +19,20 @@ class Whole:
     Attributes:
       verdict: what is kept; None if there was no race.
       every: plain time by the time with every site; None if that failed.
-      leaves_all: whether plain is what is kept.
       reason: why there was no race, as a phrase.
     """
 
     verdict: Verdict | None = None
     every: float | None = None
-    leaves_all: bool = False
     reason: str = ""
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Whole:
         """What the entry of a race says."""
-        verdict = Verdict.of_entry(entry)
         every = entry.tuner.get("every")
         return cls(
-            verdict=verdict,
+            verdict=Verdict.of_entry(entry),
             every=every if isinstance(every, int | float) else None,
-            leaves_all=verdict is not None
-            and verdict.leaves_all(entry.problem.get("ops", ())),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -52,12 +47,10 @@ class Whole:
         if self.verdict is None:
             return f"whole program: not raced: {self.reason}"
         every = "it fails" if self.every is None else f"{self.every:.2f}x"
-        if self.leaves_all:
-            return (
-                f"whole program: plain is the fastest, {self.verdict.plain_us:.1f} us "
-                f"wall clock ({every} with every site): all is left as written"
-            )
-        if self.verdict.without:
-            left = "such sites are left as written"
-            return f"whole program: {self.verdict}: {left} ({every} with every site)"
-        return f"whole program: {self.verdict} is kept"
+        if not self.verdict.without:
+            return f"whole program: {self.verdict} is kept"
+        left = "all is" if self.verdict.leaves_all else "such sites are"
+        return (
+            f"whole program: {self.verdict} ({every} with every site): {left} left as "
+            "written"
+        )
