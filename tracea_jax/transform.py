@@ -23,7 +23,7 @@ from jax.extend.core import jaxpr_as_fun
 from tracea_jax import _compat
 from tracea_jax.call import Call
 from tracea_jax.options import local_device
-from tracea_jax.rewrite import Miss, Rule, rules, splice
+from tracea_jax.rewrite import Rule, rules, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing, unavailable
 from tracea_jax.rewrite.left import warn_of_early_derivatives
@@ -241,8 +241,3 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
 def rules_of(ops: tuple[str, ...]) -> tuple[Rule, ...]:
     """The rules that find sites of these ops."""
     return tuple(rule for rule in rules() if rule.op in ops)
-
-
-def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
-    """A closed jaxpr with the sites of these ops replaced."""
-    return splice(jaxpr, rules_of(ops), misses)
