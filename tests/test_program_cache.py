@@ -15,7 +15,7 @@ from test_agreement import together
 from test_cache_cli import run
 
 import tracea_jax as tracea
-from tracea_jax import knowledge, verdicts
+from tracea_jax import catalogue, knowledge, verdicts
 from tracea_jax.campaign.executions import Executions
 from tracea_jax.device import local_cpu
 from tracea_jax.options import current, options
@@ -23,7 +23,9 @@ from tracea_jax.problem import problem_from_json
 from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.runtime import trust
 from tracea_jax.transform import check_ops
+from tracea_jax.tuning.store.code import code_of
 from tracea_jax.tuning.store.records import Best, Entry
+from tracea_jax.variants import XLA
 
 CPU = local_cpu()
 OPS = check_ops(None, False)
@@ -217,6 +219,18 @@ def test_a_program_of_wrong_fields_is_none(field, value):
     assert problem_from_json(PROGRAM.to_json()) == PROGRAM
     with pytest.raises(ValueError):
         problem_from_json({**PROGRAM.to_json(), field: value})
+
+
+def test_a_change_of_any_kernel_ends_all_races():
+    remember()
+    conv2d = catalogue.get("conv2d")
+    code_of.cache_clear()
+    try:
+        with catalogue.using(dataclasses.replace(conv2d, variants=(XLA,))):
+            assert left() == set()
+    finally:
+        code_of.cache_clear()
+    assert left() == {"conv2d"}
 
 
 def test_another_jax_is_another_program(monkeypatch):

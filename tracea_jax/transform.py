@@ -57,6 +57,9 @@ def transform(
     objects) are constants of the trace, and must be hashable; an object whose
     attributes have changed is another constant.
 
+    Sites without which the whole program was faster when ``tune`` raced it are left as
+    they are written; an implementation that the settings ask for is used everywhere.
+
     Left exactly as they are: integer, complex and float64 products, any precision but
     the default (and for matrix products the highest), bodies of ``custom_vjp``
     functions and of Pallas kernels. ``explain`` lists every site, and what was left
