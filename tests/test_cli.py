@@ -13,7 +13,7 @@ import pytest
 from processes import run_python
 
 import tracea_jax as tracea
-from tracea_jax import cli
+from tracea_jax import campaign, cli
 from tracea_jax.campaign import report
 from tracea_jax.cli import functions, problems
 from tracea_jax.cli.progress import Progress
@@ -102,7 +102,8 @@ def tuned(monkeypatch):
     """What would be tuned, and how."""
     calls = []
 
-    def noted(graph, **how):
+    def noted(what, *args, ops=None, after_grad=False, **how):
+        graph = campaign.graph_of(what, args, ops=ops, after_grad=after_grad)
         calls.append((graph, how))
         return report.TuneReport(
             device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
@@ -297,6 +298,9 @@ def test_a_function_is_tuned(capsys, model, tuned):
     assert nodes(graph) == [(1, "matmul 16x8x8 bfloat16 nn relu")]
     assert nodes(other) == [(1, "matmul 4x5x6 float32 nn relu")]
     assert how["effort"] == "quick" and also["budget_s"] == 9.0
+    assert how["race"] and also["race"]
+    assert run(capsys, "tune", "--no-race", "model:step")[0] == 0
+    assert not tuned[2][1]["race"]
 
 
 @pytest.mark.parametrize(

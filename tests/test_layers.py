@@ -37,6 +37,7 @@ ORDER = (
     "builtin",
     "call",
     "mutable",
+    "verdicts",
     "transform",
     "explain",
     "graph",
@@ -58,8 +59,10 @@ KNOWS_JAX = (
     "rewrite",
     "call",
     "mutable",
+    "verdicts",
     "transform",
     "explain",
+    "campaign.executions",
     "doctor",
     "demo",
 )

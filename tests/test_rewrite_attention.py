@@ -39,8 +39,8 @@ from hypothesis import strategies as st
 from jaxprs import equations
 from numerics import normal
 
-from tracea_jax.rewrite import Miss
-from tracea_jax.transform import spliced, transform
+from tracea_jax.rewrite import Miss, splice
+from tracea_jax.transform import rules_of, transform
 
 CASES = [(group, name) for group, cases in GROUPS.items() for name in cases]
 
@@ -56,7 +56,7 @@ def reasons(fn: Any, *args: Any) -> list[str]:
     """Why a function stays exactly as it is."""
     misses: list[Miss] = []
     jaxpr = jax.make_jaxpr(fn)(*args)
-    assert spliced(jaxpr, ("attention",), misses) is jaxpr
+    assert splice(jaxpr, rules_of(("attention",)), misses) is jaxpr
     return [miss.reason for miss in misses]
 
 

@@ -19,7 +19,8 @@ from numerics import f64, normal
 from transforms import PLAIN, assert_close
 
 import tracea_jax as tracea
-from tracea_jax.transform import spliced, transform
+from tracea_jax.rewrite import splice
+from tracea_jax.transform import rules_of, transform
 
 pytestmark = pytest.mark.usefixtures("calls_only")
 
@@ -50,7 +51,7 @@ def sites(f, *args):
 def rewritten(f, *args):
     """(jaxpr of f, the same with its sites, what was left)."""
     jaxpr, misses = jax.make_jaxpr(f)(*args), []
-    return jaxpr, spliced(jaxpr, ("conv2d",), misses), misses
+    return jaxpr, splice(jaxpr, rules_of(("conv2d",)), misses), misses
 
 
 def reasons(f, *args):

@@ -77,8 +77,8 @@ def test_layers_that_are_alike_are_rewritten_once(monkeypatch):
         rewritten.append(args)
         return splice(*args)
 
-    splice = module.spliced
-    monkeypatch.setattr(module, "spliced", counting)
+    splice = module.splice
+    monkeypatch.setattr(module, "splice", counting)
     f, traces = counted(block)
     layer = tracea.transform(f)
     x, w, b = arguments()

@@ -14,9 +14,8 @@ from transformed import kind
 from value_programs import Program, program
 
 import tracea_jax as tracea
-from tracea_jax.rewrite import rules
+from tracea_jax.rewrite import rules, splice
 from tracea_jax.rewrite.attention import softmax
-from tracea_jax.transform import spliced
 
 pytestmark = pytest.mark.usefixtures("calls_only")
 
@@ -78,7 +77,7 @@ def check(made: Program, *, compiled: bool = False) -> bool:
       Whether anything is replaced in it.
     """
     jaxpr = jax.make_jaxpr(made)(*made.arguments)
-    fast = spliced(jaxpr, tuple(rule.op for rule in rules()), [])
+    fast = splice(jaxpr, rules(), [])
     if fast is jaxpr:
         return False
     if compiled:

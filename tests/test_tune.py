@@ -18,9 +18,10 @@ from numerics import normal
 
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge
-from tracea_jax.campaign import graph_of
+from tracea_jax.campaign import graph_of, program, run
 from tracea_jax.campaign.rows import Times
 from tracea_jax.campaign.watch import Step
+from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import local_cpu
 from tracea_jax.graph import Graph
 from tracea_jax.options import current
@@ -186,6 +187,18 @@ def test_a_problem_a_graph_and_a_function_are_the_same(scripts):
         report = tracea.tune(*what)
         assert scripts.finished == [SMALL]
         assert report.entry == report.entries[SMALL]
+
+
+def test_a_part_of_the_budget_is_for_the_race_of_the_program(scripts, monkeypatch):
+    whole = Whole(reason="not today")
+    monkeypatch.setattr(run, "hold", lambda program, **_: (None, whole))
+    x, w = jnp.ones((16, 8)), jnp.ones((8, 24))
+    for race, share in ((True, 0.75), (False, 1.0)):
+        report = tracea.tune(jnp.matmul, x, w, budget_s=1000, race=race)
+        given = scripts.made[-1].search["budget_s"]
+        assert 1000 * share - 100 < given <= 1000 * share
+        assert report.whole == (whole if race else None)
+    assert "not raced: not today" in str(dataclasses.replace(report, whole=whole))
 
 
 def test_ops_restrict_graphs_and_functions(scripts):
@@ -462,6 +475,7 @@ def quick(monkeypatch):
     )
     shortly = functools.partial(knowledge.open_lab, timing=timing)
     monkeypatch.setattr(knowledge, "open_lab", shortly)
+    monkeypatch.setattr(program, "TIMING", timing)
 
 
 def test_a_function_is_tuned_and_uses_the_answers(quick):

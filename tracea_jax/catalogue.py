@@ -72,6 +72,8 @@ class Op:
       arguments: of ``build``, on the command line. Each op takes ``--dtype`` as well.
       rules: of ``rewrite.Rule``: how ``transform`` finds the op in a program.
       parts: problem -> the problems of other ops that its variants plan on their own.
+      is_called: whether programs call it. Of others, such as whole programs, there are
+        only records to keep; ``ops`` and ``names`` leave them out.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Op:
     arguments: tuple[Argument, ...]
     rules: tuple[Any, ...] = ()
     parts: Callable[[Any], tuple[Any, ...]] = lambda problem: ()
+    is_called: bool = True
 
     def __post_init__(self) -> None:
         if self.problem.op != self.name:
@@ -159,24 +162,29 @@ def get(name: Any) -> Op:
 
 
 def registered() -> tuple[Op | Composite, ...]:
-    """Everything that programs may call, in the order of registration."""
+    """Everything, in the order of registration."""
     _load()
     return tuple(_ops.values())
 
 
 def ops() -> tuple[Op, ...]:
-    """Every op that is planned, in the order in which they were registered."""
-    return tuple(op for op in registered() if isinstance(op, Op))
+    """Every op that programs call and that is planned, in the order of registration."""
+    return tuple(op for op in registered() if isinstance(op, Op) and op.is_called)
 
 
 def names() -> tuple[str, ...]:
-    """The name of every op."""
+    """The name of every op that programs call."""
     return tuple(op.name for op in ops())
 
 
 def composites() -> tuple[Composite, ...]:
     """Every composite, in the order in which they were registered."""
     return tuple(op for op in registered() if isinstance(op, Composite))
+
+
+def recorded() -> tuple[str, ...]:
+    """The name of everything that there may be records of."""
+    return tuple(op.name for op in registered() if isinstance(op, Op))
 
 
 def planned() -> dict[Any, Planned]:

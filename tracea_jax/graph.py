@@ -17,6 +17,7 @@ from tracea_jax.explain.sites import Site
 from tracea_jax.options import options
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
+from tracea_jax.verdicts import leaving
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class Graph:
     ) -> Graph:
         """What ``transform(fn)`` asks when it is called with these arguments.
 
+        Sites that it leaves because the whole program was faster so are included.
+
         Calls of our ops that fn makes itself are included. What tuning cannot change
         is left out: calls with a config of their own, those that ask for XLA, symbolic
         shapes, arrays that are partitioned automatically. A problem in a scan counts as
@@ -82,7 +85,8 @@ class Graph:
         """
         ops = None if ops is None else op_names(ops)
         explained = explain(fn, ops=ops, after_grad=after_grad)
-        with options(on_miss="heuristic"):  # what was never tuned is wanted above all
+        # What was never tuned is wanted above all, and what a race left may win by now.
+        with options(on_miss="heuristic"), leaving(()):
             found = explained(*args)
         graph = cls()
         for site in found.sites:

@@ -71,6 +71,14 @@ def agreed(settings: Options, device: Device) -> Knowledge:
     return own
 
 
+def trust_own(settings: Options, device: Device) -> None:
+    """Lets this process answer alone until ``refresh``: others wait for it, or none do.
+
+    For what one process compiles and runs by itself.
+    """
+    _compared.setdefault(known(settings), set()).add(device)
+
+
 # Devices whose answers were compared with those of the other processes.
 _compared: weakref.WeakKeyDictionary[Knowledge, set[Device]] = (
     weakref.WeakKeyDictionary()

@@ -167,6 +167,11 @@ def device_for(platform: str, settings: Options | None = None) -> Device:
     return devices.OtherDevice(platform=platform, name=platform)
 
 
+def local_device() -> Device:
+    """The profile of the device that JAX computes on by default."""
+    return device_for(devices.platform_of(jax.default_backend()))
+
+
 def _cuda_ordinal() -> int:
     """The CUDA ordinal of the GPU that JAX puts this computation on."""
     backend = devices.backend_of(devices.CudaDevice.platform)

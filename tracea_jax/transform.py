@@ -7,6 +7,7 @@ implementation runs is chosen when it is compiled, as for the ops themselves.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import gc
@@ -23,9 +24,12 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat, mutable
 from tracea_jax.call import Call
-from tracea_jax.rewrite import Miss, Rule, rules, splice
+from tracea_jax.options import local_device
+from tracea_jax.rewrite import Rule, rules, splice
+from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing, unavailable
 from tracea_jax.rewrite.left import warn_of_early_derivatives
+from tracea_jax.verdicts import left_of
 
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
@@ -75,6 +79,9 @@ def transform(
     and fn may be one of them or its method: what fn changes in them is changed after
     the call, as if fn itself had been called. A jitted function that donates arguments
     donates them when it is transformed, too.
+
+    Sites without which the whole program was faster when ``tune`` raced it are left as
+    they are written; an implementation that the settings ask for is used everywhere.
 
     Left exactly as they are: integer, complex and float64 products, any precision but
     the default (and for matrix products the highest), bodies of ``custom_vjp``
@@ -131,8 +138,7 @@ class Transformed:
 
     def _forget_traces(self) -> None:
         fn, ops, after_grad = self._made_of
-        rules = () if after_grad else rules_of(ops)
-        kept: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        kept: Kept = collections.defaultdict(weakref.WeakKeyDictionary)
 
         @_on_behalf_of(fn)
         def of_call(call: Call, arrays: list[Any]) -> Any:
@@ -146,14 +152,21 @@ class Transformed:
             jax.jit(of_call, static_argnums=0), static_argnums=0, return_shape=True
         )
 
+        def made(rules: tuple[Rule, ...], call: Call, arrays: list[Any]) -> Any:
+            inside = () if after_grad else rules
+            with splicing(inside):
+                jaxpr, shape = traced(call, arrays)
+            if inside and (why := unavailable()):
+                warn_of_early_derivatives(jaxpr, inside, why)
+            with _collector_paused():
+                return spliced_once(jaxpr, rules, kept), shape
+
         @_on_behalf_of(fn)
         def run(call: Call, arrays: list[Any]) -> Any:
-            with splicing(rules):
-                jaxpr, shape = traced(call, arrays)
-            if rules and (why := unavailable()):
-                warn_of_early_derivatives(jaxpr, rules, why)
-            with _collector_paused():
-                own = spliced_once(jaxpr, ops, kept)
+            rules = rules_of(ops)
+            own, shape = made(rules, call, arrays)
+            if without := left_of(own, ops, after_grad, local_device()):
+                own, shape = made(fewer(rules, without), call, arrays)
             # What is differentiated from here on is ours already.
             with splicing(()), _compat.marked("transform"):
                 results = jaxpr_as_fun(own)(*arrays)
@@ -226,6 +239,16 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def made_of(fn: Any) -> tuple[Callable[..., Any], tuple[str, ...], bool] | None:
+    """Function, ops and ``after_grad`` that a transformed function was made of.
+
+    It may be under ``jit``. None of any other function.
+    """
+    if _compat.is_jitted(fn):
+        fn = getattr(fn, "__wrapped__", None)
+    return fn._made_of if isinstance(fn, Transformed) else None
+
+
 def _on_behalf_of(fn: Callable[..., Any]) -> Callable[[F], F]:
     """Names a function of ours as the user's one, in profiles and errors."""
     source = fn
@@ -246,23 +269,28 @@ def _on_behalf_of(fn: Callable[..., Any]) -> Callable[[F], F]:
     return name
 
 
-def spliced_once(jaxpr: Any, ops: tuple[str, ...], kept: Any) -> Any:
+# What functions were spliced to, by the rules, and the jaxpr of the function, which is
+# the same for calls alike.
+Kept = dict[tuple[Rule, ...], Any]
+
+
+def spliced_once(jaxpr: Any, rules: tuple[Rule, ...], kept: Kept) -> Any:
     """A traced call of a jitted function, spliced when it is met first.
 
     Args:
       jaxpr: closed; its only equation is the call.
-      ops: as for ``spliced``.
-      kept: results by the jaxpr of the function, which is the same for calls alike.
+      rules: as for ``splice``.
+      kept: earlier results, to which this one is added.
     """
     calls = [eqn.params["jaxpr"] for eqn in jaxpr.eqns if "jaxpr" in eqn.params]
     if len(calls) != 1 or jaxpr.consts:  # captured values decide what is recognised
-        return spliced(jaxpr, ops, [])
+        return splice(jaxpr, rules, [])
     (function,) = calls
-    result = kept.get(function)
+    result = kept[rules].get(function)
     if result is None:
-        result = spliced(jaxpr, ops, [])
+        result = splice(jaxpr, rules, [])
         if result is not jaxpr:  # which would keep its key alive
-            kept[function] = result
+            kept[rules][function] = result
     return result
 
 
@@ -289,8 +317,3 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
 def rules_of(ops: tuple[str, ...]) -> tuple[Rule, ...]:
     """The rules that find sites of these ops."""
     return tuple(rule for rule in rules() if rule.op in ops)
-
-
-def spliced(jaxpr: Any, ops: tuple[str, ...], misses: list[Miss]) -> Any:
-    """A closed jaxpr with the sites of these ops replaced."""
-    return splice(jaxpr, rules_of(ops), misses)

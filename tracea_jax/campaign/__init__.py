@@ -14,15 +14,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tracea_jax import ops as ops  # the import registers how each op is measured
+from tracea_jax.campaign.executions import Program
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.run import Run
 from tracea_jax.campaign.watch import Log, Watch
 from tracea_jax.device import Device
-from tracea_jax.explain import local_device as local_device
 from tracea_jax.graph import Graph, Node
 from tracea_jax.options import current
+from tracea_jax.options import local_device as local_device
 from tracea_jax.problem import Problem
-from tracea_jax.transform import op_names
+from tracea_jax.transform import check_ops, made_of, op_names
 
 
 def tune(
@@ -36,6 +37,7 @@ def tune(
     after_grad: bool = False,
     device: Device | None = None,
     portfolio: float | None = None,
+    race: bool = True,
     progress: Any = None,
     log: str | os.PathLike[str] | Log | None = None,
 ) -> TuneReport:
@@ -50,6 +52,12 @@ def tune(
     Of several problems, the one that promises to save most of the graph's time is
     searched next. All searches end when together they promise to save less than 1 %.
     Configs measured before, here or by other processes, are not measured again.
+
+    A function is raced as a whole at the end: ``transform(what)`` against plain JAX, by
+    wall-clock time, without each op in turn, and while it loses without each class of
+    sites. Sites without which it is faster are left as they are written from then on,
+    wherever the same function is transformed at the same shapes; so a tuned program is
+    at least as fast as plain. ``explain`` shows the ratio.
 
     Ctrl-C ends the search: the configs measured until then are verified and raced
     shortly, and the report is returned. A second Ctrl-C ends at once; the measurements
@@ -71,6 +79,8 @@ def tune(
       portfolio: a fraction such as 0.02. If given, the fewest configs of each op are
         found that serve every problem at most this much slower than its own best
         config, and become the answers.
+      race: whether a function is raced as a whole; for that it is run, on its arguments
+        or on random ones in place of ``jax.ShapeDtypeStruct``. Nothing is donated.
       progress: called with keywords as the tuning goes on; see ``watch.Step``.
       log: a file that every observation is appended to as a line of JSON, or a function
         that is called with every observation as a dict.
@@ -91,6 +101,7 @@ def tune(
         search={"goal": goal, "effort": effort, "seed": seed},
         budget_s=math.inf if budget_s is None else budget_s,
         watch=Watch(progress=progress, log=log, budget_s=budget_s, effort=effort),
+        program=_program(what, args, ops, after_grad) if race else None,
     )
     with run.watch:
         return run.report(graph, portfolio)
@@ -121,6 +132,19 @@ def graph_of(
         if ops is None or node.problem.op in ops:
             graph.add(node.problem, node.count)
     return graph
+
+
+def _program(
+    what: Any, args: Sequence[Any], ops: str | Iterable[str] | None, after_grad: bool
+) -> Program | None:
+    """The function to race as a whole; None of problems and graphs."""
+    if isinstance(what, Graph | Problem) or not callable(what):
+        return None
+    if made := made_of(what):  # plain is what it was made of
+        fn, chosen, after_grad = made
+    else:
+        fn, chosen = what, check_ops(ops, after_grad)
+    return Program(fn=fn, args=args, ops=chosen, after_grad=after_grad)
 
 
 def _check(budget_s: float | None, portfolio: float | None) -> None:

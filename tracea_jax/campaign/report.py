@@ -12,6 +12,7 @@ from typing import Any
 
 from tracea_jax.campaign import text
 from tracea_jax.campaign.rows import Row, Times
+from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.portfolio import Portfolio
@@ -36,6 +37,7 @@ class TuneReport:
       parts: of problems that others are made of, tuned on the way.
       seconds: for everything.
       portfolio: the configs that the problems share, if that was asked for.
+      whole: how the program raced against plain; None if no function was tuned.
     """
 
     device: Device
@@ -46,6 +48,7 @@ class TuneReport:
     parts: tuple[Row, ...] = ()
     seconds: float = 0.0
     portfolio: Portfolio | None = None
+    whole: Whole | None = None
 
     @property
     def entries(self) -> dict[Problem, Entry]:
@@ -124,6 +127,7 @@ class TuneReport:
             "compiles": self.compiles,
             "seconds": round(self.seconds, 3),
             "portfolio": self.portfolio and self.portfolio.to_json(),
+            "whole": self.whole and self.whole.to_json(),
         }
 
     def __str__(self) -> str:
@@ -132,8 +136,9 @@ class TuneReport:
 
 def _text(report: TuneReport) -> str:
     """What ``print(report)`` shows."""
+    whole = [] if report.whole is None else [str(report.whole)]
     if len(report.rows) == 1 and not report.parts:
-        return "\n".join(_alone(report))
+        return "\n".join([*_alone(report), *whole])
     lines = [f"{text.counted(len(report.rows), 'problem')} on {report.device}"]
     lines += [f"goal {report.goal}, effort {report.effort}: {_work(report)}"]
     lines += [f"times {_MEANING[report.protocol]}", ""]
@@ -145,6 +150,8 @@ def _text(report: TuneReport) -> str:
         lines += text.table(report.parts, report.protocol)
     if report.portfolio is not None:
         lines += ["", *text.portfolio(report.portfolio)]
+    if whole:
+        lines += ["", *whole]
     return "\n".join(lines)
 
 

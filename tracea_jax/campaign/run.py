@@ -15,19 +15,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tracea_jax import knowledge, policy, variants
+from tracea_jax.campaign.executions import Program
+from tracea_jax.campaign.program import hold
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row, Times
 from tracea_jax.campaign.watch import Watch
+from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.graph import Graph, Node
 from tracea_jax.options import Options, publish_epoch
 from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.tuning import roofline, schedule, tuner
 from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing
 from tracea_jax.tuning.store.records import Entry
 
+# Part of the budget that is kept back for racing the whole program.
+_RACE_SHARE = 0.25
 # Part of their fair share of the budget that problems made of parts get: they have few
 # choices.
 _LATER_SHARE = 0.5
@@ -43,6 +49,7 @@ class Run:
       search: the keywords goal, effort and seed of ``tuner.Tuning``.
       budget_s: seconds for everything; infinite without a budget.
       watch: passes on progress and observations.
+      program: to race as a whole at the end; None if there is none.
     """
 
     device: Device
@@ -50,6 +57,7 @@ class Run:
     search: dict[str, Any]
     budget_s: float
     watch: Watch
+    program: Program | None = None
 
     @property
     def has_budget(self) -> bool:
@@ -59,21 +67,32 @@ class Run:
     def left_s(self) -> float:
         return self.budget_s - self.watch.elapsed_s
 
+    @property
+    def search_left_s(self) -> float:
+        """Seconds left of the budget but for those of the last race."""
+        is_raced = self.has_budget and self.program is not None
+        return self.left_s - (_RACE_SHARE * self.budget_s if is_raced else 0.0)
+
     def report(self, graph: Graph, fraction: float | None) -> TuneReport:
         """Tunes the graph, in process 0 for all processes of a program."""
         rows: dict[Problem, Row] = {}
         shared: list[Portfolio] = []
+        wholes: list[Whole] = []
 
         def entries() -> list[Entry]:
             rows.update(self._rows(graph, fraction, shared))
             found = [row.entry for row in rows.values() if row.entry is not None]
             knowledge.tidy(found, self.device, self.settings)
-            return found
+            return [*found, *self._raced(wholes, _interrupted(rows))]
 
         with self._publishing():
             told = knowledge.by_process_0(entries, self.settings, self.watch.waiting())
         for entry in told:
-            rows.setdefault(problem_from_json(entry.problem), _told(entry))
+            problem = problem_from_json(entry.problem)
+            if isinstance(problem, ProgramProblem):
+                wholes.append(Whole.of_entry(entry))
+            else:
+                rows.setdefault(problem, _told(entry))
         wanted = [rows.get(node.problem) or _unreached(node.problem) for node in graph]
         return TuneReport(
             device=self.device,
@@ -85,7 +104,25 @@ class Run:
             parts=tuple(row for p, row in rows.items() if p not in graph),
             seconds=self.watch.elapsed_s,
             portfolio=next(iter(shared), None),
+            whole=next(iter(wholes), None),
         )
+
+    def _raced(self, wholes: list[Whole], is_interrupted: bool) -> list[Entry]:
+        """Races the whole program, and tells of it in ``wholes``."""
+        if self.program is None:
+            return []
+        if is_interrupted:
+            wholes.append(Whole(reason="interrupted"))
+            return []
+        entry, whole = hold(
+            self.program,
+            device=self.device,
+            settings=self.settings,
+            left_s=lambda: self.left_s,
+            tell=self.watch.whole(),
+        )
+        wholes.append(whole)
+        return [] if entry is None else [entry]
 
     def _rows(
         self, graph: Graph, fraction: float | None, shared: list[Portfolio]
@@ -98,10 +135,10 @@ class Run:
         with self._lab([*first, *later]) as lab:
             fair = len(later) / max(len(first) + len(later), 1)
             kept_s = _LATER_SHARE * fair * self.budget_s if self.has_budget else 0.0
-            rows = self._tuned(first, lab, self.left_s - kept_s)
+            rows = self._tuned(first, lab, self.search_left_s - kept_s)
             if later and not _interrupted(rows):
                 knowledge.refresh(self.settings)  # to see the new answers of the parts
-                rows |= self._tuned(later, lab, self.left_s)
+                rows |= self._tuned(later, lab, self.search_left_s)
             if fraction is not None and not _interrupted(rows):
                 try:
                     found, rows = self._shared(rows, lab, fraction)

@@ -178,6 +178,24 @@ class Watch:
 
         return tell
 
+    def whole(self) -> Callable[..., None]:
+        """The function to call at every step of the race of the whole program."""
+        told, nodes = self._progress, len(self._nodes)
+
+        def tell(**step: Any) -> None:
+            if told is not None:
+                told(
+                    **step,
+                    xla_us=None,
+                    problem="whole program",
+                    node=nodes,
+                    nodes=nodes,
+                    share=self.share,
+                    left_s=self.left_s,
+                )
+
+        return tell
+
     def observe(self, problem: Problem) -> Callable[[Observation], None]:
         """The function that the tuning of a problem calls with every observation."""
 

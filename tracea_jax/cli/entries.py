@@ -21,7 +21,7 @@ def line(entry: Entry) -> str:
 
     best = entry.best
     op = entry.problem["op"]
-    known = op in catalogue.names() and best.variant in {
+    known = op in catalogue.recorded() and best.variant in {
         v.name for v in variants.of(op)
     }
     unknown = "" if known else " (unknown variant)"

@@ -7,10 +7,11 @@ is ``campaign.tune``. Caller: ``cli``.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracea_jax.cli import problems
@@ -91,27 +92,32 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
         metavar="FRACTION",
         help="few configs for all problems, each within this of its best, such as 0.02",
     )
+    option(
+        "--no-race",
+        action="store_true",
+        help="do not run the function itself, plain and transformed, at the end",
+    )
     option("--log", metavar="FILE", help="appends every observation as a line of JSON")
     option("--plot", metavar="FILE", help="draws the search; needs matplotlib")
     option("--json", action="store_true", help="for tools")
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tracea_jax.campaign import plot, tune
+    from tracea_jax.campaign import plot
     from tracea_jax.tuning.progress import TuningError
 
     if args.plot:
         plot.check(args.plot)  # an error here must not come after hours of work
-    graph = _graph(args)
+    tune = _tuning(args)
     progress = Progress()
     try:
         report = tune(
-            graph,
             goal=args.goal,
             effort=args.effort,
             budget_s=args.budget_s,
             seed=args.seed,
             portfolio=args.portfolio,
+            race=not args.no_race,
             log=args.log,
             progress=progress,
         )
@@ -126,8 +132,8 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(args: argparse.Namespace) -> Any:
-    """The ``graph.Graph`` of the problems to tune.
+def _tuning(args: argparse.Namespace) -> Callable[..., Any]:
+    """``tune`` with what to tune: a graph, or a function with its arguments.
 
     Raises:
       ValueError: if there is nothing to tune.
@@ -135,29 +141,33 @@ def _graph(args: argparse.Namespace) -> Any:
     given = [args.op, args.function, args.file]
     if sum(x is not None for x in given) != 1:
         args.parser.error("give one of OP, MODULE:FUNCTION and --file FILE")
+    if args.function is not None:
+        return _of_function(args)
+    from tracea_jax.campaign import tune
     from tracea_jax.graph import Graph
 
     graph = Graph()
     if args.op is not None:
         graph.add(problems.problem_of(args))
-    elif args.function is not None:
-        graph = _of_function(args)
     else:
         for problem, count in problems.read(args.file):
             graph.add(problem, count)
     if not graph:
-        raise ValueError(f"{args.function or args.file} has nothing to tune")
-    return graph
+        raise ValueError(f"{args.file} has nothing to tune")
+    return functools.partial(tune, graph)
 
 
-def _of_function(args: argparse.Namespace) -> Any:
+def _of_function(args: argparse.Namespace) -> Callable[..., Any]:
+    from tracea_jax.campaign import tune
     from tracea_jax.cli.functions import load, tracing
     from tracea_jax.graph import Graph
     from tracea_jax.transform import check_ops
 
     check_ops(args.ops, args.after_grad)
     fn, arguments = load(args.function, args.args)
+    how = {"ops": args.ops, "after_grad": args.after_grad}
     with tracing(args.function):
-        return Graph.from_function(
-            fn, *arguments, ops=args.ops, after_grad=args.after_grad
-        )
+        graph = Graph.from_function(fn, *arguments, **how)
+    if not graph:
+        raise ValueError(f"{args.function} has nothing to tune")
+    return functools.partial(tune, fn, *arguments, **how)

@@ -20,11 +20,14 @@ from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import current, device_for, options
-from tracea_jax.rewrite import Miss, splice
+from tracea_jax.options import current, device_for, local_device, options
+from tracea_jax.rewrite import Miss, Rule, splice
+from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing
 from tracea_jax.rewrite.left import left
+from tracea_jax.schema import one_line
 from tracea_jax.transform import check_ops, rules_of
+from tracea_jax.verdicts import Verdict, are_known, left_of, verdict
 
 _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
@@ -65,26 +68,30 @@ def explain(
     target = _device(device)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
-        rules = rules_of(chosen)
-        with without_choices(), splicing(() if after_grad else rules):
-            jaxpr, arrays = _traced(fn, args, kwargs)
+        def spliced(rules: tuple[Rule, ...]) -> tuple[Any, list[Any], list[Miss]]:
+            with splicing(() if after_grad else rules):
+                jaxpr, arrays = _traced(fn, args, kwargs)
             misses = left(jaxpr, rules, after_grad=after_grad)
-            result = splice(jaxpr, rules, misses)
+            return splice(jaxpr, rules, misses), arrays, misses
+
+        rules, where = rules_of(chosen), target or local_device()
+        raced, without = None, ()
+        if are_known(where):
+            program, *_ = spliced(rules)  # as transform makes it, and as it raced
+            raced = verdict(program, chosen, after_grad, where)
+            without = left_of(program, chosen, after_grad, where)
+        with without_choices():
+            result, arrays, misses = spliced(fewer(rules, without))
         spread = max(map(_device_count, arrays), default=1)
-        where = target or local_device()
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,
             sites=sites(result, where, current(), devices=spread),
             misses=tuple(misses),
+            verdict=raced,
         )
 
     return explained
-
-
-def local_device() -> Device:
-    """The profile of the device that JAX computes on by default."""
-    return device_for(devices.platform_of(jax.default_backend()))
 
 
 def _device(name: str | None) -> Device | None:
@@ -126,12 +133,15 @@ class Explanation:
       device: what it is explained for.
       sites: in the order of the program; see ``sites.Site``.
       misses: what was left as it is; see ``rewrite.Miss``.
+      verdict: how the whole program raced against plain when it was last tuned; None
+        if that is not known.
     """
 
     function: str
     device: Device
     sites: tuple[Site, ...]
     misses: tuple[Miss, ...]
+    verdict: Verdict | None = None
 
     @property
     def ops(self) -> dict[str, int]:
@@ -160,10 +170,13 @@ class Explanation:
             "misses": [dataclasses.asdict(miss) for miss in self.misses],
             "ops": self.ops,
             "flops": self.flops,
+            "verdict": self.verdict and self.verdict.to_json(),
         }
 
     def __str__(self) -> str:
         lines = [f"{self.function} on {self.device}", _totals(self)]
+        if self.verdict is not None:
+            lines.append(_raced(self.verdict))
         for alike in _grouped(self.sites, _same_row):
             lines += ["", *_row(alike)]
         if self.misses:
@@ -202,6 +215,11 @@ def _totals(explanation: Explanation) -> str:
     ranked = sorted(flops.items(), key=lambda item: -item[1])
     shares = ", ".join(f"{name} {100 * n / total:.0f} %" for name, n in ranked if n)
     return f"{text}; of {_flops(total)} {shares}"
+
+
+def _raced(verdict: Verdict) -> str:
+    text = f"whole program: {verdict}; raced {verdict.written[:10]}"
+    return one_line(f"{text} on {verdict.environment}")
 
 
 def _flops(count: int) -> str:

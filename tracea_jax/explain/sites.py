@@ -93,7 +93,7 @@ def sites(
     planned = catalogue.planned()
     composites = {c.primitive: c for c in catalogue.composites()}
     found = list(_walk(jaxpr, _Around()))
-    spread = max([devices, *(_devices(eqn) for eqn, _ in found)]) > 1
+    spread = max([devices, *(devices_of(eqn) for eqn, _ in found)]) > 1
 
     @functools.cache  # the layers of a model ask alike
     def served(request: Request) -> Served:
@@ -158,7 +158,7 @@ def _walk(jaxpr: Any, around: _Around) -> Iterator[tuple[Any, _Around]]:
                 yield from _walk(inner, around.inside(eqn))
 
 
-def _devices(eqn: Any) -> int:
+def devices_of(eqn: Any) -> int:
     """Over how many devices an equation asks its arrays to be spread."""
     params = eqn.params
     spread = [

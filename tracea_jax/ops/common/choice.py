@@ -260,6 +260,20 @@ def are_made() -> bool:
     return not _bare.value
 
 
+def is_as_written(jaxpr: Any) -> bool:
+    """Whether XLA would serve all calls in a program: it compiles to what is written.
+
+    Never of a program with an op that is made of others; what implementation is asked
+    for and cannot run is no call that XLA serves.
+    """
+    try:
+        return not is_composite(jaxpr) and all(
+            lowering.would_be_xla(*call) for call in calls_in(jaxpr)
+        )
+    except dispatch.Unsupported:
+        return False
+
+
 def all_left_to_xla(jaxpr: Any) -> bool:
     """Whether XLA would serve each choice in a jaxpr, and its gradients.
 

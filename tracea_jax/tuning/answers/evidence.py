@@ -15,6 +15,7 @@ from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Question
+from tracea_jax.tuning.answers.legality import current_best
 from tracea_jax.tuning.answers.neighbours import Nearby, Neighbour
 from tracea_jax.tuning.store.code import roots_hash
 from tracea_jax.tuning.store.environment import (
@@ -22,6 +23,7 @@ from tracea_jax.tuning.store.environment import (
     canonical,
     digest,
     environment,
+    environment_key,
 )
 from tracea_jax.tuning.store.formats import Damaged, NewerSchema
 from tracea_jax.tuning.store.names import Name
@@ -64,6 +66,28 @@ class Evidence:
             if entry is not None:
                 yield origin, entry
 
+    def measured(self, problem: Problem, device: Device) -> Entry | None:
+        """The first entry that was measured on the device and would run today."""
+
+        def find() -> Entry | None:
+            key = environment_key(device)
+            for _, entry in self.entries(problem, key, complete=False):
+                if isinstance(entry, Entry) and current_best(
+                    entry.best, problem, device
+                ):
+                    return entry
+            return None
+
+        return self._once(("measured", problem, device), find)
+
+    def has_any(self, op: str, key: str) -> bool:
+        """Whether there is an entry of an op in an environment."""
+
+        def find() -> bool:
+            return any(reader.has_any(key, op) for _, reader in self._readers(key))
+
+        return self._once(("any", op, key), find)
+
     def kin(self, op: str, here: Environment) -> tuple[Environment, ...]:
         """The kindred environments in which something is known about an op."""
         find = functools.partial(kindred.kin, self.readers, op, here)
@@ -85,7 +109,7 @@ class Evidence:
         return self._once(("digest", device), functools.partial(self._fix, device))
 
     def _fix(self, device: Device) -> str:
-        here, ops = environment(device), catalogue.names()
+        here, ops = environment(device), catalogue.recorded()
         keys = {op: [e.key for e in (here, *self.kin(op, here))] for op in ops}
         held = freeze(self.readers, keys)
         self._fixed |= dict.fromkeys(itertools.chain(*keys.values()), held)

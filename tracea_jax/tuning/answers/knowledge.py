@@ -103,6 +103,17 @@ class Knowledge:
         answer = self._settled[problem, device, None]
         return answer if isinstance(answer, str) else None
 
+    def entry(self, problem: Problem, device: Device) -> Entry | None:
+        """What was measured for the very problem, with kernels as they are today.
+
+        Like answers, it is settled by the first question. There are no observations.
+        """
+        return self._evidence.measured(problem, device)
+
+    def has_any(self, op: str, device: Device) -> bool:
+        """Whether anything was measured of an op on the device; settled likewise."""
+        return self._evidence.has_any(op, environment_key(device))
+
     def digest(self, device: Device) -> str:
         """Hash of all that answers for a device are made from, which it fixes."""
         return self._evidence.digest(device)

@@ -257,6 +257,10 @@ class Store:
             if dot + suffix == ".json":
                 yield Name(environment=environment, op=op, problem=problem)
 
+    def has_any(self, environment: str, op: str) -> bool:
+        """Whether there are entries, readable or not."""
+        return any(True for _ in self._names(environment, op))
+
     def heads(self) -> Iterator[tuple[Name, Entry]]:
         """All entries that can be read, sorted by name, without observations."""
         for name in self.names():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from tracea_jax.tuning.store.formats import head_problem
@@ -25,6 +25,10 @@ class Reader(Protocol):
 
     def environments(self) -> Sequence[str]:
         """Keys of the environments that something is known in, sorted."""
+        ...
+
+    def has_any(self, environment: str, op: str) -> bool:
+        """Whether there are entries, readable or not; quick."""
         ...
 
     def problems(
@@ -52,6 +56,9 @@ class Memory:
 
     def environments(self) -> Sequence[str]:
         return sorted({name.environment for name in self.entries})
+
+    def has_any(self, environment: str, op: str) -> bool:
+        return _any(self.entries, environment, op)
 
     def problems(
         self, environment: str, op: str, *, journals: bool
@@ -85,6 +92,9 @@ class Frozen:
     def environments(self) -> Sequence[str]:
         return sorted({name.environment for name in self.files})
 
+    def has_any(self, environment: str, op: str) -> bool:
+        return _any(self.files, environment, op)
+
     def problems(
         self, environment: str, op: str, *, journals: bool
     ) -> Iterator[tuple[Name, dict[str, Any]]]:
@@ -92,6 +102,10 @@ class Frozen:
             problem = head_problem(data)
             if (name.environment, name.op) == (environment, op) and problem is not None:
                 yield name, problem
+
+
+def _any(names: Iterable[Name], environment: str, op: str) -> bool:
+    return any((n.environment, n.op) == (environment, op) for n in tuple(names))
 
 
 def freeze(
