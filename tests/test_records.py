@@ -62,7 +62,7 @@ def test_a_record_names_the_files_that_are_left():
 def test_failing_tests_are_run_again_alone(tmp_path):
     gpu_record = _load("gpu_record")
     file = tmp_path / "test_made.py"
-    source = "import pytest\npytestmark = pytest.mark.gpu\n"
+    source = "import pytest\npytestmark = getattr(pytest.mark, 'gpu')\n"
     source += "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_x(x): assert x {}\n"
     how = ["-c", "/dev/null", "-p", "no:cacheprovider", "-W", "ignore"]
 

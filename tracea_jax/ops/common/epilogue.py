@@ -59,8 +59,9 @@ def _widest(*dtypes: jnp.dtype) -> jnp.dtype:
 
     JAX refuses to promote those, which are narrower than any other float.
     """
-    wide = [d for d in dtypes if d.itemsize > 1 or not is_floating(d)]
-    return functools.reduce(jnp.promote_types, wide) if wide else dtypes[0]
+    known = [jnp.dtype(d) for d in dtypes]
+    wide = [d for d in known if d.itemsize > 1 or not is_floating(d)]
+    return functools.reduce(jnp.promote_types, wide) if wide else known[0]
 
 
 def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
