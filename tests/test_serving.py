@@ -136,6 +136,7 @@ def test_a_kernel_that_did_not_compile_before():
     config = GEMM_SM90.heuristic(problem, H200)
     (kernel,) = kernels_in(GEMM_SM90.call(problem, config, H200))
     args = arrays((64, 64), (64, 64), dtype="bfloat16")
+    cubins._memory.clear()  # another test may have compiled this very kernel
 
     def ours(x, w):
         return product(x, w, implementation="gemm_sm90")
