@@ -12,7 +12,7 @@ What the loops compute is in ``chunks``; what programs call is in ``public``.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +21,24 @@ import jax.numpy as jnp
 from tracea_jax.catalogue import Composite
 from tracea_jax.ops.common import lowering, remat, taylor
 from tracea_jax.ops.common.shapes import flat, move_mapped
-from tracea_jax.ops.common.typed import ad, batching, lax, make_jaxpr, mlir, zeros_like
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Params,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    lax,
+    make_jaxpr,
+    mlir,
+    zeros_like,
+)
 from tracea_jax.ops.linear_cross_entropy import chunks
 from tracea_jax.ops.linear_cross_entropy.chunks import Head
 from tracea_jax.ops.matmul.primitive import as_dot as product_as_dot
@@ -63,7 +80,7 @@ mlir.register_lowering(
 taylor.register(linear_cross_entropy_p, reference)
 
 
-def _reason(avals: Sequence[Any], *, head: Head, **_: Any) -> str:
+def _reason(avals: Sequence[Aval], *, head: Head, **_: Any) -> str:
     rows, vocabulary = avals[0].shape[0], head.vocabulary(avals[1])
     size = rows * jnp.dtype(head.logits).itemsize / 2**20
     return (
@@ -86,7 +103,9 @@ LINEAR_CROSS_ENTROPY = Composite(
 # those operands whose names are in ``of``.
 
 
-def _tangent(*operands: Any, has_bias: bool, of: tuple[str, ...], head: Head) -> Any:
+def _tangent(
+    *operands: Any, has_bias: bool, of: tuple[str, ...], head: Head
+) -> list[Any]:
     x, w, labels, bias, lse, tangents = _split(operands, has_bias)
     given = dict(zip(of, tangents, strict=True))
     dx, dw, dbias = (given.get(name) for name in ("x", "w", "bias"))
@@ -109,13 +128,15 @@ def _bind_tangent(*operands: Any, **params: Any) -> list[Any]:
     return tangent_p.bind(*lowering.align_varying_axes(operands), **params)
 
 
-def _jvp(primals: Any, tangents: Any, *, head: Head, body: Any) -> Any:
+def _jvp(
+    primals: Arrays, tangents: Tangents, *, head: Head, body: Any
+) -> Differentiated:
     lse, label = bind(*primals, head=head)
     names = ("x", "w", "labels", "bias")
     given = {
         name: t
         for name, t in zip(names, tangents, strict=False)
-        if name != "labels" and not isinstance(t, ad.Zero)
+        if name != "labels" and not isinstance(t, Zero)
     }
     douts = _bind_tangent(
         *primals,
@@ -128,7 +149,7 @@ def _jvp(primals: Any, tangents: Any, *, head: Head, body: Any) -> Any:
     return [lse, label], douts
 
 
-def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+def _tangent_jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
     """Second order: the tangent's own value, the derivative of its loop."""
     outs = _bind_tangent(*primals, **params)
     _, douts = jvp_of_some(functools.partial(_tangent, **params), primals, tangents)
@@ -136,8 +157,8 @@ def _tangent_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 def _tangent_transpose(
-    cts: Any, *operands: Any, has_bias: bool, of: tuple[str, ...], head: Head
-) -> list[Any]:
+    cts: Tangents, *operands: Operand, has_bias: bool, of: tuple[str, ...], head: Head
+) -> Cotangents:
     x, w, labels, bias, lse, tangents = _split(operands, has_bias)
     linear = {
         name: t.aval
@@ -145,8 +166,8 @@ def _tangent_transpose(
         if ad.is_undefined_primal(t)
     }
     known = [None] * (len(operands) - len(tangents))
-    if all(isinstance(ct, ad.Zero) for ct in cts):
-        return [*known, *(ad.Zero(linear[n]) if n in linear else None for n in of)]
+    if all(isinstance(ct, Zero) for ct in cts):
+        return [*known, *(Zero(linear[n]) if n in linear else None for n in of)]
     ct_lse, ct_label = map(ad.instantiate_zeros, cts)
     wanted = tuple(linear)
     grads = chunks.backward(
@@ -163,7 +184,7 @@ ad.primitive_transposes[tangent_p] = _tangent_transpose
 # --- vmap, rematerialisation ----------------------------------------------------------
 
 
-def _batch(operands: Any, dims: Any, *, head: Head, body: Any) -> Any:
+def _batch(operands: Arrays, dims: Dims, *, head: Head, body: Any) -> Batched:
     """Stacks rows where only they are mapped; heads are computed one after another."""
     moved, mapped, size = move_mapped(operands, dims)
     if mapped[1] or mapped[3:] == [True]:
@@ -178,12 +199,14 @@ def _batch(operands: Any, dims: Any, *, head: Head, body: Any) -> Any:
     return [y.reshape(rows) for y in outs], [0, 0]
 
 
-def _batch_tangent(operands: Any, dims: Any, **params: Any) -> Any:
+def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     moved, mapped, _ = move_mapped(operands, dims)
     return _one_by_one(functools.partial(_bind_tangent, **params), moved, mapped)
 
 
-def _one_by_one(f: Any, moved: Sequence[Any], mapped: Sequence[bool]) -> Any:
+def _one_by_one(
+    f: Callable[..., list[Any]], moved: Arrays, mapped: Sequence[bool]
+) -> Batched:
     """vmap that has the logits of one chunk of one example in memory at a time."""
     pairs = list(zip(moved, mapped, strict=True))
 
@@ -199,7 +222,7 @@ batching.primitive_batchers[linear_cross_entropy_p] = _batch
 batching.primitive_batchers[tangent_p] = _batch_tangent
 
 
-def _as_dot(avals: Any, params: Any) -> Any:
+def _as_dot(avals: Sequence[Aval], params: Params) -> tuple[Any, ...]:
     """The product of all logits, of which little is saved."""
     head = params["head"]
     how = {"layout": head.layout, "precision": head.precision, "out": head.logits}
