@@ -231,9 +231,9 @@ def programs(results: pathlib.Path) -> str:
 def _programs_table(result: dict[str, Any]) -> str:
     lines = [
         _head(result["environment"]),
-        "| program | ours, us | plain JAX, us | plain / ours | wall-clock "
+        "| program | tuning | ours, us | plain JAX, us | plain / ours | wall-clock "
         "| inside / ours | memory, ours / plain | goals |",
-        "|---|---:|---:|---:|---:|---:|---:|---|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [f"| {' | '.join(_programs_cells(row))} |" for row in result["rows"]]
     return "\n".join(lines) + "\n\n"
@@ -242,10 +242,11 @@ def _programs_table(result: dict[str, Any]) -> str:
 def _programs_cells(row: dict[str, Any]) -> tuple[str, ...]:
     name = f"{row['name']}, {row['text']}"
     if "failed" in row:
-        return name, "failed", *6 * ("-",)
+        return name, row["effort"], "failed", *6 * ("-",)
     goals = [_goal(bar) for bar in row["bars"]]
     return (
         name,
+        row["effort"],
         _number(row["us"]["ours"], 1),
         _number(row["us"]["plain"], 1),
         _number(row["ratio"], 2),
