@@ -120,7 +120,7 @@ def test_a_program_that_fails_is_a_row_and_the_others_go_on(
     printed = capsys.readouterr().out.splitlines()
     assert any(line.startswith("broken") and "ValueError" in line for line in printed)
     text = module("tables").programs(tmp_path)
-    assert "| broken, small | failed |" in text and "| toy, small | " in text
+    assert "| broken, small | none | failed |" in text and "| toy, small | " in text
     assert bench.main([*where, "--rounds", "1", "--only", "to"]) == 0
     (path,) = tmp_path.glob("*/programs_to.json")
     assert [r["name"] for r in json.loads(path.read_text())["rows"]] == ["toy"]
