@@ -92,7 +92,7 @@ def as_nobody(program: str, *arguments: object, **environment: str) -> str:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout.partition("=====\n")[2]

@@ -63,7 +63,7 @@ def start(what: str, root: pathlib.Path, *arguments: str) -> str:
         [sys.executable, str(script), what, str(root), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,  # for what hangs; a busy machine needs more than a minute
     )
     assert done.returncode == 0, done.stderr
     for path in (root, *root.rglob("*")):  # what another user made is looked at here
