@@ -18,6 +18,7 @@ import jax
 from tracea_jax import catalogue
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
 
@@ -165,6 +166,25 @@ def device_for(platform: str, settings: Options | None = None) -> Device:
         except RuntimeError as e:
             return devices.OtherDevice(platform=platform, name=f"unknown GPU: {e}")
     return devices.OtherDevice(platform=platform, name=platform)
+
+
+def device_called(name: str | Device) -> Device:
+    """The profile of a device: of "cpu", or of a GPU that need not be here.
+
+    Raises:
+      ValueError: on another name, listing the known ones.
+    """
+    if isinstance(name, Device):
+        return name
+    if name == devices.CpuDevice.platform:
+        return device_for(name)
+    if name in NAMED:
+        return devices.named(name)
+    valid = (devices.CpuDevice.platform, *NAMED)
+    raise ValueError(
+        f"device={shown(name)} must be one of {', '.join(valid)}, or None for the one "
+        f"that JAX computes on{similar(name, valid, least=1.0)}"
+    )
 
 
 def local_device() -> Device:

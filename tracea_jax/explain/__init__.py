@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
-from tracea_jax import device as devices
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain.sites import Site, sites
+from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import current, device_for, local_device, options
+from tracea_jax.options import current, device_called, local_device, options
 from tracea_jax.rewrite import Miss, Rule, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing
@@ -33,11 +33,12 @@ _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
+@function_alone
 def explain(
     fn: Callable[..., Any],
     *,
     ops: str | Iterable[str] | None = None,
-    device: str | None = None,
+    device: str | Device | None = None,
     after_grad: bool = False,
 ) -> Callable[..., Explanation]:
     """What ``transform(fn)`` would run: a row for each site, with reasons.
@@ -63,9 +64,11 @@ def explain(
 
     Raises:
       ValueError: on an unknown op or device.
+      TypeError: if fn is no function, or if its arguments are passed along with it.
     """
+    check_function(fn, "explain takes a function", "explain(f)(*args)")
     chosen = check_ops(ops, after_grad)
-    target = _device(device)
+    target = None if device is None else device_called(device)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         def spliced(rules: tuple[Rule, ...]) -> tuple[Any, list[Any], list[Miss]]:
@@ -92,17 +95,6 @@ def explain(
         )
 
     return explained
-
-
-def _device(name: str | None) -> Device | None:
-    if name is None:
-        return None
-    if name == devices.CpuDevice.platform:
-        return device_for(name)
-    if name not in devices.NAMED:
-        valid = ", ".join(devices.NAMED)
-        raise ValueError(f"{name!r} is no device; it must be None, cpu, {valid}")
-    return devices.named(name)
 
 
 def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
