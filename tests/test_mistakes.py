@@ -23,6 +23,10 @@ def layer(x, w):
     return jax.nn.gelu(x @ w)
 
 
+def graph_of(problems: Any) -> tracea.Graph:
+    return tracea.Graph(problems)
+
+
 def message_of(error: type[Exception], call) -> str:
     with pytest.raises(error) as caught:
         call()
@@ -92,14 +96,15 @@ def test_what_is_no_function_is_refused_and_not_printed(public, what, came):
 
 def test_the_result_of_a_function_is_no_function():
     x, w = normal(8, 16), normal(16, 4)
-    text = message_of(TypeError, lambda: tracea.tune(layer(x, w)))
+    wrong: Any = layer(x, w)
+    text = message_of(TypeError, lambda: tracea.tune(wrong))
     assert "an array float32[8,4]; write tune(f, *args)" in text
     with pytest.raises(TypeError, match=r"write tune\(f, \*args\)"):
         tracea.tune(x, w)
     with pytest.raises(TypeError, match=r"write transform\(f\)"):
-        tracea.transform()(layer(x, w))
+        tracea.transform()(wrong)
     with pytest.raises(TypeError, match=r"from_function takes a function.*float32"):
-        tracea.Graph.from_function(layer(x, w))
+        tracea.Graph.from_function(wrong)
 
 
 @pytest.mark.parametrize("public", [tracea.transform, tracea.explain])
@@ -162,6 +167,144 @@ def test_ops_are_names_of_ops(take):
     for given in (ops.matmul, [ops.matmul]):
         with pytest.raises(TypeError, match="the function matmul; did you mean 'matm"):
             take(given)
+
+
+# --- activations ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (jax.nn.gelu, "gelu"),
+        (functools.partial(jax.nn.gelu, approximate=True), "gelu"),
+        (functools.partial(jax.nn.gelu, approximate=False), "gelu_exact"),
+        (jax.nn.relu, "relu"),
+        (jax.nn.silu, "silu"),
+        (jax.nn.swish, "silu"),
+        (jax.jit(jax.nn.relu), "relu"),
+        (None, "none"),
+        ("GELU", "gelu"),
+        ("swish", "silu"),
+        ("gelu_tanh", "gelu"),
+        ("gelu_erf", "gelu_exact"),
+        ("gleu", "gelu"),
+    ],
+)
+def test_an_activation_is_a_name_and_the_error_says_which(given, meant):
+    x, w, image = normal(8, 16), normal(16, 4), normal(1, 4, 4, 2)
+    calls = [
+        lambda: ops.matmul(x, w, activation=given),
+        lambda: ops.gated_matmul(x, w, w, activation=given),
+        lambda: ops.conv2d(image, normal(3, 3, 2, 4), activation=given),
+        lambda: tracea.Epilogue(activation=given),
+        lambda: tracea.Graph().add_matmul(8, 4, 16, activation=given),
+    ]
+    for call in calls:
+        text = message_of(ValueError, call)
+        assert f"did you mean {meant!r}?" in text and "none, relu, gelu," in text
+        assert " at 0x" not in text
+
+
+@pytest.mark.parametrize("given", [jnp.tanh, jax.nn.elu, lambda y: y, normal(4)])
+def test_other_activations_are_applied_to_the_result(given):
+    text = message_of(
+        ValueError, lambda: ops.matmul(normal(8, 16), normal(16, 4), activation=given)
+    )
+    assert "it must be one of none, relu, gelu, gelu_exact, silu" in text
+    assert "did you mean" not in text
+    assert ("to the result" in text) == callable(given)
+
+
+# --- configs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kc": 64}, r"gemm_cpu: it lacks nc, tasks; its fields are kc, nc, tasks"),
+        ({"kc": 64, "nc": 64, "task": 1}, r"no config field task;.*mean 'tasks'"),
+        ({"kc": "64", "nc": 64, "tasks": 1}, r"kc='64' must be an integer"),
+        ({"kc": [64], "nc": 64, "tasks": 1}, r"kc=\(64,\) must be an integer"),
+        ({1: 64, "nc": 64}, r"no config field 1; its fields are kc, nc, tasks"),
+        ({"tile_m": 64}, r"gemm_sm90, .*gemm_sm80: it runs on NVIDIA GPUs"),
+        (64, r"config=64 does not fit gemm_cpu: pass GemmCpuConfig or a dict of kc"),
+        (normal(3), r"config=an array float32\[3\] must be a variant's config, or a"),
+        ({"kc": normal(3)}, "config=a dict of 1 must be a variant's config"),
+    ],
+    ids=str,
+)
+def test_a_wrong_config_names_the_fields(config, message):
+    x, w = np.ones((8, 16), np.float32), np.ones((16, 4), np.float32)
+    text = message_of(ValueError, lambda: ops.matmul(x, w, config=config))
+    assert re.search(message, text), text
+    assert "__init__" not in text and "positional" not in text
+
+
+def test_a_wrong_config_of_a_gpu_kernel_names_the_fields():
+    x = jax.ShapeDtypeStruct((512, 512), "bfloat16")
+
+    def reason(**config):
+        def fn(x):
+            return ops.matmul(x, x, implementation="gemm_sm90", config=config)
+
+        (site,) = tracea.explain(fn, device="H200")(x).sites
+        assert site.variant is None and "__init__" not in site.reason
+        return site.reason
+
+    assert "it lacks tile_m, stages; its fields are tile_m, tile_n" in reason(tile_n=64)
+    assert "no config field tile_k" in reason(tile_m=64, tile_n=64, stages=4, tile_k=64)
+    assert "tile_m" in reason(tile_m="64", tile_n=64, stages=4)
+
+
+# --- graphs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (
+            lambda g: g.add_attention(1, 2, 3),
+            r"^add_attention: missing a required .*'heads'; it is add_attention\("
+            r"batch, q_len, kv_len, heads, head_dim, \*, dtype='float32', .*count=1",
+        ),
+        (
+            lambda g: g.add_conv2d(1, 2),
+            r"^add_conv2d: missing .*'width'; it is add_conv2d\(batch, height, width",
+        ),
+        (
+            lambda g: g.add_matmul(1, 2, 3, 4),
+            r"^add_matmul: too many .*; it is add_matmul\(m, n, k, \*",
+        ),
+        (
+            lambda g: g.add_gated_matmul(1, 2, 3, dtyp="bfloat16"),
+            r"^add_gated_matmul: .*unexpected.*'dtyp'; it is add_gated_matmul\(m, n, k",
+        ),
+        (lambda g: g.add_matmul(normal(8, 16), normal(16, 4)), "^add_matmul: missing"),
+        (lambda g: g.add(normal(8, 16)), r"not an array float32\[8,16\]"),
+        (lambda g: g.add(layer), "not the function layer; Graph.from_function"),
+        (lambda g: graph_of(layer), "not the function layer; .*from_function"),
+        (lambda g: graph_of(SMALL), "a list of problems, not a GemmProblem"),
+    ],
+)
+def test_methods_of_a_graph_err_by_their_own_names(add, message):
+    with pytest.raises(TypeError, match=f"(?s){message}"):
+        add(tracea.Graph())
+
+
+def test_methods_of_a_graph_know_their_signatures():
+    add = tracea.Graph().add_attention
+    assert (add.__name__, add.__qualname__) == ("add_attention", "Graph.add_attention")
+    parameters = inspect.signature(add).parameters
+    assert list(parameters)[:5] == ["batch", "q_len", "kv_len", "heads", "head_dim"]
+    assert parameters["count"].default == 1
+    with pytest.raises(AttributeError, match="'add_conv'; did you mean 'add_conv2d'"):
+        tracea.Graph().add_conv(1)
+
+
+def test_problems_of_wrong_types_are_refused():
+    wrong: Any = {"m": "8", "n": 4, "k": 16}
+    with pytest.raises(ValueError, match="m must be int, not '8'"):
+        tracea.tune(tracea.GemmProblem(**wrong))
 
 
 # --- devices and numbers --------------------------------------------------------------
