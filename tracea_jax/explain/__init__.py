@@ -6,6 +6,7 @@ print(tracea.explain(model)(x))
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Hashable, Iterable
@@ -16,11 +17,18 @@ import jax
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import by_reason
+from tracea_jax.diagnosis import by_reason, compiled_elsewhere
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import current, device_called, local_device, options
+from tracea_jax.options import (
+    Options,
+    current,
+    device_called,
+    device_for,
+    local_device,
+    options,
+)
 from tracea_jax.rewrite import Miss, Rule, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing
@@ -55,9 +63,9 @@ def explain(
 
     Args:
       fn, ops, after_grad: as in ``transform``.
-      device: "cpu", or a GPU that need not be there (see ``device.NAMED``); by default
-        the device that JAX computes on. Where fn differentiates inside, it is traced as
-        it is for the default one.
+      device: "cpu", or a GPU that need not be there (see ``device.NAMED``), nor a
+        compiler for it; by default the device that JAX computes on. Where fn
+        differentiates inside, it is traced as it is for the default one.
 
     Returns:
       A function of fn's arguments that returns an ``Explanation``; print it.
@@ -85,11 +93,16 @@ def explain(
             without = left_of(program, chosen, after_grad, where)
         with without_choices():
             result, arrays, misses = spliced(fewer(rules, without))
+        # A GPU that is not here has a compiler of its own.
+        is_here = target is None or target == device_for(target.platform, Options())
+        at = contextlib.nullcontext() if is_here else compiled_elsewhere()
         spread = max(map(_device_count, arrays), default=1)
+        with at:
+            found = sites(result, where, current(), devices=spread)
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,
-            sites=sites(result, where, current(), devices=spread),
+            sites=found,
             misses=tuple(misses),
             verdict=raced,
         )
