@@ -307,6 +307,34 @@ def test_problems_of_wrong_types_are_refused():
         tracea.tune(tracea.GemmProblem(**wrong))
 
 
+# --- names ----------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_there_has_a_neighbour():
+    for name, hint in (
+        ("transfrom", "did you mean 'transform'"),
+        ("option", "did you mean 'option"),
+        ("matmul", "it is tracea_jax.ops.matmul"),
+        ("linear_cross_entropy", "it is tracea_jax.ops.linear_cross_entropy"),
+    ):
+        with pytest.raises(AttributeError, match=f"attribute '{name}'; {hint}"):
+            getattr(tracea, name)
+    with pytest.raises(AttributeError, match="no attribute '__wrapped__'$"):
+        _ = tracea.__wrapped__
+
+
+def test_an_implementation_that_is_not_there_has_a_neighbour():
+    x, w = normal(8, 16), normal(16, 4)
+    for name, meant in (("gem_cpu", "gemm_cpu"), ("XLA", "xla"), ("Tracea", "tracea")):
+        with pytest.raises(ValueError, match=f"'{name}' is unknown; .*mean '{meant}'"):
+            ops.matmul(x, w, implementation=name)
+    wrong: Any = jnp.ones(3)
+    with pytest.raises(
+        ValueError, match=r"implementation=an array float32\[3\] is unk"
+    ):
+        ops.matmul(x, w, implementation=wrong)
+
+
 # --- devices and numbers --------------------------------------------------------------
 
 
