@@ -7,6 +7,8 @@ first, XLA last.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracea_jax import catalogue
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.problem import Problem
@@ -47,7 +49,7 @@ def get(op: str, name: str) -> Variant:
     raise ValueError(f"{op} has no variant {name!r}; it has {names}")
 
 
-def check_implementation(op: str, implementation: str | None) -> None:
+def check_implementation(op: str, implementation: Any) -> None:
     """Raises ValueError unless ``implementation`` is a value that the op accepts."""
     valid = ("tracea", *(v.name for v in of(op)))
     is_name = implementation is None or isinstance(implementation, str)
