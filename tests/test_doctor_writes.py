@@ -39,7 +39,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     line = told(tmp_path / "file" / "cache", monkeypatch)
     assert "cannot be written: " in line and str(tmp_path / "file") in line
-    assert "set TRACEA_CACHE_DIR to" in line
+    assert "set TRACEA_CACHE_DIR to another directory" in line
 
 
 def test_a_full_disk_is_told(tmp_path, monkeypatch):

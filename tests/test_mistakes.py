@@ -283,7 +283,7 @@ def test_a_wrong_config_of_a_gpu_kernel_names_the_fields():
         (lambda g: g.add(normal(8, 16)), r"not an array float32\[8,16\]"),
         (lambda g: g.add(layer), "not the function layer; Graph.from_function"),
         (lambda g: graph_of(layer), "not the function layer; .*from_function"),
-        (lambda g: graph_of(SMALL), "a list of problems, not a GemmProblem"),
+        (lambda g: graph_of(SMALL), r"not a GemmProblem; write Graph\(\[problem\]\)"),
     ],
 )
 def test_methods_of_a_graph_err_by_their_own_names(add, message):
@@ -299,6 +299,20 @@ def test_methods_of_a_graph_know_their_signatures():
     assert parameters["count"].default == 1
     with pytest.raises(AttributeError, match="'add_conv'; did you mean 'add_conv2d'"):
         tracea.Graph().add_conv(1)
+
+
+def test_a_problem_has_full_names_of_dtypes():
+    short: Any = tracea.GemmProblem(m=8, n=4, k=16, lhs="bf16", rhs="bf16")
+    with pytest.raises(ValueError, match="'bf16' is unknown.*did you mean 'bfloat16'"):
+        tracea.tune(short)
+
+
+def test_the_scale_of_attention_is_a_number():
+    q = normal(1, 4, 2, 8)
+    wrong: Any = "small"
+    for scale, came in ((wrong, "'small'"), (normal(3), r"an array float32\[3\]")):
+        with pytest.raises(ValueError, match=f"scale must be a number, not {came}"):
+            ops.attention(q, q, q, scale=scale)
 
 
 def test_problems_of_wrong_types_are_refused():
@@ -354,4 +368,7 @@ def test_a_device_is_a_name_or_a_profile():
 def test_numbers_are_numbers(name):
     how: dict[str, Any] = {name: "10"}
     with pytest.raises(TypeError, match=f"{name} must be a number or None, not '10'"):
+        tracea.tune(SMALL, **how)
+    how = {"seed": "a"}
+    with pytest.raises(TypeError, match="seed must be an integer, not 'a'"):
         tracea.tune(SMALL, **how)

@@ -141,5 +141,5 @@ def _state(directory: pathlib.Path, whose: Trust = Trust.USER) -> str:
     try:
         trust.try_writing(directory)
     except OSError as e:
-        return f"cannot be written: {e}; set TRACEA_CACHE_DIR to one that can"
+        return f"cannot be written: {e}; set TRACEA_CACHE_DIR to another directory"
     return "writable, as a test file showed"

@@ -56,9 +56,10 @@ class Graph:
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._counts: dict[Problem, int] = {}
         if not isinstance(problems, Iterable):
+            is_one = isinstance(problems, Problem)
+            meant = "Graph([problem])" if is_one else "Graph.from_function(f, *args)"
             raise TypeError(
-                f"Graph takes a list of problems, not {shown(problems)}; write "
-                "Graph.from_function(f, *args) for those of a function"
+                f"Graph takes a list of problems, not {shown(problems)}; write {meant}"
             )
         for problem in problems:
             self.add(problem)

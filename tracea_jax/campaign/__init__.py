@@ -9,6 +9,7 @@ the benchmarks.
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -96,7 +97,7 @@ def tune(
       TypeError: if ``what`` is neither a problem, nor a graph, nor a function.
     """
     graph = graph_of(what, args, ops=ops, after_grad=after_grad)
-    _check(budget_s, portfolio)
+    _check(budget_s, portfolio, seed)
     run = Run(
         device=local_device() if device is None else device_called(device),
         settings=current(),
@@ -168,9 +169,10 @@ def _program(
     return Program(fn=fn, args=args, ops=chosen, after_grad=after_grad)
 
 
-def _check(budget_s: float | None, portfolio: float | None) -> None:
-    numbers = {"budget_s": budget_s, "portfolio": portfolio}
-    for name, value in numbers.items():
+def _check(budget_s: float | None, portfolio: float | None, seed: Any) -> None:
+    if not isinstance(seed, numbers.Integral):
+        raise TypeError(f"seed must be an integer, not {shown(seed)}")
+    for name, value in (("budget_s", budget_s), ("portfolio", portfolio)):
         if value is not None and not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number or None, not {shown(value)}")
     if budget_s is not None and not budget_s > 0:

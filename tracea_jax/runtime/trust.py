@@ -270,7 +270,11 @@ def write_atomically(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | NOFOLLOW
-    fd = os.open(new, flags, mode)
+    try:
+        fd = os.open(new, flags, mode)
+    except OSError as e:
+        e.filename = os.fspath(path)  # what the caller knows
+        raise
     try:
         write_all(fd, data)
         os.fsync(fd)

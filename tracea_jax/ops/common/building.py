@@ -39,10 +39,7 @@ def array(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     try:
         wanted = jnp.dtype(_in_full(dtype) if isinstance(dtype, str) else dtype)
     except TypeError as e:
-        raise ValueError(
-            f"dtype {shown(dtype)} is unknown to JAX; it is a name such as "
-            f"{', '.join(_COMMON)}{similar(dtype, _COMMON)}"
-        ) from e
+        raise unknown_dtype(dtype) from e
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
         raise ValueError(f"{wanted} arrays need the variable JAX_ENABLE_X64=1")
     return jax.ShapeDtypeStruct(shape, wanted)
@@ -59,6 +56,15 @@ _FLOAT8 = {
     **dict.fromkeys(("fp8", "f8", "fp8_e4m3", "e4m3", "e4m3fn"), "float8_e4m3fn"),
     **dict.fromkeys(("fp8_e5m2", "e5m2"), "float8_e5m2"),
 }
+
+
+def unknown_dtype(dtype: Any) -> ValueError:
+    """The error about a dtype that JAX does not know."""
+    full = _in_full(dtype) if isinstance(dtype, str) else dtype
+    return ValueError(
+        f"dtype {shown(dtype)} is unknown to JAX; it is a name such as "
+        f"{', '.join(_COMMON)}{similar(full, _COMMON)}"
+    )
 
 
 def _in_full(name: str) -> str:
