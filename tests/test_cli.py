@@ -47,7 +47,7 @@ def test_doctor(capsys, cache_dir):
     assert titles == ["versions", "devices", "toolchain", *ops, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out
     assert "gemm_sm90: cannot run; it runs on NVIDIA GPUs" in out
-    assert f"directory: {cache_dir} (writable)" in out
+    assert f"directory: {cache_dir} (writable, as a test file showed)" in out
     assert re.search(r"tuned problems: 0\b", out) and "on a miss: heuristic" in out
 
 
@@ -363,9 +363,9 @@ def test_explain_for_another_device_as_data(capsys, model):
         ("model:number", "model:number is no function: 3"),
         ("model:plain", r"model:plain takes arguments: .*--args .* plain_args\(\)"),
         ("model:step --args f32(8,8)", "'f32\\(8,8\\)' must be a dtype with sizes"),
-        ("model:step --args f33[8]", "dtype 'float33' is unknown to JAX"),
+        ("model:step --args f33[8]", "dtype 'f33' is unknown to JAX"),
         ("model:step --args f64[8]", "float64 arrays need .* JAX_ENABLE_X64=1"),
-        ("model:step --device B200", "'B200' is no device; .* cpu, H200"),
+        ("model:step --device B200", "'B200' must be one of cpu, H200"),
         ("model:step --ops sort", "ops=.*sort.* must be some of"),
     ],
 )
@@ -408,8 +408,8 @@ def test_an_empty_cache_is_listed(capsys, cache_dir):
         (("dance",), "invalid choice: 'dance'"),
         (("cache",), "required: ACTION"),
         (("tune", "matmul", "64", "64"), "required: K"),
-        (("tune", "matmul", "0", "64", "64"), "M: 0 must be at least 1"),
-        (("tune", "matmul", "64", "many", "64"), "N: invalid positive value: 'many'"),
+        (("tune", "matmul", "0", "64", "64"), "M: 0 must be an integer of at"),
+        (("tune", "matmul", "64", "many", "64"), "N: many must be an integer"),
         (("tune", "conv", "64", "64", "64"), "invalid choice: 'conv'"),
         (("tune", "matmul", "8", "8", "8", "--layout", "xy"), "invalid choice: 'xy'"),
         (("tune",), "give one of OP, MODULE:FUNCTION and --file FILE"),
@@ -451,8 +451,9 @@ def test_a_wrong_variable_is_one_line(capsys, monkeypatch):
     monkeypatch.setenv("TRACEA_ON_MISS", "sometimes")
     status, _, err = run(capsys, "cache", "list")
     assert status == 1
-    assert (
-        err == "tracea: on_miss='sometimes'; it must be one of heuristic, tune, error\n"
+    assert err == (
+        "tracea: on_miss='sometimes'; it must be one of heuristic, tune, error (set by "
+        "the variable TRACEA_ON_MISS)\n"
     )
 
 

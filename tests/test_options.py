@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import dataclasses
+import os
 import pathlib
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 
 import jax
@@ -46,7 +52,11 @@ def test_the_environment_sets_every_option():
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("TRACEA_ON_MISS", "tuning", "on_miss='tuning'.*heuristic, tune, error"),
+        (
+            "TRACEA_ON_MISS",
+            "tuning",
+            "on_miss='tuning'.*heuristic, tune, error.*set by .*TRACEA_ON_MISS",
+        ),
         ("TRACEA_DEVICE", "H900", "device='H900'.*H200, H100, A100"),
         (
             "TRACEA_IMPLEMENTATION",
@@ -54,7 +64,6 @@ def test_the_environment_sets_every_option():
             "implementation='cublas'.*tracea, .*gemm_cpu, .*gemm_sm90, .*xla",
         ),
         ("TRACEA_CUBIN_LIMIT", "2 GiB", "'2 GiB' must be a number of bytes"),
-        ("TRACEA_CACHEDIR", "/x", "TRACEA_CACHEDIR is no setting.*TRACEA_CACHE_DIR"),
     ],
 )
 def test_a_wrong_variable_names_the_valid_ones(variable, value, message, monkeypatch):
@@ -65,14 +74,59 @@ def test_a_wrong_variable_names_the_valid_ones(variable, value, message, monkeyp
         matmul(normal(2, 2), normal(2, 2))
 
 
+def test_an_unknown_variable_is_warned_of_once_with_the_nearest_name():
+    program = """
+        import tracea_jax as tracea
+        from tracea_jax import ops
+        from tracea_jax.options import current
+
+        x = __import__("jax").numpy.ones((3, 3))
+        assert (ops.matmul(x, x) == 3).all()
+        print(tracea.doctor(), current().implementation)
+    """
+    given = {"TRACEA_CACHEDIR": "/x", "TRACEA_ZZZ": "1", "TRACEA_IMPLEMENTATION": "xla"}
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(program)],
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("xla\n")
+    warned = [line for line in result.stderr.splitlines() if "no setting" in line]
+    assert len(warned) == 2
+    assert "TRACEA_CACHEDIR is no setting" in warned[0]
+    assert "did you mean 'TRACEA_CACHE_DIR'?" in warned[0]
+    assert "TRACEA_ZZZ is no setting" in warned[1] and "TRACEA_CPU_ISA" in warned[1]
+    assert "did you mean" not in warned[1]
+
+
 def test_a_wrong_option_names_the_valid_ones():
-    with (
-        pytest.raises(ValueError, match="on_miss='never'.*heuristic, tune, error"),
-        tracea.options(on_miss="never"),
-    ):
-        pass
-    with pytest.raises(TypeError, match="colour"), tracea.options(colour="red"):
-        pass
+    with pytest.raises(ValueError, match="on_miss='never'.*heuristic, tune, error"):
+        tracea.options(on_miss="never")
+    with pytest.raises(ValueError, match="implementation='gemm_cp';.* mean 'gemm_cpu'"):
+        tracea.options(implementation="gemm_cp")
+    with pytest.raises(TypeError, match="no setting 'colour'; .*on_miss, impl.*_limit"):
+        tracea.options(colour="red")
+    with pytest.raises(TypeError, match="'on_mis'.*did you mean 'on_miss'"):
+        tracea.options(on_mis="tune")
+    with pytest.raises(TypeError, match="cache_dir must be a path, not 3"):
+        tracea.options(cache_dir=3)
+    with pytest.raises(TypeError, match="cache_path must be a path, not a list of 1"):
+        tracea.options(cache_path=["/shared"])
+    for limit in ("2GiB", -1):
+        with pytest.raises(ValueError, match=f"cubin_limit={limit!r} must be a number"):
+            tracea.options(cubin_limit=limit)
+
+
+def test_directories_may_be_paths(tmp_path):
+    with tracea.options(cache_dir=tmp_path, cache_path=tmp_path / "more") as settings:
+        assert settings.directory == tmp_path
+        assert settings.shared == (tmp_path / "more",)
+    assert settings == Options(
+        cache_dir=str(tmp_path), cache_path=str(tmp_path / "more")
+    )
 
 
 def test_options_nest_and_end():
@@ -99,6 +153,32 @@ def test_options_belong_to_their_thread():
         thread.start()
         thread.join()
     assert seen == [None]
+
+
+def test_a_thread_takes_over_the_options_of_another():
+    f, traces = counting()
+    a, b = normal(3, 3), normal(3, 3)
+
+    def inside(settings):
+        f(a, b)  # as the environment says
+        with tracea.options(**dataclasses.asdict(settings)):
+            f(a, b)
+            return current()
+
+    with tracea.options(implementation="xla") as settings:
+        f(a, b)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(inside, settings).result() == settings
+    assert [t.implementation for t in traces] == ["xla", None]
+
+
+def test_the_environment_is_for_all_threads(monkeypatch):
+    seen = []
+    monkeypatch.setenv("TRACEA_IMPLEMENTATION", "xla")
+    thread = threading.Thread(target=lambda: seen.append(current().implementation))
+    thread.start()
+    thread.join()
+    assert seen == ["xla"]
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):

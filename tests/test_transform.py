@@ -83,7 +83,7 @@ def test_what_is_no_function_is_an_error():
     with pytest.raises(TypeError, match="ops='matmul'"):
         tracea.transform("matmul")  # pyright: ignore[reportArgumentType]
     for other in (3, classmethod(block)):
-        with pytest.raises(TypeError, match="no function"):
+        with pytest.raises(TypeError, match="transform takes a function, not"):
             tracea.transform(other)  # pyright: ignore[reportArgumentType]
 
 

@@ -200,7 +200,7 @@ def test_the_doctor_tells_which_caches_count(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[0]))
     monkeypatch.setenv("TRACEA_CACHE_PATH", os.pathsep.join(map(str, places[1:])))
     told = "\n".join(_caches())
-    assert f"directory: {places[0]} (writable)" in told
+    assert f"directory: {places[0]} (writable, as a test file showed)" in told
     assert f"shared: {places[1]} (only read)" in told
     assert f"shared: {places[2]} (ignored: {places[2]} can be written by" in told
     assert f"shared: {places[3]} (missing)" in told

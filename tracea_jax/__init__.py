@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
+
+from tracea_jax.mistakes import similar
 
 __version__ = "0.1.0"
 
@@ -79,10 +82,21 @@ def __getattr__(name: str) -> Any:
     if name == "ops":
         return importlib.import_module("tracea_jax.ops")
     if name not in _HOMES:
-        raise AttributeError(f"module 'tracea_jax' has no attribute {name!r}")
+        raise AttributeError(
+            f"module 'tracea_jax' has no attribute {name!r}{_hint(name)}"
+        )
     value = getattr(importlib.import_module(f"tracea_jax.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _hint(name: str) -> str:
+    """The end of the error about a name that is none of ours."""
+    if name.startswith("__"):  # asked by tools
+        return ""
+    if os.path.isdir(os.path.join(os.path.dirname(__file__), "ops", name)):
+        return f"; it is tracea_jax.ops.{name}"
+    return similar(name, __dir__())
 
 
 def __dir__() -> list[str]:

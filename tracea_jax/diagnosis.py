@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tracea_jax import variants
 from tracea_jax.device import Device
@@ -57,7 +59,10 @@ class Diagnosis:
 
 
 def diagnose(problem: Problem, device: Device) -> Diagnosis:
-    """Asks every variant of the op; a pure function but for the installed toolchain."""
+    """Asks every variant of the op; a pure function but for the installed toolchain.
+
+    ``compiled_elsewhere`` is for devices that are not here, nor their toolchain.
+    """
     candidates, rejected = [], []
     for variant in variants.of(problem.op):
         reason = variant.why_not(problem, device) or _toolchain(variant, device)
@@ -73,7 +78,23 @@ def diagnose(problem: Problem, device: Device) -> Diagnosis:
     )
 
 
+# A context variable, as answers diagnose the neighbours of a problem, too.
+_elsewhere = contextvars.ContextVar("elsewhere", default=False)
+
+
+@contextlib.contextmanager
+def compiled_elsewhere() -> Iterator[None]:
+    """Inside, no compiler is missed: kernels are compiled where the device is."""
+    token = _elsewhere.set(True)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
 def _toolchain(variant: variants.Variant, device: Device) -> str | None:
-    """Why the variant's kernels cannot be compiled here, if they need compiling."""
+    """Why the variant's kernels cannot be compiled, if they need compiling here."""
+    if _elsewhere.get():
+        return None
     compiled = any(source.startswith("cuda/") for source in variant.sources)
     return nvrtc.why_unavailable() if compiled and device.platform == "cuda" else None

@@ -16,9 +16,11 @@ from typing import Any
 from tracea_jax import knowledge, variants
 from tracea_jax.device import Device, OtherDevice
 from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
+from tracea_jax.mistakes import shown
 from tracea_jax.options import Options, current
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.schema import check_types
 from tracea_jax.tuning.answers.answer import Answer, Question
 
 
@@ -167,14 +169,34 @@ def _explicit(diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any) -> An
     for name in allowed:
         variant = variants.get(problem.op, name)
         try:
-            value = variants.config_from_json(variant, config)
-            variant.check(problem, value, device)
+            value = _checked(variant, config, problem, device)
         except ValueError as e:
             errors.append(f"{name}: {e}")
         else:
             choice = Choice(variant=name, config=value)
             return Answer(choice=choice, origin="user", decision="the config was given")
-    raise ValueError(f"config={config!r} fits no allowed variant: " + "; ".join(errors))
+    errors += by_reason(r for r in diagnosis.rejected if _fits(problem, r, config))
+    given = repr(config) if isinstance(config, dict) else shown(config)
+    raise ValueError(f"config={given} fits no allowed variant: " + "; ".join(errors))
+
+
+def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any:
+    value = variants.config_from_json(variant, config)
+    try:
+        variant.check(problem, value, device)
+    except TypeError:  # it compares what cannot be compared
+        check_types(value)
+        raise
+    check_types(value)
+    return value
+
+
+def _fits(problem: Problem, rejection: Rejection, config: Any) -> bool:
+    """Whether the config may be meant for a variant that cannot run here."""
+    kind = variants.get(problem.op, rejection.variant).config_type
+    if not isinstance(config, dict):
+        return isinstance(config, kind)
+    return bool(config) and {*config} <= {f.name for f in dataclasses.fields(kind)}
 
 
 def _only_xla(implementation: str | None, device: Device) -> Answer:

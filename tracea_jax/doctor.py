@@ -44,7 +44,10 @@ class Report:
 
 
 def doctor() -> Report:
-    """Devices, toolchain, variants with their reasons, and caches of this machine."""
+    """Devices, toolchain, variants with their reasons, and caches of this machine.
+
+    That the cache can be written, a file shows that is written there and removed.
+    """
     devices = _devices()
     return Report(
         sections=(
@@ -133,8 +136,10 @@ def _state(directory: pathlib.Path, whose: Trust = Trust.USER) -> str:
         return f"ignored: {e}"
     except OSError as e:
         return f"cannot be read: {e}"
-    if not os.path.exists(directory):
-        return "made by the first write" if whose is Trust.USER else "missing"
     if whose is Trust.SHARED:
-        return "only read"
-    return "writable" if os.access(directory, os.W_OK) else "read-only"
+        return "only read" if os.path.exists(directory) else "missing"
+    try:
+        trust.try_writing(directory)
+    except OSError as e:
+        return f"cannot be written: {e}; set TRACEA_CACHE_DIR to another directory"
+    return "writable, as a test file showed"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tracea_jax import catalogue
+from tracea_jax import catalogue, schema
 from tracea_jax.explain import explain
 from tracea_jax.explain.sites import Site
+from tracea_jax.mistakes import check_function, shown, similar
 from tracea_jax.options import options
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
@@ -53,6 +55,12 @@ class Graph:
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._counts: dict[Problem, int] = {}
+        if not isinstance(problems, Iterable):
+            is_one = isinstance(problems, Problem)
+            meant = "Graph([problem])" if is_one else "Graph.from_function(f, *args)"
+            raise TypeError(
+                f"Graph takes a list of problems, not {shown(problems)}; write {meant}"
+            )
         for problem in problems:
             self.add(problem)
 
@@ -83,6 +91,8 @@ class Graph:
         Raises:
           ValueError: on an unknown op.
         """
+        takes = "from_function takes a function"
+        check_function(fn, takes, "Graph.from_function(f, *args)")
         ops = None if ops is None else op_names(ops)
         explained = explain(fn, ops=ops, after_grad=after_grad)
         # What was never tuned is wanted above all, and what a race left may win by now.
@@ -102,7 +112,12 @@ class Graph:
           ValueError: if the count is negative.
         """
         if not isinstance(problem, Problem):
-            raise TypeError(f"{problem!r} is no problem, such as tracea.GemmProblem")
+            raise TypeError(
+                f"a graph has problems, such as tracea.GemmProblem, not "
+                f"{shown(problem)}; Graph.from_function(f, *args) takes those of a "
+                "function"
+            )
+        schema.check_types(problem)
         if not (isinstance(count, int) and count >= 0):
             raise ValueError(f"{count=} must be a number of runs, 0 or more")
         if count:
@@ -116,13 +131,22 @@ class Graph:
         """
         op = name.removeprefix("add_")
         if op == name or op not in catalogue.names():
-            raise AttributeError(f"a Graph has no attribute {name!r}")
+            hint = "" if name.startswith("__") else similar(name, dir(self))
+            raise AttributeError(f"a Graph has no attribute {name!r}{hint}")
         build = catalogue.get(op).build
+        signature = _with_count(inspect.signature(build))
 
         @functools.wraps(build)
-        def add(*sizes: Any, count: int = 1, **how: Any) -> None:
+        def add(*sizes: Any, **how: Any) -> None:
+            try:
+                signature.bind(*sizes, **how)
+            except TypeError as e:
+                raise TypeError(f"{name}: {e}; it is {name}{_plain(signature)}") from e
+            count = how.pop("count", 1)
             self.add(build(*sizes, **how), count)
 
+        add.__name__, add.__qualname__ = name, f"Graph.{name}"
+        add.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return add
 
     def __dir__(self) -> list[str]:
@@ -157,6 +181,22 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"<Graph of {self}>"
+
+
+def _with_count(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a builder that also takes how often the problem runs."""
+    kinds = inspect.Parameter
+    count = kinds("count", kinds.KEYWORD_ONLY, default=1, annotation=int)
+    *others, last = signature.parameters.values()
+    ends = [last, count] if last.kind is not kinds.VAR_KEYWORD else [count, last]
+    return signature.replace(parameters=[*others, *ends], return_annotation=None)
+
+
+def _plain(signature: inspect.Signature) -> inspect.Signature:
+    """The same without types, for an error."""
+    none = inspect.Signature.empty
+    bare = [p.replace(annotation=none) for p in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=none)
 
 
 def _counted(count: int, what: str) -> str:

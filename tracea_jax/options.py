@@ -2,6 +2,8 @@
 
 Options are part of JAX's trace context, so a jitted function is traced again where they
 differ. The epoch is too: results of a tuning reach functions that are already traced.
+Like all of that context, what ``with`` sets belongs to one thread; the environment is
+for all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import jax
 from tracea_jax import catalogue
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
 
@@ -49,8 +52,17 @@ class Options:
     cubin_limit: int = LIMIT_BYTES
 
     def __post_init__(self) -> None:
-        if self.cubin_limit < 0:
-            raise ValueError(f"cubin_limit={self.cubin_limit} must not be negative")
+        for name in ("cache_dir", "cache_path"):
+            value = getattr(self, name)
+            if isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+            elif not isinstance(value, str | None):
+                raise TypeError(f"{name} must be a path, not {shown(value)}")
+        if not isinstance(self.cubin_limit, int) or self.cubin_limit < 0:
+            raise ValueError(
+                f"cubin_limit={shown(self.cubin_limit)} must be a number of bytes, "
+                "not negative"
+            )
         _check("on_miss", self.on_miss, ON_MISS)
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
@@ -87,25 +99,30 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
     """Options from ``TRACEA_ON_MISS``, ``TRACEA_IMPLEMENTATION``, ...
 
     Raises:
-      ValueError: on a value that is not valid, or an unknown ``TRACEA_`` variable.
+      ValueError: on a value that is not valid, naming its variable.
+
+    Warns:
+      RuntimeWarning: once, on an unknown ``TRACEA_`` variable, naming the nearest one.
     """
     names = {f"TRACEA_{f.name.upper()}": f.name for f in dataclasses.fields(Options)}
     known = {*names, "TRACEA_CPU_ISA"}
     given = {name for name in environ if name.startswith("TRACEA_")}
-    if unknown := sorted(given - known):
-        raise ValueError(
-            f"{', '.join(unknown)} is no setting; the settings are "
-            + ", ".join(sorted(known))
+    for unknown in sorted(given - known):
+        trust.warn_once(
+            f"the variable {unknown} is no setting of tracea_jax and is ignored; the "
+            f"settings are {', '.join(sorted(known))}"
+            + similar(unknown, known, least=0.8)
         )
     values: dict[str, Any] = {
         field: environ[env] for env, field in names.items() if environ.get(env)
     }
-    limit = values.pop("cubin_limit", None)
-    if limit is None:
+    if (limit := values.get("cubin_limit", "")).isdecimal():
+        values["cubin_limit"] = int(limit)
+    try:
         return Options(**values)
-    if not limit.isdecimal():
-        raise ValueError(f"TRACEA_CUBIN_LIMIT={limit!r} must be a number of bytes")
-    return Options(**values, cubin_limit=int(limit))
+    except ValueError as e:
+        field = str(e).partition("=")[0]
+        raise ValueError(f"{e} (set by the variable TRACEA_{field.upper()})") from e
 
 
 _context = jax.make_user_context(None)
@@ -117,14 +134,36 @@ def current() -> Options:
     return _context.value or from_environment()
 
 
-@contextlib.contextmanager
-def options(**changes: Any) -> Iterator[Options]:
+def options(**changes: Any) -> contextlib.AbstractContextManager[Options]:
     """Changes settings inside a ``with`` block; see ``Options`` for their names.
 
+        with tracea.options(implementation="xla") as settings:
+            plain = step(params, batch)
+
+    As with JAX's own contexts (``jax.default_matmul_precision``, ...) the block holds
+    for the thread that entered it: a thread that is started inside has the settings of
+    the environment. It takes over those of the block by entering a block of its own:
+
+        with tracea.options(**dataclasses.asdict(settings)): ...
+
+    Settings for all threads are variables: ``TRACEA_IMPLEMENTATION``, ...
+
     Raises:
-      ValueError: naming the valid values.
-      TypeError: on an unknown setting.
+      ValueError: at once, naming the valid values.
+      TypeError: at once, on an unknown setting.
     """
+    names = [f.name for f in dataclasses.fields(Options)]
+    if unknown := [name for name in changes if name not in names]:
+        raise TypeError(
+            f"there is no setting {unknown[0]!r}; the settings are {', '.join(names)}"
+            + similar(unknown[0], names)
+        )
+    Options(**changes)  # reports wrong values here, also where ``with`` is forgotten
+    return _changed(changes)
+
+
+@contextlib.contextmanager
+def _changed(changes: dict[str, Any]) -> Iterator[Options]:
     value = dataclasses.replace(current(), **changes)
     with _context(value):
         yield value
@@ -135,9 +174,13 @@ def publish_epoch() -> None:
     _epoch.set_global(_epoch.get_global() + 1)
 
 
-def _check(name: str, value: str, valid: tuple[str, ...]) -> None:
-    if value not in valid:
-        raise ValueError(f"{name}={value!r}; it must be one of {', '.join(valid)}")
+def _check(name: str, value: Any, valid: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in valid:
+        least = 1.0 if name == "device" else 0.6  # names of GPUs are all alike
+        raise ValueError(
+            f"{name}={shown(value)}; it must be one of {', '.join(valid)}"
+            + similar(value, valid, least)
+        )
 
 
 def _user_cache() -> pathlib.Path:
@@ -165,6 +208,25 @@ def device_for(platform: str, settings: Options | None = None) -> Device:
         except RuntimeError as e:
             return devices.OtherDevice(platform=platform, name=f"unknown GPU: {e}")
     return devices.OtherDevice(platform=platform, name=platform)
+
+
+def device_called(name: str | Device) -> Device:
+    """The profile of a device: of "cpu", or of a GPU that need not be here.
+
+    Raises:
+      ValueError: on another name, listing the known ones.
+    """
+    if isinstance(name, Device):
+        return name
+    if name == devices.CpuDevice.platform:
+        return device_for(name)
+    if name in NAMED:
+        return devices.named(name)
+    valid = (devices.CpuDevice.platform, *NAMED)
+    raise ValueError(
+        f"device={shown(name)} must be one of {', '.join(valid)}, or None for the one "
+        f"that JAX computes on{similar(name, valid, least=1.0)}"
+    )
 
 
 def local_device() -> Device:

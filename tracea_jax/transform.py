@@ -24,6 +24,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat, mutable
 from tracea_jax.call import Call
+from tracea_jax.mistakes import check_function, function_alone, name_of, shown, similar
 from tracea_jax.options import local_device
 from tracea_jax.rewrite import Rule, rules, splice
 from tracea_jax.rewrite.fewer import fewer
@@ -49,6 +50,7 @@ def transform(
 ) -> Callable[[F], F]: ...
 
 
+@function_alone
 def transform(
     fn: Any = None,
     *,
@@ -108,12 +110,9 @@ def transform(
     if fn is None:
         options = {"ops": check_ops(ops, after_grad), "after_grad": after_grad}
         return functools.partial(transform, **options)
-    if not callable(fn):
-        raise TypeError(
-            f"{fn!r} is no function; options are keywords: transform(ops={fn!r})"
-            if isinstance(fn, str)
-            else f"{fn!r} is no function that can be transformed"
-        )
+    are_ops = isinstance(fn, str)
+    call = f"transform(ops={fn!r})" if are_ops else "transform(f)(*args)"
+    check_function(fn, "transform takes a function", call)
     return Transformed(fn, ops, after_grad)
 
 
@@ -295,8 +294,23 @@ def spliced_once(jaxpr: Any, rules: tuple[Rule, ...], kept: Kept) -> Any:
 
 
 def op_names(ops: str | Iterable[str]) -> tuple[str, ...]:
-    """One op by its name, or several, as a tuple."""
-    return (ops,) if isinstance(ops, str) else tuple(ops)
+    """One op by its name, or several, as a tuple.
+
+    Raises:
+      TypeError: if they are no names.
+    """
+    names = (ops,) if isinstance(ops, str) or not isinstance(ops, Iterable) else ops
+    names = tuple(names)
+    for name in names:
+        if not isinstance(name, str):
+            hint = similar(name_of(name), known_ops())
+            raise TypeError(f"ops must be names of ops, not {shown(name)}{hint}")
+    return names
+
+
+def known_ops() -> tuple[str, ...]:
+    """The name of every op that there are rules for, in their order."""
+    return tuple(dict.fromkeys(rule.op for rule in rules()))
 
 
 def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, ...]:
@@ -304,11 +318,15 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
 
     Raises:
       ValueError: on an unknown op.
+      TypeError: if ops are no names.
     """
-    known = tuple(dict.fromkeys(rule.op for rule in rules()))
+    known = known_ops()
     wanted = set(known if ops is None else op_names(ops))
     if unknown := sorted(wanted - set(known)):
-        raise ValueError(f"ops={unknown} must be some of {', '.join(known)}")
+        raise ValueError(
+            f"ops={unknown} must be some of {', '.join(known)}"
+            + similar(unknown[0], known)
+        )
     if after_grad:
         wanted &= {rule.op for rule in rules() if rule.after_grad}
     return tuple(op for op in known if op in wanted)

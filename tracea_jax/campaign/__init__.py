@@ -9,10 +9,12 @@ the benchmarks.
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from tracea_jax import catalogue
 from tracea_jax import ops as ops  # the import registers how each op is measured
 from tracea_jax.campaign.executions import Program
 from tracea_jax.campaign.report import TuneReport
@@ -20,7 +22,8 @@ from tracea_jax.campaign.run import Run
 from tracea_jax.campaign.watch import Log, Watch
 from tracea_jax.device import Device
 from tracea_jax.graph import Graph, Node
-from tracea_jax.options import current
+from tracea_jax.mistakes import check_function, shown, similar
+from tracea_jax.options import current, device_called
 from tracea_jax.options import local_device as local_device
 from tracea_jax.problem import Problem
 from tracea_jax.transform import check_ops, made_of, op_names
@@ -35,7 +38,7 @@ def tune(
     seed: int = 0,
     ops: str | Iterable[str] | None = None,
     after_grad: bool = False,
-    device: Device | None = None,
+    device: str | Device | None = None,
     portfolio: float | None = None,
     race: bool = True,
     progress: Any = None,
@@ -94,9 +97,9 @@ def tune(
       TypeError: if ``what`` is neither a problem, nor a graph, nor a function.
     """
     graph = graph_of(what, args, ops=ops, after_grad=after_grad)
-    _check(budget_s, portfolio)
+    _check(budget_s, portfolio, seed)
     run = Run(
-        device=device or local_device(),
+        device=local_device() if device is None else device_called(device),
         settings=current(),
         search={"goal": goal, "effort": effort, "seed": seed},
         budget_s=math.inf if budget_s is None else budget_s,
@@ -117,9 +120,13 @@ def graph_of(
     """The problems that ``tune(what, *args)`` tunes, as a graph.
 
     Raises:
+      ValueError: on an unknown op.
       TypeError: if ``what`` is neither a problem, nor a graph, nor a function, or if
         it takes no arguments but ``args`` are given.
     """
+    if not isinstance(what, Graph | Problem):
+        takes = "tune takes a function, a problem or a graph"
+        check_function(what, takes, _meant(what))
     ops = None if ops is None else op_names(ops)
     if not isinstance(what, Graph | Problem) and callable(what):
         return Graph.from_function(what, *args, ops=ops, after_grad=after_grad)
@@ -127,11 +134,26 @@ def graph_of(
         raise TypeError(
             f"only functions have arguments; {type(what).__name__} has none"
         )
+    if unknown := sorted({*(ops or ())} - {*catalogue.names()}):
+        valid = catalogue.names()
+        raise ValueError(
+            f"ops={unknown} must be some of {', '.join(valid)}"
+            + similar(unknown[0], valid)
+        )
     graph = Graph()
     for node in what if isinstance(what, Graph) else [Node(problem=what)]:
         if ops is None or node.problem.op in ops:
             graph.add(node.problem, node.count)
     return graph
+
+
+def _meant(what: Any) -> str:
+    """What to write in place of what cannot be tuned."""
+    if isinstance(what, str) and what in catalogue.names():
+        return f"graph = tracea.Graph(); graph.add_{what}(...); tune(graph)"
+    if isinstance(what, list | tuple) and all(isinstance(x, Problem) for x in what):
+        return "tune(tracea.Graph(problems))"
+    return "tune(f, *args)"
 
 
 def _program(
@@ -147,7 +169,12 @@ def _program(
     return Program(fn=fn, args=args, ops=chosen, after_grad=after_grad)
 
 
-def _check(budget_s: float | None, portfolio: float | None) -> None:
+def _check(budget_s: float | None, portfolio: float | None, seed: Any) -> None:
+    if not isinstance(seed, numbers.Integral):
+        raise TypeError(f"seed must be an integer, not {shown(seed)}")
+    for name, value in (("budget_s", budget_s), ("portfolio", portfolio)):
+        if value is not None and not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number or None, not {shown(value)}")
     if budget_s is not None and not budget_s > 0:
         raise ValueError(f"{budget_s=} must be positive seconds, or None for no limit")
     if portfolio is not None and not 0 <= portfolio < 1:

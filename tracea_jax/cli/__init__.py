@@ -78,13 +78,18 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
-        "--budget-s", type=float, default=20.0, help="seconds of tuning for a model"
+        "--budget-s",
+        type=float,
+        default=20.0,
+        help="seconds of tuning for a model (default %(default)g)",
     )
 
     tuning.add(commands, argv)
 
     explain = add("explain", _explain, "what a function would run on, and why")
-    explain.add_argument("function", metavar="MODULE:FUNCTION")
+    explain.add_argument(
+        "function", metavar="MODULE:FUNCTION", help="such as model:step, of model.py"
+    )
     tuning.add_function_options(explain)
     explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
     explain.add_argument("--json", action="store_true", help="for tools")

@@ -20,10 +20,9 @@ from typing import Any
 
 import jax
 
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.ops.common.building import array
 
-_SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint"}
-_SHORT |= {"c": "complex"}
 _SPEC = re.compile(r"(\w+)\[((?:\d+(?:,\d+)*)?)\]")
 
 
@@ -41,12 +40,20 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
         arguments but there are neither shapes nor ``FUNCTION_args``.
     """
     module_name, _, name = target.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        path = os.path.normpath(module_name.removesuffix(".py"))
+        meant = f"{path.replace(os.sep, '.')}:{name or 'FUNCTION'}"
+        raise ValueError(
+            f"{target!r} names a file; write MODULE:FUNCTION"
+            + (f": {meant}" if re.fullmatch(r"\w[\w.]*:[\w.]+", meant) else "")
+        )
     if not (module_name and name):
         raise ValueError(f"{target!r} must be MODULE:FUNCTION, such as model:step")
     module = _module(module_name)
     fn = _function(module, name)
     if specs:
-        return fn, [parse(spec) for spec in " ".join(specs).split()]
+        words = " ".join(specs).replace("],", "] ").split()
+        return fn, [parse(spec) for spec in words]
     make = getattr(module, f"{name}_args", None)
     if make is not None:
         made = make()
@@ -76,6 +83,8 @@ def tracing(target: str) -> Iterator[None]:
 def parse(spec: str) -> jax.ShapeDtypeStruct:
     """An array from text: ``f32[8,128]``, ``bf16[4096]``, ``i32[]``, ``bool[2]``.
 
+    Names of dtypes are those that ``building.array`` takes.
+
     Raises:
       ValueError: if the text is no dtype with sizes; the message shows an example.
     """
@@ -83,9 +92,6 @@ def parse(spec: str) -> jax.ShapeDtypeStruct:
     if found is None:
         raise ValueError(f"{spec!r} must be a dtype with sizes, such as f32[8,128]")
     dtype, sizes = found.groups()
-    short = re.fullmatch(r"([a-z]{1,2})(\d+)", dtype)
-    if short and short[1] in _SHORT:
-        dtype = _SHORT[short[1]] + short[2]
     return array(dtype, tuple(int(size) for size in sizes.split(",") if size))
 
 
@@ -98,15 +104,19 @@ def _module(name: str) -> Any:
         if e.name is not None and f"{name}.".startswith(f"{e.name}."):
             raise ValueError(f"there is no module {name!r}, in {here} or else") from e
         raise ValueError(f"module {name!r} cannot be imported: {e}") from e
+    except Exception as e:
+        traceback.print_exc()
+        raise ValueError(f"module {name!r} cannot be imported") from e
 
 
 def _function(module: Any, name: str) -> Callable[..., Any]:
     try:
         fn = functools.reduce(getattr, name.split("."), module)
     except AttributeError as e:
-        raise ValueError(f"module {module.__name__!r} has no {name!r}") from e
+        hint = similar(name, vars(module))
+        raise ValueError(f"module {module.__name__!r} has no {name!r}{hint}") from e
     if not callable(fn):
-        raise ValueError(f"{module.__name__}:{name} is no function: {fn!r}")
+        raise ValueError(f"{module.__name__}:{name} is no function: {shown(fn)}")
     return fn
 
 

@@ -10,14 +10,26 @@ import argparse
 import json
 import pathlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from tracea_jax import catalogue
 from tracea_jax.catalogue import Argument
 from tracea_jax.problem import Problem, problem_from_json
 
-_DTYPE = Argument("--dtype", {"default": "float32", "help": "of the operands"})
+_DTYPE = Argument(
+    "--dtype",
+    {"default": "float32", "help": "of the operands: bfloat16, or bf16, f16, fp8, ..."},
+)
+
+
+def with_default(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``add_argument`` whose help names the default, if there is one."""
+    default = how.get("default")
+    if default is None or isinstance(default, bool):
+        return dict(how)
+    shown = "x".join(map(str, default)) if isinstance(default, tuple) else default
+    return {**how, "help": f"{how.get('help', '')} (default {shown})".strip()}
 
 
 def add_ops(ops: Any, **options: Any) -> None:
@@ -31,7 +43,7 @@ def add_ops(ops: Any, **options: Any) -> None:
         texts = {"help": op.summary, "description": op.summary}
         parser = ops.add_parser(op.name, **texts, **options)
         given = [_DTYPE, *op.arguments]
-        names = [parser.add_argument(a.flag, **a.how).dest for a in given]
+        names = [parser.add_argument(a.flag, **with_default(a.how)).dest for a in given]
         parser.set_defaults(op=op.name, names=names)
 
 

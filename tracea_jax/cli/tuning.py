@@ -17,7 +17,7 @@ from typing import Any
 from tracea_jax.cli import problems
 from tracea_jax.cli.progress import Progress
 
-_FUNCTION = re.compile(r"[\w.]+:[\w.]+")
+_FUNCTION = re.compile(r"[\w./-]+:[\w.]+")  # also a file in place of a module
 
 _EXAMPLES = """\
   tracea tune matmul 4096 4096 4096 --dtype bfloat16
@@ -80,12 +80,12 @@ def add_function_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> None:
     def option(name: str, **how: Any) -> None:
-        parser.add_argument(name, **{**how, **default})
+        parser.add_argument(name, **{**problems.with_default(how), **default})
 
     option("--goal", default="latency", help="latency, throughput or balanced")
     option("--effort", default="default", help="none, quick, default or max")
     option("--budget-s", type=float, help="seconds for everything")
-    option("--seed", type=int, default=0)
+    option("--seed", type=int, default=0, help="of random inputs and choices")
     option(
         "--portfolio",
         type=float,

@@ -6,6 +6,7 @@ print(tracea.explain(model)(x))
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Hashable, Iterable
@@ -13,14 +14,21 @@ from typing import Any
 
 import jax
 
-from tracea_jax import device as devices
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import by_reason
+from tracea_jax.diagnosis import by_reason, compiled_elsewhere
 from tracea_jax.explain.sites import Site, sites
+from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import current, device_for, local_device, options
+from tracea_jax.options import (
+    Options,
+    current,
+    device_called,
+    device_for,
+    local_device,
+    options,
+)
 from tracea_jax.rewrite import Miss, Rule, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing
@@ -33,11 +41,12 @@ _SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
+@function_alone
 def explain(
     fn: Callable[..., Any],
     *,
     ops: str | Iterable[str] | None = None,
-    device: str | None = None,
+    device: str | Device | None = None,
     after_grad: bool = False,
 ) -> Callable[..., Explanation]:
     """What ``transform(fn)`` would run: a row for each site, with reasons.
@@ -54,18 +63,20 @@ def explain(
 
     Args:
       fn, ops, after_grad: as in ``transform``.
-      device: "cpu", or a GPU that need not be there (see ``device.NAMED``); by default
-        the device that JAX computes on. Where fn differentiates inside, it is traced as
-        it is for the default one.
+      device: "cpu", or a GPU that need not be there (see ``device.NAMED``), nor a
+        compiler for it; by default the device that JAX computes on. Where fn
+        differentiates inside, it is traced as it is for the default one.
 
     Returns:
       A function of fn's arguments that returns an ``Explanation``; print it.
 
     Raises:
       ValueError: on an unknown op or device.
+      TypeError: if fn is no function, or if its arguments are passed along with it.
     """
+    check_function(fn, "explain takes a function", "explain(f)(*args)")
     chosen = check_ops(ops, after_grad)
-    target = _device(device)
+    target = None if device is None else device_called(device)
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         def spliced(rules: tuple[Rule, ...]) -> tuple[Any, list[Any], list[Miss]]:
@@ -82,27 +93,21 @@ def explain(
             without = left_of(program, chosen, after_grad, where)
         with without_choices():
             result, arrays, misses = spliced(fewer(rules, without))
+        # A GPU that is not here has a compiler of its own.
+        is_here = target is None or target == device_for(target.platform, Options())
+        at = contextlib.nullcontext() if is_here else compiled_elsewhere()
         spread = max(map(_device_count, arrays), default=1)
+        with at:
+            found = sites(result, where, current(), devices=spread)
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,
-            sites=sites(result, where, current(), devices=spread),
+            sites=found,
             misses=tuple(misses),
             verdict=raced,
         )
 
     return explained
-
-
-def _device(name: str | None) -> Device | None:
-    if name is None:
-        return None
-    if name == devices.CpuDevice.platform:
-        return device_for(name)
-    if name not in devices.NAMED:
-        valid = ", ".join(devices.NAMED)
-        raise ValueError(f"{name!r} is no device; it must be None, cpu, {valid}")
-    return devices.named(name)
 
 
 def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:

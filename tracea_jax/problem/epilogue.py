@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
+from tracea_jax.mistakes import name_of, shown, similar
+
 Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
 ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
@@ -97,12 +99,39 @@ def without_default_sums(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "epilogue": epilogue}
 
 
-def check_activation(name: str) -> None:
-    if name not in ACTIVATIONS:
-        raise ValueError(
-            f"activation={name!r} is unknown; it must be one of "
-            + ", ".join(ACTIVATIONS)
-        )
+# What other libraries and papers call the same functions.
+_SYNONYMS = {
+    "gelu_tanh": "gelu",
+    "gelu_new": "gelu",
+    "gelu_erf": "gelu_exact",
+    "swish": "silu",
+    "linear": "none",
+    "identity": "none",
+}
+
+
+def check_activation(name: Any) -> None:
+    """Raises ValueError, with the name that may be meant, unless it is an activation.
+
+    The name that is meant by a function is that of ``jax.nn``'s functions.
+    """
+    if isinstance(name, str) and name in ACTIVATIONS:
+        return
+    valid = f"it must be one of {', '.join(ACTIVATIONS)}"
+    if (function := name_of(name)) is None:
+        meant = _meant("none" if name is None else name)
+        raise ValueError(f"activation={shown(name)} is unknown; {valid}{meant}")
+    is_exact = getattr(name, "keywords", {}).get("approximate") is False
+    if function == "gelu" and is_exact:
+        function = "gelu_exact"
+    raise ValueError(
+        f"activation is a name, not {shown(name)}; {valid}"
+        + (_meant(function, least=1.0) or "; apply any other one to the result")
+    )
+
+
+def _meant(name: Any, least: float = 0.6) -> str:
+    return similar(_SYNONYMS.get(str(name).lower(), name), ACTIVATIONS, least)
 
 
 def tuples(value: Any) -> Any:

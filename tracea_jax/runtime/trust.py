@@ -270,7 +270,11 @@ def write_atomically(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | NOFOLLOW
-    fd = os.open(new, flags, mode)
+    try:
+        fd = os.open(new, flags, mode)
+    except OSError as e:
+        e.filename = os.fspath(path)  # what the caller knows
+        raise
     try:
         write_all(fd, data)
         os.fsync(fd)
@@ -281,6 +285,24 @@ def write_atomically(path: pathlib.Path, data: bytes, mode: int = 0o600) -> None
         raise
     finally:
         os.close(fd)
+
+
+def try_writing(directory: pathlib.Path) -> None:
+    """Writes a file into a cache directory as its stores do, and removes it.
+
+    The directory is made, as by any first write. Of those below it, which may be other
+    users', only the permissions are looked at.
+
+    Raises:
+      OSError: naming what cannot be written.
+    """
+    make_private_directory(directory)
+    probe = directory / f".{secrets.token_hex(8)}.probe"
+    write_atomically(probe, bytes(4096))  # enough to meet a disk that is full
+    probe.unlink()
+    for place, _, _ in os.walk(directory):
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -7,7 +7,10 @@ first, XLA last.
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracea_jax import catalogue
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.problem import Problem
 from tracea_jax.variants.base import (
     XLA,
@@ -46,13 +49,14 @@ def get(op: str, name: str) -> Variant:
     raise ValueError(f"{op} has no variant {name!r}; it has {names}")
 
 
-def check_implementation(op: str, implementation: str | None) -> None:
+def check_implementation(op: str, implementation: Any) -> None:
     """Raises ValueError unless ``implementation`` is a value that the op accepts."""
     valid = ("tracea", *(v.name for v in of(op)))
-    if implementation is not None and implementation not in valid:
+    is_name = implementation is None or isinstance(implementation, str)
+    if not is_name or implementation not in (None, *valid):
         raise ValueError(
-            f"implementation={implementation!r} is unknown; it must be None or one of "
-            + ", ".join(valid)
+            f"implementation={shown(implementation)} is unknown; it must be None or "
+            f"one of {', '.join(valid)}{similar(implementation, valid)}"
         )
 
 

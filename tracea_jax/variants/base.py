@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from tracea_jax.device import Device
 from tracea_jax.emit.kernel import Kernel
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.problem import Problem
 from tracea_jax.variants.space import Space
 from tracea_jax.variants.steps import Steps
@@ -157,18 +158,33 @@ def config_from_json(variant: Variant, data: dict[str, Any] | Config) -> Config:
         return data
     names = [f.name for f in dataclasses.fields(variant.config_type)]
     if not isinstance(data, dict):
+        is_config = dataclasses.is_dataclass(data) and not isinstance(data, type)
+        given = repr(data) if is_config else shown(data)
         raise ValueError(
-            f"config={data!r} does not fit {variant.name}: pass "
+            f"config={given} does not fit {variant.name}: pass "
             f"{variant.config_type.__name__} or a dict of "
             + (", ".join(names) or "nothing")
         )
     fields = cast("dict[str, Any]", data)
-    if unknown := sorted(set(fields) - set(names)):
+    ours = f"its fields are {', '.join(names) or 'none'}"
+    if unknown := sorted(set(fields) - set(names), key=str):
         raise ValueError(
-            f"{variant.name} has no config field {', '.join(unknown)}; "
-            f"its fields are {', '.join(names) or 'none'}"
+            f"{variant.name} has no config field {', '.join(map(str, unknown))}; "
+            f"{ours}{similar(unknown[0], names)}"
+        )
+    if missing := [name for name in _required(variant) if name not in fields]:
+        raise ValueError(
+            f"config={data!r} does not fit {variant.name}: it lacks "
+            f"{', '.join(missing)}; {ours}"
         )
     try:
         return variant.config_type(**fields)
-    except TypeError as e:
+    except TypeError as e:  # of a value that its own checks cannot compare
         raise ValueError(f"config={data!r} does not fit {variant.name}: {e}") from e
+
+
+def _required(variant: Variant) -> list[str]:
+    """The fields of the variant's config that have no default."""
+    fields = dataclasses.fields(variant.config_type)
+    none = dataclasses.MISSING
+    return [f.name for f in fields if f.default is none and f.default_factory is none]

@@ -55,9 +55,15 @@ def build(
 
 
 ARGUMENTS = (
-    *map(arguments.size, ("batch", "q_len", "kv_len", "heads", "head_dim")),
+    arguments.size("batch", "number of sequences"),
+    arguments.size("q_len", "queries of a sequence"),
+    arguments.size("kv_len", "keys and values of a sequence"),
+    arguments.size("heads", "heads of the queries"),
+    arguments.size("head_dim", "entries of a head"),
     Argument("--kv-heads", {"type": arguments.positive, "help": "if fewer than HEADS"}),
-    arguments.flag("--causal", dest="is_causal"),
+    arguments.flag(
+        "--causal", dest="is_causal", help="a query sees no keys that come after it"
+    ),
     arguments.direction(*DIRECTIONS),
     arguments.flag("--saves-lse", help="as in training, for the gradient"),
 )

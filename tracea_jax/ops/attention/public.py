@@ -13,6 +13,7 @@ from jax.dtypes import canonicalize_dtype
 from jax.typing import ArrayLike
 
 from tracea_jax import variants
+from tracea_jax.mistakes import shown
 from tracea_jax.ops.attention.primitives import bind
 from tracea_jax.ops.attention.reference import (
     OPTIONAL,
@@ -164,6 +165,8 @@ def _scale(scale: Any, q: jax.Array, implementation: str | None) -> Any:
                 f"{implementation=} needs a scale that is known; it is traced"
             ) from None
         return scale
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"scale must be a number, not {shown(scale)}") from e
 
 
 def _check_result_dtype(preferred: Any, dtype: Any) -> None:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
+from tracea_jax.ops.common.building import unknown_dtype
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -231,7 +232,7 @@ def check_dtype(name: str) -> None:
     try:
         jnp.dtype(name)
     except TypeError as e:
-        raise ValueError(f"dtype {name!r} is unknown to JAX") from e
+        raise unknown_dtype(name) from e
 
 
 def unit_roundoff(dtype: str) -> float:

@@ -6,6 +6,8 @@ graph and the command line reach both through the op's record.
 
 from __future__ import annotations
 
+import numbers
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import catalogue
+from tracea_jax.mistakes import shown, similar
 from tracea_jax.ops.common.precision import (
     canonical_precision,
     precision_from_name,
@@ -26,16 +29,54 @@ from tracea_jax.problem import Epilogue
 def array(dtype: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """An abstract array.
 
+    Args:
+      dtype: what JAX takes for one, or a short name: "bf16", "fp32", "i8", "fp8".
+      shape: its sizes.
+
     Raises:
       ValueError: on a dtype that JAX does not know, or has not enabled.
     """
     try:
-        wanted = jnp.dtype(dtype)
+        wanted = jnp.dtype(_in_full(dtype) if isinstance(dtype, str) else dtype)
     except TypeError as e:
-        raise ValueError(f"dtype {dtype!r} is unknown to JAX") from e
+        raise unknown_dtype(dtype) from e
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
         raise ValueError(f"{wanted} arrays need the variable JAX_ENABLE_X64=1")
     return jax.ShapeDtypeStruct(shape, wanted)
+
+
+_COMMON = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+_KINDS = {
+    **dict.fromkeys(("f", "fp"), "float"),
+    **dict.fromkeys(("i", "s"), "int"),
+    **{"bf": "bfloat", "u": "uint", "c": "complex"},
+}
+# The format that most kernels of 8-bit floats take is the one with four exponent bits.
+_FLOAT8 = {
+    **dict.fromkeys(("fp8", "f8", "fp8_e4m3", "e4m3", "e4m3fn"), "float8_e4m3fn"),
+    **dict.fromkeys(("fp8_e5m2", "e5m2"), "float8_e5m2"),
+}
+
+
+def unknown_dtype(dtype: Any) -> ValueError:
+    """The error about a dtype that JAX does not know."""
+    full = _in_full(dtype) if isinstance(dtype, str) else dtype
+    return ValueError(
+        f"dtype {shown(dtype)} is unknown to JAX; it is a name such as "
+        f"{', '.join(_COMMON)}{similar(full, _COMMON)}"
+    )
+
+
+def _in_full(name: str) -> str:
+    """JAX's name of a dtype from a short one, as jaxprs and papers have them."""
+    short = name.lower()
+    if short in _FLOAT8:
+        return _FLOAT8[short]
+    if found := re.fullmatch(r"fp?8_?(e\dm\d\w*)", short):
+        return f"float8_{found[1]}"
+    if (found := re.fullmatch(r"([a-z]{1,2})(\d+)", short)) and found[1] in _KINDS:
+        return _KINDS[found[1]] + found[2]
+    return name
 
 
 def product_fields(
@@ -89,9 +130,9 @@ def sizes(**named: int) -> tuple[int, ...]:
     """
     given: dict[str, Any] = named  # also what is no integer
     for name, size in given.items():
-        if not (isinstance(size, int) and size >= 1):
-            raise ValueError(f"{name}={size!r} must be an integer of at least 1")
-    return tuple(named.values())
+        if not (isinstance(size, numbers.Integral) and int(size) >= 1):
+            raise ValueError(f"{name}={shown(size)} must be an integer of at least 1")
+    return tuple(map(int, named.values()))
 
 
 def check_direction(direction: str, *valid: str) -> None:

@@ -18,6 +18,7 @@ from jax.extend import core, source_info_util
 from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
+from tracea_jax.mistakes import shown
 from tracea_jax.ops.common import taylor
 from tracea_jax.ops.common.typed import (
     Aval,
@@ -32,6 +33,7 @@ from tracea_jax.options import current, device_for
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
 from tracea_jax.serving import Request, Served
+from tracea_jax.tuning.answers.legality import hashable
 
 # Errors, profiles and HLO name the user's line, not ours.
 source_info_util.register_exclusion(str(pathlib.Path(__file__).parent.parent))
@@ -229,7 +231,20 @@ def align_varying_axes(operands: Sequence[Any]) -> list[Any]:
 
 
 def hashable_config(config: Any) -> Any:
-    """A config as a primitive's parameter: pairs in place of a dict of its fields."""
-    if not isinstance(config, dict):
-        return config
-    return tuple(sorted(cast("dict[str, Any]", config).items()))
+    """A config as a primitive's parameter: pairs in place of a dict of its fields.
+
+    Raises:
+      ValueError: if it cannot be a parameter, as an array cannot.
+    """
+    given: Any = config
+    if isinstance(config, dict):
+        fields = hashable(cast("dict[str, Any]", config))
+        given = tuple(sorted(fields.items(), key=lambda field: str(field[0])))
+    try:
+        hash(given)
+    except TypeError as e:
+        raise ValueError(
+            f"config={shown(config)} must be a variant's config, or a dict of its "
+            "fields"
+        ) from e
+    return given

@@ -19,7 +19,10 @@ def check_arrays(op: str, **operands: Any) -> None:
     """Raises TypeError unless all operands are arrays."""
     for name, x in operands.items():
         if not isinstance(x, jax.Array):
-            raise TypeError(f"{op} takes arrays; {name} is a {type(x).__name__}")
+            raise TypeError(
+                f"{op} takes arrays; {name} is a {type(x).__name__} (jnp.asarray makes "
+                "an array of it)"
+            )
 
 
 def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:

@@ -87,28 +87,37 @@ def _padding(text: str) -> str | int:
 
 
 _PAIR: dict[str, Any] = {"type": _pair, "default": (1, 1), "metavar": "N[xN]"}
-_LETTERS = {
-    "batch": "BATCH",
-    "height": "H",
-    "width": "W",
-    "in_channels": "C",
-    "kernel_height": "R",
-    "kernel_width": "S",
-    "out_channels": "K",
+_SIZES = {
+    "batch": ("number of images", "BATCH"),
+    "height": ("height of an image", "H"),
+    "width": ("width of an image", "W"),
+    "in_channels": ("channels of an image", "C"),
+    "kernel_height": ("height of the kernel", "R"),
+    "kernel_width": ("width of the kernel", "S"),
+    "out_channels": ("channels of the result", "K"),
 }
 
 ARGUMENTS = (
-    *(arguments.size(name, letter) for name, letter in _LETTERS.items()),
-    Argument("--stride", {"dest": "strides", **_PAIR}),
-    Argument("--dilation", _PAIR),
+    *(arguments.size(name, *how) for name, how in _SIZES.items()),
+    Argument(
+        "--stride",
+        {"dest": "strides", **_PAIR, "help": "of the kernel, for height and width"},
+    ),
+    Argument("--dilation", {**_PAIR, "help": "of the kernel, for height and width"}),
     Argument(
         "--padding",
         {"type": _padding, "default": "SAME", "help": "SAME, VALID or a number"},
     ),
-    Argument("--groups", {"type": arguments.positive, "default": 1}),
-    Argument("--layout", {"choices": ("NHWC", "NCHW"), "default": "NHWC"}),
-    arguments.flag("--bias"),
+    Argument(
+        "--groups",
+        {"type": arguments.positive, "default": 1, "help": "of channels, each alone"},
+    ),
+    Argument(
+        "--layout",
+        {"choices": ("NHWC", "NCHW"), "default": "NHWC", "help": "of the images"},
+    ),
+    arguments.flag("--bias", help="adds an entry to each channel"),
     arguments.activation("none"),
-    arguments.flag("--residual"),
+    arguments.flag("--residual", help="adds an array of the result's shape"),
     arguments.direction(*DIRECTIONS),
 )

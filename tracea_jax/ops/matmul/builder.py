@@ -45,6 +45,6 @@ def build(
 ARGUMENTS = (
     *arguments.PRODUCT,
     arguments.activation("none"),
-    arguments.flag("--bias"),
-    arguments.flag("--residual"),
+    arguments.flag("--bias", help="adds a vector of N entries"),
+    arguments.flag("--residual", help="adds an array of the result's shape, last"),
 )

@@ -111,7 +111,7 @@ def _matmul(
     lhs, rhs = fold(lhs, rhs, batch=batch)
     folded = (*lhs.shape[:-1], n) if rhs.ndim == 2 else (rhs.shape[0], lhs.shape[-2], n)
     if residual is not None:
-        residual = jnp.broadcast_to(residual, keep).reshape(folded)
+        residual = _broadcast(residual, keep).reshape(folded)
     step = Epilogue(
         bias="none" if bias is None else "row",
         activation=activation,
@@ -120,6 +120,15 @@ def _matmul(
     operands = [x for x in (lhs, rhs, bias, residual) if x is not None]
     (y,) = bind(*operands, layout="nn", out=out, epilogue=step, **how)
     return y.reshape(keep)
+
+
+def _broadcast(residual: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        return jnp.broadcast_to(residual, shape)
+    except ValueError as e:
+        raise ValueError(
+            f"residual, {residual.shape}, must broadcast to the result, {shape}"
+        ) from e
 
 
 def _check_shapes(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> None:

@@ -13,6 +13,7 @@ from tracea_jax import schema
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.runtime import nvrtc
 
+_SHIPPED_NVRTC = "13.0"  # of data/tuned
 SCHEMA = 1  # of the files; raised when an older reader would misunderstand a newer one
 
 
@@ -111,8 +112,11 @@ def environment(device: Device) -> Environment:
     is_gpu = isinstance(device, CudaDevice)
     units = device.sm_count if is_gpu else getattr(device, "cores", 0)
     compiler = (nvrtc.version() or "") if is_gpu else ""
-    # A GPU that is not here is assumed to have a driver as old as the compiler.
-    driver = (devices.cuda_driver_version() or compiler) if is_gpu else ""
+    driver = (devices.cuda_driver_version() or "") if is_gpu else ""
+    # A GPU that is not here is assumed to have a driver as old as the compiler; without
+    # a compiler, to have what the answers that ship were measured with.
+    if is_gpu and not driver:
+        driver = compiler = compiler or _SHIPPED_NVRTC
     return Environment(
         device=device.name,
         arch=device.arch,

@@ -1,0 +1,96 @@
+"""The words of errors about what a caller passed: what came, and what was meant.
+
+A value is shown in a few words, never as its whole ``repr``: of an array that would be
+its numbers. Which values are allowed, the functions that raise the errors know; checks
+of data from files are in ``schema``. Callers: whatever users call.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+_CHARACTERS = 80  # of a value that is shown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def shown(value: Any) -> str:
+    """A value in a few words: "3", "an array float32[8,4]", "the function gelu"."""
+    if value is None or isinstance(value, str | int | float | complex | bytes):
+        text = repr(value)
+        return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is not None and isinstance(shape, tuple):
+        return f"an array {dtype}[{','.join(map(str, shape))}]"
+    kind = type(value).__name__
+    if isinstance(value, list | tuple | dict | set | frozenset):
+        return f"{_article(kind)} of {len(value)}"
+    name = name_of(value)
+    return _article(kind) if name is None else f"the function {name}"
+
+
+def name_of(fn: Any) -> str | None:
+    """The name of a function, also of a partial one; None of what is no function."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", None)
+    return name if callable(fn) and isinstance(name, str) else None
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
+def similar(name: Any, valid: Iterable[str], least: float = 0.6) -> str:
+    """The end of an error about a name: "; did you mean 'gelu'?", or nothing.
+
+    Args:
+      name: what came.
+      valid: names that are known.
+      least: how alike they must be, up to 1: equal but for capital letters.
+    """
+    names = {other.lower(): other for other in valid}
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=least)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def check_function(fn: Any, takes: str, call: str) -> None:
+    """Refuses what cannot be called.
+
+    Args:
+      fn: what came.
+      takes: the start of the error, such as "transform takes a function".
+      call: how it is called, such as "transform(f)(*args)".
+
+    Raises:
+      TypeError: if ``fn`` is no function.
+    """
+    if not callable(fn):
+        raise TypeError(f"{takes}, not {shown(fn)}; write {call}")
+
+
+def function_alone(public: F) -> F:
+    """Refuses arguments of the function that ``public`` takes, by ``public(f)(x)``."""
+
+    @functools.wraps(public)
+    def checked(*args: Any, **options: Any) -> Any:
+        if len(args) > 1:
+            name, second = public.__name__, args[1]
+            are_names = isinstance(second, str | list | tuple) and all(
+                isinstance(item, str) for item in second
+            )
+            raise TypeError(
+                f"{name} takes a function alone; options are keywords: "
+                f"{name}(f, ops={second!r})"
+                if are_names and second
+                else f"{name} takes a function alone; the arguments belong to the "
+                f"result: {name}(f)(x), not {name}(f, x)"
+            )
+        return public(*args, **options)
+
+    return checked  # pyright: ignore[reportReturnType]  the same but for that error
