@@ -53,10 +53,12 @@ html_title = "tracea_jax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_navbar_depth": 1,
+    "navbar_persistent": [],
     "show_toc_level": 2,
 }
 copybutton_prompt_text = "$ "
