@@ -146,7 +146,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, f"{block.place}: {done.stdout}"
         return done.stdout
