@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import inspect
+import itertools
 import json
 import pathlib
 import re
+import textwrap
 
 import pytest
 from pages import Block, Reader, blocks
@@ -121,6 +125,37 @@ def test_what_is_wrong_is_seen(reader, before, wrong, error):
 def test_errors_that_are_announced_can_be_shown(reader):
     reader.read(block("python", "# Raises ZeroDivisionError\n1 / 0"))
     reader.read(block("text", "ZeroDivisionError: ... zero"))
+
+
+# --- docstrings, as the reference shows them ------------------------------------------
+
+
+@pytest.fixture
+def code_marked(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    return importlib.import_module("docstrings").code_marked
+
+
+def test_code_of_docstrings_is_marked_and_nothing_else(code_marked):
+    text = "Does it.\n\n    x = 1\n\n    y = 2\n\nWords\n\nArgs:\n  a: first\n    more."
+    assert "\n".join(code_marked(text.split("\n"))) == text.replace(
+        "    x", ".. code-block:: python\n\n    x"
+    )
+
+
+def test_code_of_docstrings_is_python(code_marked):
+    public = [getattr(tracea, name) for name in dir(tracea)]
+    public += [getattr(ops, name) for name in ops.__all__]
+    found = 0
+    for documented in public:
+        lines = code_marked((inspect.getdoc(documented) or "").splitlines())
+        for i, line in enumerate(lines):
+            if line == ".. code-block:: python":
+                rest = itertools.dropwhile(lambda x: not x, lines[i + 1 :])
+                code = itertools.takewhile(lambda x: not x or x[0] == " ", rest)
+                ast.parse(textwrap.dedent("\n".join(code)))
+                found += 1
+    assert found > 4
 
 
 # --- what the pages name --------------------------------------------------------------
