@@ -1,39 +1,44 @@
-"""The README's example runs as it stands."""
+"""The README: each of its blocks runs as it stands, in order, with nothing prepared."""
 
 from __future__ import annotations
 
 import pathlib
 import re
 
-import jax
-import jax.numpy as jnp
+from pages import Reader, blocks
 
-import tracea_jax as tracea
-from tracea_jax import knowledge
-
-README = pathlib.Path(__file__).resolve().parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 
 
-def test_the_example_runs(monkeypatch, capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    tuned = []
-    monkeypatch.setattr(tracea, "tune", lambda what, *_, **__: tuned.append(what))
-    monkeypatch.setattr(
-        knowledge, "tune", lambda problem, *_, **__: tuned.append(problem)
-    )
-    keys = jax.random.split(jax.random.key(0), 12)
-    shapes = {"x": (8, 16), "w": (16, 32), "b": (32,), "r": (8, 32)}
-    shapes |= {"w_gate": (16, 32), "w_up": (16, 32)}
-    shapes |= {"image": (1, 9, 9, 3), "kernel": (3, 3, 3, 4), "c": (4,)}
-    shapes |= {"q": (1, 5, 2, 8), "k": (1, 5, 2, 8), "v": (1, 5, 2, 8)}
-    names = {
-        name: jax.random.normal(key, shape)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    names["labels"] = jnp.arange(8)
-    exec(compile(example, "README.md", "exec"), names)
-    assert tuned[0] is names["model"] and len(tuned) > 2
-    assert [(node.problem.m, node.count) for node in tuned[1]] == [(4096, 32)]
-    gradient = jax.grad(lambda w: jax.nn.silu(names["x"] @ w).sum())(names["w"])
-    assert jnp.allclose(names["y"], gradient, atol=1e-5)
-    assert "caches" in capsys.readouterr().out
+def test_every_block_runs(tmp_path):
+    directory = tmp_path / "here"
+    directory.mkdir()
+    reader = Reader(directory)
+    installing, *others = blocks(README)
+    assert [b.language for b in others] == ["python", "python", "sh"]
+    assert all(b.is_run for b in others), "no block of the README is an exception"
+    for block in others:
+        reader.read(block)
+    # What installs needs a machine of its own.
+    assert installing.language == "sh"
+    assert commands(installing.text) <= of_ci()
+
+
+def commands(text: str) -> set[str]:
+    """The lines of a script, without comments."""
+    lines = (re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.splitlines())
+    return {line for line in lines if line}
+
+
+def of_ci() -> set[str]:
+    """Every line that CI runs."""
+    scripts = (p for p in (ROOT / ".ci").iterdir() if p.is_file())
+    return set().union(*(commands(p.read_text()) for p in scripts))
+
+
+def test_what_the_readme_links_to_is_there():
+    link = re.compile(r"\]\(([^)#]+)" + r'|src(?:set)?="([^"]+)"')
+    paths = ["".join(found) for found in link.findall(README.read_text())]
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []

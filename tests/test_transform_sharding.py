@@ -64,6 +64,19 @@ def test_shard_map(f, check_vma, mesh):
         assert_alike(shard(f), *args, fast=fast, tolerance=5e-5)
 
 
+@pytest.mark.parametrize("f", SHARDED)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_gradients_of_a_shard_map_that_a_step_takes_itself(f, check_vma, mesh):
+    parallel = jax.shard_map(
+        f, mesh=mesh, in_specs=SHARDED[f], out_specs=P(), check_vma=check_vma
+    )
+    args = normal(16, 16), normal(16, 5), normal(5)
+    step = jax.value_and_grad(parallel, argnums=(1, 2))
+    fast = tracea.transform(step)
+    assert_near(fast(*args), step(*args), 5e-5)
+    assert count(fast, *args, name="dot_general") == 0
+
+
 def test_gradients_inside_of_shard_map(mesh):
     def step(f, x, w, b):
         loss, grads = jax.value_and_grad(f, argnums=(1, 2))(x, w, b)

@@ -281,7 +281,12 @@ def all_left_to_xla(jaxpr: Any) -> bool:
     of one with an op that is made of others, which does not wait for a kernel.
     """
     return not is_composite(jaxpr) and all(
-        _is_left_to_xla(eqn.params["ours"], eqn.params["written"])
-        for eqn in equations_in(jaxpr)
-        if eqn.primitive is choice_p
+        _is_left_inside(eqn) for eqn in equations_in(jaxpr) if eqn.primitive is choice_p
     )
+
+
+def _is_left_inside(choice: Any) -> bool:
+    """Whether XLA would serve a choice; asked from outside of its ``shard_map``."""
+    avals = [x.aval for x in choice.invars]
+    with choice.ctx.manager, _compat.tracing_like(avals):
+        return _is_left_to_xla(choice.params["ours"], choice.params["written"])

@@ -1,0 +1,178 @@
+"""The documents: their code runs, and they name what there is."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import json
+import pathlib
+import re
+import textwrap
+
+import pytest
+from pages import Block, Reader, blocks
+
+import tracea_jax as tracea
+from tracea_jax import ops
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+# Examples are programs and notebooks with tests of their own.
+PAGES = [p for p in sorted(DOCS.rglob("*.md")) if p.parent.name != "examples"]
+
+
+@pytest.fixture
+def reader(tmp_path):
+    directory = tmp_path / "here"
+    directory.mkdir()
+    return Reader(directory)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+def test_the_blocks_of_a_page_run_in_order(page, reader):
+    for block in blocks(page):
+        reader.read(block)
+
+
+# --- the pictures ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("pictures")
+
+
+REDRAW = "the picture is out of date: python docs/pictures.py"
+
+
+def test_the_picture_of_explain_is_what_it_prints(pictures):
+    def without_times(text: str) -> list[str]:
+        return re.sub(r"[\d.]+ us", "# us", text).splitlines()
+
+    drawn = without_times(pictures.description("explain.svg"))
+    assert drawn == without_times(pictures.explained()), REDRAW
+
+
+def test_the_picture_of_programs_is_of_the_results(pictures):
+    for name in ("programs-light.svg", "programs-dark.svg"):
+        drawn = json.loads(pictures.description(name))
+        assert drawn == pictures.measured() != [], REDRAW
+
+
+def test_pictures_need_no_other_host(pictures):
+    for file in pictures.OUT.glob("*.svg"):
+        text = file.read_text()
+        assert not re.findall(r"""(?:href|src)=["']\w+:|url\(["']?\w+:""", text)
+        assert len(text) < 64 * 1024
+
+
+# --- the reader of blocks itself ------------------------------------------------------
+
+
+def block(language: str, text: str, *, follows: bool = True) -> Block:
+    return Block(place="page.md:1", language=language, text=text, follows=follows)
+
+
+def test_blocks_are_found_with_their_languages(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Title\n\n```python\nx = 1\n```\n\n```text\n1\n```\n\nWords.\n\n"
+        "````{tab-item} a\n```sh\nls\n```\n````\n\n```text\n2\n```\n"
+    )
+    found = blocks(page)
+    assert [(b.language, b.follows) for b in found] == [
+        ("python", False),
+        ("text", True),
+        ("{tab-item} a", False),
+        ("text", True),
+    ]
+    assert [b.place for b in found] == [f"page.md:{n}" for n in (3, 7, 13, 19)]
+    assert found[0].text == "x = 1\n"
+
+
+def test_names_files_and_exports_stay(reader):
+    reader.read(block("python", "x = 1"))
+    reader.read(block("python", "# model.py\nraise RuntimeError\n"))
+    reader.read(block("python", "import os\nprint(x, os.listdir())"))
+    reader.read(block("text", "1 ['model.py']"))
+    reader.read(block("sh", "export NAME=word"))
+    reader.read(block("sh", "ls; echo $NAME"))
+    reader.read(block("text", "...\nword"))
+
+
+@pytest.mark.parametrize(
+    ("before", "wrong", "error"),
+    [
+        ("print(1)", ("text", "2"), AssertionError),
+        ("", ("python", "1 / 0"), ZeroDivisionError),
+        ("", ("python", "# Raises ValueError\n1 / 0"), ZeroDivisionError),
+        ("", ("python", "# Raises ValueError\n1"), AssertionError),
+        ("", ("python", "# Not run here: no\n1 +"), SyntaxError),
+        ("", ("sh", "# Not run here: no\nif"), Exception),
+        ("", ("sh", "false; true"), AssertionError),
+        ("", ("", "x"), AssertionError),
+    ],
+)
+def test_what_is_wrong_is_seen(reader, before, wrong, error):
+    reader.read(block("python", before))
+    with pytest.raises(error):
+        reader.read(block(*wrong))
+
+
+def test_errors_that_are_announced_can_be_shown(reader):
+    reader.read(block("python", "# Raises ZeroDivisionError\n1 / 0"))
+    reader.read(block("text", "ZeroDivisionError: ... zero"))
+
+
+# --- docstrings, as the reference shows them ------------------------------------------
+
+
+@pytest.fixture
+def code_marked(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    return importlib.import_module("docstrings").code_marked
+
+
+def test_code_of_docstrings_is_marked_and_nothing_else(code_marked):
+    text = "Does it.\n\n    x = 1\n\n    y = 2\n\nWords\n\nArgs:\n  a: first\n    more."
+    assert "\n".join(code_marked(text.split("\n"))) == text.replace(
+        "    x", ".. code-block:: python\n\n    x"
+    )
+
+
+def test_code_of_docstrings_is_python(code_marked):
+    public = [getattr(tracea, name) for name in dir(tracea)]
+    public += [getattr(ops, name) for name in ops.__all__]
+    found = 0
+    for documented in public:
+        lines = code_marked((inspect.getdoc(documented) or "").splitlines())
+        for i, line in enumerate(lines):
+            if line == ".. code-block:: python":
+                rest = itertools.dropwhile(lambda x: not x, lines[i + 1 :])
+                code = itertools.takewhile(lambda x: not x or x[0] == " ", rest)
+                ast.parse(textwrap.dedent("\n".join(code)))
+                found += 1
+    assert found > 4
+
+
+# --- what the pages name --------------------------------------------------------------
+
+
+def text_of(*names: str) -> str:
+    return "\n".join((DOCS / name).read_text() for name in names)
+
+
+def test_the_reference_has_every_public_name():
+    found = re.findall(r":: tracea_jax\.(\w+)$", text_of("api/tracea_jax.md"), re.M)
+    assert sorted(found) == sorted(set(dir(tracea)) - {"__version__", "ops"})
+    found = re.findall(r":: tracea_jax\.ops\.(\w+)$", text_of("api/ops.md"), re.M)
+    assert sorted(found) == sorted(ops.__all__)
+
+
+def test_the_settings_page_has_every_setting():
+    named = set(re.findall(r"TRACEA_[A-Z_]+", text_of("settings.md")))
+    fields = {f"TRACEA_{f.name.upper()}" for f in dataclasses.fields(tracea.Options)}
+    assert fields <= named
