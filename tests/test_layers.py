@@ -15,6 +15,7 @@ import tracea_jax
 # within a package, from the package.
 ORDER = (
     "schema",
+    "page",
     "catalogue",
     "problem",
     "ir",

@@ -3,9 +3,9 @@
     import tracea_jax as tracea
 
     fast = tracea.transform(fn)
-    print(tracea.explain(fn)(*args))
+    tracea.explain(fn)(*args)
     y = tracea.ops.matmul(x, w, bias=b, activation="gelu", residual=r)
-    print(tracea.doctor())
+    tracea.doctor()
 
 Names load on first use, so importing the package costs next to nothing.
 """
@@ -17,8 +17,6 @@ import importlib
 import sys
 import types
 from typing import TYPE_CHECKING, Any
-
-__version__ = "0.1.0"
 
 # Public name -> module that defines it.
 _HOMES = {
@@ -41,6 +39,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    __version__: str
     from tracea_jax import ops as ops
     from tracea_jax.campaign import tune as tune
     from tracea_jax.campaign.report import TuneReport as TuneReport
@@ -78,6 +77,10 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     if name == "ops":
         return importlib.import_module("tracea_jax.ops")
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("tracea_jax")
     if name not in _HOMES:
         raise AttributeError(f"module 'tracea_jax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tracea_jax.{_HOMES[name]}"), name)
