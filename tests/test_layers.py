@@ -44,6 +44,7 @@ ORDER = (
     "graph",
     "campaign",
     "doctor",
+    "bench",
     "demo",
     "cli",
     "__main__",

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import html.parser
-import json
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -76,11 +73,6 @@ def plan() -> tracea.Plan:
     return found
 
 
-def report(*problems: tracea.GemmProblem) -> tracea.TuneReport:
-    graph = tracea.Graph(problems)
-    return tracea.tune(graph, effort="none", budget_s=0.5)
-
-
 SMALL = tracea.GemmProblem(m=8, n=8, k=8)
 LARGER = tracea.GemmProblem(m=16, n=8, k=8)
 
@@ -95,6 +87,15 @@ def raced(tmp_path_factory):
             patch
         )
         return tracea.tune(layers, *ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """The reports of one problem, and of two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACEA_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        graphs = tracea.Graph([SMALL]), tracea.Graph([SMALL, LARGER])
+        return [tracea.tune(graph, effort="none", budget_s=0.3) for graph in graphs]
 
 
 def test_a_page_is_text_and_html():
@@ -177,10 +178,10 @@ def test_html_has_the_colours_around_it():
     assert not re.search("#[0-9a-f]{3}", style)
 
 
-def test_public_values_are_their_text(raced):
+def test_public_values_are_their_text(raced, tuned):
     values = [
         *(explained(), explained().sites[0], plan(), tracea.doctor(), SMALL),
-        *(report(SMALL), report(SMALL, LARGER), report(SMALL).rows[0]),
+        *(*tuned, tuned[0].rows[0]),
         *(tracea.Graph([SMALL, LARGER]), raced, raced.whole, raced.whole.verdict),
     ]
     for value in values:
@@ -191,15 +192,15 @@ def test_public_values_are_their_text(raced):
     assert repr(plan()).startswith("matmul 16x16x16 float32 nn relu: ")
 
 
-def test_public_values_are_tables_in_a_notebook(raced):
+def test_public_values_are_tables_in_a_notebook(raced, tuned):
     graph = tracea.Graph([SMALL, LARGER])
     told = {
         "explanation": (explained(), ["first", "<b>second", "16x16x16", "8x16x16"]),
         "site": (explained().sites[1], ["<b>second", "matmul 8x16x16 float32 nn"]),
         "plan": (plan(), ["matmul 16x16x16 float32 nn relu", "not gemm_sm90"]),
         "doctor": (tracea.doctor(), ["jax", "gemm_cpu", "attention_cpu", "on a miss"]),
-        "one": (report(SMALL), [str(SMALL), "ended by"]),
-        "several": (report(SMALL, LARGER), [str(SMALL), str(LARGER), "tuned us"]),
+        "one": (tuned[0], [str(SMALL), "ended by"]),
+        "several": (tuned[1], [str(SMALL), str(LARGER), "tuned us"]),
         "graph": (graph, ["2 problems, 2 runs", str(SMALL), str(LARGER)]),
     }
     for name, (value, words) in told.items():
@@ -244,34 +245,3 @@ def test_ipython_shows_them_without_print():
     data, _ = formatters.DisplayFormatter().format(plan())
     assert data["text/html"].startswith("<div")
     assert data["text/plain"] == str(plan())
-
-
-# --- for tools ------------------------------------------------------------------------
-
-
-def printed(*arguments: str) -> str:
-    """The output of the command in a process of its own."""
-    command = [sys.executable, "-P", "-m", "tracea_jax", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_doctor_is_plain_data():
-    data = tracea.doctor(json=True)
-    assert data == tracea.doctor().to_json() == json.loads(json.dumps(data))
-    assert json.loads(printed("doctor", "--json")) == data
-    cpu = data["devices"][0]
-    assert cpu["platform"] == "cpu" and cpu["cores"] >= 1
-    (said,) = [v for v in data["variants"] if v["variant"] == "gemm_cpu"]
-    assert said["op"] == "matmul" and said["device"] == cpu["name"]
-    assert said["runs"]["aligned"] == ["float32", "bfloat16", "float16"]
-    assert data["toolchain"]["cpu_isa"] and data["caches"]["on_miss"] == "heuristic"
-
-
-def test_the_version_has_one_home():
-    import importlib.metadata
-
-    version = importlib.metadata.version("tracea_jax")
-    assert tracea.__version__ == version
-    assert printed("--version") == f"tracea_jax {version}\n"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 # Public name -> module that defines it.
 _HOMES = {
     "AttentionProblem": "problem",
+    "BenchReport": "bench.report",
     "Conv2dProblem": "problem",
     "Epilogue": "problem",
     "Explanation": "explain",
@@ -31,6 +32,7 @@ _HOMES = {
     "Plan": "dispatch",
     "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
+    "bench": "bench",
     "doctor": "doctor",
     "explain": "explain",
     "options": "options",
@@ -41,6 +43,8 @@ _HOMES = {
 if TYPE_CHECKING:
     __version__: str
     from tracea_jax import ops as ops
+    from tracea_jax.bench import bench as bench
+    from tracea_jax.bench.report import BenchReport as BenchReport
     from tracea_jax.campaign import tune as tune
     from tracea_jax.campaign.report import TuneReport as TuneReport
     from tracea_jax.dispatch import Plan as Plan

@@ -177,7 +177,7 @@ def doctor(*, json: bool = False) -> Report | dict[str, Any]:
     """
     found = _devices()
     report = Report(
-        versions=_versions(),
+        versions=versions(),
         devices=tuple(found),
         toolchain=_toolchain(),
         variants=tuple(
@@ -222,7 +222,8 @@ def _devices() -> list[Device]:
     return [device_for(platform_of(p)) for p in platforms]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of the packages that run, of Python and of the platform, by name."""
     names = ("tracea_jax", "jax", "jaxlib", "numpy")
     return {
         **{name: importlib.metadata.version(name) for name in names},

@@ -1,4 +1,4 @@
-"""The ``tracea`` command: doctor, demo, tune, explain and cache."""
+"""The ``tracea`` command: doctor, demo, tune, explain, bench and cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import tracea_jax as tracea
 from tracea_jax import schema
-from tracea_jax.cli import cache, tuning
+from tracea_jax.cli import bench, cache, tuning
 from tracea_jax.cli.progress import Progress
 
 # Each command imports its modules when it runs: help and errors must not wait for JAX.
@@ -95,5 +95,6 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
     explain.add_argument("--json", action="store_true", help="for tools")
 
+    bench.add(commands)
     cache.add(commands)
     return parser

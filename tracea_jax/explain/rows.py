@@ -73,7 +73,7 @@ def places(names: Sequence[str]) -> str:
 
 def place(site: Site) -> str:
     """The scope of a site; without one, the line that it was traced from."""
-    return site.scope or os.path.basename(site.source)
+    return site.scope or os.path.basename(site.source) or "-"
 
 
 def _same_row(site: Site) -> Hashable:
