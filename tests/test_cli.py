@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import re
@@ -455,6 +456,11 @@ def test_a_wrong_variable_is_one_line(capsys, monkeypatch):
         "tracea: on_miss='sometimes'; it must be one of heuristic, tune, error (set by "
         "the variable TRACEA_ON_MISS)\n"
     )
+
+
+def test_the_version_is_that_of_the_installed_package(capsys):
+    version = importlib.metadata.version("tracea_jax")
+    assert run(capsys, "--version") == (0, f"tracea_jax {version}\n", "")
 
 
 def test_the_module_is_the_command():

@@ -16,6 +16,7 @@ import tracea_jax
 ORDER = (
     "mistakes",
     "schema",
+    "page",
     "catalogue",
     "problem",
     "ir",
@@ -44,6 +45,7 @@ ORDER = (
     "graph",
     "campaign",
     "doctor",
+    "bench",
     "demo",
     "cli",
     "__main__",

@@ -16,7 +16,7 @@ import pytest
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, file_of, found, measured
 
 import tracea_jax
-from tracea_jax.doctor import _caches
+from tracea_jax.doctor import doctor
 from tracea_jax.options import Options
 from tracea_jax.runtime import cubins as kernels
 from tracea_jax.runtime import trust
@@ -199,14 +199,14 @@ def test_the_doctor_tells_which_caches_count(tmp_path, monkeypatch):
     places[2].chmod(0o777)
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[0]))
     monkeypatch.setenv("TRACEA_CACHE_PATH", os.pathsep.join(map(str, places[1:])))
-    told = "\n".join(_caches())
+    told = str(doctor())
     assert f"directory: {places[0]} (writable, as a test file showed)" in told
     assert f"shared: {places[1]} (only read)" in told
     assert f"shared: {places[2]} (ignored: {places[2]} can be written by" in told
     assert f"shared: {places[3]} (missing)" in told
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(places[2]))
     with pytest.warns(RuntimeWarning, match="chmod -R go-w"):
-        told = "\n".join(_caches())
+        told = str(doctor())
     assert f"directory: {places[2]} (ignored:" in told
 
 

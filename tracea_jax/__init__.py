@@ -3,9 +3,9 @@
     import tracea_jax as tracea
 
     fast = tracea.transform(fn)
-    print(tracea.explain(fn)(*args))
+    tracea.explain(fn)(*args)
     y = tracea.ops.matmul(x, w, bias=b, activation="gelu", residual=r)
-    print(tracea.doctor())
+    tracea.doctor()
 
 Names load on first use, so importing the package costs next to nothing.
 """
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from tracea_jax.mistakes import similar
 
-__version__ = "0.1.0"
-
 # Public name -> module that defines it.
 _HOMES = {
     "AttentionProblem": "problem",
+    "BenchReport": "bench.report",
     "Conv2dProblem": "problem",
     "Epilogue": "problem",
     "Explanation": "explain",
@@ -36,6 +35,7 @@ _HOMES = {
     "Plan": "dispatch",
     "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
+    "bench": "bench",
     "doctor": "doctor",
     "explain": "explain",
     "options": "options",
@@ -44,7 +44,10 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    __version__: str
     from tracea_jax import ops as ops
+    from tracea_jax.bench import bench as bench
+    from tracea_jax.bench.report import BenchReport as BenchReport
     from tracea_jax.campaign import tune as tune
     from tracea_jax.campaign.report import TuneReport as TuneReport
     from tracea_jax.dispatch import Plan as Plan
@@ -81,6 +84,10 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     if name == "ops":
         return importlib.import_module("tracea_jax.ops")
+    if name == "__version__":
+        from importlib import metadata
+
+        return metadata.version("tracea_jax")
     if name not in _HOMES:
         raise AttributeError(
             f"module 'tracea_jax' has no attribute {name!r}{_hint(name)}"

@@ -133,6 +133,13 @@ class OtherDevice:
 
 Device = CpuDevice | CudaDevice | OtherDevice
 
+
+def to_json(device: Device) -> dict[str, Any]:
+    """The device as plain data: platform and arch, then its fields."""
+    kind = {"platform": device.platform, "arch": device.arch}
+    return {**kind, **dataclasses.asdict(device)}
+
+
 NAMED: dict[str, CudaDevice] = {
     "H200": CudaDevice(
         name="NVIDIA H200",

@@ -18,6 +18,7 @@ from tracea_jax.device import Device, OtherDevice
 from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
 from tracea_jax.mistakes import shown
 from tracea_jax.options import Options, current
+from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.schema import check_types
@@ -28,8 +29,17 @@ class Unsupported(ValueError):
     """No variant that the caller allows can serve the problem."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+_COLUMNS = (
+    Column("problem"),
+    Column("runs", ": "),
+    Column("config", " "),
+    Column("origin", ", "),
+    Column("", ": ", is_folded=True),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Printable):
     """What will run for one problem.
 
     Attributes:
@@ -58,12 +68,20 @@ class Plan:
         variant = variants.get(self.problem.op, self.variant)
         return variant.call(self.problem, self.config, self.device)
 
-    def __str__(self) -> str:
+    @property
+    def config_text(self) -> str:
+        """The config in brackets; "" of a variant that has none."""
         config = str(self.config)
-        choice = self.variant if config == "-" else f"{self.variant} [{config}]"
-        lines = [f"{self.problem}: {choice}, {self.origin}: {self.reason}"]
-        lines += [f"  not {r}" for r in by_reason(self.rejected)]
-        return "\n".join(lines)
+        return "" if config == "-" else f"[{config}]"
+
+    @property
+    def page(self) -> Page:
+        config, origin = self.config_text, self.origin
+        row = Row(
+            (str(self.problem), self.variant, config, origin, self.reason),
+            notes=tuple(f"not {r}" for r in by_reason(self.rejected)),
+        )
+        return Page((Table(columns=_COLUMNS, rows=(row,)),))
 
 
 def plan(

@@ -7,14 +7,18 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, overload
 
 import jax
 
 from tracea_jax import catalogue
+from tracea_jax import device as devices
 from tracea_jax.catalogue import Op
 from tracea_jax.device import Device, cuda_driver_version, platform_of
 from tracea_jax.knowledge import known
 from tracea_jax.options import current, device_for
+from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.runtime import cubins, nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.runtime.trust import Trust
@@ -23,45 +27,194 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A titled part of a report, one line an item."""
+class Toolchain:
+    """What kernels are made with.
 
-    title: str
-    lines: tuple[str, ...]
+    Attributes:
+      cpu_isa: the instruction set that the CPU kernels use.
+      nvrtc: version of the CUDA compiler; None without one.
+      nvrtc_missing: why there is none; None if there is one.
+      cuda_driver: the CUDA version of the driver; None without one.
+    """
 
-    def __str__(self) -> str:
-        return "\n".join([self.title, *(f"  {line}" for line in self.lines)])
+    cpu_isa: str
+    nvrtc: str | None
+    nvrtc_missing: str | None
+    cuda_driver: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The sections of a report; ``print`` it."""
+class Said:
+    """What a variant says of typical problems.
 
-    sections: tuple[Section, ...]
+    Attributes:
+      op, device, variant: names of what is asked about.
+      runs: for each kind of problem the dtypes that it runs; an op of one kind calls
+        it "".
+      reasons: against the others.
+    """
 
-    def __str__(self) -> str:
-        return "\n\n".join(str(s) for s in self.sections)
+    op: str
+    device: str
+    variant: str
+    runs: dict[str, list[str]]
+    reasons: list[str]
+
+    @property
+    def taken(self) -> str:
+        """ "runs float32", or what runs of each kind where they differ."""
+        if not any(self.runs.values()):
+            return "cannot run"
+        first, *others = self.runs.values()
+        if all(other == first for other in others):
+            return f"runs {', '.join(first)}"
+        texts = (f"{k} runs {', '.join(t) or 'nothing'}" for k, t in self.runs.items())
+        return ", ".join(texts)
 
 
-def doctor() -> Report:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Directory:
+    """A directory of a cache, and whether it can be used, in words."""
+
+    directory: str
+    state: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Caches:
+    """Where answers and kernels are kept.
+
+    Attributes:
+      own, shared: the user's directory, and those that are only read.
+      tuned_problems, compiled_kernels: how many the user's has.
+      on_miss: what happens to a problem that was not tuned.
+    """
+
+    own: Directory
+    shared: list[Directory]
+    tuned_problems: int
+    compiled_kernels: int
+    on_miss: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Report(Printable):
+    """What ``doctor`` found; a shell and a notebook show it.
+
+    Attributes:
+      versions: of packages, of Python and of the platform, by name.
+      devices: that JAX computes on.
+      toolchain: what kernels are made with.
+      variants: what each variant says on each device.
+      caches: where answers and kernels are kept.
+    """
+
+    versions: dict[str, str]
+    devices: tuple[Device, ...]
+    toolchain: Toolchain
+    variants: tuple[Said, ...]
+    caches: Caches
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data, for ``json.dumps``; docs/json.md has the keys."""
+        return {
+            "versions": self.versions,
+            "devices": [devices.to_json(device) for device in self.devices],
+            "toolchain": dataclasses.asdict(self.toolchain),
+            "variants": [dataclasses.asdict(said) for said in self.variants],
+            "caches": dataclasses.asdict(self.caches),
+        }
+
+    @property
+    def page(self) -> Page:
+        made, caches = self.toolchain, self.caches
+        versions = dict(self.versions)
+        where = ("Python", f"{versions.pop('python')}, {versions.pop('platform')}")
+        packages = ", ".join(f"{name} {v}" for name, v in versions.items())
+        return Page(
+            (
+                _pairs("versions", [("packages", packages), where]),
+                _pairs("devices", [(d.platform, str(d)) for d in self.devices]),
+                _pairs(
+                    "toolchain",
+                    [
+                        (
+                            "CPU kernels",
+                            f"prebuilt; this processor runs {made.cpu_isa}",
+                        ),
+                        ("NVRTC", str(made.nvrtc_missing or made.nvrtc)),
+                        ("CUDA driver", made.cuda_driver or "none found"),
+                    ],
+                ),
+                *_by_op(self.variants),
+                _pairs(
+                    "caches",
+                    [
+                        ("directory", _described(caches.own)),
+                        *(("shared", _described(d)) for d in caches.shared),
+                        ("tuned problems", str(caches.tuned_problems)),
+                        ("compiled kernels", str(caches.compiled_kernels)),
+                        ("on a miss", caches.on_miss),
+                    ],
+                ),
+            )
+        )
+
+
+@overload
+def doctor(*, json: Literal[False] = False) -> Report: ...
+@overload
+def doctor(*, json: Literal[True]) -> dict[str, Any]: ...
+def doctor(*, json: bool = False) -> Report | dict[str, Any]:
     """Devices, toolchain, variants with their reasons, and caches of this machine.
 
-    That the cache can be written, a file shows that is written there and removed.
+        tracea.doctor()
+        tracea.doctor(json=True)["caches"]["tuned_problems"]
+
+    Args:
+      json: whether to return plain data for tools in place of a report: the same as
+        ``doctor().to_json()``.
     """
-    devices = _devices()
-    return Report(
-        sections=(
-            Section(title="versions", lines=tuple(_versions())),
-            Section(title="devices", lines=tuple(str(d) for d in devices)),
-            Section(title="toolchain", lines=tuple(_toolchain())),
-            *(
-                Section(title=f"{op.name} on {d.name}", lines=tuple(_variants(op, d)))
-                for op in catalogue.ops()
-                for d in devices
-            ),
-            Section(title="caches", lines=tuple(_caches())),
-        )
+    found = _devices()
+    report = Report(
+        versions=versions(),
+        devices=tuple(found),
+        toolchain=_toolchain(),
+        variants=tuple(
+            _said(op, variant, device)
+            for op in catalogue.ops()
+            for device in found
+            for variant in op.variants
+        ),
+        caches=_caches(),
     )
+    return report.to_json() if json else report
+
+
+# --- text -----------------------------------------------------------------------------
+
+
+def _pairs(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
+    """One line an item, after its name."""
+    columns = (Column("what"), Column("is", ": "))
+    return Table(columns=columns, rows=tuple(map(Row, pairs)), title=title)
+
+
+def _by_op(variants: Sequence[Said]) -> Iterator[Table]:
+    for op, device in dict.fromkeys((said.op, said.device) for said in variants):
+        own = [said for said in variants if (said.op, said.device) == (op, device)]
+        yield Table(
+            columns=(Column("variant"), Column("runs", ": "), Column("reasons", "; ")),
+            rows=tuple(Row((s.variant, s.taken, "; ".join(s.reasons))) for s in own),
+            title=f"{op} on {device}",
+        )
+
+
+def _described(directory: Directory) -> str:
+    return f"{directory.directory} ({directory.state})"
+
+
+# --- what there is --------------------------------------------------------------------
 
 
 def _devices() -> list[Device]:
@@ -69,64 +222,60 @@ def _devices() -> list[Device]:
     return [device_for(platform_of(p)) for p in platforms]
 
 
-def _versions() -> list[str]:
+def versions() -> dict[str, str]:
+    """Of the packages that run, of Python and of the platform, by name."""
     names = ("tracea_jax", "jax", "jaxlib", "numpy")
-    found = [f"{name} {importlib.metadata.version(name)}" for name in names]
-    return [
-        ", ".join(found),
-        f"Python {platform.python_version()}, {platform.platform()}",
-    ]
+    return {
+        **{name: importlib.metadata.version(name) for name in names},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
 
 
-def _toolchain() -> list[str]:
+def _toolchain() -> Toolchain:
     missing = nvrtc.why_unavailable()
-    driver = cuda_driver_version()
-    return [
-        f"CPU kernels: prebuilt; this processor runs {cpu_isa()}",
-        f"NVRTC: {missing or nvrtc.version()}",
-        f"CUDA driver: {driver or 'none found'}",
-    ]
+    return Toolchain(
+        cpu_isa=cpu_isa(),
+        nvrtc=None if missing else nvrtc.version(),
+        nvrtc_missing=missing,
+        cuda_driver=cuda_driver_version(),
+    )
 
 
-def _variants(op: Op, device: Device) -> list[str]:
-    """For each variant the dtypes it takes, and its reasons against the others."""
-    lines = []
-    for variant in op.variants:
-        takes: dict[str, list[str]] = {}
-        refused: dict[str, None] = {}
-        for dtype in _DTYPES:
-            for kind, problem in op.problem.examples(dtype).items():
-                reason = variant.why_not(problem, device)
-                takes.setdefault(kind, [])
-                if reason is None:
-                    takes[kind].append(dtype)
-                else:
-                    refused[reason] = None
-        lines.append(f"{variant.name}: " + "; ".join([_taken(takes), *refused]))
-    return lines
+def _said(op: Op, variant: Any, device: Device) -> Said:
+    """The dtypes that a variant takes of each kind of problem, and its reasons."""
+    runs: dict[str, list[str]] = {}
+    reasons: dict[str, None] = {}
+    for dtype in _DTYPES:
+        for kind, problem in op.problem.examples(dtype).items():
+            reason = variant.why_not(problem, device)
+            taken = runs.setdefault(kind, [])
+            if reason is None:
+                taken.append(dtype)
+            else:
+                reasons[reason] = None
+    return Said(
+        op=op.name,
+        device=device.name,
+        variant=variant.name,
+        runs=runs,
+        reasons=list(reasons),
+    )
 
 
-def _taken(takes: dict[str, list[str]]) -> str:
-    """ "runs float32", or what runs of each kind where they differ."""
-    if not any(takes.values()):
-        return "cannot run"
-    first, *others = takes.values()
-    if all(other == first for other in others):
-        return f"runs {', '.join(first)}"
-    texts = (f"{name} runs {', '.join(t) or 'nothing'}" for name, t in takes.items())
-    return ", ".join(texts)
-
-
-def _caches() -> list[str]:
+def _caches() -> Caches:
     settings = current()
     directory = settings.directory
-    return [
-        f"directory: {directory} ({_state(directory)})",
-        *(f"shared: {p} ({_state(p, Trust.SHARED)})" for p in settings.shared),
-        f"tuned problems: {sum(1 for _ in known(settings).own.entries())}",
-        f"compiled kernels: {cubins.count(directory)}",
-        f"on a miss: {settings.on_miss}",
-    ]
+    return Caches(
+        own=Directory(directory=str(directory), state=_state(directory)),
+        shared=[
+            Directory(directory=str(p), state=_state(p, Trust.SHARED))
+            for p in settings.shared
+        ],
+        tuned_problems=sum(1 for _ in known(settings).own.entries()),
+        compiled_kernels=cubins.count(directory),
+        on_miss=settings.on_miss,
+    )
 
 
 def _state(directory: pathlib.Path, whose: Trust = Trust.USER) -> str:

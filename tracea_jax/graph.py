@@ -17,6 +17,7 @@ from tracea_jax.explain import explain
 from tracea_jax.explain.sites import Site
 from tracea_jax.mistakes import check_function, shown, similar
 from tracea_jax.options import options
+from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
 from tracea_jax.verdicts import leaving
@@ -38,13 +39,13 @@ class Node:
         return f"{self.count} x {self.problem}"
 
 
-class Graph:
+class Graph(Printable):
     """What a program asks of the ops, for tuning it as a whole.
 
         graph = tracea.Graph()
         graph.add_matmul(4096, 4096, 4096, dtype="bfloat16", count=32)
         graph.add_attention(2, 4096, 4096, 32, 128, dtype="bfloat16", is_causal=True)
-        print(tracea.tune(graph, goal="throughput"))
+        tracea.tune(graph, goal="throughput")
 
     There is a method ``add_<op>`` for every op; ``help(graph.add_matmul)`` names its
     arguments, to which ``count`` adds how often the problem runs.
@@ -172,15 +173,16 @@ class Graph:
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  it changes
 
-    def __str__(self) -> str:
+    @property
+    def page(self) -> Page:
         runs = sum(self._counts.values())
-        title = f"{_counted(len(self), 'problem')}, {_counted(runs, 'run')}"
         width = max((len(str(n)) for n in self._counts.values()), default=0)
-        lines = [f"  {n:{width}} x {p}" for p, n in self._counts.items()]
-        return "\n".join([title, *lines])
-
-    def __repr__(self) -> str:
-        return f"<Graph of {self}>"
+        table = Table(
+            columns=(Column("runs", is_number=True), Column("problem", " x ")),
+            rows=tuple(Row((f"{n:{width}}", str(p))) for p, n in self._counts.items()),
+            title=f"{_counted(len(self), 'problem')}, {_counted(runs, 'run')}",
+        )
+        return Page((table,))
 
 
 def _with_count(signature: inspect.Signature) -> inspect.Signature:

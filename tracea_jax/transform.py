@@ -219,7 +219,13 @@ class Transformed:
         return Transformed, self._made_of
 
     def __repr__(self) -> str:
-        return f"tracea_jax.transform({self._made_of[0]!r})"
+        fn, ops, after_grad = self._made_of
+        parts = [f"transform of {getattr(fn, '__name__', type(fn).__name__)}"]
+        if ops != check_ops(None, after_grad):
+            parts.append(f"{ops=}")
+        if after_grad:
+            parts.append("after_grad=True")
+        return f"<{', '.join(parts)}>"
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import jax
 from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.options import Options, current
+from tracea_jax.page import Page, Printable
 from tracea_jax.policy import Choice
 from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.rewrite.fingerprint import fingerprint
@@ -29,8 +30,8 @@ from tracea_jax.variants.program import SPLICED, ProgramConfig
 leaving = jax.make_user_context(None)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Verdict(Printable):
     """The outcome of a race of a whole program.
 
     Attributes:
@@ -77,12 +78,13 @@ class Verdict:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**data, "environment": self.environment.to_json()}
 
-    def __str__(self) -> str:
+    @property
+    def page(self) -> Page:
         if self.leaves_all:
-            return f"plain is the fastest, {self.plain_us:.1f} us wall clock"
+            return Page((f"plain is the fastest, {self.plain_us:.1f} us wall clock",))
         times = f"{self.time_us:.1f} us, plain {self.plain_us:.1f} us, wall clock"
         left = f"without {', '.join(self.without)}" if self.without else "every site"
-        return f"{self.ratio:.2f}x of plain ({times}), {left}"
+        return Page((f"{self.ratio:.2f}x of plain ({times}), {left}",))
 
 
 def problem_of(jaxpr: Any, ops: tuple[str, ...], after_grad: bool) -> ProgramProblem:

@@ -26,7 +26,7 @@ from tracea_jax.mistakes import check_function, shown, similar
 from tracea_jax.options import current, device_called
 from tracea_jax.options import local_device as local_device
 from tracea_jax.problem import Problem
-from tracea_jax.transform import check_ops, made_of, op_names
+from tracea_jax.transform import op_names
 
 
 def tune(
@@ -162,11 +162,7 @@ def _program(
     """The function to race as a whole; None of problems and graphs."""
     if isinstance(what, Graph | Problem) or not callable(what):
         return None
-    if made := made_of(what):  # plain is what it was made of
-        fn, chosen, after_grad = made
-    else:
-        fn, chosen = what, check_ops(ops, after_grad)
-    return Program(fn=fn, args=args, ops=chosen, after_grad=after_grad)
+    return Program.of(what, args, ops, after_grad)
 
 
 def _check(budget_s: float | None, portfolio: float | None, seed: Any) -> None:

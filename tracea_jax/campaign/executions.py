@@ -1,7 +1,7 @@
 """Whole programs, compiled and run: plain, and with some of their sites on our ops.
 
 What is kept is decided in ``campaign.keep``, and recorded in ``campaign.program``,
-which makes these.
+which makes these; ``bench`` times them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from tracea_jax.rewrite import splice
 from tracea_jax.rewrite.fewer import noting
 from tracea_jax.rewrite.inside import splicing
 from tracea_jax.schema import one_line
-from tracea_jax.transform import rules_of, transform
+from tracea_jax.transform import check_ops, made_of, rules_of, transform
 from tracea_jax.verdicts import leaving
 
 # Roundings differ, and a program may amplify them. So this only finds what is broken;
@@ -37,7 +37,7 @@ TOLERANCE = 0.1  # of the norm of all results
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """A function at some arguments, as ``tune`` is given it.
+    """A function at some arguments, as ``tune`` and ``bench`` are given it.
 
     Attributes:
       fn: as the user wrote it.
@@ -49,6 +49,21 @@ class Program:
     args: Any
     ops: tuple[str, ...]
     after_grad: bool
+
+    @classmethod
+    def of(
+        cls,
+        fn: Callable[..., Any],
+        args: Any,
+        ops: str | Iterable[str] | None,
+        after_grad: bool,
+    ) -> Program:
+        """The program of a function; of a transformed one, of what that was made of."""
+        if made := made_of(fn):
+            fn, chosen, after_grad = made
+        else:
+            chosen = check_ops(ops, after_grad)
+        return cls(fn=fn, args=args, ops=chosen, after_grad=after_grad)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
@@ -94,7 +109,7 @@ class Executions:
         equations = list(equations_in(jaxpr))
         planned = catalogue.planned()
         if any(eqn.primitive in planned for eqn in equations):
-            return "it calls our ops itself; tune the function that is transformed"
+            return "it calls our ops itself; pass the function that is transformed"
         spread = [getattr(x, "sharding", None) for x in self.arrays]
         counts = [getattr(sharding, "num_devices", 1) for sharding in spread]
         counts += map(devices_of, equations)

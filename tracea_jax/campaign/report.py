@@ -10,10 +10,13 @@ import dataclasses
 import math
 from typing import Any
 
+from tracea_jax import device as devices
+from tracea_jax import page
 from tracea_jax.campaign import text
-from tracea_jax.campaign.rows import Row, Times
+from tracea_jax.campaign.rows import Row, Times, table
 from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
+from tracea_jax.page import Column, Page, Printable, Table
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.portfolio import Portfolio
 from tracea_jax.tuning.store.records import Entry
@@ -26,9 +29,9 @@ _MEANING = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TuneReport:
-    """What ``tracea.tune`` did; ``print`` it.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TuneReport(Printable):
+    """What ``tracea.tune`` did; a shell and a notebook show it.
 
     Attributes:
       device: that was measured on.
@@ -109,11 +112,7 @@ class TuneReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, for ``json.dumps``."""
         return {
-            "device": {
-                "platform": self.device.platform,
-                "arch": self.device.arch,
-                **dataclasses.asdict(self.device),
-            },
+            "device": devices.to_json(self.device),
             "goal": self.goal,
             "effort": self.effort,
             "seed": self.seed,
@@ -130,47 +129,54 @@ class TuneReport:
             "whole": self.whole and self.whole.to_json(),
         }
 
-    def __str__(self) -> str:
-        return _text(self)
+    @property
+    def page(self) -> Page:
+        whole = () if self.whole is None else (str(self.whole),)
+        if len(self.rows) == 1 and not self.parts:
+            return Page((_alone(self), *whole))
+        lines = [f"{text.counted(len(self.rows), 'problem')} on {self.device}"]
+        lines += [f"goal {self.goal}, effort {self.effort}: {_work(self)}"]
+        lines += [f"times {_MEANING[self.protocol]}"]
+        title = "tuned for problems that are made of them:"
+        parts = (
+            "\n".join(lines),
+            table(self.rows, self.protocol),
+            "\n".join(_totals(self) if self.timed else []),
+            table(self.parts, self.protocol, title) if self.parts else "",
+            text.portfolio(self.portfolio) if self.portfolio is not None else "",
+            *whole,
+        )
+        return Page(tuple(part for part in parts if part))
 
 
-def _text(report: TuneReport) -> str:
-    """What ``print(report)`` shows."""
-    whole = [] if report.whole is None else [str(report.whole)]
-    if len(report.rows) == 1 and not report.parts:
-        return "\n".join([*_alone(report), *whole])
-    lines = [f"{text.counted(len(report.rows), 'problem')} on {report.device}"]
-    lines += [f"goal {report.goal}, effort {report.effort}: {_work(report)}"]
-    lines += [f"times {_MEANING[report.protocol]}", ""]
-    lines += text.table(report.rows, report.protocol)
-    if report.timed:
-        lines += ["", *_totals(report)]
-    if report.parts:
-        lines += ["", "tuned for problems that are made of them:"]
-        lines += text.table(report.parts, report.protocol)
-    if report.portfolio is not None:
-        lines += ["", *text.portfolio(report.portfolio)]
-    if whole:
-        lines += ["", *whole]
-    return "\n".join(lines)
+_ALONE = (
+    Column("problem"),
+    Column("choice", ": "),
+    Column("time", ", ", is_number=True),
+    Column("XLA", ", XLA ", is_number=True),
+    Column("XLA / time", ", ", is_number=True),
+)
 
 
-def _alone(report: TuneReport) -> list[str]:
+def _alone(report: TuneReport) -> Table:
     (row,) = report.rows
     steady, cold = row.steady, row.cold
-    times = "not timed" if steady.after is None else f"{steady.after:.1f} us"
+    time = "not timed" if steady.after is None else f"{steady.after:.1f} us"
+    xla = ratio = ""
     if steady.after and steady.xla and row.variant != "xla":
-        times += f", XLA {steady.xla:.1f} us, {steady.xla / steady.after:.2f}x"
-    lines = [f"{row.problem}: {row.choice}, {times}"]
+        xla, ratio = f"{steady.xla:.1f} us", f"{steady.xla / steady.after:.2f}x"
+    notes: list[str] = []
     if cold.after and cold.xla and report.protocol != "steady":
-        lines.append(f"  on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")
+        notes.append(f"on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")
     details = [
         "" if steady.before is None else f"untuned {steady.before:.1f} us",
         text.evaluations(row.evals, row.compiles),
         f"{row.seconds:.1f} s",
         f"ended by: {row.stop}" if row.stop else "",
     ]
-    return [*lines, "  " + ", ".join(part for part in details if part)]
+    notes.append(", ".join(part for part in details if part))
+    cells = (str(row.problem), row.choice, time, xla, ratio)
+    return Table(columns=_ALONE, rows=(page.Row(cells, tuple(notes)),))
 
 
 def _work(report: TuneReport) -> str:

@@ -1,16 +1,18 @@
 """What a tuning found for one problem: its trials, its times, and what runs it now.
 
-``run`` makes these values; ``report`` gathers those of all problems; ``text`` and
-``plot`` show them.
+``run`` makes these values; ``report`` gathers those of all problems; ``plot`` draws
+them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from tracea_jax import variants
+from tracea_jax import page, variants
+from tracea_jax.page import Column, Page, Printable, Table
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.store.records import Entry
 
@@ -58,8 +60,8 @@ class Times:
         return Times(**dict(zip(("before", "after", "xla"), means, strict=True)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Row(Printable):
     """One problem: what runs it from now on, and what that takes.
 
     Attributes:
@@ -112,6 +114,10 @@ class Row:
         best = self.entry.best
         return choice(self.problem.op, best.variant, best.config)
 
+    @property
+    def page(self) -> Page:
+        return Page((table([self], "steady"),))
+
     def to_json(self) -> dict[str, Any]:
         return {
             "problem": self.problem.to_json(),
@@ -136,3 +142,31 @@ def choice(op: str, variant: str, config: dict[str, Any]) -> str:
     except (ValueError, TypeError):  # of another version
         value = ", ".join(f"{k} {v}" for k, v in config.items()) or "-"
     return variant if str(value) == "-" else f"{variant} [{value}]"
+
+
+_COLUMNS = (
+    Column("count", is_number=True),
+    Column("problem"),
+    Column("untuned us", is_number=True),
+    Column("tuned us", is_number=True),
+    Column("XLA us", is_number=True),
+    Column("evals", is_number=True),
+    Column("choice"),
+)
+
+
+def table(rows: Sequence[Row], protocol: str, title: str = "") -> Table:
+    """One line for each row under a head, with times of this protocol."""
+    lines = tuple(page.Row(_cells(row, protocol)) for row in rows)
+    return Table(columns=_COLUMNS, rows=lines, title=title, form="aligned")
+
+
+def _cells(row: Row, protocol: str) -> tuple[str, ...]:
+    times = dataclasses.astuple(row.times(protocol))
+    return (
+        str(row.count),
+        str(row.problem),
+        *("-" if us is None else f"{us:.1f}" for us in times),
+        str(row.evals),
+        f"{row.choice}, {row.origin}" if row.origin else row.choice,
+    )

@@ -1,39 +1,10 @@
-"""The parts of a report as text: a table of rows, counted words, a shared portfolio."""
+"""Parts of a report as text: counted words, and a shared portfolio as a table."""
 
 from __future__ import annotations
 
-import dataclasses
-
-from tracea_jax.campaign.rows import Row, choice
+from tracea_jax.campaign.rows import choice
+from tracea_jax.page import Column, Row, Table
 from tracea_jax.tuning.portfolio import Portfolio
-
-_HEAD = ("count", "problem", "untuned us", "tuned us", "XLA us", "evals", "choice")
-
-
-def table(rows: tuple[Row, ...], protocol: str) -> list[str]:
-    """One line for each row under a head, with times of this protocol."""
-    cells = [_HEAD, *(_cells(row, protocol) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEAD))]
-    left = (1, len(_HEAD) - 1)  # columns of text
-    lines = []
-    for row in cells:
-        padded = [
-            text.ljust(width) if i in left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(padded).rstrip())
-    return lines
-
-
-def _cells(row: Row, protocol: str) -> tuple[str, ...]:
-    times = dataclasses.astuple(row.times(protocol))
-    return (
-        str(row.count),
-        str(row.problem),
-        *("-" if us is None else f"{us:.1f}" for us in times),
-        str(row.evals),
-        f"{row.choice}, {row.origin}" if row.origin else row.choice,
-    )
 
 
 def evaluations(evals: int, compiles: int) -> str:
@@ -44,16 +15,25 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def portfolio(portfolio: Portfolio) -> list[str]:
+def portfolio(portfolio: Portfolio) -> Table:
+    """A line for each shared config, with how many problems it serves how well."""
     served = counted(portfolio.problems, "problem")
     configs = counted(len(portfolio.configs), "config")
     percent = f"{100 * portfolio.fraction:g} %"
-    lines = [f"portfolio: {configs} for {served}, each within {percent} of its best"]
-    for shared in portfolio.configs:
-        shown = choice(shared.op, shared.variant, shared.config)
-        over = 100 * (shared.worst - 1)
-        lines.append(
-            f"  {shown}: {counted(len(shared.problems), 'problem')}, at most "
-            f"{over:.1f} % over"
+    lines = (
+        (
+            choice(shared.op, shared.variant, shared.config),
+            counted(len(shared.problems), "problem"),
+            f"{100 * (shared.worst - 1):.1f} % over",
         )
-    return lines
+        for shared in portfolio.configs
+    )
+    return Table(
+        columns=(
+            Column("config"),
+            Column("serves", ": "),
+            Column("at most", ", at most "),
+        ),
+        rows=tuple(map(Row, lines)),
+        title=f"portfolio: {configs} for {served}, each within {percent} of its best",
+    )

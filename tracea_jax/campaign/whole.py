@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tracea_jax.page import Page, Printable
 from tracea_jax.tuning.store.records import Entry
 from tracea_jax.verdicts import Verdict
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Whole(Printable):
     """What the race of a whole program found.
 
     Attributes:
@@ -43,14 +44,16 @@ class Whole:
             "reason": self.reason,
         }
 
-    def __str__(self) -> str:
+    @property
+    def page(self) -> Page:
+        return Page((f"whole program: {self._outcome}",))
+
+    @property
+    def _outcome(self) -> str:
         if self.verdict is None:
-            return f"whole program: not raced: {self.reason}"
+            return f"not raced: {self.reason}"
         every = "it fails" if self.every is None else f"{self.every:.2f}x"
         if not self.verdict.without:
-            return f"whole program: {self.verdict} is kept"
+            return f"{self.verdict} is kept"
         left = "all is" if self.verdict.leaves_all else "such sites are"
-        return (
-            f"whole program: {self.verdict} ({every} with every site): {left} left as "
-            "written"
-        )
+        return f"{self.verdict} ({every} with every site): {left} left as written"

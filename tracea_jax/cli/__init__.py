@@ -1,4 +1,4 @@
-"""The ``tracea`` command: doctor, demo, tune, explain and cache."""
+"""The ``tracea`` command: doctor, demo, tune, explain, bench and cache."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import tracea_jax as tracea
 from tracea_jax import schema
-from tracea_jax.cli import cache, tuning
+from tracea_jax.cli import bench, cache, tuning
 from tracea_jax.cli.progress import Progress
 
 # Each command imports its modules when it runs: help and errors must not wait for JAX.
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from tracea_jax.doctor import doctor
 
-    print(doctor())
+    report = doctor()
+    print(json.dumps(report.to_json(), indent=1) if args.json else report)
     return 0
 
 
@@ -64,6 +66,9 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tracea", description=__doc__)
+    parser.add_argument(
+        "--version", action="version", version=f"tracea_jax {tracea.__version__}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
@@ -71,11 +76,12 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         command.set_defaults(command=run)
         return command
 
-    add(
+    doctor = add(
         "doctor",
         _doctor,
         "what this machine can do, and why each kernel may be refused",
     )
+    doctor.add_argument("--json", action="store_true", help="for tools")
     demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
         "--budget-s",
@@ -94,5 +100,6 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
     explain.add_argument("--json", action="store_true", help="for tools")
 
+    bench.add(commands)
     cache.add(commands)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import re
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracea_jax import schema
-from tracea_jax.cli.entries import choice, line, shown, times
+from tracea_jax.cli.entries import choice, data, line, shown, times
 
 if TYPE_CHECKING:
     from tracea_jax.device import Device
@@ -36,7 +37,8 @@ def add(commands: Any) -> None:
         parser.set_defaults(command=run)
         return parser
 
-    action(_list, "one line for each tuned problem")
+    listed = action(_list, "one line for each tuned problem")
+    listed.add_argument("--json", action="store_true", help="for tools")
     show = action(_show, "all that is known of some problems")
     show.add_argument("words", nargs="+", metavar="WORD", help="all are in its line")
     export = action(_export, "write entries into one file, to be merged elsewhere")
@@ -80,9 +82,18 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    lines = sorted(f"{e.environment.device}: {line(e)}" for _, e in _store().heads())
-    print("\n".join(lines) + "\n" * bool(lines), end="")
-    print(f"{len(lines)} tuned problems in {_directory()}", file=sys.stderr)
+    heads = [
+        (f"{entry.environment.device}: {line(entry)}", data(name, entry))
+        for name, entry in _store().heads()
+    ]
+    heads.sort(key=lambda head: head[0])
+    if args.json:
+        listed = {"directory": str(_directory()), "entries": [d for _, d in heads]}
+        print(json.dumps(listed, indent=1))
+    else:
+        for text, _ in heads:
+            print(text)
+    print(f"{len(heads)} tuned problems in {_directory()}", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the command prints of an entry of the cache: a line, or everything."""
+"""What the command prints of an entry of the cache: a line, data, or everything."""
 
 from __future__ import annotations
 
@@ -17,15 +17,40 @@ if TYPE_CHECKING:
 
 def line(entry: Entry) -> str:
     """The problem, its answer and the times, without the device."""
+    best = entry.best
+    unknown = "" if _is_known(entry) else " (unknown variant)"
+    return f"{_problem(entry)}: {choice(best)}{unknown}, {times(best)}"
+
+
+def data(name: Name, entry: Entry) -> dict[str, Any]:
+    """What ``line`` tells, and more, as plain data; docs/json.md has the keys."""
+    best = entry.best
+    return {
+        "text": _problem(entry),
+        "problem": entry.problem,
+        "environment": entry.environment.to_json(),
+        "environment_key": name.environment,
+        "variant": best.variant,
+        "config": best.config,
+        "is_known": _is_known(entry),
+        "time_us": best.time_us,
+        "xla_us": best.xla_us,
+        "ratio": best.ratio,
+        "cold_us": best.cold_us,
+        "xla_cold_us": best.xla_cold_us,
+        "goal": best.goal,
+        "origin": best.origin,
+        "written": entry.written,
+    }
+
+
+def _is_known(entry: Entry) -> bool:
+    """Whether this version of the package has the variant that the entry names."""
     from tracea_jax import catalogue, variants
 
-    best = entry.best
     op = entry.problem["op"]
-    known = op in catalogue.recorded() and best.variant in {
-        v.name for v in variants.of(op)
-    }
-    unknown = "" if known else " (unknown variant)"
-    return f"{_problem(entry)}: {choice(best)}{unknown}, {times(best)}"
+    known = catalogue.recorded()
+    return op in known and entry.best.variant in {v.name for v in variants.of(op)}
 
 
 def _of_config(config: dict[str, Any]) -> str:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import by_reason, compiled_elsewhere
+from tracea_jax.explain import rows
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
@@ -29,6 +29,7 @@ from tracea_jax.options import (
     local_device,
     options,
 )
+from tracea_jax.page import Page, Printable, Table
 from tracea_jax.rewrite import Miss, Rule, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing
@@ -37,7 +38,6 @@ from tracea_jax.schema import one_line
 from tracea_jax.transform import check_ops, rules_of
 from tracea_jax.verdicts import Verdict, are_known, left_of, verdict
 
-_SHOWN = 3  # names of places in a row of the text
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
 
 
@@ -129,9 +129,9 @@ def _device_count(array: Any) -> int:
     return getattr(getattr(array, "sharding", None), "num_devices", 1)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Every site of a function with its plan; ``print`` it.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Printable):
+    """Every site of a function with its plan; a shell and a notebook show it.
 
     Attributes:
       function: its name.
@@ -167,10 +167,9 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """The explanation as plain data, for ``json.dumps``."""
-        device = {"platform": self.device.platform, "arch": self.device.arch}
         return {
             "function": self.function,
-            "device": {**device, **dataclasses.asdict(self.device)},
+            "device": devices.to_json(self.device),
             "sites": [site.to_json() for site in self.sites],
             "misses": [dataclasses.asdict(miss) for miss in self.misses],
             "ops": self.ops,
@@ -178,34 +177,20 @@ class Explanation:
             "verdict": self.verdict and self.verdict.to_json(),
         }
 
-    def __str__(self) -> str:
+    @property
+    def page(self) -> Page:
         lines = [f"{self.function} on {self.device}", _totals(self)]
         if self.verdict is not None:
             lines.append(_raced(self.verdict))
-        for alike in _grouped(self.sites, _same_row):
-            lines += ["", *_row(alike)]
+        parts: list[str | Table] = ["\n".join(lines)]
+        if self.sites:
+            parts.append(rows.of_sites(self.sites))
         if self.misses:
-            lines += ["", "Left as they are:"]
-        for alike in _grouped(self.misses, lambda m: (m.op, m.what, m.reason)):
-            lines.append(f"  {_places([m.scope or '-' for m in alike])}:")
-            first = alike[0]
-            lines.append(f"    {first.what} is no {first.op}: {first.reason}")
-        return "\n".join(lines)
+            parts.append(rows.of_misses(self.misses))
+        return Page(tuple(parts))
 
 
 # --- text -----------------------------------------------------------------------------
-
-
-def _grouped(items: Iterable[Any], key: Callable[[Any], Hashable]) -> list[list[Any]]:
-    groups: dict[Hashable, list[Any]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return list(groups.values())
-
-
-def _same_row(site: Site) -> Hashable:
-    known = site.count is not None
-    return site.op, site.problem, site.plan, site.variant, site.reason, known
 
 
 def _totals(explanation: Explanation) -> str:
@@ -231,48 +216,3 @@ def _flops(count: int) -> str:
     """ "4.12 Tflop"."""
     scale, prefix = next((s, p) for s, p in _PREFIXES if count >= s)
     return f"{count / scale:.3g} {prefix}flop"
-
-
-def _row(alike: list[Site]) -> list[str]:
-    """The lines of sites that differ only in where they are."""
-    site = alike[0]
-    places = [s.scope or os.path.basename(s.source) for s in alike]
-    lines = [
-        f"{_places(places)}{_runs(alike)}",
-        f"  {site.problem or site.op}",
-        f"  {_choice(site)}: {site.reason}{_times(site)}",
-    ]
-    rejected = site.plan.rejected if site.plan else ()
-    return lines + [f"    not {r}" for r in by_reason(rejected)]
-
-
-def _choice(site: Site) -> str:
-    if site.variant is None:
-        return "cannot run"
-    if site.plan is None:
-        return site.variant
-    config = str(site.plan.config)
-    shown = "" if config == "-" else f" [{config}]"
-    return f"{site.variant}{shown}, {site.plan.origin}"
-
-
-def _times(site: Site) -> str:
-    plan = site.plan
-    if plan is None or plan.time_us is None:
-        return ""
-    xla = "" if plan.xla_us is None else f", XLA {plan.xla_us:.1f} us"
-    return f"; {plan.time_us:.1f} us" + (xla if plan.variant != "xla" else "")
-
-
-def _places(names: list[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - _SHOWN
-    text = ", ".join(distinct[:_SHOWN]) + (", ..." if more > 0 else "")
-    return f"{text} ({len(names)})" if len(names) > 1 else text
-
-
-def _runs(alike: list[Site]) -> str:
-    counts = [site.count for site in alike if site.count is not None]
-    if not counts:
-        return ", runs in a loop of unknown length"
-    return f", {sum(counts)} runs" if sum(counts) > len(alike) else ""

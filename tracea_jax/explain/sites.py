@@ -17,16 +17,18 @@ from tracea_jax import catalogue, serving
 from tracea_jax.catalogue import Composite, Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
+from tracea_jax.explain import rows
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.programs import jaxprs_in
 from tracea_jax.options import Options
+from tracea_jax.page import Page, Printable
 from tracea_jax.problem import Problem
 from tracea_jax.rewrite.left import KERNELS
 from tracea_jax.serving import Request, Served
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Site(Printable):
     """One equation of a program that calls an op of ours, and what will run for it.
 
     Attributes:
@@ -57,6 +59,10 @@ class Site:
         if self.problem is None:
             return 0
         return self.problem.flops * (1 if self.count is None else self.count)
+
+    @property
+    def page(self) -> Page:
+        return Page((rows.of_sites([self]),))
 
     def to_json(self) -> dict[str, Any]:
         """The site as plain data."""

@@ -12,7 +12,7 @@ from tracea_jax.problem.epilogue import ITEMSIZE, tuples
 _NEW = ("saves_lse", "mask_block")  # fields that came later: see ``Problem.to_json``
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AttentionProblem(Problem):
     """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
 

@@ -60,3 +60,7 @@ class Problem(abc.ABC):
     @abc.abstractmethod
     def from_json(cls, data: dict[str, Any]) -> Any:
         """The inverse of ``to_json``; missing fields have their defaults."""
+
+    def __repr__(self) -> str:
+        """The problem as a line, of a dataclass that is made with ``repr=False``."""
+        return str(self)

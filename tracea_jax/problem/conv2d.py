@@ -18,7 +18,7 @@ ImageLayout = Literal["nhwc", "nchw"]
 Direction = Literal["forward", "input_grad", "weight_grad"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Conv2dProblem(Problem):
     """y = activation(conv(x, w) + bias + residual), or a gradient of the convolution.
 

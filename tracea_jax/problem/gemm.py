@@ -17,7 +17,7 @@ from tracea_jax.problem.epilogue import (
 Layout = Literal["nn", "nt", "tn", "tt"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GemmProblem(Problem):
     """C[b] = epilogue(op(A[b]) @ op(B[b])), row-major operands.
 
@@ -97,7 +97,7 @@ class GemmProblem(Problem):
         return f"matmul {shape} {dtypes}{out} {self.layout}{extra}{precision}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GatedMatmulProblem(Problem):
     """C[b] = activation(op(A[b]) @ op(G[b])) * (op(A[b]) @ op(U[b])).
 

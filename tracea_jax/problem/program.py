@@ -15,7 +15,7 @@ from tracea_jax.problem.base import Problem
 _HASH = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ProgramProblem(Problem):
     """A function that ``transform`` was given, at arguments of some shapes.
 

@@ -81,6 +81,13 @@ class Race:
         """Standard error of ``ratio``, as a fraction of it."""
         return _standard_error(self._ratios(slow, fast, protocol))
 
+    def quartiles(
+        self, slow: Hashable, fast: Hashable, protocol: str = "steady"
+    ) -> tuple[float, float]:
+        """The values between which ``ratio`` was in half of the quiet rounds."""
+        low, high = np.quantile(self._ratios(slow, fast, protocol), (0.25, 0.75))
+        return float(low), float(high)
+
     def relative(self, racer: Hashable, protocol: str = "steady") -> float:
         """Median over quiet rounds of a candidate's time by the mean of all times.
 

@@ -1,0 +1,552 @@
+"""tracea.bench: plain against transformed, as values, text, data and a picture."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+import re
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import synthetic_bench as synthetic
+from cross_entropies import operands
+from numerics import normal
+from processes import run_python
+from program_races import ARGUMENTS, Script, layers
+
+import tracea_jax as tracea
+from tracea_jax import cli, knowledge
+from tracea_jax.bench import plot
+from tracea_jax.bench.report import BenchReport, SiteTime, Timed, WholeTime
+from tracea_jax.campaign.executions import Executions
+from tracea_jax.device import local_cpu
+from tracea_jax.dispatch import plan
+from tracea_jax.policy import Choice
+from tracea_jax.tuning import measure
+from tracea_jax.tuning.measure import Race
+
+MODULE = importlib.import_module("tracea_jax.bench")
+PRODUCT = "matmul 64x8x16 float32 nn relu"
+CONV = "conv2d 1x8x8x8 * 3x3x8 float32 nhwc pad 1,1x1,1"
+FASTER = {None: 100.0, (): 80.0}
+
+
+@pytest.fixture
+def benches(monkeypatch):
+    """The bench of each problem, on a clock of its own: kernels take half of XLA's
+    100 us."""
+    made: dict[str, Any] = {}
+
+    def bench_of(problem, device):
+        times_us = {synthetic.XLA: 100.0, _plan(problem, device): 50.0}
+        bench = synthetic.Bench(clock, times_us)
+        return made.setdefault(str(problem), bench)
+
+    clock = synthetic.Clock()
+    timing = synthetic.timing(clock, rounds=9)
+    monkeypatch.setattr(MODULE, "SITE_TIMING", timing)
+    monkeypatch.setattr(knowledge, "bench_of", bench_of)
+    return made
+
+
+def _plan(problem, device):
+    found = plan(problem, device)
+    return Choice(variant=found.variant, config=found.config)
+
+
+def times_of(site: SiteTime | WholeTime) -> Timed:
+    assert site.timed is not None
+    return site.timed
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Real times, of so few executions that they mean nothing."""
+    timing = measure.Timing(
+        slice_s=1e-4, settle_s=1e-3, rounds=3, max_rounds=3, race_s=1e-3
+    )
+    monkeypatch.setattr(MODULE, "TIMING", timing)
+    monkeypatch.setattr(MODULE, "SITE_TIMING", timing)
+
+
+def scripted(monkeypatch, times, fn=layers, args=ARGUMENTS, spoil=((1,),), **how):
+    """The report of whole programs that take these times, and the script."""
+    with monkeypatch.context() as patch:
+        script = Script(times, spoil=spoil)
+        script.install(patch)
+        patch.setattr(MODULE, "TIMING", synthetic.timing(script.clock))
+        return tracea.bench(fn, *args, **how), script
+
+
+def test_the_whole_and_each_site_are_timed(monkeypatch, benches):
+    report, script = scripted(monkeypatch, FASTER)
+    assert script.compiled == [None, ()]
+    whole = times_of(report.whole)
+    assert (whole.plain_us, whole.ours_us) == (100.0, 80.0)
+    assert (whole.ratio, whole.low, whole.high) == pytest.approx((1.25,) * 3)
+    assert report.whole.ratio == whole.ratio and whole.rounds >= 11
+    assert [str(site.problem) for site in report.sites] == [PRODUCT, CONV]
+    assert report.timed == report.sites
+    for site in report.sites:
+        assert (times_of(site).plain_us, times_of(site).ours_us) == (100.0, 50.0)
+        assert times_of(site).ratio == 2.0 and site.by == "wall clock"
+        assert set(benches[str(site.problem)].executed) == {
+            synthetic.XLA,
+            _plan(site.problem, report.device),
+        }
+
+
+def test_the_report_is_a_table(monkeypatch, benches):
+    report, _ = scripted(monkeypatch, FASTER)
+    head, whole, gap, names, product, conv, _, total = str(report).splitlines()
+    assert head == f"layers on {local_cpu()}" and gap == ""
+    assert whole.startswith("whole program: plain 100.0 us, transformed 80.0 us: 1.25x")
+    assert names.split()[:7] == ["runs", "problem", "XLA", "us", "ours", "us", "ratio"]
+    assert product.startswith(f"   1  {PRODUCT}")
+    assert " 100.0     50.0   2.00  2.00 to 2.00  gemm_cpu [" in product
+    assert CONV in conv and "program_races.py" in conv
+    assert total == (
+        "each alone, by wall clock; sum of runs x time: XLA 200.0 us, ours 100.0 us "
+        "(2.00x)"
+    )
+    assert repr(report) == str(report)
+    shown = report._repr_html_()
+    assert shown.count("<tr>") == 3 and PRODUCT in shown
+    for part in (report.whole, *report.sites):
+        assert repr(part) == str(part) and part._repr_html_().startswith("<div")
+
+
+def test_the_ratio_has_a_spread():
+    fast = (10.0, 10.1, 10.2, 10.0, 10.3, 10.2, 10.1, 10.4)
+    times = {"slow": (20.0,) * 8, "fast": fast}
+    race = Race(times_us=times, repeats=dict.fromkeys(times, 1), failures={})
+    timed = Timed.of(race, plain="slow", ours="fast")
+    assert timed.low < timed.ratio < timed.high
+    assert timed.spread == f"{timed.low:.2f} to {timed.high:.2f}"
+    same = Timed.of(race, plain="slow", ours="slow")
+    assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
+
+
+def test_sites_of_one_problem_are_timed_once(monkeypatch, benches):
+    def repeated(x, w):
+        for _ in range(2):
+            with jax.named_scope("layer"):
+                x = jax.nn.relu(x @ w)
+        step = jax.lax.scan(lambda c, _: (jax.nn.relu(c @ w), None), x, length=3)
+        return step[0]
+
+    args = (normal(8, 8), normal(8, 8, seed=1))
+    report, _ = scripted(monkeypatch, FASTER, repeated, args)
+    (site,) = report.sites
+    assert site.count == 5 and site.where.startswith("layer")
+    assert "sum of runs x time: XLA 500.0 us, ours 250.0 us" in str(report)
+
+    def unknown(x, w):
+        return jax.lax.while_loop(lambda c: c[0, 0] < 9, lambda c: c @ w + 1, x)
+
+    report, _ = scripted(monkeypatch, FASTER, unknown, args)
+    assert [site.count for site in report.sites] == [None]
+    assert str(report).splitlines()[4].split()[0] == "?"
+
+
+def test_what_xla_serves_runs_alone_once(monkeypatch, benches):
+    with tracea.options(implementation="xla"):
+        report, _ = scripted(monkeypatch, FASTER)
+    for site in report.sites:
+        assert site.variant == "xla" and times_of(site).ratio == 1.0
+        assert set(benches[str(site.problem)].executed) == {synthetic.XLA}
+
+
+def test_kernel_times_count_where_there_are_any(monkeypatch, benches):
+    def bench_of(problem, device):
+        choice = _plan(problem, device)
+        return synthetic.Bench(
+            clock, {choice: 90.0}, kernel_us={choice: 20.0, synthetic.XLA: 30.0}
+        )
+
+    clock = synthetic.Clock()
+    monkeypatch.setattr(MODULE, "SITE_TIMING", synthetic.timing(clock))
+    monkeypatch.setattr(knowledge, "bench_of", bench_of)
+    report, _ = scripted(monkeypatch, FASTER)
+    for site in report.sites:
+        assert (times_of(site).plain_us, times_of(site).ours_us) == (30.0, 20.0)
+        assert site.by == "kernels"
+    assert "each alone, by kernels; sum" in str(report)
+
+
+def test_a_verdict_is_followed(monkeypatch, benches):
+    losing = {None: 100.0, (): 125.0, ("conv2d",): 80.0, ("matmul",): 140.0}
+    with monkeypatch.context() as patch:
+        Script(losing).install(patch)
+        tracea.tune(layers, *ARGUMENTS)
+    report, script = scripted(monkeypatch, losing)
+    assert script.compiled == [None, ("conv2d",)]
+    assert report.whole.ratio == pytest.approx(1.25)
+    assert [str(site.problem) for site in report.sites] == [PRODUCT]
+
+
+def test_results_that_differ_are_told_in_place_of_times(monkeypatch, benches):
+    report, _ = scripted(monkeypatch, FASTER, spoil=((),))
+    assert report.whole.timed is None and report.whole.ratio is None
+    assert "whole program: not raced: a result is not finite where" in str(report)
+    assert len(report.timed) == 2
+
+
+def test_a_transformed_program_that_fails_is_told(monkeypatch, benches):
+    def prepare(self, without):
+        if without is not None:
+            raise RuntimeError("no memory")
+        return prepared(self, without)
+
+    prepared = Executions.prepare
+    monkeypatch.setattr(Executions, "prepare", prepare)
+    report = tracea.bench(layers, *ARGUMENTS)
+    assert report.whole.reason == "transformed, it fails: RuntimeError: no memory"
+
+
+def test_an_error_of_the_function_is_raised(quick):
+    with pytest.raises(TypeError, match="dot_general requires contracting"):
+        tracea.bench(lambda x: x @ normal(3, 3), normal(4, 4))
+
+
+def test_what_has_effects_does_not_race(quick):
+    def printing(x):
+        jax.debug.print("{}", x[0, 0])
+        return x @ x
+
+    report = tracea.bench(printing, normal(4, 4))
+    assert "not raced: it has effects" in str(report)
+    assert len(report.timed) == 1
+
+
+def test_what_cannot_run_alone_has_a_reason(monkeypatch, quick):
+    def bench_of(problem, device):
+        raise ValueError("no inputs")
+
+    monkeypatch.setattr(knowledge, "bench_of", bench_of)
+    report = tracea.bench(layers, *ARGUMENTS)
+    assert [site.timed for site in report.sites] == [None, None]
+    assert str(report).endswith(f"{CONV}: ValueError: no inputs")
+    assert "not measured alone:" in str(report) and "sum of runs" not in str(report)
+
+
+def test_the_time_may_not_suffice_for_sites(monkeypatch, benches):
+    report, _ = scripted(monkeypatch, FASTER, budget_s=1e-9)
+    assert report.whole.timed is not None and report.timed == ()
+    assert {site.reason for site in report.sites} == {"the time was used up"}
+    assert benches == {}
+
+
+def test_an_op_made_of_others_is_named_beside_its_parts(quick):
+    x, w, labels, _ = operands(8, 16)
+    report = tracea.bench(
+        lambda *args: tracea.ops.linear_cross_entropy(*args, chunk=8).sum(),
+        x,
+        w,
+        labels,
+    )
+    (composite,) = [s for s in report.sites if s.op == "linear_cross_entropy"]
+    assert composite.timed is None and composite.problem is None
+    assert report.timed == tuple(s for s in report.sites if s is not composite) != ()
+    assert "whole program: not raced: it calls our ops itself" in str(report)
+    (line,) = [x for x in str(report).splitlines() if ": linear_cross_entropy: " in x]
+    assert line.endswith(composite.reason)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda f: f, jax.jit, tracea.transform, lambda f: jax.jit(tracea.transform(f))],
+    ids=["plain", "jitted", "transformed", "both"],
+)
+def test_any_form_of_a_function_is_plain_against_transformed(quick, wrap):
+    report = tracea.bench(wrap(layers), *ARGUMENTS)
+    assert report.function == "layers" and report.whole.timed is not None
+    assert [str(site.problem) for site in report.sites] == [PRODUCT, CONV]
+    assert all(times_of(site).ours_us > 0 for site in report.timed)
+
+
+def test_shapes_pytrees_and_constants_are_arguments(quick):
+    def model(parameters, x, power):
+        return (x @ parameters["w"]) ** power
+
+    x = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16)
+    w = jnp.ones((4, 2), jnp.bfloat16)
+    report = tracea.bench(model, {"w": w}, x, 2)
+    assert report.whole.timed is not None
+    assert [str(site.problem) for site in report.sites] == ["matmul 8x2x4 bfloat16 nn"]
+
+
+def test_nothing_is_donated_or_kept(quick, cache_dir):
+    x = normal(8, 8)
+    tracea.bench(jax.jit(lambda x: x @ x, donate_argnums=0), x)
+    assert not x.is_deleted() and not (cache_dir / "tuned").exists()
+
+
+def test_ops_are_those_of_transform(quick):
+    report = tracea.bench(layers, *ARGUMENTS, ops="conv2d")
+    assert [site.op for site in report.sites] == ["conv2d"]
+    report = tracea.bench(lambda x: x + 1, normal(4, 4))
+    assert report.sites == () and report.whole.timed is not None
+    assert "\nno sites\nwhole program: plain" in str(report)
+
+
+def test_mistakes_are_named(quick):
+    with pytest.raises(TypeError, match="int is no function that can be timed"):
+        tracea.bench(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="budget_s=0 must be positive seconds"):
+        tracea.bench(layers, *ARGUMENTS, budget_s=0)
+    with pytest.raises(ValueError, match="ops=.*sort.* must be some of"):
+        tracea.bench(layers, *ARGUMENTS, ops="sort")
+
+
+def test_progress_is_told(quick):
+    steps = []
+    tracea.bench(layers, *ARGUMENTS, progress=lambda *step: steps.append(step))
+    assert steps[0] == ("whole program", 0, 3)
+    assert {step[0] for step in steps[1:]} == {PRODUCT, CONV}
+    assert [step[1:] for step in steps] == [(0, 3), (1, 3), (2, 3)]
+
+
+# --- the picture ----------------------------------------------------------------------
+
+
+def timed(ratio, spread=0.1, plain=100.0):
+    return Timed(
+        plain_us=plain,
+        ours_us=plain / ratio,
+        ratio=ratio,
+        low=ratio - spread,
+        high=ratio + spread,
+        rounds=9,
+    )
+
+
+def site(m, count: int | None = 1, **times):
+    problem = tracea.GemmProblem(m=m, n=8, k=8)
+    return SiteTime(
+        where="layer",
+        op="matmul",
+        problem=problem,
+        count=count,
+        variant="gemm_cpu",
+        plan=None,
+        timed=timed(**times),
+        by="wall clock",
+        reason="",
+    )
+
+
+def reported(*sites, whole=None):
+    return BenchReport(
+        function="step",
+        device=local_cpu(),
+        versions={},
+        whole=whole or WholeTime(timed=timed(1.25)),
+        sites=sites,
+    )
+
+
+REPORT = reported(
+    site(1, ratio=2.0),
+    site(2, count=3, ratio=0.5),
+    site(3, ratio=1.05),
+    site(4, None, ratio=4),
+)
+
+
+def test_the_picture_has_a_bar_for_the_whole_and_for_each_site():
+    pytest.importorskip("matplotlib")
+    (axes,) = plot.figure(REPORT).axes
+    widths = sorted(
+        bar.get_width() for group in axes.containers for bar in _bars(group)
+    )
+    assert widths == [0.5, 1.05, 1.25, 2.0, 4.0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [
+        "whole program",
+        "3 x matmul 2x8x8 float32 nn",
+        "1 x matmul 1x8x8 float32 nn",
+        "1 x matmul 3x8x8 float32 nn",
+        "? x matmul 4x8x8 float32 nn",
+    ]
+    by_place = {
+        round(bar.get_y() + bar.get_height() / 2): bar.get_width()
+        for group in axes.containers
+        for bar in _bars(group)
+    }
+    assert [by_place[i] for i in range(5)] == [1.25, 0.5, 2.0, 1.05, 4.0]
+    assert axes.get_title() == f"step: plain against transformed\n{local_cpu()}"
+    assert "plain time / transformed time" in axes.get_xlabel()
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[:2] == ["1.25x: 100 µs → 80 µs", "0.50x: 100 µs → 200 µs"]
+    kinds = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert kinds == ["whole program", "slower", "faster", "within the noise"]
+    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the whole program is on top
+
+
+def _bars(group):
+    return [patch for patch in getattr(group, "patches", ()) if patch.get_width()]
+
+
+def test_the_picture_is_readable(tmp_path):
+    """Every text lies inside of the picture, and none on another."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import to_rgb
+    from matplotlib.image import imread
+
+    figure = plot.figure(REPORT)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    (axes,) = figure.axes
+    texts = [*axes.texts, *axes.get_yticklabels(), axes.title, axes.xaxis.label]
+    boxes = [text.get_window_extent(renderer) for text in texts]
+    edge = figure.bbox
+    for box in boxes:
+        assert edge.x0 <= box.x0 and box.x1 <= edge.x1
+        assert edge.y0 <= box.y0 and box.y1 <= edge.y1
+    overlaps = [
+        (texts[i].get_text(), texts[j].get_text())
+        for i in range(len(boxes))
+        for j in range(i)
+        if boxes[i].overlaps(boxes[j])
+    ]
+    assert not overlaps
+    path = tmp_path / "bench.png"
+    plot.save(REPORT, path)
+    pixels = imread(path)
+    assert pixels.shape[1] == 1200 and pixels.shape[0] == round(120 * (1.8 + 5 * 0.5))
+    for colour in ("C0", "C2", "C3", "0.6"):  # of the four kinds of bars
+        near = np.abs(pixels[..., :3] - to_rgb(colour)).max(axis=-1) < 0.01
+        assert near.sum() > 1000, colour
+
+
+def test_few_of_many_sites_are_drawn():
+    pytest.importorskip("matplotlib")
+    sites = [site(m, ratio=1.5, plain=float(m)) for m in range(1, 31)]
+    (axes,) = plot.figure(reported(*sites)).axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[:2] == ["whole program", "1 x matmul 30x8x8 float32 nn"]
+    assert len(labels) == 1 + plot.MOST_BARS
+    assert "10 smaller sites are not drawn" in axes.get_title()
+
+
+def test_nothing_cannot_be_drawn():
+    nothing = reported(whole=WholeTime(reason="it has effects"))
+    with pytest.raises(ValueError, match="nothing was measured"):
+        plot.figure(nothing)
+
+
+# --- the command ----------------------------------------------------------------------
+
+MODEL = """
+    import jax, jax.numpy as jnp
+
+    def step(x, w):
+        return jax.nn.relu(x @ w)
+
+    def step_args():
+        return jnp.ones((16, 8)), jnp.ones((8, 8))
+
+    def fails(x):
+        raise RuntimeError("as models do")
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("model", None)
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = cli.main(["bench", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_a_function_is_timed_from_the_command_line(capsys, model, quick):
+    status, out, err = run(capsys, "model:step", "--budget-s", "3")
+    assert status == 0 and out.startswith(
+        f"step on {local_cpu()}\nwhole program: plain"
+    )
+    assert "matmul 16x8x8 float32 nn relu" in out
+    assert err.splitlines() == [
+        "1/2 whole program",
+        "2/2 matmul 16x8x8 float32 nn relu",
+    ]
+    shapes = ("--args", "f32[4,6]", "f32[6,5]")
+    assert "matmul 4x5x6 float32 nn relu" in run(capsys, "model:step", *shapes)[1]
+    assert "no sites" in run(capsys, "model:step", "--ops", "conv2d")[1]
+
+
+def test_the_data_and_the_picture_are_written(capsys, model, quick):
+    pytest.importorskip("matplotlib")
+    files = ("--json", "found.json", "--plot", "found.png")
+    status, out, err = run(capsys, "model:step", *files)
+    assert status == 0 and err.endswith("written: found.json\ndrawn: found.png\n")
+    data = json.loads(pathlib.Path("found.json").read_text())
+    assert data["function"] == "step" and data["whole"]["timed"]["ratio"] > 0
+    (site,) = data["sites"]
+    assert site["text"] == "matmul 16x8x8 float32 nn relu" and site["count"] == 1
+    assert site["timed"]["ours_us"] > 0 and site["variant"] in out
+    assert pathlib.Path("found.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("model:step --plot missing/a.png", ".*'missing/a.png'"),
+        ("model:step --json missing/a.json", ".*'missing/a.json'"),
+        ("model:step --json .", ".*Is a directory.*"),
+        ("model:step --plot a.txt", "'a.txt' must end in one of .*"),
+        ("model:stop", "module 'model' has no 'stop'"),
+        ("models:step", "there is no module 'models', in .* or else"),
+        ("model:step --ops sort", "ops=.*sort.* must be some of .*"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_before_any_work(
+    capsys, model, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(MODULE, "measured", None)
+    status, out, err = run(capsys, *arguments.split())
+    assert (status, out) == (1, "")
+    assert re.fullmatch(f"tracea: {message}\n", err)
+    assert [path.name for path in model.iterdir() if path.suffix != ".py"] in (
+        [],
+        ["__pycache__"],
+    )
+
+
+def test_a_picture_needs_matplotlib_before_any_work(capsys, model, monkeypatch):
+    monkeypatch.setattr(MODULE, "measured", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run(capsys, "model:step", "--plot", "a.png")
+    assert status == 1
+    assert "needs matplotlib" in err and "pip install 'tracea_jax[bench]'" in err
+
+
+def test_an_error_of_the_function_shows_where_it_is(capsys, model):
+    status, _, err = run(capsys, "model:fails", "--args", "f32[8]")
+    assert status == 1 and "model.py" in err and "RuntimeError: as models do" in err
+    assert err.endswith("tracea: model:fails cannot be traced\n")
+
+
+def test_importing_the_package_imports_no_matplotlib():
+    program = """
+        import sys
+        import tracea_jax as tracea
+        tracea.bench, tracea.BenchReport
+        import tracea_jax.bench.plot
+        print("matplotlib" in sys.modules)
+    """
+    assert run_python(program) == "False\n"

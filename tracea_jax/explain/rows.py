@@ -1,0 +1,120 @@
+"""The rows of an explanation: sites that are alike, and what was left as it is.
+
+``Explanation`` and ``Site`` put them on their pages; their values are made in ``sites``
+and ``rewrite``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from tracea_jax.diagnosis import by_reason
+from tracea_jax.page import Column, Row, Table
+
+if TYPE_CHECKING:
+    from tracea_jax.explain.sites import Site
+    from tracea_jax.rewrite import Miss
+
+_SHOWN = 3  # names of places in a row
+T = TypeVar("T")
+
+_SITES = (
+    Column("where"),
+    Column("problem", "\n  "),
+    Column("runs", "\n  "),
+    Column("config", " ", is_folded=True),
+    Column("origin", ", "),
+    Column("", ": ", is_folded=True),
+    Column("time", "; ", is_number=True),
+    Column("XLA", ", XLA ", is_number=True),
+)
+_MISSES = (
+    Column("where"),
+    Column("what", ":\n  "),
+    Column("is no", " is no "),
+    Column("because", ": "),
+)
+
+
+def of_sites(sites: Iterable[Site]) -> Table:
+    """A row for those that differ only in where they are."""
+    rows = tuple(map(_row, grouped(sites, _same_row)))
+    return Table(columns=_SITES, rows=rows, form="spaced", note_indent=4)
+
+
+def of_misses(misses: Iterable[Miss]) -> Table:
+    """A row for those that differ only in where they are."""
+    alike = grouped(misses, lambda miss: (miss.op, miss.what, miss.reason))
+    rows = [
+        Row((places([m.scope or "-" for m in group]), first.what, first.op, why))
+        for group in alike
+        for first, why in [(group[0], group[0].reason)]
+    ]
+    return Table(columns=_MISSES, rows=tuple(rows), title="Left as they are:")
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Those with equal keys together, in the order of the first ones."""
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+def places(names: Sequence[str]) -> str:
+    """Some of the names, and how many there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - _SHOWN
+    text = ", ".join(distinct[:_SHOWN]) + (", ..." if more > 0 else "")
+    return f"{text} ({len(names)})" if len(names) > 1 else text
+
+
+def place(site: Site) -> str:
+    """The scope of a site; without one, the line that it was traced from."""
+    return site.scope or os.path.basename(site.source) or "-"
+
+
+def _same_row(site: Site) -> Hashable:
+    known = site.count is not None
+    return site.op, site.problem, site.plan, site.variant, site.reason, known
+
+
+def _row(alike: list[Site]) -> Row:
+    site = alike[0]
+    rejected = site.plan.rejected if site.plan else ()
+    return Row(
+        cells=(
+            places(list(map(place, alike))) + _runs(alike),
+            str(site.problem or site.op),
+            site.variant or "cannot run",
+            *_chosen(site),
+            site.reason,
+            *_times(site),
+        ),
+        notes=tuple(f"not {r}" for r in by_reason(rejected)),
+    )
+
+
+def _chosen(site: Site) -> tuple[str, str]:
+    """The config and the origin of what runs."""
+    if site.variant is None or site.plan is None:
+        return "", ""
+    return site.plan.config_text, site.plan.origin
+
+
+def _times(site: Site) -> tuple[str, str]:
+    """The time of what runs, and XLA's beside that of another variant."""
+    plan = site.plan
+    if plan is None or plan.time_us is None:
+        return "", ""
+    has_xla = plan.xla_us is not None and plan.variant != "xla"
+    return f"{plan.time_us:.1f} us", f"{plan.xla_us:.1f} us" if has_xla else ""
+
+
+def _runs(alike: list[Site]) -> str:
+    counts = [site.count for site in alike if site.count is not None]
+    if not counts:
+        return ", runs in a loop of unknown length"
+    return f", {sum(counts)} runs" if sum(counts) > len(alike) else ""

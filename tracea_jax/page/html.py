@@ -1,0 +1,90 @@
+"""Pages as HTML: tables that fold, for notebooks.
+
+Colours are those of whatever shows the page, so that it is readable in light and dark;
+nothing is loaded from elsewhere, and all text is escaped. Caller: ``page.Printable``.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracea_jax.page import Page, Row, Table
+
+_STYLE = """\
+.tracea {overflow-x: auto; color: inherit}
+.tracea p {margin: .4em 0}
+.tracea table {border-collapse: collapse; margin: .4em 0; color: inherit}
+.tracea th, .tracea td {text-align: left; vertical-align: top; padding: .2em .7em;
+  border: 0; border-bottom: 1px solid rgba(128, 128, 128, .4); background: none;
+  color: inherit; white-space: normal}
+.tracea .number {text-align: right; white-space: nowrap;
+  font-variant-numeric: tabular-nums}
+.tracea summary {cursor: pointer}
+.tracea ul {margin: .2em 0; padding-left: 1.2em}"""
+
+
+def of_page(page: Page) -> str:
+    """The page as one element, with a style that concerns nothing else."""
+    parts = (
+        _paragraph(part) if isinstance(part, str) else _table(part)
+        for part in page.parts
+        if part
+    )
+    return "\n".join(
+        ['<div class="tracea">', f"<style>\n{_STYLE}\n</style>", *parts, "</div>"]
+    )
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{'<br>'.join(map(html.escape, text.splitlines()))}</p>"
+
+
+def _table(table: Table) -> str:
+    folds = any(_folded(table, row) for row in table.rows)
+    heads = [
+        _cell("th", html.escape(column.name), column.is_number)
+        for column in table.columns
+        if not column.is_folded
+    ]
+    rows = (_row(table, row, folds) for row in table.rows)
+    head = "".join([*heads, *(["<th></th>"] if folds else [])])
+    body = "\n".join(f"<tr>{cells}</tr>" for cells in [head, *rows])
+    shown = f"<table>\n{body}\n</table>"
+    if not table.title:
+        return shown
+    title = html.escape(table.title.removesuffix(":"))
+    return f"<details open><summary>{title}</summary>\n{shown}\n</details>"
+
+
+def _row(table: Table, row: Row, folds: bool) -> str:
+    cells = [
+        _cell("td", html.escape(cell.strip()), column.is_number)
+        for column, cell in zip(table.columns, row.cells, strict=True)
+        if not column.is_folded
+    ]
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in _folded(table, row))
+    if items:
+        more = f"<details><summary>more</summary><ul>{items}</ul></details>"
+        cells.append(f"<td>{more}</td>")
+    elif folds:
+        cells.append("<td></td>")
+    return "".join(cells)
+
+
+def _folded(table: Table, row: Row) -> list[str]:
+    """The texts that are seen where the row is unfolded."""
+
+    def cells() -> Iterator[str]:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if column.is_folded and cell:
+                yield f"{column.name}: {cell}" if column.name else cell
+
+    return [*cells(), *row.notes]
+
+
+def _cell(tag: str, content: str, is_number: bool) -> str:
+    kind = ' class="number"' if is_number else ""
+    return f"<{tag}{kind}>{content}</{tag}>"
