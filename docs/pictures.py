@@ -120,7 +120,7 @@ _NAMES = {
 
 
 def measured() -> list[dict[str, Any]]:
-    """Each whole program that was measured, by device: plain time by ours."""
+    """Each whole program, as installed and not tuned, by device: plain time by ours."""
     return list(_measured())
 
 
@@ -128,6 +128,8 @@ def _measured() -> Iterator[dict[str, Any]]:
     for file in sorted(RESULTS.glob("*/programs*.json"), reverse=True):
         result = json.loads(file.read_text())
         for row in result["rows"]:
+            if row["effort"] != "none":
+                continue
             dtype = row["text"].rpartition(", ")[2]
             name = _NAMES.get(row["name"], row["name"].replace("_", " "))
             yield {

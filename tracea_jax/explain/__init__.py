@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
+from tracea_jax import device as devices
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import by_reason, compiled_elsewhere
+from tracea_jax.diagnosis import compiled_elsewhere
 from tracea_jax.explain import rows
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
