@@ -173,6 +173,13 @@ def test_the_reference_has_every_public_name():
 
 
 def test_the_settings_page_has_every_setting():
-    named = set(re.findall(r"TRACEA_[A-Z_]+", text_of("settings.md")))
-    fields = {f"TRACEA_{f.name.upper()}" for f in dataclasses.fields(tracea.Options)}
-    assert fields <= named
+    package = pathlib.Path(tracea.__file__).parent
+    sources = "\n".join(file.read_text() for file in package.rglob("*.py"))
+    known = {f"TRACEA_{f.name.upper()}" for f in dataclasses.fields(tracea.Options)}
+    known |= set(_VARIABLE.findall(sources))
+    assert set(_VARIABLE.findall(text_of("settings.md"))) == known
+    for page in PAGES:
+        assert set(_VARIABLE.findall(page.read_text())) <= known, page
+
+
+_VARIABLE = re.compile(r"\bTRACEA_[A-Z_]+[A-Z]\b")

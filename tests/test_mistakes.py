@@ -23,6 +23,17 @@ def layer(x, w):
     return jax.nn.gelu(x @ w)
 
 
+class Strange:
+    """What must not be asked for more than its type."""
+
+    @property
+    def dtype(self):
+        raise RuntimeError("not yet")
+
+    def __repr__(self):
+        raise RuntimeError("not yet")
+
+
 def graph_of(problems: Any) -> tracea.Graph:
     return tracea.Graph(problems)
 
@@ -54,6 +65,8 @@ def message_of(error: type[Exception], call) -> str:
         (tracea.GemmProblem, "the class GemmProblem"),
         (SMALL, "a GemmProblem"),
         (tracea.Options(), "an Options"),
+        (1 << 2000, "an integer of 2001 bits"),
+        (Strange(), "a Strange"),
     ],
 )
 def test_a_value_is_shown_in_a_few_words(value, text):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any
 
 import jax
 import pytest
@@ -102,26 +103,31 @@ def test_an_unknown_variable_is_warned_of_once_with_the_nearest_name():
     assert "did you mean" not in warned[1]
 
 
+def changed(**changes: Any) -> Any:
+    """``options``, also with what it does not take."""
+    return tracea.options(**changes)
+
+
 def test_a_wrong_option_names_the_valid_ones():
     with pytest.raises(ValueError, match="on_miss='never'.*heuristic, tune, error"):
-        tracea.options(on_miss="never")
+        changed(on_miss="never")
     with pytest.raises(ValueError, match="implementation='gemm_cp';.* mean 'gemm_cpu'"):
-        tracea.options(implementation="gemm_cp")
+        changed(implementation="gemm_cp")
     with pytest.raises(TypeError, match="no setting 'colour'; .*on_miss, impl.*_limit"):
-        tracea.options(colour="red")
+        changed(colour="red")
     with pytest.raises(TypeError, match="'on_mis'.*did you mean 'on_miss'"):
-        tracea.options(on_mis="tune")
+        changed(on_mis="tune")
     with pytest.raises(TypeError, match="cache_dir must be a path, not 3"):
-        tracea.options(cache_dir=3)
+        changed(cache_dir=3)
     with pytest.raises(TypeError, match="cache_path must be a path, not a list of 1"):
-        tracea.options(cache_path=["/shared"])
+        changed(cache_path=["/shared"])
     for limit in ("2GiB", -1):
         with pytest.raises(ValueError, match=f"cubin_limit={limit!r} must be a number"):
-            tracea.options(cubin_limit=limit)
+            changed(cubin_limit=limit)
 
 
 def test_directories_may_be_paths(tmp_path):
-    with tracea.options(cache_dir=tmp_path, cache_path=tmp_path / "more") as settings:
+    with changed(cache_dir=tmp_path, cache_path=tmp_path / "more") as settings:
         assert settings.directory == tmp_path
         assert settings.shared == (tmp_path / "more",)
     assert settings == Options(

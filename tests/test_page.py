@@ -130,6 +130,24 @@ def test_a_page_is_text_and_html():
     assert rows.count("tr") == 3 and len(rows) == 3 * 4  # each row has every cell
 
 
+def test_html_leaves_out_what_is_empty():
+    columns = (Column("name"), Column("us", is_number=True))
+    table = Table(columns=columns, rows=(Row(("one", "")), Row(("two", ""))))
+    read = Read(Shown(Page((table,)))._repr_html_())
+    assert [text for tag, text in read.texts if tag != "style"] == [
+        "name",
+        "one",
+        "two",
+    ]
+    assert (read.count("th"), read.count("td")) == (1, 2)
+    nameless = Table(columns=(Column(""), Column("")), rows=(Row(("a", "b")),))
+    read = Read(Shown(Page((nameless,)))._repr_html_())
+    assert (read.count("th"), read.count("tr"), read.count("td")) == (0, 1, 2)
+    nothing = Table(columns=columns, rows=(), title="0 problems")
+    assert str(Page((nothing,))) == "0 problems"
+    assert "0 problems" in Read(Shown(Page((nothing,)))._repr_html_()).shown
+
+
 def test_aligned_text_has_heads():
     table = Table(
         columns=(Column("name"), Column("us", is_number=True), Column("")),

@@ -196,7 +196,7 @@ def doctor(*, json: bool = False) -> Report | dict[str, Any]:
 
 def _pairs(title: str, pairs: Sequence[tuple[str, str]]) -> Table:
     """One line an item, after its name."""
-    columns = (Column("what"), Column("is", ": "))
+    columns = (Column(""), Column("", ": "))
     return Table(columns=columns, rows=tuple(map(Row, pairs)), title=title)
 
 

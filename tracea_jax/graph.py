@@ -91,6 +91,7 @@ class Graph(Printable):
 
         Raises:
           ValueError: on an unknown op.
+          TypeError: if fn is no function.
         """
         takes = "from_function takes a function"
         check_function(fn, takes, "Graph.from_function(f, *args)")
@@ -110,7 +111,7 @@ class Graph(Printable):
 
         Raises:
           TypeError: if it is no problem.
-          ValueError: if the count is negative.
+          ValueError: if a field is of a wrong type, or the count is negative.
         """
         if not isinstance(problem, Problem):
             raise TypeError(

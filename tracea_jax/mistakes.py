@@ -19,12 +19,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def shown(value: Any) -> str:
     """A value in a few words: "3", "an array float32[8,4]", "the function gelu"."""
+    if isinstance(value, int) and value.bit_length() > 64:  # the longest do not print
+        return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, str | int | float | complex | bytes):
         text = repr(value)
         return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    try:
+        dtype, shape = value.dtype, value.shape
+    except Exception:  # whatever a property of a stranger's raises
+        dtype = shape = None
     if dtype is not None and isinstance(shape, tuple):
         return f"an array {dtype}[{','.join(map(str, shape))}]"
     kind = type(value).__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -108,11 +109,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
     known = {*names, "TRACEA_CPU_ISA"}
     given = {name for name in environ if name.startswith("TRACEA_")}
     for unknown in sorted(given - known):
-        trust.warn_once(
-            f"the variable {unknown} is no setting of tracea_jax and is ignored; the "
-            f"settings are {', '.join(sorted(known))}"
-            + similar(unknown, known, least=0.8)
-        )
+        _warn_of(unknown, tuple(sorted(known)))
     values: dict[str, Any] = {
         field: environ[env] for env, field in names.items() if environ.get(env)
     }
@@ -123,6 +120,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
     except ValueError as e:
         field = str(e).partition("=")[0]
         raise ValueError(f"{e} (set by the variable TRACEA_{field.upper()})") from e
+
+
+@functools.cache  # settings are asked for often
+def _warn_of(unknown: str, known: tuple[str, ...]) -> None:
+    trust.warn_once(
+        f"the variable {unknown} is no setting of tracea_jax and is ignored; the "
+        f"settings are {', '.join(known)}{similar(unknown, known, least=0.8)}"
+    )
 
 
 _context = jax.make_user_context(None)

@@ -78,7 +78,7 @@ def tune(
       seed: of the random inputs and of every random choice.
       ops: which ops to tune, as in ``transform``; all by default.
       after_grad: as in ``transform``.
-      device: by default that of JAX's default backend; it must be a local one.
+      device: "cpu" or the profile of a local GPU; by default what JAX computes on.
       portfolio: a fraction such as 0.02. If given, the fewest configs of each op are
         found that serve every problem at most this much slower than its own best
         config, and become the answers.

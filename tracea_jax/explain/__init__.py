@@ -65,8 +65,9 @@ def explain(
     Args:
       fn, ops, after_grad: as in ``transform``.
       device: "cpu", or a GPU that need not be there (see ``device.NAMED``), nor a
-        compiler for it; by default the device that JAX computes on. Where fn
-        differentiates inside, it is traced as it is for the default one.
+        compiler for it, by name or as a profile; by default the device that JAX
+        computes on. Where fn differentiates inside, it is traced as it is for the
+        default one.
 
     Returns:
       A function of fn's arguments that returns an ``Explanation``; print it.

@@ -44,26 +44,29 @@ def _paragraph(text: str) -> str:
 
 def _table(table: Table) -> str:
     folds = any(_folded(table, row) for row in table.rows)
-    heads = [
-        _cell("th", html.escape(column.name), column.is_number)
-        for column in table.columns
-        if not column.is_folded
-    ]
-    rows = (_row(table, row, folds) for row in table.rows)
-    head = "".join([*heads, *(["<th></th>"] if folds else [])])
-    body = "\n".join(f"<tr>{cells}</tr>" for cells in [head, *rows])
-    shown = f"<table>\n{body}\n</table>"
+    shown = [i for i in range(len(table.columns)) if _is_shown(table, i)]
+    columns = [table.columns[i] for i in shown]
+    rows = [_row(table, row, shown, folds) for row in table.rows]
+    if any(column.name for column in columns):
+        heads = [_cell("th", html.escape(c.name), c.is_number) for c in columns]
+        rows.insert(0, "".join([*heads, "<th></th>" * folds]))
+    body = "\n".join(f"<tr>{cells}</tr>" for cells in rows)
+    text = f"<table>\n{body}\n</table>"
     if not table.title:
-        return shown
+        return text
     title = html.escape(table.title.removesuffix(":"))
-    return f"<details open><summary>{title}</summary>\n{shown}\n</details>"
+    return f"<details open><summary>{title}</summary>\n{text}\n</details>"
 
 
-def _row(table: Table, row: Row, folds: bool) -> str:
+def _is_shown(table: Table, i: int) -> bool:
+    """Whether a column says anything where rows are folded."""
+    return not table.columns[i].is_folded and any(row.cells[i] for row in table.rows)
+
+
+def _row(table: Table, row: Row, shown: list[int], folds: bool) -> str:
     cells = [
-        _cell("td", html.escape(cell.strip()), column.is_number)
-        for column, cell in zip(table.columns, row.cells, strict=True)
-        if not column.is_folded
+        _cell("td", html.escape(row.cells[i].strip()), table.columns[i].is_number)
+        for i in shown
     ]
     items = "".join(f"<li>{html.escape(text)}</li>" for text in _folded(table, row))
     if items:
