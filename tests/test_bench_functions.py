@@ -509,7 +509,7 @@ def test_the_data_and_the_picture_are_written(capsys, model, quick):
         ("model:step --json missing/a.json", ".*'missing/a.json'"),
         ("model:step --json .", ".*Is a directory.*"),
         ("model:step --plot a.txt", "'a.txt' must end in one of .*"),
-        ("model:stop", "module 'model' has no 'stop'"),
+        ("model:stop", r"module 'model' has no 'stop'; did you mean 'step'\?"),
         ("models:step", "there is no module 'models', in .* or else"),
         ("model:step --ops sort", "ops=.*sort.* must be some of .*"),
     ],
