@@ -14,6 +14,7 @@ import tracea_jax
 # From the bottom to the top. A module may import from those before its own entry and,
 # within a package, from the package.
 ORDER = (
+    "logs",
     "schema",
     "catalogue",
     "problem",

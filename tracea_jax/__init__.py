@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -101,4 +102,12 @@ def _register() -> None:
         launch.set_cubin_directory(directory if cubins.is_trusted(directory) else None)
 
 
+def _set_up_logging() -> None:
+    from tracea_jax import logs
+
+    with contextlib.suppress(ValueError):  # the first use of a setting reports it
+        logs.install(os.environ)
+
+
+_set_up_logging()
 _register()

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from tracea_jax import catalogue
+from tracea_jax import catalogue, logs
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
 from tracea_jax.runtime import trust
@@ -90,13 +90,14 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
       ValueError: on a value that is not valid, or an unknown ``TRACEA_`` variable.
     """
     names = {f"TRACEA_{f.name.upper()}": f.name for f in dataclasses.fields(Options)}
-    known = {*names, "TRACEA_CPU_ISA"}
+    known = {*names, "TRACEA_CPU_ISA", logs.VARIABLE}
     given = {name for name in environ if name.startswith("TRACEA_")}
     if unknown := sorted(given - known):
         raise ValueError(
             f"{', '.join(unknown)} is no setting; the settings are "
             + ", ".join(sorted(known))
         )
+    logs.level(environ)
     values: dict[str, Any] = {
         field: environ[env] for env, field in names.items() if environ.get(env)
     }

@@ -50,6 +50,12 @@ class Program:
     ops: tuple[str, ...]
     after_grad: bool
 
+    @property
+    def name(self) -> str:
+        """Of the function, for people."""
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return one_line(name, 200)
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
         """What can be traced and run while the context lasts."""
@@ -57,9 +63,7 @@ class Program:
             call, arrays = Call.of(args, kwargs)
             yield Executions(
                 fn=fn,
-                name=one_line(
-                    getattr(self.fn, "__name__", type(self.fn).__name__), 200
-                ),
+                name=self.name,
                 call=call,
                 arrays=arrays,
                 ops=self.ops,

@@ -159,8 +159,8 @@ def _alone(report: TuneReport) -> list[str]:
     (row,) = report.rows
     steady, cold = row.steady, row.cold
     times = "not timed" if steady.after is None else f"{steady.after:.1f} us"
-    if steady.after and steady.xla and row.variant != "xla":
-        times += f", XLA {steady.xla:.1f} us, {steady.xla / steady.after:.2f}x"
+    if steady.xla is not None and row.ratio is not None:
+        times += f", XLA {steady.xla:.1f} us, {row.ratio:.2f}x"
     lines = [f"{row.problem}: {row.choice}, {times}"]
     if cold.after and cold.xla and report.protocol != "steady":
         lines.append(f"  on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")

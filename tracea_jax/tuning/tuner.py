@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at 
 GAINS = {"max": 0.003}  # expected gain below which a search ends; 1 % by default
 SEARCH_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
 BOUNDED_S = 2.0  # for the race after Ctrl-C
+_logger = logging.getLogger(__name__)
 
 
 class Tuning:
@@ -222,7 +224,8 @@ class Tuning:
         )
         entry = self._knowledge.own.record(entry, session.journal)
         self._close()
-        session.tell("done", 1, 1, entry.best.variant)
+        _logger.info("%s: %s, %d evaluations", self.problem, entry.best, self.evals)
+        session.tell("done", 1, 1, entry.best.variant, entry.best)
         return entry
 
     @property
