@@ -14,6 +14,7 @@ import tracea_jax
 # From the bottom to the top. A module may import from those before its own entry and,
 # within a package, from the package.
 ORDER = (
+    "typing",
     "logs",
     "schema",
     "catalogue",
@@ -41,6 +42,7 @@ ORDER = (
     "verdicts",
     "transform",
     "explain",
+    "graph_adds",
     "graph",
     "campaign",
     "doctor",
@@ -63,6 +65,7 @@ KNOWS_JAX = (
     "verdicts",
     "transform",
     "explain",
+    "graph_adds",
     "campaign.executions",
     "doctor",
     "demo",

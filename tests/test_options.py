@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import threading
+from typing import Any
 
 import jax
 import pytest
@@ -68,12 +69,14 @@ def test_a_wrong_variable_names_the_valid_ones(variable, value, message, monkeyp
 
 
 def test_a_wrong_option_names_the_valid_ones():
+    wrong: Any = {"on_miss": "never"}
+    unknown: Any = {"colour": "red"}
     with (
         pytest.raises(ValueError, match="on_miss='never'.*heuristic, tune, error"),
-        tracea.options(on_miss="never"),
+        tracea.options(**wrong),
     ):
         pass
-    with pytest.raises(TypeError, match="colour"), tracea.options(colour="red"):
+    with pytest.raises(TypeError, match="colour"), tracea.options(**unknown):
         pass
 
 

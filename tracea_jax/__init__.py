@@ -43,6 +43,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from tracea_jax import ops as ops
+    from tracea_jax import typing as typing
     from tracea_jax.campaign import tune as tune
     from tracea_jax.campaign.report import TuneReport as TuneReport
     from tracea_jax.dispatch import Plan as Plan
@@ -77,8 +78,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("tracea_jax.ops")
+    if name in ("ops", "typing"):
+        return importlib.import_module(f"tracea_jax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tracea_jax' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"tracea_jax.{_HOMES[name]}"), name)
@@ -87,7 +88,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__", "ops"])
+    return sorted([*_HOMES, "__version__", "ops", "typing"])
 
 
 def _register() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracea_jax import catalogue
 from tracea_jax.explain import explain
@@ -18,6 +18,11 @@ from tracea_jax.options import options
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
 from tracea_jax.verdicts import leaving
+
+if TYPE_CHECKING:
+    from tracea_jax.graph_adds import Adds
+else:
+    Adds = object  # ``Graph.__getattr__`` makes the methods
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class Node:
         return f"{self.count} x {self.problem}"
 
 
-class Graph:
+class Graph(Adds):
     """What a program asks of the ops, for tuning it as a whole.
 
         graph = tracea.Graph()

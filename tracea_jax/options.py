@@ -11,7 +11,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack, get_args
 
 import jax
 
@@ -20,8 +20,20 @@ from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
+from tracea_jax.typing import Implementation, OnMiss
 
-ON_MISS = ("heuristic", "tune", "error")
+ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
+
+
+class Settings(TypedDict, total=False):
+    """The keywords of ``options``: the fields of ``Options``, where they are told."""
+
+    on_miss: OnMiss
+    implementation: Implementation | str | None
+    device: str | None
+    cache_dir: str | None
+    cache_path: str | None
+    cubin_limit: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +53,8 @@ class Options:
         were not used for longest are removed.
     """
 
-    on_miss: str = "heuristic"
-    implementation: str | None = None
+    on_miss: OnMiss = "heuristic"
+    implementation: Implementation | str | None = None
     device: str | None = None
     cache_dir: str | None = None
     cache_path: str | None = None
@@ -119,7 +131,7 @@ def current() -> Options:
 
 
 @contextlib.contextmanager
-def options(**changes: Any) -> Iterator[Options]:
+def options(**changes: Unpack[Settings]) -> Iterator[Options]:
     """Changes settings inside a ``with`` block; see ``Options`` for their names.
 
     Raises:

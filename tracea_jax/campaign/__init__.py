@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracea_jax import ops as ops  # the import registers how each op is measured
@@ -26,13 +26,14 @@ from tracea_jax.options import current
 from tracea_jax.options import local_device as local_device
 from tracea_jax.problem import Problem
 from tracea_jax.transform import check_ops, made_of, op_names
+from tracea_jax.typing import Effort, Goal
 
 
 def tune(
-    what: Any,
+    what: Problem | Graph | Callable[..., Any],
     *args: Any,
-    goal: str = "latency",
-    effort: str = "default",
+    goal: Goal = "latency",
+    effort: Effort = "default",
     budget_s: float | None = None,
     seed: int = 0,
     ops: str | Iterable[str] | None = None,
@@ -71,7 +72,8 @@ def tune(
         function, of which all problems that ``transform(what)(*args)`` meets are tuned.
       *args: arguments of the function: arrays, ``jax.ShapeDtypeStruct``, pytrees of
         them.
-      goal: the time to minimise; one of ``tuning.tuner.GOALS``.
+      goal: the time to minimise: "latency" (of an execution that finds nothing in the
+        caches), "throughput" (of executions in a row) or "balanced" (both).
       effort: "none", "quick", "default" or "max": how many configs of each problem are
         measured.
       budget_s: seconds for everything. Problems that it does not reach stay untuned.

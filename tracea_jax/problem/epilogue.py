@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
-Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
-ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+from tracea_jax.typing import Activation
+
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 BiasKind = Literal["none", "row", "batched_row"]
 ResidualOp = Literal["add", "multiply", "derivative"]
