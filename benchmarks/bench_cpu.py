@@ -41,7 +41,6 @@ from cpu_suite import Case, Row, memory, suite, summary
 
 from tracea_jax import dispatch, variants
 from tracea_jax.campaign import local_device
-from tracea_jax.cli import Progress
 from tracea_jax.device import Device
 from tracea_jax.ops.attention import workload as attention_workload
 from tracea_jax.ops.conv2d import workload as conv2d_workload
@@ -341,7 +340,6 @@ def main() -> None:
                 [case.problem],
                 budget_s=args.tune,
                 goal="throughput",
-                progress=Progress(),
             )
         rows.append(row_of(case, args, peak))
         print(line(rows[-1]), flush=True)

@@ -33,7 +33,6 @@ from matmul_suite import FIGURES, Case, Row, suite, summary
 
 from tracea_jax import dispatch
 from tracea_jax.campaign import local_device
-from tracea_jax.cli import Progress
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common.precision import precision_from_name
 from tracea_jax.ops.gated_matmul import workload as gated_workload
@@ -244,7 +243,7 @@ def run(cases: list[Case], args: argparse.Namespace) -> None:
     rows = kept(common.saved("matmul", args), chosen, args)
     done = {str(row["problem"]) for row in rows}
     left = [c for c in chosen if str(c.problem.to_json()) not in done]
-    progress, start = Progress(), time.monotonic()
+    start = time.monotonic()
     for group in dict.fromkeys(case.group for case in left):
         own = [case for case in left if case.group == group]
         untuned = common.tune_together(
@@ -252,9 +251,7 @@ def run(cases: list[Case], args: argparse.Namespace) -> None:
             budget_s=args.budget_s * len(own),
             effort=args.effort,
             goal=args.goal,
-            progress=progress,
         )
-        progress.close()
         for case in own:
             rows.append(row_of(case, args.rounds, untuned.get(case.problem)))
             rows = ordered(rows, cases)

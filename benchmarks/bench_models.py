@@ -35,7 +35,6 @@ import numpy as np
 
 import tracea_jax as tracea
 from tracea_jax.campaign import local_device, tune
-from tracea_jax.cli import Progress
 from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import CudaDevice
@@ -235,12 +234,11 @@ def training(model: Mlp, bar: float | None = None, name: str = "gelu MLP step") 
 
 def measured(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each of our ways to run the case: tuned, checked, timed in a race."""
-    inputs, progress = case.inputs, Progress()
+    inputs = case.inputs
     how = {"effort": args.effort, "goal": args.goal, "ops": args.tune}
     for function in case.ours.values() if args.effort != "none" else ():
         budget_s = args.budget_s / len(case.ours)
-        print(tune(function, *inputs, **how, budget_s=budget_s, progress=progress))
-        progress.close()
+        print(tune(function, *inputs, **how, budget_s=budget_s))
     sides = {**case.ours, "plain": case.plain}
     calls = {name: jax.jit(function) for name, function in sides.items()}
     errors = _errors(calls, case.plain, inputs)

@@ -25,7 +25,6 @@ import common
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.cli import Progress
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 
 Problem = GemmProblem | GatedMatmulProblem
@@ -187,10 +186,8 @@ def main() -> None:
     if args.size:
         square: Any = {"m": args.size, "n": args.size, "k": args.size}
         chosen = [type(problem)(**square) for problem in chosen[::2]]
-    progress = Progress()
     how: dict[str, Any] = {"effort": args.effort, "goal": args.goal}
-    common.tune_together(chosen, budget_s=args.budget_s, progress=progress, **how)
-    progress.close()
+    common.tune_together(chosen, budget_s=args.budget_s, **how)
     rows: list[dict[str, Any]] = []
     for problem in chosen:
         rows += measured(problem, args)

@@ -37,7 +37,6 @@ from whole_programs import Program, programs
 
 import tracea_jax as tracea
 from tracea_jax.campaign import local_device, tune
-from tracea_jax.cli import Progress
 from tracea_jax.device import CudaDevice
 from tracea_jax.explain import explain
 from tracea_jax.tuning import measure
@@ -139,9 +138,7 @@ def measured(program: Program, args: argparse.Namespace) -> dict[str, Any]:
     steps = _steps(program, args.inside or not _is_gpu())
     if args.effort != "none":
         how = {"effort": args.effort, "goal": args.goal, "budget_s": args.budget_s}
-        progress = Progress()
-        print(tune(steps["ours"], *inputs, **how, progress=progress), flush=True)
-        progress.close()
+        print(tune(steps["ours"], *inputs, **how), flush=True)
     explanation = explain(program.step(program.dtype, _itself))(*inputs)
     print(explanation, flush=True)
     sides = {name: _side(program, step, inputs) for name, step in steps.items()}

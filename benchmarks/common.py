@@ -68,7 +68,7 @@ def tune_together(
     Args:
       problems: at least one.
       budget_s: seconds for all problems together.
-      **how: effort, goal, progress of ``tune``.
+      **how: effort, goal of ``tune``.
 
     Returns:
       The problems that have no answer in the end, and why.

@@ -33,7 +33,6 @@ from model_layers import order
 
 from tracea_jax import knowledge
 from tracea_jax.campaign import local_device
-from tracea_jax.cli import Progress
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
 from tracea_jax.problem import Problem, problem_from_json
@@ -82,7 +81,6 @@ def _turn(
 ) -> Generator[str, None, list[Problem]]:
     """Tunes each problem once while time lasts; returns those without an answer."""
     failed: dict[Problem, str] = {}
-    progress = Progress()
     for start in range(0, len(problems), TOGETHER):
         few = problems[start : start + TOGETHER]
         left_s = end - time.monotonic()
@@ -94,9 +92,7 @@ def _turn(
             budget_s=min(left_s, each_s * len(few)),
             effort=args.effort,
             goal=args.goal,
-            progress=progress,
         )
-        progress.close()
         failed |= missed
         count = export(args.out, local_device())
         done = start + len(few) - len(failed)

@@ -14,7 +14,9 @@ import tracea_jax
 # From the bottom to the top. A module may import from those before its own entry and,
 # within a package, from the package.
 ORDER = (
+    "typing",
     "mistakes",
+    "logs",
     "schema",
     "page",
     "catalogue",
@@ -42,6 +44,7 @@ ORDER = (
     "verdicts",
     "transform",
     "explain",
+    "graph_adds",
     "graph",
     "campaign",
     "doctor",
@@ -65,6 +68,7 @@ KNOWS_JAX = (
     "verdicts",
     "transform",
     "explain",
+    "graph_adds",
     "campaign.executions",
     "doctor",
     "demo",

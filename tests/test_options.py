@@ -37,6 +37,7 @@ def test_the_environment_sets_every_option():
         "TRACEA_CACHE_PATH": "/shared:/more",
         "TRACEA_CUBIN_LIMIT": "1000000",
         "TRACEA_CPU_ISA": "avx2",  # belongs to the device profile
+        "TRACEA_LOG": "info",  # of the process
         "HOME": "/root",
     }
     assert from_environment(given) == Options(
@@ -65,6 +66,7 @@ def test_the_environment_sets_every_option():
             "implementation='cublas'.*tracea, .*gemm_cpu, .*gemm_sm90, .*xla",
         ),
         ("TRACEA_CUBIN_LIMIT", "2 GiB", "'2 GiB' must be a number of bytes"),
+        ("TRACEA_LOG", "warning", "TRACEA_LOG='warning' must be one of info, debug"),
     ],
 )
 def test_a_wrong_variable_names_the_valid_ones(variable, value, message, monkeypatch):

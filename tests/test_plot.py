@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
+import sys
+
 import pytest
 
 import tracea_jax as tracea
+from tracea_jax import knowledge
 from tracea_jax.campaign import plot, report
 from tracea_jax.campaign.rows import Row, Times, Trial
 from tracea_jax.device import local_cpu
+from tracea_jax.tuning.store.environment import environment
+from tracea_jax.tuning.store.records import Best, Entry
+
+CPU = local_cpu()
 
 
 def trial(us, variant="gemm_cpu", failure=None, **config):
@@ -50,7 +60,7 @@ def drawn(problem=None, trials=TRIALS, count=1):
 
 def reported(*rows):
     return report.TuneReport(
-        device=local_cpu(), goal="latency", effort="quick", seed=0, rows=rows
+        device=CPU, goal="latency", effort="quick", seed=0, rows=rows
     )
 
 
@@ -68,6 +78,7 @@ def test_the_map_is_over_the_fields_that_matter_most():
     assert 0.9 < scores["nc"] <= 1 and 0 <= scores["kc"] < 0.3
     found = plot.heat_map(plot.searched(drawn()))
     assert found is not None and (found.x, found.y) == ("nc", "kc")
+    assert found.variant == "gemm_cpu"
     assert (found.columns, found.rows) == ((64, 512), (256, 384, 512))
     assert str(found.times_us) == "((80.0, 40.0), (75.0, 30.0), (nan, 36.0))"
     assert plot.heat_map(TRIALS[:2]) is None
@@ -88,3 +99,148 @@ def test_a_drawing_is_written(tmp_path, suffix):
     assert path.read_bytes().startswith(start)
     with pytest.raises(ValueError, match="nothing was measured"):
         plot.save(reported(), path)
+
+
+# --- what a drawing says --------------------------------------------------------------
+
+
+def answered(variant="gemm_cpu", ratio=2.5, **config):
+    return Entry(
+        problem=tracea.GemmProblem(m=8, n=8, k=8).to_json(),
+        environment=environment(CPU),
+        best=Best(variant=variant, config=config, time_us=31.0, ratio=ratio),
+    )
+
+
+def texts(axes):
+    """Title, labels of both axes, and the legend."""
+    found = [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()]
+    legend = axes.get_legend()
+    return found + [[t.get_text() for t in legend.get_texts()] if legend else []]
+
+
+def ticks(figure, axis):
+    """Labels of the ticks inside the axis, large and small."""
+    figure.canvas.draw()
+    low, high = axis.get_view_interval()
+    drawn = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    shown = [t.label1.get_text() for t in drawn if low <= t.get_loc() <= high]
+    return [text for text in shown if text]
+
+
+def agg(rows):
+    pytest.importorskip("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure = plot.figure(rows, CPU)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def test_the_titles_name_problem_device_winner_and_what_is_drawn():
+    won = answered(kc=384, nc=512, tasks=1)
+    figure = agg([dataclasses.replace(drawn(), entry=won)])
+    assert figure.get_suptitle() == f"tuned on {CPU}"
+    left, right, colors = figure.axes
+    title, *labels, legend = texts(left)
+    assert title.splitlines() == [
+        "matmul 8x8x8 float32 nn",
+        "winner: gemm_cpu [kc 384 nc 512 tasks 1], 31.0 µs, 2.50x XLA",
+    ]
+    assert labels == ["configs measured", "time (µs)"]
+    assert legend == [
+        "gemm_cpu",
+        "best so far",
+        "XLA in the race",
+        "untuned in the race",
+    ]
+    title, *labels, _ = texts(right)
+    assert title == "gemm_cpu: lowest time by nc and kc" and labels == ["nc", "kc"]
+    assert ticks(figure, right.xaxis) == ["64", "512"]
+    assert colors.get_ylabel() == "lowest time (µs)"
+
+
+def test_the_map_names_its_variant_where_another_one_won():
+    figure = agg([dataclasses.replace(drawn(), entry=answered("xla"))])
+    left, right, _ = figure.axes
+    assert left.get_title().endswith("winner: xla, 31.0 µs")  # by itself: no ratio
+    assert right.get_title().startswith("gemm_cpu: ")
+
+
+def test_a_long_title_is_broken():
+    config = {f"field_{i}": i for i in range(12)}
+    figure = agg([dataclasses.replace(drawn(), entry=answered("another", **config))])
+    lines = figure.axes[0].get_title().splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 75
+
+
+@pytest.mark.parametrize(
+    "times_us",
+    [(10.0, 12.0), (31.0, 31.4), (9.0, 95.0), (0.8, 7000.0), (1e5, 3e5)],
+)
+def test_ticks_are_plain_numbers(times_us):
+    trials = [trial(us, kc=i) for i, us in enumerate(times_us)]
+    row = dataclasses.replace(drawn(trials=trials), steady=Times())
+    figure = agg([row])
+    shown = ticks(figure, figure.axes[0].yaxis)
+    assert 2 <= len(shown) <= 16, shown
+    assert all(re.fullmatch(r"[\d.]+", text) for text in shown), shown
+    assert len(set(shown)) == len(shown)
+    assert all(re.fullmatch(r"[\d.]+", t) for t in ticks(figure, figure.axes[2].yaxis))
+
+
+# --- where it is written --------------------------------------------------------------
+
+
+def test_tune_draws(tmp_path):
+    pytest.importorskip("matplotlib")
+    problem = tracea.GemmProblem(m=16, n=24, k=8)
+    path = tmp_path / "search.svg"
+    tracea.tune(problem, effort="none", budget_s=0.2, plot=path)
+    assert "matplotlib" in path.read_text()
+
+
+def refused(monkeypatch, path, error, match):
+    """``tune`` fails before it measures anything, and leaves no file."""
+    monkeypatch.setattr(knowledge, "open_lab", None)
+    problem = tracea.GemmProblem(m=16, n=24, k=8)
+    before = sorted(path.parent.glob("*"))
+    with pytest.raises(error, match=match):
+        tracea.tune(problem, plot=path)
+    assert sorted(path.parent.glob("*")) == before
+
+
+def test_a_drawing_that_cannot_be_written_fails_before_any_work(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "directory.png").mkdir()
+    (tmp_path / "file").touch()
+    missing, why = tmp_path / "none" / "a.png", "no drawing can be written"
+    refused(monkeypatch, missing, FileNotFoundError, f"{why}.*none/a.png")
+    refused(monkeypatch, tmp_path / "directory.png", IsADirectoryError, "directory.png")
+    refused(monkeypatch, tmp_path / "file" / "a.png", NotADirectoryError, why)
+    refused(monkeypatch, tmp_path / "a.txt", ValueError, "must end in one of .pdf")
+    refused(monkeypatch, tmp_path / f"{'long' * 99}.png", OSError, "too long")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused(monkeypatch, tmp_path / "a.png", ValueError, "needs matplotlib")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_of_others_is_refused(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    tmp_path.chmod(0o500)
+    refused(monkeypatch, tmp_path / "a.png", PermissionError, "no drawing")
+
+
+def test_a_check_leaves_the_old_drawing(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+    plot.check(path)
+    assert path.read_bytes() == b"old"
+
+
+def test_what_cannot_be_drawn_at_the_end_warns(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.warns(UserWarning, match="was not drawn: nothing was measured"):
+        report = tracea.tune(tracea.Graph(), plot=tmp_path / "a.png")
+    assert report.rows == ()

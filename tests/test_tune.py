@@ -182,7 +182,8 @@ def test_a_problem_a_graph_and_a_function_are_the_same(scripts):
     graph = Graph([SMALL])
     x, w = jax.ShapeDtypeStruct((16, 8), "float32"), jnp.ones((8, 24))
     assert graph_of(SMALL) == graph_of(graph) == graph_of(fn, (x, w)) == graph
-    for what in ((SMALL,), (graph,), (fn, x, w)):
+    calls: Any = ((SMALL,), (graph,), (fn, x, w))
+    for what in calls:
         scripts.finished.clear()
         report = tracea.tune(*what)
         assert scripts.finished == [SMALL]

@@ -46,6 +46,7 @@ _HOMES = {
 if TYPE_CHECKING:
     __version__: str
     from tracea_jax import ops as ops
+    from tracea_jax import typing as typing
     from tracea_jax.bench import bench as bench
     from tracea_jax.bench.report import BenchReport as BenchReport
     from tracea_jax.campaign import tune as tune
@@ -82,8 +83,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ops":
-        return importlib.import_module("tracea_jax.ops")
+    if name in ("ops", "typing"):
+        return importlib.import_module(f"tracea_jax.{name}")
     if name == "__version__":
         from importlib import metadata
 
@@ -107,7 +108,7 @@ def _hint(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__", "ops"])
+    return sorted([*_HOMES, "__version__", "ops", "typing"])
 
 
 def _register() -> None:
@@ -122,4 +123,12 @@ def _register() -> None:
         launch.set_cubin_directory(directory if cubins.is_trusted(directory) else None)
 
 
+def _set_up_logging() -> None:
+    from tracea_jax import logs
+
+    with contextlib.suppress(ValueError):  # the first use of a setting reports it
+        logs.install(os.environ)
+
+
+_set_up_logging()
 _register()

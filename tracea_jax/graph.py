@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracea_jax import catalogue, schema
 from tracea_jax.explain import explain
@@ -21,6 +21,11 @@ from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
 from tracea_jax.verdicts import leaving
+
+if TYPE_CHECKING:
+    from tracea_jax.graph_adds import Adds
+else:
+    Adds = object  # ``Graph.__getattr__`` makes the methods
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,7 @@ class Node:
         return f"{self.count} x {self.problem}"
 
 
-class Graph(Printable):
+class Graph(Adds, Printable):
     """What a program asks of the ops, for tuning it as a whole.
 
         graph = tracea.Graph()

@@ -14,18 +14,30 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack, get_args
 
 import jax
 
-from tracea_jax import catalogue
+from tracea_jax import catalogue, logs
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.collect import LIMIT_BYTES
+from tracea_jax.typing import Implementation, OnMiss
 
-ON_MISS = ("heuristic", "tune", "error")
+ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
+
+
+class Settings(TypedDict, total=False):
+    """The keywords of ``options``: the fields of ``Options``, where they are told."""
+
+    on_miss: OnMiss
+    implementation: Implementation | str | None
+    device: str | None
+    cache_dir: str | os.PathLike[str] | None
+    cache_path: str | os.PathLike[str] | None
+    cubin_limit: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +57,8 @@ class Options:
         were not used for longest are removed.
     """
 
-    on_miss: str = "heuristic"
-    implementation: str | None = None
+    on_miss: OnMiss = "heuristic"
+    implementation: Implementation | str | None = None
     device: str | None = None
     cache_dir: str | None = None
     cache_path: str | None = None
@@ -106,10 +118,11 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
       RuntimeWarning: once, on an unknown ``TRACEA_`` variable, naming the nearest one.
     """
     names = {f"TRACEA_{f.name.upper()}": f.name for f in dataclasses.fields(Options)}
-    known = {*names, "TRACEA_CPU_ISA"}
+    known = {*names, "TRACEA_CPU_ISA", logs.VARIABLE}
     given = {name for name in environ if name.startswith("TRACEA_")}
     for unknown in sorted(given - known):
         _warn_of(unknown, tuple(sorted(known)))
+    logs.level(environ)
     values: dict[str, Any] = {
         field: environ[env] for env, field in names.items() if environ.get(env)
     }
@@ -139,7 +152,7 @@ def current() -> Options:
     return _context.value or from_environment()
 
 
-def options(**changes: Any) -> contextlib.AbstractContextManager[Options]:
+def options(**changes: Unpack[Settings]) -> contextlib.AbstractContextManager[Options]:
     """Changes settings inside a ``with`` block; see ``Options`` for their names.
 
         with tracea.options(implementation="xla") as settings:
@@ -157,14 +170,15 @@ def options(**changes: Any) -> contextlib.AbstractContextManager[Options]:
       ValueError: at once, naming the valid values.
       TypeError: at once, on an unknown setting.
     """
+    values: dict[str, Any] = {**changes}
     names = [f.name for f in dataclasses.fields(Options)]
-    if unknown := [name for name in changes if name not in names]:
+    if unknown := [name for name in values if name not in names]:
         raise TypeError(
             f"there is no setting {unknown[0]!r}; the settings are {', '.join(names)}"
             + similar(unknown[0], names)
         )
-    Options(**changes)  # reports wrong values here, also where ``with`` is forgotten
-    return _changed(changes)
+    Options(**values)  # reports wrong values here, also where ``with`` is forgotten
+    return _changed(values)
 
 
 @contextlib.contextmanager

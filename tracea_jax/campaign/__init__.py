@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracea_jax import catalogue
 from tracea_jax import ops as ops  # the import registers how each op is measured
+from tracea_jax.campaign import plot as drawing
 from tracea_jax.campaign.executions import Program
+from tracea_jax.campaign.progress import Told, showing
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.run import Run
 from tracea_jax.campaign.watch import Log, Watch
@@ -27,13 +29,14 @@ from tracea_jax.options import current, device_called
 from tracea_jax.options import local_device as local_device
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
+from tracea_jax.typing import Effort, Goal
 
 
 def tune(
-    what: Any,
+    what: Problem | Graph | Callable[..., Any],
     *args: Any,
-    goal: str = "latency",
-    effort: str = "default",
+    goal: Goal = "latency",
+    effort: Effort = "default",
     budget_s: float | None = None,
     seed: int = 0,
     ops: str | Iterable[str] | None = None,
@@ -41,8 +44,9 @@ def tune(
     device: str | Device | None = None,
     portfolio: float | None = None,
     race: bool = True,
-    progress: Any = None,
+    progress: bool | Told = True,
     log: str | os.PathLike[str] | Log | None = None,
+    plot: str | os.PathLike[str] | None = None,
 ) -> TuneReport:
     """Measures candidates on this machine and caches the fastest correct ones.
 
@@ -71,7 +75,8 @@ def tune(
         function, of which all problems that ``transform(what)(*args)`` meets are tuned.
       *args: arguments of the function: arrays, ``jax.ShapeDtypeStruct``, pytrees of
         them.
-      goal: the time to minimise; one of ``tuning.tuner.GOALS``.
+      goal: the time to minimise: "latency" (of an execution that finds nothing in the
+        caches), "throughput" (of executions in a row) or "balanced" (both).
       effort: "none", "quick", "default" or "max": how many configs of each problem are
         measured.
       budget_s: seconds for everything. Problems that it does not reach stay untuned.
@@ -84,9 +89,13 @@ def tune(
         config, and become the answers.
       race: whether a function is raced as a whole; for that it is run, on its arguments
         or on random ones in place of ``jax.ShapeDtypeStruct``. Nothing is donated.
-      progress: called with keywords as the tuning goes on; see ``watch.Step``.
+      progress: True shows a bar in a terminal or a notebook, and nothing elsewhere;
+        False shows nothing. A function is called in place of the bar, at every step,
+        with the fields of ``watch.Step`` as keywords.
       log: a file that every observation is appended to as a line of JSON, or a function
         that is called with every observation as a dict.
+      plot: a file that ends in .png, .svg or .pdf, for a drawing of the searches; needs
+        matplotlib.
 
     Returns:
       A report; print it. ``report.entries`` has the stored entry of each problem,
@@ -95,19 +104,34 @@ def tune(
     Raises:
       ValueError: on an unknown goal, effort or op, or a value out of range.
       TypeError: if ``what`` is neither a problem, nor a graph, nor a function.
+      OSError: before anything is measured, if the log or the plot cannot be written.
+
+    Warns:
+      UserWarning: if there was nothing to draw, or no more room for it.
     """
+    if plot is not None:
+        drawing.check(plot)  # an error must not come after hours of work
     graph = graph_of(what, args, ops=ops, after_grad=after_grad)
     _check(budget_s, portfolio, seed)
-    run = Run(
-        device=local_device() if device is None else device_called(device),
-        settings=current(),
-        search={"goal": goal, "effort": effort, "seed": seed},
-        budget_s=math.inf if budget_s is None else budget_s,
-        watch=Watch(progress=progress, log=log, budget_s=budget_s, effort=effort),
-        program=_program(what, args, ops, after_grad) if race else None,
-    )
-    with run.watch:
-        return run.report(graph, portfolio)
+    target = local_device() if device is None else device_called(device)
+    program = _program(what, args, ops, after_grad) if race else None
+    with showing(progress) as told:
+        watch = Watch(
+            progress=told, log=log, budget_s=budget_s, is_raced=program is not None
+        )
+        run = Run(
+            device=target,
+            settings=current(),
+            search={"goal": goal, "effort": effort, "seed": seed},
+            budget_s=math.inf if budget_s is None else budget_s,
+            watch=watch,
+            program=program,
+        )
+        with watch:
+            report = run.report(graph, portfolio)
+    if plot is not None:
+        drawing.save_or_warn(report, plot)
+    return report
 
 
 def graph_of(

@@ -65,6 +65,12 @@ class Program:
             chosen = check_ops(ops, after_grad)
         return cls(fn=fn, args=args, ops=chosen, after_grad=after_grad)
 
+    @property
+    def name(self) -> str:
+        """Of the function, for people."""
+        name = getattr(self.fn, "__name__", type(self.fn).__name__)
+        return one_line(name, 200)
+
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
         """What can be traced and run while the context lasts."""
@@ -72,9 +78,7 @@ class Program:
             call, arrays = Call.of(args, kwargs)
             yield Executions(
                 fn=fn,
-                name=one_line(
-                    getattr(self.fn, "__name__", type(self.fn).__name__), 200
-                ),
+                name=self.name,
                 call=call,
                 arrays=arrays,
                 ops=self.ops,

@@ -1,7 +1,8 @@
 """Drawings of a report: how each search converged, and where the fast configs are.
 
 matplotlib is needed only here, and imported only when something is drawn. The report
-itself is in ``campaign.report``. Caller: ``tracea tune --plot`` (``cli.tuning``).
+itself is in ``campaign.report``. Callers: ``tune(plot=...)`` (``campaign``) and
+``tracea tune --plot`` (``cli.tuning``).
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import math
 import os
 import pathlib
 import statistics
+import tempfile
+import textwrap
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row, Trial
+from tracea_jax.device import Device
 
 MOST_ROWS = 6  # problems in one picture, at most; a PDF has a page for each problem
-_PAGE = (11.0, 4.2)  # inches
+_PAGE = (11.0, 4.4)  # inches
+_TITLE = 75  # characters that fit above half a page
 _SUFFIXES = (".pdf", ".png", ".svg")
 
 
@@ -29,6 +35,7 @@ def check(path: str | os.PathLike[str]) -> None:
 
     Raises:
       ValueError: if matplotlib is missing, or the file's suffix is unknown.
+      OSError: if the file cannot be written.
     """
     suffix = pathlib.Path(path).suffix.lower()
     if suffix not in _SUFFIXES:
@@ -38,6 +45,19 @@ def check(path: str | os.PathLike[str]) -> None:
             "drawing needs matplotlib, which is not installed; "
             "pip install 'tracea_jax[bench]'"
         )
+    _check_writable(pathlib.Path(path))
+
+
+def _check_writable(path: pathlib.Path) -> None:
+    """Tries it without leaving a trace: a tuning that is killed draws nothing."""
+    if path.exists():
+        path.open("r+b").close()
+        return
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as e:
+        why = f"no drawing can be written: {e.strerror}"
+        raise type(e)(e.errno, why, str(path)) from e
 
 
 def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
@@ -60,9 +80,17 @@ def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
     if pathlib.Path(path).suffix.lower() == ".pdf":
         with _module("matplotlib.backends.backend_pdf").PdfPages(path) as pages:
             for row in rows:
-                pages.savefig(_figure([row]))
+                pages.savefig(figure([row], report.device))
     else:
-        _figure(rows[:MOST_ROWS]).savefig(path, dpi=120)
+        figure(rows[:MOST_ROWS], report.device).savefig(path, dpi=120)
+
+
+def save_or_warn(report: TuneReport, path: str | os.PathLike[str]) -> None:
+    """``save``, but what cannot be drawn warns: the report matters more."""
+    try:
+        save(report, path)
+    except (ValueError, OSError) as e:
+        warnings.warn(f"{path} was not drawn: {e}", stacklevel=3)
 
 
 def ranked(report: TuneReport) -> list[Row]:
@@ -114,11 +142,13 @@ class Map:
     """The lowest time for each pair of values of two fields; NaN for untried pairs.
 
     Attributes:
+      variant: whose configs these are.
       x, y: names of the fields; y is "" if only one field ever changed.
       columns, rows: the values of x and of y, in order.
       times_us: a row of times for each value of y.
     """
 
+    variant: str
     x: str
     y: str
     columns: tuple[Any, ...]
@@ -134,13 +164,16 @@ def heat_map(trials: Sequence[Trial]) -> Map | None:
         return None
     x, y = (*names, "")[:2]
     best: dict[tuple[Any, Any], float] = {}
-    for trial in _of_main_variant(trials):
+    own = _of_main_variant(trials)
+    for trial in own:
         key = (trial.config[x], trial.config.get(y))
         best[key] = min(best.get(key, math.inf), _us(trial) or math.inf)
     columns = tuple(sorted({key[0] for key in best}, key=_order))
     rows = tuple(sorted({key[1] for key in best}, key=_order))
     times = tuple(tuple(best.get((c, r), math.nan) for c in columns) for r in rows)
-    return Map(x=x, y=y, columns=columns, rows=rows, times_us=times)
+    return Map(
+        variant=own[0].variant, x=x, y=y, columns=columns, rows=rows, times_us=times
+    )
 
 
 def _us(trial: Trial) -> float | None:
@@ -167,41 +200,72 @@ def _module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _figure(rows: Sequence[Row]) -> Any:
+def figure(rows: Sequence[Row], device: Device) -> Any:
+    """The drawing as a figure of matplotlib: a line of two axes for each problem."""
     # Not pyplot: it would open windows, and keep figures.
     size = (_PAGE[0], _PAGE[1] * len(rows))
-    figure = _module("matplotlib.figure").Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(len(rows), 2, squeeze=False)
+    made = _module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+    made.suptitle(f"tuned on {device}", size=10)
+    axes = made.subplots(len(rows), 2, squeeze=False)
     for row, (left, right) in zip(rows, axes, strict=True):
         _draw_convergence(left, row)
-        _draw_map(figure, right, row)
-    return figure
+        _draw_map(made, right, row)
+    return made
 
 
 def _draw_convergence(axes: Any, row: Row) -> None:
     trials = searched(row)
+    for variant in dict.fromkeys(t.variant for t in trials if t.config):
+        own = [(i, t) for i, t in enumerate(trials, 1) if t.variant == variant]
+        times = [t.time_us or math.nan for _, t in own]
+        axes.plot([i for i, _ in own], times, ".", label=variant)
     numbers = range(1, len(trials) + 1)
-    axes.plot(numbers, [t.time_us or math.nan for t in trials], ".", label="config")
-    axes.step(numbers, best_so_far(trials), where="post", label="best so far")
+    axes.step(numbers, best_so_far(trials), "0.4", where="post", label="best so far")
     lines = (("XLA", row.steady.xla, "C3"), ("untuned", row.steady.before, "C2"))
     for name, us, color in lines:
         if us is not None:
-            axes.axhline(us, linestyle="--", color=color, label=name)
-    axes.set(title=str(row.problem), xlabel="evaluations", ylabel="us", yscale="log")
-    axes.title.set_size(9)
+            axes.axhline(us, linestyle="--", color=color, label=f"{name} in the race")
+    axes.set(xlabel="configs measured", ylabel="time (µs)", yscale="log")
+    title = [str(row.problem), *textwrap.wrap(f"winner: {_winner(row)}", _TITLE)]
+    axes.set_title("\n".join(title), size=9)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    _use_plain_numbers(axes)
     axes.legend(fontsize=8)
 
 
-def _draw_map(figure: Any, axes: Any, row: Row) -> None:
+def _winner(row: Row) -> str:
+    parts = [row.choice]
+    if row.steady.after is not None:
+        parts.append(f"{row.steady.after:.1f} µs")
+    if row.ratio is not None:
+        parts.append(f"{row.ratio:.2f}x XLA")
+    return ", ".join(parts)
+
+
+def _use_plain_numbers(axes: Any) -> None:
+    """Ticks of a logarithmic axis such as 20, 50, 100; of a short one 31, 32, 33."""
+    ticker = _module("matplotlib.ticker")
+    low, high = axes.get_ylim()
+    is_long = high > 8 * low
+    steps = ticker.LogLocator(subs=(1, 2, 5)) if is_long else ticker.MaxNLocator(7)
+    axes.yaxis.set_major_locator(steps)
+    axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _draw_map(made: Any, axes: Any, row: Row) -> None:
     found = heat_map(searched(row))
     if found is None:
         axes.set_axis_off()
         axes.set_title("no config field was varied", size=9)
         return
     image = axes.imshow(found.times_us, aspect="auto", cmap="viridis_r")
-    axes.set(title=row.choice, xlabel=found.x, ylabel=found.y)
-    axes.title.set_size(9)
+    axes.set_facecolor("0.9")  # of pairs that were not tried
+    by = f"{found.x} and {found.y}" if found.y else found.x
+    axes.set(xlabel=found.x, ylabel=found.y)
+    axes.set_title(f"{found.variant}: lowest time by {by}", size=9)
     axes.set_xticks(range(len(found.columns)), map(str, found.columns))
     axes.set_yticks(range(len(found.rows)), map(str, found.rows) if found.y else [""])
-    figure.colorbar(image, ax=axes, label="best us")
+    if sum(len(str(value)) for value in found.columns) > 40:
+        axes.tick_params(axis="x", labelrotation=45)
+    made.colorbar(image, ax=axes, label="lowest time (µs)", format="{x:g}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
 TIMING = measure.Timing()
 _MAX_MESSAGE = 2000
+_logger = logging.getLogger(__name__)
 Tell = Callable[..., None]
 
 
@@ -186,7 +188,7 @@ class Contest:
     def _tell(self, phase: str, done: int, total: int, racer: Without) -> None:
         message = "plain" if racer is None else f"without {', '.join(racer) or '-'}"
         if phase == "race":
-            message = "whole program"
+            message = ""
         total = max(total, done)
         self.tell(phase=phase, done=done, total=total, best_us=None, message=message)
 
@@ -216,9 +218,16 @@ def hold(
                 tell=tell,
             ).entry()
     except Undecided as e:
-        return None, Whole(reason=str(e))
+        return None, _logged(program, Whole(reason=str(e)))
     except KeyboardInterrupt:
-        return None, Whole(reason="interrupted")
+        return None, _logged(program, Whole(reason="interrupted"))
     except Exception as e:  # of the user's function, or for want of memory
-        return None, Whole(reason=one_line(f"{type(e).__name__}: {e}"))
-    return entry, Whole.of_entry(entry)
+        return None, _logged(
+            program, Whole(reason=one_line(f"{type(e).__name__}: {e}"))
+        )
+    return entry, _logged(program, Whole.of_entry(entry))
+
+
+def _logged(program: Program, whole: Whole) -> Whole:
+    _logger.info("%s as a %s", program.name, whole)
+    return whole

@@ -163,8 +163,8 @@ def _alone(report: TuneReport) -> Table:
     steady, cold = row.steady, row.cold
     time = "not timed" if steady.after is None else f"{steady.after:.1f} us"
     xla = ratio = ""
-    if steady.after and steady.xla and row.variant != "xla":
-        xla, ratio = f"{steady.xla:.1f} us", f"{steady.xla / steady.after:.2f}x"
+    if steady.xla is not None and row.ratio is not None:
+        xla, ratio = f"{steady.xla:.1f} us", f"{row.ratio:.2f}x"
     notes: list[str] = []
     if cold.after and cold.xla and report.protocol != "steady":
         notes.append(f"on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")

@@ -107,6 +107,17 @@ class Row(Printable):
         return self.entry and self.entry.best.origin
 
     @property
+    def ratio(self) -> float | None:
+        """XLA's time by ours, round by round of their race; None if XLA won it.
+
+        Where the rounds are not known, it is the quotient of both times.
+        """
+        if self.entry is None or self.variant == "xla":
+            return None
+        after, xla = self.steady.after, self.steady.xla
+        return self.entry.best.ratio or (xla / after if after and xla else None)
+
+    @property
     def choice(self) -> str:
         """ "gemm_cpu [kc 384 nc 512 tasks 2]"."""
         if self.entry is None:

@@ -114,14 +114,24 @@ class Run:
         if is_interrupted:
             wholes.append(Whole(reason="interrupted"))
             return []
+        tell = self.watch.whole()
         entry, whole = hold(
             self.program,
             device=self.device,
             settings=self.settings,
             left_s=lambda: self.left_s,
-            tell=self.watch.whole(),
+            tell=tell,
         )
         wholes.append(whole)
+        kept = whole.verdict
+        tell(
+            phase="done",
+            done=1,
+            total=1,
+            best_us=kept and kept.time_us,
+            message=whole.reason,
+            ratio=kept and kept.ratio,
+        )
         return [] if entry is None else [entry]
 
     def _rows(

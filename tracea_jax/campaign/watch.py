@@ -1,7 +1,7 @@
 """Reports a campaign while it runs: progress, log and trials.
 
-Tunings call the functions that a ``Watch`` makes for them; the command line prints the
-steps in ``cli.progress``. What is reported at the end is in ``campaign.report``.
+Tunings call the functions that a ``Watch`` makes for them; ``campaign.progress`` shows
+the steps. What is reported at the end is in ``campaign.report``.
 Callers: ``campaign.tune`` and ``campaign.run``.
 """
 
@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from tracea_jax.campaign.progress import WHOLE, Told
 from tracea_jax.campaign.rows import Trial
 from tracea_jax.graph import Node
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.store.records import Observation
-from tracea_jax.tuning.tuner import EFFORTS
 
 Log = Callable[[dict[str, Any]], None]
 
@@ -30,11 +30,14 @@ class Step:
     """The keywords that ``tune(progress=...)`` is called with.
 
     Attributes:
-      phase: the kind of work: "search", "verify", "race", "wait" or "done".
+      phase: the kind of work: "search", "verify", "compile", "race", "wait" or "done".
       done, total: steps of the phase that are done, and all steps of it.
-      best_us, xla_us: lowest time so far, and XLA's time; None if unknown.
+      best_us, xla_us: lowest time so far, the winner's at the end, and XLA's time; None
+        if unknown. They may be of different minutes: their ratio says little.
+      ratio: XLA's time by the winner's in the race at the end; of a whole program
+        plain's time by its own. None before that race is over.
       message: the choice at hand, or the reason for waiting.
-      problem: the problem at hand, as text.
+      problem: the problem at hand, as text; "whole program" while that races.
       node, nodes: number of problems that are done, and of all problems.
       share: the part of the whole campaign that is done, 0 to 1.
       left_s: seconds left of the budget; without a budget an estimate, or None.
@@ -45,6 +48,7 @@ class Step:
     total: int
     best_us: float | None
     xla_us: float | None
+    ratio: float | None
     message: str
     problem: str
     node: int
@@ -65,19 +69,19 @@ class Watch:
     def __init__(
         self,
         *,
-        progress: Callable[..., None] | None = None,
+        progress: Told | None = None,
         log: str | os.PathLike[str] | Log | None = None,
         budget_s: float | None = None,
-        effort: str = "default",
+        is_raced: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._progress = progress
         self._log = log
         self._budget_s = budget_s
-        self._allowed = EFFORTS.get(effort, 0)
         self._clock = clock
         self._start_s = clock()
         self._nodes: dict[Problem, _Node] = {}
+        self._race = _Node() if is_raced else None  # of the whole program
         self._file: TextIO | None = None
 
     def __enter__(self) -> Watch:
@@ -101,7 +105,8 @@ class Watch:
     @property
     def share(self) -> float:
         """The part of the whole campaign that is done, 0 to 1."""
-        parts = [node.part for node in self._nodes.values()]
+        race = () if self._race is None else (self._race,)
+        parts = [node.part for node in (*self._nodes.values(), *race)]
         return sum(parts) / len(parts) if parts else 0.0
 
     @property
@@ -137,7 +142,13 @@ class Watch:
             return None
 
         def tell(
-            *, phase: str, done: int, total: int, best_us: float | None, message: str
+            *,
+            phase: str,
+            done: int,
+            total: int,
+            best_us: float | None,
+            message: str,
+            ratio: float | None = None,
         ) -> None:
             assert self._progress is not None
             self._advance(problem, phase, done, total)
@@ -148,6 +159,7 @@ class Watch:
                 total=total,
                 best_us=best_us,
                 xla_us=xla and xla.time_us,
+                ratio=ratio,
                 message=message,
                 problem=str(problem),
                 node=sum(node.part == 1 for node in self._nodes.values()),
@@ -169,6 +181,7 @@ class Watch:
             told(
                 **step,
                 xla_us=None,
+                ratio=None,
                 problem="",
                 node=0,
                 nodes=1,
@@ -182,12 +195,16 @@ class Watch:
         """The function to call at every step of the race of the whole program."""
         told, nodes = self._progress, len(self._nodes)
 
-        def tell(**step: Any) -> None:
+        def tell(*, phase: str, ratio: float | None = None, **step: Any) -> None:
+            if self._race is not None and phase == "done":
+                self._race.part = 1.0
             if told is not None:
                 told(
                     **step,
+                    phase=phase,
+                    ratio=ratio,
                     xla_us=None,
-                    problem="whole program",
+                    problem=WHOLE,
                     node=nodes,
                     nodes=nodes,
                     share=self.share,

@@ -11,7 +11,6 @@ from typing import Any
 import tracea_jax as tracea
 from tracea_jax import schema
 from tracea_jax.cli import bench, cache, tuning
-from tracea_jax.cli.progress import Progress
 
 # Each command imports its modules when it runs: help and errors must not wait for JAX.
 
@@ -40,9 +39,7 @@ def _doctor(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from tracea_jax.demo import demo
 
-    progress = Progress()
-    outcome = demo(progress, budget_s=args.budget_s)
-    progress.close()
+    outcome = demo(budget_s=args.budget_s)
     print(outcome)
     return 0 if outcome.ok else 1
 

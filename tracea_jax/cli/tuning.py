@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracea_jax.cli import problems
-from tracea_jax.cli.progress import Progress
 
 _FUNCTION = re.compile(r"[\w./-]+:[\w.]+")  # also a file in place of a module
 
@@ -107,9 +106,8 @@ def _run(args: argparse.Namespace) -> int:
     from tracea_jax.tuning.progress import TuningError
 
     if args.plot:
-        plot.check(args.plot)  # an error here must not come after hours of work
+        plot.check(args.plot)  # before the user's function is even imported
     tune = _tuning(args)
-    progress = Progress()
     try:
         report = tune(
             goal=args.goal,
@@ -119,12 +117,9 @@ def _run(args: argparse.Namespace) -> int:
             portfolio=args.portfolio,
             race=not args.no_race,
             log=args.log,
-            progress=progress,
         )
     except TuningError as e:
         raise ValueError(str(e)) from e
-    finally:
-        progress.close()
     print(json.dumps(report.to_json(), indent=1) if args.json else report)
     if args.plot:
         plot.save(report, args.plot)

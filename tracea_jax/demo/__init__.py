@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracea_jax.campaign import local_device, tune
+from tracea_jax.campaign.progress import Told, showing
 from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import Device
@@ -131,11 +132,11 @@ class Outcome:
         return "\n\n".join([f"on {self.device}", *map(str, self.rows)])
 
 
-def demo(progress: Any = None, budget_s: float = 20.0) -> Outcome:
+def demo(progress: bool = True, budget_s: float = 20.0) -> Outcome:
     """Tunes, runs and checks the models on JAX's default device.
 
     Args:
-      progress: as in ``tracea.tune``.
+      progress: whether bars are shown, in a terminal or a notebook.
       budget_s: seconds of search for each of the two models.
     """
     device = local_device()
@@ -165,7 +166,7 @@ def _compare(
     *,
     plain: Callable[..., Any],
     ours: Callable[..., Any],
-    progress: Any,
+    progress: bool,
     budget_s: float,
 ) -> Row:
     args = model.inputs()
@@ -174,11 +175,12 @@ def _compare(
     calls = {"ours": jax.jit(ours), "plain": jax.jit(plain)}
     exact = _in_f64(plain, args)
     errors = {name: _relative_error(call(*args), exact) for name, call in calls.items()}
-    race = measure.race(
-        {name: _repeating(call, args) for name, call in calls.items()},
-        measure.Timing(),
-        on_round=functools.partial(_tell, progress, what),
-    )
+    with showing(progress) as told:
+        race = measure.race(
+            {name: _repeating(call, args) for name, call in calls.items()},
+            measure.Timing(),
+            on_round=functools.partial(_tell, told, what),
+        )
     for error in race.failures.values():
         raise error
     return Row(
@@ -220,10 +222,10 @@ def _relative_error(found: Any, exact: Any) -> float:
     )
 
 
-def _tell(progress: Any, what: str, done: int, total: int) -> None:
-    if progress is not None:
+def _tell(told: Told | None, what: str, done: int, total: int) -> None:
+    if told is not None:
         total = max(done, total)
-        progress(phase=what, done=done, total=total, best_us=None, message="")
+        told(phase=what, done=done, total=total, best_us=None, message="")
 
 
 def _repeating(call: Any, args: Any) -> measure.Run:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, Literal, cast, get_args
 
 from tracea_jax.mistakes import name_of, shown, similar
+from tracea_jax.typing import Activation
 
-Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
-ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 
 BiasKind = Literal["none", "row", "batched_row"]
 ResidualOp = Literal["add", "multiply", "derivative"]

@@ -13,12 +13,15 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from tracea_jax.emit.kernel import Kernel
+
+_logger = logging.getLogger(__name__)
 
 ABI = 1  # raise when compiled code changes for a reason that ``key`` does not cover
 _INSTALL = "pip install 'tracea_jax[cuda13]'"
@@ -118,6 +121,7 @@ def compile(kernel: Kernel) -> Cubin:
     start = time.perf_counter()
     image, log = _compile(kernel)
     compile_s = time.perf_counter() - start
+    _logger.debug("%s for %s compiled in %.2f s", kernel.entry, kernel.arch, compile_s)
     _check_entry(kernel, image, log)
     return Cubin(
         key=key(kernel),

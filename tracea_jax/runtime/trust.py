@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import logging
 import os
 import pathlib
 import re
@@ -29,6 +30,7 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | NOFOLLOW | getattr(os, "O_NONBLOCK", 0)
 _LEFTOVER_AGE_S = 3600.0  # what is younger may still be written
 
+_logger = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 
@@ -37,6 +39,7 @@ def warn_once(message: str, key: str | None = None) -> None:
     key = key or message
     if key not in _warned:
         _warned.add(key)
+        _logger.info("%s", schema.visible(message))
         warnings.warn(schema.visible(message), RuntimeWarning, stacklevel=3)
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, get_args
 
 from tracea_jax.tuning.measure import Race
 from tracea_jax.tuning.store.records import Observation
+from tracea_jax.typing import Goal
 
-GOALS = ("latency", "throughput", "balanced")
+GOALS: tuple[Goal, ...] = get_args(Goal)
 ENOUGH = 7  # quiet cold executions of every racer that make cold times count
 SIGNIFICANT = 3  # standard errors that two ratios must differ by to be different
 

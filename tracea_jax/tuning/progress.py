@@ -17,14 +17,22 @@ class Progress(Protocol):
     """Told about every step of a tuning."""
 
     def __call__(
-        self, *, phase: str, done: int, total: int, best_us: float | None, message: str
+        self,
+        *,
+        phase: str,
+        done: int,
+        total: int,
+        best_us: float | None,
+        message: str,
+        ratio: float | None = None,
     ) -> None:
         """One step.
 
         Args:
           phase: "search", "verify", "race", "wait" for another process, or "done".
           done, total: steps of the phase.
-          best_us: lowest time so far, if any.
+          best_us: lowest time so far, if any; at the end the winner's.
           message: the choice at hand, or the reason for waiting.
+          ratio: XLA's time by the winner's, of the last race; None before it was held.
         """
         ...

@@ -8,6 +8,7 @@ decide who wins. Caller: ``tuning.tuner``, which connects a search with a sessio
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from tracea_jax.device import Device
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
+from tracea_jax.schema import one_line
 from tracea_jax.tuning import goals, measure, select
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.lab.local import Lab, LabError
@@ -39,6 +41,7 @@ HEAT_SHARE = 0.3  # part of the time left that a heat may take
 MAX_REJECTED = 8  # failed verifications after which no further finalist is tried
 MAX_MESSAGE = 1000  # characters of a failure's message that are kept
 DRIFT_EVERY = 10  # evaluations between two measurements of the reference
+_logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -117,14 +120,21 @@ class Session:
         score = goals.score_us(observation, self.goal)
         return score and score / float(observation.extra.get("drift", 1.0))
 
-    def tell(self, phase: str, done: int, total: int, message: str) -> None:
+    def tell(
+        self, phase: str, done: int, total: int, message: str, won: Best | None = None
+    ) -> None:
+        """Tells of a step; ``won`` is the outcome of the last race, once it is over.
+
+        The search measures one choice after the other, so its ratios are not told.
+        """
         if self.progress is not None:
             self.progress(
                 phase=phase,
                 done=done,
                 total=total,
-                best_us=self.best_us,
+                best_us=self.best_us if won is None else won.time_us,
                 message=message,
+                ratio=won and won.ratio,
             )
 
     def evaluate(self, choice: Choice) -> Observation:
@@ -141,6 +151,8 @@ class Session:
             return self._failed(choice, e)
         except LabError as e:
             raise self._lost(e) from e
+        took = f"{sample.time_us:.1f} us, compiled in {sample.prepare_s:.2f} s"
+        _logger.debug("%s: %s took %s", self.problem, choice, took)
         if choice == self.reference:
             self.drift = self.drift.measured(sample.time_us)
         extra: dict[str, Any] = {
@@ -186,13 +198,13 @@ class Session:
         chosen = select.winner(race, self.order, self.heroes, self.goal)
         kernels: dict[str, float] = {}
         if {chosen, self.xla} <= set(race.times_us):
-            chosen, kernels = self._judged(chosen)
+            chosen, kernels = self._judged(chosen, self._best(race, chosen))
         verification = self.verified.get(chosen)
         verified = dataclasses.asdict(verification) if verification else {}
         best = dataclasses.replace(self._best(race, chosen), **kernels)
         return best, {**verified, "rounds": race.rounds} if verified else {}
 
-    def _judged(self, chosen: Choice) -> tuple[Choice, dict[str, float]]:
+    def _judged(self, chosen: Choice, won: Best) -> tuple[Choice, dict[str, float]]:
         """The choice if its kernels are clearly faster than XLA's, else XLA's choice.
 
         Returns:
@@ -200,7 +212,7 @@ class Session:
         """
         if chosen == self.xla:
             return chosen, {}
-        self.tell("race", 1, 1, "kernel times")
+        self.tell("race", 1, 1, "kernel times", won)
         try:
             found = verdict(self.lab, self.problem, chosen, self.xla)
         except CandidateError as e:
@@ -393,6 +405,8 @@ class Session:
         return self._fail(choice, error.kind, str(error))
 
     def _fail(self, choice: Choice, kind: str, message: str) -> Observation:
+        why = one_line(message, MAX_MESSAGE)
+        _logger.info("%s: %s is refused: %s: %s", self.problem, choice, kind, why)
         return self._remember(
             Observation(
                 **self._named(choice), failure=kind, message=message[:MAX_MESSAGE]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from tracea_jax.device import Device
@@ -26,6 +27,7 @@ from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.records import Best, Entry, Observation, identity, union
 from tracea_jax.tuning.verdict import verdict
 
+_logger = logging.getLogger(__name__)
 ORIGIN = "portfolio"  # of an answer whose config is shared
 RACE_S = 2.0  # for the race of a shared config against the problem's own best
 MIN_LEFT_S = 0.5  # with less of the budget left, nothing more is measured
@@ -110,6 +112,7 @@ class Sharing:
             for problem, entry in known.items():
                 if entry != group[problem]:
                     entry = self.knowledge.own.record(entry)
+                    _logger.info("%s: %s, shared", problem, entry.best)
                     changed[problem] = entry, slowness[problem]
         configs.sort(key=lambda shared: -len(shared.problems))
         found = Portfolio(

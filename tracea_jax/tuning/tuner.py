@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import datetime
 import functools
+import logging
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -36,12 +37,15 @@ from tracea_jax.tuning.search.candidates import Candidates, identity_of
 from tracea_jax.tuning.session import Session, no_limit
 from tracea_jax.tuning.store.environment import canonical, digest, environment
 from tracea_jax.tuning.store.records import Entry, Observation
+from tracea_jax.typing import Effort, Goal
 
 VERSION = 5  # of the tuning method; every entry names the version that made it
-EFFORTS = {"none": 0, "quick": 16, "default": 64, "max": 256}  # evaluations at most
+# Evaluations at most.
+EFFORTS: dict[Effort, int] = {"none": 0, "quick": 16, "default": 64, "max": 256}
 GAINS = {"max": 0.003}  # expected gain below which a search ends; 1 % by default
 SEARCH_SHARE = 0.6  # of the time budget; the rest is for verifying and racing
 BOUNDED_S = 2.0  # for the race after Ctrl-C
+_logger = logging.getLogger(__name__)
 
 
 class Tuning:
@@ -69,11 +73,11 @@ class Tuning:
         knowledge: Knowledge,
         device: Device,
         *,
-        effort: str = "default",
+        effort: Effort = "default",
         budget_s: float | None = None,
         seed: int = 0,
         progress: Progress | None = None,
-        goal: str = "latency",
+        goal: Goal = "latency",
         timing: Timing | None = None,
         observe: Callable[[Observation], None] = lambda observation: None,
     ) -> None:
@@ -105,7 +109,8 @@ class Tuning:
         self._knowledge, self._device = knowledge, device
         self._candidates = Candidates.of(decision)
         self._default = decision.choice
-        self._effort, self._seed, self._goal = effort, seed, goal
+        self._effort: Effort = effort
+        self._seed, self._goal = seed, goal
         heroes = _with_xla(
             tuple(h for h in decision.heroes if h.variant in diagnosis.candidates),
             problem,
@@ -222,7 +227,8 @@ class Tuning:
         )
         entry = self._knowledge.own.record(entry, session.journal)
         self._close()
-        session.tell("done", 1, 1, entry.best.variant)
+        _logger.info("%s: %s, %d evaluations", self.problem, entry.best, self.evals)
+        session.tell("done", 1, 1, entry.best.variant, entry.best)
         return entry
 
     @property
@@ -335,8 +341,8 @@ def _of_xla(choices: Sequence[Choice]) -> Any:
 
 
 def _check(effort: str, goal: str, budget_s: float | None) -> None:
-    if effort not in EFFORTS:
-        raise ValueError(f"{effort=} must be one of {', '.join(EFFORTS)}")
+    if effort not in get_args(Effort):
+        raise ValueError(f"{effort=} must be one of {', '.join(get_args(Effort))}")
     if goal not in GOALS:
         raise ValueError(f"{goal=} must be one of {', '.join(GOALS)}")
     if budget_s is not None and not budget_s > 0:

@@ -17,7 +17,7 @@ import dataclasses
 
 from tracea_jax.device import Device
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
-from tracea_jax.problem.epilogue import Activation
+from tracea_jax.typing import Activation
 from tracea_jax.variants.base import Call, Inline
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+
+from jax.typing import DTypeLike
 
 from tracea_jax.catalogue import Argument
 from tracea_jax.ops.attention.public import attention
@@ -25,7 +26,7 @@ def build(
     heads: int,
     head_dim: int,
     *,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     kv_heads: int | None = None,
     is_causal: bool = False,
     local_window_size: int | tuple[int, int] | None = None,

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, cast
+from typing import (
+    Any,
+    Literal,
+    SupportsIndex,
+    TypedDict,
+    Unpack,
+    cast,
+    overload,
+)
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import canonicalize_dtype
-from jax.typing import ArrayLike
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.mistakes import shown
@@ -24,6 +33,60 @@ from tracea_jax.ops.attention.reference import (
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision, precision_name
 from tracea_jax.ops.common.typed import asarray
+from tracea_jax.typing import Implementation
+
+
+class Keywords(TypedDict, total=False):
+    """Those of ``attention`` that do not decide what it returns."""
+
+    scale: ArrayLike | None
+    is_causal: bool
+    query_seq_lengths: ArrayLike | None
+    key_value_seq_lengths: ArrayLike | None
+    local_window_size: SupportsIndex | tuple[int, int] | None
+    precision: PrecisionLike
+    preferred_element_type: DTypeLike | None
+    implementation: Implementation | None
+    config: Any
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    return_residual: Literal[False] = False,
+    **how: Unpack[Keywords],
+) -> jax.Array: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    return_residual: Literal[True],
+    **how: Unpack[Keywords],
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    *,
+    return_residual: bool,
+    **how: Unpack[Keywords],
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 def attention(
@@ -39,9 +102,9 @@ def attention(
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: SupportsIndex | tuple[int, int] | None = None,
     return_residual: bool = False,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation | None = None,
     config: Any = None,
 ) -> Any:
     """softmax(scale * query @ key' + bias, where allowed) @ value, for each head.

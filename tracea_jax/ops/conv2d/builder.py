@@ -8,7 +8,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, get_args
+
+from jax.typing import DTypeLike
 
 from tracea_jax.catalogue import Argument
 from tracea_jax.ops.common import arguments
@@ -16,6 +19,7 @@ from tracea_jax.ops.common.building import asked, check_direction, epilogue, siz
 from tracea_jax.ops.conv2d.public import conv2d
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.problem.conv2d import Direction
+from tracea_jax.typing import Activation
 
 Pair = tuple[int, int]
 DIRECTIONS = get_args(Direction)
@@ -30,14 +34,14 @@ def build(
     kernel_width: int,
     out_channels: int,
     *,
-    dtype: Any = "float32",
-    strides: int | Pair = (1, 1),
-    padding: Any = "SAME",
-    dilation: int | Pair = (1, 1),
+    dtype: DTypeLike = "float32",
+    strides: int | Sequence[int] = (1, 1),
+    padding: str | int | Sequence[Sequence[int]] = "SAME",
+    dilation: int | Sequence[int] = (1, 1),
     groups: int = 1,
     layout: str = "NHWC",
     bias: bool = False,
-    activation: str = "none",
+    activation: Activation = "none",
     residual: bool = False,
     direction: str = "forward",
 ) -> Conv2dProblem:

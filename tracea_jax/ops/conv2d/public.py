@@ -7,12 +7,14 @@ Programs call it ``tracea.ops.conv2d``.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.typing import ArrayLike
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
@@ -23,7 +25,7 @@ from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.conv2d import arguments, directions
 from tracea_jax.ops.conv2d.primitive import bind
 from tracea_jax.problem import Epilogue, check_activation
-from tracea_jax.problem.epilogue import Activation
+from tracea_jax.typing import Activation, Implementation
 
 
 def conv2d(
@@ -32,15 +34,15 @@ def conv2d(
     *,
     bias: ArrayLike | None = None,
     residual: ArrayLike | None = None,
-    activation: str = "none",
-    strides: Any = (1, 1),
-    padding: Any = "SAME",
-    dilation: Any = (1, 1),
+    activation: Activation = "none",
+    strides: int | Sequence[int] = (1, 1),
+    padding: str | int | Sequence[Sequence[int]] = "SAME",
+    dilation: int | Sequence[int] = (1, 1),
     groups: int = 1,
     layout: str = "NHWC",
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
     """activation(conv(x, w) + bias + residual), rounded once.

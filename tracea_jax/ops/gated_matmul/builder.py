@@ -5,11 +5,13 @@ What a call of the op asks, the primitive's ``problem_of`` says; both give the s
 
 from __future__ import annotations
 
-from typing import Any
+from jax.lax import PrecisionLike
+from jax.typing import DTypeLike
 
 from tracea_jax.ops.common import arguments
 from tracea_jax.ops.common.building import product_fields
 from tracea_jax.problem import GatedMatmulProblem
+from tracea_jax.typing import Activation
 
 
 def build(
@@ -17,12 +19,12 @@ def build(
     n: int,
     k: int,
     *,
-    dtype: Any = "float32",
-    out: Any = None,
+    dtype: DTypeLike = "float32",
+    out: DTypeLike | None = None,
     batch: int = 1,
     layout: str = "nn",
-    precision: Any = None,
-    activation: Any = "silu",
+    precision: PrecisionLike = None,
+    activation: Activation = "silu",
 ) -> GatedMatmulProblem:
     """activation(a @ w_gate) * (a @ w_up), a: (batch, m, k), weights (batch, k, n).
 

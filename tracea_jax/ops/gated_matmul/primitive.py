@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.typing import ArrayLike
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
@@ -47,7 +48,7 @@ from tracea_jax.ops.matmul.primitive import as_dot, product
 from tracea_jax.ops.matmul.primitive import bind as bind_product
 from tracea_jax.ops.matmul.primitive import problem_of as problem_of_product
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, check_activation
-from tracea_jax.problem.epilogue import Activation
+from tracea_jax.typing import Activation, Implementation
 from tracea_jax.variants.gated import PRODUCT_FIELDS, gate_epilogue
 
 
@@ -56,10 +57,10 @@ def gated_matmul(
     w_gate: ArrayLike,
     w_up: ArrayLike,
     *,
-    activation: str = "silu",
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
+    activation: Activation = "silu",
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
     """activation(x @ w_gate) * (x @ w_up).

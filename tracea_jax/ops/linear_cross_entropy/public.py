@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.typing import ArrayLike
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common.epilogue import is_floating
@@ -22,6 +23,7 @@ from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.linear_cross_entropy.chunks import Head, axis_of, chunk_of
 from tracea_jax.ops.linear_cross_entropy.primitive import bind, reference
+from tracea_jax.typing import Implementation
 
 LAYOUTS = ("nt", "nn")
 
@@ -34,9 +36,9 @@ def linear_cross_entropy(
     bias: ArrayLike | None = None,
     layout: str = "nt",
     chunk: int | None = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation | None = None,
 ) -> jax.Array:
     """-log_softmax(x @ w^T + bias)[label], of each row of x.
 

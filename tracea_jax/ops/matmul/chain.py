@@ -51,7 +51,7 @@ from tracea_jax.ops.matmul.primitive import (
     unfused,
 )
 from tracea_jax.problem import Epilogue
-from tracea_jax.problem.epilogue import Activation
+from tracea_jax.typing import Activation
 
 T = TypeVar("T")  # one thing for each operand
 

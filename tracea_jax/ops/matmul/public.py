@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.dtypes import canonicalize_dtype
-from jax.typing import ArrayLike
+from jax.lax import PrecisionLike
+from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
@@ -22,7 +23,7 @@ from tracea_jax.ops.common.shapes import check_arrays, fold
 from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
 from tracea_jax.problem import Epilogue, check_activation
-from tracea_jax.problem.epilogue import Activation
+from tracea_jax.typing import Activation, Implementation
 
 
 def matmul(
@@ -30,11 +31,11 @@ def matmul(
     b: ArrayLike,
     *,
     bias: ArrayLike | None = None,
-    activation: str = "none",
+    activation: Activation = "none",
     residual: ArrayLike | None = None,
-    precision: Any = None,
-    preferred_element_type: Any = None,
-    implementation: str | None = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
     """activation(a @ b + bias) + residual, rounded once.

@@ -209,6 +209,16 @@ class Best:
     xla_kernel_us: float | None = None
     unknown: dict[str, Any] = _unknown()
 
+    def __str__(self) -> str:
+        config = ", ".join(f"{name} {value}" for name, value in self.config.items())
+        parts = [f"{self.variant} [{config}]" if config else self.variant]
+        if self.time_us is not None:
+            parts.append(f"{self.time_us:.1f} us")
+        if self.xla_us is not None and self.variant != "xla":
+            ratio = "" if self.ratio is None else f", {self.ratio:.2f}x"
+            parts.append(f"XLA {self.xla_us:.1f} us{ratio}")
+        return schema.one_line(", ".join(parts))
+
     @property
     def compiled(self) -> tuple[str, str]:
         """As of an observation."""

@@ -1,0 +1,193 @@
+"""The bar of ``tune``: where it is shown, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tracea_jax as tracea
+from tracea_jax.campaign import progress
+from tracea_jax.campaign.progress import WHOLE, showing
+
+PROBLEM = tracea.GemmProblem(m=16, n=24, k=8)
+QUICKLY: Any = {"effort": "none", "budget_s": 0.2}
+SEARCH: Any = {"phase": "search", "total": 4, "best_us": None, "message": "a config"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        """What the line was, one after the other."""
+        return [line.strip() for line in self.getvalue().split("\r") if line.strip()]
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch) -> Iterator[Terminal]:
+    """Error output that says it is a terminal; pytest captures it before a test."""
+    monkeypatch.setenv("COLUMNS", "200")
+    with contextlib.redirect_stderr(Terminal()) as stream:
+        yield stream
+
+
+@contextlib.contextmanager
+def bar(monkeypatch) -> Iterator[tuple[Terminal, Any]]:
+    """A terminal, and what tells the bar on it."""
+    with terminal(monkeypatch) as stream, showing(True) as told:
+        assert told is not None
+        yield stream, told
+
+
+def on_terminal(program: str, columns: int) -> tuple[str, str]:
+    """Output, and error output on a terminal of this width, of a Python program."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-W", "error", "-c", textwrap.dedent(program)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")},
+    )
+    os.close(theirs)
+    written = b""
+    try:
+        while data := os.read(ours, 1 << 16):
+            written += data
+    except OSError:  # the other end is closed
+        pass
+    output, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 0, written.decode()
+    return output.decode(), written.decode()
+
+
+# --- where ----------------------------------------------------------------------------
+
+
+TUNE = """
+    import tracea_jax as tracea
+    problem = tracea.GemmProblem(m=16, n=24, k=8)
+    print(tracea.tune(problem, effort="none", budget_s=0.2, **{}))
+"""
+
+
+@pytest.mark.parametrize("columns", [50, 160])
+def test_a_terminal_shows_the_bar_by_default(columns):
+    output, shown = on_terminal(TUNE.format({}), columns)
+    assert output.startswith("matmul 16x24x8 float32 nn: ")
+    lines = [line for line in shown.split("\r") if line.strip()]
+    assert re.match(r"100%\|.{20}\| matmul 16x24x8", lines[-1])
+    assert max(map(len, lines)) <= columns  # a longer line would not change but repeat
+    assert "done" in lines[-1] or columns == 50
+
+
+def test_a_terminal_shows_nothing_if_told_so():
+    output, shown = on_terminal(TUNE.format({"progress": False}), 160)
+    assert output.startswith("matmul 16x24x8 float32 nn: ") and shown == ""
+
+
+def test_elsewhere_nothing_is_printed(capfd):
+    tracea.tune(PROBLEM, **QUICKLY)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_error_output_nothing_fails():
+    closed = Terminal()
+    closed.close()
+    for stream in (None, closed):
+        with contextlib.redirect_stderr(stream):
+            assert tracea.tune(PROBLEM, **QUICKLY).entries
+
+
+@pytest.mark.parametrize(("kernel", "shown"), [(object(), True), (None, False)])
+def test_a_notebook_shows_the_bar(monkeypatch, kernel, shown):
+    """IPython in a pipe is none: its shell has no kernel."""
+    shell = types.SimpleNamespace(kernel=kernel)
+    ipython: Any = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    stream = io.StringIO()
+    with contextlib.redirect_stderr(stream):
+        tracea.tune(PROBLEM, **QUICKLY)
+    assert ("100%" in stream.getvalue()) == shown
+
+
+def test_a_function_is_told_in_place_of_the_bar(monkeypatch):
+    steps = []
+    with terminal(monkeypatch) as stream:
+        tracea.tune(PROBLEM, **QUICKLY, progress=lambda **step: steps.append(step))
+    assert stream.getvalue() == "" and steps[-1]["phase"] == "done"
+
+
+def test_anything_else_is_refused():
+    wrong: Any = "yes"
+    with pytest.raises(TypeError, match="progress='yes' must be True, False or a fun"):
+        tracea.tune(PROBLEM, progress=wrong)
+
+
+# --- what -----------------------------------------------------------------------------
+
+
+def test_one_line_changes(monkeypatch):
+    with bar(monkeypatch) as (stream, told):
+        told(**SEARCH, done=0)
+        told(**{**SEARCH, "phase": "race"}, done=1)
+        told(phase="done", done=1, total=1, best_us=1.25, message="")
+    assert stream.getvalue().count("\n") == 1
+    lines = list(dict.fromkeys(stream.lines))
+    empty, half = "0%|                    |", "25%|#####               |"
+    assert lines[-3:] == [
+        f"{empty} search 0/4, a config",
+        f"{half} race 1/4, a config",
+        "100%|####################| done, best 1.2 us",
+    ]
+
+
+def test_the_bar_tells_of_the_graph_and_of_the_time(monkeypatch):
+    graph = {"problem": "matmul 8x8x8 float32 nn", "node": 3, "nodes": 4}
+    how = {**SEARCH, "best_us": 2.0, "xla_us": 3.0, "share": 0.75, "left_s": 3725.4}
+    with bar(monkeypatch) as (stream, told):
+        told(**{**how, **graph}, done=2)
+    text = (
+        "3/4 matmul 8x8x8 float32 nn: search 2/4, best 2.0 us, 1:02:05 left, a config"
+    )
+    assert stream.lines[-1] == f"75%|###############     | {text}"
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"), [("matmul", "1.31x XLA"), (WHOLE, "1.31x plain")]
+)
+def test_the_ratio_is_that_of_the_race(monkeypatch, problem, text):
+    done = {"phase": "done", "done": 1, "total": 1, "best_us": 2.0, "message": ""}
+    with bar(monkeypatch) as (stream, told):
+        told(**done, problem=problem, xla_us=9.0, ratio=1.31)
+    assert stream.lines[-1].endswith(f"| {problem}: done, best 2.0 us, {text}")
+
+
+def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
+    with bar(monkeypatch) as (stream, told):
+        for done in range(1000):
+            told(phase="race", done=done, total=1000, best_us=2.0, message="")
+    assert len(stream.lines) < 100
+    assert stream.lines[-1].endswith("race 999/1000, best 2.0 us")
+
+
+def test_the_time_left_is_written_as_a_clock():
+    assert [progress._clock(s) for s in (0.4, 65, 3605)] == ["0:00", "1:05", "1:00:05"]

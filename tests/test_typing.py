@@ -1,0 +1,64 @@
+"""The types that users see are those of what they describe; see also .ci/typing."""
+
+from __future__ import annotations
+
+import importlib.resources
+import inspect
+from typing import get_args, get_type_hints
+
+import pytest
+
+import tracea_jax as tracea
+from tracea_jax import catalogue
+from tracea_jax import typing as types
+from tracea_jax.graph_adds import Adds
+from tracea_jax.ops.attention.public import Keywords
+from tracea_jax.options import Options, Settings
+from tracea_jax.tuning.tuner import EFFORTS
+
+OPS = ("matmul", "gated_matmul", "conv2d", "attention")
+
+
+def test_the_package_says_that_it_has_types():
+    assert importlib.resources.files("tracea_jax").joinpath("py.typed").is_file()
+    assert tracea.typing is types and "typing" in dir(tracea)
+    assert [name for name in types.__all__ if not get_args(getattr(types, name))] == []
+
+
+def test_implementations_are_those_of_the_ops():
+    names = {v.name for op in OPS for v in catalogue.get(op).variants}
+    assert set(get_args(types.Implementation)) == {"tracea", *names}
+
+
+def test_every_effort_has_its_number_of_evaluations():
+    assert tuple(EFFORTS) == get_args(types.Effort)
+    assert list(EFFORTS.values()) == sorted(EFFORTS.values())
+
+
+def test_the_keywords_of_options_are_its_fields():
+    assert get_type_hints(Settings) == get_type_hints(Options)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_methods_of_a_graph_are_those_of_the_builders(op):
+    typed = inspect.signature(getattr(Adds, f"add_{op}"))
+    built = inspect.signature(catalogue.get(op).build)
+    own, *parameters, count = typed.parameters.values()
+    assert own.name == "self" and typed.return_annotation == "None"
+    assert parameters == list(built.parameters.values())
+    assert (count.name, count.default, count.kind) == ("count", 1, count.KEYWORD_ONLY)
+
+
+def test_a_graph_has_a_typed_method_for_every_op():
+    typed = {name for name in vars(Adds) if name.startswith("add_")}
+    assert typed == {f"add_{op}" for op in OPS}
+    assert {f"add_{op}" for op in catalogue.names()} >= typed
+
+
+def test_the_keywords_of_attention_are_those_of_its_overloads():
+    parameters = inspect.signature(tracea.ops.attention).parameters.values()
+    keywords = {p.name for p in parameters if p.kind == p.KEYWORD_ONLY}
+    hints = get_type_hints(tracea.ops.attention)
+    assert {name: hints[name] for name in keywords - {"return_residual"}} == (
+        get_type_hints(Keywords)
+    )

@@ -1,0 +1,36 @@
+"""The words that users choose from, as types: what editors complete and checkers know.
+
+    from tracea_jax.typing import Activation, Effort, Goal, Implementation, OnMiss
+
+Checks while a program runs are made of the same types by ``typing.get_args``, each in
+the module that knows what the words mean. Callers: these modules and users.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Activation = Literal["none", "relu", "gelu", "gelu_exact", "silu"]
+Effort = Literal["none", "quick", "default", "max"]
+Goal = Literal["latency", "throughput", "balanced"]
+OnMiss = Literal["heuristic", "tune", "error"]
+
+# Of the ops of this package. Which of them an op has, the op says when it is called;
+# settings also take the variants of ops that a program registers.
+Implementation = Literal[
+    "xla",
+    "tracea",
+    "gemm_sm90",
+    "gemm_sm90_padded",
+    "gemm_sm90_split",
+    "gemm_sm80",
+    "gemm_cpu",
+    "gated_sm90",
+    "gated_fused",
+    "gated_unfused",
+    "conv2d_cpu",
+    "cudnn",
+    "attention_cpu",
+]
+
+__all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]
