@@ -372,6 +372,10 @@ def test_progress_is_told(monkeypatch):
     raced(monkeypatch, WINNING, progress=lambda **step: steps.append(step))
     assert {step["phase"] for step in steps} >= {"compile", "race"}
     assert all(step["problem"] == "whole program" for step in steps)
+    *running, last = steps
+    assert all(step["ratio"] is None and step["share"] < 1 for step in running)
+    assert (last["phase"], last["share"], last["best_us"]) == ("done", 1.0, 70.0)
+    assert last["ratio"] == pytest.approx(100 / 70)
 
 
 # --- races that are not held ----------------------------------------------------------

@@ -315,7 +315,7 @@ def test_a_candidate_that_fails_in_the_race_drops_out():
 def test_progress_tells_every_phase():
     calls = []
     bench = Bench(Clock(), {choice(4): 40.0})
-    synthetic.tune(bench, progress=lambda **step: calls.append(step))
+    entry = synthetic.tune(bench, progress=lambda **step: calls.append(step))
     assert list(dict.fromkeys(c["phase"] for c in calls)) == [
         "search",
         "verify",
@@ -324,6 +324,9 @@ def test_progress_tells_every_phase():
     ]
     assert all(0 <= c["done"] <= c["total"] for c in calls)
     assert calls[-1]["best_us"] == pytest.approx(40.0)
+    measuring = [c for c in calls if c["phase"] in ("search", "verify")]
+    assert all(c["ratio"] is None for c in measuring)  # not of times minutes apart
+    assert calls[-1]["ratio"] == entry.best.ratio is not None
 
 
 def test_the_policys_own_decision_can_be_tuned():
