@@ -184,7 +184,7 @@ def test_a_drawing_that_cannot_be_written_fails_before_any_work(capsys, tuned):
     line = "tune missing_module:step --plot nowhere/a.png"
     status, _, err = run(capsys, *line.split())
     assert (status, tuned) == (1, [])
-    assert "no drawing can be written" in err and "nowhere/a.png" in err
+    assert "no file can be written there" in err and "nowhere/a.png" in err
 
 
 def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):

@@ -19,6 +19,7 @@ ORDER = (
     "logs",
     "schema",
     "page",
+    "outputs",
     "catalogue",
     "problem",
     "ir",

@@ -38,6 +38,11 @@ def graph_of(problems: Any) -> tracea.Graph:
     return tracea.Graph(problems)
 
 
+def as_any(value: Any) -> Any:
+    """For wrong arguments, which a type checker would refuse."""
+    return value
+
+
 def message_of(error: type[Exception], call) -> str:
     with pytest.raises(error) as caught:
         call()
@@ -113,7 +118,7 @@ def test_the_result_of_a_function_is_no_function():
     text = message_of(TypeError, lambda: tracea.tune(wrong))
     assert "an array float32[8,4]; write tune(f, *args)" in text
     with pytest.raises(TypeError, match=r"write tune\(f, \*args\)"):
-        tracea.tune(x, w)
+        tracea.tune(as_any(x), w)
     with pytest.raises(TypeError, match=r"write transform\(f\)"):
         tracea.transform()(wrong)
     with pytest.raises(TypeError, match=r"from_function takes a function.*float32"):
@@ -134,9 +139,9 @@ def test_arguments_belong_to_the_result(public):
 
 def test_problems_and_names_are_tuned_as_graphs():
     with pytest.raises(TypeError, match=r"graph.add_matmul\(...\); tune\(graph\)"):
-        tracea.tune("matmul", 64, 64, 64)
+        tracea.tune(as_any("matmul"), 64, 64, 64)
     with pytest.raises(TypeError, match=r"write tune\(tracea.Graph\(problems\)\)"):
-        tracea.tune([SMALL])
+        tracea.tune(as_any([SMALL]))
 
 
 # --- ops ------------------------------------------------------------------------------
@@ -354,7 +359,7 @@ def test_an_implementation_that_is_not_there_has_a_neighbour():
     x, w = normal(8, 16), normal(16, 4)
     for name, meant in (("gem_cpu", "gemm_cpu"), ("XLA", "xla"), ("Tracea", "tracea")):
         with pytest.raises(ValueError, match=f"'{name}' is unknown; .*mean '{meant}'"):
-            ops.matmul(x, w, implementation=name)
+            ops.matmul(x, w, implementation=as_any(name))
     wrong: Any = jnp.ones(3)
     with pytest.raises(
         ValueError, match=r"implementation=an array float32\[3\] is unk"

@@ -14,6 +14,7 @@ from tracea_jax import knowledge
 from tracea_jax.campaign import plot, report
 from tracea_jax.campaign.rows import Row, Times, Trial
 from tracea_jax.device import local_cpu
+from tracea_jax.outputs import check_drawing
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry
 
@@ -214,7 +215,7 @@ def test_a_drawing_that_cannot_be_written_fails_before_any_work(monkeypatch, tmp
     pytest.importorskip("matplotlib")
     (tmp_path / "directory.png").mkdir()
     (tmp_path / "file").touch()
-    missing, why = tmp_path / "none" / "a.png", "no drawing can be written"
+    missing, why = tmp_path / "none" / "a.png", "no file can be written there"
     refused(monkeypatch, missing, FileNotFoundError, f"{why}.*none/a.png")
     refused(monkeypatch, tmp_path / "directory.png", IsADirectoryError, "directory.png")
     refused(monkeypatch, tmp_path / "file" / "a.png", NotADirectoryError, why)
@@ -235,7 +236,7 @@ def test_a_check_leaves_the_old_drawing(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "a.png"
     path.write_bytes(b"old")
-    plot.check(path)
+    check_drawing(path)
     assert path.read_bytes() == b"old"
 
 

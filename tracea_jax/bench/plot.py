@@ -70,7 +70,7 @@ def save(report: BenchReport, path: str | os.PathLike[str]) -> None:
 
     Args:
       report: of ``tracea.bench``.
-      path: ends in .pdf, .png or .svg; ``campaign.plot.check`` tells before.
+      path: ends in .pdf, .png or .svg; ``outputs.check_drawing`` tells before.
 
     Raises:
       ValueError: if nothing was measured.

@@ -27,6 +27,7 @@ from tracea_jax.graph import Graph, Node
 from tracea_jax.mistakes import check_function, shown, similar
 from tracea_jax.options import current, device_called
 from tracea_jax.options import local_device as local_device
+from tracea_jax.outputs import check_drawing
 from tracea_jax.problem import Problem
 from tracea_jax.transform import op_names
 from tracea_jax.typing import Effort, Goal
@@ -110,7 +111,7 @@ def tune(
       UserWarning: if there was nothing to draw, or no more room for it.
     """
     if plot is not None:
-        drawing.check(plot)  # an error must not come after hours of work
+        check_drawing(plot)  # an error must not come after hours of work
     graph = graph_of(what, args, ops=ops, after_grad=after_grad)
     _check(budget_s, portfolio, seed)
     target = local_device() if device is None else device_called(device)

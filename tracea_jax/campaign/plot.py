@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import math
 import os
 import pathlib
 import statistics
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Sequence
@@ -23,41 +21,11 @@ from typing import Any
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row, Trial
 from tracea_jax.device import Device
+from tracea_jax.outputs import check_drawing
 
 MOST_ROWS = 6  # problems in one picture, at most; a PDF has a page for each problem
 _PAGE = (11.0, 4.4)  # inches
 _TITLE = 75  # characters that fit above half a page
-_SUFFIXES = (".pdf", ".png", ".svg")
-
-
-def check(path: str | os.PathLike[str]) -> None:
-    """Makes sure that ``save`` will be able to draw.
-
-    Raises:
-      ValueError: if matplotlib is missing, or the file's suffix is unknown.
-      OSError: if the file cannot be written.
-    """
-    suffix = pathlib.Path(path).suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise ValueError(f"{str(path)!r} must end in one of {', '.join(_SUFFIXES)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError(
-            "drawing needs matplotlib, which is not installed; "
-            "pip install 'tracea_jax[bench]'"
-        )
-    _check_writable(pathlib.Path(path))
-
-
-def _check_writable(path: pathlib.Path) -> None:
-    """Tries it without leaving a trace: a tuning that is killed draws nothing."""
-    if path.exists():
-        path.open("r+b").close()
-        return
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as e:
-        why = f"no drawing can be written: {e.strerror}"
-        raise type(e)(e.errno, why, str(path)) from e
 
 
 def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
@@ -71,9 +39,9 @@ def save(report: TuneReport, path: str | os.PathLike[str]) -> None:
       path: ends in .pdf, .png or .svg.
 
     Raises:
-      ValueError: as ``check`` raises it, or if nothing was measured.
+      ValueError: as ``outputs.check_drawing`` raises it, or if nothing was measured.
     """
-    check(path)
+    check_drawing(path)
     rows = ranked(report)
     if not rows:
         raise ValueError("nothing was measured in this tuning, so nothing can be drawn")

@@ -10,10 +10,10 @@ import argparse
 import json
 import pathlib
 import sys
-import tempfile
 from typing import Any
 
 from tracea_jax.cli.tuning import add_function_options
+from tracea_jax.outputs import check_drawing, check_writable
 
 
 def add(commands: Any) -> None:
@@ -36,14 +36,13 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from tracea_jax.bench import Subject, measured, plot
-    from tracea_jax.campaign import plot as plots
     from tracea_jax.cli.functions import load, tracing
     from tracea_jax.transform import check_ops
 
     if args.plot:
-        plots.check(args.plot)
-    for path in filter(None, (args.plot, args.json)):
-        _check_writable(pathlib.Path(path))  # before minutes of measuring
+        check_drawing(args.plot)  # before minutes of measuring
+    if args.json:
+        check_writable(args.json)
     check_ops(args.ops, args.after_grad)
     fn, arguments = load(args.function, args.args)
     with tracing(args.function):
@@ -62,18 +61,3 @@ def _run(args: argparse.Namespace) -> int:
 
 def _tell(what: str, done: int, total: int) -> None:
     print(f"{done + 1}/{total} {what}", file=sys.stderr, flush=True)
-
-
-def _check_writable(path: pathlib.Path) -> None:
-    """Tries it without leaving a trace.
-
-    Raises:
-      OSError: if the file cannot be written; it names the file.
-    """
-    if path.exists():
-        path.open("r+b").close()
-        return
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as e:
-        raise type(e)(e.errno, e.strerror, str(path)) from e

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracea_jax.cli import problems
+from tracea_jax.outputs import check_drawing
 
 _FUNCTION = re.compile(r"[\w./-]+:[\w.]+")  # also a file in place of a module
 
@@ -106,7 +107,7 @@ def _run(args: argparse.Namespace) -> int:
     from tracea_jax.tuning.progress import TuningError
 
     if args.plot:
-        plot.check(args.plot)  # before the user's function is even imported
+        check_drawing(args.plot)  # before the user's function is even imported
     tune = _tuning(args)
     try:
         report = tune(
