@@ -17,6 +17,7 @@ import importlib
 import os
 import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from tracea_jax.mistakes import similar
@@ -114,9 +115,12 @@ def __dir__() -> list[str]:
 def _register() -> None:
     """Serialised programs call the handlers by name and may look for kernels on disk,
     whether or not an op is used first."""
+    from tracea_jax import _compat
     from tracea_jax.options import current
     from tracea_jax.runtime import cubins, launch
 
+    if (advice := _compat.untested_jax()) is not None:
+        warnings.warn(advice, RuntimeWarning, stacklevel=3)  # at the user's import
     launch.register()
     with contextlib.suppress(ValueError):  # of a setting; its first use reports it
         directory = current().directory

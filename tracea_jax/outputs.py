@@ -35,7 +35,7 @@ def check_drawing(path: str | os.PathLike[str]) -> None:
     """Makes sure that matplotlib will be able to draw into a file.
 
     Raises:
-      ValueError: if matplotlib is missing, or the file's suffix is none of ``DRAWINGS``.
+      ValueError: if matplotlib is missing, or the suffix is none of ``DRAWINGS``.
       OSError: if the file cannot be written; it names the file.
     """
     if pathlib.Path(path).suffix.lower() not in DRAWINGS:
