@@ -16,6 +16,7 @@ import contextlib
 import importlib
 import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -92,9 +93,12 @@ def __dir__() -> list[str]:
 def _register() -> None:
     """Serialised programs call the handlers by name and may look for kernels on disk,
     whether or not an op is used first."""
+    from tracea_jax import _compat
     from tracea_jax.options import current
     from tracea_jax.runtime import cubins, launch
 
+    if (advice := _compat.untested_jax()) is not None:
+        warnings.warn(advice, RuntimeWarning, stacklevel=3)  # at the user's import
     launch.register()
     with contextlib.suppress(ValueError):  # of a setting; its first use reports it
         directory = current().directory

@@ -16,6 +16,25 @@ from jax.extend import core, source_info_util
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
 
+# The first minor of JAX that was not tested; pyproject.toml has the same number.
+UNTESTED_JAX = (0, 13)
+
+
+def untested_jax() -> str | None:
+    """What to know about a JAX that is newer than those tested, or None.
+
+    pip installs none; a person may all the same.
+    """
+    if jax.__version_info__[:2] < UNTESTED_JAX:
+        return None
+    limit = ".".join(map(str, UNTESTED_JAX))
+    return (
+        f"jax {jax.__version__} is newer than what this tracea_jax was tested with "
+        f"(jax before {limit}): results may be wrong and calls may fail. Upgrade "
+        f"tracea_jax, or install 'jax<{limit}'."
+    )
+
+
 # A jaxpr with its constants: another class than a jaxpr before jax 0.11, and not
 # exported for type checkers since.
 ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)
