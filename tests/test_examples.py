@@ -1,0 +1,82 @@
+"""The examples of the documents run, print what they promise, and are right."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "examples"
+# The steps that show it, and the function that ``tracea explain`` is told.
+TRAINING = {
+    "gpt": (8, "train_step"),
+    "vit": (20, "train_step"),
+    "resnet": (8, "train_step"),
+    "lora": (8, "tune_step"),
+    "documents": (8, "train_step"),
+}
+OTHERS = {"llama": (8, "decode"), "own_op": (3, "project")}
+SCRIPTS = TRAINING | OTHERS
+MODULES = {"corpus", "digits", "side_by_side"}
+
+
+def run(*command: str) -> str:
+    """What Python prints, in a process of its own; warnings are errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        cwd=EXAMPLES,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_compares_plain_with_transformed(name):
+    steps, _ = SCRIPTS[name]
+    out = run(f"{name}.py", "--steps", str(steps))
+    both = re.findall(r"^(plain|transformed) +[\d.]+ ms(.*)$", out, re.MULTILINE)
+    assert [side for side, _ in both] == ["plain", "transformed"] * (len(both) // 2)
+    assert out.count("results agree") == len(both) // 2 >= 1
+    courses = re.findall(r"loss ([\d.]+) -> ([\d.]+)", out)
+    assert len(courses) == (2 if name in TRAINING else 0)
+    assert all(float(last) < float(first) for first, last in courses)
+
+
+def test_the_functions_have_arguments_and_can_be_explained():
+    """As ``tracea explain`` does it, in the folder of the examples."""
+    program = """if True:
+        import inspect, sys
+        from tracea_jax import cli
+        from tracea_jax.cli.functions import load
+        for target in sys.argv[1:]:
+            fn, arguments = load(target, [])
+            inspect.signature(fn).bind(*arguments)
+        sys.exit(cli.main(["explain", "lora:tune_step"]))
+    """
+    targets = [f"{name}:{function}" for name, (_, function) in SCRIPTS.items()]
+    out = run("-c", program, *targets)
+    assert re.match(r"tune_step on .*\n[1-9]\d* sites: ", out)
+
+
+@pytest.mark.filterwarnings("default")  # those of what runs notebooks are not ours
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda p: p.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # cells assert what they show
+    assert all(cell.execution_count for cell in notebook.cells if "outputs" in cell)
+
+
+def test_everything_is_tested():
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == SCRIPTS.keys() | MODULES
+    assert len(list(EXAMPLES.glob("*.ipynb"))) == 2
