@@ -44,7 +44,7 @@ class Node:
         return f"{self.count} x {self.problem}"
 
 
-class Graph(Adds, Printable):
+class Graph(Printable, Adds):
     """What a program asks of the ops, for tuning it as a whole.
 
         graph = tracea.Graph()
