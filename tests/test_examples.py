@@ -14,10 +14,10 @@ from nbclient import NotebookClient
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "docs" / "examples"
 # The steps that show it, and the function that ``tracea explain`` is told.
 TRAINING = {
-    "gpt": (8, "train_step"),
-    "vit": (20, "train_step"),
-    "resnet": (8, "train_step"),
-    "lora": (8, "tune_step"),
+    "gpt": (4, "train_step"),
+    "vit": (18, "train_step"),
+    "resnet": (5, "train_step"),
+    "lora": (4, "tune_step"),
     "documents": (8, "train_step"),
 }
 OTHERS = {"llama": (8, "decode"), "own_op": (3, "project")}
