@@ -30,7 +30,8 @@ DTYPE = jnp.bfloat16
 def parameters() -> Any:
     """Random weights; each layer has its own arrays.
 
-    On a CPU, XLA widens bfloat16 arrays that ``scan`` slices, all layers in each call.
+    They are not stacked for ``scan``: on a CPU, XLA may widen all stacked bfloat16
+    arrays to float32 in each call.
     """
     keys = iter(jax.random.split(jax.random.key(0), 1 + 7 * LAYERS))
 
