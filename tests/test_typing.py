@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import inspect
+import os
 from typing import get_args, get_type_hints
 
 import pytest
@@ -38,7 +39,9 @@ def test_every_effort_has_its_number_of_evaluations():
 def test_the_keywords_of_options_are_its_fields():
     kept = get_type_hints(Options)
     # A path may be given as what ``os.fspath`` takes; it is kept as text.
-    paths = {name: kept[name] | os.PathLike[str] for name in ("cache_dir", "cache_path")}
+    paths = {
+        name: kept[name] | os.PathLike[str] for name in ("cache_dir", "cache_path")
+    }
     assert get_type_hints(Settings) == kept | paths
 
 
