@@ -236,3 +236,48 @@ OTHERS = [
 def test_values_that_a_trace_may_tell_apart_are_other_constants(pair):
     x, y = pair
     assert Constant.of(x) != Constant.of(y)
+
+
+# --- results --------------------------------------------------------------------------
+
+
+def test_constants_come_back_as_they_went_in():
+    class Thing:
+        pass
+
+    thing, x = Thing(), jnp.arange(4.0).reshape(2, 2)
+
+    def f(state, x):
+        return {**state, "product": x @ x, "again": [state["f"], x, state["thing"]]}
+
+    state = {
+        "f": jax.nn.gelu,
+        "thing": thing,
+        "name": "relu",
+        "rate": 0.5,
+        "none": None,
+    }
+    fast = tracea.transform(f)
+    for _ in range(2):  # traced, and from the cache
+        got = fast(state, x)
+        assert {name: got[name] for name in state} == state
+        assert got["again"][0] is jax.nn.gelu and got["again"][2] is thing
+        assert got["thing"] is thing and type(got["rate"]) is float
+        np.testing.assert_array_equal(got["product"], x @ x)
+        np.testing.assert_array_equal(got["again"][1], x)
+    other = fast({**state, "f": jax.nn.relu}, x)
+    assert other["f"] is jax.nn.relu and other["again"][0] is jax.nn.relu
+    # Inside of a trace as well, where the rest is none of its results.
+    product = jax.jit(lambda x: fast(state, x)["product"])(x)
+    np.testing.assert_array_equal(product, x @ x)
+    grads = jax.grad(lambda x: fast(state, x)["product"].sum())(x)
+    np.testing.assert_array_equal(grads, jax.grad(lambda x: (x @ x).sum())(x))
+
+
+def test_what_is_neither_array_nor_argument_is_no_result():
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        tracea.transform(lambda x: (x, object()))(jnp.ones(2))
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        tracea.transform(jax.jit(lambda x, name: name, static_argnums=1))(
+            jnp.ones(2), "text"
+        )

@@ -1044,3 +1044,28 @@ def _assert_degrades(why):
     assert_near(got, expected, 3e-5)
     misses = tracea.explain(gradient)(*args).misses
     assert left.TOO_EARLY in {m.reason for m in misses}
+
+
+def test_an_equinox_step_that_returns_its_model():
+    """As equinox users write it, and with the layers' activation among the leaves."""
+    mlp = eqx.nn.MLP(WIDTH, WIDTH, WIDTH, 2, key=jax.random.key(0))
+    optimizer = optax.adam(1e-3)
+    state = optimizer.init(eqx.filter(mlp, eqx.is_array))
+    _, x, y = arguments()
+
+    def loss(model, x, y):
+        return ((jax.vmap(jax.vmap(model))(x) - y) ** 2).mean()
+
+    def step(model, state, x, y):
+        value, grads = eqx.filter_value_and_grad(loss)(model, x, y)
+        updates, state = optimizer.update(grads, state)
+        return eqx.apply_updates(model, updates), state, value
+
+    fast = tracea.transform(step)
+    expected = eqx.filter_jit(step)(mlp, state, x, y)
+    for made in (fast, eqx.filter_jit(fast), tracea.transform(eqx.filter_jit(step))):
+        got = made(mlp, state, x, y)
+        assert got[0].activation is mlp.activation
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        assert_near(*(eqx.filter(tree, eqx.is_array) for tree in (got, expected)), 3e-5)
+    assert tracea.explain(step)(mlp, state, x, y).ops["matmul"] >= 6

@@ -1,4 +1,4 @@
-"""The arguments of a call: arrays, and the constants that a trace was made with.
+"""The arguments and results of a call: arrays, and the constants of its trace.
 
 A trace may be used again for a call if its constants have the same keys:
 
@@ -10,6 +10,9 @@ A trace may be used again for a call if its constants have the same keys:
 | list, tuple, dict, set, NumPy array   | type and contents                           |
 | other object                          | itself and the keys of its attributes       |
 
+A constant among the arguments may come back in the result, such as the activation
+function in a model that a training step returns: ``Returned`` keeps its place.
+
 Tracing itself is in ``transform`` and ``explain``, the callers.
 """
 
@@ -19,7 +22,7 @@ import dataclasses
 import functools
 import hashlib
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -60,9 +63,57 @@ class Call:
 
     def arguments(self, arrays: Iterable[Any]) -> tuple[Any, Any]:
         """(args, kwargs) with these arrays in their places."""
-        rest = iter(arrays)
-        leaves = [next(rest) if c is None else c.value for c in self.constants]
-        return jax.tree.unflatten(self.tree, leaves)
+        return _together(self.tree, self.constants, arrays)
+
+    def applied(self, fn: Callable[..., Any], arrays: Iterable[Any]) -> Any:
+        """fn's result for these arrays, as a trace can return it; see ``unwrapped``."""
+        args, kwargs = self.arguments(arrays)
+        returned = fn(*args, **kwargs)
+        own = {id(c.value): c for c in self.constants if c is not None}
+        leaves, tree = jax.tree.flatten(returned)
+        constants = tuple(own.get(id(x)) for x in leaves)
+        if all(c is None for c in constants):
+            return returned
+        pairs = zip(leaves, constants, strict=True)
+        return Returned(tree, constants, [x for x, c in pairs if c is None])
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, slots=True)
+class Returned:
+    """A result with constants of the call in it, as a pytree of its arrays alone.
+
+    Attributes:
+      tree: the tree structure of the result.
+      constants: one for each leaf; None where the leaf is an array.
+      arrays: the other leaves.
+    """
+
+    tree: Any
+    constants: tuple[Constant | None, ...]
+    arrays: list[Any]
+
+    def tree_flatten(self) -> tuple[list[Any], Any]:
+        return self.arrays, (self.tree, self.constants)
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, arrays: Iterable[Any]) -> Returned:
+        return cls(*structure, list(arrays))
+
+
+def unwrapped(returned: Any) -> Any:
+    """What ``Call.applied`` was returned, after the trace."""
+    if not isinstance(returned, Returned):
+        return returned
+    return _together(returned.tree, returned.constants, returned.arrays)
+
+
+def _together(
+    tree: Any, constants: Iterable[Constant | None], arrays: Iterable[Any]
+) -> Any:
+    rest = iter(arrays)
+    leaves = [next(rest) if c is None else c.value for c in constants]
+    return jax.tree.unflatten(tree, leaves)
 
 
 def is_array_like(x: Any) -> bool:

@@ -23,7 +23,7 @@ from jax.extend import source_info_util
 from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat, mutable
-from tracea_jax.call import Call
+from tracea_jax.call import Call, unwrapped
 from tracea_jax.mistakes import check_function, function_alone, name_of, shown, similar
 from tracea_jax.options import local_device
 from tracea_jax.rewrite import Rule, rules, splice
@@ -77,9 +77,10 @@ def transform(
     Like ``jax.jit``, it traces ``fn`` once for each signature: make it once, and pass
     what changes as arrays. Arguments that are no arrays (numbers, strings, functions,
     objects) are constants of the trace, and must be hashable; an object whose
-    attributes have changed is another constant. Objects of flax nnx may be arguments,
-    and fn may be one of them or its method: what fn changes in them is changed after
-    the call, as if fn itself had been called. A jitted function that donates arguments
+    attributes have changed is another constant. What fn returns of them comes back as
+    it is. Objects of flax nnx may be arguments, and fn may be one of them or its
+    method: what fn changes in them is changed after the call, as if fn itself had been
+    called. A jitted function that donates arguments
     donates them when it is transformed, too.
 
     Sites without which the whole program was faster when ``tune`` raced it are left as
@@ -141,8 +142,7 @@ class Transformed:
 
         @_on_behalf_of(fn)
         def of_call(call: Call, arrays: list[Any]) -> Any:
-            args, kwargs = call.arguments(arrays)
-            return fn(*args, **kwargs)
+            return call.applied(fn, arrays)
 
         # Under jit the whole function is one equation: to run what it was spliced to,
         # that one is bound again, and not each of those inside. And it is traced only
@@ -179,7 +179,7 @@ class Transformed:
     def _keep_jit_methods(self, fn: Any) -> None:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return self._run(*Call.of(args, kwargs))
+            return unwrapped(self._run(*Call.of(args, kwargs)))
 
         arguments = _compat.jit_arguments(fn)
         jitted: Any = jax.jit(run, **arguments)
@@ -207,10 +207,10 @@ class Transformed:
         call, arrays = Call.of(args, kwargs)
         # What is being traced already needs no function to be traced in.
         if any(isinstance(x, Tracer) for x in arrays):
-            return self._run(call, arrays)
+            return unwrapped(self._run(call, arrays))
         if self._donating is not None:
             return self._donating(*args, **kwargs)
-        return self._compiled(call, arrays)
+        return unwrapped(self._compiled(call, arrays))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

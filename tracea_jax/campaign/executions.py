@@ -161,8 +161,7 @@ class Executions:
 
     def _flat(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         def flat(*arrays: Any) -> Any:
-            args, kwargs = self.call.arguments(arrays)
-            return fn(*args, **kwargs)
+            return self.call.applied(fn, arrays)
 
         return flat
 

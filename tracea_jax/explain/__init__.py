@@ -118,8 +118,7 @@ def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[A
         call, arrays = Call.of(args, kwargs)
 
         def of_arrays(*arrays: Any) -> Any:
-            args, kwargs = call.arguments(arrays)
-            return function(*args, **kwargs)
+            return call.applied(function, arrays)
 
         # Derivative rules ask for plans while they are traced; none may be measured, or
         # missing.
