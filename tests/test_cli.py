@@ -180,7 +180,6 @@ def test_drawing_needs_matplotlib_before_any_work(capsys, tuned, monkeypatch):
 
 
 def test_a_drawing_that_cannot_be_written_fails_before_any_work(capsys, tuned):
-    pytest.importorskip("matplotlib")
     line = "tune missing_module:step --plot nowhere/a.png"
     status, _, err = run(capsys, *line.split())
     assert (status, tuned) == (1, [])

@@ -98,8 +98,6 @@ def test_a_file_that_is_set_aside_is_a_line(caplog):
 
 @pytest.mark.nvrtc
 def test_the_time_of_compiling_a_kernel_is_a_line(caplog):
-    if why := nvrtc.why_unavailable():
-        pytest.skip(why)
     caplog.set_level(logging.DEBUG, "tracea_jax")
     kernel = scale()
     nvrtc.compile(kernel)

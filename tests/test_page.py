@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from numerics import normal
 from program_races import ARGUMENTS, Script, layers
 
@@ -259,7 +260,6 @@ def test_a_transformed_function_names_the_function():
 
 def test_ipython_shows_them_without_print():
     """A shell shows ``repr``; a notebook takes the HTML beside it."""
-    formatters = pytest.importorskip("IPython.core.formatters")
-    data, _ = formatters.DisplayFormatter().format(plan())
+    data, _ = DisplayFormatter().format(plan())
     assert data["text/html"].startswith("<div")
     assert data["text/plain"] == str(plan())

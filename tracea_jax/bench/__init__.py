@@ -23,6 +23,7 @@ from tracea_jax.doctor import versions
 from tracea_jax.explain import Explanation, explain
 from tracea_jax.explain.rows import grouped, place, places
 from tracea_jax.explain.sites import Site
+from tracea_jax.mistakes import check_function
 from tracea_jax.options import current, local_device
 from tracea_jax.policy import Choice
 from tracea_jax.schema import one_line
@@ -78,8 +79,7 @@ def bench(
       ValueError: on an unknown op, or a budget that is not positive.
       TypeError: if fn is no function.
     """
-    if not callable(fn):
-        raise TypeError(f"{type(fn).__name__} is no function that can be timed")
+    check_function(fn, "bench takes a function", "bench(f, *args)")
     if not budget_s > 0:
         raise ValueError(f"{budget_s=} must be positive seconds")
     subject = Subject.of(fn, args, ops, after_grad)
