@@ -28,6 +28,10 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.extend import source_info_util
+
+# Errors and profiles name the user's line, not ours.
+source_info_util.register_exclusion(__file__)
 
 # Packages whose objects never change, or whose changes do not matter to a trace.
 _UNCHANGING = ("builtins", "jax", "jaxlib", "numpy", "tracea_jax")
