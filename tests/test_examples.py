@@ -72,6 +72,9 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     client = NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # cells assert what they show
     assert all(cell.execution_count for cell in notebook.cells if "outputs" in cell)
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    told = "".join(out.text for out in outputs if out.get("name") == "stderr")
+    assert "Warning" not in told
 
 
 def test_everything_is_tested():

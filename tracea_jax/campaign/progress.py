@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,7 +50,10 @@ class Bar:
 
     def __init__(self) -> None:
         # Importing it looks for a notebook, so it must not come before one is there.
-        tqdm = importlib.import_module("tqdm.auto").tqdm
+        with warnings.catch_warnings():
+            # A notebook without widgets has the bar as text, which says enough.
+            warnings.simplefilter("ignore")
+            tqdm = importlib.import_module("tqdm.auto").tqdm
         self._bar: Any = tqdm(
             total=1.0,
             miniters=0,  # the text changes where the share does not
