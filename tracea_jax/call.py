@@ -102,7 +102,8 @@ class Returned:
 
     @classmethod
     def tree_unflatten(cls, structure: Any, arrays: Iterable[Any]) -> Returned:
-        return cls(*structure, list(arrays))
+        tree, constants = structure
+        return cls(tree, constants, list(arrays))
 
 
 def unwrapped(returned: Any) -> Any:
