@@ -123,6 +123,22 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
         assert emit.kernel(asked, legal, H200).smem_bytes <= H200.smem_per_block_bytes
 
 
+def test_short_sequences_have_tiles_that_fit_them():
+    """A tile of 192 queries of 512 would compute a third more scores."""
+    for length, tile_q in ((512, 128), (4096, 192)):
+        square = problem(64, q_len=length, kv_len=length, is_causal=True)
+        assert ATTENTION_SM90.heuristic(square, H200).tile_q == tile_q
+
+
+def test_scores_of_blocks_that_no_query_sees_are_not_computed():
+    asked = problem(q_len=512, kv_len=512)
+    assert emit.scores(asked, USUAL) == 512 * 512
+    causal = dataclasses.replace(asked, is_causal=True)
+    assert emit.scores(causal, USUAL) == (1 + 2 + 3 + 4) * 128 * 128
+    window = dataclasses.replace(causal, window=(127, 0))
+    assert emit.scores(window, USUAL) == (1 + 2 + 2 + 2) * 128 * 128
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -86,7 +86,7 @@ def test_every_schedule_and_way_to_overlap(fields):
     """More tiles than blocks, so that blocks compute several, and the rings wrap."""
     problem = dataclasses.replace(BASE, batch=9, heads=8, **fields)
     problem = dataclasses.replace(problem, q_len=1100, kv_len=1150)
-    assert sweep(problem, "stages", "ping_pong", "overlap", "schedule") > 20
+    assert sweep(problem, "ping_pong", "overlap", "schedule") == 12
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 80, 96, 112, 160, 192, 200])

@@ -25,6 +25,7 @@ from tracea_jax.emit.kernel import (
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.pipeline import Ring
 from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.problem import AttentionProblem
 
 DTYPES = {"bfloat16": ("tracea::bf16", "bf16"), "float16": ("tracea::f16", "f16")}
@@ -134,6 +135,21 @@ def tiles_q(problem: AttentionProblem, config: AttentionSm90Config) -> int:
 def tile_count(problem: AttentionProblem, config: AttentionSm90Config) -> int:
     """Tiles of queries of all heads of all examples."""
     return tiles_q(problem, config) * problem.heads * problem.batch
+
+
+def scores(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+    """Scores that are computed for one head: all of every block that a tile sees.
+
+    Lengths are known on the device alone; here they count as whole.
+    """
+    left, right = window(problem)
+    every = problem.kv_len
+    keys = KeyInterval(kv_len=every, limit=every, left=left, right=right)
+    seen = (
+        keys.blocks(q, min(q + config.tile_q, problem.q_len) - 1, config.tile_kv).count
+        for q in range(0, problem.q_len, config.tile_q)
+    )
+    return sum(seen) * config.tile_q * config.tile_kv
 
 
 def section(problem: AttentionProblem) -> int:
