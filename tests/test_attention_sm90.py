@@ -155,6 +155,13 @@ def test_configs_that_are_not_legal(changes, reason):
         ATTENTION_SM90.check(problem(), config, H200)
 
 
+def test_three_consumers_take_no_wide_heads():
+    config = dataclasses.replace(USUAL, tile_q=192, tile_kv=48)
+    ATTENTION_SM90.check(problem(128), config, H200)
+    with pytest.raises(ValueError, match="heads up to 128; head_dim=160"):
+        ATTENTION_SM90.check(problem(160), config, H200)
+
+
 # ---- its parameters ------------------------------------------------------------------
 
 

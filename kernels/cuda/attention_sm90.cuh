@@ -25,6 +25,9 @@
 // on, or (kDraws) the next that no block has drawn, from a counter that is zero when the
 // kernel starts. Results do not depend on who computes a tile.
 //
+// Sums are divided by the rows' totals at the end: until then they may be 2^kSlack kv_len
+// times as large as the values, and overflow where those are almost the largest f32.
+//
 // A head is kHeadDim columns, in slabs of 64: 128 swizzled bytes for each query or key. What
 // the last slab has more is read as zeros. PTX ISA: "wgmma.mma_async",
 // "cp.async.bulk.tensor", "mbarrier".

@@ -44,7 +44,8 @@ CHOICES = {
 # What a thread has registers for, by the number of consumers, without spilling any:
 # without a mask, and with one. See ``_registers``.
 _PLAIN = {1: 208, 2: 196, 3: 128}
-_MASKED = {1: 256, 2: 232, 3: 172}
+_MASKED = {1: 256, 2: 224, 3: 152}
+_WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
 # the time that a score then takes, relative to other tiles for the same heads. These
@@ -169,9 +170,13 @@ def _registers(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _most_registers(problem: AttentionProblem, config: Any) -> Any:
-    most = _MASKED if emit.masks(problem) else _PLAIN
-    counts = [config.consumers == n for n in most]
-    return np.select(counts, list(most.values()))
+    return _of_consumers(_MASKED if emit.masks(problem) else _PLAIN, config)
+
+
+def _of_consumers(table: dict[int, int], config: Any) -> Any:
+    """What the table says for the config's number of consumers."""
+    counts = [config.consumers == n for n in table]
+    return np.select(counts, list(table.values()))
 
 
 def _smem_bytes(problem: AttentionProblem, config: Any) -> Any:
@@ -194,6 +199,14 @@ _RULES = (
         why=lambda p, c, d: (
             f"scores, weights and sums take {_registers(p, c)} registers of a thread; "
             f"{c.consumers} consumers have {_most_registers(p, c)}"
+        ),
+    ),
+    Rule(
+        code="sums",
+        refuses=lambda p, c, d: p.head_dim > _of_consumers(_WIDEST, c),
+        why=lambda p, c, d: (
+            f"{c.consumers} consumers have registers for heads up to "
+            f"{_of_consumers(_WIDEST, c)}; head_dim={p.head_dim}"
         ),
     ),
     Rule(
