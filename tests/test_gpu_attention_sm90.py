@@ -222,7 +222,7 @@ def test_gradients_take_what_the_kernel_saves():
     def loss(*args, **how):
         return (attention(*args, is_causal=True, **how).astype("float32") ** 2).sum()
 
-    args = arguments(512, 512)
+    args = arguments(1024, 1024)
     found = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*args)
     text = str(jax.jit(jax.grad(loss)).lower(*args).compile().as_text())
     assert "attention_sm90" in text and "Backward" in text
