@@ -413,6 +413,26 @@ def test_peers_that_are_not_there_say_so(module):
     assert cells[-1] == "not installed"
 
 
+def test_attention_counts_the_scores_that_are_seen(module):
+    attention = module("bench_attention")
+    full, causal, window, shared = attention.problems([128], [4096])
+    assert (full.batch, full.heads, shared.kv_heads) == (4, 16, 4)
+    assert attention.seen(full) == 1
+    assert attention.seen(causal) == attention.seen(shared) == 4097 / 8192
+    own = 512 * 513 // 2 + (4096 - 512) * 512
+    assert attention.seen(window) == own / 4096**2
+
+
+def test_attention_is_raced_with_what_else_can_run(module):
+    attention = module("bench_attention")
+    _, small = attention.problems([64], [64], tokens=64)
+    narrow = dataclasses.replace(small, heads=2, kv_heads=2)
+    rows = attention.measured(narrow, rounds=1)
+    assert [row["variant"] for row in rows] == ["attention_cpu"]
+    assert rows[0]["time_us"] > 0 and rows[0]["ratio"] == 1
+    assert "attention_cpu" in attention.render(rows)
+
+
 def test_kernels_to_compile_are_of_every_family(module):
     launch = module("bench_launch")
     found = [

@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import pytest
+from device_code import compiles_device_code
 from sm90_problems import (
     BITS_16,
     GRADIENT,
@@ -22,7 +23,7 @@ from tile_order import deal, raster
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import gemm_sm90 as emit
-from tracea_jax.emit import gemm_sm90_kernel, sources
+from tracea_jax.emit import gemm_sm90_kernel
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.gemm_sm90 import GemmSm90Config
 from tracea_jax.emit.gemm_sm90_kernel import OUT_DTYPES
@@ -345,23 +346,3 @@ def test_device_deals_tiles_as_the_model_does():
     wrong = [lines[0].replace("== 0", "== 1")]
     with pytest.raises(nvrtc.CompileError, match="block 0"):
         compiles_device_code("tile/scheduler.cuh", wrong)
-
-
-def compiles_device_code(header: str, lines: list[str]) -> bytes:
-    """The image of a kernel that does nothing behind these lines of device code."""
-    source = "\n".join(
-        [
-            f'#include "{header}"',
-            "namespace tracea {",
-            *lines,
-            "}",
-            'extern "C" __global__ void nothing() {}',
-        ]
-    )
-    kernel = dataclasses.replace(
-        gemm_sm90_kernel.kernel(problem(), WIDE, H200),
-        entry="nothing",
-        source=source,
-        headers=sources.headers(header),
-    )
-    return nvrtc.compile(kernel).image

@@ -28,8 +28,7 @@ class Wgmma:
     Attributes:
       n: columns of B, a multiple of 8 up to 256.
       lhs, rhs: operand types, keys of ``PTX_TYPE``; equal unless both have 8 bits.
-      lhs_in_registers: whether A is a fragment; of TF32 only, whose rows in shared
-        memory must run along k. K elements are 32 bytes.
+      lhs_in_registers: whether A is a fragment: 32 bytes of k, not 8-bit elements.
     """
 
     n: int
@@ -51,10 +50,8 @@ class Wgmma:
             raise ValueError(
                 f"lhs={self.lhs!r} and rhs={self.rhs!r} must be equal or have 8 bits"
             )
-        if self.lhs_in_registers and self.lhs != "tfloat32":
-            raise ValueError(
-                f"lhs={self.lhs!r} must be tfloat32 to come from registers"
-            )
+        if self.lhs_in_registers and _BYTES[self._types[0]] == 1:
+            raise ValueError(f"lhs={self.lhs!r} must not come from registers")
 
     @property
     def _types(self) -> tuple[str, str]:
@@ -108,12 +105,18 @@ class Wgmma:
             where, a_type = "in registers and shared memory", f"const u32 (&a)[{left}]"
             a = f"{{{', '.join(f'%{count + i}' for i in range(left))}}}"
             a_operands = ", ".join(f'"r"(a[{i}])' for i in range(left))
-        majors = f", %{predicate + 1}, %{predicate + 2}" if self.takes_mn_major else ""
-        check, major_operands = "", ', "n"(kMajorA), "n"(kMajorB)'
-        if not self.takes_mn_major:
-            major_operands = ""
+        told = [
+            f"kMajor{side}"
+            for side, is_free in (("A", not self.lhs_in_registers), ("B", True))
+            if is_free and self.takes_mn_major
+        ]
+        majors = "".join(f", %{predicate + 1 + i}" for i in range(len(told)))
+        major_operands = "".join(f', "n"({name})' for name in told)
+        fixed = [name for name in ("kMajorA", "kMajorB") if name not in told]
+        check = ""
+        if fixed:
             check = (
-                "    static_assert(kMajorA == 0 && kMajorB == 0,\n"
+                f"    static_assert({' && '.join(f'{name} == 0' for name in fixed)},\n"
                 '                  "rows must run along k");\n'
             )
         return f"""\

@@ -1,0 +1,27 @@
+// Bulk tensor copies of 4-D boxes; see tma.cuh.
+#pragma once
+
+#include "ptx/tma.cuh"
+#include "tile/common.cuh"
+
+namespace tracea {
+
+TRACEA_DEVICE void cp_async_bulk_tensor_4d(u32 destination, const TensorMap* map, int c0,
+                                           int c1, int c2, int c3, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
+TRACEA_DEVICE void cp_async_bulk_tensor_4d_store(const TensorMap* map, u32 source, int c0,
+                                                 int c1, int c2, int c3) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+      " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(source), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      : "memory");
+}
+
+}  // namespace tracea

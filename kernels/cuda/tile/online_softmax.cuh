@@ -1,0 +1,121 @@
+// Softmax of rows whose scores arrive block by block, in the registers of a warpgroup.
+//
+// A thread holds columns of two rows, register i of its fragment those of row half
+// (i / 2) % 2; four lanes share a row. With c = scale log2(e), a block of scores s updates
+//
+//     m' = max s, if c (max s - m) > kSlack, else m
+//     alpha = 2^(c (m - m'))    p = 2^(c s - c m')
+//     l' = alpha l + sum p      o' = alpha o + p v
+//
+// so that weights are at most 2^kSlack, and sums are seldom multiplied. m is that of the
+// row, l only the lane's own part until the end. A score that must not
+// count is kMasked if the key exists, else kNoKey. kMasked is finite, so that no difference of
+// two infinities arises, and a power of two, so that c kMasked is exact. A row all of whose
+// scores are masked weighs its keys equally, as jax.nn does.
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "tile/common.cuh"
+
+namespace tracea {
+
+constexpr float kMasked = -1.2676506e30f;  // -2^100
+constexpr float kNoKey = -3.4028235e38f;     // the least f32: weighs 0 beside kMasked
+// What jax.nn puts in the place of a masked score: -0.7 of the largest f32.
+constexpr float kMaskedByJax = -2.3819763e38f;
+
+constexpr float kSlack = 8.0f;
+constexpr int kChains = 2;  // of a row's maximum and sum, that do not wait for each other
+
+TRACEA_DEVICE float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
+  return fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
+}
+TRACEA_DEVICE float quad_sum(float v) {
+  v += __shfl_xor_sync(0xFFFFFFFFu, v, 1);
+  return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
+}
+
+class OnlineSoftmax {
+ public:
+  TRACEA_DEVICE explicit OnlineSoftmax(float scale) : c_(scale) { reset(); }
+
+  TRACEA_DEVICE void reset() {
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      max_[half] = kMasked;
+      sum_[half] = 0.0f;
+    }
+  }
+
+  // Scores become weights; leaves in `alpha` what earlier sums are multiplied with. Whether
+  // that is 1 for all rows of the warp.
+  template <int kCount>
+  TRACEA_DEVICE bool update(float (&s)[kCount], float (&alpha)[2]) {
+    float most[2][kChains], sum[2][kChains];
+    TRACEA_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      float& chain = most[i / 2 % 2][i / 4 % kChains];
+      const float pair = fmaxf(s[i], s[i + 1]);
+      chain = i / 4 < kChains ? pair : fmaxf(chain, pair);
+    }
+    float shift[2];
+    bool is_same = true;
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      TRACEA_UNROLL
+      for (int i = 1; i < kChains; ++i) most[half][0] = fmaxf(most[half][0], most[half][i]);
+      const float row = quad_max(most[half][0]);
+      const float growth = (row - max_[half]) * c_;
+      const bool grows = growth > kSlack;
+      alpha[half] = grows ? ex2_approx(-growth) : 1.0f;
+      max_[half] = grows ? row : max_[half];
+      shift[half] = max_[half] * c_;
+      is_same = is_same && !grows;
+    }
+    TRACEA_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      const int half = i / 2 % 2;
+      s[i] = ex2_approx(fmaf(s[i], c_, -shift[half]));
+      s[i + 1] = ex2_approx(fmaf(s[i + 1], c_, -shift[half]));
+      float& chain = sum[half][i / 4 % kChains];
+      const float pair = s[i] + s[i + 1];
+      chain = i / 4 < kChains ? pair : chain + pair;
+    }
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      TRACEA_UNROLL
+      for (int i = 1; i < kChains; ++i) sum[half][0] += sum[half][i];
+      sum_[half] = fmaf(sum_[half], alpha[half], sum[half][0]);
+    }
+    return __all_sync(0xFFFFFFFFu, is_same);
+  }
+
+  // Keeps the assembler from computing the weights only after a wait that follows: sums of
+  // weights are never negative, but it has to look.
+  TRACEA_DEVICE void settle() const {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.lt.f32 p, %0, 0f00000000;\n"
+        "@p nanosleep.u32 1;\n"
+        "}" ::"f"(sum_[0] + sum_[1])
+        : "memory");
+  }
+
+  // What the sums of a row are divided by, at the end.
+  TRACEA_DEVICE float total(int half) const { return quad_sum(sum_[half]); }
+
+  // ln of the sum of exp(scale s) over the row.
+  TRACEA_DEVICE float log_sum_exp(int half, float total) const {
+    constexpr float kLn2 = 0.693147180559945f;
+    if (max_[half] == kMasked) return kMaskedByJax;
+    return fmaf(max_[half] * c_, kLn2, logf(total));
+  }
+
+ private:
+  const float c_;
+  float max_[2], sum_[2];
+};
+
+}  // namespace tracea

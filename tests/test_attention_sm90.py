@@ -1,0 +1,342 @@
+"""attention_sm90 without a GPU: what it refuses, its parameters, its machine code."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from device_code import compiles_device_code
+
+from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.dispatch import plan
+from tracea_jax.emit import attention_sm90 as emit
+from tracea_jax.emit.attention_sm90 import AttentionSm90Config
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.runtime import nvrtc
+from tracea_jax.variants import Launch, Steps
+from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
+
+H200 = NAMED["H200"]
+USUAL = AttentionSm90Config(tile_q=128, tile_kv=128)
+EVERYTHING = {
+    "window": (300, 7),
+    "is_causal": True,
+    "q_lengths": True,
+    "kv_lengths": True,
+    "saves_lse": True,
+}
+
+
+def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
+    usual: dict[str, Any] = {
+        "batch": 2,
+        "q_len": 1000,
+        "kv_len": 1300,
+        "heads": 12,
+        "kv_heads": 4,
+        "dtype": "bfloat16",
+        "scale": head_dim**-0.5,
+    }
+    return AttentionProblem(head_dim=head_dim, **(usual | fields))
+
+
+# ---- what it takes -------------------------------------------------------------------
+
+
+def test_it_takes_positions_and_lengths():
+    kinds: tuple[dict[str, Any], ...] = ({}, EVERYTHING, {"dtype": "float16"})
+    for head_dim, fields in itertools.product((8, 128, 256), kinds):
+        assert ATTENTION_SM90.why_not(problem(head_dim, **fields), H200) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
+        ({"head_dim": 100}, "head_dim=100; it takes multiples of 8 up to 256"),
+        ({"head_dim": 264}, "head_dim=264; it takes multiples of 8 up to 256"),
+        ({"kv_len": 0}, "there is nothing to compute"),
+        ({"direction": "backward"}, "it computes no gradients"),
+        ({"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"}, "it adds no bias"),
+        ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
+        ({"scale": -0.1}, "scale=-0.1; it takes scales from 8.67e-19 to 1.05e+06"),
+        ({"scale": 0.0}, "scale=0.0; it takes scales from 8.67e-19 to 1.05e+06"),
+        ({"q_len": 1 << 31}, "a length above 1073741824"),
+        ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
+    ],
+)
+def test_what_it_refuses(fields, reason):
+    found = ATTENTION_SM90.why_not(problem(**fields), H200)
+    assert found and found.startswith(reason)
+
+
+def test_it_runs_on_hopper_alone():
+    cpu = CpuDevice(name="any", isa="avx2", cores=8)
+    assert "NVIDIA" in str(ATTENTION_SM90.why_not(problem(), cpu))
+    newer = dataclasses.replace(H200, capability=(10, 0))
+    assert "sm_90a" in str(ATTENTION_SM90.why_not(problem(), newer))
+
+
+def test_it_is_the_default_of_long_sequences():
+    assert plan(problem(), H200).variant == "attention_sm90"
+    masked = problem(mask=(1, 1, 1000, 1300))
+    assert plan(masked, H200).variant == "cudnn"
+    backward = problem(direction="backward")
+    assert plan(backward, H200).variant == "cudnn"
+    assert plan(problem(q_len=256), H200).variant == "cudnn"
+    assert plan(problem(96), H200).variant == "cudnn"  # heads that were not measured
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, (None, None)),
+        ({"is_causal": True}, (None, 0)),
+        ({"window": (100, 50)}, (100, 50)),
+        ({"window": (100, 50), "is_causal": True}, (100, 0)),
+        ({"window": (100, -5), "is_causal": True}, (100, -5)),
+        ({"window": (999, 1299)}, (None, None)),
+        ({"window": (998, 1298)}, (998, 1298)),
+        ({"is_causal": True, "kv_len": 1}, (None, None)),
+    ],
+)
+def test_sides_that_exclude_no_key_are_dropped(fields, found):
+    assert emit.window(problem(**fields)) == found
+
+
+# ---- configs -------------------------------------------------------------------------
+
+HEAD_DIMS = (8, 64, 72, 96, 128, 160, 192, 256)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("fields", [{}, {"is_causal": True}, EVERYTHING], ids=str)
+def test_the_usual_config_is_one_of_the_space(head_dim, fields):
+    asked = problem(head_dim, **fields)
+    space = ATTENTION_SM90.space(asked, H200)
+    config = ATTENTION_SM90.heuristic(asked, H200)
+    ATTENTION_SM90.check(asked, config, H200)
+    assert space.index(config) is not None
+    for legal in space.configs():
+        assert emit.kernel(asked, legal, H200).smem_bytes <= H200.smem_per_block_bytes
+
+
+def test_short_sequences_have_tiles_that_fit_them():
+    """A tile of 192 queries of 512 would compute a third more scores."""
+    for length, tile_q in ((512, 128), (4096, 192)):
+        square = problem(64, q_len=length, kv_len=length, is_causal=True)
+        assert ATTENTION_SM90.heuristic(square, H200).tile_q == tile_q
+
+
+def test_scores_of_blocks_that_no_query_sees_are_not_computed():
+    asked = problem(q_len=512, kv_len=512)
+    assert emit.scores(asked, USUAL) == 512 * 512
+    causal = dataclasses.replace(asked, is_causal=True)
+    assert emit.scores(causal, USUAL) == (1 + 2 + 3 + 4) * 128 * 128
+    window = dataclasses.replace(causal, window=(127, 0))
+    assert emit.scores(window, USUAL) == (1 + 2 + 2 + 2) * 128 * 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tile_kv": 192, "stages": 4}, "bytes of shared memory"),
+        ({"tile_q": 192}, "3 consumers have 128"),
+        ({"tile_q": 64}, "nobody to take turns with"),
+        ({"tile_kv": 120}, "tile_kv=120 must be one of"),
+        ({"schedule": "random"}, "schedule='random' must be one of"),
+    ],
+)
+def test_configs_that_are_not_legal(changes, reason):
+    with pytest.raises(ValueError, match=reason):
+        config = dataclasses.replace(USUAL, **changes)
+        ATTENTION_SM90.check(problem(), config, H200)
+
+
+def test_three_consumers_take_no_wide_heads():
+    config = dataclasses.replace(USUAL, tile_q=192, tile_kv=48)
+    ATTENTION_SM90.check(problem(128), config, H200)
+    with pytest.raises(ValueError, match="heads up to 128; head_dim=160"):
+        ATTENTION_SM90.check(problem(160), config, H200)
+
+
+# ---- its parameters ------------------------------------------------------------------
+
+
+def maps(kernel: Kernel) -> list[TensorMap]:
+    return [p for p in kernel.params if isinstance(p, TensorMap)]
+
+
+def test_a_head_and_an_example_are_dimensions_of_their_own():
+    """A box that leaves its head or its example meets zeros, not the next one."""
+    q, k, v, o = maps(emit.kernel(problem(72), USUAL, H200))
+    assert q.dims == o.dims == (72, 1000, 12, 2)
+    assert k.dims == v.dims == (72, 1300, 4, 2)
+    assert q.strides == (12 * 144, 144, 1000 * 12 * 144)
+    assert k.strides == (4 * 144, 144, 1300 * 4 * 144)
+    assert [m.box for m in (q, k, v, o)] == [
+        (64, 128, 1, 1),
+        (64, 128, 1, 1),
+        (64, 128, 1, 1),
+        (64, 16, 1, 1),
+    ]
+
+
+def test_operands_are_numbered_arguments_first():
+    def operands(fields: dict[str, Any], **changes: Any) -> list[int]:
+        config = dataclasses.replace(USUAL, **changes)
+        kernel = emit.kernel(problem(**fields), config, H200)
+        pointers = [p.operand for p in kernel.params if isinstance(p, Pointer)]
+        return [maps(kernel)[3].operand, *pointers]
+
+    # o, then log-sum-exp, counter, lengths of queries and of keys
+    assert operands({}, schedule="grid") == [3, -1, -1, -1, -1]
+    assert operands({}) == [4, -1, 3, -1, -1]
+    assert operands({"kv_lengths": True}) == [5, -1, 4, -1, 3]
+    assert operands(EVERYTHING) == [6, 7, 5, 3, 4]
+
+
+def test_lengths_and_heads_share_a_source():
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"batch": 7, "q_len": 77, "kv_len": 99, "heads": 8, "kv_heads": 8},
+        {"scale": 0.5},
+    )
+    sources = {
+        emit.kernel(problem(is_causal=True, **fields), USUAL, H200).source
+        for fields in kinds
+    }
+    assert len(sources) == 1
+    windows = ((100, 0), (200, 0))
+    assert 1 == len(
+        {emit.kernel(problem(window=w), USUAL, H200).source for w in windows}
+    )
+
+
+def test_the_scale_is_that_of_powers_of_two():
+    kernel = emit.kernel(problem(scale=0.25), USUAL, H200)
+    scale = kernel.params[-1]
+    assert isinstance(scale, Scalar) and scale.dtype == "float32"
+    assert scale.value == pytest.approx(0.25 / 0.6931471805599453)
+
+
+def test_tiles_that_are_drawn_start_from_a_counter():
+    call = ATTENTION_SM90.call(problem(**EVERYTHING), USUAL, H200)
+    assert isinstance(call, Steps)
+    assert call.operands == ("q", "k", "v", "q_lengths", "kv_lengths")
+    assert call.results == ("o", "lse")
+    start, attend = call.steps
+    assert start.writes == ("counter",) and isinstance(attend, Launch)
+    assert attend.updates == {5: 2}
+    fixed = dataclasses.replace(USUAL, schedule="static")
+    assert isinstance(ATTENTION_SM90.call(problem(), fixed, H200), Kernel)
+
+
+def test_blocks_of_the_launch():
+    asked, sms = problem(), H200.sm_count
+    tiles = 8 * 12 * 2
+    assert emit.tile_count(asked, USUAL) == tiles > sms
+    grids = {s: dataclasses.replace(USUAL, schedule=s) for s in emit.SCHEDULES}
+    assert emit.grid(asked, grids["grid"], sms) == tiles
+    assert emit.grid(asked, grids["drawn"], sms) == sms
+    assert emit.grid(asked, grids["static"], sms) == sms
+    assert emit.grid(problem(q_len=5, batch=1), grids["static"], sms) == 12
+
+
+def test_a_section_is_what_keys_and_values_of_fit_into_the_cache():
+    long = problem(kv_len=1 << 14, batch=1, heads=32, kv_heads=8)
+    assert emit.section(long) == 4 * 4  # of 8 MB, each for four heads of queries
+    assert emit.section(problem(kv_len=1 << 20)) == 3
+    assert emit.section(problem()) == 24
+
+
+# ---- the order of tiles --------------------------------------------------------------
+
+
+def expected_order(tiles_q: int, heads: int, batch: int, section: int, is_long: bool):
+    """(first query, head, example) of every tile, section by section."""
+    every = [(e, h) for e in range(batch) for h in range(heads)]
+    ranks = range(tiles_q)
+    for first in range(0, len(every), section):
+        for rank in reversed(ranks) if is_long else ranks:
+            for example, head in every[first : first + section]:
+                yield rank * 128, head, example
+
+
+@pytest.mark.nvrtc
+def test_the_device_walks_tiles_section_by_section():
+    lines = []
+    for tiles_q, heads, batch, section in ((3, 4, 2, 3), (1, 1, 1, 1), (5, 2, 3, 6)):
+        for is_long in (False, True):
+            sizes = f"{tiles_q}, {heads}, {batch}, {section}, {str(is_long).lower()}"
+            order = expected_order(tiles_q, heads, batch, section, is_long)
+            for index, (query, head, example) in enumerate(order):
+                here = f"AttentionOrder{{{sizes}}}.at({index}u, 128)"
+                equal = f"{here}.query == {query} && {here}.head == {head}"
+                equal += f" && {here}.example == {example}"
+                lines.append(f'static_assert({equal}, "tile {index} of {sizes}");')
+    assert compiles_device_code("tile/attention_order.cuh", lines)
+    with pytest.raises(nvrtc.CompileError, match="tile"):
+        compiles_device_code(
+            "tile/attention_order.cuh", lines, change=("tiles_q - 1 - rank", "rank")
+        )
+
+
+# ---- machine code --------------------------------------------------------------------
+
+# Between them every head size class, mask, schedule and way of staging.
+COMPILED = [
+    (64, {}, None),
+    (64, {"is_causal": True}, None),
+    (64, EVERYTHING, None),
+    (72, {"dtype": "float16", **EVERYTHING}, None),
+    (96, {"is_causal": True}, None),
+    (128, {"is_causal": True, "saves_lse": True}, None),
+    (128, EVERYTHING, None),
+    (128, {"dtype": "float16"}, AttentionSm90Config(tile_q=128, tile_kv=176)),
+    (
+        128,
+        {"kv_lengths": True},
+        AttentionSm90Config(tile_q=64, tile_kv=128, ping_pong=False, schedule="grid"),
+    ),
+    (160, {"window": (64, 0)}, None),
+    (192, EVERYTHING, None),
+    (256, {}, None),
+    (256, EVERYTHING, None),
+    (256, {}, AttentionSm90Config(tile_q=128, tile_kv=64, overlap=False)),
+]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("head_dim", "fields", "config"), COMPILED, ids=str)
+def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config):
+    asked = problem(head_dim, **fields)
+    config = config or ATTENTION_SM90.heuristic(asked, H200)
+    ATTENTION_SM90.check(asked, config, H200)
+    cubin = nvrtc.compile(emit.kernel(asked, config, H200))
+    assert cubin.stack_bytes == cubin.spill_bytes == 0
+    assert cubin.warnings == ()  # such as that products are serialized
+
+
+def test_compiled_kernels_are_of_every_kind():
+    dims, fields, configs = zip(*COMPILED, strict=True)
+    assert len(set(dims)) >= 6
+    named = set(itertools.chain(*fields))
+    assert named >= {*EVERYTHING, "dtype"}
+    in_place = {
+        emit.stages_in_place(problem(d, **f), config, H200.smem_per_block_bytes)
+        for d, f, c in COMPILED
+        for config in [c or ATTENTION_SM90.heuristic(problem(d, **f), H200)]
+    }
+    assert in_place == {False, True} and any(configs)
+
+
+@pytest.mark.nvrtc
+def test_too_little_shared_memory_does_not_compile():
+    kernel = emit.kernel(problem(), USUAL, H200)
+    wrong = kernel.source.replace(f"kSmemBytes = {kernel.smem_bytes}", "kSmemBytes = 9")
+    with pytest.raises(nvrtc.CompileError, match="must request the shared memory"):
+        nvrtc.compile(dataclasses.replace(kernel, source=wrong))

@@ -1,0 +1,58 @@
+"""Attention's pipeline survives random schedules, and its mutants do not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tracea_jax.ir.attention_schedules import Protocol, run_tiles
+from tracea_jax.ir.schedules import Hazard
+
+TILES = (
+    (1,),
+    (3, 1, 4),
+    (2, 0, 0, 5, 1, 0),
+    (0, 0),
+    (7, 6, 5, 4, 3, 2, 1),
+    (1, 1, 1, 1, 1),
+)
+SEEDS = range(25)
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_every_schedule_is_right(stages, tiles):
+    for consumers, in_place in itertools.product((1, 2, 3), (False, True)):
+        for ping_pong in {False, consumers > 1}:
+            protocol = Protocol(
+                stages=stages,
+                consumers=consumers,
+                ping_pong=ping_pong,
+                in_place=in_place,
+            )
+            for seed in SEEDS:
+                run_tiles(protocol, tiles, seed)
+
+
+@pytest.mark.parametrize(
+    ("broken", "in_place"),
+    [
+        ("awaits_queries", False),
+        ("awaits_queries", True),
+        ("awaits_store", True),
+        ("announces_blind", True),
+        ("releases_late", False),
+    ],
+)
+def test_a_rule_that_is_broken_is_caught(broken, in_place):
+    right = Protocol(stages=2, consumers=2, in_place=in_place)
+    wrong = dataclasses.replace(right, **{broken: False})
+    caught = 0
+    for tiles, seed in itertools.product(TILES, range(60)):
+        try:
+            run_tiles(wrong, tiles, seed)
+        except Hazard:
+            caught += 1
+    assert caught

@@ -1,0 +1,178 @@
+"""Random schedules of attention's pipeline: one producer, consumers, and three rings.
+
+Queries have one stage, keys and values a ring each; a block of values is asked for one
+block later than its keys. Tiles may see no block at all. Kernels: attention_sm90.cuh;
+the hazards are those of ``schedules``. Caller: the tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from tracea_jax.ir.pipeline import Ring
+from tracea_jax.ir.schedules import Agent, Barrier, Hazard, Slot, run_agents
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """What the roles do; each rule that is broken is caught by some schedule.
+
+    Attributes:
+      stages: of the rings of keys and of values.
+      consumers: warpgroups, each with queries and results of its own.
+      ping_pong: whether a turn goes round among consumers, for each block but a tile's
+        first.
+      in_place: whether results are staged where the queries were.
+      awaits_queries: whether the producer waits until queries were read.
+      awaits_store: whether results in place are stored before queries may come.
+      announces_blind: whether, in place, a tile that sees no block is announced too.
+      releases_late: whether keys are released when they were multiplied, not before.
+    """
+
+    stages: int
+    consumers: int
+    ping_pong: bool = True
+    in_place: bool = False
+    awaits_queries: bool = True
+    awaits_store: bool = True
+    announces_blind: bool = True
+    releases_late: bool = True
+
+
+class _Operand:
+    """A ring in shared memory: barriers, and what its stages hold."""
+
+    def __init__(self, stages: int, readers: int, parts: int = 1) -> None:
+        self.ring = Ring(stages=stages)
+        self.full = [Barrier(1) for _ in range(stages)]
+        self.empty = [Barrier(readers) for _ in range(stages)]
+        self.slots = [[Slot() for _ in range(parts)] for _ in range(stages)]
+
+    def is_full(self, step: int) -> bool:
+        stage, parity = self.ring.stage(step), self.ring.consumer_parity(step)
+        return self.full[stage].passes(parity)
+
+    def is_empty(self, step: int) -> bool:
+        stage, parity = self.ring.stage(step), self.ring.producer_parity(step)
+        return self.empty[stage].passes(parity)
+
+    def slot(self, step: int, part: int = 0) -> Slot:
+        return self.slots[self.ring.stage(step)][part]
+
+    def release(self, step: int) -> None:
+        self.empty[self.ring.stage(step)].arrive()
+
+
+class _Turn:
+    """A named barrier that one consumer waits at and the one before it grants."""
+
+    def __init__(self) -> None:
+        self.granted = 0
+
+    def grant(self) -> None:
+        if self.granted:
+            raise Hazard("a turn is granted again before it was taken")
+        self.granted = 1
+
+
+def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
+    """Run one block of threads over tiles that see so many blocks of keys each.
+
+    Raises:
+      Hazard: the schedule is wrong.
+    """
+    p = protocol
+    queries = _Operand(1, p.consumers, parts=p.consumers)
+    keys, values = (_Operand(p.stages, p.consumers) for _ in range(2))
+    turns = [_Turn() for _ in range(p.consumers)]
+    agents: list[Agent] = []
+
+    def copy(operand: _Operand, step: int) -> Agent:
+        yield lambda: True
+        parts = operand.slots[operand.ring.stage(step)]
+        for slot in parts:
+            slot.write(step, p.consumers if len(parts) == 1 else 1)
+            yield lambda: True
+        operand.full[operand.ring.stage(step)].complete_bytes(1)
+
+    def load(operand: _Operand, step: int, *, awaits: bool = True) -> Agent:
+        if awaits:
+            yield lambda: operand.is_empty(step)
+        operand.full[operand.ring.stage(step)].arrive(expect_bytes=1)
+        agents.append(copy(operand, step))
+
+    def produce() -> Agent:
+        tile = first = 0
+        for count in blocks:
+            if count:
+                yield from load(keys, first)
+                yield from load(queries, tile, awaits=p.awaits_queries)
+                for step in range(first + 1, first + count):
+                    yield from load(keys, step)
+                    yield from load(values, step - 1)
+                yield from load(values, first + count - 1)
+            elif p.in_place and p.announces_blind:
+                yield lambda tile=tile: queries.is_empty(tile)
+                queries.full[0].arrive()
+            tile += bool(count) or (p.in_place and p.announces_blind)
+            first += count
+
+    def consume(consumer: int) -> Agent:
+        tile = first = 0
+        if p.ping_pong and consumer == p.consumers - 1:
+            turns[0].grant()
+        for count in blocks:
+            announced = bool(count) or (p.in_place and p.announces_blind)
+            if announced:
+                yield lambda tile=tile: queries.is_full(tile)
+            for step in range(first, first + count):
+                yield lambda step=step: keys.is_full(step)
+                if p.ping_pong and step > first:
+                    yield lambda: bool(turns[consumer].granted)
+                    turns[consumer].granted = 0
+                if not p.releases_late:
+                    keys.release(step)
+                yield lambda: True
+                if step > first:
+                    yield lambda step=step: values.is_full(step - 1)
+                    if p.ping_pong:
+                        turns[(consumer + 1) % p.consumers].grant()
+                yield lambda: True
+                if step == first + count - 1:
+                    queries.slot(tile, consumer).read(tile)
+                keys.slot(step).read(step)
+                if p.releases_late:
+                    keys.release(step)
+                if step > first:
+                    yield lambda: True
+                    values.slot(step - 1).read(step - 1)
+                    values.release(step - 1)
+            if count:
+                if not p.in_place:
+                    queries.release(tile)
+                yield lambda last=first + count - 1: values.is_full(last)
+                values.slot(first + count - 1).read(first + count - 1)
+                values.release(first + count - 1)
+            if p.in_place:
+                yield from stage(consumer, tile, announced)
+            tile += announced
+            first += count
+
+    def stage(consumer: int, tile: int, announced: bool) -> Agent:
+        """Results take the queries' place, and are read by the store."""
+        result = -2 - tile
+        slot = queries.slot(tile, consumer)
+        slot.write(result, 1)
+        if announced and not p.awaits_store:
+            queries.release(tile)
+        yield lambda: True
+        slot.read(result)
+        if announced and p.awaits_store:
+            queries.release(tile)
+
+    agents += [produce(), *(consume(c) for c in range(p.consumers))]
+    run_agents(agents, random.Random(seed))
+    if any(slot.unread for o in (queries, keys, values) for s in o.slots for slot in s):
+        raise Hazard("something was copied that nobody read")
