@@ -31,6 +31,7 @@ Implementation = Literal[
     "conv2d_cpu",
     "cudnn",
     "attention_cpu",
+    "attention_sm90",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -9,12 +9,24 @@ from typing import Any, Literal
 from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import ITEMSIZE, tuples
 
-_NEW = ("saves_lse", "mask_block")  # fields that came later: see ``Problem.to_json``
+# Fields that came later: see ``Problem.to_json``.
+_NEW = (
+    "saves_lse",
+    "mask_block",
+    "segments",
+    "soft_cap",
+    "sinks",
+    "value_dim",
+    "aligned_at_end",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AttentionProblem(Problem):
     """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
+
+    With a cap c the scores are c * tanh((scale * q @ k' + bias) / c). With sinks, each
+    head's softmax has one logit more, whose weight multiplies no value.
 
     Query head h reads key/value head h // (heads / kv_heads).
 
@@ -25,6 +37,7 @@ class AttentionProblem(Problem):
         training needs it for the backward one.
       batch, q_len, kv_len, heads, kv_heads, head_dim: q is (batch, q_len, heads,
         head_dim), k and v are (batch, kv_len, kv_heads, head_dim).
+      value_dim: columns of v and o, if they are not head_dim.
       dtype: name of the operands' and the result's dtype.
       bias, mask: shape of the additive bias and of the boolean mask, broadcast to
         (batch, heads, q_len, kv_len), or None.
@@ -35,8 +48,14 @@ class AttentionProblem(Problem):
       is_causal: whether query i sees keys j <= i only.
       window: (left, right): query i sees keys i - left <= j <= i + right only; None
         for no limit.
+      aligned_at_end: whether positions count from the end: the last query stands at the
+        last key, of those that the example has, in ``is_causal`` and ``window``.
+      segments: whether queries and keys have segment ids: int32 (batch, q_len) and
+        (batch, kv_len); a query sees the keys of its own segment only.
       q_lengths, kv_lengths: whether each example has its own number of queries, keys.
       scale: what the scores are multiplied with.
+      soft_cap: what bounds the scores, or None.
+      sinks: whether each head has a further logit: float32 (heads,).
     """
 
     direction: Literal["forward", "backward"] = "forward"
@@ -57,6 +76,11 @@ class AttentionProblem(Problem):
     scale: float
     saves_lse: bool = False
     mask_block: tuple[int, int] | None = None
+    segments: bool = False
+    soft_cap: float | None = None
+    sinks: bool = False
+    value_dim: int | None = None
+    aligned_at_end: bool = False
 
     op = "attention"
     extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
@@ -66,6 +90,13 @@ class AttentionProblem(Problem):
             raise ValueError("only a forward attention saves the log-sum-exp")
         if self.mask_block and not self.mask:
             raise ValueError(f"mask_block={self.mask_block} needs a mask")
+        if self.value_dim == self.head_dim:  # one problem, one key
+            object.__setattr__(self, "value_dim", None)
+
+    @property
+    def columns(self) -> int:
+        """Of v and o."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
@@ -74,20 +105,25 @@ class AttentionProblem(Problem):
     @property
     def flops(self) -> int:
         """Multiply-adds of the matrix products counted twice, masked ones included."""
-        product = 2 * self.batch * self.heads * self.q_len * self.kv_len * self.head_dim
-        return product * {"forward": 2, "backward": 5}[self.direction]
+        scores = 2 * self.batch * self.heads * self.q_len * self.kv_len
+        of_keys, of_values = {"forward": (1, 1), "backward": (3, 2)}[self.direction]
+        return scores * (of_keys * self.head_dim + of_values * self.columns)
 
     @property
     def bytes(self) -> int:
         """Fewest bytes moved through memory: operands read, results written."""
-        q = self.batch * self.q_len * self.heads * self.head_dim
-        k = self.batch * self.kv_len * self.kv_heads * self.head_dim
-        passes = {"forward": (2, 2), "backward": (4, 4)}[self.direction]
-        total = (passes[0] * q + passes[1] * k) * ITEMSIZE.get(self.dtype, 4)
+        queries = self.batch * self.q_len * self.heads
+        keys = self.batch * self.kv_len * self.kv_heads
+        passes = {"forward": 1, "backward": 2}[self.direction]
+        both = passes * (self.head_dim + self.columns)
+        total = (queries + keys) * both * ITEMSIZE.get(self.dtype, 4)
         if self.bias:
             total += math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
         if self.saves_lse:
             total += self.batch * self.heads * self.q_len * ITEMSIZE["float32"]
+        if self.segments:
+            ids = self.batch * (self.q_len + self.kv_len)
+            total += ids * 4
         return total + (math.prod(self.mask) if self.mask else 0)
 
     @classmethod
@@ -120,15 +156,20 @@ class AttentionProblem(Problem):
             heads += f"/{self.kv_heads}"
         parts = [
             f"attention {self.batch}x{self.q_len}x{self.kv_len} heads {heads} "
-            f"dim {self.head_dim} {self.dtype}",
+            f"dim {self.head_dim}{f'/{self.value_dim}' if self.value_dim else ''} "
+            f"{self.dtype}",
             "" if self.direction == "forward" else self.direction,
             "causal" if self.is_causal else "",
             "" if self.window is None else "window {},{}".format(*self.window),
             f"bias {'x'.join(map(str, self.bias))}" if self.bias else "",
             f"mask {'x'.join(map(str, self.mask))}" if self.mask else "",
             "of {}x{} blocks".format(*self.mask_block) if self.mask_block else "",
+            "from the end" if self.aligned_at_end else "",
+            "segments" if self.segments else "",
             "query lengths" if self.q_lengths else "",
             "key lengths" if self.kv_lengths else "",
+            f"cap {self.soft_cap:g}" if self.soft_cap else "",
+            "sinks" if self.sinks else "",
             "&lse" if self.saves_lse else "",
         ]
         return " ".join(p for p in parts if p)

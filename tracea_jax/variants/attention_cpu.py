@@ -14,7 +14,7 @@ import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_mask
+from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
 from tracea_jax.variants.base import Call, CpuCall
 from tracea_jax.variants.cpu import ceil_div, refuses_device, refuses_dtype
 from tracea_jax.variants.space import (
@@ -83,7 +83,7 @@ class AttentionCpu:
             return reason
         if not all((p.batch, p.q_len, p.kv_len, p.heads, p.head_dim)):
             return "there is nothing to compute"
-        if reason := refuses_mask(p):
+        if reason := refuses_mask(p) or refuses_extras(p):
             return reason
         if p.head_dim > _WIDEST_HEAD:
             return f"head_dim={p.head_dim}; it takes up to {_WIDEST_HEAD}"

@@ -11,7 +11,7 @@ import dataclasses
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_mask
+from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
 from tracea_jax.variants.base import Call, Config, Inline
 from tracea_jax.variants.space import Space
 
@@ -68,6 +68,7 @@ class AttentionCudnn:
             _device_refuses(problem, device)
             or _shape_refuses(problem)
             or refuses_mask(problem)
+            or refuses_extras(problem)
             or _bias_refuses(problem)
             or _window_refuses(problem)
         )

@@ -1,6 +1,7 @@
-"""Which masks attention can be asked for and no kernel of today reads.
+"""What attention can be asked for and few kernels compute: the reasons to refuse it.
 
-Asked by each variant of attention. A kernel that reads block maps asks for itself.
+Asked by each variant of attention. A kernel that computes one of these asks for the
+others, by name.
 """
 
 from __future__ import annotations
@@ -14,3 +15,23 @@ def refuses_mask(problem: AttentionProblem) -> str | None:
         return None
     block = "{}x{}".format(*problem.mask_block)
     return f"a mask of {block} blocks; it reads an entry for each score"
+
+
+def refuses_extras(problem: AttentionProblem, *computed: str) -> str | None:
+    """Why a kernel that computes only these of the extras cannot take the problem."""
+    p = problem
+    extras = {
+        "segments": "it reads no segment ids" if p.segments else None,
+        "soft_cap": "it caps no scores" if p.soft_cap else None,
+        "sinks": "it has no sinks" if p.sinks else None,
+        "value_dim": (
+            f"values of {p.value_dim} columns for keys of {p.head_dim}"
+            if p.value_dim
+            else None
+        ),
+        "aligned_at_end": (
+            "it counts positions from the start" if p.aligned_at_end else None
+        ),
+    }
+    found = (why for name, why in extras.items() if name not in computed)
+    return next((why for why in found if why), None)

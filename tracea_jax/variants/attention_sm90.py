@@ -16,7 +16,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_mask
+from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -255,6 +255,8 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
+    if reason := refuses_extras(p):
+        return reason
     if p.bias:
         return "it adds no bias"
     if p.mask:
