@@ -17,7 +17,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    as many as there are.
+    and segment ids of queries and of keys, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -26,7 +26,8 @@ class AttentionSite:
       biases: what is added to the scores, with factors.
       masks: booleans, and the value with which they let a query see a key.
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
-      scale, is_causal, window: arguments of the op.
+      segments: how the ids become (B, T) and (B, S); empty if there are none.
+      scale, is_causal, window, soft_cap: arguments of the op.
       zeroed: whether queries that see no key have a result of zero.
     """
 
@@ -39,9 +40,11 @@ class AttentionSite:
     masks: tuple[tuple[Arrange, bool], ...]
     q_lengths: tuple[Arrange, int] | None
     kv_lengths: tuple[Arrange, int] | None
+    segments: tuple[Arrange, ...]
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
+    soft_cap: float | None
     zeroed: bool
 
     def __call__(self, q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -52,6 +55,7 @@ class AttentionSite:
             None if how is None else _lengths(how, pending.pop(0))
             for how in (self.q_lengths, self.kv_lengths)
         ]
+        ids = [how(pending.pop(0)) for how in self.segments] or [None, None]
         o = attention(
             self.query(q),
             self.key(k),
@@ -63,6 +67,9 @@ class AttentionSite:
             query_seq_lengths=lengths[0],
             key_value_seq_lengths=lengths[1],
             local_window_size=self.window,
+            query_segment_ids=ids[0],
+            key_value_segment_ids=ids[1],
+            logits_soft_cap=self.soft_cap,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
