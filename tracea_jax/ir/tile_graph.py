@@ -82,8 +82,13 @@ class KeyInterval:
             return BlockRange(
                 first=0, last=-(-self.kv_len // block), full_first=0, full_last=0
             )
+        return self.seen(first, last, block)
+
+    def seen(self, first: int, last: int, block: int) -> BlockRange:
+        """The same where queries that see no key ask for none."""
         seen_from, seen_to = self.begin(first) // block, -(-self.end(last) // block)
         full_from, full_to = -(-self.begin(last) // block), self.end(first) // block
+        seen_to = max(seen_from, seen_to)
         if full_from >= full_to:
             full_from = full_to = seen_from
         return BlockRange(

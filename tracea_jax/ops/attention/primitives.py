@@ -167,11 +167,18 @@ def _tangent_transpose(
             ct,
             spec=spec,
             bias_gradient=linear[3:] == [True],
-            **how,
+            **{**how, "implementation": _gradients_of(how["implementation"])},
         )
     grads += [None] * (len(active) - len(grads))
     known = [None] * (len(operands) - len(active))
     return [*known, *(g if u else None for g, u in zip(grads, linear, strict=True))]
+
+
+def _gradients_of(implementation: str | None) -> str | None:
+    """Who is asked for the gradients of what an implementation was asked for."""
+    if implementation == "attention_sm90":
+        return "attention_backward_sm90"
+    return implementation
 
 
 def _jvp_of_reference(

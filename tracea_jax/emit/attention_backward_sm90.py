@@ -1,0 +1,384 @@
+"""attention_backward_sm90 as text and numbers: its config, and the kernels of a problem.
+
+    rows      exponent and delta of each query, from o, do and the log-sum-exp
+    keys      dk and dv, a block for each tile of keys
+    queries   dq, a block for each tile of queries
+
+What a tile or a ring takes of shared memory, the grids and the orders of tiles follow
+from config and problem; the device code asserts that it arrives at the same numbers.
+Caller: ``variants.attention_backward_sm90``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit import sources
+from tracea_jax.emit.attention_sm90 import DTYPES, ROWS, WARP_ROWS, WARPGROUP
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.kernel import (
+    Kernel,
+    Param,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorMapSwizzle,
+)
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.problem import AttentionProblem
+
+_ITEMSIZE = 2
+_ROW_BYTES = 128  # of a slab
+_BARRIERS = 1024  # bytes for them, and for the last alignment
+_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
+# setmaxnreg of the producer and of each consumer, by the number of consumers.
+_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+_ROWS_THREADS = 128
+_ROWS_TILE = 64  # queries of a block of the first kernel
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackwardSm90Config:
+    """The free choices of attention_backward_sm90.
+
+    Attributes:
+      tile_kv: keys of a tile, 64 for each consumer of the kernel for dk and dv.
+      block_q: queries that it takes at a time.
+      stages_q: blocks of queries that its shared memory holds.
+      tile_q: queries of a tile, 64 for each consumer of the kernel for dq.
+      block_kv: keys that it takes at a time.
+      stages_kv: blocks of keys, and of values, that its shared memory holds.
+    """
+
+    tile_kv: int
+    block_q: int
+    stages_q: int = 2
+    tile_q: int
+    block_kv: int
+    stages_kv: int = 2
+
+    def __str__(self) -> str:
+        keys = f"{self.tile_kv}x{self.block_q} s{self.stages_q}"
+        return f"{keys} {self.tile_q}x{self.block_kv} s{self.stages_kv}"
+
+
+def _tile_bytes(problem: AttentionProblem, rows: Any) -> Any:
+    return forward.slabs(problem) * rows * _ROW_BYTES
+
+
+def keys_smem_bytes(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Any:
+    """Shared memory of a block of the kernel for dk and dv."""
+    block = 2 * _tile_bytes(problem, config.block_q) + 2 * config.block_q * 4
+    tile = 2 * _tile_bytes(problem, config.tile_kv)
+    return tile + config.stages_q * block + _BARRIERS
+
+
+def queries_smem_bytes(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Any:
+    """Shared memory of a block of the kernel for dq."""
+    block = 2 * _tile_bytes(problem, config.block_kv)
+    tile = 2 * _tile_bytes(problem, config.tile_q)
+    return tile + config.stages_kv * block + _BARRIERS
+
+
+def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
+    """Queries of a head for which there are exponents and deltas: whole blocks."""
+    return -(-problem.q_len // config.block_q) * config.block_q
+
+
+def rows_shape(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[int, ...]:
+    """Of the exponents and deltas."""
+    return (problem.batch, problem.heads, 2, padded(problem, config))
+
+
+def _lengths(problem: AttentionProblem) -> list[str]:
+    return ["q_lengths"] * problem.q_lengths + ["kv_lengths"] * problem.kv_lengths
+
+
+def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
+    """Operands of the first kernel."""
+    return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths)
+
+
+def keys_reads(problem: AttentionProblem, has_blind: bool) -> tuple[str, ...]:
+    """Operands of the kernel for dk and dv."""
+    return (*queries_reads(problem), *["everywhere"] * has_blind)
+
+
+def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
+    """Operands of the kernel for dq."""
+    return ("q", "k", "v", "do", "rows", *_lengths(problem))
+
+
+def rows_kernel(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Kernel:
+    """The first kernel: (o, do, lse, lengths) -> rows."""
+    p = problem
+    element, short = DTYPES[p.dtype]
+    lanes = min(32, 1 << (-(-p.head_dim // 8) - 1).bit_length())
+    length = padded(p, config)
+    reads = rows_reads(p)
+    entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
+    source = f"""\
+// attention_rows | {p.dtype} dim {p.head_dim}
+#include "attention_rows.cuh"
+
+namespace {{
+struct Traits {{
+  using Element = {element};
+  static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
+kThreads = {_ROWS_THREADS}, kRows = {_ROWS_TILE};
+  static constexpr bool kQLengths = {cxx(p.q_lengths)};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
+{entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
+float* rows, int q_len, int padded, int heads) {{
+  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, rows, q_len, padded, heads}});
+}}
+"""
+    return Kernel(
+        entry=entry,
+        source=source,
+        headers=sources.headers("attention_rows.cuh"),
+        arch=device.arch,
+        grid=(-(-length // _ROWS_TILE) * p.heads * p.batch, 1, 1),
+        block=(_ROWS_THREADS, 1, 1),
+        smem_bytes=0,
+        params=(
+            *(Pointer(operand=i) for i in range(3)),
+            Pointer(operand=_number(reads, "q_lengths")),
+            Pointer(operand=len(reads)),
+            *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
+        ),
+    )
+
+
+def keys_kernel(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    device: CudaDevice,
+    has_blind: bool,
+) -> Kernel:
+    """The kernel (q, k, v, do, rows, lengths, everywhere) -> dk, dv."""
+    p, c = problem, config
+    reads = keys_reads(p, has_blind)
+    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
+    out = len(reads)
+    left, right = forward.window(p)
+    smem = int(keys_smem_bytes(p, c))
+    consumers = c.tile_kv // ROWS
+    numbers = {
+        **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len},
+        **{"kv_heads": p.kv_heads, "group": p.heads // p.kv_heads},
+        **{"left": left or 0, "right": right or 0, "section": _keys_section(p)},
+    }
+    return _kernel(
+        "keys",
+        p,
+        device,
+        tile=(c.tile_kv, c.block_q, c.stages_q),
+        flags={"kEverywhere": has_blind},
+        names=("TileKv", "BlockQ"),
+        maps={
+            "q": _map(p, 0, queries, c.block_q),
+            "k": _map(p, 1, keys, c.tile_kv),
+            "v": _map(p, 2, keys, c.tile_kv),
+            "d_out": _map(p, 3, queries, c.block_q),
+            "rows": _rows_map(p, c),
+            "dk": _map(p, out, keys, WARP_ROWS),
+            "dv": _map(p, out + 1, keys, WARP_ROWS),
+        },
+        pointers={
+            "const float* everywhere": _number(reads, "everywhere"),
+            "const int* q_lengths": _number(reads, "q_lengths"),
+            "const int* kv_lengths": _number(reads, "kv_lengths"),
+        },
+        numbers=numbers,
+        grid=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
+        consumers=consumers,
+        smem=smem,
+    )
+
+
+def queries_kernel(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel (q, k, v, do, rows, lengths) -> dq."""
+    p, c = problem, config
+    reads = queries_reads(p)
+    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
+    left, right = forward.window(p)
+    numbers = {
+        **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads},
+        **{"padded": padded(p, c), "group": p.heads // p.kv_heads},
+        **{"left": left or 0, "right": right or 0, "section": forward.section(p)},
+    }
+    return _kernel(
+        "queries",
+        p,
+        device,
+        tile=(c.tile_q, c.block_kv, c.stages_kv),
+        flags={},
+        names=("TileQ", "BlockKv"),
+        maps={
+            "q": _map(p, 0, queries, c.tile_q),
+            "k": _map(p, 1, keys, c.block_kv),
+            "v": _map(p, 2, keys, c.block_kv),
+            "d_out": _map(p, 3, queries, c.tile_q),
+            "dq": _map(p, len(reads), queries, WARP_ROWS),
+        },
+        pointers={
+            "const float* rows": _number(reads, "rows"),
+            "const int* q_lengths": _number(reads, "q_lengths"),
+            "const int* kv_lengths": _number(reads, "kv_lengths"),
+        },
+        numbers=numbers,
+        grid=-(-p.q_len // c.tile_q) * p.heads * p.batch,
+        consumers=c.tile_q // ROWS,
+        smem=int(queries_smem_bytes(p, c)),
+    )
+
+
+def _number(operands: tuple[str, ...], name: str) -> int:
+    return operands.index(name) if name in operands else -1
+
+
+def _keys_section(problem: AttentionProblem) -> int:
+    """Heads of keys whose tiles are neighbours: their queries stay in L2."""
+    group = problem.heads // problem.kv_heads
+    bytes_of_queries = 2 * problem.q_len * problem.head_dim * _ITEMSIZE * group
+    fitting = max(1, forward.SECTION_BYTES // bytes_of_queries)
+    return min(fitting, problem.kv_heads * problem.batch)
+
+
+def _map(
+    problem: AttentionProblem, operand: int, shape: tuple[int, int], rows: int
+) -> TensorMap:
+    """Boxes of ``rows`` queries or keys of a slab of one head of one example."""
+    (length, heads), dim = shape, problem.head_dim
+    row = dim * _ITEMSIZE
+    return TensorMap(
+        operand=operand,
+        dtype=problem.dtype,
+        dims=(dim, length, heads, problem.batch),
+        strides=(heads * row, row, length * heads * row),
+        box=(ROWS, rows, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def _rows_map(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> TensorMap:
+    """Boxes of the exponents and deltas of a block of queries."""
+    length = padded(problem, config)
+    return TensorMap(
+        operand=4,
+        dtype="float32",
+        dims=(length, 2, problem.heads, problem.batch),
+        strides=(4 * length, 8 * length, 8 * length * problem.heads),
+        box=(config.block_q, 2, 1, 1),
+        swizzle=TensorMapSwizzle.NONE,
+    )
+
+
+def _kernel(
+    name: str,
+    problem: AttentionProblem,
+    device: CudaDevice,
+    *,
+    tile: tuple[int, int, int],
+    flags: dict[str, bool],
+    names: tuple[str, str],
+    maps: dict[str, TensorMap],
+    pointers: dict[str, int],
+    numbers: dict[str, int],
+    grid: int,
+    consumers: int,
+    smem: int,
+) -> Kernel:
+    """The translation unit, Traits and one entry, and its launch."""
+    p = problem
+    own, other, stages = tile
+    element, short = DTYPES[p.dtype]
+    scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
+    sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    left, right = forward.window(p)
+    flags = {
+        "kHasLeft": left is not None,
+        "kHasRight": right is not None,
+        "kQLengths": p.q_lengths,
+        "kKvLengths": p.kv_lengths,
+        **flags,
+    }
+    words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
+    words |= {"kKvLengths": "kvlen", "kEverywhere": "everywhere"}
+    kind = [words[flag] for flag, is_set in flags.items() if is_set]
+    base = f"attention_backward_{name}_sm90"
+    parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
+    entry = "_".join(parts)
+    threads = WARPGROUP * (1 + consumers)
+    producer, consumer = _REGISTERS[consumers]
+    parameters = [f"{_MAP} {m}" for m in maps] + list(pointers)
+    parameters += [f"int {n}" for n in numbers] + ["float scale", "float scale_log2"]
+    arguments = [f"&{m}" for m in maps] + [x.split()[-1] for x in pointers]
+    arguments += [*numbers, "scale", "scale_log2"]
+    headers = dict(sources.headers(f"{base}.cuh"))
+    headers |= {w.header_name: w.header for w in (scores, sums)}
+    bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
+    source = f"""\
+// {base} | {p.dtype} dim {p.head_dim} | {own}x{other} s{stages}
+#include "{base}.cuh"
+#include "{scores.header_name}"
+#include "{sums.header_name}"
+
+namespace {{
+struct Traits {{
+  using Element = {element};
+  using Scores = tracea::{scores.type_name}<0, 0>;
+  using Sums = tracea::{sums.type_name}<0, 1>;
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p)};
+  static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages};
+  static constexpr bool {bools};
+  static constexpr int kThreads = {threads}, kProducerRegisters = {producer}, \
+kConsumerRegisters = {consumer};
+  static constexpr int kSmemBytes = {smem};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+{entry}({", ".join(parameters)}) {{
+  tracea::{base}<Traits>({{{", ".join(arguments)}}});
+}}
+"""
+    params: tuple[Param, ...] = (
+        *maps.values(),
+        *(Pointer(operand=operand) for operand in pointers.values()),
+        *(Scalar(value=value) for value in numbers.values()),
+        Scalar(value=p.scale, dtype="float32"),
+        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
+    )
+    return Kernel(
+        entry=entry,
+        source=source,
+        headers=tuple(sorted(headers.items())),
+        arch=device.arch,
+        grid=(grid, 1, 1),
+        block=(threads, 1, 1),
+        smem_bytes=smem,
+        params=params,
+    )

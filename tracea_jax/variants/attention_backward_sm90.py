@@ -1,0 +1,278 @@
+"""attention_backward_sm90: the gradients of flash attention on Hopper's tensor cores.
+
+Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
+ran forward; both skip what nobody sees, and neither adds in memory, so that results are
+the same from run to run. Here are the reasons that refuse problems, the legal configs
+and the calls; the kernels' text is in ``emit.attention_backward_sm90``. Caller: the op's
+record (``ops.attention.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_sm90 as emit
+from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.ir.tile_graph import KeyInterval
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+from tracea_jax.variants.attention_mask import refuses_extras
+from tracea_jax.variants.attention_sm90 import LONGEST, device_refuses, size_refuses
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    first_refusal,
+    grid,
+    legal_columns,
+)
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+
+_WIDEST_HEAD = 128
+_FEWEST = 512  # queries, and keys, that are worth three kernels
+# Least log-sum-exp of a query that sees a key, see attention_rows.cuh.
+_LEAST_LSE = -(2.0**99)
+CHOICES = {
+    "tile_kv": (128, 192),
+    "block_q": (64, 80, 96, 128),
+    "stages_q": (2, 3),
+    "tile_q": (128, 192),
+    "block_kv": (64, 80, 96, 128),
+    "stages_kv": (2, 3),
+}
+# Registers of a thread for sums and scores that the assembler finds without spilling any.
+_REGISTERS = {2: 208, 3: 136}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionBackwardSm90:
+    """The variant attention_backward_sm90; see ``variants.base.Variant``."""
+
+    name: str = "attention_backward_sm90"
+    config_type: type = AttentionBackwardSm90Config
+    sources: tuple[str, ...] = (
+        "cuda/attention_backward_keys_sm90.cuh",
+        "cuda/attention_backward_queries_sm90.cuh",
+        "cuda/attention_rows.cuh",
+    )
+
+    def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
+        if problem.direction != "backward":
+            return "it computes gradients only"
+        return (
+            device_refuses(device)
+            or _head_refuses(problem)
+            or size_refuses(problem)
+            or _tiles_refuse(problem)
+            or _kind_refuses(problem)
+        )
+
+    def check(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> None:
+        check_choices(config, CHOICES)
+        if rule := first_refusal(_RULES, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: AttentionProblem, device: Device) -> Space:
+        columns, pruned = legal_columns(
+            grid(**CHOICES), AttentionBackwardSm90Config, _RULES, problem, device
+        )
+        return Space(
+            config_type=AttentionBackwardSm90Config, columns=columns, pruned=pruned
+        )
+
+    def heuristic(
+        self, problem: AttentionProblem, device: Device
+    ) -> AttentionBackwardSm90Config:
+        if problem.head_dim <= 64:
+            return AttentionBackwardSm90Config(
+                tile_kv=128, block_q=96, tile_q=128, block_kv=128
+            )
+        return AttentionBackwardSm90Config(
+            tile_kv=128, block_q=64, tile_q=128, block_kv=96
+        )
+
+    def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
+        """Where cuDNN, which computes scores once instead of twice, cannot run."""
+        if min(problem.q_len, problem.kv_len) < _FEWEST:
+            return False
+        return ATTENTION_CUDNN.why_not(problem, device) is not None
+
+    def call(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        p, c = problem, config
+        has_blind = may_be_blind(p)
+        shape = emit.rows_shape(p, c)
+        scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
+        steps: list[Step] = [
+            Launch(
+                name="prepare",
+                kernel=emit.rows_kernel(p, c, device),
+                reads=emit.rows_reads(p),
+                writes=("rows",),
+            )
+        ]
+        if has_blind:
+            shape = (p.batch, p.kv_heads, p.head_dim)
+            scratch.append(Buffer(name="everywhere", shape=shape, dtype="float32"))
+            steps.append(_mean_of_blind(p))
+        steps += [
+            Launch(
+                name="keys",
+                kernel=emit.keys_kernel(p, c, device, has_blind),
+                reads=emit.keys_reads(p, has_blind),
+                writes=("dk", "dv"),
+            ),
+            Launch(
+                name="queries",
+                kernel=emit.queries_kernel(p, c, device),
+                reads=emit.queries_reads(p),
+                writes=("dq",),
+            ),
+        ]
+        lengths = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
+        return Steps(
+            operands=("q", "k", "v", *lengths, "o", "lse", "do"),
+            results=("dq", "dk", "dv"),
+            scratch=tuple(scratch),
+            steps=tuple(steps),
+        )
+
+
+
+
+def may_be_blind(problem: AttentionProblem) -> bool:
+    """Whether a query might see no key; it then takes the mean of all values."""
+    p = problem
+    left, right = forward.window(p)
+    keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
+    return p.kv_lengths or keys.has_blind(0, p.q_len - 1)
+
+
+def _mean_of_blind(problem: AttentionProblem) -> Expression:
+    p = problem
+    arguments = {"group": p.heads // p.kv_heads, "kv_len": p.kv_len}
+    return Expression(
+        name="mean",
+        function=mean_of_blind,
+        reads=("lse", "do", *("q_lengths",) * p.q_lengths),
+        writes=("everywhere",),
+        arguments=tuple(arguments.items()),
+    )
+
+
+def mean_of_blind(
+    module: Any, lse: Any, do: Any, *q_lengths: Any, group: int, kv_len: int
+) -> Any:
+    """What queries that see no key add to the gradient of each value of their head.
+
+    Args:
+      module: the array module.
+      lse: (batch, heads, q_len).
+      do: (batch, q_len, heads, head_dim).
+      *q_lengths: (batch,), if examples have numbers of queries.
+      group: heads that share values.
+      kv_len: keys, the masked ones included.
+
+    Returns:
+      (batch, kv_heads, head_dim) in float32.
+    """
+    batch, q_len, heads, dim = do.shape
+    is_blind = lse < _LEAST_LSE
+    for count in q_lengths:
+        is_blind &= module.arange(q_len) < count[:, None, None]
+    is_blind = module.swapaxes(is_blind, 1, 2)[..., None]
+    total = module.sum(module.where(is_blind, do.astype("float32"), 0.0), 1)
+    weight = module.asarray(1 / kv_len, do.dtype).astype("float32")
+    shared = total.reshape(batch, heads // group, group, dim)
+    return (module.sum(shared, 2) * weight).astype("float32")
+
+
+def _keys_registers(problem: AttentionProblem, config: Any) -> Any:
+    """Of a thread: two sums, two blocks of scores, and weights."""
+    return problem.head_dim + config.block_q + config.block_q // 4
+
+
+def _queries_registers(problem: AttentionProblem, config: Any) -> Any:
+    """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
+    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4
+
+
+def _most_registers(tile: Any) -> Any:
+    two, three = _REGISTERS.values()
+    return two - (tile // emit.ROWS - 2) * (two - three)
+
+
+_RULES = (
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: (
+            (emit.keys_smem_bytes(p, c) > d.smem_per_block_bytes)
+            | (emit.queries_smem_bytes(p, c) > d.smem_per_block_bytes)
+        ),
+        why=lambda p, c, d: (
+            f"the kernels take {emit.keys_smem_bytes(p, c)} and "
+            f"{emit.queries_smem_bytes(p, c)} bytes of shared memory; a block of "
+            f"{d.arch} has {d.smem_per_block_bytes}"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            (_keys_registers(p, c) > _most_registers(c.tile_kv))
+            | (_queries_registers(p, c) > _most_registers(c.tile_q))
+        ),
+        why=lambda p, c, d: (
+            f"sums and scores take {_keys_registers(p, c)} and "
+            f"{_queries_registers(p, c)} registers of a thread; there are "
+            f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
+        ),
+    ),
+)
+
+
+def _head_refuses(problem: AttentionProblem) -> str | None:
+    if problem.dtype not in emit.DTYPES:
+        return f"operands of dtype {problem.dtype}; it takes {', '.join(emit.DTYPES)}"
+    if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
+        return (
+            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
+        )
+    return None
+
+
+def _tiles_refuse(problem: AttentionProblem) -> str | None:
+    p = problem
+    if -(-p.kv_len // emit.ROWS) * p.kv_heads * p.batch > INT32_MAX:
+        return "the keys have more than 2^31 - 1 tiles of 64"
+    return None
+
+
+def _kind_refuses(problem: AttentionProblem) -> str | None:
+    p = problem
+    if reason := refuses_extras(p):
+        return reason
+    if p.bias:
+        return "it computes no gradient of a bias"
+    if p.mask:
+        return "it reads no mask"
+    if p.window and max(map(abs, p.window)) > LONGEST:
+        return f"window {p.window} with a side above {LONGEST}"
+    return None
+
+
+ATTENTION_BACKWARD_SM90 = AttentionBackwardSm90()
