@@ -29,21 +29,32 @@
 #include "tile/fragment.cuh"
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
+#include "tile/segment_map.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
 
 struct AttentionKeysParams {
   const TensorMap *q, *k, *v, *d_out, *rows, *dk, *dv;  // see attention_sm90.cuh; of rows,
-                                                        // (padded, 2, heads, batch)
+                                                        // (padded, 2 or 3, heads, batch)
   const float* everywhere;  // (batch, kv_heads, head_dim), or null: what all dv have more
   const int* q_lengths;     // (batch), or null
   const int* kv_lengths;    // (batch), or null
-  int batch, q_len, kv_len, kv_heads;
+  // Of segments, or null: (batch, padded_kv) ids, and spans (batch, tiles and blocks).
+  const int* segments;
+  const SegmentSpan *spans_kv, *spans_q;
+  int batch, q_len, kv_len, kv_heads, padded_kv;
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads of keys, of all examples, of one section
   float scale, scale_log2;
+};
+
+// What is known of each query of a block, aligned as copies need it.
+template <class Traits>
+struct alignas(128) AttentionKeysRows {
+  float exponents[Traits::kBlockQ], deltas[Traits::kBlockQ];
+  int segments[Traits::kSegments ? Traits::kBlockQ : 1];
 };
 
 template <class Traits>
@@ -53,9 +64,11 @@ struct AttentionKeysShared {
   alignas(1024) u8 v[kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
   alignas(1024) u8 d_out[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
-  alignas(128) float rows[Traits::kStages][2][Traits::kBlockQ];
+  AttentionKeysRows<Traits> rows[Traits::kStages];
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
+  // Of blocks of queries, if there are segments.
+  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
 };
 
 template <class Traits>
@@ -70,10 +83,12 @@ struct AttentionKeys {
   static constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
   using TileKv = HeadTile<kTileKv, kHeadDim>;
   using TileQ = HeadTile<kBlockQ, kHeadDim>;
+  static constexpr bool kHasPartial =
+      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments;
 
   static constexpr int kConsumers = kTileKv / 64;
   static constexpr int kSteps = kBlockQ / 16;
-  static constexpr u32 kRowsBytes = 2 * kBlockQ * 4;
+  static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileKv::kUnits, kUnitsToQ = 2 * TileKv::kUnits;
   static constexpr u32 kUnitsToDOut = kUnitsToQ + kStages * TileQ::kUnits;
@@ -94,6 +109,8 @@ struct AttentionKeys {
   Shared& smem;
   AttentionTile tile;  // of keys
   int limit;           // keys of the example
+  BlockRange range;    // of blocks of queries
+  bool has_queries;
 
   TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params, Shared& shared)
       : p(params), smem(shared) {
@@ -101,6 +118,14 @@ struct AttentionKeys {
                                false};
     tile = order.at(blockIdx.x, kTileKv);
     limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    range = blocks(queries());
+    has_queries = range.count() > 0;
+    if constexpr (Traits::kSegments) {
+      const SegmentSpan own =
+          p.spans_kv[tile.example * ceil_div(p.kv_len, kTileKv) + tile.query / kTileKv];
+      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ);
+      has_queries = smem.map.fill(range, own, p.spans_q + before);
+    }
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -116,6 +141,15 @@ struct AttentionKeys {
     const int end = min(tile.query + kTileKv, limit);
     if (tile.query >= end) return {0, 0, 0, 0};
     return queries.seen(tile.query, end - 1, kBlockQ);
+  }
+
+  template <class Partial, class Full>
+  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
+    if constexpr (Traits::kSegments) {
+      smem.map.walk(range, of_partial, of_full);
+    } else {
+      RangeWalk::walk(range, of_partial, of_full);
+    }
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -140,8 +174,7 @@ struct AttentionKeys {
   // --- producer: one thread ----------------------------------------------------------
 
   TRACEA_DEVICE void produce() const {
-    const BlockRange range = blocks(queries());
-    if (range.count() == 0) return;
+    if (!has_queries) return;
     const u32 full = shared_address(&smem.keys_full);
     mbarrier_arrive_expect_tx(full, 2 * TileKv::kBytes);
     TileKv::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
@@ -150,11 +183,11 @@ struct AttentionKeys {
     const int first_head = tile.head * p.group;
     TRACEA_NO_UNROLL
     for (int head = first_head; head < first_head + p.group; ++head) {
-      TRACEA_NO_UNROLL
-      for (int block = range.first; block < range.last; ++block) {
+      const auto copy = [&](int block) {
         copy_queries(block, head, state.stage_idx, state.producer_parity());
         state.advance();
-      }
+      };
+      walk(copy, copy);
     }
   }
 
@@ -164,7 +197,7 @@ struct AttentionKeys {
     mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes);
     TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
                 q_full);
-    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage][0]), p.rows, block * kBlockQ, 0,
+    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
                             head, tile.example, q_full);
     const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
     mbarrier_arrive_expect_tx(d_out_full, TileQ::kBytes);
@@ -178,15 +211,16 @@ struct AttentionKeys {
     float dk[Sums::kAccumulators], dv[Sums::kAccumulators];
     State state;
     bool has_begun;
+    int ids[2];  // segments of the thread's two keys
   };
 
   // p of the consumer's keys and a block of queries, from their scores, and rounded.
   template <bool kMasks>
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], u32 (&rounded)[kSteps][4],
-                           const Interval& queries, int block, int key, int stage,
-                           int thread) const {
+                           const Interval& queries, const int (&ids)[2], int block, int key,
+                           int stage, int thread) const {
     const int column = wgmma_accumulator_col(thread, 0);
-    const u32 exponents = shared_address(smem.rows[stage][0]) + 4 * column;
+    const u32 exponents = shared_address(smem.rows[stage].exponents) + 4 * column;
     int begin[2], end[2];
     if constexpr (kMasks) {
       const int first = block * kBlockQ + column;
@@ -200,6 +234,10 @@ struct AttentionKeys {
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair exponent = ld_shared_pair(exponents + 32 * j);
+      u32 segments[2] = {};
+      if constexpr (kMasks && Traits::kSegments) {
+        ld_shared(exponents + 2 * 4 * kBlockQ + 32 * j, segments[0], segments[1]);
+      }
       float c[4];
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
@@ -207,8 +245,10 @@ struct AttentionKeys {
         c[i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
         if constexpr (kMasks) {
           const int q = 8 * j + i % 2;
-          const bool is_seen = (!Traits::kHasRight || q >= begin[i / 2]) &&
-                               (!Traits::kHasLeft || q < end[i / 2]);
+          const bool is_seen =
+              (!Traits::kHasRight || q >= begin[i / 2]) &&
+              (!Traits::kHasLeft || q < end[i / 2]) &&
+              (!Traits::kSegments || static_cast<int>(segments[i % 2]) == ids[i / 2]);
           c[i] = is_seen ? c[i] : 0.0f;
         }
         s[4 * j + i] = c[i];
@@ -222,7 +262,7 @@ struct AttentionKeys {
                                    const float (&t)[Scores::kAccumulators],
                                    u32 (&rounded)[kSteps][4], int stage, int thread) const {
     const u32 deltas =
-        shared_address(smem.rows[stage][1]) + 4 * wgmma_accumulator_col(thread, 0);
+        shared_address(smem.rows[stage].deltas) + 4 * wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair delta = ld_shared_pair(deltas + 32 * j);
@@ -258,7 +298,7 @@ struct AttentionKeys {
     multiply_columns<Scores, TileKv, TileQ>(t, v, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
-    weigh<kMasks>(s, weights, queries, block, key, stage, thread);
+    weigh<kMasks>(s, weights, queries, at.ids, block, key, stage, thread);
     wgmma_fence();
     multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
     wgmma_wait_group<1>();
@@ -273,33 +313,31 @@ struct AttentionKeys {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.k[0]) / 16;
     const Interval queries = this->queries();
-    const BlockRange range = blocks(queries);
     const int key = tile.query + consumer * 64;
     Progress at;
     at.has_begun = false;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = at.dv[i] = 0.0f;
-    if (range.count() > 0) {
+    if (has_queries) {
+      if constexpr (Traits::kSegments) {
+        const int* const ids = p.segments + static_cast<i64>(tile.example) * p.padded_kv;
+        TRACEA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          at.ids[half] = ids[min(key + wgmma_accumulator_row(thread, 2 * half), p.kv_len - 1)];
+        }
+      }
       wait(smem.keys_full, 0);
       TRACEA_NO_UNROLL
       for (int head = 0; head < p.group; ++head) {
-        int block = range.first;
-        if constexpr (Traits::kHasRight || Traits::kHasLeft) {
-          TRACEA_NO_UNROLL
-          for (; block < range.full_first; ++block) {
-            step<true>(at, block, start, queries, key, consumer, thread);
-          }
-        }
-        TRACEA_NO_UNROLL
-        for (; block < range.full_last; ++block) {
-          step<false>(at, block, start, queries, key, consumer, thread);
-        }
-        if constexpr (Traits::kHasRight || Traits::kHasLeft) {
-          TRACEA_NO_UNROLL
-          for (; block < range.last; ++block) {
-            step<true>(at, block, start, queries, key, consumer, thread);
-          }
-        }
+        walk(
+            [&](int block) {
+              if constexpr (kHasPartial) {
+                step<true>(at, block, start, queries, key, consumer, thread);
+              }
+            },
+            [&](int block) {
+              step<false>(at, block, start, queries, key, consumer, thread);
+            });
       }
       wgmma_wait_group<0>();
       wgmma_fence_operands(at.dk);

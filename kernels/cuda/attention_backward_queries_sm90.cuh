@@ -23,15 +23,18 @@
 #include "tile/fragment.cuh"
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
+#include "tile/segment_map.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
 
 struct AttentionQueriesParams {
   const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
-  const float* rows;                        // (batch, heads, 2, padded)
+  const TensorMap* segments;                // of ids of keys, (padded, batch), or null
+  const float* rows;                        // (batch, heads, 2 or 3, padded)
   const int* q_lengths;                     // (batch), or null
   const int* kv_lengths;                    // (batch), or null
+  const SegmentSpan *spans_q, *spans_kv;    // (batch, tiles and blocks), or null
   int batch, q_len, kv_len, heads, padded;
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
@@ -46,9 +49,13 @@ struct AttentionQueriesShared {
   alignas(1024) u8 d_out[kSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
   alignas(1024) u8 v[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
+  // Of a block of keys, each where a copy may begin.
+  alignas(128) int segments[Traits::kStages][round_up(Traits::kBlockKv, 32)];
   u64 queries_full;
   u64 k_full[Traits::kStages], k_empty[Traits::kStages];
   u64 v_full[Traits::kStages], v_empty[Traits::kStages];
+  // Of blocks of keys, if there are segments.
+  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
 };
 
 template <class Traits>
@@ -85,12 +92,22 @@ struct AttentionQueries {
   const AttentionQueriesParams& p;
   Shared& smem;
   AttentionTile tile;
+  BlockRange range;  // of blocks of keys
+  bool has_keys;
 
   TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared)
       : p(params), smem(shared) {
     const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
                                Traits::kHasRight};
     tile = order.at(blockIdx.x, kTileQ);
+    range = blocks(keys());
+    has_keys = range.count() > 0;
+    if constexpr (Traits::kSegments) {
+      const SegmentSpan own =
+          p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
+      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
+      has_keys = smem.map.fill(range, own, p.spans_kv + before);
+    }
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -106,6 +123,15 @@ struct AttentionQueries {
         Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
     if (tile.query >= count) return {0, 0, 0, 0};
     return keys.seen(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
+  }
+
+  template <class Partial, class Full>
+  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
+    if constexpr (Traits::kSegments) {
+      smem.map.walk(range, of_partial, of_full);
+    } else {
+      RangeWalk::walk(range, of_partial, of_full);
+    }
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -131,8 +157,7 @@ struct AttentionQueries {
   // --- producer: one thread ----------------------------------------------------------
 
   TRACEA_DEVICE void produce() const {
-    const BlockRange range = blocks(keys());
-    if (range.count() == 0) return;
+    if (!has_keys) return;
     const u32 full = shared_address(&smem.queries_full);
     mbarrier_arrive_expect_tx(full, 2 * TileQ::kBytes);
     TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
@@ -140,22 +165,28 @@ struct AttentionQueries {
                 full);
     State state;
     const int head = tile.head / p.group;
-    TRACEA_NO_UNROLL
-    for (int block = range.first; block < range.last; ++block) {
+    const auto copy = [&](int block) {
       const int stage = state.stage_idx;
       copy_block(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
-                 state.producer_parity());
+                 state.producer_parity(), Traits::kSegments ? 4 * kBlockKv : 0);
+      if constexpr (Traits::kSegments) {
+        cp_async_bulk_tensor_4d(shared_address(smem.segments[stage]), p.segments,
+                                block * kBlockKv, tile.example, 0, 0,
+                                shared_address(&smem.k_full[stage]));
+      }
       copy_block(smem.v[stage][0], p.v, block, head, smem.v_full[stage], smem.v_empty[stage],
-                 state.producer_parity());
+                 state.producer_parity(), 0);
       state.advance();
-    }
+    };
+    walk(copy, copy);
   }
 
   TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
-                                const u64& full, const u64& empty, u32 parity) const {
+                                const u64& full, const u64& empty, u32 parity,
+                                u32 more_bytes) const {
     wait(empty, parity);
     const u32 barrier = shared_address(&full);
-    mbarrier_arrive_expect_tx(barrier, TileKv::kBytes);
+    mbarrier_arrive_expect_tx(barrier, TileKv::kBytes + more_bytes);
     TileKv::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
   }
 
@@ -166,28 +197,38 @@ struct AttentionQueries {
     float exponent[2], delta[2];  // of the thread's two rows
     State state;
     bool has_begun;
+    int ids[2];  // segments of the rows
   };
 
   // p of the consumer's queries and a block of keys, in the place of their scores.
   template <bool kMasks>
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], const Progress& at,
-                           const Interval& keys, int block, int query, int thread) const {
+                           const Interval& keys, int block, int query, int stage,
+                           int thread) const {
+    const u32 segments = shared_address(smem.segments[stage]) +
+                         4 * wgmma_accumulator_col(thread, 0);
     const int first = block * kBlockKv + wgmma_accumulator_col(thread, 0);
+    int begin[2], end[2];
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = query + wgmma_accumulator_row(thread, 2 * half);
-      const int begin = keys.begin(row) - first, end = keys.end(row) - first;
+      begin[half] = keys.begin(row) - first;
+      end[half] = keys.end(row) - first;
+    }
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockKv / 8; ++j) {
+      u32 ids[2] = {};
+      if constexpr (kMasks && Traits::kSegments) ld_shared(segments + 32 * j, ids[0], ids[1]);
       TRACEA_UNROLL
-      for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
-        TRACEA_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const float weight =
-              ex2_approx(fmaf(s[i + j], p.scale_log2, -at.exponent[half]));
-          const int column = 8 * (i / 4) + j;
-          const bool is_seen =
-              !kMasks || (column < end && (!Traits::kHasLeft || column >= begin));
-          s[i + j] = is_seen ? weight : 0.0f;
-        }
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[4 * j + i];
+        x = ex2_approx(fmaf(x, p.scale_log2, -at.exponent[i / 2]));
+        const int column = 8 * j + i % 2;
+        const bool is_seen =
+            !kMasks ||
+            (column < end[i / 2] && (!Traits::kHasLeft || column >= begin[i / 2]) &&
+             (!Traits::kSegments || static_cast<int>(ids[i % 2]) == at.ids[i / 2]));
+        x = is_seen ? x : 0.0f;
       }
     }
   }
@@ -213,7 +254,7 @@ struct AttentionQueries {
       mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
     }
     at.has_begun = true;
-    weigh<kMasks>(s, at, keys, block, query, thread);
+    weigh<kMasks>(s, at, keys, block, query, stage, thread);
     wgmma_wait_group<0>();
     wgmma_fence_operands(t);
     if (thread == 0) mbarrier_arrive(shared_address(&smem.v_empty[stage]));
@@ -231,13 +272,18 @@ struct AttentionQueries {
 
   TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
     const float* const exponents =
-        p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) * 2 * p.padded;
+        p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
+                     (2 + Traits::kSegments) * p.padded;
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = query + wgmma_accumulator_row(thread, 2 * half);
       const bool is_query = row < p.padded;
       at.exponent[half] = is_query ? exponents[row] : __int_as_float(0x7F800000);
       at.delta[half] = is_query ? exponents[p.padded + row] : 0.0f;
+      if constexpr (Traits::kSegments) {
+        at.ids[half] =
+            __float_as_int(exponents[2 * p.padded + min(row, p.padded - 1)]);
+      }
     }
   }
 
@@ -245,30 +291,17 @@ struct AttentionQueries {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.q[0]) / 16;
     const Interval keys = this->keys();
-    const BlockRange range = blocks(keys);
     const int query = tile.query + consumer * 64;
     Progress at;
     at.has_begun = false;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
-    if (range.count() > 0) {
+    if (has_keys) {
       load_rows(at, query, thread);
       wait(smem.queries_full, 0);
-      int block = range.first;
-      if constexpr (Traits::kHasLeft) {
-        TRACEA_NO_UNROLL
-        for (; block < range.full_first; ++block) {
-          step<true>(at, block, start, keys, query, consumer, thread);
-        }
-      }
-      TRACEA_NO_UNROLL
-      for (; block < range.full_last; ++block) {
-        step<false>(at, block, start, keys, query, consumer, thread);
-      }
-      TRACEA_NO_UNROLL
-      for (; block < range.last; ++block) {
-        step<true>(at, block, start, keys, query, consumer, thread);
-      }
+      walk(
+          [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
+          [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
       wgmma_wait_group<0>();
       wgmma_fence_operands(at.dq);
     }

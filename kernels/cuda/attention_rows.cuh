@@ -1,4 +1,5 @@
-// What the backward pass of attention knows of each query before it begins: two numbers.
+// What the backward pass of attention knows of each query before it begins: two numbers, and
+// the id of its segment.
 //
 //     exponent = log2(e) lse        p = 2^(log2(e) scale q k' - exponent)
 //     delta = sum over columns of do o
@@ -19,7 +20,8 @@ struct AttentionRowsParams {
   const void *o, *d_out;  // (batch, q_len, heads, columns)
   const float* lse;       // (batch, heads, q_len)
   const int* q_lengths;   // (batch), or null
-  float* rows;            // (batch, heads, 2, padded): exponents, and deltas
+  const int* segments;    // (batch, q_len), or null
+  float* rows;            // (batch, heads, 2 or 3, padded): exponents, deltas, ids
   int q_len, padded, heads;
 };
 
@@ -39,7 +41,7 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
   const int count =
       Traits::kQLengths ? min(max(p.q_lengths[example], 0), p.q_len) : p.q_len;
   const i64 heads_before = static_cast<i64>(example) * p.heads + head;
-  float* const exponents = p.rows + heads_before * 2 * p.padded;
+  float* const exponents = p.rows + heads_before * (2 + Traits::kSegments) * p.padded;
 
   TRACEA_UNROLL
   for (int pass = 0; pass < Traits::kRows / kRows; ++pass) {
@@ -72,6 +74,10 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
       }
       exponents[row] = exponent;
       exponents[p.padded + row] = exponent < __int_as_float(0x7F800000) ? delta : 0.0f;
+      if constexpr (Traits::kSegments) {
+        const i64 at = static_cast<i64>(example) * p.q_len + min(row, p.q_len - 1);
+        exponents[2 * p.padded + row] = __int_as_float(p.segments[at]);
+      }
     }
   }
 }

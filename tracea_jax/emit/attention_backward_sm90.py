@@ -35,11 +35,14 @@ from tracea_jax.problem import AttentionProblem
 _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024  # bytes for them, and for the last alignment
+_SPAN = "const tracea::SegmentSpan*"
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
 _ROWS_THREADS = 128
 _ROWS_TILE = 64  # queries of a block of the first kernel
+MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
+_MAP_BYTES = 2 * MOST_BLOCKS // 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +78,21 @@ def keys_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dk and dv."""
-    block = 2 * _tile_bytes(problem, config.block_q) + 2 * config.block_q * 4
+    rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
+    block = 2 * _tile_bytes(problem, config.block_q) + rows
     tile = 2 * _tile_bytes(problem, config.tile_kv)
-    return tile + config.stages_q * block + _BARRIERS
+    rest = _BARRIERS + _MAP_BYTES * problem.segments
+    return tile + config.stages_q * block + rest
 
 
 def queries_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dq."""
-    block = 2 * _tile_bytes(problem, config.block_kv)
+    block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
     tile = 2 * _tile_bytes(problem, config.tile_q)
-    return tile + config.stages_kv * block + _BARRIERS
+    rest = _BARRIERS + _MAP_BYTES * problem.segments
+    return tile + config.stages_kv * block + rest
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -98,7 +104,22 @@ def rows_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
     """Of the exponents and deltas."""
-    return (problem.batch, problem.heads, 2, padded(problem, config))
+    planes = 2 + problem.segments
+    return (problem.batch, problem.heads, planes, padded(problem, config))
+
+
+def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
+    """Keys of an example of which ids are stored: whole blocks."""
+    return -(-problem.kv_len // config.block_kv) * config.block_kv
+
+
+# Buffers of the least and the largest id of tiles and blocks: (ids, field of the config).
+SPANS = {
+    "spans_tile_kv": ("kv_segments", "tile_kv"),
+    "spans_block_q": ("q_segments", "block_q"),
+    "spans_tile_q": ("q_segments", "tile_q"),
+    "spans_block_kv": ("kv_segments", "block_kv"),
+}
 
 
 def _lengths(problem: AttentionProblem) -> list[str]:
@@ -107,17 +128,25 @@ def _lengths(problem: AttentionProblem) -> list[str]:
 
 def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the first kernel."""
-    return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths)
+    ids = ["q_segments"] * problem.segments
+    return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths, *ids)
 
 
 def keys_reads(problem: AttentionProblem, has_blind: bool) -> tuple[str, ...]:
     """Operands of the kernel for dk and dv."""
-    return (*queries_reads(problem), *["everywhere"] * has_blind)
+    spans = ["spans_tile_kv", "spans_block_q"] if problem.segments else []
+    return (*_reads(problem), *spans, *["everywhere"] * has_blind)
 
 
 def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the kernel for dq."""
-    return ("q", "k", "v", "do", "rows", *_lengths(problem))
+    spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
+    return (*_reads(problem), *spans)
+
+
+def _reads(problem: AttentionProblem) -> tuple[str, ...]:
+    ids = ["ids_kv"] * problem.segments
+    return ("q", "k", "v", "do", "rows", *_lengths(problem), *ids)
 
 
 def rows_kernel(
@@ -130,6 +159,7 @@ def rows_kernel(
     length = padded(p, config)
     reads = rows_reads(p)
     entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
+    entry += "_segments" * p.segments
     source = f"""\
 // attention_rows | {p.dtype} dim {p.head_dim}
 #include "attention_rows.cuh"
@@ -139,14 +169,16 @@ struct Traits {{
   using Element = {element};
   static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
 kThreads = {_ROWS_THREADS}, kRows = {_ROWS_TILE};
-  static constexpr bool kQLengths = {cxx(p.q_lengths)};
+  static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
+kSegments = {cxx(p.segments)};
 }};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-float* rows, int q_len, int padded, int heads) {{
-  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, rows, q_len, padded, heads}});
+const int* segments, float* rows, int q_len, int padded, int heads) {{
+  tracea::attention_rows<Traits>(
+      {{o, d_out, lse, q_lengths, segments, rows, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -160,6 +192,7 @@ float* rows, int q_len, int padded, int heads) {{
         params=(
             *(Pointer(operand=i) for i in range(3)),
             Pointer(operand=_number(reads, "q_lengths")),
+            Pointer(operand=_number(reads, "q_segments")),
             Pointer(operand=len(reads)),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
@@ -182,7 +215,8 @@ def keys_kernel(
     consumers = c.tile_kv // ROWS
     numbers = {
         **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len},
-        **{"kv_heads": p.kv_heads, "group": p.heads // p.kv_heads},
+        **{"kv_heads": p.kv_heads, "padded_kv": padded_kv(p, c)},
+        "group": p.heads // p.kv_heads,
         **{"left": left or 0, "right": right or 0, "section": _keys_section(p)},
     }
     return _kernel(
@@ -205,6 +239,9 @@ def keys_kernel(
             "const float* everywhere": _number(reads, "everywhere"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
+            "const int* segments": _number(reads, "ids_kv"),
+            f"{_SPAN} spans_kv": _number(reads, "spans_tile_kv"),
+            f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
         },
         numbers=numbers,
         grid=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
@@ -239,11 +276,14 @@ def queries_kernel(
             "v": _map(p, 2, keys, c.block_kv),
             "d_out": _map(p, 3, queries, c.tile_q),
             "dq": _map(p, len(reads), queries, WARP_ROWS),
+            "segments": _ids_map(p, c, reads) if p.segments else None,
         },
         pointers={
             "const float* rows": _number(reads, "rows"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
+            f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
+            f"{_SPAN} spans_kv": _number(reads, "spans_block_kv"),
         },
         numbers=numbers,
         grid=-(-p.q_len // c.tile_q) * p.heads * p.batch,
@@ -284,13 +324,32 @@ def _rows_map(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> TensorMap:
     """Boxes of the exponents and deltas of a block of queries."""
-    length = padded(problem, config)
+    length, planes = padded(problem, config), 2 + problem.segments
+    head = 4 * length * planes
     return TensorMap(
         operand=4,
         dtype="float32",
-        dims=(length, 2, problem.heads, problem.batch),
-        strides=(4 * length, 8 * length, 8 * length * problem.heads),
-        box=(config.block_q, 2, 1, 1),
+        dims=(length, planes, problem.heads, problem.batch),
+        strides=(4 * length, head, head * problem.heads),
+        box=(config.block_q, planes, 1, 1),
+        swizzle=TensorMapSwizzle.NONE,
+    )
+
+
+def _ids_map(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    reads: tuple[str, ...],
+) -> TensorMap:
+    """Boxes of the ids of a block of keys."""
+    length = padded_kv(problem, config)
+    row = 4 * length
+    return TensorMap(
+        operand=_number(reads, "ids_kv"),
+        dtype="int32",
+        dims=(length, problem.batch, 1, 1),
+        strides=(row, row * problem.batch, row * problem.batch),
+        box=(config.block_kv, 1, 1, 1),
         swizzle=TensorMapSwizzle.NONE,
     )
 
@@ -303,7 +362,7 @@ def _kernel(
     tile: tuple[int, int, int],
     flags: dict[str, bool],
     names: tuple[str, str],
-    maps: dict[str, TensorMap],
+    maps: dict[str, TensorMap | None],
     pointers: dict[str, int],
     numbers: dict[str, int],
     grid: int,
@@ -322,19 +381,22 @@ def _kernel(
         "kHasRight": right is not None,
         "kQLengths": p.q_lengths,
         "kKvLengths": p.kv_lengths,
+        "kSegments": p.segments,
         **flags,
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
-    words |= {"kKvLengths": "kvlen", "kEverywhere": "everywhere"}
+    words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
+    words |= {"kEverywhere": "everywhere"}
     kind = [words[flag] for flag, is_set in flags.items() if is_set]
     base = f"attention_backward_{name}_sm90"
     parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
     entry = "_".join(parts)
     threads = WARPGROUP * (1 + consumers)
     producer, consumer = _REGISTERS[consumers]
-    parameters = [f"{_MAP} {m}" for m in maps] + list(pointers)
+    parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
     parameters += [f"int {n}" for n in numbers] + ["float scale", "float scale_log2"]
-    arguments = [f"&{m}" for m in maps] + [x.split()[-1] for x in pointers]
+    arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
+    arguments += [x.split()[-1] for x in pointers]
     arguments += [*numbers, "scale", "scale_log2"]
     headers = dict(sources.headers(f"{base}.cuh"))
     headers |= {w.header_name: w.header for w in (scores, sums)}
@@ -352,7 +414,8 @@ struct Traits {{
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p)};
-  static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages};
+  static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
+kMostBlocks = {MOST_BLOCKS};
   static constexpr bool {bools};
   static constexpr int kThreads = {threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
@@ -366,7 +429,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
 }}
 """
     params: tuple[Param, ...] = (
-        *maps.values(),
+        *(m for m in maps.values() if m),
         *(Pointer(operand=operand) for operand in pointers.values()),
         *(Scalar(value=value) for value in numbers.values()),
         Scalar(value=p.scale, dtype="float32"),
