@@ -71,7 +71,7 @@ def test_blind_queries_may_ask_for_no_block(left, right):
     allowed = dense(keys, 45)
     for rule, mask, count in ((keys, allowed, 45), (queries, allowed[:, :29].T, 29)):
         for first, last in tiles_of(count, 16):
-            found = rule.seen(first, last, 8)
+            found = rule.seen_blocks(first, last, 8)
             for block in range(-(-mask.shape[1] // 8)):
                 part = mask[first : last + 1, 8 * block : 8 * block + 8]
                 assert not part.any() or found.first <= block < found.last
@@ -109,9 +109,9 @@ def claims() -> list[str]:
             fields["full_last"] = r.full_last
             equal = " && ".join(f"{here}.{f} == {n}" for f, n in fields.items())
             lines.append(f'static_assert({equal}, "{sides} of {limit}");')
-            seen = keys.seen(first, last, 8)
+            seen = keys.seen_blocks(first, last, 8)
             fields = [f.name for f in dataclasses.fields(seen)]
-            here_seen = here.replace(".blocks(", ".seen(")
+            here_seen = here.replace(".blocks(", ".seen_blocks(")
             lines += [
                 f"static_assert({here_seen}.{f} == {getattr(seen, f)});" for f in fields
             ]

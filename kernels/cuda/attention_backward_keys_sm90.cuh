@@ -140,7 +140,7 @@ struct AttentionKeys {
   TRACEA_DEVICE BlockRange blocks(const Interval& queries) const {
     const int end = min(tile.query + kTileKv, limit);
     if (tile.query >= end) return {0, 0, 0, 0};
-    return queries.seen(tile.query, end - 1, kBlockQ);
+    return queries.seen_blocks(tile.query, end - 1, kBlockQ);
   }
 
   template <class Partial, class Full>
@@ -148,7 +148,7 @@ struct AttentionKeys {
     if constexpr (Traits::kSegments) {
       smem.map.walk(range, of_partial, of_full);
     } else {
-      RangeWalk::walk(range, of_partial, of_full);
+      walk_range(range, of_partial, of_full);
     }
   }
 

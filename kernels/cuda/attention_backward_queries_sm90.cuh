@@ -122,7 +122,7 @@ struct AttentionQueries {
     const int count =
         Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
     if (tile.query >= count) return {0, 0, 0, 0};
-    return keys.seen(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
+    return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
   }
 
   template <class Partial, class Full>
@@ -130,7 +130,7 @@ struct AttentionQueries {
     if constexpr (Traits::kSegments) {
       smem.map.walk(range, of_partial, of_full);
     } else {
-      RangeWalk::walk(range, of_partial, of_full);
+      walk_range(range, of_partial, of_full);
     }
   }
 

@@ -130,6 +130,9 @@ class AttentionBackwardSm90:
             shape = (p.batch, p.kv_heads, p.head_dim)
             scratch.append(Buffer(name="everywhere", shape=shape, dtype="float32"))
             steps.append(_mean_of_blind(p))
+        if p.segments:
+            scratch += _segment_buffers(p, c)
+            steps.append(_of_segments(p, c))
         steps += [
             Launch(
                 name="keys",
@@ -144,9 +147,10 @@ class AttentionBackwardSm90:
                 writes=("dq",),
             ),
         ]
-        lengths = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
+        optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
+        optional += ("q_segments", "kv_segments") * p.segments
         return Steps(
-            operands=("q", "k", "v", *lengths, "o", "lse", "do"),
+            operands=("q", "k", "v", *optional, "o", "lse", "do"),
             results=("dq", "dk", "dv"),
             scratch=tuple(scratch),
             steps=tuple(steps),
@@ -160,7 +164,7 @@ def may_be_blind(problem: AttentionProblem) -> bool:
     p = problem
     left, right = forward.window(p)
     keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
-    return p.kv_lengths or keys.has_blind(0, p.q_len - 1)
+    return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
 
 
 def _mean_of_blind(problem: AttentionProblem) -> Expression:
@@ -200,6 +204,63 @@ def mean_of_blind(
     weight = module.asarray(1 / kv_len, do.dtype).astype("float32")
     shared = total.reshape(batch, heads // group, group, dim)
     return (module.sum(shared, 2) * weight).astype("float32")
+
+
+def _segment_buffers(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> list[Buffer]:
+    p = problem
+    shapes = {"ids_kv": (p.batch, emit.padded_kv(p, config))}
+    for name, (ids, field) in emit.SPANS.items():
+        length = p.q_len if ids == "q_segments" else p.kv_len
+        shapes[name] = (p.batch, -(-length // getattr(config, field)), 2)
+    return [Buffer(name=n, shape=s, dtype="int32") for n, s in shapes.items()]
+
+
+def _of_segments(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Expression:
+    sizes = [getattr(config, field) for _, field in emit.SPANS.values()]
+    return Expression(
+        name="segments",
+        function=ids_and_spans,
+        reads=("q_segments", "kv_segments"),
+        writes=("ids_kv", *emit.SPANS),
+        arguments=(
+            ("sizes", tuple(sizes)),
+            ("padded", emit.padded_kv(problem, config)),
+        ),
+    )
+
+
+def ids_and_spans(
+    module: Any, q_ids: Any, kv_ids: Any, *, sizes: tuple[int, ...], padded: int
+) -> tuple[Any, ...]:
+    """Ids of keys in whole blocks, and the least and the largest id of tiles and blocks.
+
+    Args:
+      module: the array module.
+      q_ids, kv_ids: int32 (batch, length).
+      sizes: of the tiles and blocks of ``emit.SPANS``.
+      padded: keys in whole blocks.
+
+    Returns:
+      (batch, padded), then (batch, tiles or blocks, 2) for each size, all int32.
+    """
+
+    def whole(ids: Any, length: int) -> Any:
+        behind = length - ids.shape[1]
+        return module.pad(ids, ((0, 0), (0, behind)), mode="edge")
+
+    def span(ids: Any, size: int) -> Any:
+        count = -(-ids.shape[1] // size)
+        blocks = whole(ids, count * size).reshape(ids.shape[0], count, size)
+        return module.stack([module.min(blocks, -1), module.max(blocks, -1)], -1)
+
+    of = {"q_segments": q_ids, "kv_segments": kv_ids}
+    names = (ids for ids, _ in emit.SPANS.values())
+    spans = (span(of[n], size) for n, size in zip(names, sizes, strict=True))
+    return (whole(kv_ids, padded), *spans)
 
 
 def _keys_registers(problem: AttentionProblem, config: Any) -> Any:
@@ -264,8 +325,10 @@ def _tiles_refuse(problem: AttentionProblem) -> str | None:
 
 def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
-    if reason := refuses_extras(p):
+    if reason := refuses_extras(p, "segments"):
         return reason
+    if p.segments and max(p.q_len, p.kv_len) > emit.ROWS * emit.MOST_BLOCKS:
+        return f"segments and a length above {emit.ROWS * emit.MOST_BLOCKS}"
     if p.bias:
         return "it computes no gradient of a bias"
     if p.mask:

@@ -51,14 +51,14 @@ struct KeyInterval {
 
   TRACEA_HOST_DEVICE constexpr BlockRange blocks(int first, int last, int block) const {
     if (has_blind(first, last)) return {0, ceil_div(kv_len, block), 0, 0};
-    return seen(first, last, block);
+    return seen_blocks(first, last, block);
   }
 
-  // The same where queries that see no key ask for none.
-  TRACEA_HOST_DEVICE constexpr BlockRange seen(int first, int last, int block) const {
+  // The same, if queries that see no key are looked after in another way.
+  TRACEA_HOST_DEVICE constexpr BlockRange seen_blocks(int first, int last, int block) const {
+    if (end(last) <= begin(first)) return {0, 0, 0, 0};
     const int from = begin(first) / block, to = ceil_div(end(last), block);
     const int full_from = ceil_div(begin(last), block), full_to = end(first) / block;
-    if (from >= to) return {from, from, from, from};
     if (full_from >= full_to) return {from, to, from, from};
     return {from, to, full_from, full_to};
   }

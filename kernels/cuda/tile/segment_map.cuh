@@ -78,17 +78,15 @@ struct SegmentMap {
 };
 
 // The same for rules on positions alone.
-struct RangeWalk {
-  template <class Partial, class Full>
-  TRACEA_DEVICE static void walk(const BlockRange& range, Partial of_partial, Full of_full) {
-    int block = range.first;
-    TRACEA_NO_UNROLL
-    for (; block < range.full_first; ++block) of_partial(block);
-    TRACEA_NO_UNROLL
-    for (; block < range.full_last; ++block) of_full(block);
-    TRACEA_NO_UNROLL
-    for (; block < range.last; ++block) of_partial(block);
-  }
-};
+template <class Partial, class Full>
+TRACEA_DEVICE void walk_range(const BlockRange& range, Partial of_partial, Full of_full) {
+  int block = range.first;
+  TRACEA_NO_UNROLL
+  for (; block < range.full_first; ++block) of_partial(block);
+  TRACEA_NO_UNROLL
+  for (; block < range.full_last; ++block) of_full(block);
+  TRACEA_NO_UNROLL
+  for (; block < range.last; ++block) of_partial(block);
+}
 
 }  // namespace tracea

@@ -41,11 +41,22 @@ def check(problem: AttentionProblem) -> None:
 
 def spec_of(problem: AttentionProblem) -> Spec:
     """The primitives' parameter that describes the problem."""
-    given = (problem.bias, problem.mask, problem.q_lengths, problem.kv_lengths)
+    given = (
+        problem.bias,
+        problem.mask,
+        problem.q_lengths,
+        problem.kv_lengths,
+        problem.segments,
+        problem.segments,
+        problem.sinks,
+    )
     return Spec(
         scale=problem.scale,
         is_causal=problem.is_causal,
         window=problem.window,
+        aligned_at_end=problem.aligned_at_end,
+        mask_block=problem.mask_block,
+        soft_cap=problem.soft_cap,
         optional=tuple(n for n, there in zip(OPTIONAL, given, strict=True) if there),
     )
 
@@ -58,8 +69,12 @@ def execute(
     if problem.direction == "forward":
         lse = jnp.dtype("float32") if problem.saves_lse else None
         return attention_p.bind(*inputs, lse=lse, **params)
-    gradient = problem.bias is not None
-    return attention_backward_p.bind(*inputs, bias_gradient=gradient, **params)
+    return attention_backward_p.bind(
+        *inputs,
+        bias_gradient=problem.bias is not None,
+        sinks_gradient=problem.sinks,
+        **params,
+    )
 
 
 def operands(problem: AttentionProblem, seed: int) -> list[jax.Array]:
