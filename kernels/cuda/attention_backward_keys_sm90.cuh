@@ -143,10 +143,10 @@ struct AttentionKeys {
     return queries.seen_blocks(tile.query, end - 1, kBlockQ);
   }
 
-  template <class Partial, class Full>
+  template <bool kWarp, class Partial, class Full>
   TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
     if constexpr (Traits::kSegments) {
-      smem.map.walk(range, of_partial, of_full);
+      smem.map.template walk<kWarp>(range, of_partial, of_full);
     } else {
       walk_range(range, of_partial, of_full);
     }
@@ -187,7 +187,7 @@ struct AttentionKeys {
         copy_queries(block, head, state.stage_idx, state.producer_parity());
         state.advance();
       };
-      walk(copy, copy);
+      walk<false>(copy, copy);
     }
   }
 
@@ -329,7 +329,7 @@ struct AttentionKeys {
       wait(smem.keys_full, 0);
       TRACEA_NO_UNROLL
       for (int head = 0; head < p.group; ++head) {
-        walk(
+        walk<true>(
             [&](int block) {
               if constexpr (kHasPartial) {
                 step<true>(at, block, start, queries, key, consumer, thread);

@@ -125,10 +125,10 @@ struct AttentionQueries {
     return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
   }
 
-  template <class Partial, class Full>
+  template <bool kWarp, class Partial, class Full>
   TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
     if constexpr (Traits::kSegments) {
-      smem.map.walk(range, of_partial, of_full);
+      smem.map.template walk<kWarp>(range, of_partial, of_full);
     } else {
       walk_range(range, of_partial, of_full);
     }
@@ -178,7 +178,7 @@ struct AttentionQueries {
                  state.producer_parity(), 0);
       state.advance();
     };
-    walk(copy, copy);
+    walk<false>(copy, copy);
   }
 
   TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
@@ -299,7 +299,7 @@ struct AttentionQueries {
     if (has_keys) {
       load_rows(at, query, thread);
       wait(smem.queries_full, 0);
-      walk(
+      walk<true>(
           [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
           [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
       wgmma_wait_group<0>();

@@ -57,21 +57,27 @@ struct SegmentMap {
   }
 
   // Calls with each block of the range: first those that are partial, then the full ones.
-  template <class Partial, class Full>
+  // kWarp: all threads of a warp do, and the compiler shall know that they do the same.
+  template <bool kWarp, class Partial, class Full>
   TRACEA_DEVICE void walk(const BlockRange& range, Partial of_partial, Full of_full) const {
-    visit(0, range.first / 32, of_partial);
-    visit(1, range.first / 32, of_full);
+    visit<kWarp>(0, range.first / 32, of_partial);
+    visit<kWarp>(1, range.first / 32, of_full);
   }
 
  private:
-  template <class Visit>
+  template <bool kWarp>
+  TRACEA_DEVICE static int uniform(int value) {
+    return kWarp ? warp_uniform(value) : value;
+  }
+
+  template <bool kWarp, class Visit>
   TRACEA_DEVICE void visit(int kind, int word, Visit one) const {
     u32 left = 0;
     --word;
     TRACEA_NO_UNROLL
-    for (int count = warp_uniform(counts[kind]); count > 0; --count) {
+    for (int count = uniform<kWarp>(counts[kind]); count > 0; --count) {
       while (left == 0) left = bits[kind][++word];
-      one(warp_uniform(32 * word + __ffs(static_cast<int>(left)) - 1));
+      one(uniform<kWarp>(32 * word + __ffs(static_cast<int>(left)) - 1));
       left &= left - 1;
     }
   }
