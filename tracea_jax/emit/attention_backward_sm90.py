@@ -1,4 +1,4 @@
-"""attention_backward_sm90 as text and numbers: its config, and the kernels of a problem.
+"""attention_backward_sm90 as text and numbers: its config, and a problem's kernels.
 
     rows      exponent and delta of each query, from o, do and the log-sum-exp
     keys      dk and dv, a block for each tile of keys
@@ -113,7 +113,7 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
     return -(-problem.kv_len // config.block_kv) * config.block_kv
 
 
-# Buffers of the least and the largest id of tiles and blocks: (ids, field of the config).
+# Buffers of the least and the largest id of tiles and blocks: (ids, config's field).
 SPANS = {
     "spans_tile_kv": ("kv_segments", "tile_kv"),
     "spans_block_q": ("q_segments", "block_q"),

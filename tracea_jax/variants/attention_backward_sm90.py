@@ -3,8 +3,8 @@
 Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
 ran forward; both skip what nobody sees, and neither adds in memory, so that results are
 the same from run to run. Here are the reasons that refuse problems, the legal configs
-and the calls; the kernels' text is in ``emit.attention_backward_sm90``. Caller: the op's
-record (``ops.attention.op``).
+and the calls; the kernels' text is in ``emit.attention_backward_sm90``. Caller: the
+op's record (``ops.attention.op``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm90 import LONGEST, device_refuses, size_refuses
-from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
@@ -42,10 +41,10 @@ CHOICES = {
     "block_q": (64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
-    "block_kv": (64, 80, 96, 128),
+    "block_kv": (64, 80, 96, 112, 128),
     "stages_kv": (2, 3),
 }
-# Registers of a thread for sums and scores that the assembler finds without spilling any.
+# Registers of a thread for sums and scores that there are without spilling any.
 _REGISTERS = {2: 208, 3: 136}
 
 
@@ -112,7 +111,7 @@ class AttentionBackwardSm90:
         problem: AttentionProblem,
         config: AttentionBackwardSm90Config,
         device: Device,
-    ) -> Call:
+    ) -> Steps:
         assert isinstance(device, CudaDevice)
         p, c = problem, config
         has_blind = may_be_blind(p)
@@ -155,8 +154,6 @@ class AttentionBackwardSm90:
             scratch=tuple(scratch),
             steps=tuple(steps),
         )
-
-
 
 
 def may_be_blind(problem: AttentionProblem) -> bool:
@@ -210,7 +207,9 @@ def _segment_buffers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> list[Buffer]:
     p = problem
-    shapes = {"ids_kv": (p.batch, emit.padded_kv(p, config))}
+    shapes: dict[str, tuple[int, ...]] = {
+        "ids_kv": (p.batch, emit.padded_kv(p, config))
+    }
     for name, (ids, field) in emit.SPANS.items():
         length = p.q_len if ids == "q_segments" else p.kv_len
         shapes[name] = (p.batch, -(-length // getattr(config, field)), 2)
@@ -236,7 +235,7 @@ def _of_segments(
 def ids_and_spans(
     module: Any, q_ids: Any, kv_ids: Any, *, sizes: tuple[int, ...], padded: int
 ) -> tuple[Any, ...]:
-    """Ids of keys in whole blocks, and the least and the largest id of tiles and blocks.
+    """Ids of keys in whole blocks; the least and the largest id of tiles and blocks.
 
     Args:
       module: the array module.
