@@ -155,7 +155,7 @@ def rows_kernel(
     """The first kernel: (o, do, lse, lengths) -> rows."""
     p = problem
     element, short = DTYPES[p.dtype]
-    lanes = min(32, 1 << (-(-p.head_dim // 8) - 1).bit_length())
+    lanes = max(2, 1 << (-(-p.head_dim // 8) - 1).bit_length())
     length = padded(p, config)
     reads = rows_reads(p)
     entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
