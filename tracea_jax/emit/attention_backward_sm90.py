@@ -108,6 +108,14 @@ def rows_shape(
     return (problem.batch, problem.heads, planes, padded(problem, config))
 
 
+def blind_shape(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[int, ...]:
+    """Of the sums of do over the queries of a tile that see no key."""
+    tiles = -(-padded(problem, config) // _ROWS_TILE)
+    return (problem.batch, tiles, problem.heads, problem.head_dim)
+
+
 def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
     """Keys of an example of which ids are stored: whole blocks."""
     return -(-problem.kv_len // config.block_kv) * config.block_kv
@@ -150,16 +158,19 @@ def _reads(problem: AttentionProblem) -> tuple[str, ...]:
 
 
 def rows_kernel(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    device: CudaDevice,
+    has_blind: bool,
 ) -> Kernel:
-    """The first kernel: (o, do, lse, lengths) -> rows."""
+    """The first kernel: (o, do, lse, lengths, ids) -> rows (, blind)."""
     p = problem
     element, short = DTYPES[p.dtype]
     lanes = max(2, 1 << (-(-p.head_dim // 8) - 1).bit_length())
     length = padded(p, config)
     reads = rows_reads(p)
     entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
-    entry += "_segments" * p.segments
+    entry += "_segments" * p.segments + "_blind" * has_blind
     source = f"""\
 // attention_rows | {p.dtype} dim {p.head_dim}
 #include "attention_rows.cuh"
@@ -170,15 +181,15 @@ struct Traits {{
   static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
 kThreads = {_ROWS_THREADS}, kRows = {_ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
-kSegments = {cxx(p.segments)};
+kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
 }};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, int q_len, int padded, int heads) {{
+const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
   tracea::attention_rows<Traits>(
-      {{o, d_out, lse, q_lengths, segments, rows, q_len, padded, heads}});
+      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -194,6 +205,7 @@ const int* segments, float* rows, int q_len, int padded, int heads) {{
             Pointer(operand=_number(reads, "q_lengths")),
             Pointer(operand=_number(reads, "q_segments")),
             Pointer(operand=len(reads)),
+            Pointer(operand=len(reads) + 1 if has_blind else -1),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
     )

@@ -34,8 +34,6 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 _WIDEST_HEAD = 128
 _FEWEST = 512  # queries, and keys, that are worth three kernels
-# Least log-sum-exp of a query that sees a key, see attention_rows.cuh.
-_LEAST_LSE = -(2.0**99)
 CHOICES = {
     "tile_kv": (128, 192),
     "block_q": (64, 80, 96, 128),
@@ -120,14 +118,18 @@ class AttentionBackwardSm90:
         steps: list[Step] = [
             Launch(
                 name="prepare",
-                kernel=emit.rows_kernel(p, c, device),
+                kernel=emit.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
-                writes=("rows",),
+                writes=("rows", *("blind",) * has_blind),
             )
         ]
         if has_blind:
-            shape = (p.batch, p.kv_heads, p.head_dim)
-            scratch.append(Buffer(name="everywhere", shape=shape, dtype="float32"))
+            of_values = (p.batch, p.kv_heads, p.head_dim)
+            shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
+            scratch += [
+                Buffer(name=name, shape=shape, dtype="float32")
+                for name, shape in shapes.items()
+            ]
             steps.append(_mean_of_blind(p))
         if p.segments:
             scratch += _segment_buffers(p, c)
@@ -166,41 +168,38 @@ def may_be_blind(problem: AttentionProblem) -> bool:
 
 def _mean_of_blind(problem: AttentionProblem) -> Expression:
     p = problem
-    arguments = {"group": p.heads // p.kv_heads, "kv_len": p.kv_len}
+    arguments = {
+        "group": p.heads // p.kv_heads,
+        "kv_len": p.kv_len,
+        "dtype": p.dtype,
+    }
     return Expression(
         name="mean",
         function=mean_of_blind,
-        reads=("lse", "do", *("q_lengths",) * p.q_lengths),
+        reads=("blind",),
         writes=("everywhere",),
         arguments=tuple(arguments.items()),
     )
 
 
 def mean_of_blind(
-    module: Any, lse: Any, do: Any, *q_lengths: Any, group: int, kv_len: int
+    module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
 ) -> Any:
     """What queries that see no key add to the gradient of each value of their head.
 
     Args:
       module: the array module.
-      lse: (batch, heads, q_len).
-      do: (batch, q_len, heads, head_dim).
-      *q_lengths: (batch,), if examples have numbers of queries.
+      blind: float32 (batch, tiles, heads, head_dim), sums of their do.
       group: heads that share values.
       kv_len: keys, the masked ones included.
+      dtype: that a weight is rounded to.
 
     Returns:
-      (batch, kv_heads, head_dim) in float32.
+      float32 (batch, kv_heads, head_dim).
     """
-    batch, q_len, heads, dim = do.shape
-    is_blind = lse < _LEAST_LSE
-    for count in q_lengths:
-        is_blind &= module.arange(q_len) < count[:, None, None]
-    is_blind = module.swapaxes(is_blind, 1, 2)[..., None]
-    total = module.sum(module.where(is_blind, do.astype("float32"), 0.0), 1)
-    weight = module.asarray(1 / kv_len, do.dtype).astype("float32")
-    shared = total.reshape(batch, heads // group, group, dim)
-    return (module.sum(shared, 2) * weight).astype("float32")
+    batch, _, heads, dim = blind.shape
+    shared = module.sum(blind, 1).reshape(batch, heads // group, group, dim)
+    return module.sum(shared, 2) * module.asarray(1 / kv_len, dtype).astype("float32")
 
 
 def _segment_buffers(
