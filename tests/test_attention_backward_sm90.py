@@ -25,7 +25,7 @@ from tracea_jax.variants.attention_backward_sm90 import (
 )
 
 H200 = NAMED["H200"]
-USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=96)
+USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
 LENGTHS = {"q_lengths": True, "kv_lengths": True}
 EVERYTHING = {"window": (300, 7), "is_causal": True, "segments": True, **LENGTHS}
 
@@ -112,8 +112,8 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
 def test_registers_and_memory_refuse_configs():
     for change, reason in (
         ({"block_q": 80}, "registers"),
-        ({"tile_q": 192}, "registers"),
-        ({"tile_q": 192, "stages_kv": 3}, "shared memory"),
+        ({"tile_q": 192}, "shared memory"),
+        ({"stages_q": 3, "stages_kv": 3}, "shared memory"),
         ({"block_kv": 72}, "block_kv"),
     ):
         with pytest.raises(ValueError, match=reason):

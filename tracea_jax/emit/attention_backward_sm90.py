@@ -37,12 +37,15 @@ _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024  # bytes for them, and for the last alignment
 _SPAN = "const tracea::SegmentSpan*"
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
-# setmaxnreg of the producer and of each consumer, by the number of consumers.
-_REGISTERS = {1: (56, 256), 2: (24, 240), 3: (32, 160)}
+# setmaxnreg of the producer and of each consumer, by the number of consumers; and where
+# two of them need more.
+_REGISTERS = {2: (40, 232), 3: (32, 160)}
+_ALL_REGISTERS = (24, 240)
+_FEW = 192  # registers for sums and scores
 _ROWS_THREADS = 128
 _ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
-_MAP_BYTES = 2 * MOST_BLOCKS // 8
+_MAP_BYTES = 2 * MOST_BLOCKS // 8  # of partial, and of full blocks
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def keys_smem_bytes(
     """Shared memory of a block of the kernel for dk and dv."""
     rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
     block = 2 * _tile_bytes(problem, config.block_q) + rows
-    tile = 2 * _tile_bytes(problem, config.tile_kv)
+    tile = 2 * 2 * _tile_bytes(problem, config.tile_kv)
     rest = _BARRIERS + _MAP_BYTES * problem.segments
     return tile + config.stages_q * block + rest
 
@@ -90,9 +93,23 @@ def queries_smem_bytes(
 ) -> Any:
     """Shared memory of a block of the kernel for dq."""
     block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
-    tile = 2 * _tile_bytes(problem, config.tile_q)
+    tile = 2 * 2 * _tile_bytes(problem, config.tile_q)
     rest = _BARRIERS + _MAP_BYTES * problem.segments
     return tile + config.stages_kv * block + rest
+
+
+def keys_registers(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Any:
+    """Of a thread: two sums, two blocks of scores, and weights."""
+    return problem.head_dim + config.block_q + config.block_q // 4
+
+
+def queries_registers(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Any:
+    """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
+    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -143,13 +160,14 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
 def keys_reads(problem: AttentionProblem, has_blind: bool) -> tuple[str, ...]:
     """Operands of the kernel for dk and dv."""
     spans = ["spans_tile_kv", "spans_block_q"] if problem.segments else []
-    return (*_reads(problem), *spans, *["everywhere"] * has_blind)
+    rest = [*spans, *["everywhere"] * has_blind, "counter_keys"]
+    return (*_reads(problem), *rest)
 
 
 def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the kernel for dq."""
     spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
-    return (*_reads(problem), *spans)
+    return (*_reads(problem), *spans, "counter_queries")
 
 
 def _reads(problem: AttentionProblem) -> tuple[str, ...]:
@@ -187,9 +205,11 @@ kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
 
 extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
+const int* segments, float* rows, unsigned* counter_keys, \
+unsigned* counter_queries, float* blind, int q_len, int padded, int heads) {{
   tracea::attention_rows<Traits>(
-      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
+      {{o, d_out, lse, q_lengths, segments, rows, counter_keys, counter_queries,
+       blind, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -204,8 +224,8 @@ const int* segments, float* rows, float* blind, int q_len, int padded, int heads
             *(Pointer(operand=i) for i in range(3)),
             Pointer(operand=_number(reads, "q_lengths")),
             Pointer(operand=_number(reads, "q_segments")),
-            Pointer(operand=len(reads)),
-            Pointer(operand=len(reads) + 1 if has_blind else -1),
+            *(Pointer(operand=len(reads) + i) for i in range(3)),
+            Pointer(operand=len(reads) + 3 if has_blind else -1),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
     )
@@ -249,6 +269,7 @@ def keys_kernel(
         },
         pointers={
             "const float* everywhere": _number(reads, "everywhere"),
+            "unsigned* counter": _number(reads, "counter_keys"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
             "const int* segments": _number(reads, "ids_kv"),
@@ -256,8 +277,9 @@ def keys_kernel(
             f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
         },
         numbers=numbers,
-        grid=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
+        tiles=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
         consumers=consumers,
+        registers=keys_registers(p, c),
         smem=smem,
     )
 
@@ -292,14 +314,16 @@ def queries_kernel(
         },
         pointers={
             "const float* rows": _number(reads, "rows"),
+            "unsigned* counter": _number(reads, "counter_queries"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
             f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
             f"{_SPAN} spans_kv": _number(reads, "spans_block_kv"),
         },
         numbers=numbers,
-        grid=-(-p.q_len // c.tile_q) * p.heads * p.batch,
+        tiles=-(-p.q_len // c.tile_q) * p.heads * p.batch,
         consumers=c.tile_q // ROWS,
+        registers=queries_registers(p, c),
         smem=int(queries_smem_bytes(p, c)),
     )
 
@@ -377,8 +401,9 @@ def _kernel(
     maps: dict[str, TensorMap | None],
     pointers: dict[str, int],
     numbers: dict[str, int],
-    grid: int,
+    tiles: int,
     consumers: int,
+    registers: int,
     smem: int,
 ) -> Kernel:
     """The translation unit, Traits and one entry, and its launch."""
@@ -405,6 +430,8 @@ def _kernel(
     entry = "_".join(parts)
     threads = WARPGROUP * (1 + consumers)
     producer, consumer = _REGISTERS[consumers]
+    if consumers == 2 and registers > _FEW:
+        producer, consumer = _ALL_REGISTERS
     parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
     parameters += [f"int {n}" for n in numbers] + ["float scale", "float scale_log2"]
     arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
@@ -452,7 +479,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         source=source,
         headers=tuple(sorted(headers.items())),
         arch=device.arch,
-        grid=(grid, 1, 1),
+        grid=(min(tiles, device.sm_count), 1, 1),
         block=(threads, 1, 1),
         smem_bytes=smem,
         params=params,

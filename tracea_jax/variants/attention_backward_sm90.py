@@ -33,6 +33,7 @@ from tracea_jax.variants.space import (
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 _WIDEST_HEAD = 128
+_COUNTERS = ("counter_keys", "counter_queries")  # of tiles that were drawn
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 CHOICES = {
     "tile_kv": (128, 192),
@@ -92,10 +93,10 @@ class AttentionBackwardSm90:
     ) -> AttentionBackwardSm90Config:
         if problem.head_dim <= 64:
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=96, tile_q=128, block_kv=128
+                tile_kv=128, block_q=96, tile_q=192, block_kv=80, stages_kv=3
             )
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=64, tile_q=128, block_kv=96
+            tile_kv=128, block_q=64, tile_q=128, block_kv=64
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
@@ -115,12 +116,13 @@ class AttentionBackwardSm90:
         has_blind = may_be_blind(p)
         shape = emit.rows_shape(p, c)
         scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
+        scratch += [Buffer(name=n, shape=(1,), dtype="uint32") for n in _COUNTERS]
         steps: list[Step] = [
             Launch(
                 name="prepare",
                 kernel=emit.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
-                writes=("rows", *("blind",) * has_blind),
+                writes=("rows", *_COUNTERS, *("blind",) * has_blind),
             )
         ]
         if has_blind:
@@ -139,13 +141,13 @@ class AttentionBackwardSm90:
                 name="keys",
                 kernel=emit.keys_kernel(p, c, device, has_blind),
                 reads=emit.keys_reads(p, has_blind),
-                writes=("dk", "dv"),
+                writes=("dk", "dv", "counter_keys"),
             ),
             Launch(
                 name="queries",
                 kernel=emit.queries_kernel(p, c, device),
                 reads=emit.queries_reads(p),
-                writes=("dq",),
+                writes=("dq", "counter_queries"),
             ),
         ]
         optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
@@ -261,16 +263,6 @@ def ids_and_spans(
     return (whole(kv_ids, padded), *spans)
 
 
-def _keys_registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: two sums, two blocks of scores, and weights."""
-    return problem.head_dim + config.block_q + config.block_q // 4
-
-
-def _queries_registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
-    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4
-
-
 def _most_registers(tile: Any) -> Any:
     two, three = _REGISTERS.values()
     return two - (tile // emit.ROWS - 2) * (two - three)
@@ -292,12 +284,12 @@ _RULES = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (_keys_registers(p, c) > _most_registers(c.tile_kv))
-            | (_queries_registers(p, c) > _most_registers(c.tile_q))
+            (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
         ),
         why=lambda p, c, d: (
-            f"sums and scores take {_keys_registers(p, c)} and "
-            f"{_queries_registers(p, c)} registers of a thread; there are "
+            f"sums and scores take {emit.keys_registers(p, c)} and "
+            f"{emit.queries_registers(p, c)} registers of a thread; there are "
             f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
         ),
     ),
