@@ -15,10 +15,13 @@ from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.emit.kernel import TensorMap
+from tracea_jax.ops.attention.reference import backward_reference, reference
+from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.attention_backward_sm90 import (
     ATTENTION_BACKWARD_SM90,
+    gradient_of_sinks,
     ids_and_spans,
     may_be_blind,
     mean_of_blind,
@@ -27,7 +30,10 @@ from tracea_jax.variants.attention_backward_sm90 import (
 H200 = NAMED["H200"]
 USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
 LENGTHS = {"q_lengths": True, "kv_lengths": True}
-EVERYTHING = {"window": (300, 7), "is_causal": True, "segments": True, **LENGTHS}
+EVERYTHING = {
+    **{"window": (300, 7), "is_causal": True, "segments": True, "soft_cap": 30.0},
+    **{"sinks": True, **LENGTHS},
+}
 
 
 def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
@@ -59,8 +65,7 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
             "it computes no grad",
         ),
         ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
-        ({"soft_cap": 30.0}, "it caps no scores"),
-        ({"sinks": True}, "it has no sinks"),
+        ({"soft_cap": 1e9}, "soft_cap=1000000000.0; it takes caps from"),
         ({"value_dim": 64}, "values of 64 columns"),
         ({"aligned_at_end": True}, "it counts positions from the start"),
         ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
@@ -89,7 +94,7 @@ def test_it_is_the_default_where_cudnn_cannot_run():
     assert plan(problem(segments=True), H200).variant == "attention_backward_sm90"
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
-    assert plan(problem(q_len=64, segments=True), H200).variant == "xla"
+    assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
 
 
 HEAD_DIMS = (8, 40, 64, 72, 96, 128)
@@ -132,9 +137,10 @@ def test_steps_read_what_the_problem_has():
     call = ATTENTION_BACKWARD_SM90.call(problem(**EVERYTHING), USUAL, H200)
     lengths = ("q_lengths", "kv_lengths")
     ids = ("q_segments", "kv_segments")
-    assert call.operands == ("q", "k", "v", *lengths, *ids, "o", "lse", "do")
+    assert call.operands == ("q", "k", "v", *lengths, *ids, "sinks", "o", "lse", "do")
+    assert call.results == ("dq", "dk", "dv", "dsinks")
     names = [step.name for step in call.steps]
-    assert names == ["prepare", "mean", "segments", "keys", "queries"]
+    assert names == ["prepare", "mean", "segments", "sinks", "keys", "queries"]
 
 
 @pytest.mark.parametrize(
@@ -189,6 +195,26 @@ def test_the_mean_is_the_gradient_of_a_mean():
     found = mean_of_blind(np, blind, group=2, kv_len=5, dtype="float32")
     for key in range(5):
         np.testing.assert_allclose(found, expected[:, key], rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_sinks_is_that_of_the_reference():
+    """From exponents and deltas as the first kernel leaves them; a query is padded."""
+    asked = problem(8, batch=2, q_len=5, kv_len=7, heads=2, kv_heads=1, sinks=True)
+    spec = spec_of(dataclasses.replace(asked, dtype="float32"))
+    rng = np.random.default_rng(0)
+    shapes = [(2, 5, 2, 8), (2, 7, 1, 8), (2, 7, 1, 8), (2,)]
+    q, k, v, sinks = (rng.standard_normal(s).astype("float32") for s in shapes)
+    do = rng.standard_normal(q.shape).astype("float32")
+    o, lse = reference(q, k, v, sinks, spec=spec, lse=np.dtype("float32"))
+    rows = np.zeros((2, 2, 2, 6), np.float32)
+    rows[:, :, 0] = np.inf
+    rows[:, :, 0, :5] = lse * np.log2(np.e)
+    rows[:, :, 1, :5] = (do * o).sum(-1).swapaxes(1, 2)
+    *_, expected = backward_reference(
+        *(q, k, v, sinks, o, lse, do), spec=spec, sinks_gradient=True
+    )
+    found = gradient_of_sinks(np, sinks, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_spans_are_the_extremes_of_tiles():

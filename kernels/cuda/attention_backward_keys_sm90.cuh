@@ -31,6 +31,7 @@
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
+#include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
@@ -49,7 +50,9 @@ struct AttentionKeysParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads of keys, of all examples, of one section
-  float scale, scale_log2;
+  float scale;
+  float cap_factor;  // scale / cap, if scores are capped
+  float scale_log2;  // of what weights are powers: scale log2(e), or cap log2(e)
 };
 
 // What is known of each query of a block, aligned as copies need it.
@@ -256,13 +259,15 @@ struct AttentionKeys {
     int ids[2];  // segments of the thread's two keys
   };
 
-  // p of the consumer's keys and a block of queries, from their scores, and rounded.
+  // p of the consumer's keys and a block of queries, from their scores, and rounded. If
+  // scores are capped, p stays times the derivative of that.
   template <bool kMasks>
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], u32 (&rounded)[kSteps][4],
                            const Interval& queries, const int (&ids)[2], int block, int key,
                            int stage, int thread) const {
     const int column = wgmma_accumulator_col(thread, 0);
     const u32 exponents = shared_address(smem.rows[stage].exponents) + 4 * column;
+    if constexpr (Traits::kCaps) soft_cap(s, p.cap_factor);
     int begin[2], end[2];
     if constexpr (kMasks) {
       const int first = block * kBlockQ + column;
@@ -293,7 +298,8 @@ struct AttentionKeys {
               (!Traits::kSegments || static_cast<int>(segments[i % 2]) == ids[i / 2]);
           c[i] = is_seen ? c[i] : 0.0f;
         }
-        s[4 * j + i] = c[i];
+        float& score = s[4 * j + i];
+        score = Traits::kCaps ? c[i] * fmaf(-score, score, 1.0f) : c[i];
       }
       round_block<Element>(rounded, j, c);
     }

@@ -26,6 +26,7 @@
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
+#include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
@@ -42,7 +43,7 @@ struct AttentionQueriesParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads, of all examples, of one section
-  float scale, scale_log2;
+  float scale, cap_factor, scale_log2;
 };
 
 template <class Traits>
@@ -245,7 +246,8 @@ struct AttentionQueries {
     int ids[2];  // segments of the rows
   };
 
-  // p of the consumer's queries and a block of keys, in the place of their scores.
+  // p of the consumer's queries and a block of keys, in the place of their scores; times
+  // the derivative of the cap, if there is one.
   template <bool kMasks>
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], const Progress& at,
                            const Interval& keys, int block, int query, int stage,
@@ -253,6 +255,7 @@ struct AttentionQueries {
     const u32 segments = shared_address(smem.segments[stage]) +
                          4 * wgmma_accumulator_col(thread, 0);
     const int first = block * kBlockKv + wgmma_accumulator_col(thread, 0);
+    if constexpr (Traits::kCaps) soft_cap(s, p.cap_factor);
     int begin[2], end[2];
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -267,7 +270,9 @@ struct AttentionQueries {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         float& x = s[4 * j + i];
+        const float slope = Traits::kCaps ? fmaf(-x, x, 1.0f) : 1.0f;
         x = ex2_approx(fmaf(x, p.scale_log2, -at.exponent[i / 2]));
+        if constexpr (Traits::kCaps) x *= slope;
         const int column = 8 * j + i % 2;
         const bool is_seen =
             !kMasks ||

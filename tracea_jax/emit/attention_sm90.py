@@ -35,7 +35,7 @@ WARP_ROWS = 16  # of the result, that a warp stores
 SCHEDULES = ("drawn", "static", "grid")
 _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
-SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
+_SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
@@ -159,7 +159,7 @@ def section(problem: AttentionProblem) -> int:
     """
     group = problem.heads // problem.kv_heads
     bytes_of_keys = 2 * problem.kv_len * problem.head_dim * _ITEMSIZE
-    fitting = max(1, SECTION_BYTES // bytes_of_keys) * group
+    fitting = max(1, _SECTION_BYTES // bytes_of_keys) * group
     return min(fitting, problem.heads * problem.batch)
 
 

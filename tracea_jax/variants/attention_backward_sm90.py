@@ -3,16 +3,18 @@
 Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
 ran forward; both skip what nobody sees, and neither adds in memory, so that results are
 the same from run to run. Here are the reasons that refuse problems, the legal configs
-and the calls; the kernels' text is in ``emit.attention_backward_sm90``. Caller: the
+and the calls; the kernels' text is in ``emit.attention_backward_kernels``. Caller: the
 op's record (``ops.attention.op``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_kernels as kernels
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
@@ -20,7 +22,7 @@ from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
-from tracea_jax.variants.attention_sm90 import LONGEST, device_refuses, size_refuses
+from tracea_jax.variants.attention_sm90 import device_refuses, size_refuses
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
@@ -33,6 +35,8 @@ from tracea_jax.variants.space import (
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 _WIDEST_HEAD = 128
+_ROWS = forward.ROWS
+_LONGEST = 1 << 30  # positions that may be added without overflow
 _COUNTERS = ("counter_keys", "counter_queries")  # of tiles that were drawn
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 CHOICES = {
@@ -100,10 +104,11 @@ class AttentionBackwardSm90:
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN, which computes scores once instead of twice, cannot run."""
+        """Where cuDNN, which computes scores once, not twice, cannot skip them."""
         if min(problem.q_len, problem.kv_len) < _FEWEST:
             return False
-        return ATTENTION_CUDNN.why_not(problem, device) is not None
+        is_alone = ATTENTION_CUDNN.why_not(problem, device) is not None
+        return is_alone or problem.segments
 
     def call(
         self,
@@ -120,7 +125,7 @@ class AttentionBackwardSm90:
         steps: list[Step] = [
             Launch(
                 name="prepare",
-                kernel=emit.rows_kernel(p, c, device, has_blind),
+                kernel=kernels.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
                 writes=("rows", *_COUNTERS, *("blind",) * has_blind),
             )
@@ -136,25 +141,27 @@ class AttentionBackwardSm90:
         if p.segments:
             scratch += _segment_buffers(p, c)
             steps.append(_of_segments(p, c))
+        if p.sinks:
+            steps.append(_OF_SINKS)
         steps += [
             Launch(
                 name="keys",
-                kernel=emit.keys_kernel(p, c, device, has_blind),
+                kernel=kernels.keys_kernel(p, c, device, has_blind),
                 reads=emit.keys_reads(p, has_blind),
                 writes=("dk", "dv", "counter_keys"),
             ),
             Launch(
                 name="queries",
-                kernel=emit.queries_kernel(p, c, device),
+                kernel=kernels.queries_kernel(p, c, device),
                 reads=emit.queries_reads(p),
                 writes=("dq", "counter_queries"),
             ),
         ]
         optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
-        optional += ("q_segments", "kv_segments") * p.segments
+        optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
         return Steps(
             operands=("q", "k", "v", *optional, "o", "lse", "do"),
-            results=("dq", "dk", "dv"),
+            results=("dq", "dk", "dv", *("dsinks",) * p.sinks),
             scratch=tuple(scratch),
             steps=tuple(steps),
         )
@@ -202,6 +209,30 @@ def mean_of_blind(
     batch, _, heads, dim = blind.shape
     shared = module.sum(blind, 1).reshape(batch, heads // group, group, dim)
     return module.sum(shared, 2) * module.asarray(1 / kv_len, dtype).astype("float32")
+
+
+def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
+    """-sum of p delta over all queries, p being the weight of the sink.
+
+    Args:
+      module: the array module.
+      sinks: float32 (heads,).
+      rows: float32 (batch, heads, 2 or 3, queries), see attention_rows.cuh.
+
+    Returns:
+      float32 (heads,).
+    """
+    log2 = sinks[:, None] * math.log2(math.e)
+    weights = module.exp2(log2 - rows[:, :, 0])
+    return -module.sum(weights * rows[:, :, 1], (0, 2))
+
+
+_OF_SINKS = Expression(
+    name="sinks",
+    function=gradient_of_sinks,
+    reads=("sinks", "rows"),
+    writes=("dsinks",),
+)
 
 
 def _segment_buffers(
@@ -265,7 +296,7 @@ def ids_and_spans(
 
 def _most_registers(tile: Any) -> Any:
     two, three = _REGISTERS.values()
-    return two - (tile // emit.ROWS - 2) * (two - three)
+    return two - (tile // _ROWS - 2) * (two - three)
 
 
 _RULES = (
@@ -297,8 +328,10 @@ _RULES = (
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:
-    if problem.dtype not in emit.DTYPES:
-        return f"operands of dtype {problem.dtype}; it takes {', '.join(emit.DTYPES)}"
+    if problem.dtype not in forward.DTYPES:
+        return (
+            f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
+        )
     if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
         return (
             f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
@@ -308,23 +341,26 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
 
 def _tiles_refuse(problem: AttentionProblem) -> str | None:
     p = problem
-    if -(-p.kv_len // emit.ROWS) * p.kv_heads * p.batch > INT32_MAX:
+    if -(-p.kv_len // _ROWS) * p.kv_heads * p.batch > INT32_MAX:
         return "the keys have more than 2^31 - 1 tiles of 64"
     return None
 
 
 def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
-    if reason := refuses_extras(p, "segments"):
+    if reason := refuses_extras(p, "segments", "soft_cap", "sinks"):
         return reason
-    if p.segments and max(p.q_len, p.kv_len) > emit.ROWS * emit.MOST_BLOCKS:
-        return f"segments and a length above {emit.ROWS * emit.MOST_BLOCKS}"
+    low, high = 2.0**-20, 2.0**20
+    if p.soft_cap is not None and not low <= p.soft_cap <= high:
+        return f"soft_cap={p.soft_cap}; it takes caps from {low:.3g} to {high:.3g}"
+    if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
+        return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
     if p.bias:
         return "it computes no gradient of a bias"
     if p.mask:
         return "it reads no mask"
-    if p.window and max(map(abs, p.window)) > LONGEST:
-        return f"window {p.window} with a side above {LONGEST}"
+    if p.window and max(map(abs, p.window)) > _LONGEST:
+        return f"window {p.window} with a side above {_LONGEST}"
     return None
 
 

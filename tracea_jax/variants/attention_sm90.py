@@ -30,7 +30,7 @@ from tracea_jax.variants.space import (
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, zeros
 
 _WIDEST_HEAD = 256
-LONGEST = 1 << 30  # positions that may be added without overflow
+_LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
 # Fewest queries and keys with which it was at least as fast as cuDNN on an H200, by the
 # columns of a head; other heads were not measured.
@@ -241,8 +241,8 @@ def size_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if not all((p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads)):
         return "there is nothing to compute"
-    if max(p.q_len, p.kv_len) > LONGEST:
-        return f"a length above {LONGEST}"
+    if max(p.q_len, p.kv_len) > _LONGEST:
+        return f"a length above {_LONGEST}"
     if -(-p.q_len // emit.ROWS) * p.heads * p.batch > INT32_MAX:
         return "the output has more than 2^31 - 1 tiles of 64 queries"
     low, high = _SCALES
@@ -261,6 +261,6 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return "it adds no bias"
     if p.mask:
         return refuses_mask(p) or "it reads no mask"
-    if p.window and max(map(abs, p.window)) > LONGEST:
-        return f"window {p.window} with a side above {LONGEST}"
+    if p.window and max(map(abs, p.window)) > _LONGEST:
+        return f"window {p.window} with a side above {_LONGEST}"
     return None

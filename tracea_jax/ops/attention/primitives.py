@@ -180,7 +180,8 @@ def _tangent_transpose(
     if isinstance(ct, Zero):
         grads = {name: Zero(of[name].aval) for name in linear}
     else:
-        which = {f"{name}_gradient": name in linear for name in ("bias", "sinks")}
+        which: Params = {"bias_gradient": "bias" in linear}
+        which["sinks_gradient"] = "sinks" in spec.optional  # it costs next to nothing
         how["implementation"] = _gradients_of(how["implementation"])
         found = _aligned(
             attention_backward_p, *primals, o, lse, ct, spec=spec, **which, **how
