@@ -118,7 +118,6 @@ def test_registers_and_memory_refuse_configs():
     for change, reason in (
         ({"block_q": 80}, "registers"),
         ({"tile_q": 192}, "shared memory"),
-        ({"stages_q": 3, "stages_kv": 3}, "shared memory"),
         ({"block_kv": 72}, "block_kv"),
     ):
         with pytest.raises(ValueError, match=reason):
