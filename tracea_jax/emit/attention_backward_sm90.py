@@ -14,7 +14,8 @@ from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.problem import AttentionProblem
 
 _ROW_BYTES = 128  # of a slab
-_BARRIERS = 1024  # bytes for them, and for the last alignment
+_ALIGNMENT = 1024  # of tiles, which the whole is a multiple of
+_BARRIERS = 256  # bytes for them, and for words that both roles read
 ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
 _MAP_BYTES = 2 * MOST_BLOCKS // 8  # of those that are seen, and of full ones
@@ -56,8 +57,7 @@ def keys_smem_bytes(
     rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
     block = 2 * _tile_bytes(problem, config.block_q) + rows
     tile = 2 * 2 * _tile_bytes(problem, config.tile_kv)
-    rest = _BARRIERS + _MAP_BYTES * problem.segments
-    return tile + config.stages_q * block + rest
+    return _whole(problem, tile + config.stages_q * block)
 
 
 def queries_smem_bytes(
@@ -66,8 +66,13 @@ def queries_smem_bytes(
     """Shared memory of a block of the kernel for dq."""
     block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
     tile = 2 * 2 * _tile_bytes(problem, config.tile_q)
-    rest = _BARRIERS + _MAP_BYTES * problem.segments
-    return tile + config.stages_kv * block + rest
+    return _whole(problem, tile + config.stages_kv * block)
+
+
+def _whole(problem: AttentionProblem, tiles: Any) -> Any:
+    """Shared memory, tiles and all."""
+    total = tiles + _BARRIERS + _MAP_BYTES * problem.segments
+    return -(-total // _ALIGNMENT) * _ALIGNMENT
 
 
 def keys_registers(

@@ -41,10 +41,10 @@ _COUNTERS = ("counter_keys", "counter_queries")  # of tiles that were drawn
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 CHOICES = {
     "tile_kv": (128, 192),
-    "block_q": (64, 80, 96, 128),
+    "block_q": (48, 64, 80, 96),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
-    "block_kv": (64, 80, 96, 112, 128),
+    "block_kv": (64, 80, 96, 128),
     "stages_kv": (2, 3),
 }
 # Registers of a thread for sums and scores that there are without spilling any.
