@@ -78,7 +78,7 @@ def sweep(problem: AttentionProblem, *fields: str) -> int:
 def test_every_tile_at_one_awkward_shape(head_dim, fields):
     problem = dataclasses.replace(BASE, head_dim=head_dim, **fields)
     of_keys = sweep(problem, "tile_kv", "block_q")
-    assert of_keys + sweep(problem, "tile_q", "block_kv", "stages_kv") > 8
+    assert of_keys + sweep(problem, "tile_q", "block_kv", "stages_kv") > 5
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 96, 112])
