@@ -32,6 +32,7 @@ Implementation = Literal[
     "cudnn",
     "attention_cpu",
     "attention_sm90",
+    "attention_backward_sm90",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]
