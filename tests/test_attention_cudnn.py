@@ -141,7 +141,7 @@ def test_it_is_the_default_where_it_is_expected_to_win():
     assert (found.variant, found.origin) == ("cudnn", "policy")
     small = dataclasses.replace(PROBLEM, q_len=32, kv_len=64)
     assert plan(small, H200).variant == "xla"
-    assert plan(small, H200, implementation="tracea").variant == "attention_sm90"
+    assert plan(small, H200, implementation="tracea").variant == "attention_decode_sm90"
     decoding = dataclasses.replace(PROBLEM, q_len=1, kv_lengths=True)
     assert plan(decoding, H200).variant == "cudnn"
     masked = dataclasses.replace(decoding, mask=(2, 1, 1, 256))

@@ -31,6 +31,7 @@ Implementation = Literal[
     "conv2d_cpu",
     "cudnn",
     "attention_cpu",
+    "attention_decode_sm90",
     "attention_sm90",
 ]
 
