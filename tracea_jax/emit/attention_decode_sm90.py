@@ -254,7 +254,8 @@ kSavesLse = {cxx(_saves_lse(problem, config))};
 
 extern "C" __global__ void __launch_bounds__({THREADS}, {config.blocks_per_sm})
 {entry_name(problem, config)}({", ".join(parameters)}) {{
-  tracea::attention_decode_sm90<Traits>({{{arguments}, {", ".join(names)}, scale_log2}});
+  tracea::attention_decode_sm90<Traits>(
+      {{{arguments}, {", ".join(names)}, scale_log2}});
 }}
 """
 

@@ -1,4 +1,4 @@
-"""attention_decode_sm90: few queries against many keys, at the rate of memory, on Hopper.
+"""attention_decode_sm90: few queries against long caches on Hopper.
 
 Here are the reasons that refuse problems, the legal configs and the one to use without
 measurements; the kernels' text is in ``emit.attention_decode_sm90``. Caller: the op's
@@ -86,9 +86,7 @@ class AttentionDecodeSm90:
     ) -> AttentionDecodeSm90Config:
         assert isinstance(device, CudaDevice)
         wide = problem.head_dim > 128
-        config = AttentionDecodeSm90Config(
-            tile_kv=64, blocks_per_sm=1 if wide else 2
-        )
+        config = AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=1 if wide else 2)
         return dataclasses.replace(config, splits=_splits(problem, config, device))
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
@@ -175,7 +173,7 @@ def _parts_bytes(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _parts_refuse(problem: AttentionProblem, config: Any) -> Any:
-    """Whether the sums of all parts are too large, or the launch has too many blocks."""
+    """Whether the sums of all parts are too large, or too many blocks are launched."""
     too_large = _parts_bytes(problem, config) > _LARGEST_PARTS
     too_many = emit.tiles(problem) * config.splits > INT32_MAX
     return np.logical_and(config.splits > 1, np.logical_or(too_large, too_many))
