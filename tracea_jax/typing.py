@@ -33,6 +33,7 @@ Implementation = Literal[
     "attention_cpu",
     "attention_decode_sm90",
     "attention_sm90",
+    "paged_attention_sm90",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

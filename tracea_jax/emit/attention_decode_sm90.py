@@ -59,6 +59,19 @@ class AttentionDecodeSm90Config:
         return f"{self.tile_kv} x{self.blocks_per_sm} split {self.splits}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Where keys lie that do not lie in one piece: (kv_heads, count, size, head_dim).
+
+    Attributes:
+      size: keys of a page.
+      count: pages in all.
+    """
+
+    size: int
+    count: int
+
+
 def queries(problem: AttentionProblem) -> int:
     """Queries of a tile: with all heads that share keys, 64 rows at most."""
     group = problem.heads // problem.kv_heads
@@ -82,13 +95,17 @@ def slots(
 
 
 def kernels(
-    problem: AttentionProblem, config: AttentionDecodeSm90Config, device: CudaDevice
+    problem: AttentionProblem,
+    config: AttentionDecodeSm90Config,
+    device: CudaDevice,
+    pages: Pages | None = None,
 ) -> tuple[Kernel, ...]:
     """What computes a forward problem with this config.
 
-    The first kernel's operands are q, k, v and the lengths, if there are any. If it is
-    the only one its results are o and the log-sum-exp, if that is saved; else they are
-    the sums and totals, which are the operands of the second.
+    The first kernel's operands are q, k, v, the lengths, if there are any, and with
+    pages the table of them. If it is the only one its results are o and the
+    log-sum-exp, if that is saved; else they are the sums and totals, which are the
+    operands of the second.
     """
     t = problem.dtype
     scores = Wgmma(n=config.tile_kv, lhs=t, rhs=t)
@@ -97,14 +114,14 @@ def kernels(
     headers = (*sources.headers("attention_decode_sm90.cuh"), *generated.items())
     count = _slots(problem, config, device)
     parts = Kernel(
-        entry=entry_name(problem, config),
-        source=_source(problem, config, scores, sums, count),
+        entry=entry_name(problem, config, pages),
+        source=_source(problem, config, pages, scores, sums, count),
         headers=tuple(sorted(headers)),
         arch=device.arch,
         grid=(tiles(problem) * config.splits, 1, 1),
         block=(THREADS, 1, 1),
         smem_bytes=_smem_bytes(problem, config, count),
-        params=_params(problem, config),
+        params=_params(problem, config, pages),
     )
     if config.splits == 1:
         return (parts,)
@@ -124,7 +141,17 @@ def _smem_bytes(
     return slabs(problem) * rows * _ROW_BYTES + _BARRIER_BYTES
 
 
-def entry_name(problem: AttentionProblem, config: AttentionDecodeSm90Config) -> str:
+def _boxes(config: AttentionDecodeSm90Config, pages: Pages | None) -> tuple[int, int]:
+    """Keys of a box of a whole block, and of one that a sequence does not fill."""
+    whole = min(config.tile_kv, pages.size) if pages else config.tile_kv
+    return whole, min(FEW_ROWS, whole)
+
+
+def entry_name(
+    problem: AttentionProblem,
+    config: AttentionDecodeSm90Config,
+    pages: Pages | None = None,
+) -> str:
     """What the kernel computes and how, readable in a profiler; free of lengths."""
     left, right = window(problem)
     parts = (
@@ -135,6 +162,7 @@ def entry_name(problem: AttentionProblem, config: AttentionDecodeSm90Config) -> 
         "from_end" if problem.aligned_at_end else "",
         "kvlen" if problem.kv_lengths else "",
         "lse" if _saves_lse(problem, config) else "",
+        f"pages_of_{_boxes(config, pages)[0]}" if pages else "",
         f"{config.tile_kv}x{config.blocks_per_sm}",
         "parts" if config.splits > 1 else "",
     )
@@ -147,11 +175,12 @@ def _saves_lse(problem: AttentionProblem, config: AttentionDecodeSm90Config) -> 
 
 
 def _params(
-    problem: AttentionProblem, config: AttentionDecodeSm90Config
+    problem: AttentionProblem, config: AttentionDecodeSm90Config, pages: Pages | None
 ) -> tuple[Param, ...]:
     """The arguments of the first kernel's entry point, in the order of ``_source``."""
     p, is_whole = problem, config.splits == 1
-    out = 3 + p.kv_lengths
+    table = 3 + p.kv_lengths
+    out = table + (pages is not None)
     left, right = window(p)
     results = {
         "o": out if is_whole else -1,
@@ -159,17 +188,17 @@ def _params(
         "sums": -1 if is_whole else out,
         "totals": -1 if is_whole else out + 1,
         "kv_lengths": 3 if p.kv_lengths else -1,
-        "pages": -1,
+        "pages": table if pages else -1,
     }
     numbers = (
         *(p.q_len, p.kv_len, p.heads, p.heads // p.kv_heads, left or 0, right or 0),
-        *(config.splits, queries(p), 1, 1),
+        *(config.splits, queries(p)),
+        *((pages.size, p.kv_len // pages.size) if pages else (1, 1)),
     )
-    few = min(FEW_ROWS, config.tile_kv)
+    boxes = _boxes(config, pages)
     return (
         _map_of_queries(p),
-        *(_map_of_keys(p, side, config.tile_kv) for side in (1, 2)),
-        *(_map_of_keys(p, side, few) for side in (1, 2)),
+        *(_map_of_keys(p, pages, side, rows) for rows in boxes for side in (1, 2)),
         *(Pointer(operand=number) for number in results.values()),
         *(Scalar(value=value) for value in numbers),
         _scale(p),
@@ -194,15 +223,23 @@ def _map_of_queries(problem: AttentionProblem) -> TensorMap:
     )
 
 
-def _map_of_keys(problem: AttentionProblem, operand: int, rows: int) -> TensorMap:
-    """Boxes of ``rows`` keys of a slab of one head of one sequence."""
+def _map_of_keys(
+    problem: AttentionProblem, pages: Pages | None, operand: int, rows: int
+) -> TensorMap:
+    """Boxes of ``rows`` keys of a slab of one head of one sequence, or of one page."""
     p = problem
     row = p.head_dim * _ITEMSIZE
+    dims = (p.head_dim, p.kv_len, p.kv_heads, p.batch)
+    strides = (p.kv_heads * row, row, p.kv_len * p.kv_heads * row)
+    if pages:
+        page = pages.size * row
+        dims = (p.head_dim, pages.size, p.kv_heads, pages.count)
+        strides = (row, pages.count * page, page)
     return TensorMap(
         operand=operand,
         dtype=p.dtype,
-        dims=(p.head_dim, p.kv_len, p.kv_heads, p.batch),
-        strides=(p.kv_heads * row, row, p.kv_len * p.kv_heads * row),
+        dims=dims,
+        strides=strides,
         box=(ROWS, rows, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
@@ -211,12 +248,14 @@ def _map_of_keys(problem: AttentionProblem, operand: int, rows: int) -> TensorMa
 def _source(
     problem: AttentionProblem,
     config: AttentionDecodeSm90Config,
+    pages: Pages | None,
     scores: Wgmma,
     sums: Wgmma,
     count: int,
 ) -> str:
     """The translation unit of the first kernel: Traits and one entry."""
     left, right = window(problem)
+    whole, few = _boxes(config, pages)
     scalars = "q_len kv_len heads group left right splits queries page_rows page_count"
     names = scalars.split()
     parameters = [f"{_MAP} {name}" for name in ("q", "k", "v", "k_few", "v_few")]
@@ -239,12 +278,12 @@ struct Traits {{
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {problem.head_dim}, kSlabs = {slabs(problem)};
   static constexpr int kTileKv = {config.tile_kv}, kSlots = {count};
-  static constexpr int kBoxRows = {config.tile_kv}, \
-kFewRows = {min(FEW_ROWS, config.tile_kv)};
+  static constexpr int kBoxRows = {whole}, kFewRows = {few};
   static constexpr bool kHasLeft = {cxx(left is not None)}, \
 kHasRight = {cxx(right is not None)}, kKvLengths = {cxx(problem.kv_lengths)}, \
 kFromEnd = {cxx(problem.aligned_at_end)};
-  static constexpr bool kPaged = false, kSplits = {cxx(config.splits > 1)}, \
+  static constexpr bool kPaged = {cxx(pages is not None)}, \
+kSplits = {cxx(config.splits > 1)}, \
 kSavesLse = {cxx(_saves_lse(problem, config))};
   static constexpr unsigned kFirstEmptyParity = {Ring(stages=count).producer_parity(0)};
   static constexpr int kThreads = {THREADS};
@@ -253,7 +292,7 @@ kSavesLse = {cxx(_saves_lse(problem, config))};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({THREADS}, {config.blocks_per_sm})
-{entry_name(problem, config)}({", ".join(parameters)}) {{
+{entry_name(problem, config, pages)}({", ".join(parameters)}) {{
   tracea::attention_decode_sm90<Traits>(
       {{{arguments}, {", ".join(names)}, scale_log2}});
 }}

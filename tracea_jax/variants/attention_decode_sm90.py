@@ -8,6 +8,7 @@ record (``ops.attention.op``).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_decode_sm90 as emit
 from tracea_jax.emit.attention_decode_sm90 import AttentionDecodeSm90Config
 from tracea_jax.emit.attention_sm90 import DTYPES, ROWS
+from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
 from tracea_jax.variants.base import Call
@@ -99,31 +101,40 @@ class AttentionDecodeSm90:
         device: Device,
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        attend, *combine = emit.kernels(problem, config, device)
-        if not combine:
-            return attend
-        p = problem
-        parts = (p.batch, p.q_len, p.heads, config.splits)
-        operands = ("q", "k", "v", *(("kv_lengths",) * p.kv_lengths))
-        results = ("o", *(("lse",) * p.saves_lse))
-        between = ("sums", "totals")
-        return Steps(
-            operands=operands,
-            results=results,
-            scratch=(
-                Buffer(name="sums", shape=(*parts, p.head_dim), dtype="float32"),
-                Buffer(name="totals", shape=(*parts, 2), dtype="float32"),
-            ),
-            steps=(
-                Launch(name="attend", kernel=attend, reads=operands, writes=between),
-                Launch(
-                    name="combine", kernel=combine[0], reads=between, writes=results
-                ),
-            ),
-        )
+        operands = ("q", "k", "v", *(("kv_lengths",) * problem.kv_lengths))
+        kernels = emit.kernels(problem, config, device)
+        return in_steps(problem, config, kernels, operands)
 
 
 ATTENTION_DECODE_SM90 = AttentionDecodeSm90()
+
+
+def in_steps(
+    problem: AttentionProblem,
+    config: AttentionDecodeSm90Config,
+    kernels: Sequence[Kernel],
+    operands: tuple[str, ...],
+) -> Call:
+    """The kernels as one call of these operands."""
+    attend, *combine = kernels
+    if not combine:
+        return attend
+    p = problem
+    parts = (p.batch, p.q_len, p.heads, config.splits)
+    results = ("o", *(("lse",) * p.saves_lse))
+    between = ("sums", "totals")
+    return Steps(
+        operands=operands,
+        results=results,
+        scratch=(
+            Buffer(name="sums", shape=(*parts, p.head_dim), dtype="float32"),
+            Buffer(name="totals", shape=(*parts, 2), dtype="float32"),
+        ),
+        steps=(
+            Launch(name="attend", kernel=attend, reads=operands, writes=between),
+            Launch(name="combine", kernel=combine[0], reads=between, writes=results),
+        ),
+    )
 
 
 def _splits(
