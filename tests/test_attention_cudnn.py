@@ -397,7 +397,15 @@ def emulated(monkeypatch):
 ARGUMENTS = dict(
     zip(
         OPTIONAL,
-        ("bias", "mask", "query_seq_lengths", "key_value_seq_lengths"),
+        (
+            "bias",
+            "mask",
+            "query_seq_lengths",
+            "key_value_seq_lengths",
+            "query_segment_ids",
+            "key_value_segment_ids",
+            "sinks",
+        ),
         strict=True,
     )
 )

@@ -23,6 +23,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.mistakes import shown
+from tracea_jax.ops.attention import options
 from tracea_jax.ops.attention.primitives import bind
 from tracea_jax.ops.attention.reference import (
     OPTIONAL,
@@ -44,6 +45,10 @@ class Keywords(TypedDict, total=False):
     query_seq_lengths: ArrayLike | None
     key_value_seq_lengths: ArrayLike | None
     local_window_size: SupportsIndex | tuple[int, int] | None
+    query_segment_ids: ArrayLike | None
+    key_value_segment_ids: ArrayLike | None
+    logits_soft_cap: float | None
+    sinks: ArrayLike | None
     precision: PrecisionLike
     preferred_element_type: DTypeLike | None
     implementation: Implementation | None
@@ -101,6 +106,10 @@ def attention(
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: SupportsIndex | tuple[int, int] | None = None,
+    query_segment_ids: ArrayLike | None = None,
+    key_value_segment_ids: ArrayLike | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: ArrayLike | None = None,
     return_residual: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -109,13 +118,15 @@ def attention(
 ) -> Any:
     """softmax(scale * query @ key' + bias, where allowed) @ value, for each head.
 
-    Arguments and results are those of ``jax.nn.dot_product_attention``. Sizes: B
-    examples, T queries, S keys, N heads, K key/value heads (N a multiple of K; head n
-    reads n // (N / K)), H the dimension of a head. Scores and softmax are float32.
+    Arguments and results are those of ``jax.nn.dot_product_attention``, and some more.
+    Sizes: B examples, T queries, S keys, N heads, K key/value heads (N a multiple of K;
+    head n reads n // (N / K)), H the dimension of a head, V that of its values. Scores
+    and softmax are float32.
 
     Args:
       query: (B, T, N, H), or (T, N, H) without a batch.
-      key, value: (B, S, K, H) or (S, K, H), of query's dtype.
+      key: (B, S, K, H) or (S, K, H), of query's dtype.
+      value: (B, S, K, V) or (S, K, V), of query's dtype.
       bias: added to the scaled scores; of rank 4 (or less: leading dimensions are 1),
         broadcast to (B, N, T, S). Differentiable.
       mask: boolean, like bias; False forbids a key to a query.
@@ -125,8 +136,16 @@ def attention(
       key_value_seq_lengths: int32 (B,); later keys are forbidden.
       local_window_size: (left, right): query i sees keys i - left <= j <= i + right
         only; one number stands for both.
+      query_segment_ids: integers (B, T), or (T,) for all examples: a query sees only
+        the keys with its own number, as where several documents are packed into one
+        sequence. Numbers need no order, and none stands for padding.
+      key_value_segment_ids: (B, S) or (S,); those of the queries if T == S.
+      logits_soft_cap: a positive number c: the scaled scores s, bias included, become
+        c * tanh(s / c) before the masks.
+      sinks: (N,), a further logit for the softmax of each head, whose weight multiplies
+        no value. Differentiable.
       return_residual: whether to return (output, log-sum-exp of each query's scores);
-        the second is (B, T, N) or (T, N) and has no derivative.
+        the second counts the sink too; it is (B, T, N) or (T, N) and has no derivative.
       precision: of both products, as in ``jax.lax.dot_general``; one for both operands.
         It changes nothing for 16-bit operands, whose products are exact in float32.
       preferred_element_type: None or query's dtype; the output has no other.
@@ -136,14 +155,15 @@ def attention(
       config: explicit config, the variant's own type or a dict of its fields.
 
     Returns:
-      The output, of query's shape and dtype.
+      The output, (B, T, N, V) or (T, N, V), of query's dtype.
 
     Raises:
       ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
         implementation that cannot run the problem.
 
     A query without any allowed key gets the mean of all values from XLA and from
-    "attention_cpu"; from "cudnn", only that the result is finite. "attention_cpu" takes
+    "attention_cpu", or nearly zero if there are sinks; from "cudnn", only that the
+    result is finite. "attention_cpu" takes
     float32, bfloat16 and float16, and derivatives if there is no bias; "cudnn" takes
     bfloat16 and float16 (see ``tracea doctor``). Other dtypes, symbolic shapes and a
     scale that is a traced value are left to XLA.
@@ -157,11 +177,14 @@ def attention(
         "mask": _check_scores("mask", mask, q, k),
         "q_lengths": _check_lengths("query_seq_lengths", query_seq_lengths, q),
         "kv_lengths": _check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
+        **options.segments(query_segment_ids, key_value_segment_ids, q, k),
+        "sinks": options.sinks(sinks, q),
     }
     spec = Spec(
         scale=_scale(scale, q, implementation),
         is_causal=bool(is_causal),
         window=_window(local_window_size),
+        soft_cap=options.soft_cap(logits_soft_cap),
         precision=_precision(precision),
         optional=tuple(name for name in OPTIONAL if extra[name] is not None),
     )
@@ -177,7 +200,7 @@ def attention(
             implementation=implementation,
             config=lowering.hashable_config(config),
         )
-    o = outs[0].reshape(jnp.shape(query))
+    o = outs[0].reshape(*jnp.shape(query)[:-1], v.shape[3])
     if not return_residual:
         return o
     return o, outs[1].swapaxes(1, 2).reshape(o.shape[:-1])
@@ -202,8 +225,11 @@ def _check_shapes(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
             )
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"query must be floating point; it is {q.dtype}")
-    if v.shape != k.shape:
-        raise ValueError(f"value must have key's shape {k.shape}; it has {v.shape}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"value must have key's shape {k.shape}, but for the last size; it has "
+            f"{v.shape}"
+        )
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise ValueError(
             "query and key must agree in batch and head_dim; their shapes are "
