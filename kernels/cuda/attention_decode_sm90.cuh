@@ -38,6 +38,7 @@
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/key_parts.cuh"
 #include "tile/key_range.cuh"
 #include "tile/online_softmax.cuh"
 #include "tile/pipeline.cuh"
@@ -92,7 +93,7 @@ struct AttentionDecodeSm90 {
   // Distances in a descriptor's unit of 16 bytes, from the start of the queries.
   static constexpr u32 kUnitsToSlots = kSlabs * kSlabBytesQ / 16;
   static constexpr u32 kSlotUnits = kSlabs * kSlabBytesKv / 16;
-  static constexpr int kFewestBlocks = 2;  // of a part, that is worth a thread block
+  static constexpr int kLongest = 1 << 30;  // lengths that may be added without overflow
 
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
                 "the launch must request the shared memory that is laid out here");
@@ -140,21 +141,17 @@ struct AttentionDecodeSm90 {
     w.query = rest % tiles * p.queries;
     w.queries = min(p.queries, p.q_len - w.query);
     w.example = rest / tiles;
-    const int limit =
-        Traits::kKvLengths ? min(max(p.kv_lengths[w.example], 0), p.kv_len) : p.kv_len;
-    w.shift = Traits::kFromEnd ? limit - p.q_len : 0;
+    const int length = Traits::kKvLengths ? p.kv_lengths[w.example] : p.kv_len;
+    const int limit = min(max(length, 0), p.kv_len);
+    w.shift = Traits::kFromEnd ? min(max(length, -kLongest), kLongest) - p.q_len : 0;
     w.keys = {p.kv_len, limit, p.left, p.right};
     const int from = w.query + w.shift, to = from + w.queries - 1;
     w.range = w.keys.blocks(from, to, kTileKv);
     w.end = w.keys.has_blind(from, to) ? p.kv_len : w.keys.end(to);
     if (Traits::kPaged && limit == 0) w.range = {0, 0, 0, 0};
-    const int count = w.range.count();
-    const int parts = min(p.splits, ceil_div(count, kFewestBlocks));
-    w.first = w.last = w.range.first;
-    if (w.split < parts) {
-      w.first += static_cast<int>(static_cast<i64>(count) * w.split / parts);
-      w.last += static_cast<int>(static_cast<i64>(count) * (w.split + 1) / parts);
-    }
+    const KeyPart part = key_part(w.range.count(), w.split, p.splits);
+    w.first = w.range.first + part.first;
+    w.last = w.range.first + part.last;
     return w;
   }
 
