@@ -19,6 +19,7 @@ from tracea_jax.rewrite.attention.output import Output
 from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of, size
 from tracea_jax.rewrite.attention.scores import Scores
 from tracea_jax.rewrite.attention.site import AttentionSite
+from tracea_jax.rewrite.attention.sliced import Within, arranged
 from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
 from tracea_jax.rewrite.match import Match
@@ -218,11 +219,11 @@ class _Call:
         made = [x for group in self.roles.for_result for x in group]
         return arrange(made, [self.labels.of(d) for d in self.output.dims])
 
-    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange, int] | None:
+    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange | Within, int] | None:
         if lengths is None:
             return None
         how = self._arrange(lengths.unknown.dims, (self.roles.batch,), (0,))
-        return how, lengths.offset
+        return arranged(how, lengths.unknown), lengths.offset
 
     def _check_made(self, atoms: Sequence[Atom]) -> None:
         """Refuses masks and biases that are interior to another match."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.attention.public import attention
 from tracea_jax.rewrite.attention.dims import Arrange
+from tracea_jax.rewrite.attention.sliced import Within
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class AttentionSite:
     dtype: str
     biases: tuple[tuple[Arrange, float], ...]
     masks: tuple[tuple[Arrange, bool], ...]
-    q_lengths: tuple[Arrange, int] | None
-    kv_lengths: tuple[Arrange, int] | None
+    q_lengths: tuple[Arrange | Within, int] | None
+    kv_lengths: tuple[Arrange | Within, int] | None
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
@@ -86,7 +87,7 @@ class AttentionSite:
         return mask
 
 
-def _lengths(how: tuple[Arrange, int], x: jax.Array) -> jax.Array:
+def _lengths(how: tuple[Arrange | Within, int], x: jax.Array) -> jax.Array:
     arrange, offset = how
     x = arrange(x)
     return (x + offset if offset else x).astype(jnp.int32)
