@@ -167,7 +167,7 @@ def test_parts_are_put_together_by_a_second_kernel():
     assert pointers(attend.kernel) == [-1, -1, 4, 5, 3, -1]
     assert pointers(combine.kernel) == [0, 1, 2, 3]
     assert attend.kernel.grid == (3 * 8 * 4, 1, 1)
-    assert combine.kernel.grid == (3 * 5 * 32 // 4, 1, 1)
+    assert combine.kernel.grid == (3 * 5 * 32, 1, 1)
     whole = ATTENTION_DECODE_SM90.call(problem(), USUAL, H200)
     assert isinstance(whole, Kernel) and pointers(whole) == [3, -1, -1, -1, -1, -1]
 

@@ -16,6 +16,9 @@
 //     sequence 1   [==0==)[==1==)[==2=)
 //     sequence 2   [0][1]                                     part 2 is empty
 //
+// A thread block takes part blockIdx.x of the order of parts, and those gridDim.x further on,
+// if there are more parts than thread blocks; the copies of one follow those of the other.
+//
 // One warp copies blocks of keys and values by tensor map into one ring of slots, one
 // warpgroup multiplies. Of a block that a sequence does not fill only the rows that it has
 // are copied, kFewRows at a time; the rest of the values is set to zero in shared memory: a
@@ -58,6 +61,7 @@ struct AttentionDecodeSm90Params {
   const int* pages;                // (batch, pages of a sequence), or null
   int q_len, kv_len, heads, group;
   int left, right;                 // of the window; not looked at if there is no limit
+  int items;                       // parts of all tiles of all heads of all sequences
   int splits;                      // parts that the keys of a sequence are dealt out to
   int queries;                     // of a tile: group times as many are 64 rows at most
   int page_rows, page_count;       // of a page; of a sequence
@@ -68,7 +72,7 @@ template <class Traits>
 struct AttentionDecodeSm90Shared {
   alignas(1024) u8 q[Traits::kSlabs][64 * 128];
   alignas(1024) u8 slots[Traits::kSlots][Traits::kSlabs][Traits::kTileKv * 128];
-  u64 q_full;
+  u64 q_full, q_empty;
   u64 full[Traits::kSlots], empty[Traits::kSlots];
 };
 
@@ -113,14 +117,14 @@ struct AttentionDecodeSm90 {
   const AttentionDecodeSm90Params& p;
   Shared& smem;
 
-  // What a thread block computes, and both roles know.
+  // One part of one tile, that a thread block computes at a time, and both roles know.
   struct Work {
     int example, kv_head, split;
     int query, queries;  // the first query, and how many there are
     int shift;           // from a query's number to its position
     Interval keys;
     BlockRange range;    // that its sequence has; of them ...
-    int first, last;     // ... this block's
+    int first, last;     // ... those of this part
     int end;             // of the keys that any query sees, or takes the mean of
 
     TRACEA_DEVICE int rows_of(int block) const {
@@ -129,9 +133,9 @@ struct AttentionDecodeSm90 {
   };
 
   // Heads come first, then parts: neighbours read neighbouring memory.
-  TRACEA_DEVICE Work work() const {
+  TRACEA_DEVICE Work work(int index) const {
     const int kv_heads = p.heads / p.group;
-    int rest = static_cast<int>(blockIdx.x);
+    int rest = index;
     Work w;
     w.kv_head = rest % kv_heads;
     rest /= kv_heads;
@@ -160,6 +164,7 @@ struct AttentionDecodeSm90 {
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
       mbarrier_init(shared_address(&smem.q_full), full_arrivals());
+      mbarrier_init(shared_address(&smem.q_empty), empty_arrivals(1, 1));
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kSlots; ++i) {
         mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
@@ -177,16 +182,23 @@ struct AttentionDecodeSm90 {
 
   // --- producer: one thread ----------------------------------------------------------
 
-  TRACEA_DEVICE void produce(const Work& w) const {
-    if (w.first == w.last) return;
+  TRACEA_DEVICE void produce() const {
     State state;
-    copy_queries(w);
+    PipelineState<1> queries_state;
     TRACEA_NO_UNROLL
-    for (int block = w.first; block < w.last; ++block) {
-      if (w.rows_of(block) == kTileKv) {
-        copy_block<kBoxRows>(w, block, kTileKv, p.k, p.v, state);
-      } else {
-        copy_block<kFewRows>(w, block, w.rows_of(block), p.k_few, p.v_few, state);
+    for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
+      const Work w = work(index);
+      if (w.first == w.last) continue;
+      wait(smem.q_empty, queries_state.producer_parity());
+      queries_state.advance();
+      copy_queries(w);
+      TRACEA_NO_UNROLL
+      for (int block = w.first; block < w.last; ++block) {
+        if (w.rows_of(block) == kTileKv) {
+          copy_block<kBoxRows>(w, block, kTileKv, p.k, p.v, state);
+        } else {
+          copy_block<kFewRows>(w, block, w.rows_of(block), p.k_few, p.v_few, state);
+        }
       }
     }
   }
@@ -326,7 +338,20 @@ struct AttentionDecodeSm90 {
     }
   }
 
-  TRACEA_DEVICE void consume(const Work& w) const {
+  TRACEA_DEVICE void consume() const {
+    State state;
+    PipelineState<1> queries_state;
+    TRACEA_NO_UNROLL
+    for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
+      const Work w = work(index);
+      const bool has_keys = w.first < w.last;
+      if (has_keys) wait(smem.q_full, queries_state.consumer_parity());
+      attend(w, state);
+      if (has_keys) queries_state.advance();
+    }
+  }
+
+  TRACEA_DEVICE void attend(const Work& w, State& state) const {
     const int thread = static_cast<int>(threadIdx.x);
     const u32 start = shared_address(smem.q[0]) / 16;
     const int rows = w.queries * p.group;
@@ -340,8 +365,6 @@ struct AttentionDecodeSm90 {
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) o[i] = 0.0f;
     OnlineSoftmax softmax(p.scale_log2);
-    State state;
-    if (w.first < w.last) wait(smem.q_full, 0);
     TRACEA_NO_UNROLL
     for (int block = w.first; block < w.last; ++block) {
       float s[Scores::kAccumulators];
@@ -352,7 +375,10 @@ struct AttentionDecodeSm90 {
       multiply_keys(s, start, keys);
       wgmma_wait_group<0>();
       wgmma_fence_operands(s);
-      if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[keys]));
+      if (thread == 0) {
+        mbarrier_arrive(shared_address(&smem.empty[keys]));
+        if (block == w.last - 1) mbarrier_arrive(shared_address(&smem.q_empty));
+      }
       if (has_rows) {
         float alpha[2];
         if (!w.range.is_full(block)) mask(s, block, w, query, thread);
@@ -431,11 +457,10 @@ TRACEA_DEVICE void attention_decode_sm90(const AttentionDecodeSm90Params& p) {
     prefetch_tensormap(p.v);
   }
   kernel.initialize();
-  const typename Kernel::Work work = kernel.work();
   if (warp == kWarpgroupSize / kWarpSize) {
-    if (elect_one()) kernel.produce(work);
+    if (elect_one()) kernel.produce();
   } else {
-    kernel.consume(work);
+    kernel.consume();
   }
 }
 

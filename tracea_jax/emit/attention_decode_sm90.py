@@ -30,7 +30,7 @@ from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import AttentionProblem
 
 THREADS = 160  # a warpgroup that multiplies, a warp that copies
-COMBINE_THREADS = 128
+COMBINE_THREADS = 128  # no fewer than there may be parts
 FEW_ROWS = 16  # keys of a box of a block that a sequence does not fill
 FEWEST_SLOTS = 3
 _ITEMSIZE = 2
@@ -49,14 +49,18 @@ class AttentionDecodeSm90Config:
       tile_kv: keys of a block.
       blocks_per_sm: thread blocks that share a multiprocessor, and its shared memory.
       splits: parts that the keys of a sequence are dealt out to, at most.
+      persistent: whether there are no more thread blocks than run at a time, each of
+        which computes several parts; else there is one for each part.
     """
 
     tile_kv: int
     blocks_per_sm: int = 2
     splits: int = 1
+    persistent: bool = False
 
     def __str__(self) -> str:
-        return f"{self.tile_kv} x{self.blocks_per_sm} split {self.splits}"
+        stays = " persistent" * self.persistent
+        return f"{self.tile_kv} x{self.blocks_per_sm} split {self.splits}{stays}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +122,7 @@ def kernels(
         source=_source(problem, config, pages, scores, sums, count),
         headers=tuple(sorted(headers)),
         arch=device.arch,
-        grid=(tiles(problem) * config.splits, 1, 1),
+        grid=(_blocks(problem, config, device), 1, 1),
         block=(THREADS, 1, 1),
         smem_bytes=_smem_bytes(problem, config, count),
         params=_params(problem, config, pages),
@@ -126,6 +130,15 @@ def kernels(
     if config.splits == 1:
         return (parts,)
     return parts, _combine(problem, config, device)
+
+
+def _blocks(
+    problem: AttentionProblem, config: AttentionDecodeSm90Config, device: CudaDevice
+) -> int:
+    """Thread blocks of the first launch."""
+    items = tiles(problem) * config.splits
+    at_once = device.sm_count * config.blocks_per_sm
+    return min(items, at_once) if config.persistent else items
 
 
 def _slots(
@@ -192,7 +205,7 @@ def _params(
     }
     numbers = (
         *(p.q_len, p.kv_len, p.heads, p.heads // p.kv_heads, left or 0, right or 0),
-        *(config.splits, queries(p)),
+        *(tiles(p) * config.splits, config.splits, queries(p)),
         *((pages.size, p.kv_len // pages.size) if pages else (1, 1)),
     )
     boxes = _boxes(config, pages)
@@ -256,8 +269,8 @@ def _source(
     """The translation unit of the first kernel: Traits and one entry."""
     left, right = window(problem)
     whole, few = _boxes(config, pages)
-    scalars = "q_len kv_len heads group left right splits queries page_rows page_count"
-    names = scalars.split()
+    scalars = "q_len kv_len heads group left right items splits queries"
+    names = [*scalars.split(), "page_rows", "page_count"]
     parameters = [f"{_MAP} {name}" for name in ("q", "k", "v", "k_few", "v_few")]
     parameters += ["void* o", "float* lse", "float* sums", "float* totals"]
     parameters += ["const int* kv_lengths", "const int* pages"]
@@ -307,7 +320,7 @@ def _combine(
     rows = p.batch * p.q_len * p.heads
     lse = "_lse" * p.saves_lse
     entry = f"attention_combine_{DTYPES[p.dtype][1]}_d{p.head_dim}{lse}"
-    names = ["rows", "splits", "heads", "q_len"]
+    names = ["splits", "heads", "q_len"]
     parameters = ["const float* sums", "const float* totals", "void* o", "float* lse"]
     parameters += [*(f"int {name}" for name in names), "float scale_log2"]
     source = f"""\
@@ -332,12 +345,12 @@ extern "C" __global__ void __launch_bounds__({COMBINE_THREADS})
         source=source,
         headers=sources.headers("attention_combine.cuh"),
         arch=device.arch,
-        grid=(-(-rows // (COMBINE_THREADS // 32)), 1, 1),
+        grid=(rows, 1, 1),
         block=(COMBINE_THREADS, 1, 1),
         smem_bytes=0,
         params=(
             *(Pointer(operand=i) for i in (0, 1, 2, 3 if p.saves_lse else -1)),
-            *(Scalar(value=v) for v in (rows, config.splits, p.heads, p.q_len)),
+            *(Scalar(value=v) for v in (config.splits, p.heads, p.q_len)),
             _scale(p),
         ),
     )

@@ -21,7 +21,6 @@ from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
 from tracea_jax.variants.base import Call
-from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -37,10 +36,12 @@ _MOST_QUERIES = 64
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
 _LARGEST_PARTS = 1 << 28  # bytes of sums
+_MOST_ITEMS = 1 << 30  # parts, or tiles: a number of thread blocks more fits int32
 CHOICES = {
     "tile_kv": (32, 64, 128),
     "blocks_per_sm": (1, 2, 3),
     "splits": (1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66),
+    "persistent": (False, True),
 }
 # Registers of a thread for scores and sums, by blocks that share a multiprocessor.
 _REGISTERS = {1: 192, 2: 136, 3: 88}
@@ -186,7 +187,7 @@ def _parts_bytes(problem: AttentionProblem, config: Any) -> Any:
 def _parts_refuse(problem: AttentionProblem, config: Any) -> Any:
     """Whether the sums of all parts are too large, or too many blocks are launched."""
     too_large = _parts_bytes(problem, config) > _LARGEST_PARTS
-    too_many = emit.tiles(problem) * config.splits > INT32_MAX
+    too_many = emit.tiles(problem) * config.splits > _MOST_ITEMS
     return np.logical_and(config.splits > 1, np.logical_or(too_large, too_many))
 
 
@@ -249,8 +250,8 @@ def _size_refuses(problem: AttentionProblem) -> str | None:
         return f"{p.q_len} queries; it takes {_MOST_QUERIES} at most"
     if p.kv_len > _LONGEST:
         return f"a length above {_LONGEST}"
-    if emit.tiles(p) > INT32_MAX:
-        return "there are more than 2^31 - 1 heads of keys in all sequences"
+    if emit.tiles(p) > _MOST_ITEMS:
+        return "there are more than 2^30 heads of keys in all sequences"
     low, high = _SCALES
     if not low <= p.scale <= high:
         return f"scale={p.scale}; it takes scales from {low:.3g} to {high:.3g}"
