@@ -512,6 +512,26 @@ def decoding(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     return jnp.einsum("bns,bsnh->bnh", p, v)
 
 
+def decoding_by(row: Any, q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """The mask is a row of a larger one."""
+    s = jnp.einsum("bnh,bsnh->bns", q[:, 0], k) * SCALE
+    p = softmax(jnp.where(row(index), s, -1e9))
+    return jnp.einsum("bns,bsnh->bnh", p, v)
+
+
+def sliced(index: Any) -> jax.Array:
+    return jax.lax.dynamic_slice(jnp.asarray(TRIL), (index, 0), (1, T))
+
+
+def sliced_of_computed(index: Any) -> jax.Array:
+    """The slice of 4 rows starts no later than row 0, whatever is asked."""
+    return jax.lax.dynamic_slice_in_dim(jnp.tril(jnp.ones((4, T), bool)), index, 1)
+
+
+def indexed(index: Any) -> jax.Array:
+    return jnp.asarray(TRIL)[jnp.array([1, 4]) * 0 + index][:, None]
+
+
 def decoding_several(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     s = jnp.einsum("btnh,bsnh->bnts", q[:, :2], k) * SCALE
     seen = jnp.arange(T) <= index + jnp.arange(2)[:, None]
@@ -535,6 +555,24 @@ MASKS = {
         is_causal=True,
     ),
     "decoding": case(decoding, *btnh(), jnp.int32(3), q=(B, 1, N, H), kv_lengths=(B,)),
+    **{
+        f"decoding, {row.__name__}, {i}": case(
+            functools.partial(decoding_by, row),
+            *btnh(),
+            jnp.int32(i),
+            q=(B, 1, N, H),
+            kv_lengths=(B,),
+        )
+        for row, starts in ((sliced, (3, 99, -99)), (sliced_of_computed, (2, 99)))
+        for i in starts
+    },
+    "decoding, indexed": case(
+        functools.partial(decoding_by, indexed),
+        *btnh(),
+        jnp.array([1, 4]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+    ),
     "decoding several": case(
         decoding_several, *btnh(), jnp.int32(3), q=(B, 2, N, H), mask=(1, 1, 2, T)
     ),

@@ -9,6 +9,7 @@ what was taken: row ``start + i`` of the larger mask is row i here. Caller: ``ma
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -140,4 +141,14 @@ def terms_of(
     return tuple(
         dataclasses.replace(term, linear=rows.of(term.linear), leaf=leaf)
         for term in found
+        if not _is_always_true(term.linear)
     )
+
+
+def _is_always_true(x: Linear) -> bool:
+    """Whether a bound holds at all positions, as the far side of a band does.
+
+    It would not look so any more once one of the positions is not known.
+    """
+    spans = (n * (math.prod(f.size for f in along) - 1) for along, n in x.positions)
+    return not x.unknowns and x.offset + sum(min(0, span) for span in spans) >= 0
