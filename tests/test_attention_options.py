@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -183,7 +184,10 @@ def test_segments_are_bit_for_bit_the_mask_that_people_write():
 
 
 def test_a_query_without_keys_gives_its_weight_to_the_sink():
-    ids = {"query_segment_ids": jnp.arange(6), "key_value_segment_ids": jnp.arange(5)}
+    ids: dict[str, Any] = {
+        "query_segment_ids": jnp.arange(6),
+        "key_value_segment_ids": jnp.arange(5),
+    }
     o = attention(Q, K, NARROW, **ids, sinks=jnp.full(4, -1e4))
     assert not o[:, 5].any()  # the sink is far below any score, but above what is none
     mean = jnp.repeat(NARROW.mean(1), 2, axis=1)
@@ -192,12 +196,9 @@ def test_a_query_without_keys_gives_its_weight_to_the_sink():
 
 def test_without_a_batch_and_with_half_precision():
     ids = EXTRAS["shared segments"]["query_segment_ids"]
-    given = (Q[0], Q[0], NARROW[0, :, :1].repeat(2, axis=1).repeat(2, axis=1))
-    given = (*given[:2], jnp.concatenate([given[2], given[2][:1]]))
-    o = attention(*given, query_segment_ids=ids, sinks=jnp.zeros(4))
-    half = attention(
-        *(x.astype("float16") for x in given), query_segment_ids=ids, sinks=jnp.zeros(4)
-    )
+    one = functools.partial(attention, query_segment_ids=ids, sinks=jnp.zeros(4))
+    given = (Q[0], Q[0], normal(6, 4, 3))
+    o, half = one(*given), one(*(x.astype("float16") for x in given))
     assert o.shape == half.shape == (6, 4, 3) and half.dtype == "float16"
     exact = in_f64(
         lambda *x: exactly(*x, query_segment_ids=ids, sinks=jnp.zeros(4)),
@@ -237,7 +238,8 @@ def test_export_keeps_the_options(flash):
 )
 def test_errors_say_what_came_and_what_is_allowed(changes, message):
     with pytest.raises(ValueError, match=message):
-        attention(**{"query": Q, "key": K, "value": NARROW, **changes})
+        arguments: dict[str, Any] = {"query": Q, "key": K, "value": NARROW, **changes}
+        attention(**arguments)
 
 
 def test_a_traced_cap_is_refused():
@@ -246,7 +248,7 @@ def test_a_traced_cap_is_refused():
 
 
 def test_explain_and_a_demand_say_what_no_kernel_of_a_device_computes():
-    settings = {"sinks": jnp.zeros(4), "logits_soft_cap": 30.0}
+    settings: dict[str, Any] = {"sinks": jnp.zeros(4), "logits_soft_cap": 30.0}
     text = str(tracea.explain(lambda *x: attention(*x, **settings))(Q, K, NARROW))
     assert "dim 8/3" in text and "cap 30" in text and "sinks" in text
     with pytest.raises(tracea.Unsupported, match="attention_cpu: .*it caps no scores"):
