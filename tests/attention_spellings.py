@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
       fn, args: the program.
-      scale, is_causal, window: parameters of the call.
+      scale, is_causal, window, aligned_at_end: parameters of the call.
       shapes: of the operands beside q, k, v, all of them; of these, if given.
     """
 
@@ -39,11 +39,12 @@ class Case:
     scale: float = SCALE
     is_causal: bool = False
     window: tuple[int, int] | None = None
+    aligned_at_end: bool = False
     shapes: dict[str, tuple[int, ...]]
 
 
 def case(fn: Any, *args: Any, **expected: Any) -> Case:
-    names = ("scale", "is_causal", "window")
+    names = ("scale", "is_causal", "window", "aligned_at_end")
     fields = {k: expected.pop(k) for k in names if k in expected}
     return Case(fn=fn, args=args, **fields, shapes=expected)
 
@@ -538,6 +539,19 @@ def decoding_several(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     return jnp.einsum("bnts,bsnh->btnh", softmax(jnp.where(seen, s, -1e9)), v)
 
 
+def decoding_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """Of heads that share keys, each sequence at its own position."""
+    here, keys = index[:, None], jnp.arange(T)
+    seen = (keys <= here) & (keys > here - 3)
+    return jax.nn.dot_product_attention(q[:, :1], k, v, mask=seen[:, None, None])
+
+
+def chunk_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    here, keys = index + jnp.arange(T)[:, None], jnp.arange(T)
+    seen = (keys <= here) & (here - keys <= 1) & (keys < index + T)
+    return softmax(jnp.where(seen, scores(q, k), -1e9)) @ v
+
+
 MASKS = {
     **{
         name: masked_by(mask, **expected) for name, (mask, expected) in _SPELLED.items()
@@ -574,7 +588,32 @@ MASKS = {
         kv_lengths=(B,),
     ),
     "decoding several": case(
-        decoding_several, *btnh(), jnp.int32(3), q=(B, 2, N, H), mask=(1, 1, 2, T)
+        decoding_several,
+        *btnh(),
+        jnp.int32(3),
+        q=(B, 2, N, H),
+        kv_lengths=(B,),
+        is_causal=True,
+        aligned_at_end=True,
+    ),
+    "decoding in a window": case(
+        decoding_in_window,
+        *btnh(N // 2),
+        jnp.asarray([5, 1]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+        is_causal=True,
+        window=(2, 0),
+        aligned_at_end=True,
+    ),
+    "a chunk in a window": case(
+        chunk_in_window,
+        *bnth(),
+        jnp.int32(1),
+        kv_lengths=(B,),
+        is_causal=True,
+        window=(1, 0),
+        aligned_at_end=True,
     ),
 }
 

@@ -13,6 +13,7 @@ from tracea_jax.rewrite.attention.dims import (
     Labels,
     arrange,
 )
+from tracea_jax.rewrite.attention.from_end import has_one_query, seen_from_end
 from tracea_jax.rewrite.attention.mask_arguments import Lengths, Reader, Seen
 from tracea_jax.rewrite.attention.masks import Bound, Leaf, Term
 from tracea_jax.rewrite.attention.output import Output
@@ -55,7 +56,8 @@ def call_of(
         raise Refused("its reshapes take dimensions apart unevenly")
     bounds = _length_bounds(terms, scores.keys, output.zeroed)
     lengths = [f for x in bounds for f in labels.of_all(_unknown_dims(x))]
-    roles = roles_of(labels, sides, hint, lengths)
+    one_query = has_one_query(terms, scores.keys)
+    roles = roles_of(labels, sides, hint, lengths, one_query=one_query)
     _check_sizes(roles)
     reader = Reader(
         queries=positions(roles),
@@ -65,7 +67,8 @@ def call_of(
         zeroed=output.zeroed,
         lengths_fit=set(lengths) <= set(roles.batch),
     )
-    seen = reader.read(terms)
+    seen = None if output.zeroed else seen_from_end(reader, terms)
+    seen = seen or reader.read(terms)
     if output.zeroed is not None and seen.q_lengths is None:
         raise Refused("its result is masked in another way than its scores")
     zeroed = bool(output.repeated) and not reader.always_something(seen)
@@ -203,6 +206,7 @@ class _Call:
             scale=self.scores.scale * q.scale * k.scale,
             is_causal=seen.is_causal,
             window=seen.window(size(roles.queries), size(roles.keys)),
+            from_end=seen.from_end,
             zeroed=zeroed,
         )
         extra += [x.unknown.atom for x in lengths]
