@@ -72,7 +72,7 @@ def problem_of(
     avals: Sequence[Aval], *, scale: float, **_: Any
 ) -> PagedAttentionProblem:
     """The problem that the primitive's parameters and static shapes describe."""
-    q, k_pages, _, _, page_indices = avals
+    (q, k_pages), page_indices = avals[:2], avals[4]
     kv_heads, pages, page_size, head_dim = k_pages.shape
     return PagedAttentionProblem(
         batch=q.shape[0],

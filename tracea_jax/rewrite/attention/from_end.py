@@ -4,9 +4,9 @@ Queries i = 0 .. T - 1 that are decoded at position n see keys j with
 
     j <= n + i    and perhaps    j >= n + i - left
 
-with n known at run time only. Counted from the end of the n + T keys that there are, the
-last query stands at the last key: the mask is causal there, with a window. Other masks
-are read by ``mask_arguments``. Caller: ``op_call``.
+with n known at run time only. Counted from the end of the n + T keys that there are,
+the last query stands at the last key: the mask is causal there, with a window. Other
+masks are read by ``mask_arguments``. Caller: ``op_call``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tracea_jax.rewrite.attention.positions import Unknown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Moving:
-    """sign * (query + unknown - key) + offset >= 0, without the query if ``own`` is 0."""
+    """sign * (own * query + unknown - key) + offset >= 0, ``own`` 0 or 1."""
 
     sign: int
     own: int
@@ -73,6 +73,7 @@ def seen_from_end(reader: Reader, terms: Iterable[Term]) -> Seen | None:
 def _seen(reader: Reader, moving: Sequence[_Moving]) -> Seen | None:
     t = reader.t
     many = t > 1
+    everyone = [x.offset for x in moving if (x.sign, x.own) == (1, 0)]
     ahead = [x.offset for x in moving if x.sign == 1 and x.own == many]
     behind = [x.offset for x in moving if x.sign == -1]
     if not ahead or any(x.own != many for x in moving if x.sign == -1):
