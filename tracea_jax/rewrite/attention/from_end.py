@@ -80,9 +80,7 @@ def _seen(reader: Reader, moving: Sequence[_Moving]) -> Seen | None:
         return None
     last = min(ahead)
     # Keys that exist, for all queries alike: those that the last query sees, or more.
-    if many and any(
-        x.offset < last + t - 1 for x in moving if (x.sign, x.own) == (1, 0)
-    ):
+    if many and any(offset < last + t - 1 for offset in everyone):
         return None
     left = min((last + offset for offset in behind), default=None)
     if left is not None and left < 0 or not (many or behind):
