@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import CASES, definition, lengths, qkv, random_mask
+from attentions import CASES, EXTRAS, definition, lengths, qkv, random_mask
 from jax import export
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -415,13 +415,17 @@ TAKEN = [c for c in CASES if c not in ("window", "symmetric window", "everything
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
-        *((case, "bfloat16") for case in (*TAKEN, "minus infinity", "all masks")),
+        *(
+            (case, "bfloat16")
+            for case in (*TAKEN, "minus infinity", "all masks", "segments")
+        ),
         *((case, "float16") for case in ("minus infinity", "all masks")),
     ],
 )
 def test_its_operands_mean_the_same(emulated, case, dtype):
     settings = {
         **CASES,
+        "segments": EXTRAS["segments"],
         "minus infinity": {"bias": jnp.where(random_mask(2, 4, 6, 5), 0, -jnp.inf)},
         "all masks": {
             "bias": normal(2, 1, 6, 1),

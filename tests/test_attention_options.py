@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,9 +16,14 @@ from numerics import normal
 from transforms import assert_close, in_f64
 
 import tracea_jax as tracea
+from tracea_jax import masks
+from tracea_jax.campaign import local_device
+from tracea_jax.device import NAMED
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.ops import attention
 from tracea_jax.ops.attention.reference import Spec, reference
 from tracea_jax.ops.common import lowering
+from tracea_jax.problem import AttentionProblem
 
 Q, K, _ = qkv()
 NARROW = normal(2, 5, 2, 3, seed=1)  # values of another size than the keys
@@ -167,6 +173,61 @@ def test_a_mask_of_blocks_is_the_mask_it_stands_for():
     (o,) = jax.jit(functools.partial(reference, spec=spec))(Q, K, K, blocks)
     whole = jax.jit(lambda *x: attention(*x, scale=0.5))(Q, K, K, None, dense)
     np.testing.assert_array_equal(o, whole)
+
+
+# --- kernels that read no segments ----------------------------------------------------
+
+
+def test_a_kernel_of_masks_is_given_one():
+    own = jnp.asarray([0, 0, 1, 1, 2, 2])
+    mask = masks.causal(from_end=True) & masks.lengths(kv=lengths(6, 4))
+    mask &= masks.segments(own) & masks.block_sparse(np.ones((3, 2), bool), (2, 3))
+    by_hand = own[:, None] == own
+    ends = jnp.asarray([6, 4])[:, None, None]
+    by_hand = by_hand & (jnp.arange(6) <= jnp.arange(6)[:, None] + ends - 6)
+    by_hand = (by_hand & (jnp.arange(6) < ends))[:, None]
+
+    def gradients(f, q, k, mask):
+        def loss(q, k):
+            # Queries without keys are left out.
+            o = f(q, k, k + 1, mask=mask)
+            return (jnp.where(by_hand.any(-1)[:, 0, :, None, None], o, 0) ** 2).sum()
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(q, k)
+
+    of_kernel = functools.partial(attention, implementation="attention_cpu")
+    k = normal(2, 6, 2, 8)
+    found = jax.jit(functools.partial(gradients, of_kernel))(Q, k, mask)
+    plain = functools.partial(attention, implementation="xla")
+    expected = jax.jit(functools.partial(gradients, plain))(Q, k, by_hand)
+    assert_close(found, jax.tree.map(np.asarray, expected), 2e-5)
+    text = jax.jit(of_kernel).lower(Q, k, k, mask=mask).as_text()
+    assert text.count("tracea_cpu_attention_v1") == 1
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "attention_cpu"])
+def test_kernels_of_masks_refuse_what_no_mask_says(kernel):
+    device = NAMED["H200"] if kernel == "cudnn" else local_device()
+    problem = AttentionProblem(
+        batch=2,
+        q_len=256,
+        kv_len=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        dtype="bfloat16",
+        scale=0.1,
+        segments=True,
+        is_causal=True,
+    )
+    assert kernel in diagnose(problem, device).candidates
+    for fields, reason in (
+        ({"soft_cap": 3.0}, "it caps no scores"),
+        ({"sinks": True}, "it has no sinks"),
+        ({"value_dim": 32}, "values of 32 columns for keys of 64"),
+    ):
+        other = dataclasses.replace(problem, **fields)
+        assert diagnose(other, device).reason(kernel) == reason
 
 
 # --- special cases --------------------------------------------------------------------

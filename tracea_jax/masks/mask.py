@@ -89,10 +89,11 @@ class Mask(Printable):
                 for x, own in zip(self.arrays, self.blocks, strict=True)
             ]
         mask = functools.reduce(jnp.logical_and, dense) if dense else None
+        sees_all, from_end = self._at_end(q_len, kv_len)
         return {
-            "is_causal": self.is_causal,
+            "is_causal": self.is_causal and not sees_all,
             "window": self.window,
-            "aligned_at_end": bool(self.from_end),
+            "aligned_at_end": from_end,
             "mask": checks.rank_4(jnp.asarray(self.arrays[0])) if block else mask,
             "mask_block": block,
             "q_segments": ids[0],
@@ -100,6 +101,18 @@ class Mask(Printable):
             "q_lengths": _least(self.q_lengths, batch),
             "kv_lengths": _least(self.kv_lengths, batch),
         }
+
+    def _at_end(self, q_len: int, kv_len: int) -> tuple[bool, bool]:
+        """Whether a causal query sees all keys, and whether ends make a difference.
+
+        So a step of a decoder is the same problem as without positions.
+        """
+        if not self.from_end or (
+            q_len == kv_len and not self.q_lengths and not self.kv_lengths
+        ):
+            return False, False
+        sees_all = q_len == 1 and not self.q_lengths
+        return sees_all, not sees_all or self.window is not None
 
     def tile_graph(
         self,

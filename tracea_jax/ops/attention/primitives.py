@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.attention import cudnn
+from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.common import lowering, remat, taylor
@@ -65,7 +65,12 @@ attention_backward_p = lowering.primitive(
 
 PLANNED = (
     lowering.register(
-        "attention", attention_p, problem_of, reference, cudnn=cudnn.forward
+        "attention",
+        attention_p,
+        problem_of,
+        reference,
+        cudnn=cudnn.forward,
+        attention_cpu=functools.partial(by_mask.call, attention_p, "attention_cpu"),
     ),
     lowering.register(
         "attention",
@@ -73,6 +78,9 @@ PLANNED = (
         functools.partial(problem_of, direction="backward"),
         references.backward_reference,
         cudnn=cudnn.backward,
+        attention_cpu=functools.partial(
+            by_mask.call, attention_backward_p, "attention_cpu"
+        ),
     ),
 )
 mlir.register_lowering(
