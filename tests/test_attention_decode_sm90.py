@@ -104,6 +104,21 @@ def test_configs_that_are_not_legal(changes, reason):
         ATTENTION_DECODE_SM90.check(asked, config, H200)
 
 
+@pytest.mark.parametrize(
+    ("fields", "variant"),
+    [
+        ({"batch": 64, "kv_len": 4096, "kv_lengths": True}, "attention_decode_sm90"),
+        ({"batch": 8, "kv_len": 1 << 15, "kv_lengths": True}, "cudnn"),
+        ({"batch": 64, "kv_len": 4096}, "cudnn"),
+        ({"batch": 64, "kv_len": 512, "kv_lengths": True}, "cudnn"),
+        (FROM_END, "attention_decode_sm90"),  # which cuDNN has as a mask only
+        ({"q_len": 20, "kv_len": 60}, "xla"),
+    ],
+)
+def test_it_is_the_default_where_cudnn_is_no_faster(fields, variant):
+    assert plan(problem(**fields), H200).variant == variant
+
+
 def test_long_caches_of_few_sequences_are_dealt_out():
     def parts(**fields: Any) -> int:
         return ATTENTION_DECODE_SM90.heuristic(problem(**fields), H200).splits
@@ -111,6 +126,7 @@ def test_long_caches_of_few_sequences_are_dealt_out():
     assert parts(batch=1, kv_len=1 << 17) == 33  # of 8 heads to 132 x 2 blocks
     assert parts(batch=8, kv_len=1 << 15) == 4
     assert parts(batch=64, kv_len=4096) == 1
+    assert parts(batch=16, kv_len=1024) == 1  # a second kernel would not pay
     assert parts(batch=1, kv_len=100) == 1
 
 

@@ -243,8 +243,9 @@ struct AttentionDecodeSm90 {
         if (i >= boxes) break;
         TRACEA_UNROLL
         for (int slab = 0; slab < kSlabs; ++slab) {
-          cp_async_bulk_tensor_4d(shared_address(smem.slots[slot][slab]) + i * kRows * 128,
-                                  maps[side], slab * 64, row[i], w.kv_head, where[i], full);
+          cp_async_bulk_tensor_4d_hinted(
+              shared_address(smem.slots[slot][slab]) + i * kRows * 128, maps[side],
+              slab * 64, row[i], w.kv_head, where[i], full, evict_first_policy());
         }
       }
     }
