@@ -12,6 +12,7 @@ from tracea_jax.variants import XLA
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_cpu import ATTENTION_CPU
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+from tracea_jax.variants.attention_decode_sm90 import ATTENTION_DECODE_SM90
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ATTENTION = Op(
@@ -19,6 +20,7 @@ ATTENTION = Op(
     summary="softmax(q k') v, for each head",
     problem=AttentionProblem,
     variants=(
+        ATTENTION_DECODE_SM90,
         ATTENTION_SM90,
         ATTENTION_BACKWARD_SM90,
         ATTENTION_CUDNN,
