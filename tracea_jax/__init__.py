@@ -36,7 +36,9 @@ _HOMES = {
     "Plan": "dispatch",
     "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
+    "TensorMap": "ops.cuda_kernel.maps",
     "bench": "bench",
+    "cuda_kernel": "ops.cuda_kernel.public",
     "doctor": "doctor",
     "explain": "explain",
     "options": "options",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from tracea_jax.explain import Explanation as Explanation
     from tracea_jax.explain import explain as explain
     from tracea_jax.graph import Graph as Graph
+    from tracea_jax.ops.cuda_kernel.maps import TensorMap as TensorMap
+    from tracea_jax.ops.cuda_kernel.public import cuda_kernel as cuda_kernel
     from tracea_jax.options import Options as Options
     from tracea_jax.options import options as options
     from tracea_jax.problem import AttentionProblem as AttentionProblem
