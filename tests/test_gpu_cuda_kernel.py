@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import cuda_kernels as kernels
 import jax
@@ -134,7 +135,7 @@ extern "C" __global__ void numbers(float* y, signed char a, unsigned char b, sho
 
 def test_numbers_of_every_type_arrive():
     op = tracea.cuda_kernel(NUMBERS, out=jax.ShapeDtypeStruct((11,), jnp.float32))
-    given = dict(a=-100, b=200, c=-30000, d=60000, e=-(2**31), f=2**31)
+    given: dict[str, Any] = dict(a=-100, b=200, c=-30000, d=60000, e=-(2**31), f=2**31)
     given |= dict(g=-(2**62), h=2**63, i=True, j=-0.375, k=2.0**-100)
     assert op(**given).tolist() == [float(v) for v in given.values()]
 

@@ -8,6 +8,7 @@ measures.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,9 @@ from tracea_jax.variants import Launch, Steps
 _PLATFORMS = ("cpu", "cuda")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+@dataclasses.dataclass(
+    frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False
+)
 class FrozenLauncher:
     """What ``launcher.Launcher`` is, without functions of the user's.
 
@@ -37,8 +40,8 @@ class FrozenLauncher:
     space: tuple[tuple[str, tuple[Any, ...]], ...]
     tolerance: float | None
     results: list[Any]
-    calls: tuple[tuple[Any, Kernel | Steps], ...]
-    program: bytes | None
+    calls: tuple[tuple[Any, Kernel | Steps], ...] = dataclasses.field(repr=False)
+    program: bytes | None = dataclasses.field(repr=False)
 
     @property
     def configs(self) -> tuple[Any, ...]:
@@ -61,6 +64,7 @@ class FrozenLauncher:
         return [*program.call(*operands)]
 
 
+@functools.lru_cache(maxsize=16)  # every question to another process asks for it
 def freeze(launcher: Any) -> FrozenLauncher:
     """The launcher as plain values."""
     inputs = [jax.ShapeDtypeStruct(s.shape, s.dtype) for s in launcher.inputs.values()]

@@ -40,7 +40,10 @@ Values = tuple[tuple[str, Any], ...]  # of a config
 _THREADS = 256  # of a block, unless the user says otherwise
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
+# eq=False: it is a parameter of a primitive, and as good as its own identity.
+@dataclasses.dataclass(
+    frozen=True, slots=True, kw_only=True, weakref_slot=True, eq=False
+)
 class Launcher:
     """A kernel called on operands of some shapes.
 
@@ -51,7 +54,7 @@ class Launcher:
       given: the numbers of the call.
     """
 
-    definition: Definition
+    definition: Any  # a ``Definition``; ``schema`` reads annotations of problems
     inputs: dict[str, Struct]
     outputs: dict[str, Struct]
     given: numbers.Numbers
