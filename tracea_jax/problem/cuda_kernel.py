@@ -53,7 +53,7 @@ class CudaKernelProblem(Problem):
 
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
-        return tuple(dtype for _, dtype in self.inputs)
+        return tuple(dtype for _, dtype in self.inputs or self.outputs)
 
     @property
     def flops(self) -> int:

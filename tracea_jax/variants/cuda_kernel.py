@@ -55,7 +55,7 @@ class CudaKernel:
             return f"it is a CUDA kernel; the device is {device.platform}"
         if (
             problem.launcher is None
-            and problem != problem.examples(_dtype(problem))[""]
+            and problem != problem.examples(problem.operand_dtypes[0])[""]
         ):
             return f"no tracea.cuda_kernel of this process is {problem.kernel!r}"
         return None
@@ -138,7 +138,3 @@ def check_size(space: tuple[tuple[str, tuple[Any, ...]], ...]) -> None:
         raise ValueError(
             f"the space has {count} configs; at most {_MOST_CONFIGS} are allowed"
         )
-
-
-def _dtype(problem: CudaKernelProblem) -> str:
-    return problem.operand_dtypes[0] if problem.inputs else "float32"

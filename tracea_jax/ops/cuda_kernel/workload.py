@@ -31,6 +31,10 @@ def _check(problem: CudaKernelProblem) -> None:
             f"cuda_kernel {problem.kernel!r} cannot be tuned without reference=, which "
             "its results are compared with"
         )
+    if not problem.inputs:
+        raise ValueError(
+            f"cuda_kernel {problem.kernel!r} has no operands to be tuned on"
+        )
 
 
 def _operands(problem: CudaKernelProblem, seed: int) -> list[jax.Array]:
