@@ -18,7 +18,7 @@ from jaxprs import equations
 import tracea_jax as tracea
 from tracea_jax import variants
 from tracea_jax.device import local_cpu, named
-from tracea_jax.emit.kernel import Kernel
+from tracea_jax.emit.kernel import Kernel, operand_of
 from tracea_jax.emit.signature import signature
 from tracea_jax.knowledge import bench_of
 from tracea_jax.policy import Choice
@@ -223,10 +223,10 @@ def shapes_under_vmap(op: Any) -> list[tuple[int, ...]]:
 
 
 def test_vmap_is_a_loop_one_launch_or_a_rule():
-    ROWS = {**kernels.ROWS, "reference": jax.nn.softmax}
+    rows: dict[str, Any] = {**kernels.ROWS, "reference": jax.nn.softmax}
     assert shapes_under_vmap(kernels.SOFTMAX_OP) == [(5, 4, 6)]
     loop = tracea.cuda_kernel(
-        kernels.SOFTMAX, "softmax", **ROWS | {"vmap": "sequential"}
+        kernels.SOFTMAX, "softmax", **{**rows, "vmap": "sequential"}
     )
     assert shapes_under_vmap(loop) == [(4, 6)]
 
@@ -234,7 +234,7 @@ def test_vmap_is_a_loop_one_launch_or_a_rule():
         assert (size, is_mapped) == (5, [True])
         return kernels.SOFTMAX_OP(x.reshape(20, 6)).reshape(x.shape), True
 
-    own = tracea.cuda_kernel(kernels.SOFTMAX, "softmax", **ROWS | {"vmap": rule})
+    own = tracea.cuda_kernel(kernels.SOFTMAX, "softmax", **{**rows, "vmap": rule})
     assert shapes_under_vmap(own) == [(20, 6)]
     x = normal(5, 4, 6)
     for op in (loop, own, kernels.SOFTMAX_OP):
@@ -276,7 +276,7 @@ def test_arrays_that_are_updated_zeroed_or_scratch_are_steps():
         "  f: x updated, y, s = f(a, x updated, y, s)",
     ]
     names = [*steps.steps[-1].reads, *steps.steps[-1].writes]
-    numbers = [p.operand for p in steps.kernels[0].params]
+    numbers = [operand_of(p) for p in steps.kernels[0].params]
     assert [names[n] for n in numbers] == ["a", "x updated", "s", "y"]
     assert [s.shape for s in jax.eval_shape(op, a, x)] == [(5,), (3,)]
 
@@ -413,7 +413,8 @@ def test_a_problem_is_kept_and_goes_to_other_processes():
     x = normal(4, 9)
     problem = kernels.TUNED.definition.launcher([x], ()).problem
     assert problem_from_json(problem.to_json()) == problem
-    assert problem_from_json(problem.to_json()).launcher is not None
+    read: Any = problem_from_json(problem.to_json())
+    assert read.launcher is not None
     sent = pickle.loads(pickle.dumps(problem))
     assert sent == problem
     (own, xla) = variants.of("cuda_kernel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages import Reader, blocks
 
 import tracea_jax as tracea
 
@@ -290,6 +292,20 @@ with tempfile.TemporaryDirectory() as directory:
                 counts["kernels"] += is_on_gpu and event.name == "softmax"
 print("graphs=%d kernels=%d" % (counts["graphs"], counts["kernels"]))
 """
+
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "howto" / "cuda_kernels.md"
+
+
+def test_the_page_about_kernels_runs(tmp_path):
+    reader = Reader(tmp_path)
+    for block in blocks(PAGE):
+        reader.read(block)
+    softmax: Any = reader.names["softmax"]
+    x: Any = reader.names["x"]
+    for how in ({"implementation": "tracea"}, {"config": {"BLOCK": 1024}}):
+        assert runs_kernel(lambda x, how=how: softmax(x, **how), x)
+        close(softmax(x, **how), jax.nn.softmax(x))
 
 
 def test_launches_are_captured_into_a_cuda_graph():
