@@ -16,6 +16,7 @@ import pytest
 from pages import Reader, blocks
 
 import tracea_jax as tracea
+from tracea_jax.ops.cuda_kernel.text import toolkit
 
 pytestmark = pytest.mark.gpu
 
@@ -321,3 +322,27 @@ def test_launches_are_captured_into_a_cuda_graph():
         text=True,
     )
     assert "graphs=5 kernels=50" in done.stdout, done.stdout + done.stderr
+
+
+HALVES = """
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+extern "C" __global__ void halves(const __nv_bfloat16* x, __half* y, __nv_bfloat16 by) {
+  const int i = threadIdx.x;
+  y[i] = __float2half(__bfloat162float(x[i]) * __bfloat162float(by));
+}
+"""
+
+
+def test_headers_of_the_toolkit_are_found():
+    if toolkit() is None:
+        pytest.skip("no CUDA toolkit's headers are installed")
+    halves = tracea.cuda_kernel(
+        HALVES,
+        grid=1,
+        block=lambda x: x.size,
+        out=lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float16),
+    )
+    x = normal(64).astype(jnp.bfloat16)
+    expected = (x.astype(jnp.float32) * 1.5).astype(jnp.float16)
+    np.testing.assert_array_equal(halves(x, by=1.5), expected)

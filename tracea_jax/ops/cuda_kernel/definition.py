@@ -37,6 +37,7 @@ class Definition:
       signature: of the ``__global__`` function.
       entry: its name, or a C++ expression with fields in braces.
       source, headers, place: see ``emit.kernel.Kernel``.
+      toolkit: options by which the compiler finds headers of the CUDA toolkit.
       space: (name, values) of each field of the configs; empty without a space.
       others: as in ``cuda_kernel``; mappings as tuples of their items.
     """
@@ -45,6 +46,7 @@ class Definition:
     entry: str
     source: str
     headers: tuple[tuple[str, str], ...]
+    toolkit: tuple[str, ...]
     place: tuple[str, int] | None
     out: Any
     grid: Any

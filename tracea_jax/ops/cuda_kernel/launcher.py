@@ -181,7 +181,8 @@ class Launcher:
         }
         macros = [f"-D{name}={macro(value)}" for name, value in config]
         given = d.asked("options", d.options, names)
-        options = (*macros, *([given] if isinstance(given, str) else given))
+        given = [given] if isinstance(given, str) else given
+        options = (*macros, *d.toolkit, *given)
         return Kernel(
             entry=_expression(d, fields),
             source=d.source,

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import linecache
 import os
-import pathlib
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 
-from tracea_jax.emit import sources
 from tracea_jax.emit.signature import signature
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.ops.common.typed import asarray
@@ -26,10 +21,10 @@ from tracea_jax.ops.cuda_kernel import numbers as texts
 from tracea_jax.ops.cuda_kernel.definition import Definition
 from tracea_jax.ops.cuda_kernel.given import as_list, frozen, with_numbers
 from tracea_jax.ops.cuda_kernel.primitive import bind
+from tracea_jax.ops.cuda_kernel.text import included, place_of, read
 from tracea_jax.variants.cuda_kernel import KernelConfig, check_size
 
 _IMPLEMENTATIONS = (None, "tracea", "cuda_kernel", "xla")
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^">]+)[">]', re.MULTILINE)
 _RESERVED = ("config", "implementation")
 
 
@@ -112,7 +107,7 @@ def cuda_kernel(
       ValueError, TypeError: on arguments that do not fit the kernel's parameters.
       FileNotFoundError: if a path leads nowhere.
     """
-    text, place = _read(source)
+    text, place = read(source)
     base = None if name is None else name.partition("<")[0].strip().split("::")[-1]
     try:
         found = signature(text, base)
@@ -133,13 +128,15 @@ def cuda_kernel(
     for key in _RESERVED:
         if any(p.name == key and not p.is_pointer for p in found.parameters):
             raise ValueError(f"{key!r} is a keyword of the call; rename the parameter")
+    own, others = included(text, headers or {})
     return CudaKernel(
         definition=Definition(
             signature=found,
             entry=name or found.name,
             source=text,
-            headers=_headers(text, headers or {}),
-            place=place or _place_of(text),
+            headers=own,
+            toolkit=others,
+            place=place or place_of(text),
             out=frozen(out),
             grid=frozen(grid),
             block=frozen(block),
@@ -299,55 +296,3 @@ def _with_backward(definition: Definition, **params: Any) -> Callable[..., Any]:
     made: Any = jax.custom_vjp(call)
     made.defvjp(forward, transposed)
     return made
-
-
-# --- the source -----------------------------------------------------------------------
-
-
-def _read(source: Any) -> tuple[str, tuple[str, int] | None]:
-    """The text, and the place of its first line if it is a file."""
-    if isinstance(source, os.PathLike):
-        path = pathlib.Path(cast("os.PathLike[str]", source))
-    elif isinstance(source, str):
-        if "\n" in source or "{" in source:
-            return source, None
-        path = pathlib.Path(source)
-    else:
-        raise TypeError(f"source must be CUDA C++ or a path, not {shown(source)}")
-    return path.read_text(encoding="utf-8"), (path.name, 1)
-
-
-def _place_of(text: str) -> tuple[str, int] | None:
-    """Where the caller's file has the text; None if it is not found there."""
-    frame: Any = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    file = frame.f_code.co_filename
-    whole = "".join(linecache.getlines(file, frame.f_globals))
-    start = whole.find(text)
-    if start < 0:
-        return None
-    return os.path.basename(file), whole.count("\n", 0, start) + 1
-
-
-def _headers(
-    text: str, given: Mapping[str, str | os.PathLike[str]]
-) -> tuple[tuple[str, str], ...]:
-    """Every header that is included and that the user or the package has."""
-    found: dict[str, str] = {}
-    pending = [*given, *_INCLUDE.findall(text)]
-    while pending:
-        name = pending.pop()
-        if name in found:
-            continue
-        if name in given:
-            found[name], _ = _read(given[name])
-        else:
-            try:
-                found |= dict(sources.headers(name))
-            except FileNotFoundError:
-                continue  # the compiler's own, or its error
-        pending += _INCLUDE.findall(found[name])
-    return tuple(sorted(found.items()))
