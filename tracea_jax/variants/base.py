@@ -110,6 +110,16 @@ class Doubting(Protocol):
         ...
 
 
+@runtime_checkable
+class Insisting(Protocol):
+    """A variant of a kernel that users wrote.
+
+    That it cannot be compiled is an error they must see; no reason to run XLA.
+    """
+
+    insists: bool
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class XlaConfig:
     """XLA takes no choices of ours."""
