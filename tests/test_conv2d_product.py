@@ -30,7 +30,6 @@ from tracea_jax.variants import Inline
 from tracea_jax.variants.conv2d_product import (
     CONV2D_PRODUCT,
     ProductConfig,
-    parts,
     product_of,
 )
 
@@ -114,7 +113,7 @@ def test_each_direction_is_one_product(name, layout):
         # It is the problem whose answer explain, tune and the policy look at.
         jaxpr = jax.make_jaxpr(product_in(problem))(*workload.operands(problem, seed=1))
         asked = [planned.problem_of(x, **how) for planned, x, how in calls_in(jaxpr)]
-        assert asked == [product_of(problem)] == list(parts(problem))
+        assert asked == [product_of(problem)] == list(CONV2D_PRODUCT.parts(problem))
 
 
 def product_in(problem: Conv2dProblem) -> Any:
@@ -306,13 +305,26 @@ def test_models_with_their_gradients(name):
         found = lowered.compile()(*args)
         for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4 * np.abs(b).max())
-    with tracea.options(implementation="conv2d_product", device="H200"):
-        sites = tracea.explain(f)(*args).sites
+    with tracea.options(implementation="conv2d_product"):
+        sites = tracea.explain(f, device="H200")(*args).sites
     assert [s.variant for s in sites if s.op == "conv2d"] == count * ["conv2d_product"]
+
+
+def test_explain_names_the_product_and_what_runs_it():
+    images = jax.ShapeDtypeStruct((64, 224, 224, 3), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((16, 16, 3, 768), jnp.bfloat16)
+    patches = functools.partial(conv2d, strides=16, padding="VALID")
+    explanation = tracea.explain(patches, device="H200")(images, w)
+    (site,) = explanation.sites
+    (part,) = site.parts
+    assert isinstance(site.problem, Conv2dProblem)
+    assert site.variant == "conv2d_product"
+    assert part.problem == product_of(site.problem)
+    assert f"runs {part.problem}: {part.variant}" in str(explanation)
+    assert site.to_json()["parts"][0]["variant"] == part.variant
 
 
 def test_explain_says_why_a_convolution_is_no_product():
     x, w = normal(2, 8, 8, 3), normal(3, 3, 3, 5)
-    with tracea.options(device="H200"):
-        text = str(tracea.explain(conv2d)(x, w))
+    text = str(tracea.explain(conv2d, device="H200")(x, w))
     assert "not conv2d_product: its windows overlap: the kernel is 3x3" in text

@@ -158,17 +158,13 @@ def product_epilogue(epilogue: Epilogue) -> Epilogue:
     return dataclasses.replace(epilogue, activation="none", save_preactivation=False)
 
 
-def parts(problem: Conv2dProblem) -> tuple[GemmProblem, ...]:
-    """The product, if the convolution is one."""
-    return () if why_no_product(problem) else (product_of(problem),)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conv2dAsProduct:
-    """The variant conv2d_product; for its methods see ``variants.base.Variant``."""
+    """The variant conv2d_product; for its methods see ``variants.base``."""
 
     name: str = "conv2d_product"
     config_type: type = ProductConfig
+    implementation: str | None = None
     sources: tuple[str, ...] = tuple(s for v in _KERNELS for s in v.sources)
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
@@ -190,6 +186,9 @@ class Conv2dAsProduct:
                 "it rounded"
             )
         return why_no_product(problem)
+
+    def parts(self, problem: Conv2dProblem) -> tuple[GemmProblem, ...]:
+        return () if why_no_product(problem) else (product_of(problem),)
 
     def check(
         self, problem: Conv2dProblem, config: ProductConfig, device: Device

@@ -10,7 +10,7 @@ from tracea_jax.ops.conv2d import builder, primitive, workload
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import XLA
 from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
-from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT, parts
+from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
 
 CONV2D = Op(
     name="conv2d",
@@ -21,5 +21,4 @@ CONV2D = Op(
     bench=functools.partial(OpBench, workload.CONV2D),
     build=builder.build,
     arguments=builder.ARGUMENTS,
-    parts=parts,
 )
