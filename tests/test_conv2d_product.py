@@ -237,6 +237,27 @@ def test_where_it_is_chosen_unmeasured_on_a_cpu():
     assert chosen(nchw) == [own, own, own]
 
 
+def test_where_it_is_chosen_unmeasured_on_a_gpu():
+    image: dict[str, Any] = {"batch": 64, "in_channels": 3, "out_channels": 768}
+    patches = directions_of(conv((16, 16), (16, 16), (224, 224), **image))
+    image |= {"in_channels": 256}
+    pixels = directions_of(conv((1, 1), (1, 1), (28, 28), "bfloat16", **image))
+    wide = Epilogue(bias="row", activation="relu", bias_dtype="float32")
+    others = [
+        dataclasses.replace(pixels[0], epilogue=wide),  # a folded batch norm's
+        dataclasses.replace(pixels[0], epilogue=RESIDUAL),
+        dataclasses.replace(pixels[0], strides=(2, 2)),
+        dataclasses.replace(pixels[0], layout="nchw"),
+        dataclasses.replace(pixels[0], batch=1),
+    ]
+    with compiled_elsewhere():
+        chosen = [dispatch.plan(p, H200).variant for p in (*patches, *pixels, *others)]
+        product = dispatch.plan(product_of(others[0]), H200)
+    own = "conv2d_product"
+    assert chosen == [*3 * [own], own, own, "xla", own, *4 * ["xla"]]
+    assert product.variant == "gemm_sm90"  # XLA's would have a float32 result
+
+
 def test_it_is_a_kernel_of_ours_where_one_is_demanded():
     patches = conv((16, 16), (16, 16), (224, 224), "bfloat16", out_channels=768)
     with compiled_elsewhere():

@@ -226,9 +226,16 @@ def _wins_on_cuda(problem: Conv2dProblem, device: CudaDevice) -> bool:
     p = problem
     if max(p.kernel_height, p.kernel_width) > 1:
         return p.in_channels % _VECTOR != 0
-    is_known = device.capability == (9, 0) and ITEMSIZE[p.lhs] == 2 == ITEMSIZE[p.out]
+    if p.epilogue.bias_dtype is not None:
+        # XLA's product would leave its result in the bias's dtype, for a further pass.
+        product = product_of(p)
+        if GEMM_SM90.why_not(product, device):
+            return False
+        if not GEMM_SM90.expects_to_win(product, device):
+            return False
     return (
-        is_known
+        device.capability == (9, 0)
+        and ITEMSIZE[p.lhs] == 2 == ITEMSIZE[p.out]
         and p.layout == "nhwc"
         and p.direction != "weight_grad"
         and is_pointwise(p)
