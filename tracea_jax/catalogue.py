@@ -71,7 +71,6 @@ class Op:
       build: plain values -> problem: ``Graph.add_<name>``, and the command line.
       arguments: of ``build``, on the command line. Each op takes ``--dtype`` as well.
       rules: of ``rewrite.Rule``: how ``transform`` finds the op in a program.
-      parts: problem -> the problems of other ops that its variants plan on their own.
       is_called: whether ``ops`` has a function of its name. Of others, such as whole
         programs and kernels of users, the command line and graphs know nothing; ``ops``
         and ``names`` leave them out.
@@ -86,7 +85,6 @@ class Op:
     build: Callable[..., Any]
     arguments: tuple[Argument, ...]
     rules: tuple[Any, ...] = ()
-    parts: Callable[[Any], tuple[Any, ...]] = lambda problem: ()
     is_called: bool = True
 
     def __post_init__(self) -> None:

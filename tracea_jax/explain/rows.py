@@ -16,6 +16,7 @@ from tracea_jax.diagnosis import Rejection, by_reason
 from tracea_jax.page import Column, Row, Table
 
 if TYPE_CHECKING:
+    from tracea_jax.dispatch import Plan
     from tracea_jax.explain.sites import Site
     from tracea_jax.rewrite import Miss
 
@@ -115,8 +116,16 @@ def _row(alike: list[Site], *, elsewhere: Sequence[Rejection]) -> Row:
             site.reason,
             *_times(site),
         ),
-        notes=tuple(f"not {r}" for r in by_reason(rejected)),
+        notes=(
+            *map(_part, site.parts),
+            *(f"not {r}" for r in by_reason(rejected)),
+        ),
     )
+
+
+def _part(plan: Plan) -> str:
+    runs = " ".join(filter(None, (plan.variant, plan.config_text)))
+    return f"runs {plan.problem}: {runs}, {plan.origin}: {plan.reason}"
 
 
 def _chosen(site: Site) -> tuple[str, str]:
