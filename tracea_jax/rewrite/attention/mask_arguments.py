@@ -28,6 +28,7 @@ class Seen:
       q_lengths, kv_lengths: numbers of queries and keys.
       segments: integers of queries and of keys that must be equal.
       leaves: booleans that must hold, too.
+      from_end: whether positions count from the end of the keys that there are.
     """
 
     left: int | None = None
@@ -36,6 +37,7 @@ class Seen:
     kv_lengths: Lengths | None = None
     segments: tuple[Unknown, Unknown] | None = None
     leaves: tuple[Leaf, ...] = ()
+    from_end: bool = False
 
     @property
     def is_causal(self) -> bool:
