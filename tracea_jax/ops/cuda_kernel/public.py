@@ -16,7 +16,7 @@ import jax
 
 from tracea_jax.emit.signature import signature
 from tracea_jax.mistakes import shown, similar
-from tracea_jax.ops.common.typed import asarray
+from tracea_jax.ops.common.typed import asarray, jit
 from tracea_jax.ops.cuda_kernel import numbers as texts
 from tracea_jax.ops.cuda_kernel.definition import Definition
 from tracea_jax.ops.cuda_kernel.given import as_list, frozen, with_numbers
@@ -297,4 +297,5 @@ def _with_backward(definition: Definition, **params: Any) -> Callable[..., Any]:
 
     made: Any = jax.custom_vjp(call)
     made.defvjp(forward, transposed)
-    return made
+    # Outside of ``jit``, JAX would trace a function with a rule again in every call.
+    return jit(made, inline=True)
