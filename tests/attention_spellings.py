@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
       fn, args: the program.
-      scale, is_causal, window: parameters of the call.
+      scale, is_causal, window, aligned_at_end: parameters of the call.
       shapes: of the operands beside q, k, v, all of them; of these, if given.
     """
 
@@ -39,11 +39,12 @@ class Case:
     scale: float = SCALE
     is_causal: bool = False
     window: tuple[int, int] | None = None
+    aligned_at_end: bool = False
     shapes: dict[str, tuple[int, ...]]
 
 
 def case(fn: Any, *args: Any, **expected: Any) -> Case:
-    names = ("scale", "is_causal", "window")
+    names = ("scale", "is_causal", "window", "aligned_at_end")
     fields = {k: expected.pop(k) for k in names if k in expected}
     return Case(fn=fn, args=args, **fields, shapes=expected)
 
@@ -512,10 +513,43 @@ def decoding(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     return jnp.einsum("bns,bsnh->bnh", p, v)
 
 
+def decoding_by(row: Any, q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """The mask is a row of a larger one."""
+    s = jnp.einsum("bnh,bsnh->bns", q[:, 0], k) * SCALE
+    p = softmax(jnp.where(row(index), s, -1e9))
+    return jnp.einsum("bns,bsnh->bnh", p, v)
+
+
+def sliced(index: Any) -> jax.Array:
+    return jax.lax.dynamic_slice(jnp.asarray(TRIL), (index, 0), (1, T))
+
+
+def sliced_of_computed(index: Any) -> jax.Array:
+    """The slice of 4 rows starts no later than row 0, whatever is asked."""
+    return jax.lax.dynamic_slice_in_dim(jnp.tril(jnp.ones((4, T), bool)), index, 1)
+
+
+def indexed(index: Any) -> jax.Array:
+    return jnp.asarray(TRIL)[jnp.array([1, 4]) * 0 + index][:, None]
+
+
 def decoding_several(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     s = jnp.einsum("btnh,bsnh->bnts", q[:, :2], k) * SCALE
     seen = jnp.arange(T) <= index + jnp.arange(2)[:, None]
     return jnp.einsum("bnts,bsnh->btnh", softmax(jnp.where(seen, s, -1e9)), v)
+
+
+def decoding_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """Of heads that share keys, each sequence at its own position."""
+    here, keys = index[:, None], jnp.arange(T)
+    seen = (keys <= here) & (keys > here - 3)
+    return jax.nn.dot_product_attention(q[:, :1], k, v, mask=seen[:, None, None])
+
+
+def chunk_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    here, keys = index + jnp.arange(T)[:, None], jnp.arange(T)
+    seen = (keys <= here) & (here - keys <= 1) & (keys < index + T)
+    return softmax(jnp.where(seen, scores(q, k), -1e9)) @ v
 
 
 MASKS = {
@@ -535,8 +569,51 @@ MASKS = {
         is_causal=True,
     ),
     "decoding": case(decoding, *btnh(), jnp.int32(3), q=(B, 1, N, H), kv_lengths=(B,)),
+    **{
+        f"decoding, {row.__name__}, {i}": case(
+            functools.partial(decoding_by, row),
+            *btnh(),
+            jnp.int32(i),
+            q=(B, 1, N, H),
+            kv_lengths=(B,),
+        )
+        for row, starts in ((sliced, (3, 99, -99)), (sliced_of_computed, (2, 99)))
+        for i in starts
+    },
+    "decoding, indexed": case(
+        functools.partial(decoding_by, indexed),
+        *btnh(),
+        jnp.array([1, 4]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+    ),
     "decoding several": case(
-        decoding_several, *btnh(), jnp.int32(3), q=(B, 2, N, H), mask=(1, 1, 2, T)
+        decoding_several,
+        *btnh(),
+        jnp.int32(3),
+        q=(B, 2, N, H),
+        kv_lengths=(B,),
+        is_causal=True,
+        aligned_at_end=True,
+    ),
+    "decoding in a window": case(
+        decoding_in_window,
+        *btnh(N // 2),
+        jnp.asarray([5, 1]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+        is_causal=True,
+        window=(2, 0),
+        aligned_at_end=True,
+    ),
+    "a chunk in a window": case(
+        chunk_in_window,
+        *bnth(),
+        jnp.int32(1),
+        kv_lengths=(B,),
+        is_causal=True,
+        window=(1, 0),
+        aligned_at_end=True,
     ),
 }
 

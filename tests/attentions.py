@@ -11,7 +11,10 @@ import numpy as np
 from numerics import normal
 
 
-@functools.partial(jax.jit, static_argnames=("scale", "is_causal", "local_window_size"))
+@functools.partial(
+    jax.jit,
+    static_argnames=("scale", "is_causal", "local_window_size", "logits_soft_cap"),
+)
 def definition(
     q,
     k,
@@ -24,6 +27,10 @@ def definition(
     query_seq_lengths=None,
     key_value_seq_lengths=None,
     local_window_size=None,
+    query_segment_ids=None,
+    key_value_segment_ids=None,
+    logits_soft_cap=None,
+    sinks=None,
 ) -> tuple[Any, Any]:
     """(output, log-sum-exp (batch, queries, heads)) in the operands' precision."""
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
@@ -31,6 +38,8 @@ def definition(
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
+    if logits_soft_cap is not None:
+        scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
     i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None]
     allowed = jnp.ones(scores.shape, bool) if mask is None else mask
     if is_causal:
@@ -41,8 +50,15 @@ def definition(
         allowed = allowed & (i - left <= j) & (j <= i + right)
     if key_value_seq_lengths is not None:
         allowed = allowed & (j < key_value_seq_lengths[:, None, None, None])
+    if query_segment_ids is not None:
+        own, theirs = query_segment_ids, key_value_segment_ids
+        theirs = own if theirs is None else theirs
+        same = own[..., :, None] == theirs[..., None, :]
+        allowed = allowed & (same if same.ndim == 2 else same[:, None])
     scores = jnp.where(allowed, scores, -jnp.inf)
     lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    if sinks is not None:
+        lse = jnp.logaddexp(lse, sinks[:, None])
     o = jnp.einsum("bhij,bjhd->bihd", jnp.exp(scores - lse[..., None]), v)
     if query_seq_lengths is not None:
         inside = i[None] < query_seq_lengths[:, None, None]
@@ -93,5 +109,31 @@ CASES: dict[str, dict[str, Any]] = {
         "query_seq_lengths": lengths(6, 2),
         "key_value_seq_lengths": lengths(4, 5),
         "scale": -0.5,
+    },
+}
+
+# For qkv(): what JAX's own attention has no argument for. Every query sees some key.
+EXTRAS: dict[str, dict[str, Any]] = {
+    "segments": {
+        "query_segment_ids": jnp.asarray([[3, 3, 5, 5, 5, -1], [0, 0, 0, 0, 1, 0]]),
+        "key_value_segment_ids": jnp.asarray([[3, 5, 3, 5, -1], [0, 0, 1, 0, 0]]),
+    },
+    "shared segments": {
+        "query_segment_ids": jnp.asarray([1, 1, 1, 2, 2, 2]),
+        "key_value_segment_ids": jnp.asarray([1, 1, 2, 2, 2], jnp.int8),
+        "mask": random_mask(2, 4, 6, 5) | (jnp.arange(5) == 3),
+    },
+    "cap": {"logits_soft_cap": 0.7, "bias": normal(1, 4, 6, 5)},
+    "sinks": {"sinks": normal(4, seed=7), "is_causal": True},
+    "all extras": {
+        "query_segment_ids": jnp.asarray([[3, 3, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]]),
+        "key_value_segment_ids": jnp.asarray([[3, 3, 5, 5, 5], [0, 0, 0, 0, 0]]),
+        "logits_soft_cap": 1.5,
+        "sinks": normal(4, seed=8),
+        "is_causal": True,
+        "bias": normal(2, 1, 6, 5),
+        "key_value_seq_lengths": lengths(4, 5),
+        "local_window_size": (3, 0),
+        "scale": 0.6,
     },
 }

@@ -190,7 +190,7 @@ Q, K, V = qkv()
         ({"local_window_size": (1, 2, 3)}, "must be a number or"),
         (
             {"implementation": "flash"},
-            "None or one of tracea, attention_sm90, cudnn, attention_cpu, xla",
+            "None or one of tracea, attention_sm90, .*cudnn, attention_cpu, xla",
         ),
     ],
 )
@@ -248,6 +248,11 @@ PROBLEMS = st.builds(
     q_lengths=st.booleans(),
     kv_lengths=st.booleans(),
     scale=st.floats(allow_nan=False),
+    segments=st.booleans(),
+    soft_cap=st.none() | st.floats(0.5, 100),
+    sinks=st.booleans(),
+    value_dim=st.none() | SIZES,
+    aligned_at_end=st.booleans(),
 )
 
 
@@ -292,18 +297,17 @@ def test_a_training_is_another_problem():
         dataclasses.replace(training, direction="backward")
 
 
-def test_masks_of_blocks_are_told_apart_and_refused():
+def test_masks_of_blocks_are_told_apart():
     mask = dataclasses.replace(SMALL, mask=(1, 1, 2, 2))
     blocks = dataclasses.replace(mask, mask_block=(64, 64))
     assert str(blocks) == f"{mask} of 64x64 blocks"
     for device, kernel in ((local_device(), "attention_cpu"), (NAMED["H200"], "cudnn")):
         narrow = dataclasses.replace(blocks, dtype="bfloat16")
-        reason = diagnose(narrow, device).reason(kernel)
-        assert reason == "a mask of 64x64 blocks; it reads an entry for each score"
-        narrow = dataclasses.replace(mask, dtype="bfloat16")
         assert kernel in diagnose(narrow, device).candidates
-    with pytest.raises(ValueError, match="takes no mask of blocks"):
-        bench.check(blocks)
+        narrow = dataclasses.replace(narrow, soft_cap=2.0)
+        assert diagnose(narrow, device).reason(kernel) == "it caps no scores"
+    small = bench.ragged(blocks)
+    assert small.mask == (1, 1, -(-small.q_len // 64), -(-small.kv_len // 64))
     with pytest.raises(ValueError, match="needs a mask"):
         dataclasses.replace(SMALL, mask_block=(64, 64))
 
@@ -317,6 +321,25 @@ KINDS = {
     "key bias": {"bias": (2, 1, 1, 66), "bias_dtype": "float32"},
     "mask": {"mask": (2, 1, 70, 66), "window": (9, 4)},
     "lengths": {"q_lengths": True, "kv_lengths": True, "dtype": "bfloat16"},
+    "blocks of documents": {
+        "mask": (1, 4, 3, 5),
+        "mask_block": (32, 16),
+        "segments": True,
+        "value_dim": 8,
+    },
+    "capped": {
+        "soft_cap": 0.5,
+        "sinks": True,
+        "bias": (1, 4, 1, 1),
+        "bias_dtype": "float32",
+    },
+    "from the end": {
+        "q_len": 50,
+        "is_causal": True,
+        "aligned_at_end": True,
+        "kv_lengths": True,
+        "sinks": True,
+    },
 }
 
 
@@ -329,12 +352,13 @@ def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, directi
     run = functools.partial(bench.execute, problem=problem, choice=choice)
     results = jax.jit(run)(*inputs)
     shapes = [x.shape for x in inputs]
-    assert [x.shape for x in results] == [
-        shapes[0],
-        *([(2, 4, 70)] if direction == "training" else []),
-        *(shapes[1:3] if direction == "backward" else []),
-        *([problem.bias] if direction == "backward" and problem.bias else []),
-    ]
+    o = (*shapes[0][:3], problem.columns)
+    backward = [*shapes[:3], problem.bias, (4,) if problem.sinks else None]
+    assert [x.shape for x in results] == {
+        "forward": [o],
+        "training": [o, (2, 4, problem.q_len)],
+        "backward": [shape for shape in backward if shape],
+    }[direction]
 
     def error(results):
         return bench.error(problem, local_device(), inputs, results, seed=0)
@@ -344,7 +368,7 @@ def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, directi
         x = np.asarray(x)
         poisoned = x.copy()
         poisoned[(-1,) * x.ndim] = np.nan
-        for wrong in (np.roll(x, 1, axis=-1), 1.2 * x, poisoned):
+        for wrong in (np.roll(x, 1), 1.2 * x, poisoned):
             wrong = jnp.asarray(wrong, x.dtype)
             assert error([*results[:i], wrong, *results[i + 1 :]]) > 1
 

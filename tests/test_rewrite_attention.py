@@ -72,6 +72,7 @@ def test_becomes_one_call(group, name):
     rounding = 1e-2 if is_narrow(case) else 1e-6  # of the program's own scale
     assert spec.scale == pytest.approx(case.scale, rel=rounding)
     assert (spec.is_causal, spec.window) == (case.is_causal, case.window)
+    assert spec.aligned_at_end == case.aligned_at_end
     found = {
         name: x.aval.shape for name, x in zip(spec.names, site.invars, strict=True)
     }

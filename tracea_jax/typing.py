@@ -32,7 +32,10 @@ Implementation = Literal[
     "conv2d_product",
     "cudnn",
     "attention_cpu",
+    "attention_decode_sm90",
     "attention_sm90",
+    "attention_backward_sm90",
+    "paged_attention_sm90",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -111,6 +111,16 @@ class Doubting(Protocol):
 
 
 @runtime_checkable
+class Insisting(Protocol):
+    """A variant of a kernel that users wrote.
+
+    That it cannot be compiled is an error they must see; no reason to run XLA.
+    """
+
+    insists: bool
+
+
+@runtime_checkable
 class Composed(Protocol):
     """A variant that runs problems of another op, which are planned on their own."""
 

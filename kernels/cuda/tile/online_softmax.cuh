@@ -36,6 +36,13 @@ TRACEA_DEVICE float quad_sum(float v) {
   return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
 }
 
+// ln of the sum of exp(scale s), of weights relative to `most`, with c = scale log2(e).
+TRACEA_DEVICE float log_sum_exp(float most, float total, float c) {
+  constexpr float kLn2 = 0.693147180559945f;
+  if (most == kMasked || total == 0.0f) return kMaskedByJax;
+  return fmaf(most * c, kLn2, logf(total));
+}
+
 class OnlineSoftmax {
  public:
   TRACEA_DEVICE explicit OnlineSoftmax(float scale) : c_(scale) { reset(); }
@@ -106,11 +113,12 @@ class OnlineSoftmax {
   // What the sums of a row are divided by, at the end.
   TRACEA_DEVICE float total(int half) const { return quad_sum(sum_[half]); }
 
+  // What a row's weights are relative to.
+  TRACEA_DEVICE float most(int half) const { return max_[half]; }
+
   // ln of the sum of exp(scale s) over the row.
   TRACEA_DEVICE float log_sum_exp(int half, float total) const {
-    constexpr float kLn2 = 0.693147180559945f;
-    if (max_[half] == kMasked) return kMaskedByJax;
-    return fmaf(max_[half] * c_, kLn2, logf(total));
+    return tracea::log_sum_exp(max_[half], total, c_);
   }
 
  private:

@@ -41,6 +41,8 @@ class Block:
       q, k, v: operands, (rows, head_dim) or (keys, head_dim).
       scores: what softmax is taken of; -inf where a key is forbidden.
       magnitude: the largest sum of magnitudes in a score.
+      slope: derivative of the scores by what they would be without a soft cap.
+      sink: the logit that belongs to no key; -inf if there is none.
       inside: (rows,): whether a query is one of its example's own.
     """
 
@@ -49,6 +51,8 @@ class Block:
     v: np.ndarray
     scores: np.ndarray
     magnitude: float
+    slope: np.ndarray | float
+    sink: float
     inside: np.ndarray
 
 
@@ -66,6 +70,10 @@ def block(
     if p.bias:
         bias = _f64(_part(x["bias"], b, h, rows, keys))
         scores, magnitude = scores + bias, magnitude + np.abs(bias)
+    slope = 1.0
+    if p.soft_cap:
+        bounded = np.tanh(scores / p.soft_cap)
+        scores, slope = p.soft_cap * bounded, 1 - bounded**2
     allowed, inside = _allowed(p, x, b, h, rows, keys)
     return Block(
         q=q,
@@ -73,6 +81,8 @@ def block(
         v=v,
         scores=np.where(allowed, scores, -np.inf),
         magnitude=float(np.where(allowed, magnitude, 0).max(initial=0)),
+        slope=slope,
+        sink=float(x["sinks"][h]) if p.sinks else -np.inf,
         inside=inside,
     )
 
@@ -80,18 +90,22 @@ def block(
 def _allowed(
     p: AttentionProblem, x: Arrays, b: int, h: int, rows: Any, keys: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    i, j = rows[:, None], keys[None, :]
-    allowed = np.ones((len(rows), len(keys)), bool)
+    q_len = x["q_lengths"][b] if p.q_lengths else p.q_len
+    kv_len = x["kv_lengths"][b] if p.kv_lengths else p.kv_len
+    start = kv_len - q_len if p.aligned_at_end else 0
+    i, j = rows[:, None] + start, keys[None, :]
+    allowed = np.broadcast_to(j < kv_len, (len(rows), len(keys)))
     if p.is_causal:
-        allowed &= j <= i
+        allowed = allowed & (j <= i)
     if p.window:
-        allowed &= (j >= i - p.window[0]) & (j <= i + p.window[1])
+        allowed = allowed & (j >= i - p.window[0]) & (j <= i + p.window[1])
     if p.mask:
-        allowed &= _part(x["mask"], b, h, rows, keys)
-    if p.kv_lengths:
-        allowed &= j < x["kv_lengths"][b]
-    inside = rows < (x["q_lengths"][b] if p.q_lengths else p.q_len)
-    return allowed, inside
+        of_q, of_k = p.mask_block or (1, 1)
+        allowed = allowed & _part(x["mask"], b, h, rows // of_q, keys // of_k)
+    if p.segments:
+        own, theirs = x["q_segments"][b, rows], x["kv_segments"][b, keys]
+        allowed = allowed & (own[:, None] == theirs)
+    return allowed, rows < q_len
 
 
 def _part(a: np.ndarray, b: int, h: int, rows: Any, keys: Any) -> np.ndarray:
@@ -110,8 +124,9 @@ def forward_error(
     for b in _ends(p.batch):
         for h in _ends(p.heads):
             part = block(p, x, b, h, rows, keys)
-            weights = np.exp(part.scores - part.scores.max(1, keepdims=True))
-            weights /= weights.sum(1, keepdims=True)
+            top = np.maximum(part.scores.max(1, keepdims=True), part.sink)
+            weights = np.exp(part.scores - top)
+            weights /= weights.sum(1, keepdims=True) + np.exp(part.sink - top)
             weights *= part.inside[:, None]
             exact, magnitude = weights @ part.v, weights @ np.abs(part.v)
             found = o[b, rows, h]
@@ -133,7 +148,8 @@ def lse_error(
     for b in _ends(p.batch):
         for h in _ends(p.heads):
             part = block(p, x, b, h, rows, keys)
-            exact = np.logaddexp.reduce(part.scores, axis=1)[part.inside]
+            keys_only = np.logaddexp.reduce(part.scores, axis=1)
+            exact = np.logaddexp(keys_only, part.sink)[part.inside]
             found = lse[b, h, rows][part.inside]
             summed = np.sqrt(p.kv_len)
             worst = max(worst, units.worst(found, exact, summed, part.magnitude))
@@ -147,7 +163,7 @@ class Gradients:
     Attributes:
       part: the block.
       do: (rows, head_dim), the cotangent.
-      p, ds: probabilities, and gradients of the scores before the scale.
+      p, ds: probabilities, and gradients of the scores before cap and scale.
       ds_magnitude: of what was summed in ds.
     """
 
@@ -174,7 +190,7 @@ def gradients(
         part=part,
         do=do,
         p=weights,
-        ds=weights * (do @ part.v.T - delta),
+        ds=weights * (do @ part.v.T - delta) * part.slope,
         ds_magnitude=weights * sizes,
     )
 
@@ -183,7 +199,7 @@ def backward_error(
     p: AttentionProblem, x: Arrays, found: list[np.ndarray], units: Units, seed: int
 ) -> float:
     """The largest error of the gradients in the sampled heads, rows and keys."""
-    dq, dk, dv, *dbias = found
+    dq, dk, dv, *others = found
     worst = 0.0
     groups = p.heads // p.kv_heads
     rows, keys = np.arange(p.q_len), np.arange(p.kv_len)
@@ -204,7 +220,9 @@ def backward_error(
             exact = sum(g.p.T @ g.do for g in all_g)
             size = sum(g.p.T @ np.abs(g.do) for g in all_g)
             worst = max(worst, units.worst(dv[b, some_keys, h], exact, size, scores))
-    return max(worst, _bias_error(p, x, dbias[0], units, seed)) if dbias else worst
+    if p.bias:
+        worst = max(worst, _bias_error(p, x, others[0], units, seed))
+    return max(worst, _sinks_error(p, x, others[-1], units)) if p.sinks else worst
 
 
 def _bias_error(
@@ -217,7 +235,7 @@ def _bias_error(
         rows = _sample(p.q_len, seed)[:8]
     elif own_keys > 1:
         keys = _sample(p.kv_len, seed)[:8]
-    else:
+    elif not p.sinks and not p.soft_cap:
         return 0.0  # softmax does not depend on what is added to all scores
     axes = tuple(a for a, own in enumerate((own_rows, own_keys)) if own == 1)
     b, h = batch - 1, heads - 1
@@ -230,6 +248,25 @@ def _bias_error(
     size = sum(g.ds_magnitude.sum(axes, keepdims=True) for g in terms)
     scores = max(g.part.magnitude for g in terms)
     return units.worst(_part(dbias, b, h, rows, keys), exact, size, scores)
+
+
+def _sinks_error(
+    p: AttentionProblem, x: Arrays, found: np.ndarray, units: Units
+) -> float:
+    """The largest error of the gradients of the sinks."""
+    rows, keys = np.arange(p.q_len), np.arange(1)
+    worst = 0.0
+    for h in _ends(p.heads):
+        exact = size = scores = 0.0
+        for b in range(p.batch):
+            part = block(p, x, b, h, rows, keys)
+            weights = np.exp(part.sink - _f64(x["lse"][b, h]))[part.inside]
+            terms = (_f64(x["do"][b, :, h]) * _f64(x["o"][b, :, h]))[part.inside]
+            exact -= weights @ terms.sum(1)
+            size += weights @ np.abs(terms).sum(1)
+            scores = max(scores, part.magnitude)
+        worst = max(worst, units.worst(found[h], exact, size, scores))
+    return worst
 
 
 def _ends(count: int) -> list[int]:

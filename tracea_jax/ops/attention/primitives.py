@@ -2,14 +2,16 @@
 
     attention:          q, k, v, optional... -> o (, lse)
     attention_tangent:  q, k, v, optional..., o, lse, tangents of q, k, v (, bias)
-                        -> tangent of o
+                        (, sinks) -> tangent of o
     attention_backward: q, k, v, optional..., o, lse, cotangent of o
-                        -> gradients of q, k, v (, bias)
+                        -> gradients of q, k, v (, bias) (, sinks)
 
-q is (batch, q_len, heads, head_dim), k and v (batch, kv_len, kv_heads, head_dim). What
-``Spec.optional`` names follows: bias and boolean mask, of rank 4 and broadcast to
-(batch, heads, q_len, kv_len), and int32 lengths (batch,). lse, the log-sum-exp of a
-query's scores, is (batch, heads, q_len): the layout that kernels read it in.
+q is (batch, q_len, heads, head_dim), k (batch, kv_len, kv_heads, head_dim), v like k,
+but maybe with other columns, which o then has. What ``Spec.optional`` names follows:
+bias and boolean mask, of rank 4 and broadcast to (batch, heads, q_len, kv_len), int32
+lengths (batch,), int32 segment ids (batch, q_len) and (batch, kv_len), and float32
+sinks (heads,). lse, the log-sum-exp of a query's scores and its sink, is (batch, heads,
+q_len): the layout that kernels read it in.
 
 The tangent is linear in its last operands, and its transpose is the backward pass, so
 that kernels serve reverse mode while forward mode works too. Where XLA runs the
@@ -27,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.attention import cudnn
+from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.common import lowering, remat, taylor
@@ -63,7 +65,12 @@ attention_backward_p = lowering.primitive(
 
 PLANNED = (
     lowering.register(
-        "attention", attention_p, problem_of, reference, cudnn=cudnn.forward
+        "attention",
+        attention_p,
+        problem_of,
+        reference,
+        cudnn=cudnn.forward,
+        attention_cpu=functools.partial(by_mask.call, attention_p, "attention_cpu"),
     ),
     lowering.register(
         "attention",
@@ -71,6 +78,9 @@ PLANNED = (
         functools.partial(problem_of, direction="backward"),
         references.backward_reference,
         cudnn=cudnn.backward,
+        attention_cpu=functools.partial(
+            by_mask.call, attention_backward_p, "attention_cpu"
+        ),
     ),
 )
 mlir.register_lowering(
@@ -141,37 +151,51 @@ def _tangent(
     spec: Spec,
     **how: Any,
 ) -> jax.Array:
-    names = ["q", "k", "v"]
-    if "bias" in spec.optional and not isinstance(tangents[3], Zero):
-        names.append("bias")
-    active = [ad.instantiate_zeros(t) for t in tangents[: len(names)]]
-    return _aligned(attention_tangent_p, *primals, o, lse, *active, spec=spec, **how)[0]
+    of = dict(zip(spec.names, tangents, strict=True))
+    which = {
+        f"{name}_gradient": name in of and not isinstance(of[name], Zero)
+        for name in ("bias", "sinks")
+    }
+    active = [ad.instantiate_zeros(of[n]) for n in references.differentiated(**which)]
+    operands = (*primals, o, lse, *active)
+    return _aligned(attention_tangent_p, *operands, spec=spec, **which, **how)[0]
 
 
 def _tangent_transpose(
-    cts: Tangents, *operands: Operand, spec: Spec, **how: Any
+    cts: Tangents,
+    *operands: Operand,
+    spec: Spec,
+    bias_gradient: bool,
+    sinks_gradient: bool,
+    **how: Any,
 ) -> Cotangents:
     (ct,) = cts
     primals, (o, lse, *active) = spec.split(operands)
-    linear = [ad.is_undefined_primal(x) for x in active]
+    names = references.differentiated(
+        bias_gradient=bias_gradient, sinks_gradient=sinks_gradient
+    )
+    of = dict(zip(names, active, strict=True))
+    linear = {name for name, x in of.items() if ad.is_undefined_primal(x)}
+    grads: dict[str, Any] = {}
     if isinstance(ct, Zero):
-        grads: Cotangents = [
-            Zero(x.aval) if u else None for x, u in zip(active, linear, strict=True)
-        ]
+        grads = {name: Zero(of[name].aval) for name in linear}
     else:
-        grads = _aligned(
-            attention_backward_p,
-            *primals,
-            o,
-            lse,
-            ct,
-            spec=spec,
-            bias_gradient=linear[3:] == [True],
-            **how,
+        which: Params = {"bias_gradient": "bias" in linear}
+        which["sinks_gradient"] = "sinks" in spec.optional  # it costs next to nothing
+        how["implementation"] = _gradients_of(how["implementation"])
+        found = _aligned(
+            attention_backward_p, *primals, o, lse, ct, spec=spec, **which, **how
         )
-    grads += [None] * (len(active) - len(grads))
+        grads = dict(zip(references.differentiated(**which), found, strict=True))
     known = [None] * (len(operands) - len(active))
-    return [*known, *(g if u else None for g, u in zip(grads, linear, strict=True))]
+    return [*known, *(grads[name] if name in linear else None for name in names)]
+
+
+def _gradients_of(implementation: str | None) -> str | None:
+    """Who is asked for the gradients of what an implementation was asked for."""
+    if implementation == "attention_sm90":
+        return "attention_backward_sm90"
+    return implementation
 
 
 def _jvp_of_reference(
@@ -222,20 +246,28 @@ ad.primitive_jvps[attention_backward_p] = functools.partial(
 
 # --- vmap -----------------------------------------------------------------------------
 
-_FOLLOWING = {
-    attention_p: (),
-    attention_tangent_p: ("o", "lse", "dq", "dk", "dv", "dbias"),
-    attention_backward_p: ("o", "lse", "do"),
-}
 _SHARED = ("bias", "mask", "dbias")  # may have a batch of 1
+
+
+def _names(primitive: Primitive, params: Params) -> list[str]:
+    """Of a primitive's operands."""
+    names = [*params["spec"].names]
+    if primitive is attention_p:
+        return names
+    if primitive is attention_backward_p:
+        return [*names, "o", "lse", "do"]
+    which: Params = {n: params[n] for n in ("bias_gradient", "sinks_gradient")}
+    return [*names, "o", "lse", *(f"d{n}" for n in references.differentiated(**which))]
 
 
 def _batch(
     primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
 ) -> Batched:
     """Folds the mapped axis into the batch."""
-    names = [*params["spec"].names, *_FOLLOWING[primitive]][: len(operands)]
-    mapped = dict(zip(names, [d is not None for d in dims], strict=True))
+    names = _names(primitive, params)
+    mapped = {n: d is not None for n, d in zip(names, dims, strict=True)}
+    if mapped.get("sinks") or mapped.get("dsinks") or _sums_sinks(primitive, params):
+        return _batch_of_reference(primitive, operands, dims, **params)
     moved = {
         n: x if d is None else jnp.moveaxis(x, d, 0)
         for n, x, d in zip(names, operands, dims, strict=True)
@@ -248,6 +280,8 @@ def _batch(
 
     def fold(name: str) -> jax.Array:
         x = moved[name]
+        if name in ("sinks", "dsinks"):
+            return x  # there is one for all examples
         if not mapped[name]:
             if name in shared and x.shape[0] == 1:
                 return x
@@ -260,12 +294,35 @@ def _batch(
     )
     outs = bind_one(*[fold(n) for n in names], **params)
     outs = [y.reshape(size, batch, *y.shape[1:]) for y in outs]
-    if params.get("bias_gradient") and moved["bias"].shape[mapped["bias"]] == 1:
+    if (
+        primitive is attention_backward_p
+        and params["bias_gradient"]
+        and moved["bias"].shape[mapped["bias"]] == 1
+    ):
         outs[3] = outs[3].sum(1, keepdims=True)
     return outs, [0] * len(outs)
 
 
-for _p in _FOLLOWING:
+def _sums_sinks(primitive: Primitive, params: Params) -> bool:
+    """Whether a gradient of sinks is asked for, which is a sum over the batch."""
+    return primitive is attention_backward_p and params["sinks_gradient"]
+
+
+def _batch_of_reference(
+    primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
+) -> Batched:
+    """Sinks have no batch that the mapped axis could go into."""
+    f = functools.partial(_REFERENCES[primitive], **params)
+    outs = jax.vmap(f, in_axes=tuple(dims))(*operands)
+    return outs, [0] * len(outs)
+
+
+_REFERENCES = {
+    attention_p: reference,
+    attention_tangent_p: references.tangent_reference,
+    attention_backward_p: references.backward_reference,
+}
+for _p in _REFERENCES:
     batching.primitive_batchers[_p] = functools.partial(_batch, _p)
 
 

@@ -22,7 +22,9 @@ from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
+from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
+from tracea_jax.ops.attention import options
 from tracea_jax.ops.attention.primitives import bind
 from tracea_jax.ops.attention.reference import (
     OPTIONAL,
@@ -44,6 +46,10 @@ class Keywords(TypedDict, total=False):
     query_seq_lengths: ArrayLike | None
     key_value_seq_lengths: ArrayLike | None
     local_window_size: SupportsIndex | tuple[int, int] | None
+    query_segment_ids: ArrayLike | None
+    key_value_segment_ids: ArrayLike | None
+    logits_soft_cap: float | None
+    sinks: ArrayLike | None
     precision: PrecisionLike
     preferred_element_type: DTypeLike | None
     implementation: Implementation | None
@@ -56,7 +62,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: Literal[False] = False,
     **how: Unpack[Keywords],
@@ -69,7 +75,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: Literal[True],
     **how: Unpack[Keywords],
@@ -82,7 +88,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: bool,
     **how: Unpack[Keywords],
@@ -94,13 +100,17 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
     query_seq_lengths: ArrayLike | None = None,
     key_value_seq_lengths: ArrayLike | None = None,
     local_window_size: SupportsIndex | tuple[int, int] | None = None,
+    query_segment_ids: ArrayLike | None = None,
+    key_value_segment_ids: ArrayLike | None = None,
+    logits_soft_cap: float | None = None,
+    sinks: ArrayLike | None = None,
     return_residual: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -109,24 +119,36 @@ def attention(
 ) -> Any:
     """softmax(scale * query @ key' + bias, where allowed) @ value, for each head.
 
-    Arguments and results are those of ``jax.nn.dot_product_attention``. Sizes: B
-    examples, T queries, S keys, N heads, K key/value heads (N a multiple of K; head n
-    reads n // (N / K)), H the dimension of a head. Scores and softmax are float32.
+    Arguments and results are those of ``jax.nn.dot_product_attention``, and some more.
+    Sizes: B examples, T queries, S keys, N heads, K key/value heads (N a multiple of K;
+    head n reads n // (N / K)), H the dimension of a head, V that of its values. Scores
+    and softmax are float32.
 
     Args:
       query: (B, T, N, H), or (T, N, H) without a batch.
-      key, value: (B, S, K, H) or (S, K, H), of query's dtype.
+      key: (B, S, K, H) or (S, K, H), of query's dtype.
+      value: (B, S, K, V) or (S, K, V), of query's dtype.
       bias: added to the scaled scores; of rank 4 (or less: leading dimensions are 1),
         broadcast to (B, N, T, S). Differentiable.
-      mask: boolean, like bias; False forbids a key to a query.
+      mask: boolean, like bias; False forbids a key to a query. Or one of
+        ``tracea.masks``, such as ``masks.causal() & masks.segments(ids)``, which
+        kernels need not read for every score.
       scale: 1 / sqrt(H) by default.
       is_causal: whether query i sees keys j <= i only, also if T != S.
       query_seq_lengths: int32 (B,); the output of later queries is zero.
       key_value_seq_lengths: int32 (B,); later keys are forbidden.
       local_window_size: (left, right): query i sees keys i - left <= j <= i + right
         only; one number stands for both.
+      query_segment_ids: integers (B, T), or (T,) for all examples: a query sees only
+        the keys with its own number, as where several documents are packed into one
+        sequence. Numbers need no order, and none stands for padding.
+      key_value_segment_ids: (B, S) or (S,); those of the queries if T == S.
+      logits_soft_cap: a positive number c: the scaled scores s, bias included, become
+        c * tanh(s / c) before the masks.
+      sinks: (N,), a further logit for the softmax of each head, whose weight multiplies
+        no value. Differentiable.
       return_residual: whether to return (output, log-sum-exp of each query's scores);
-        the second is (B, T, N) or (T, N) and has no derivative.
+        the second counts the sink too; it is (B, T, N) or (T, N) and has no derivative.
       precision: of both products, as in ``jax.lax.dot_general``; one for both operands.
         It changes nothing for 16-bit operands, whose products are exact in float32.
       preferred_element_type: None or query's dtype; the output has no other.
@@ -136,14 +158,15 @@ def attention(
       config: explicit config, the variant's own type or a dict of its fields.
 
     Returns:
-      The output, of query's shape and dtype.
+      The output, (B, T, N, V) or (T, N, V), of query's dtype.
 
     Raises:
       ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
         implementation that cannot run the problem.
 
     A query without any allowed key gets the mean of all values from XLA and from
-    "attention_cpu"; from "cudnn", only that the result is finite. "attention_cpu" takes
+    "attention_cpu", or nearly zero if there are sinks; from "cudnn", only that the
+    result is finite. "attention_cpu" takes
     float32, bfloat16 and float16, and derivatives if there is no bias; "cudnn" takes
     bfloat16 and float16 (see ``tracea doctor``). Other dtypes, symbolic shapes and a
     scale that is a traced value are left to XLA.
@@ -152,16 +175,30 @@ def attention(
     q, k, v = (_rank_4(x) for x in (query, key, value))
     _check_shapes(q, k, v)
     _check_result_dtype(preferred_element_type, q.dtype)
+    sees = options.masking(
+        mask,
+        q,
+        k,
+        is_causal=bool(is_causal),
+        window=_window(local_window_size),
+        q_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, q),
+        kv_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
+        **options.segments(query_segment_ids, key_value_segment_ids, q, k),
+    )
+    block = sees["mask_block"] or (1, 1)
     extra = {
+        **sees,
         "bias": _check_scores("bias", bias, q, k),
-        "mask": _check_scores("mask", mask, q, k),
-        "q_lengths": _check_lengths("query_seq_lengths", query_seq_lengths, q),
-        "kv_lengths": _check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
+        "mask": _check_scores("mask", sees["mask"], q, k, block),
+        "sinks": options.sinks(sinks, q),
     }
     spec = Spec(
         scale=_scale(scale, q, implementation),
-        is_causal=bool(is_causal),
-        window=_window(local_window_size),
+        is_causal=sees["is_causal"],
+        window=sees["window"],
+        aligned_at_end=sees["aligned_at_end"],
+        mask_block=sees["mask_block"],
+        soft_cap=options.soft_cap(logits_soft_cap),
         precision=_precision(precision),
         optional=tuple(name for name in OPTIONAL if extra[name] is not None),
     )
@@ -177,7 +214,7 @@ def attention(
             implementation=implementation,
             config=lowering.hashable_config(config),
         )
-    o = outs[0].reshape(jnp.shape(query))
+    o = outs[0].reshape(*jnp.shape(query)[:-1], v.shape[3])
     if not return_residual:
         return o
     return o, outs[1].swapaxes(1, 2).reshape(o.shape[:-1])
@@ -202,8 +239,11 @@ def _check_shapes(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
             )
     if not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"query must be floating point; it is {q.dtype}")
-    if v.shape != k.shape:
-        raise ValueError(f"value must have key's shape {k.shape}; it has {v.shape}")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"value must have key's shape {k.shape}, but for the last size; it has "
+            f"{v.shape}"
+        )
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise ValueError(
             "query and key must agree in batch and head_dim; their shapes are "
@@ -241,9 +281,13 @@ def _check_result_dtype(preferred: Any, dtype: Any) -> None:
 
 
 def _check_scores(
-    name: str, x: ArrayLike | None, q: jax.Array, k: jax.Array
+    name: str,
+    x: ArrayLike | None,
+    q: jax.Array,
+    k: jax.Array,
+    block: tuple[int, int] = (1, 1),
 ) -> jax.Array | None:
-    """Bias or mask in rank 4."""
+    """Bias or mask in rank 4, with an entry for each block of scores."""
     if x is None:
         return None
     x = _rank_4(x)
@@ -252,7 +296,8 @@ def _check_scores(
             f"mask must be boolean; it is {x.dtype} (what is added to the scores is "
             "the bias)"
         )
-    whole = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    of_q, of_k = block
+    whole = (q.shape[0], q.shape[2], -(-q.shape[1] // of_q), -(-k.shape[1] // of_k))
     fits = x.ndim == 4 and all(
         own == 1 or own == n for own, n in zip(x.shape, whole, strict=True)
     )

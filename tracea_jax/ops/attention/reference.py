@@ -1,6 +1,9 @@
 """Attention in jnp: its operands, and what XLA runs where no kernel does.
 
 o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head
+
+It is ``jax.nn.dot_product_attention`` as far as that goes; the rest is written out in
+``definition``. Callers: the primitives, and all that make problems of their parameters.
 """
 
 from __future__ import annotations
@@ -15,11 +18,20 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax._compat import linearize_hook
-from tracea_jax.ops.common.typed import Aval, Zero, finfo, lax, vjp
+from tracea_jax.ops.attention import definition
+from tracea_jax.ops.common.typed import Aval, Zero, eval_shape, finfo, lax, vjp
 from tracea_jax.ops.common.typed import jvp as jvp_of
 from tracea_jax.problem import AttentionProblem
 
-OPTIONAL = ("bias", "mask", "q_lengths", "kv_lengths")
+OPTIONAL = (
+    "bias",
+    "mask",
+    "q_lengths",
+    "kv_lengths",
+    "q_segments",
+    "kv_segments",
+    "sinks",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +42,11 @@ class Spec:
       scale: what the scores are multiplied with.
       is_causal: whether query i sees keys j <= i only.
       window: (left, right): it sees keys i - left <= j <= i + right only; or None.
+      aligned_at_end: whether positions count from the end: the last query stands at the
+        last key, of those that the example has.
+      mask_block: (queries, keys) that one entry of the mask stands for; None for one
+        score.
+      soft_cap: what bounds the scores, or None.
       precision: of both products, as ``jax.default_matmul_precision`` names it; None
         for JAX's default.
       optional: which of ``OPTIONAL`` follow q, k and v, in that order.
@@ -38,6 +55,9 @@ class Spec:
     scale: float
     is_causal: bool = False
     window: tuple[int, int] | None = None
+    aligned_at_end: bool = False
+    mask_block: tuple[int, int] | None = None
+    soft_cap: float | None = None
     precision: str | None = None
     optional: tuple[str, ...] = ()
 
@@ -66,9 +86,13 @@ def matmul_precision(name: str | None) -> contextlib.AbstractContextManager[Any]
 def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
     """[o], or [o, log-sum-exp (batch, heads, q_len)] if ``lse`` is its dtype.
 
-    It is ``jax.nn.dot_product_attention``, so XLA runs what it runs without us.
+    It is ``jax.nn.dot_product_attention`` wherever that has the arguments, so XLA runs
+    what it runs without us.
     """
     x = spec.named(operands)
+    if is_written_out(spec, x):
+        o, residual = _supported(functools.partial(_written_out, spec), x)
+        return [o] if lse is None else [o, residual.astype(lse)]
     if lse is None:
         return [_attend(spec, x, False)]
     narrow = finfo(x["q"].dtype).bits < finfo(lse).bits
@@ -81,8 +105,19 @@ def reference(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any
     return [o, residual.swapaxes(1, 2).astype(lse)]
 
 
+def is_written_out(spec: Spec, x: dict[str, Any]) -> bool:
+    """Whether JAX's own function cannot compute it, whatever the mask."""
+    other_values = x["v"].shape[3] != x["k"].shape[3]
+    return spec.soft_cap is not None or x["sinks"] is not None or other_values
+
+
 def _attend(spec: Spec, x: dict[str, Any], return_residual: bool) -> Any:
     call = functools.partial(_dot_product_attention, spec, return_residual)
+    return _supported(call, x)
+
+
+def _supported(call: Callable[..., Any], x: dict[str, Any]) -> Any:
+    """The call's result, on platforms without the products it asks for too."""
     if x["q"].dtype != jnp.float16:
         return call(x)
     # XLA has no float16 products with float32 sums on CPUs, which jax.nn asks for.
@@ -94,27 +129,32 @@ def _in_float32(call: Callable[..., Any], x: dict[str, Any]) -> Any:
     def widened(a: jax.Array) -> jax.Array:
         return a.astype(jnp.float32) if a.dtype == jnp.float16 else a
 
+    def narrowed(a: jax.Array, like: Any) -> jax.Array:
+        return a.astype(like.dtype)
+
     found = call(jax.tree.map(widened, x))
+    return jax.tree.map(narrowed, found, eval_shape(call, x))
 
-    def narrowed(a: jax.Array) -> jax.Array:
-        return a.astype(jnp.float16)
 
-    return jax.tree.map(narrowed, found)
+def _written_out(spec: Spec, x: dict[str, Any]) -> Any:
+    with matmul_precision(spec.precision):
+        return definition.attend(spec, x)
 
 
 def _dot_product_attention(spec: Spec, return_residual: bool, x: dict[str, Any]) -> Any:
+    at_start = not spec.aligned_at_end  # else the mask has the rules on positions
     with matmul_precision(spec.precision):
         return jax.nn.dot_product_attention(
             x["q"],
             x["k"],
             x["v"],
             x["bias"],
-            x["mask"],
+            definition.allowed(spec, x),
             scale=spec.scale,
-            is_causal=spec.is_causal,
+            is_causal=spec.is_causal and at_start,
             query_seq_lengths=x["q_lengths"],
             key_value_seq_lengths=x["kv_lengths"],
-            local_window_size=spec.window,
+            local_window_size=spec.window if at_start else None,
             return_residual=return_residual,
             implementation="xla",
         )
@@ -136,29 +176,55 @@ def jvp(
     return jvp_of(of_live, *pick)
 
 
-def tangent_reference(*operands: Any, spec: Spec, **_: Any) -> list[Any]:
+def differentiated(*, bias_gradient: bool, sinks_gradient: bool) -> tuple[str, ...]:
+    """The operands that have tangents and gradients, in this order."""
+    bias = ("bias",) if bias_gradient else ()
+    return ("q", "k", "v", *bias, *(("sinks",) if sinks_gradient else ()))
+
+
+def tangent_reference(
+    *operands: Any,
+    spec: Spec,
+    bias_gradient: bool = False,
+    sinks_gradient: bool = False,
+    **_: Any,
+) -> list[Any]:
     """[tangent of o] from q, k, v, optional..., o, lse, tangents."""
     primals, (_, _, *tangents) = spec.split(operands)
-    count = len(tangents)  # bias comes right after v
-
-    def function(*active: Any) -> list[Any]:
-        return reference(*active, *primals[count:], spec=spec)
-
-    return jvp_of(function, primals[:count], tangents)[1]
+    names = differentiated(bias_gradient=bias_gradient, sinks_gradient=sinks_gradient)
+    function, active = _of_active(primals, names, spec)
+    return jvp_of(function, active, tangents)[1]
 
 
 def backward_reference(
-    *operands: Any, spec: Spec, bias_gradient: bool, **_: Any
+    *operands: Any,
+    spec: Spec,
+    bias_gradient: bool = False,
+    sinks_gradient: bool = False,
+    **_: Any,
 ) -> list[Any]:
-    """Gradients of q, k, v (, bias) from q, k, v, optional..., o, lse, cotangent."""
+    """Gradients of q, k, v (, bias) (, sinks), from these and the rest of the operands:
+    optional..., o, lse, cotangent."""
     primals, (_, _, do) = spec.split(operands)
-    count = 3 + bias_gradient
-
-    def function(*active: Any) -> Any:
-        return reference(*active, *primals[count:], spec=spec)[0]
-
+    names = differentiated(bias_gradient=bias_gradient, sinks_gradient=sinks_gradient)
+    function, active = _of_active(primals, names, spec)
     with linearize_hook(None):  # the reference is ours, not a user's function
-        return list(vjp(function, *primals[:count])[1](do))
+        return list(vjp(function, *active)[1]([do]))
+
+
+def _of_active(
+    primals: list[Any], names: Sequence[str], spec: Spec
+) -> tuple[Callable[..., list[Any]], list[Any]]:
+    """The reference as a function of some operands, and their values."""
+    places = [spec.names.index(name) for name in names]
+
+    def function(*active: Any) -> list[Any]:
+        full = list(primals)
+        for place, value in zip(places, active, strict=True):
+            full[place] = value
+        return reference(*full, spec=spec)
+
+    return function, [primals[place] for place in places]
 
 
 def problem_of(
@@ -190,4 +256,10 @@ def problem_of(
         kv_lengths=x["kv_lengths"] is not None,
         scale=spec.scale,
         saves_lse=direction == "forward" and lse is not None,
+        mask_block=spec.mask_block,
+        segments=x["q_segments"] is not None,
+        soft_cap=spec.soft_cap,
+        sinks=x["sinks"] is not None,
+        value_dim=x["v"].shape[3],
+        aligned_at_end=spec.aligned_at_end,
     )

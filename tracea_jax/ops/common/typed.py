@@ -101,6 +101,7 @@ _jnp: Any = jnp
 arange: Callable[..., jax.Array] = _jnp.arange
 asarray: Callable[..., jax.Array] = _jnp.asarray
 broadcast_shapes: Callable[..., tuple[int, ...]] = _jnp.broadcast_shapes
+einsum: Callable[..., jax.Array] = _jnp.einsum
 finfo: Any = _jnp.finfo
 full: Callable[..., jax.Array] = _jnp.full
 zeros: Callable[..., jax.Array] = _jnp.zeros

@@ -27,6 +27,7 @@ class Seen:
       left, right: how far before and after itself; None for no limit.
       q_lengths, kv_lengths: numbers of queries and keys.
       leaves: booleans that must hold, too.
+      from_end: whether positions count from the end of the keys that there are.
     """
 
     left: int | None = None
@@ -34,6 +35,7 @@ class Seen:
     q_lengths: Lengths | None = None
     kv_lengths: Lengths | None = None
     leaves: tuple[Leaf, ...] = ()
+    from_end: bool = False
 
     @property
     def is_causal(self) -> bool:

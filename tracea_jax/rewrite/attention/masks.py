@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
+from tracea_jax.rewrite.attention import sliced
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
 from tracea_jax.rewrite.attention.known_masks import band_of, is_table, table
 from tracea_jax.rewrite.attention.positions import Linear, linear
@@ -90,7 +91,7 @@ def _decomposed(view: View, eqn: Equation, leaf: Leaf) -> tuple[Term, ...] | Non
         return _selected(view, eqn, dims, positive)
     if name in _COMPARISONS:
         return _compared(view, eqn, leaf)
-    return None
+    return sliced.terms_of(view, eqn, leaf, conjuncts)
 
 
 def _all_of(view: View, atoms: Any, dims: Dims, positive: bool) -> tuple[Term, ...]:

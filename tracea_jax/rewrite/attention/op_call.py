@@ -13,12 +13,14 @@ from tracea_jax.rewrite.attention.dims import (
     Labels,
     arrange,
 )
+from tracea_jax.rewrite.attention.from_end import has_one_query, seen_from_end
 from tracea_jax.rewrite.attention.mask_arguments import Lengths, Reader, Seen
 from tracea_jax.rewrite.attention.masks import Bound, Leaf, Term
 from tracea_jax.rewrite.attention.output import Output
 from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of, size
 from tracea_jax.rewrite.attention.scores import Scores
 from tracea_jax.rewrite.attention.site import AttentionSite
+from tracea_jax.rewrite.attention.sliced import Within, arranged
 from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
 from tracea_jax.rewrite.match import Match
@@ -54,7 +56,8 @@ def call_of(
         raise Refused("its reshapes take dimensions apart unevenly")
     bounds = _length_bounds(terms, scores.keys, output.zeroed)
     lengths = [f for x in bounds for f in labels.of_all(_unknown_dims(x))]
-    roles = roles_of(labels, sides, hint, lengths)
+    one_query = has_one_query(terms, scores.keys)
+    roles = roles_of(labels, sides, hint, lengths, one_query=one_query)
     _check_sizes(roles)
     reader = Reader(
         queries=positions(roles),
@@ -64,7 +67,8 @@ def call_of(
         zeroed=output.zeroed,
         lengths_fit=set(lengths) <= set(roles.batch),
     )
-    seen = reader.read(terms)
+    seen = None if output.zeroed else seen_from_end(reader, terms)
+    seen = seen or reader.read(terms)
     if output.zeroed is not None and seen.q_lengths is None:
         raise Refused("its result is masked in another way than its scores")
     zeroed = bool(output.repeated) and not reader.always_something(seen)
@@ -202,6 +206,7 @@ class _Call:
             scale=self.scores.scale * q.scale * k.scale,
             is_causal=seen.is_causal,
             window=seen.window(size(roles.queries), size(roles.keys)),
+            from_end=seen.from_end,
             zeroed=zeroed,
         )
         extra += [x.unknown.atom for x in lengths]
@@ -218,11 +223,11 @@ class _Call:
         made = [x for group in self.roles.for_result for x in group]
         return arrange(made, [self.labels.of(d) for d in self.output.dims])
 
-    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange, int] | None:
+    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange | Within, int] | None:
         if lengths is None:
             return None
         how = self._arrange(lengths.unknown.dims, (self.roles.batch,), (0,))
-        return how, lengths.offset
+        return arranged(how, lengths.unknown), lengths.offset
 
     def _check_made(self, atoms: Sequence[Atom]) -> None:
         """Refuses masks and biases that are interior to another match."""

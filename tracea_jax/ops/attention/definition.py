@@ -1,0 +1,157 @@
+"""Attention written out in jnp, where ``jax.nn.dot_product_attention`` has no argument.
+
+Segment ids, masks of blocks and positions that count from the end become a boolean mask
+(``allowed``). A soft cap, sinks and values of another size than the keys need the whole
+formula (``attend``), which rounds where JAX's own does. Caller: ``reference``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tracea_jax.ops.common.typed import arange, asarray, einsum, finfo
+
+Named = dict[str, Any]  # operands by their names; those that are absent are None
+
+# So that 16-bit operands are multiplied alike in both directions, as JAX's own are.
+_ALGORITHMS = {
+    "bfloat16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
+    "float16": jax.lax.DotAlgorithmPreset.F16_F16_F32,
+}
+
+
+def allowed(spec: Any, x: Named) -> jax.Array | None:
+    """The mask, with what only a mask can say of the rest; None if all is allowed."""
+    parts: list[Any] = [_per_score(spec, x), _of_segments(x)]
+    if spec.aligned_at_end:
+        parts.append(_of_positions(spec, x))
+    return _both(parts)
+
+
+def attend(spec: Any, x: Named) -> tuple[jax.Array, jax.Array]:
+    """(o, log-sum-exp of each query's scores, float32 (batch, heads, q_len))."""
+    q, k, v = x["q"], x["k"], x["v"]
+    batch, q_len, heads, _ = q.shape
+    scores = _scores(spec, x)
+    mask = _both([allowed(spec, x), _of_start(spec, x), _of_lengths(x)])
+    if mask is not None:
+        scores = jnp.where(mask, scores, _fill(scores.dtype))
+    scores = scores.astype(jnp.float32)
+    p, lse = _softmax(scores, x["sinks"])
+    groups = (batch, k.shape[2], heads // k.shape[2], q_len, k.shape[1])
+    p = p.astype(k.dtype).reshape(groups)
+    o = einsum("BKGTS,BSKD->BTKGD", p, v).reshape(*q.shape[:3], v.shape[3])
+    if x["q_lengths"] is not None:
+        inside = arange(q_len) < x["q_lengths"][:, None]
+        o = o * inside[:, :, None, None].astype(o.dtype)
+    return o, jax.lax.stop_gradient(lse)
+
+
+def _scores(spec: Any, x: Named) -> jax.Array:
+    """(batch, heads, q_len, kv_len), before the masks."""
+    q, k = x["q"], x["k"]
+    batch, q_len, heads, head_dim = q.shape
+    grouped = q.reshape(batch, q_len, k.shape[2], heads // k.shape[2], head_dim)
+    scores = einsum(
+        "BTKGH,BSKH->BKGTS",
+        grouped,
+        k,
+        precision=_ALGORITHMS.get(q.dtype.name),
+        preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+    ).reshape(batch, heads, q_len, k.shape[1])
+    scores = scores * asarray(spec.scale, scores.dtype)
+    if x["bias"] is not None:
+        scores = (scores + x["bias"]).astype(scores.dtype)
+    if spec.soft_cap is None:
+        return scores
+    cap = asarray(spec.soft_cap, scores.dtype)
+    return cap * jnp.tanh(scores / cap)
+
+
+def _softmax(scores: jax.Array, sinks: Any) -> tuple[jax.Array, jax.Array]:
+    """Weights of the keys, and the log-sum-exp of all logits."""
+    if sinks is None:
+        return jax.nn.softmax(scores), jax.nn.logsumexp(scores, axis=-1)
+    sink = sinks[:, None, None]
+    top = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sink))
+    weights = jnp.exp(scores - top)
+    total = weights.sum(-1, keepdims=True) + jnp.exp(sink - top)
+    return weights / total, jnp.squeeze(top + jnp.log(total), -1)
+
+
+def _fill(dtype: Any) -> np.ndarray:
+    """What a forbidden score is: finite, also as float32."""
+    largest = min(float(finfo(dtype).max), float(finfo(jnp.float32).max))
+    return np.asarray(-0.7 * largest, dtype)
+
+
+# --- masks, broadcast to (batch, heads, q_len, kv_len) --------------------------------
+
+
+def _both(masks: list[Any]) -> jax.Array | None:
+    """What all of the masks that there are allow."""
+    found = [mask for mask in masks if mask is not None]
+    return functools.reduce(jnp.logical_and, found) if found else None
+
+
+def _per_score(spec: Any, x: Named) -> jax.Array | None:
+    """The mask with an entry for each score."""
+    mask = x["mask"]
+    if mask is None or spec.mask_block is None:
+        return mask
+    lengths = x["q"].shape[1], x["k"].shape[1]
+    for axis, (block, length) in enumerate(
+        zip(spec.mask_block, lengths, strict=True), start=2
+    ):
+        mask = jnp.take(mask, arange(length) // block, axis=axis)
+    return mask
+
+
+def _of_segments(x: Named) -> jax.Array | None:
+    if x["q_segments"] is None:
+        return None
+    return (x["q_segments"][:, :, None] == x["kv_segments"][:, None, :])[:, None]
+
+
+def _of_start(spec: Any, x: Named) -> jax.Array | None:
+    return None if spec.aligned_at_end else _of_positions(spec, x)
+
+
+def _of_positions(spec: Any, x: Named) -> jax.Array | None:
+    """What the rules on positions leave."""
+    if not spec.is_causal and spec.window is None:
+        return None
+    keys = arange(x["k"].shape[1])
+    ahead = keys - _positions(spec, x)[..., None]  # of the query
+    rules = [ahead <= 0] if spec.is_causal else []
+    if spec.window is not None:
+        rules += [ahead >= -spec.window[0], ahead <= spec.window[1]]
+    return functools.reduce(jnp.logical_and, rules)[:, None]
+
+
+def _positions(spec: Any, x: Named) -> jax.Array:
+    """(1 or batch, q_len): the keys at which the queries stand."""
+    queries = arange(x["q"].shape[1])[None]
+    if not spec.aligned_at_end:
+        return queries
+
+    def last(lengths: Any, of: Any) -> Any:
+        return of.shape[1] if lengths is None else lengths[:, None]
+
+    return queries + last(x["kv_lengths"], x["k"]) - last(x["q_lengths"], x["q"])
+
+
+def _of_lengths(x: Named) -> jax.Array | None:
+    q_lengths, kv_lengths = x["q_lengths"], x["kv_lengths"]
+    mask = None
+    if kv_lengths is not None:
+        mask = (arange(x["k"].shape[1]) < kv_lengths[:, None])[:, None, None, :]
+    if q_lengths is None:
+        return mask
+    inside = (arange(x["q"].shape[1]) < q_lengths[:, None])[:, None, :, None]
+    return _both([mask, inside])

@@ -1,0 +1,106 @@
+"""Arguments of ``attention`` that ``jax.nn.dot_product_attention`` has not, checked.
+
+Among them are masks that are no arrays (``masks``). Caller: ``public``. What they mean
+is in ``definition``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracea_jax.masks import Mask
+from tracea_jax.mistakes import shown
+from tracea_jax.ops.common.typed import asarray
+
+
+def masking(mask: Any, q: jax.Array, k: jax.Array, **given: Any) -> dict[str, Any]:
+    """All that says which keys a query sees, by the names that ``Spec`` has for it.
+
+    Args:
+      mask: an array, a ``masks.Mask`` or None.
+      q, k: in rank 4.
+      **given: the keyword arguments, checked, by the same names.
+    """
+    if not isinstance(mask, Mask):
+        return {"mask": mask, "mask_block": None, "aligned_at_end": False, **given}
+    has_rules = given["is_causal"] or given["window"] is not None
+
+    def some(*names: str) -> tuple[Any, ...]:
+        return tuple(given[n] for n in names if given[n] is not None)
+
+    ids = some("q_segments", "kv_segments")
+    keywords = Mask(
+        is_causal=given["is_causal"],
+        window=given["window"],
+        from_end=False if has_rules else None,
+        segments=((ids[0], ids[1]),) if ids else (),
+        q_lengths=some("q_lengths"),
+        kv_lengths=some("kv_lengths"),
+    )
+    return (mask & keywords).arguments(q.shape[0], q.shape[1], k.shape[1])
+
+
+def segments(
+    query_ids: Any, key_value_ids: Any, q: jax.Array, k: jax.Array
+) -> dict[str, jax.Array | None]:
+    """Segment ids of queries and keys, int32 (batch, length), or None for both."""
+    if query_ids is None:
+        if key_value_ids is not None:
+            raise ValueError("key_value_segment_ids needs query_segment_ids")
+        return {"q_segments": None, "kv_segments": None}
+    if key_value_ids is None:
+        if q.shape[1] != k.shape[1]:
+            raise ValueError(
+                f"query_segment_ids needs key_value_segment_ids: there are {q.shape[1]}"
+                f" queries and {k.shape[1]} keys"
+            )
+        key_value_ids = query_ids
+    return {
+        "q_segments": _ids("query_segment_ids", query_ids, q),
+        "kv_segments": _ids("key_value_segment_ids", key_value_ids, k),
+    }
+
+
+def _ids(name: str, ids: Any, of: jax.Array) -> jax.Array:
+    ids = asarray(ids)
+    batch, length = of.shape[:2]
+    if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.dtype.itemsize > 4:
+        raise ValueError(f"{name} must be integers of up to 32 bits, not {ids.dtype}")
+    if ids.shape not in ((length,), (1, length), (batch, length)):
+        raise ValueError(
+            f"{name} must have shape {(batch, length)} or {(length,)}, an id for each "
+            f"position; it has shape {ids.shape}"
+        )
+    return jnp.broadcast_to(ids, (batch, length)).astype(jnp.int32)
+
+
+def soft_cap(cap: Any) -> float | None:
+    """The cap as a number."""
+    if cap is None:
+        return None
+    try:
+        found = float(cap)
+    except (TypeError, ValueError) as e:  # a traced value is a TypeError too
+        raise ValueError(
+            f"logits_soft_cap must be a number that is known, not {shown(cap)}"
+        ) from e
+    if not 0 < found < math.inf:
+        raise ValueError(f"logits_soft_cap must be positive and finite, not {found}")
+    return found
+
+
+def sinks(x: Any, q: jax.Array) -> jax.Array | None:
+    """A logit for each head, float32."""
+    if x is None:
+        return None
+    x = asarray(x)
+    if x.shape != q.shape[2:3] or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            f"sinks must be floating point of shape {q.shape[2:3]}, a logit for each "
+            f"head; it is {x.dtype} of shape {x.shape}"
+        )
+    return x.astype(jnp.float32)
