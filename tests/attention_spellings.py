@@ -566,6 +566,8 @@ MASKS = {
         jnp.asarray([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
         mask=(B, 1, T, T),
         kv_lengths=(B,),
+        q_segments=(B, T),
+        kv_segments=(B, T),
         is_causal=True,
     ),
     "decoding": case(decoding, *btnh(), jnp.int32(3), q=(B, 1, N, H), kv_lengths=(B,)),
@@ -602,7 +604,6 @@ MASKS = {
         jnp.asarray([5, 1]),
         q=(B, 1, N, H),
         kv_lengths=(B,),
-        is_causal=True,
         window=(2, 0),
         aligned_at_end=True,
     ),
@@ -616,6 +617,114 @@ MASKS = {
         aligned_at_end=True,
     ),
 }
+
+# --- segments -------------------------------------------------------------------------
+
+IDS = jnp.asarray([[3, 3, 3, -1, -1, 0], [7, 7, 7, 7, 7, 7]])
+OWN_KEYS = jnp.asarray([[3, -1, 3, 0, 0, 3, 7, 7], [7, 7, 3, 3, 3, 3, 3, 3]], "int8")
+PACKED = {"q_segments": (B, T), "kv_segments": (B, T)}
+
+
+def same_document(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    mask = ids[:, None, :, None] == ids[:, None, None, :]
+    return softmax(jnp.where(mask, scores(q, k), -1e9)) @ v
+
+
+def same_as_jax(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    same = (ids[:, None] == ids[None, :])[None, None]
+    return jax.nn.dot_product_attention(q, k, v, mask=same, is_causal=True)
+
+
+def same_as_flax(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    mask = nn.make_attention_mask(ids, ids, jnp.equal, dtype="bool")
+    return nn.dot_product_attention(q, k, v, mask=mask)
+
+
+def flax_packed(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    same = nn.make_attention_mask(ids, ids, jnp.equal)
+    own = nn.make_attention_mask(ids > -1, ids > -1)
+    mask = nn.combine_masks(nn.make_causal_mask(ids), same, own)
+    # What no query of padding sees is of no interest.
+    o = nn.dot_product_attention(q, k, v, mask=mask)
+    return jnp.where((ids > -1)[..., None, None], o, 0)
+
+
+def grouped(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    """Keys of several heads, a mask that is added: as in MaxText."""
+    q = q.reshape(B, T, K, N // K, H)
+    s = jnp.einsum("btkgh,bskh->bkgts", q, k) * SCALE
+    mask = (ids[:, :, None] == ids[:, None, :])[:, None, None] & jnp.asarray(TRIL)
+    s = s + jnp.where(mask, 0.0, -0.7 * float(np.finfo(np.float32).max))
+    return jnp.einsum("bkgts,bskh->btkgh", softmax(s), v)
+
+
+def other_keys(q: Any, k: Any, v: Any, ids: Any, keys: Any) -> jax.Array:
+    mask = jnp.expand_dims(keys, (1, 2)) == jnp.expand_dims(ids, (1, 3))
+    return softmax(jnp.where(~mask, -jnp.inf, scores(q, k))) @ v
+
+
+SEGMENTS = {
+    "by hand": case(same_document, *bnth(), IDS, **PACKED),
+    "bfloat16": case(same_document, *bnth(dtype="bfloat16"), IDS, **PACKED),
+    "jax.nn": case(same_as_jax, *btnh(), IDS[0], is_causal=True, **PACKED),
+    "flax": case(same_as_flax, *btnh(), IDS, **PACKED),
+    "flax, packed": case(
+        flax_packed, *btnh(), IDS, is_causal=True, mask=(B, 1, T, T), **PACKED
+    ),
+    "grouped": case(grouped, *btnh(K), IDS, is_causal=True, **PACKED),
+    "chunks": case(
+        lambda q, k, v: same_document(q, k, v, jnp.arange(T)[None] // 2),
+        *bnth(),
+        **PACKED,
+    ),
+    "captured": case(lambda q, k, v: same_document(q, k, v, IDS), *bnth(), **PACKED),
+    "other keys": case(
+        other_keys,
+        *bnth(s=8),
+        IDS.astype("int8"),
+        OWN_KEYS,
+        q_segments=(B, T),
+        kv_segments=(B, 8),
+    ),
+}
+
+# --- soft caps, and values of another size --------------------------------------------
+
+
+def capped(q: Any, k: Any, v: Any) -> jax.Array:
+    s = jnp.tanh(scores(q, k) / 2.0) * 2.0
+    return softmax(jnp.where(TRIL, s, -1e9)) @ v
+
+
+def capped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+    s = 3.0 * jnp.tanh((1 / 3) * (bias + scores(q, k)))
+    return softmax(s + jnp.where(TRIL, 0, -jnp.inf)) @ v
+
+
+def capped_as_gemma(q: Any, k: Any, v: Any) -> jax.Array:
+    q = q.reshape(B, T, K, N // K, H) * SCALE
+    s = jnp.einsum("BTKGH,BSKH->BTKGS", q, k).reshape(B, T, N, T)
+    s = jnp.tanh(s / 4) * 4
+    s = jnp.where(jnp.asarray(TRIL)[None, :, None], s, -2.3819763e38)
+    p = softmax(s).astype(k.dtype).reshape(B, T, K, N // K, T)
+    return jnp.einsum("BTKGS,BSKH->BTKGH", p, v).reshape(B, T, N, H)
+
+
+def narrow_values(q: Any, k: Any, v: Any) -> jax.Array:
+    return softmax(scores(q, k)) @ v[..., :3]
+
+
+# What few kernels compute: calls where one does.
+RARE = {
+    "capped": case(capped, *bnth(), is_causal=True),
+    "capped bfloat16": case(capped, *bnth(dtype="bfloat16"), is_causal=True),
+    "capped with a bias": case(
+        capped_with_bias, *bnth(), normal(N, T, T), is_causal=True, bias=(1, N, T, T)
+    ),
+    "as gemma": case(capped_as_gemma, *btnh(K), is_causal=True),
+    "narrow values": case(narrow_values, *bnth(), v=(B, T, N, 3)),
+}
+CAPS = {"capped": 2, "capped bfloat16": 2, "capped with a bias": 3, "as gemma": 4}
 
 # --- biases ---------------------------------------------------------------------------
 
@@ -702,6 +811,7 @@ GROUPS = {
     "shared heads": SHARED,
     "dtypes": DTYPES,
     "masks": MASKS,
+    "segments": SEGMENTS,
     "biases": BIASES,
     "head masks": HEAD_MASKS,
 }

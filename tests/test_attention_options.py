@@ -201,8 +201,9 @@ def test_a_kernel_of_masks_is_given_one():
     plain = functools.partial(attention, implementation="xla")
     expected = jax.jit(functools.partial(gradients, plain))(Q, k, by_hand)
     assert_close(found, jax.tree.map(np.asarray, expected), 2e-5)
-    text = jax.jit(of_kernel).lower(Q, k, k, mask=mask).as_text()
-    assert text.count("tracea_cpu_attention_v1") == 1
+    with_config = functools.partial(of_kernel, config={"block_q": 7, "block_kv": 64})
+    text = jax.jit(with_config).lower(Q, k, k, mask=mask).as_text()
+    assert text.count("tracea_cpu_attention_v1") == 1 and "block_q = 7" in text
 
 
 @pytest.mark.parametrize("kernel", ["cudnn", "attention_cpu"])

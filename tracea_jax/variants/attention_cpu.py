@@ -108,8 +108,6 @@ class AttentionCpu:
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
         hero = self.heuristic(problem, device)
-        if is_said_by_mask(problem):
-            return Space.of(hero)  # the problem with a mask is tuned on its own
         columns = grid(
             block_q=sorted({*_BLOCKS_Q, hero.block_q}),
             block_kv=sorted({*_BLOCKS_KV, hero.block_kv}),
@@ -145,7 +143,8 @@ class AttentionCpu:
         assert device.arch in CPU_ISAS
         p = problem
         if is_said_by_mask(p):
-            return Inline(rule=self.name)
+            how = (("implementation", self.name), ("config", config))
+            return Inline(rule=self.name, params=how)
         left, right = p.window or (_UNLIMITED, _UNLIMITED)
         return CpuCall(
             target=TARGETS[p.direction],

@@ -40,9 +40,11 @@ class Inline:
         write them in jnp, each rounded to the dtype that it has there. Any other rule
         stands for the equations of the variant that names it: products of ours, which
         are planned on their own, or calls of a library.
+      params: (name, value) of parameters that the function gets instead of the op's.
     """
 
     rule: str = "xla"
+    params: tuple[tuple[str, Any], ...] = ()
 
 
 Call = Kernel | Steps | CpuCall | Inline

@@ -1,7 +1,7 @@
 """Attention for kernels that read no segments: all that a mask can say is made one.
 
 ``attention_cpu`` asks for it where a problem has segment ids, a mask of blocks or
-positions from the end; the same primitive without these is then planned on its own.
+positions from the end; the same primitive without these then runs with its config.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from tracea_jax.ops.attention.reference import OPTIONAL, Spec
 from tracea_jax.ops.common.typed import Primitive
 
 
-def call(
-    primitive: Primitive, variant: str, *operands: Any, spec: Spec, **params: Any
-) -> list[Any]:
+def call(primitive: Primitive, *operands: Any, spec: Spec, **params: Any) -> list[Any]:
     """The primitive's results, of a problem that has only a boolean mask."""
     primals, following = spec.split(operands)
     x = spec.named(primals)
@@ -32,5 +30,4 @@ def call(
         optional=tuple(name for name in OPTIONAL if x[name] is not None),
     )
     inner = [x[name] for name in plain.names]
-    params["implementation"] = variant
     return primitive.bind(*inner, *following, spec=plain, **params)

@@ -70,7 +70,7 @@ PLANNED = (
         problem_of,
         reference,
         cudnn=cudnn.forward,
-        attention_cpu=functools.partial(by_mask.call, attention_p, "attention_cpu"),
+        attention_cpu=functools.partial(by_mask.call, attention_p),
     ),
     lowering.register(
         "attention",
@@ -78,9 +78,7 @@ PLANNED = (
         functools.partial(problem_of, direction="backward"),
         references.backward_reference,
         cudnn=cudnn.backward,
-        attention_cpu=functools.partial(
-            by_mask.call, attention_backward_p, "attention_cpu"
-        ),
+        attention_cpu=functools.partial(by_mask.call, attention_backward_p),
     ),
 )
 mlir.register_lowering(

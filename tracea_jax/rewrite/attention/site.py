@@ -19,7 +19,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    as many as there are.
+    and segment ids of queries and of keys, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -28,8 +28,9 @@ class AttentionSite:
       biases: what is added to the scores, with factors.
       masks: booleans, and the value with which they let a query see a key.
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
-      scale, is_causal, window: arguments of the op.
-      from_end: whether the last two count positions from the end.
+      segments: how the ids become (B, T) and (B, S); empty if there are none.
+      scale, is_causal, window, soft_cap: arguments of the op.
+      from_end: whether positions count from the end.
       zeroed: whether queries that see no key have a result of zero.
     """
 
@@ -42,9 +43,11 @@ class AttentionSite:
     masks: tuple[tuple[Arrange, bool], ...]
     q_lengths: tuple[Arrange | Within, int] | None
     kv_lengths: tuple[Arrange | Within, int] | None
+    segments: tuple[Arrange, ...]
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
+    soft_cap: float | None
     zeroed: bool
     from_end: bool = False
 
@@ -59,6 +62,7 @@ class AttentionSite:
             None if how is None else _lengths(how, pending.pop(0))
             for how in (self.q_lengths, self.kv_lengths)
         ]
+        ids = [how(pending.pop(0)) for how in self.segments] or [None, None]
         o = attention(
             self.query(q),
             self.key(k),
@@ -70,6 +74,9 @@ class AttentionSite:
             query_seq_lengths=lengths[0],
             key_value_seq_lengths=lengths[1],
             local_window_size=None if self.from_end else self.window,
+            query_segment_ids=ids[0],
+            key_value_segment_ids=ids[1],
+            logits_soft_cap=self.soft_cap,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
