@@ -267,22 +267,28 @@ def together(root: pathlib.Path, work: Callable) -> None:
     (root / "codes.json").write_text(json.dumps([ended(c) for c in children]))
 
 
+def warm_up() -> None:
+    """Loads and traces what tunings need, once and not in every fork.
+
+    Another user may not reach Python's own files later.
+    """
+    with tempfile.TemporaryDirectory() as once:
+        prepare(pathlib.Path(once))
+        tune_again(pathlib.Path(once))
+
+
 def become_owner_of(root: pathlib.Path) -> None:
     """Goes on as the user whose directory it is; nobody but root can."""
     owner = root.stat().st_uid
-    if owner == os.geteuid():
-        return
-    with tempfile.TemporaryDirectory() as once:
-        # Loads all modules: the other user may not reach Python's own files.
-        prepare(pathlib.Path(once))
-        tune_again(pathlib.Path(once))
-    os.setgroups([])
-    os.setgid(owner)
-    os.setuid(owner)
+    if owner != os.geteuid():
+        os.setgroups([])
+        os.setgid(owner)
+        os.setuid(owner)
 
 
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[2])
+    warm_up()
     become_owner_of(root)
     if sys.argv[1] == "kill_everywhere":
         kill_everywhere(root, int(sys.argv[3]))

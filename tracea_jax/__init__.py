@@ -37,7 +37,9 @@ _HOMES = {
     "TileGraph": "ir.tile_graph",
     "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
+    "TensorMap": "ops.cuda_kernel.maps",
     "bench": "bench",
+    "cuda_kernel": "ops.cuda_kernel.public",
     "doctor": "doctor",
     "explain": "explain",
     "options": "options",
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from tracea_jax.explain import explain as explain
     from tracea_jax.graph import Graph as Graph
     from tracea_jax.ir.tile_graph import TileGraph as TileGraph
+    from tracea_jax.ops.cuda_kernel.maps import TensorMap as TensorMap
+    from tracea_jax.ops.cuda_kernel.public import cuda_kernel as cuda_kernel
     from tracea_jax.options import Options as Options
     from tracea_jax.options import options as options
     from tracea_jax.problem import AttentionProblem as AttentionProblem

@@ -97,6 +97,12 @@ class KeyInterval:
             return BlockRange(
                 first=0, last=-(-self.kv_len // block), full_first=0, full_last=0
             )
+        return self.seen_blocks(first, last, block)
+
+    def seen_blocks(self, first: int, last: int, block: int) -> BlockRange:
+        """``blocks``, if queries that see no key are looked after in another way."""
+        if self.end(last) <= self.begin(first):
+            return BlockRange(first=0, last=0, full_first=0, full_last=0)
         seen_from, seen_to = self.begin(first) // block, -(-self.end(last) // block)
         full_from, full_to = -(-self.begin(last) // block), self.end(first) // block
         if full_from >= full_to:

@@ -71,9 +71,9 @@ class AttentionSm90:
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
-            _device_refuses(device)
+            device_refuses(device)
             or _head_refuses(problem)
-            or _size_refuses(problem)
+            or size_refuses(problem)
             or _kind_refuses(problem)
         )
 
@@ -219,7 +219,7 @@ _RULES = (
 )
 
 
-def _device_refuses(device: Device) -> str | None:
+def device_refuses(device: Device) -> str | None:
     if not isinstance(device, CudaDevice):
         return f"it runs on NVIDIA GPUs; the device is {device.platform}"
     if device.capability != (9, 0):
@@ -237,7 +237,7 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _size_refuses(problem: AttentionProblem) -> str | None:
+def size_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if not all((p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads)):
         return "there is nothing to compute"

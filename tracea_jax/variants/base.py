@@ -112,6 +112,30 @@ class Doubting(Protocol):
         ...
 
 
+@runtime_checkable
+class Insisting(Protocol):
+    """A variant of a kernel that users wrote.
+
+    That it cannot be compiled is an error they must see; no reason to run XLA.
+    """
+
+    insists: bool
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """A variant that runs problems of another op, which are planned on their own."""
+
+    @property
+    def implementation(self) -> str | None:
+        """What they are limited to, as users write it in ``implementation=``."""
+        ...
+
+    def parts(self, problem: Any) -> tuple[Problem, ...]:
+        """They, in the order in which they run; none if it cannot serve the problem."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class XlaConfig:
     """XLA takes no choices of ours."""

@@ -51,6 +51,12 @@ struct KeyInterval {
 
   TRACEA_HOST_DEVICE constexpr BlockRange blocks(int first, int last, int block) const {
     if (has_blind(first, last)) return {0, ceil_div(kv_len, block), 0, 0};
+    return seen_blocks(first, last, block);
+  }
+
+  // The same, if queries that see no key are looked after in another way.
+  TRACEA_HOST_DEVICE constexpr BlockRange seen_blocks(int first, int last, int block) const {
+    if (end(last) <= begin(first)) return {0, 0, 0, 0};
     const int from = begin(first) / block, to = ceil_div(end(last), block);
     const int full_from = ceil_div(begin(last), block), full_to = end(first) / block;
     if (full_from >= full_to) return {from, to, from, from};
