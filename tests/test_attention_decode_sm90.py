@@ -237,7 +237,9 @@ COMPILED: list[tuple[int, dict[str, Any], AttentionDecodeSm90Config]] = [
     (128, {}, AttentionDecodeSm90Config(tile_kv=32, blocks_per_sm=3)),
     (64, FROM_END, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=3)),
     (72, {"dtype": "float16", **FROM_END}, PARTS),
-    (192, FROM_END, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=2)),
+    (192, {}, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=2)),
+    (192, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1)),
+    (128, FROM_END, USUAL),
     (256, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1, splits=2)),
 ]
 
