@@ -106,7 +106,7 @@ def is_of_sources(entry: Entry, repository: pathlib.Path = REPOSITORY) -> bool:
 def main() -> int:
     import common  # asks for the device's driver, which the ordinary tests do not
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="every test file")

@@ -604,7 +604,6 @@ MASKS = {
         jnp.asarray([5, 1]),
         q=(B, 1, N, H),
         kv_lengths=(B,),
-        is_causal=True,
         window=(2, 0),
         aligned_at_end=True,
     ),

@@ -13,7 +13,7 @@ from tracea_jax.device import NAMED
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_decode_sm90 as emit
 from tracea_jax.emit.attention_decode_sm90 import AttentionDecodeSm90Config, Pages
-from tracea_jax.emit.kernel import Kernel, Pointer, TensorMap
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
 from tracea_jax.problem import AttentionProblem, PagedAttentionProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
@@ -161,6 +161,15 @@ def test_heads_that_share_keys_are_rows_of_one_box():
     assert kernel.grid == (3 * 3 * 8, 1, 1)
 
 
+def test_no_side_of_a_window_is_dropped_at_the_end():
+    """Few queries, of whom the last stands at key 4999: a window of 300 limits them."""
+    (kernel,) = emit.kernels(problem(**FROM_END), USUAL, H200)
+    assert "kHasLeft = true, kHasRight = true" in kernel.source
+    assert "kFromEnd = true" in kernel.source
+    numbers = [p.value for p in kernel.params if isinstance(p, Scalar)]
+    assert numbers[4:6] == [300, 0]
+
+
 def test_pages_are_dimensions_of_their_own():
     asked = paged(page_size=8, pages=99, pages_per_sequence=5)
     (kernel,) = emit.kernels(asked.gathered, USUAL, H200, Pages(size=8, count=99))
@@ -228,7 +237,9 @@ COMPILED: list[tuple[int, dict[str, Any], AttentionDecodeSm90Config]] = [
     (128, {}, AttentionDecodeSm90Config(tile_kv=32, blocks_per_sm=3)),
     (64, FROM_END, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=3)),
     (72, {"dtype": "float16", **FROM_END}, PARTS),
-    (192, FROM_END, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=2)),
+    (192, {}, AttentionDecodeSm90Config(tile_kv=64, blocks_per_sm=2)),
+    (192, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1)),
+    (128, FROM_END, USUAL),
     (256, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1, splits=2)),
 ]
 

@@ -1,7 +1,8 @@
 """Processes for ``test_tuning_faults``: they tune, record and lock, and may be killed.
 
-One interpreter is started for each test and forks the processes, which is quick enough
-to kill a tuning at every single system call.
+One interpreter serves all tests and forks the processes, which is quick enough to kill
+a tuning at every single system call. It reads requests (see ``redirected``) and answers
+each with the exit status.
 """
 
 from __future__ import annotations
@@ -286,16 +287,30 @@ def become_owner_of(root: pathlib.Path) -> None:
         os.setuid(owner)
 
 
-if __name__ == "__main__":
-    root = pathlib.Path(sys.argv[2])
-    warm_up()
+def work(what: str, directory: str, *arguments: str) -> None:
+    """What a test asks for, as the owner of the directory."""
+    root = pathlib.Path(directory)
     become_owner_of(root)
-    if sys.argv[1] == "kill_everywhere":
-        kill_everywhere(root, int(sys.argv[3]))
-    elif sys.argv[1] == "kill_maintenance":
-        kill_maintenance(root, sys.argv[3])
-    elif sys.argv[1] == "write_on_a_full_disk":
+    if what == "kill_everywhere":
+        kill_everywhere(root, int(*arguments))
+    elif what == "kill_maintenance":
+        kill_maintenance(root, *arguments)
+    elif what == "write_on_a_full_disk":
         prepare(root)
         write_on_a_full_disk(root)
     else:
-        together(root, globals()[sys.argv[1]])
+        together(root, globals()[what])
+
+
+def redirected(output: str, what: str, *arguments: str) -> None:
+    """``work``, whose outputs go to the files ``output`` + "1" and "2"."""
+    for stream in (1, 2):
+        os.dup2(os.open(f"{output}{stream}", os.O_WRONLY | os.O_CREAT, 0o666), stream)
+    work(what, *arguments)
+
+
+if __name__ == "__main__":
+    warm_up()
+    for line in sys.stdin:
+        code = ended(forked(redirected, *json.loads(line)))
+        print(code, flush=True)

@@ -109,9 +109,12 @@ def plan(
       ValueError: if the config is not legal.
     """
     settings = settings or current()
-    implementation = implementation or default_implementation(problem.op, settings)
-    variants.check_implementation(problem.op, implementation)
     diagnosis = diagnose(problem, device)
+    default = default_implementation(problem.op, settings)
+    if default == "xla" and "xla" not in diagnosis.candidates:
+        default = None  # a kernel without a reference is all that there is
+    implementation = implementation or default
+    variants.check_implementation(problem.op, implementation)
     allowed = _allowed(diagnosis, implementation)
     if config is not None:
         answer = _explicit(diagnosis, allowed, config)

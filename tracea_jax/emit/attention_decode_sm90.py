@@ -14,7 +14,7 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_sm90 import DTYPES, ROWS, slabs, window
+from tracea_jax.emit.attention_sm90 import DTYPES, ROWS
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -74,6 +74,23 @@ class Pages:
 
     size: int
     count: int
+
+
+def slabs(problem: AttentionProblem) -> int:
+    """Slabs of 64 columns that a head is stored in."""
+    return -(-problem.head_dim // ROWS)
+
+
+def sides(problem: AttentionProblem) -> tuple[int | None, int | None]:
+    """(left, right): a query sees keys from so far before it to so far behind it.
+
+    None for no limit. Where queries stand may be known on the device alone, so that no
+    side is known to exclude nothing.
+    """
+    left, right = problem.window or (None, None)
+    if problem.is_causal:
+        right = 0 if right is None else min(right, 0)
+    return left, right
 
 
 def queries(problem: AttentionProblem) -> int:
@@ -166,7 +183,7 @@ def entry_name(
     pages: Pages | None = None,
 ) -> str:
     """What the kernel computes and how, readable in a profiler; free of lengths."""
-    left, right = window(problem)
+    left, right = sides(problem)
     parts = (
         DTYPES[problem.dtype][1],
         f"d{problem.head_dim}",
@@ -194,7 +211,7 @@ def _params(
     p, is_whole = problem, config.splits == 1
     table = 3 + p.kv_lengths
     out = table + (pages is not None)
-    left, right = window(p)
+    left, right = sides(p)
     results = {
         "o": out if is_whole else -1,
         "lse": out + 1 if _saves_lse(p, config) else -1,
@@ -267,7 +284,7 @@ def _source(
     count: int,
 ) -> str:
     """The translation unit of the first kernel: Traits and one entry."""
-    left, right = window(problem)
+    left, right = sides(problem)
     whole, few = _boxes(config, pages)
     scalars = "q_len kv_len heads group left right items splits queries"
     names = [*scalars.split(), "page_rows", "page_count"]

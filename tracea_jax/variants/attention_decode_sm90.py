@@ -49,7 +49,7 @@ CHOICES = {
     "persistent": (False, True),
 }
 # Registers of a thread for scores and sums, by blocks that share a multiprocessor.
-_REGISTERS = {1: 192, 2: 136, 3: 88}
+_REGISTERS = {1: 208, 2: 136, 3: 88}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,8 +191,9 @@ def _with(config: AttentionDecodeSm90Config, splits: int) -> AttentionDecodeSm90
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores and sums."""
-    return config.tile_kv // 2 + problem.head_dim // 2
+    """Of a thread: scores, sums, and what masks need that have two sides."""
+    left, _ = emit.sides(problem)
+    return config.tile_kv // 2 + problem.head_dim // 2 + 16 * (left is not None)
 
 
 def _most_registers(config: Any) -> Any:

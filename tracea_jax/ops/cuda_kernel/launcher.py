@@ -119,7 +119,8 @@ class Launcher:
           TypeError: if they are no arrays like those of the kernel.
         """
         assert self.definition.reference is not None
-        call = with_numbers(self.definition.reference, self._numbers(()))
+        named = self._numbers(self.configs[0])
+        call = with_numbers(self.definition.reference, named)
         found = as_list(call(*operands))
         wanted = [_text(s) for s in self.results]
         if [_text(x) for x in found] != wanted:
@@ -162,7 +163,7 @@ class Launcher:
             if name not in dict(self.given) and not callable(value):
                 names[name] = value
         for name, value in d.scalars:
-            if callable(value) and (config or not d.space):
+            if callable(value) and name not in names:
                 names[name] = d.asked(f"scalars[{name!r}]", value, names)
         kept = {p.name for p in d.number_parameters}
         return {name: value for name, value in names.items() if name in kept}

@@ -16,7 +16,7 @@ import jax
 
 from tracea_jax.emit.signature import signature
 from tracea_jax.mistakes import shown, similar
-from tracea_jax.ops.common.typed import asarray
+from tracea_jax.ops.common.typed import asarray, jit
 from tracea_jax.ops.cuda_kernel import numbers as texts
 from tracea_jax.ops.cuda_kernel.definition import Definition
 from tracea_jax.ops.cuda_kernel.given import as_list, frozen, with_numbers
@@ -104,7 +104,8 @@ def cuda_kernel(
       its ``space``, ``implementation="xla"`` the reference.
 
     Raises:
-      ValueError, TypeError: on arguments that do not fit the kernel's parameters.
+      ValueError: on arguments that do not fit the kernel's parameters.
+      TypeError: if the source is neither text nor a path.
       FileNotFoundError: if a path leads nowhere.
     """
     text, place = read(source)
@@ -185,9 +186,10 @@ class CudaKernel:
           **numbers: by parameter, in place of those of ``scalars``.
 
         Raises:
-          TypeError, ValueError: on what does not fit the kernel's parameters.
+          TypeError: on arrays and numbers that the kernel's parameters do not take.
+          ValueError: on a config that is not of the space, and on wrong sizes.
           tracea_jax.Unsupported: where it cannot run and there is no reference.
-          CompileError: with the compiler's words, when the program is compiled.
+          RuntimeError: with the compiler's words, when the program is compiled.
         """
         d = self.definition
         known = {p.name for p in d.number_parameters}
@@ -295,4 +297,5 @@ def _with_backward(definition: Definition, **params: Any) -> Callable[..., Any]:
 
     made: Any = jax.custom_vjp(call)
     made.defvjp(forward, transposed)
-    return made
+    # Outside of ``jit``, JAX would trace a function with a rule again in every call.
+    return jit(made, inline=True)
