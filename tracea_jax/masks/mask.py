@@ -111,8 +111,8 @@ class Mask(Printable):
             q_len == kv_len and not self.q_lengths and not self.kv_lengths
         ):
             return False, False
-        sees_all = q_len == 1 and not self.q_lengths and self.window is None
-        return sees_all, not sees_all
+        sees_all = q_len == 1 and not self.q_lengths
+        return sees_all, not sees_all or self.window is not None
 
     def tile_graph(
         self,
