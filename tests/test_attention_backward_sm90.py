@@ -89,9 +89,14 @@ def test_what_it_takes():
     assert "NVIDIA" in str(ATTENTION_BACKWARD_SM90.why_not(problem(), cpu))
 
 
-def test_it_is_the_default_where_cudnn_cannot_run():
+def test_it_is_the_default_where_cudnn_is_slower():
     assert plan(problem(), H200).variant == "cudnn"
     assert plan(problem(segments=True), H200).variant == "attention_backward_sm90"
+    short = {"is_causal": True, "q_len": 512, "kv_len": 512}
+    assert plan(problem(**short), H200).variant == "attention_backward_sm90"
+    near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
+    assert plan(problem(**near), H200).variant == "attention_backward_sm90"
+    assert plan(problem(64, **near), H200).variant == "cudnn"
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
@@ -117,7 +122,7 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
 def test_registers_and_memory_refuse_configs():
     for change, reason in (
         ({"block_q": 80}, "registers"),
-        ({"tile_q": 192}, "shared memory"),
+        ({"tile_q": 192, "stages_kv": 3, "block_kv": 96}, "shared memory"),
         ({"block_kv": 72}, "block_kv"),
     ):
         with pytest.raises(ValueError, match=reason):
