@@ -4,10 +4,8 @@
 //     ds = p * (do v' - delta)                 exponent, delta: see attention_rows.cuh
 //     dq = scale ds k
 //
-// A block computes tiles of kTileQ queries of one head, one after another: those that it
-// draws from a counter. Each of the consumers, a warpgroup, owns 64 of the queries. One warp
-// copies queries and do, those of the next tile while one is computed, and blocks of kBlockKv
-// keys and values into two rings:
+// A block owns kTileQ queries of one head, each of the consumers, a warpgroup, 64 of them.
+// One warp copies queries and do once, and blocks of kBlockKv keys and values into two rings:
 //
 //   for each block of keys that the tile sees:
 //     s = q k'        | while it waits, dq of the block before
@@ -26,7 +24,6 @@
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
-#include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
@@ -35,7 +32,6 @@ struct AttentionQueriesParams {
   const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
   const TensorMap* segments;                // of ids of keys, (padded, batch), or null
   const float* rows;                        // (batch, heads, 2 or 3, padded)
-  u32* counter;                             // see attention_backward_keys_sm90.cuh
   const int* q_lengths;                     // (batch), or null
   const int* kv_lengths;                    // (batch), or null
   const SegmentSpan *spans_q, *spans_kv;    // (batch, tiles and blocks), or null
@@ -43,25 +39,22 @@ struct AttentionQueriesParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads, of all examples, of one section
-  float scale, cap_factor, scale_log2;
+  float scale, scale_log2;
 };
 
 template <class Traits>
 struct AttentionQueriesShared {
   static constexpr int kSlabs = Traits::kSlabs;
-  alignas(1024) u8 q[2][kSlabs][Traits::kTileQ * 128];  // of this tile, and the next
-  alignas(1024) u8 d_out[2][kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 q[kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 d_out[kSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
   alignas(1024) u8 v[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
   // Of a block of keys, each where a copy may begin.
   alignas(128) int segments[Traits::kStages][round_up(Traits::kBlockKv, 32)];
-  u64 queries_full[2], queries_empty[2];
-  u32 drawn[2];
-  u32 counts[2];               // of blocks that the tile sees
-  u32 codes[Traits::kStages];  // of blocks, see BlockCode
+  u64 queries_full;
   u64 k_full[Traits::kStages], k_empty[Traits::kStages];
   u64 v_full[Traits::kStages], v_empty[Traits::kStages];
-  // Of blocks of keys, if there are segments; the producer's alone.
+  // Of blocks of keys, if there are segments.
   SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
 };
 
@@ -81,7 +74,7 @@ struct AttentionQueries {
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kSteps = kBlockKv / 16;
   // From the start of the queries.
-  static constexpr u32 kUnitsToDOut = 2 * TileQ::kUnits, kUnitsToK = 4 * TileQ::kUnits;
+  static constexpr u32 kUnitsToDOut = TileQ::kUnits, kUnitsToK = 2 * TileQ::kUnits;
   static constexpr u32 kUnitsToV = kUnitsToK + kStages * TileKv::kUnits;
 
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
@@ -92,51 +85,58 @@ struct AttentionQueries {
   static_assert(Scores::kN == kBlockKv && Sums::kN == kHeadDim, "one instruction a step");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
-  static_assert(sizeof(Shared::q) == 2 * TileQ::kBytes &&
+  static_assert(sizeof(Shared::q) == TileQ::kBytes &&
                     sizeof(Shared::k) == kStages * TileKv::kBytes,
                 "operands lie one after another");
 
-  // A tile of queries.
-  struct Work {
-    AttentionTile tile;
-    Interval keys;     // of a query
-    BlockRange range;  // of blocks of them
-  };
-
   const AttentionQueriesParams& p;
   Shared& smem;
+  AttentionTile tile;
+  BlockRange range;  // of blocks of keys
+  bool has_keys;
+
+  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared)
+      : p(params), smem(shared) {
+    const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
+                               Traits::kHasRight};
+    tile = order.at(blockIdx.x, kTileQ);
+    range = blocks(keys());
+    has_keys = range.count() > 0;
+    if constexpr (Traits::kSegments) {
+      const SegmentSpan own =
+          p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
+      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
+      has_keys = smem.map.fill(range, own, p.spans_kv + before);
+    }
+  }
 
   // --- what both roles know ----------------------------------------------------------
 
-  TRACEA_DEVICE u32 tiles() const {
-    return static_cast<u32>(ceil_div(p.q_len, kTileQ)) * p.heads * p.batch;
-  }
-
-  TRACEA_DEVICE Work work_at(u32 index) const {
-    const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
-                               Traits::kHasRight};
-    const AttentionTile tile = order.at(index, kTileQ);
+  TRACEA_DEVICE Interval keys() const {
     const int limit =
         Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    return {p.kv_len, limit, p.left, p.right};
+  }
+
+  TRACEA_DEVICE BlockRange blocks(const Interval& keys) const {
     const int count =
         Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
-    const Interval keys{p.kv_len, limit, p.left, p.right};
-    BlockRange range{0, 0, 0, 0};
-    if (tile.query < count) {
-      const int last = min(tile.query + kTileQ, count) - 1;
-      range = keys.seen_blocks(tile.query, last, kBlockKv);
+    if (tile.query >= count) return {0, 0, 0, 0};
+    return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
+  }
+
+  template <bool kWarp, class Partial, class Full>
+  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
+    if constexpr (Traits::kSegments) {
+      smem.map.template walk<kWarp>(range, of_partial, of_full);
+    } else {
+      walk_range(range, of_partial, of_full);
     }
-    return {tile, keys, range};
   }
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        mbarrier_init(shared_address(&smem.queries_full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.queries_empty[i]),
-                      kConsumers * kWarpgroupSize / kWarpSize);
-      }
+      mbarrier_init(shared_address(&smem.queries_full), full_arrivals());
       TRACEA_UNROLL
       for (int i = 0; i < kStages; ++i) {
         mbarrier_init(shared_address(&smem.k_full[i]), full_arrivals());
@@ -154,87 +154,40 @@ struct AttentionQueries {
     }
   }
 
-  // --- producer: one warp, of which one thread copies --------------------------------
+  // --- producer: one thread ----------------------------------------------------------
 
   TRACEA_DEVICE void produce() const {
-    const bool copies = elect_one();
-    State state;
-    u32 index = blockIdx.x, count = 0;
-    TRACEA_NO_UNROLL
-    for (;; ++count) {
-      const int stage = count % 2;
-      wait(smem.queries_empty[stage], count / 2 % 2 ^ 1);
-      if (index >= tiles()) break;
-      const Work work = work_at(index);
-      if constexpr (Traits::kSegments) {
-        const AttentionTile& tile = work.tile;
-        const SegmentSpan own =
-            p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
-        const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
-        smem.map.fill(work.range, own, p.spans_kv + before);
-      }
-      if (copies) produce_tile(work, index, stage, state);
-      __syncwarp();
-      if (threadIdx.x == 0) index = gridDim.x + atomicAdd(p.counter, 1u);
-      index = static_cast<u32>(warp_uniform(static_cast<int>(index)));
-    }
-    // What ends the consumers' work.
-    if (copies) {
-      smem.drawn[count % 2] = index;
-      mbarrier_arrive(shared_address(&smem.queries_full[count % 2]));
-    }
-  }
-
-  TRACEA_DEVICE void produce_tile(const Work& work, u32 index, int stage,
-                                  State& state) const {
-    const AttentionTile& tile = work.tile;
-    const u32 full = shared_address(&smem.queries_full[stage]);
-    u32 left = static_cast<u32>(work.range.count());
-    if constexpr (Traits::kSegments) left = static_cast<u32>(smem.map.count);
-    bool is_first = true;
-    smem.drawn[stage] = index;
-    smem.counts[stage] = left;
-    if (left == 0) {
-      mbarrier_arrive(full);
-      return;
-    }
+    if (!has_keys) return;
+    const u32 full = shared_address(&smem.queries_full);
     mbarrier_arrive_expect_tx(full, 2 * TileQ::kBytes);
-    TileQ::copy(shared_address(smem.q[stage][0]), p.q, tile.query, tile.head, tile.example,
+    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
+    TileQ::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
                 full);
-    TileQ::copy(shared_address(smem.d_out[stage][0]), p.d_out, tile.query, tile.head,
-                tile.example, full);
+    State state;
     const int head = tile.head / p.group;
-    const auto copy = [&](int block, bool is_partial) {
-      const int at = state.stage_idx;
-      const u32 parity = state.producer_parity();
-      wait(smem.k_empty[at], parity);
-      smem.codes[at] = BlockCode::of(block, is_partial, is_first, --left == 0).word;
-      is_first = false;
-      copy_block(smem.k[at][0], p.k, block, head, tile.example, smem.k_full[at],
-                 smem.k_empty[at], parity, Traits::kSegments ? 4 * kBlockKv : 0);
+    const auto copy = [&](int block) {
+      const int stage = state.stage_idx;
+      copy_block(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
+                 state.producer_parity(), Traits::kSegments ? 4 * kBlockKv : 0);
       if constexpr (Traits::kSegments) {
-        cp_async_bulk_tensor_4d(shared_address(smem.segments[at]), p.segments,
+        cp_async_bulk_tensor_4d(shared_address(smem.segments[stage]), p.segments,
                                 block * kBlockKv, tile.example, 0, 0,
-                                shared_address(&smem.k_full[at]));
+                                shared_address(&smem.k_full[stage]));
       }
-      copy_block(smem.v[at][0], p.v, block, head, tile.example, smem.v_full[at],
-                 smem.v_empty[at], parity, 0);
+      copy_block(smem.v[stage][0], p.v, block, head, smem.v_full[stage], smem.v_empty[stage],
+                 state.producer_parity(), 0);
       state.advance();
     };
-    if constexpr (Traits::kSegments) {
-      smem.map.walk(work.range, copy);
-    } else {
-      walk_range(work.range, copy);
-    }
+    walk<false>(copy, copy);
   }
 
-  TRACEA_DEVICE static void copy_block(const u8* to, const TensorMap* map, int block,
-                                       int head, int example, const u64& full,
-                                       const u64& empty, u32 parity, u32 more_bytes) {
+  TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
+                                const u64& full, const u64& empty, u32 parity,
+                                u32 more_bytes) const {
     wait(empty, parity);
     const u32 barrier = shared_address(&full);
     mbarrier_arrive_expect_tx(barrier, TileKv::kBytes + more_bytes);
-    TileKv::copy(shared_address(to), map, block * kBlockKv, head, example, barrier);
+    TileKv::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
   }
 
   // --- consumers: warpgroups ---------------------------------------------------------
@@ -243,11 +196,11 @@ struct AttentionQueries {
     float dq[Sums::kAccumulators];
     float exponent[2], delta[2];  // of the thread's two rows
     State state;
+    bool has_begun;
     int ids[2];  // segments of the rows
   };
 
-  // p of the consumer's queries and a block of keys, in the place of their scores; times
-  // the derivative of the cap, if there is one.
+  // p of the consumer's queries and a block of keys, in the place of their scores.
   template <bool kMasks>
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], const Progress& at,
                            const Interval& keys, int block, int query, int stage,
@@ -255,7 +208,6 @@ struct AttentionQueries {
     const u32 segments = shared_address(smem.segments[stage]) +
                          4 * wgmma_accumulator_col(thread, 0);
     const int first = block * kBlockKv + wgmma_accumulator_col(thread, 0);
-    if constexpr (Traits::kCaps) soft_cap(s, p.cap_factor);
     int begin[2], end[2];
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -270,9 +222,7 @@ struct AttentionQueries {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         float& x = s[4 * j + i];
-        const float slope = Traits::kCaps ? fmaf(-x, x, 1.0f) : 1.0f;
         x = ex2_approx(fmaf(x, p.scale_log2, -at.exponent[i / 2]));
-        if constexpr (Traits::kCaps) x *= slope;
         const int column = 8 * j + i % 2;
         const bool is_seen =
             !kMasks ||
@@ -283,29 +233,28 @@ struct AttentionQueries {
     }
   }
 
-  // One block of keys; whether it is the last. Its last product is not waited for.
-  TRACEA_DEVICE bool step(Progress& at, u32 start, u32 q, const Interval& keys, int query,
-                          int thread) const {
+  // One block of keys. Its last product is not waited for.
+  template <bool kMasks>
+  TRACEA_DEVICE void step(Progress& at, int block, u32 start, const Interval& keys, int query,
+                          int consumer, int thread) const {
     float s[Scores::kAccumulators], t[Scores::kAccumulators];
     u32 ds[kSteps][4];
     const int stage = at.state.stage_idx;
-    const u32 d_out = q + kUnitsToDOut;
+    const u32 q = start + consumer * kConsumerUnits, d_out = q + kUnitsToDOut;
     const u32 k = start + kUnitsToK + stage * TileKv::kUnits;
     const u32 v = start + kUnitsToV + stage * TileKv::kUnits;
     wait(smem.k_full[stage], at.state.consumer_parity());
-    const BlockCode code{uniform_word(&smem.codes[stage])};
     wgmma_fence();
     multiply_columns<Scores, TileQ, TileKv>(s, q, k);
     wait(smem.v_full[stage], at.state.consumer_parity());
     multiply_columns<Scores, TileQ, TileKv>(t, d_out, v);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
-    if (!code.is_first()) release_keys(thread, stage);
-    if (code.is_partial()) {
-      weigh<true>(s, at, keys, code.block(), query, stage, thread);
-    } else {
-      weigh<false>(s, at, keys, code.block(), query, stage, thread);
+    if (at.has_begun && thread == 0) {
+      mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
     }
+    at.has_begun = true;
+    weigh<kMasks>(s, at, keys, block, query, stage, thread);
     wgmma_wait_group<0>();
     wgmma_fence_operands(t);
     if (thread == 0) mbarrier_arrive(shared_address(&smem.v_empty[stage]));
@@ -319,24 +268,9 @@ struct AttentionQueries {
     wgmma_fence();
     multiply_rows<Sums, TileKv>(at.dq, ds, k);
     at.state.advance();
-    return code.is_last();
   }
 
-  TRACEA_DEVICE static u32 uniform_word(const u32* word) {
-    u32 value;
-    ld_shared(shared_address(word), value);
-    return static_cast<u32>(warp_uniform(static_cast<int>(value)));
-  }
-
-  // Of the stage before this one.
-  TRACEA_DEVICE void release_keys(int thread, int stage) const {
-    if (thread == 0) {
-      mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
-    }
-  }
-
-  TRACEA_DEVICE void load_rows(Progress& at, const AttentionTile& tile, int query,
-                               int thread) const {
+  TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
     const float* const exponents =
         p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
                      (2 + Traits::kSegments) * p.padded;
@@ -355,39 +289,32 @@ struct AttentionQueries {
 
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
-    const u32 start = shared_address(smem.q[0][0]) / 16;
+    const u32 start = shared_address(smem.q[0]) / 16;
+    const Interval keys = this->keys();
+    const int query = tile.query + consumer * 64;
     Progress at;
-    TRACEA_NO_UNROLL
-    for (u32 count = 0;; ++count) {
-      const int stage = count % 2;
-      wait(smem.queries_full[stage], count / 2 % 2);
-      const u32 index = uniform_word(&smem.drawn[stage]);
-      if (index >= tiles()) break;
-      const Work work = work_at(index);
-      const int query = work.tile.query + consumer * 64;
-      TRACEA_UNROLL
-      for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
-      if (uniform_word(&smem.counts[stage]) != 0) {
-        const u32 q = start + stage * TileQ::kUnits + consumer * kConsumerUnits;
-        load_rows(at, work.tile, query, thread);
-        TRACEA_NO_UNROLL
-        while (!step(at, start, q, work.keys, query, thread)) {
-        }
-        wgmma_wait_group<0>();
-        wgmma_fence_operands(at.dq);
-        release_keys(thread, at.state.stage_idx);
-      }
-      finish(at.dq, work.tile, stage, query, consumer, thread);
+    at.has_begun = false;
+    TRACEA_UNROLL
+    for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
+    if (has_keys) {
+      load_rows(at, query, thread);
+      wait(smem.queries_full, 0);
+      walk<true>(
+          [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
+          [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(at.dq);
     }
+    finish(at.dq, query, consumer, thread);
   }
 
   // Stores the consumer's rows, staged where its queries were.
-  TRACEA_DEVICE void finish(float (&dq)[Sums::kAccumulators], const AttentionTile& tile,
-                            int stage, int query, int consumer, int thread) const {
+  TRACEA_DEVICE void finish(float (&dq)[Sums::kAccumulators], int query, int consumer,
+                            int thread) const {
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) dq[i] *= p.scale;
     meet_warpgroup(consumer);  // all of it have multiplied their queries
-    const u32 to = shared_address(smem.q[stage][0]) + consumer * 64 * 128;
+    const u32 to = shared_address(smem.q[0]) + consumer * 64 * 128;
     stage_rows<Element, typename Traits::Swizzle, TileQ>(dq, to, thread);
     fence_proxy_async_shared();
     __syncwarp();
@@ -395,8 +322,7 @@ struct AttentionQueries {
     const int row = thread / kWarpSize * 16;
     store_rows<TileQ>(p.dq, to + row * 128, query + row, tile.head, tile.example);
     cp_async_bulk_commit_group();
-    cp_async_bulk_wait_group_read<0>();
-    mbarrier_arrive(shared_address(&smem.queries_empty[stage]));
+    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
   }
 };
 
@@ -407,13 +333,13 @@ TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams&
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionQueries<Traits>;
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes)};
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   kernel.initialize();
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
-    if (warp == 0) kernel.produce();
+    if (warp == 0 && elect_one()) kernel.produce();
   } else {
     setmaxnreg_inc<Traits::kConsumerRegisters>();
     kernel.consume(warpgroup - 1);

@@ -25,7 +25,6 @@ struct AttentionRowsParams {
   const int* q_lengths;   // (batch), or null
   const int* segments;    // (batch, q_len), or null
   float* rows;            // (batch, heads, 2 or 3, padded): exponents, deltas, ids
-  u32 *counter, *other;   // that shall be zero
   float* blind;           // (batch, tiles, heads, columns), or null
   int q_len, padded, heads;
 };
@@ -49,7 +48,6 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
   const i64 heads_before = static_cast<i64>(example) * p.heads + head;
   float* const exponents = p.rows + heads_before * (2 + Traits::kSegments) * p.padded;
 
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.counter = *p.other = 0;
   float sum[8] = {};
   bool has_blind = false;
 

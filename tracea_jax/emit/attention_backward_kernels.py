@@ -73,11 +73,9 @@ kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
 
 extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, unsigned* counter_keys, \
-unsigned* counter_queries, float* blind, int q_len, int padded, int heads) {{
+const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
   tracea::attention_rows<Traits>(
-      {{o, d_out, lse, q_lengths, segments, rows, counter_keys, counter_queries,
-       blind, q_len, padded, heads}});
+      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -92,8 +90,8 @@ unsigned* counter_queries, float* blind, int q_len, int padded, int heads) {{
             *(Pointer(operand=i) for i in range(3)),
             Pointer(operand=_number(reads, "q_lengths")),
             Pointer(operand=_number(reads, "q_segments")),
-            *(Pointer(operand=len(reads) + i) for i in range(3)),
-            Pointer(operand=len(reads) + 3 if has_blind else -1),
+            Pointer(operand=len(reads)),
+            Pointer(operand=len(reads) + 1 if has_blind else -1),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
     )
@@ -137,7 +135,6 @@ def keys_kernel(
         },
         pointers={
             "const float* everywhere": _number(reads, "everywhere"),
-            "unsigned* counter": _number(reads, "counter_keys"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
             "const int* segments": _number(reads, "ids_kv"),
@@ -182,7 +179,6 @@ def queries_kernel(
         },
         pointers={
             "const float* rows": _number(reads, "rows"),
-            "unsigned* counter": _number(reads, "counter_queries"),
             "const int* q_lengths": _number(reads, "q_lengths"),
             "const int* kv_lengths": _number(reads, "kv_lengths"),
             f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
@@ -287,12 +283,11 @@ def _kernel(
         "kQLengths": p.q_lengths,
         "kKvLengths": p.kv_lengths,
         "kSegments": p.segments,
-        "kCaps": p.soft_cap is not None,
         **flags,
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
     words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
-    words |= {"kCaps": "capped", "kEverywhere": "everywhere"}
+    words |= {"kEverywhere": "everywhere"}
     kind = [words[flag] for flag, is_set in flags.items() if is_set]
     base = f"attention_backward_{name}_sm90"
     parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
@@ -302,7 +297,7 @@ def _kernel(
     if consumers == 2 and registers > _FEW:
         producer, consumer = _ALL_REGISTERS
     parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
-    floats = ("scale", "cap_factor", "scale_log2")
+    floats = ("scale", "scale_log2")
     parameters += [f"int {n}" for n in numbers] + [f"float {n}" for n in floats]
     arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
     arguments += [x.split()[-1] for x in pointers]
@@ -342,15 +337,14 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(Pointer(operand=operand) for operand in pointers.values()),
         *(Scalar(value=value) for value in numbers.values()),
         Scalar(value=p.scale, dtype="float32"),
-        Scalar(value=p.scale / p.soft_cap if p.soft_cap else 0.0, dtype="float32"),
-        Scalar(value=(p.soft_cap or p.scale) * math.log2(math.e), dtype="float32"),
+        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
     )
     return Kernel(
         entry=entry,
         source=source,
         headers=tuple(sorted(headers.items())),
         arch=device.arch,
-        grid=(min(tiles, device.sm_count), 1, 1),
+        grid=(tiles, 1, 1),
         block=(threads, 1, 1),
         smem_bytes=smem,
         params=params,

@@ -56,7 +56,7 @@ def keys_smem_bytes(
     """Shared memory of a block of the kernel for dk and dv."""
     rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
     block = 2 * _tile_bytes(problem, config.block_q) + rows
-    tile = 2 * 2 * _tile_bytes(problem, config.tile_kv)
+    tile = 2 * _tile_bytes(problem, config.tile_kv)
     return _whole(problem, tile + config.stages_q * block)
 
 
@@ -65,7 +65,7 @@ def queries_smem_bytes(
 ) -> Any:
     """Shared memory of a block of the kernel for dq."""
     block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
-    tile = 2 * 2 * _tile_bytes(problem, config.tile_q)
+    tile = 2 * _tile_bytes(problem, config.tile_q)
     return _whole(problem, tile + config.stages_kv * block)
 
 
@@ -137,14 +137,14 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
 def keys_reads(problem: AttentionProblem, has_blind: bool) -> tuple[str, ...]:
     """Operands of the kernel for dk and dv."""
     spans = ["spans_tile_kv", "spans_block_q"] if problem.segments else []
-    rest = [*spans, *["everywhere"] * has_blind, "counter_keys"]
+    rest = [*spans, *["everywhere"] * has_blind]
     return (*_reads(problem), *rest)
 
 
 def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the kernel for dq."""
     spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
-    return (*_reads(problem), *spans, "counter_queries")
+    return (*_reads(problem), *spans)
 
 
 def _reads(problem: AttentionProblem) -> tuple[str, ...]:
