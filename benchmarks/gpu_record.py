@@ -1,167 +1,189 @@
-"""Runs the GPU tests and records which sources they covered.
+"""Runs GPU tests whose kernels have changed, and records which sources they covered.
 
     python benchmarks/gpu_record.py
 
-The record, ``results/<device>/gpu_tests.json``, has a hash of the tested content of
-``kernels/cuda`` and ``ffi`` (without the handlers of CPU kernels). An ordinary test
-compares that hash with the present content, so kernels cannot change without a GPU run.
-The record is written after every test file: a run that is cut off leaves its results,
-``--only`` runs the remaining files, and ``--failed`` the tests that failed, if kernels
-and launcher are still the same.
+The record, ``results/<device>/gpu_tests.json``, has for each test file its counts, the
+headers of ``kernels/cuda`` that its kernels include, and a hash of these headers and of
+``ffi`` (without the handlers of CPU kernels). An ordinary test asks ``complaints``, so
+kernels cannot change without a GPU run of the tests that run them.
+
+Without arguments those files run that were not run, failed, or ran with other sources;
+``--all`` runs every file, ``--only`` those named, ``--failed`` the tests that failed,
+if their sources are still the same. The record is written after every test file: a run
+that is cut off leaves its results.
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import gpu_runs
+from gpu_runs import Outcome
+
 ROOT = pathlib.Path(__file__).resolve().parent
-TESTS = ROOT.parent / "tests"
-TESTED = ("kernels/cuda", "ffi")
+REPOSITORY = ROOT.parent
+KERNELS = "kernels/cuda"
+LAUNCHER = "ffi"  # runs every kernel
 OF_CPUS = "cpu_"  # prefix of files that no GPU test runs
 COUNTS = ("passed", "failed", "skipped")
-_SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 COMMAND = "python benchmarks/gpu_record.py"
 
-Counts = dict[str, Any]  # of a test file: COUNTS, and the names of failing tests
+Entry = dict[str, Any]  # an Outcome, "hash", and "environment", of a test file
+Record = dict[str, Any]
 
 
-def tested_hash(repository: pathlib.Path = ROOT.parent) -> str:
-    """sha256 over the names and contents of the files that GPU tests cover."""
+def kernel_sources(repository: pathlib.Path = REPOSITORY) -> list[str]:
+    """The files of kernels/cuda, by names relative to it."""
+    return _files(repository / KERNELS)
+
+
+def sources_hash(sources: Iterable[str], repository: pathlib.Path = REPOSITORY) -> str:
+    """sha256 over names and contents of files of kernels/cuda, and of the launcher."""
+    launcher = [
+        name
+        for name in _files(repository / LAUNCHER)
+        if not pathlib.PurePath(name).name.startswith(OF_CPUS)
+    ]
     digest = hashlib.sha256()
-    files = (f for d in TESTED for f in (repository / d).rglob("*") if f.is_file())
-    for file in sorted(f for f in files if not f.name.startswith(OF_CPUS)):
-        content = file.read_bytes()
-        name = file.relative_to(repository).as_posix()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
+    for folder, names in ((KERNELS, sorted(sources)), (LAUNCHER, launcher)):
+        for name in names:
+            file = repository / folder / name
+            content = file.read_bytes() if file.is_file() else b"is no more"
+            digest.update(f"{folder}/{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 
-def records(results: pathlib.Path = ROOT / "results") -> list[dict]:
+def records(results: pathlib.Path = ROOT / "results") -> list[Record]:
     """All records, of any device."""
     return [json.loads(f.read_text()) for f in sorted(results.glob("*/gpu_tests.json"))]
 
 
-def main() -> int:
-    import common  # needs an installed tracea_jax, which the hash does not
+def gpu_files(tests: pathlib.Path = REPOSITORY / "tests") -> list[pathlib.Path]:
+    """The test files that need a GPU, or have tests that do."""
+    return sorted(f for f in tests.glob("test_*.py") if "mark.gpu" in f.read_text())
 
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+
+def complaints(record: Record, repository: pathlib.Path = REPOSITORY) -> list[str]:
+    """Why a record does not show that the kernels, as they are, pass the GPU tests."""
+    found, covered = [], set()
+    for file in gpu_files(repository / "tests"):
+        entry = record["files"].get(file.name)
+        if why := why_stale(entry, repository):
+            found.append(f"{file.name} {why}")
+        else:
+            covered.update(entry["sources"])
+    return found + [
+        f"no test file that passed runs a kernel with {KERNELS}/{source}"
+        for source in kernel_sources(repository)
+        if source not in covered
+    ]
+
+
+def why_stale(entry: Entry | None, repository: pathlib.Path = REPOSITORY) -> str | None:
+    """Why a test file has to run; None if it passed with the sources as they are."""
+    if entry is None:
+        return "was not run"
+    if not is_of_sources(entry, repository):
+        return "ran with other sources"
+    if entry["failed"]:
+        return f"failed: {', '.join(entry['failing'])}"
+    return None if entry["passed"] else "has no test that passed"
+
+
+def is_of_sources(entry: Entry, repository: pathlib.Path = REPOSITORY) -> bool:
+    """Whether a test file ran with the sources as they are."""
+    return entry["hash"] == sources_hash(entry["sources"], repository)
+
+
+def main() -> int:
+    import common  # asks for the device's driver, which the ordinary tests do not
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
-    parser.add_argument("--only", nargs="*", help="files; others keep their counts")
-    parser.add_argument("--failed", action="store_true", help="tests that failed only")
-    args, pytest_args = parser.parse_known_args()
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="every test file")
+    which.add_argument("--only", nargs="+", help="these test files")
+    which.add_argument("--failed", action="store_true", help="tests that failed only")
+    parser.add_argument("--jobs", type=int, help="processes; 3 for 4 cores by default")
+    args = parser.parse_args()
     where = common.environment(args.commit)
     path = (args.out or ROOT / "results") / common.slug(where["device"])
     path = path / "gpu_tests.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    chosen = [f for f in gpu_files() if args.only is None or f.name in args.only]
-    if not chosen:
-        parser.error(f"no test file of a GPU is called {' or '.join(args.only or ())}")
-    files = _files_of(path) if args.only or args.failed else {}
-    failing = {name: counts.get("failing", []) for name, counts in files.items()}
-    if args.failed:
-        chosen = [f for f in chosen if failing.get(f.name)]
-    else:
-        for file in chosen:
-            files.pop(file.name, None)
-    tests = {f: failing[f.name] if args.failed else [] for f in chosen}
-    worst = 0
-    for name, status, counts in _run_tests(tests, pytest_args):
-        worst = max(worst, abs(status))
-        if counts is not None:
-            files[name] = together(files.get(name), counts)
-            path.write_text(json.dumps(summary(files, where), indent=1) + "\n")
-    return worst
+    entries = json.loads(path.read_text())["files"] if path.exists() else {}
+    chosen = tests_to_run(entries, args.all, args.only, args.failed)
+    if args.only and len(chosen) != len(args.only):
+        parser.error(f"GPU tests are in {', '.join(f.name for f in gpu_files())}")
+    jobs = args.jobs or max(1, (os.cpu_count() or 1) * 3 // 4)
+    for file, outcome in gpu_runs.run(chosen, jobs):
+        if outcome is not None and args.failed:
+            outcome = together(entries[file.name], outcome)
+        entries[file.name] = outcome and entry_of(outcome, where)
+        path.write_text(json.dumps(summary(entries), indent=1) + "\n")
+    found = complaints(summary(entries))
+    print("\n".join(found) or "the kernels pass as they are", file=sys.stderr)
+    return int(bool(found))
 
 
-def gpu_files() -> list[pathlib.Path]:
-    """The test files that need a GPU, or have tests that do."""
-    return sorted(f for f in TESTS.glob("test_*.py") if "mark.gpu" in f.read_text())
+def tests_to_run(
+    entries: Mapping[str, Entry],
+    every: bool = False,
+    only: Sequence[str] | None = None,
+    failed: bool = False,
+) -> dict[pathlib.Path, list[str]]:
+    """The files to run, and the names of their tests; none for all of them.
 
-
-def together(before: Counts | None, again: Counts) -> Counts:
-    """The counts of a file of which the failing tests were run again."""
-    if before is None:
-        return again
-    return {**before, **again, "passed": before["passed"] + again["passed"]}
-
-
-def summary(files: dict[str, Counts], where: dict[str, Any]) -> dict[str, Any]:
-    """The record of the counts of each test file, and the files that remain to run."""
-    totals = {name: sum(file[name] for file in files.values()) for name in COUNTS}
-    left = [file.name for file in gpu_files() if file.name not in files]
-    return {
-        "hash": tested_hash(),
-        "environment": where,
-        **totals,
-        "files": {name: files[name] for name in sorted(files)},
-        "left": left,
-    }
-
-
-def _files_of(path: pathlib.Path) -> dict[str, Counts]:
-    """Counts of an earlier record, if its kernels were the same."""
-    record = json.loads(path.read_text()) if path.exists() else {}
-    return record["files"] if record.get("hash") == tested_hash() else {}
-
-
-def _run_tests(
-    tests: dict[pathlib.Path, list[str]], pytest_args: list[str]
-) -> Iterator[tuple[str, int, Counts | None]]:
-    """Runs test files side by side, each in its own process.
-
-    Of a file with names only the tests of these names are run.
-
-    Test files compile for most of their time, so several can share the GPU. Therefore
-    none of them may take all of its memory.
-
-    Yields:
-      For each file when it is done: its name, the exit status of pytest, and the number
-      of tests by outcome; None instead if the process died.
+    Args:
+      entries: of the record, by name of the file.
+      every, only, failed: the arguments of the program.
     """
-    environ = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-    def run(file: pathlib.Path) -> tuple[str, int, Counts | None]:
-        report = pathlib.Path(directory) / f"{file.stem}.xml"
-        named = [f"{file}::{name}" for name in tests[file]] or [str(file)]
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *named]
-        command += [f"--junitxml={report}", *pytest_args]
-        done = subprocess.run(command, cwd=ROOT.parent, env=environ)
-        return file.name, done.returncode, _counts(report) if report.exists() else None
-
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        concurrent.futures.ThreadPoolExecutor(max(1, len(tests))) as pool,
-    ):
-        for done in concurrent.futures.as_completed(pool.submit(run, f) for f in tests):
-            yield done.result()
+    files = {file: entries.get(file.name) for file in gpu_files()}
+    if failed:
+        same = {f: e for f, e in files.items() if e and is_of_sources(e)}
+        return {f: e["failing"] for f, e in same.items() if e["failing"]}
+    if only is not None:
+        return {f: [] for f in files if f.name in only}
+    return {f: [] for f, entry in files.items() if every or why_stale(entry)}
 
 
-def _counts(report: pathlib.Path) -> Counts:
-    (suite,) = xml.etree.ElementTree.parse(report).getroot().iter("testsuite")
-    number = {name: int(suite.get(name, 0)) for name in _SUITE_COUNTS}
-    failed = number["failures"] + number["errors"]
-    passed = number["tests"] - failed - number["skipped"]
-    cases = suite.iter("testcase")
-    bad = [
-        c for c in cases if c.find("failure") is not None or c.find("error") is not None
-    ]
+def summary(entries: Mapping[str, Entry | None]) -> Record:
+    """The record; files that could not be run, or are no more, are not in it."""
+    names = {file.name for file in gpu_files()}
+    known = {n: e for n, e in sorted(entries.items()) if e is not None and n in names}
+    totals = {name: sum(entry[name] for entry in known.values()) for name in COUNTS}
+    return {**totals, "files": known}
+
+
+def entry_of(
+    outcome: Outcome, where: dict[str, Any], repository: pathlib.Path = REPOSITORY
+) -> Entry:
+    """The entry of a test file that ran now."""
     return {
-        "passed": passed,
-        "failed": failed,
-        "skipped": number["skipped"],
-        "failing": [case.get("name", "") for case in bad],
+        **dataclasses.asdict(outcome),
+        "hash": sources_hash(outcome.sources, repository),
+        "environment": where,
     }
+
+
+def together(before: Entry, again: Outcome) -> Outcome:
+    """The outcome of a file of which the failing tests were run again."""
+    sources = tuple(sorted({*before["sources"], *again.sources}))
+    passed = before["passed"] + again.passed
+    return dataclasses.replace(again, passed=passed, sources=sources)
+
+
+def _files(directory: pathlib.Path) -> list[str]:
+    """The files below a directory, by sorted names relative to it."""
+    files = (f for f in directory.rglob("*") if f.is_file())
+    return sorted(f.relative_to(directory).as_posix() for f in files)
 
 
 if __name__ == "__main__":

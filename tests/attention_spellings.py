@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
       fn, args: the program.
-      scale, is_causal, window: parameters of the call.
+      scale, is_causal, window, aligned_at_end: parameters of the call.
       shapes: of the operands beside q, k, v, all of them; of these, if given.
     """
 
@@ -39,11 +39,12 @@ class Case:
     scale: float = SCALE
     is_causal: bool = False
     window: tuple[int, int] | None = None
+    aligned_at_end: bool = False
     shapes: dict[str, tuple[int, ...]]
 
 
 def case(fn: Any, *args: Any, **expected: Any) -> Case:
-    names = ("scale", "is_causal", "window")
+    names = ("scale", "is_causal", "window", "aligned_at_end")
     fields = {k: expected.pop(k) for k in names if k in expected}
     return Case(fn=fn, args=args, **fields, shapes=expected)
 
@@ -512,10 +513,43 @@ def decoding(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     return jnp.einsum("bns,bsnh->bnh", p, v)
 
 
+def decoding_by(row: Any, q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """The mask is a row of a larger one."""
+    s = jnp.einsum("bnh,bsnh->bns", q[:, 0], k) * SCALE
+    p = softmax(jnp.where(row(index), s, -1e9))
+    return jnp.einsum("bns,bsnh->bnh", p, v)
+
+
+def sliced(index: Any) -> jax.Array:
+    return jax.lax.dynamic_slice(jnp.asarray(TRIL), (index, 0), (1, T))
+
+
+def sliced_of_computed(index: Any) -> jax.Array:
+    """The slice of 4 rows starts no later than row 0, whatever is asked."""
+    return jax.lax.dynamic_slice_in_dim(jnp.tril(jnp.ones((4, T), bool)), index, 1)
+
+
+def indexed(index: Any) -> jax.Array:
+    return jnp.asarray(TRIL)[jnp.array([1, 4]) * 0 + index][:, None]
+
+
 def decoding_several(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
     s = jnp.einsum("btnh,bsnh->bnts", q[:, :2], k) * SCALE
     seen = jnp.arange(T) <= index + jnp.arange(2)[:, None]
     return jnp.einsum("bnts,bsnh->btnh", softmax(jnp.where(seen, s, -1e9)), v)
+
+
+def decoding_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    """Of heads that share keys, each sequence at its own position."""
+    here, keys = index[:, None], jnp.arange(T)
+    seen = (keys <= here) & (keys > here - 3)
+    return jax.nn.dot_product_attention(q[:, :1], k, v, mask=seen[:, None, None])
+
+
+def chunk_in_window(q: Any, k: Any, v: Any, index: Any) -> jax.Array:
+    here, keys = index + jnp.arange(T)[:, None], jnp.arange(T)
+    seen = (keys <= here) & (here - keys <= 1) & (keys < index + T)
+    return softmax(jnp.where(seen, scores(q, k), -1e9)) @ v
 
 
 MASKS = {
@@ -532,13 +566,165 @@ MASKS = {
         jnp.asarray([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0]]),
         mask=(B, 1, T, T),
         kv_lengths=(B,),
+        q_segments=(B, T),
+        kv_segments=(B, T),
         is_causal=True,
     ),
     "decoding": case(decoding, *btnh(), jnp.int32(3), q=(B, 1, N, H), kv_lengths=(B,)),
+    **{
+        f"decoding, {row.__name__}, {i}": case(
+            functools.partial(decoding_by, row),
+            *btnh(),
+            jnp.int32(i),
+            q=(B, 1, N, H),
+            kv_lengths=(B,),
+        )
+        for row, starts in ((sliced, (3, 99, -99)), (sliced_of_computed, (2, 99)))
+        for i in starts
+    },
+    "decoding, indexed": case(
+        functools.partial(decoding_by, indexed),
+        *btnh(),
+        jnp.array([1, 4]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+    ),
     "decoding several": case(
-        decoding_several, *btnh(), jnp.int32(3), q=(B, 2, N, H), mask=(1, 1, 2, T)
+        decoding_several,
+        *btnh(),
+        jnp.int32(3),
+        q=(B, 2, N, H),
+        kv_lengths=(B,),
+        is_causal=True,
+        aligned_at_end=True,
+    ),
+    "decoding in a window": case(
+        decoding_in_window,
+        *btnh(N // 2),
+        jnp.asarray([5, 1]),
+        q=(B, 1, N, H),
+        kv_lengths=(B,),
+        window=(2, 0),
+        aligned_at_end=True,
+    ),
+    "a chunk in a window": case(
+        chunk_in_window,
+        *bnth(),
+        jnp.int32(1),
+        kv_lengths=(B,),
+        is_causal=True,
+        window=(1, 0),
+        aligned_at_end=True,
     ),
 }
+
+# --- segments -------------------------------------------------------------------------
+
+IDS = jnp.asarray([[3, 3, 3, -1, -1, 0], [7, 7, 7, 7, 7, 7]])
+OWN_KEYS = jnp.asarray([[3, -1, 3, 0, 0, 3, 7, 7], [7, 7, 3, 3, 3, 3, 3, 3]], "int8")
+PACKED = {"q_segments": (B, T), "kv_segments": (B, T)}
+
+
+def same_document(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    mask = ids[:, None, :, None] == ids[:, None, None, :]
+    return softmax(jnp.where(mask, scores(q, k), -1e9)) @ v
+
+
+def same_as_jax(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    same = (ids[:, None] == ids[None, :])[None, None]
+    return jax.nn.dot_product_attention(q, k, v, mask=same, is_causal=True)
+
+
+def same_as_flax(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    mask = nn.make_attention_mask(ids, ids, jnp.equal, dtype="bool")
+    return nn.dot_product_attention(q, k, v, mask=mask)
+
+
+def flax_packed(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    same = nn.make_attention_mask(ids, ids, jnp.equal)
+    own = nn.make_attention_mask(ids > -1, ids > -1)
+    mask = nn.combine_masks(nn.make_causal_mask(ids), same, own)
+    # What no query of padding sees is of no interest.
+    o = nn.dot_product_attention(q, k, v, mask=mask)
+    return jnp.where((ids > -1)[..., None, None], o, 0)
+
+
+def grouped(q: Any, k: Any, v: Any, ids: Any) -> jax.Array:
+    """Keys of several heads, a mask that is added: as in MaxText."""
+    q = q.reshape(B, T, K, N // K, H)
+    s = jnp.einsum("btkgh,bskh->bkgts", q, k) * SCALE
+    mask = (ids[:, :, None] == ids[:, None, :])[:, None, None] & jnp.asarray(TRIL)
+    s = s + jnp.where(mask, 0.0, -0.7 * float(np.finfo(np.float32).max))
+    return jnp.einsum("bkgts,bskh->btkgh", softmax(s), v)
+
+
+def other_keys(q: Any, k: Any, v: Any, ids: Any, keys: Any) -> jax.Array:
+    mask = jnp.expand_dims(keys, (1, 2)) == jnp.expand_dims(ids, (1, 3))
+    return softmax(jnp.where(~mask, -jnp.inf, scores(q, k))) @ v
+
+
+SEGMENTS = {
+    "by hand": case(same_document, *bnth(), IDS, **PACKED),
+    "bfloat16": case(same_document, *bnth(dtype="bfloat16"), IDS, **PACKED),
+    "jax.nn": case(same_as_jax, *btnh(), IDS[0], is_causal=True, **PACKED),
+    "flax": case(same_as_flax, *btnh(), IDS, **PACKED),
+    "flax, packed": case(
+        flax_packed, *btnh(), IDS, is_causal=True, mask=(B, 1, T, T), **PACKED
+    ),
+    "grouped": case(grouped, *btnh(K), IDS, is_causal=True, **PACKED),
+    "chunks": case(
+        lambda q, k, v: same_document(q, k, v, jnp.arange(T)[None] // 2),
+        *bnth(),
+        **PACKED,
+    ),
+    "captured": case(lambda q, k, v: same_document(q, k, v, IDS), *bnth(), **PACKED),
+    "other keys": case(
+        other_keys,
+        *bnth(s=8),
+        IDS.astype("int8"),
+        OWN_KEYS,
+        q_segments=(B, T),
+        kv_segments=(B, 8),
+    ),
+}
+
+# --- soft caps, and values of another size --------------------------------------------
+
+
+def capped(q: Any, k: Any, v: Any) -> jax.Array:
+    s = jnp.tanh(scores(q, k) / 2.0) * 2.0
+    return softmax(jnp.where(TRIL, s, -1e9)) @ v
+
+
+def capped_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+    s = 3.0 * jnp.tanh((1 / 3) * (bias + scores(q, k)))
+    return softmax(s + jnp.where(TRIL, 0, -jnp.inf)) @ v
+
+
+def capped_as_gemma(q: Any, k: Any, v: Any) -> jax.Array:
+    q = q.reshape(B, T, K, N // K, H) * SCALE
+    s = jnp.einsum("BTKGH,BSKH->BTKGS", q, k).reshape(B, T, N, T)
+    s = jnp.tanh(s / 4) * 4
+    s = jnp.where(jnp.asarray(TRIL)[None, :, None], s, -2.3819763e38)
+    p = softmax(s).astype(k.dtype).reshape(B, T, K, N // K, T)
+    return jnp.einsum("BTKGS,BSKH->BTKGH", p, v).reshape(B, T, N, H)
+
+
+def narrow_values(q: Any, k: Any, v: Any) -> jax.Array:
+    return softmax(scores(q, k)) @ v[..., :3]
+
+
+# What few kernels compute: calls where one does.
+RARE = {
+    "capped": case(capped, *bnth(), is_causal=True),
+    "capped bfloat16": case(capped, *bnth(dtype="bfloat16"), is_causal=True),
+    "capped with a bias": case(
+        capped_with_bias, *bnth(), normal(N, T, T), is_causal=True, bias=(1, N, T, T)
+    ),
+    "as gemma": case(capped_as_gemma, *btnh(K), is_causal=True),
+    "narrow values": case(narrow_values, *bnth(), v=(B, T, N, 3)),
+}
+CAPS = {"capped": 2, "capped bfloat16": 2, "capped with a bias": 3, "as gemma": 4}
 
 # --- biases ---------------------------------------------------------------------------
 
@@ -625,6 +811,7 @@ GROUPS = {
     "shared heads": SHARED,
     "dtypes": DTYPES,
     "masks": MASKS,
+    "segments": SEGMENTS,
     "biases": BIASES,
     "head masks": HEAD_MASKS,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pathlib
 import sys
@@ -44,6 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
         # calls is not tested here. JAX's own tests do the same.
         if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
             jax.config.update("jax_disable_most_optimizations", True)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: the collector, busy with JAX, need not look at it."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,11 @@ class Reader:
             program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
             program.chmod(0o755)
 
+    @property
+    def names(self) -> dict[str, object]:
+        """What the Python blocks defined."""
+        return self._module.__dict__
+
     def read(self, block: Block) -> None:
         """Does with a block what the table says.
 

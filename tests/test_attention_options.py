@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,14 @@ from numerics import normal
 from transforms import assert_close, in_f64
 
 import tracea_jax as tracea
+from tracea_jax import masks
+from tracea_jax.campaign import local_device
+from tracea_jax.device import NAMED
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.ops import attention
 from tracea_jax.ops.attention.reference import Spec, reference
 from tracea_jax.ops.common import lowering
+from tracea_jax.problem import AttentionProblem
 
 Q, K, _ = qkv()
 NARROW = normal(2, 5, 2, 3, seed=1)  # values of another size than the keys
@@ -168,6 +175,62 @@ def test_a_mask_of_blocks_is_the_mask_it_stands_for():
     np.testing.assert_array_equal(o, whole)
 
 
+# --- kernels that read no segments ----------------------------------------------------
+
+
+def test_a_kernel_of_masks_is_given_one():
+    own = jnp.asarray([0, 0, 1, 1, 2, 2])
+    mask = masks.causal(from_end=True) & masks.lengths(kv=lengths(6, 4))
+    mask &= masks.segments(own) & masks.block_sparse(np.ones((3, 2), bool), (2, 3))
+    by_hand = own[:, None] == own
+    ends = jnp.asarray([6, 4])[:, None, None]
+    by_hand = by_hand & (jnp.arange(6) <= jnp.arange(6)[:, None] + ends - 6)
+    by_hand = (by_hand & (jnp.arange(6) < ends))[:, None]
+
+    def gradients(f, q, k, mask):
+        def loss(q, k):
+            # Queries without keys are left out.
+            o = f(q, k, k + 1, mask=mask)
+            return (jnp.where(by_hand.any(-1)[:, 0, :, None, None], o, 0) ** 2).sum()
+
+        return jax.value_and_grad(loss, argnums=(0, 1))(q, k)
+
+    of_kernel = functools.partial(attention, implementation="attention_cpu")
+    k = normal(2, 6, 2, 8)
+    found = jax.jit(functools.partial(gradients, of_kernel))(Q, k, mask)
+    plain = functools.partial(attention, implementation="xla")
+    expected = jax.jit(functools.partial(gradients, plain))(Q, k, by_hand)
+    assert_close(found, jax.tree.map(np.asarray, expected), 2e-5)
+    with_config = functools.partial(of_kernel, config={"block_q": 7, "block_kv": 64})
+    text = jax.jit(with_config).lower(Q, k, k, mask=mask).as_text()
+    assert text.count("tracea_cpu_attention_v1") == 1 and "block_q = 7" in text
+
+
+@pytest.mark.parametrize("kernel", ["cudnn", "attention_cpu"])
+def test_kernels_of_masks_refuse_what_no_mask_says(kernel):
+    device = NAMED["H200"] if kernel == "cudnn" else local_device()
+    problem = AttentionProblem(
+        batch=2,
+        q_len=256,
+        kv_len=256,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        dtype="bfloat16",
+        scale=0.1,
+        segments=True,
+        is_causal=True,
+    )
+    assert kernel in diagnose(problem, device).candidates
+    for fields, reason in (
+        ({"soft_cap": 3.0}, "it caps no scores"),
+        ({"sinks": True}, "it has no sinks"),
+        ({"value_dim": 32}, "values of 32 columns for keys of 64"),
+    ):
+        other = dataclasses.replace(problem, **fields)
+        assert diagnose(other, device).reason(kernel) == reason
+
+
 # --- special cases --------------------------------------------------------------------
 
 
@@ -183,7 +246,10 @@ def test_segments_are_bit_for_bit_the_mask_that_people_write():
 
 
 def test_a_query_without_keys_gives_its_weight_to_the_sink():
-    ids = {"query_segment_ids": jnp.arange(6), "key_value_segment_ids": jnp.arange(5)}
+    ids: dict[str, Any] = {
+        "query_segment_ids": jnp.arange(6),
+        "key_value_segment_ids": jnp.arange(5),
+    }
     o = attention(Q, K, NARROW, **ids, sinks=jnp.full(4, -1e4))
     assert not o[:, 5].any()  # the sink is far below any score, but above what is none
     mean = jnp.repeat(NARROW.mean(1), 2, axis=1)
@@ -192,12 +258,9 @@ def test_a_query_without_keys_gives_its_weight_to_the_sink():
 
 def test_without_a_batch_and_with_half_precision():
     ids = EXTRAS["shared segments"]["query_segment_ids"]
-    given = (Q[0], Q[0], NARROW[0, :, :1].repeat(2, axis=1).repeat(2, axis=1))
-    given = (*given[:2], jnp.concatenate([given[2], given[2][:1]]))
-    o = attention(*given, query_segment_ids=ids, sinks=jnp.zeros(4))
-    half = attention(
-        *(x.astype("float16") for x in given), query_segment_ids=ids, sinks=jnp.zeros(4)
-    )
+    one = functools.partial(attention, query_segment_ids=ids, sinks=jnp.zeros(4))
+    given = (Q[0], Q[0], normal(6, 4, 3))
+    o, half = one(*given), one(*(x.astype("float16") for x in given))
     assert o.shape == half.shape == (6, 4, 3) and half.dtype == "float16"
     exact = in_f64(
         lambda *x: exactly(*x, query_segment_ids=ids, sinks=jnp.zeros(4)),
@@ -237,7 +300,8 @@ def test_export_keeps_the_options(flash):
 )
 def test_errors_say_what_came_and_what_is_allowed(changes, message):
     with pytest.raises(ValueError, match=message):
-        attention(**{"query": Q, "key": K, "value": NARROW, **changes})
+        arguments: dict[str, Any] = {"query": Q, "key": K, "value": NARROW, **changes}
+        attention(**arguments)
 
 
 def test_a_traced_cap_is_refused():
@@ -246,7 +310,7 @@ def test_a_traced_cap_is_refused():
 
 
 def test_explain_and_a_demand_say_what_no_kernel_of_a_device_computes():
-    settings = {"sinks": jnp.zeros(4), "logits_soft_cap": 30.0}
+    settings: dict[str, Any] = {"sinks": jnp.zeros(4), "logits_soft_cap": 30.0}
     text = str(tracea.explain(lambda *x: attention(*x, **settings))(Q, K, NARROW))
     assert "dim 8/3" in text and "cap 30" in text and "sinks" in text
     with pytest.raises(tracea.Unsupported, match="attention_cpu: .*it caps no scores"):

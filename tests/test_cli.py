@@ -42,7 +42,9 @@ def test_doctor(capsys, cache_dir):
     assert status == 0
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
     cpu = local_cpu().name
-    ops = [f"{op} on {cpu}" for op in ("matmul", "gated_matmul", "conv2d", "attention")]
+    called = ["matmul", "gated_matmul", "conv2d", "attention"]
+    called += ["paged_attention", "cuda_kernel"]
+    ops = [f"{op} on {cpu}" for op in called]
     assert titles == ["versions", "devices", "toolchain", *ops, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out
     assert "gemm_sm90: cannot run; it runs on NVIDIA GPUs" in out

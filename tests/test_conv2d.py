@@ -253,7 +253,10 @@ def test_small_integers_may_be_summed_in_wide_ones():
         ({"padding": ((-9, 0), (0, 0))}, "Negative padding is larger"),
         ({"layout": "nhwc"}, "layout='nhwc'.*NHWC, NCHW"),
         ({"activation": "swish"}, "'swish'.*none, relu, gelu, gelu_exact, silu"),
-        ({"implementation": "cudnn"}, "'cudnn'.*None.*tracea, conv2d_cpu, xla"),
+        (
+            {"implementation": "cudnn"},
+            "'cudnn'.*None.*tracea, conv2d_product, conv2d_cpu, xla",
+        ),
         ({"config": {"tile": 1}}, "xla has no config field tile"),
         ({"precision": "bogus"}, "[Pp]recision"),
     ],

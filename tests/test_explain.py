@@ -341,6 +341,32 @@ def test_alike_sites_share_a_row():
     assert len(text.splitlines()) < 12
 
 
+def test_what_several_rows_would_repeat_is_said_once():
+    def two(x, w, v):
+        return x @ w, x @ v
+
+    found = explain(two, device="H200")(
+        *arrays((64, 64), (64, 128), (64, 3), dtype="bfloat16")
+    )
+    assert str(found).count("gemm_cpu: it runs on CPUs") == 1
+    assert "\nat no site gemm_cpu: it runs" in str(found)
+    # What one of them alone is refused for stays in its row.
+    ours, none = [{r.variant for r in s.plan.rejected} for s in found.sites if s.plan]
+    assert "gemm_sm90" in none - ours
+    assert str(found).count("\n    not gemm_sm90: ") == 1
+
+
+def test_sites_of_scopes_without_a_name_tell_their_line():
+    def loss(w, x):
+        with jax.named_scope("head"):
+            x = x @ w
+        return jnp.square(x @ x.T).sum()
+
+    found = str(explain(jax.grad(loss))(*arrays((8, 4), (16, 8))))
+    assert "\ntest_explain.py:" in found and ".loss), jvp()\n" in found
+    assert "\njvp(head)" in found
+
+
 def test_why_a_tiny_product_is_left_to_xla_is_said(calls_cost):
     tiny = explain(product)(*arrays((33, 65), (65, 129)))
     assert "the product saves less than its call costs" in str(tiny)

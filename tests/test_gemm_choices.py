@@ -72,6 +72,13 @@ def test_a_product_that_xla_fuses_has_nothing_to_lose():
         assert not gemm_xla_model.loses_to(0.1, fused)
 
 
+def test_a_wide_bias_is_added_by_a_second_kernel_of_xla():
+    wide = Epilogue(bias="row", activation="relu", bias_dtype="float32")
+    assert gemm_xla_model.loses_to(0.1, dataclasses.replace(SILU, epilogue=wide))
+    narrow = dataclasses.replace(SILU, epilogue=wide, out="float32")
+    assert not gemm_xla_model.loses_to(0.1, narrow)
+
+
 def test_a_second_kernel_costs_xla_what_it_moves():
     """Ours may be the slower, the more of the whole the second kernel is."""
 

@@ -20,6 +20,7 @@ from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment
 from tracea_jax.tuning.store.records import Entry
 
+_MARKED = "@pytest.mark." + "gpu"  # apart: this file has no test of a GPU
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 
 
@@ -32,64 +33,157 @@ def _load(name: str):
     return module
 
 
-def test_kernels_were_tested_on_a_gpu_as_they_are():
-    gpu_record = _load("gpu_record")
-    now = gpu_record.tested_hash()
+@pytest.fixture(scope="module")
+def gpu_runs():
+    return _load("gpu_runs")
+
+
+@pytest.fixture(scope="module")
+def gpu_record(gpu_runs):
+    return _load("gpu_record")
+
+
+def test_kernels_were_tested_on_a_gpu_as_they_are(gpu_record):
     records = gpu_record.records()
+    found = [gpu_record.complaints(record) for record in records]
     pending = [r["pending"] for r in records if "pending" in r]
-    passing = [r for r in records if r["passed"] and not (r["failed"] or r["left"])]
-    if any(r["hash"] == now for r in passing):
+    if [] in found:
         return
     if pending:
         warnings.simplefilter("default")
         warnings.warn(f"GPU tests are pending: {'; '.join(pending)}", stacklevel=1)
         return
-    pytest.fail(
-        f"no passing GPU record for kernels/cuda and ffi as they are ({now[:12]}); "
-        f"on a GPU machine run: {gpu_record.COMMAND}"
-    )
+    lines = "\n".join(line for lines in found for line in lines)
+    pytest.fail(f"on a GPU machine run {gpu_record.COMMAND}, as\n{lines}")
 
 
-def test_a_record_names_the_files_that_are_left():
-    gpu_record = _load("gpu_record")
-    names = [file.name for file in gpu_record.gpu_files()]
-    counts = {"passed": 3, "failed": 1, "skipped": 0}
-    record = gpu_record.summary({name: counts for name in names[1:]}, {})
-    assert record["left"] == names[:1]
-    assert (record["passed"], record["failed"]) == (3 * len(names[1:]), len(names[1:]))
+@pytest.fixture
+def repository(tmp_path, gpu_record):
+    """A repository with a kernel for each of two test files, and their record."""
+    texts = {
+        "kernels/cuda/a.cuh": "int a;",
+        "kernels/cuda/tile/b.cuh": "int b;",
+        "ffi/launch.cc": "int launch;",
+        "ffi/cpu_gemm.cc": "int cpu;",
+        "tests/test_a.py": _MARKED,
+        "tests/test_b.py": _MARKED,
+        "tests/test_c.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
-def test_failing_tests_are_run_again_alone(tmp_path):
-    gpu_record = _load("gpu_record")
+@pytest.fixture
+def record(gpu_record, gpu_runs, repository):
+    def entry(**changed):
+        outcome = gpu_runs.Outcome(
+            **{"passed": 3, "failed": 0, "skipped": 1, **changed}
+        )
+        return gpu_record.entry_of(outcome, {}, repository)
+
+    shared = ("tile/b.cuh",)
+    files = {"test_a.py": entry(sources=("a.cuh", *shared))}
+    files["test_b.py"] = entry(sources=shared)
+    assert gpu_record.complaints({"files": files}, repository) == []
+    return {"files": files}
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale"),
+    [
+        ("kernels/cuda/a.cuh", ["test_a.py"]),
+        ("kernels/cuda/tile/b.cuh", ["test_a.py", "test_b.py"]),
+        ("ffi/launch.cc", ["test_a.py", "test_b.py"]),
+        ("ffi/cpu_gemm.cc", []),  # no GPU runs it
+        ("tests/test_c.py", []),
+    ],
+)
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_change_concerns_the_test_files_that_ran_it(
+    gpu_record, repository, record, changed, stale, is_removed
+):
+    if is_removed:
+        (repository / changed).unlink()
+    else:
+        (repository / changed).write_text("int changed;")
+    found = gpu_record.complaints(record, repository)
+    expected = [f"{name} ran with other sources" for name in stale]
+    assert [line for line in found if "ran with" in line] == expected
+    assert bool(found) == bool(stale)
+
+
+def test_every_kernel_and_every_test_file_has_to_be_run(gpu_record, repository, record):
+    (repository / "kernels/cuda/new.cuh").write_text("int new;")
+    record["files"]["test_a.py"] |= {"failed": 1, "failing": ["test_x[2]"]}
+    record["files"]["test_b.py"] |= {"passed": 0}
+    (repository / "tests/test_d.py").write_text(_MARKED)
+    unrun = "no test file that passed runs a kernel with kernels/cuda/"
+    assert gpu_record.complaints(record, repository) == [
+        "test_a.py failed: test_x[2]",
+        "test_b.py has no test that passed",
+        "test_d.py was not run",
+        *(f"{unrun}{name}" for name in ("a.cuh", "new.cuh", "tile/b.cuh")),
+    ]
+
+
+def test_only_what_is_stale_is_run(gpu_record, gpu_runs):
+    first, second, third, *others = gpu_record.gpu_files()
+    good = gpu_record.entry_of(gpu_runs.Outcome(passed=2, failed=0, skipped=0), {})
+    bad = good | {"failed": 1, "failing": ["test_x"]}
+    entries = {file.name: good for file in others}
+    entries |= {first.name: bad, second.name: good | {"hash": "of others"}}
+    run = gpu_record.tests_to_run
+    assert run(entries) == {first: [], second: [], third: []}
+    assert run(entries, failed=True) == {first: ["test_x"]}
+    assert run(entries, only=[others[0].name]) == {others[0]: []}
+    assert list(run(entries, every=True)) == gpu_record.gpu_files()
+    summary = gpu_record.summary({**entries, third.name: None, "test_gone.py": good})
+    assert list(summary["files"]) == sorted(entries)
+    assert summary["passed"] == 2 * len(entries) and summary["failed"] == 1
+
+
+_MADE = """
+import pytest
+pytestmark = getattr(pytest.mark, "gpu")
+
+@pytest.mark.parametrize("x", range(10))
+def test_x(x, tmp_path):
+    store = tmp_path / "cache/cubin/sm_90a"
+    store.mkdir(parents=True)
+    header = "ptx/sync.cuh" if x == 5 else "tile/swizzle.cuh"
+    (store / "k.cu").write_text(f'#include "{header}"\\n#include "generated.h"\\n')
+    assert x CONDITION
+"""
+
+
+def test_a_file_is_run_in_parts_and_what_failed_again(
+    tmp_path, monkeypatch, gpu_record, gpu_runs
+):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     file = tmp_path / "test_made.py"
-    source = "import pytest\npytestmark = getattr(pytest.mark, 'gpu')\n"
-    source += "@pytest.mark.parametrize('x', [1, 2, 3])\ndef test_x(x): assert x {}\n"
     how = ["-c", "/dev/null", "-p", "no:cacheprovider", "-W", "ignore"]
 
     def run(names, condition):
-        file.write_text(source.format(condition))
-        ((name, status, counts),) = gpu_record._run_tests({file: names}, how)
-        assert name == file.name and bool(status) == bool(counts["failed"])
-        return counts
+        file.write_text(_MADE.replace("CONDITION", condition))
+        ((ran, outcome),) = gpu_runs.run({file: names}, 2, how)
+        assert ran == file
+        return outcome
 
     first = run([], "!= 2")
-    assert first == {"passed": 2, "failed": 1, "skipped": 0, "failing": ["test_x[2]"]}
-    again = gpu_record.together(first, run(first["failing"], "> 0"))
-    assert again == {"passed": 3, "failed": 0, "skipped": 0, "failing": []}
-    assert gpu_record.summary({file.name: again}, {})["passed"] == 3
-
-
-def test_a_changed_kernel_changes_the_hash(tmp_path):
-    gpu_record = _load("gpu_record")
-    for name in gpu_record.TESTED:
-        (tmp_path / name).mkdir(parents=True)
-    header = tmp_path / gpu_record.TESTED[0] / "a.cuh"
-    header.write_text("int x;")
-    before = gpu_record.tested_hash(tmp_path)
-    (tmp_path / "ffi" / "cpu_gemm.cc").write_text("int z;")  # no GPU runs it
-    assert gpu_record.tested_hash(tmp_path) == before
-    header.write_text("int y;")
-    assert gpu_record.tested_hash(tmp_path) != before
+    swizzle = ("tile/common.cuh", "tile/swizzle.cuh")
+    sources = ("ptx/sync.cuh", *swizzle)
+    assert first == gpu_runs.Outcome(
+        passed=9, failed=1, skipped=0, failing=("test_x[2]",), sources=sources
+    )
+    again = run(first.failing, ">= 0")
+    assert (again.passed, again.sources) == (1, swizzle)
+    assert gpu_record.together(
+        gpu_record.entry_of(first, {}), again
+    ) == gpu_runs.Outcome(passed=10, failed=0, skipped=0, sources=sources)
+    assert run([], "no Python").failed  # with a report of its own
+    assert run(["test_x[1]"], "!= __import__('os')._exit(3)") is None
 
 
 def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):

@@ -72,6 +72,7 @@ def test_becomes_one_call(group, name):
     rounding = 1e-2 if is_narrow(case) else 1e-6  # of the program's own scale
     assert spec.scale == pytest.approx(case.scale, rel=rounding)
     assert (spec.is_causal, spec.window) == (case.is_causal, case.window)
+    assert spec.aligned_at_end == case.aligned_at_end
     found = {
         name: x.aval.shape for name, x in zip(spec.names, site.invars, strict=True)
     }
@@ -311,7 +312,7 @@ REFUSED = {
     twice: "the probabilities are used 2 times",
     scores_returned: "the scores are used elsewhere, too",
     residual: "the scores are used elsewhere, too",
-    capped: "the scores go through tanh",
+    capped: "its scores have a soft cap, and no kernel here computes that",
     wrong_axis: "the softmax is not over what the product after it sums",
     over_heads: "the softmax is not over what the product after it sums",
     highest: "it asks for a precision other than the default",
@@ -320,7 +321,8 @@ REFUSED = {
     learned_scale: "the scores are scaled by what is not known while tracing",
     weakly_masked: "masked scores are replaced by -5, no large number",
     filled: "masked scores are replaced by what is not known",
-    other_width: "a head of the keys has 8 numbers, of the values 3",
+    other_width: "a head of the keys has 8 numbers, of the values 3, and no kernel "
+    "here computes that",
     mixed: "queries, keys and values have different dtypes: float32, float32, bfloat16",
     one_key: "there is only one key",
     masked_late: "the probabilities are masked, but not their scores",

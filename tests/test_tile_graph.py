@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -69,6 +70,22 @@ def test_no_key_may_be_seen():
     )
 
 
+@pytest.mark.parametrize(("left", "right"), WINDOWS)
+def test_blind_queries_may_ask_for_no_block(left, right):
+    """Also with queries and keys in each other's place, as the backward pass asks."""
+    keys = KeyInterval(kv_len=40, limit=29, left=left, right=right)
+    queries = KeyInterval(kv_len=45, limit=45, left=right, right=left)
+    allowed = dense(keys, 45)
+    for rule, mask, count in ((keys, allowed, 45), (queries, allowed[:, :29].T, 29)):
+        for first, last in tiles_of(count, 16):
+            found = rule.seen_blocks(first, last, 8)
+            for block in range(-(-mask.shape[1] // 8)):
+                part = mask[first : last + 1, 8 * block : 8 * block + 8]
+                assert not part.any() or found.first <= block < found.last
+                is_full = part.all() and part.shape[1] == 8
+                assert found.is_full(block) == is_full
+
+
 def test_a_causal_tile_has_the_diagonal_as_its_only_partial_block():
     keys = KeyInterval(kv_len=4096, limit=4096, right=0)
     for tile in range(32):
@@ -106,6 +123,12 @@ def claims() -> list[str]:
             )
             equal = " && ".join(f"{here}.{f} == {n}" for f, n in fields.items())
             lines.append(f'static_assert({equal}, "{sides} of {limit}");')
+            seen = keys.seen_blocks(first, last, 8)
+            fields = [f.name for f in dataclasses.fields(seen)]
+            here_seen = here.replace(".blocks(", ".seen_blocks(")
+            lines += [
+                f"static_assert({here_seen}.{f} == {getattr(seen, f)});" for f in fields
+            ]
             lines.append(f"static_assert({here}.count() == {r.count});")
             lines += [
                 f"static_assert({here}.is_full({n}) == {str(r.is_full(n)).lower()});"

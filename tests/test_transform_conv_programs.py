@@ -95,9 +95,9 @@ def assert_as_exact(program, args, found, expected, channels):
     assert error(found) <= factor * usual + 1e-5, (error(found), usual)
 
 
-@pytest.mark.parametrize("first", [0, 20])
-def test_random_convolutions(first):
-    assert sum(check(program(seed)) for seed in range(first, first + 20)) > 10
+def test_random_convolutions():
+    """The slow test below has thousands."""
+    assert sum(check(program(seed)) for seed in range(20)) > 10
 
 
 @pytest.mark.parametrize("seed", [48, 66, 70])  # floors that passed as relu

@@ -57,19 +57,41 @@ def workplace(request, tmp_path):
         yield pathlib.Path(place)
 
 
-def start(what: str, root: pathlib.Path, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def victims():
+    """The process that forks those that are killed: see ``tuning_victim``."""
     script = pathlib.Path(__file__).parent / "tuning_victim.py"
-    done = subprocess.run(
-        [sys.executable, str(script), what, str(root), *arguments],
-        capture_output=True,
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=600,  # for what hangs; a busy machine needs more than a minute
     )
-    assert done.returncode == 0, done.stderr
-    for path in (root, *root.rglob("*")):  # what another user made is looked at here
-        if path.lstat().st_uid != os.geteuid():
-            os.lchown(path, os.geteuid(), -1)
-    return done.stdout
+    yield process
+    process.communicate(timeout=600)
+
+
+@pytest.fixture
+def start(victims, tmp_path_factory):
+    """Has something done in a directory, and returns what was printed."""
+
+    def start(what: str, root: pathlib.Path, *arguments: str) -> str:
+        output = tmp_path_factory.mktemp("victim") / "output"
+        request = json.dumps([str(output), what, str(root), *arguments])
+        victims.stdin.write(f"{request}\n")
+        victims.stdin.flush()
+        code = victims.stdout.readline()
+        printed, errors = (output.with_name(f"output{n}").read_text() for n in (1, 2))
+        assert code == "0\n", errors
+        for path in (
+            root,
+            *root.rglob("*"),
+        ):  # what another user made is looked at here
+            if path.lstat().st_uid != os.geteuid():
+                os.lchown(path, os.geteuid(), -1)
+        return printed
+
+    return start
 
 
 # Damage.
@@ -270,7 +292,7 @@ def without_times(entries):
 
 @posix
 @pytest.mark.parametrize("before", [0, 11])
-def test_a_kill_at_any_moment_loses_nothing(workplace, before):
+def test_a_kill_at_any_moment_loses_nothing(start, workplace, before):
     """SIGKILL at each call that writes, once, with half of the bytes written.
 
     The second time, each tuning continues one that was killed before.
@@ -304,7 +326,7 @@ def test_a_kill_at_any_moment_loses_nothing(workplace, before):
 
 @posix
 @pytest.mark.parametrize("what", ["merge", "export", "prune"])
-def test_a_kill_while_a_command_works_loses_nothing(workplace, what):
+def test_a_kill_while_a_command_works_loses_nothing(start, workplace, what):
     """SIGKILL at each call that writes; afterwards the command is run again."""
     start("kill_maintenance", workplace, what)
     *killed, survivor = sorted(workplace.iterdir(), key=lambda run: int(run.name))
@@ -336,7 +358,7 @@ def observed(directory, cache="cache"):
 
 
 @posix
-def test_eight_processes_merging_and_exporting_at_once_lose_nothing(workplace):
+def test_eight_processes_merging_and_exporting_at_once_lose_nothing(start, workplace):
     start("merge_many", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
     (stored,) = Knowledge(workplace / "cache").own.entries(complete=True)
@@ -348,7 +370,7 @@ def test_eight_processes_merging_and_exporting_at_once_lose_nothing(workplace):
 
 
 @posix
-def test_a_disk_that_is_really_full_keeps_what_was_there(workplace):
+def test_a_disk_that_is_really_full_keeps_what_was_there(start, workplace):
     told = json.loads(start("write_on_a_full_disk", workplace))
     assert len(told["warnings"]) == 1 and "cannot be written" in told["warnings"][0]
     assert "kc=3" in told["kept"][0] and "tuned" in told["kept"][0]
@@ -361,7 +383,7 @@ def test_a_disk_that_is_really_full_keeps_what_was_there(workplace):
 
 
 @posix
-def test_eight_processes_recording_at_once_lose_nothing(workplace):
+def test_eight_processes_recording_at_once_lose_nothing(start, workplace):
     start("record_many", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
     entries = {
@@ -382,7 +404,7 @@ def test_eight_processes_recording_at_once_lose_nothing(workplace):
 
 
 @posix
-def test_eight_processes_tuning_one_problem_lose_nothing(workplace):
+def test_eight_processes_tuning_one_problem_lose_nothing(start, workplace):
     start("tune_at_once", workplace)
     assert json.loads((workplace / "codes.json").read_text()) == [0] * victim.WRITERS
     (stored,) = Knowledge(workplace / "cache").own.entries(complete=True)
@@ -393,7 +415,9 @@ def test_eight_processes_tuning_one_problem_lose_nothing(workplace):
 
 
 @posix
-def test_one_process_measures_at_a_time_and_a_killed_one_blocks_nobody(workplace):
+def test_one_process_measures_at_a_time_and_a_killed_one_blocks_nobody(
+    start, workplace
+):
     start("measure_alone", workplace)
     codes = json.loads((workplace / "codes.json").read_text())
     assert codes == [-signal.SIGKILL if w == 3 else 0 for w in range(victim.WRITERS)]

@@ -1,7 +1,8 @@
 """Processes for ``test_tuning_faults``: they tune, record and lock, and may be killed.
 
-One interpreter is started for each test and forks the processes, which is quick enough
-to kill a tuning at every single system call.
+One interpreter serves all tests and forks the processes, which is quick enough to kill
+a tuning at every single system call. It reads requests (see ``redirected``) and answers
+each with the exit status.
 """
 
 from __future__ import annotations
@@ -267,29 +268,49 @@ def together(root: pathlib.Path, work: Callable) -> None:
     (root / "codes.json").write_text(json.dumps([ended(c) for c in children]))
 
 
+def warm_up() -> None:
+    """Loads and traces what tunings need, once and not in every fork.
+
+    Another user may not reach Python's own files later.
+    """
+    with tempfile.TemporaryDirectory() as once:
+        prepare(pathlib.Path(once))
+        tune_again(pathlib.Path(once))
+
+
 def become_owner_of(root: pathlib.Path) -> None:
     """Goes on as the user whose directory it is; nobody but root can."""
     owner = root.stat().st_uid
-    if owner == os.geteuid():
-        return
-    with tempfile.TemporaryDirectory() as once:
-        # Loads all modules: the other user may not reach Python's own files.
-        prepare(pathlib.Path(once))
-        tune_again(pathlib.Path(once))
-    os.setgroups([])
-    os.setgid(owner)
-    os.setuid(owner)
+    if owner != os.geteuid():
+        os.setgroups([])
+        os.setgid(owner)
+        os.setuid(owner)
 
 
-if __name__ == "__main__":
-    root = pathlib.Path(sys.argv[2])
+def work(what: str, directory: str, *arguments: str) -> None:
+    """What a test asks for, as the owner of the directory."""
+    root = pathlib.Path(directory)
     become_owner_of(root)
-    if sys.argv[1] == "kill_everywhere":
-        kill_everywhere(root, int(sys.argv[3]))
-    elif sys.argv[1] == "kill_maintenance":
-        kill_maintenance(root, sys.argv[3])
-    elif sys.argv[1] == "write_on_a_full_disk":
+    if what == "kill_everywhere":
+        kill_everywhere(root, int(*arguments))
+    elif what == "kill_maintenance":
+        kill_maintenance(root, *arguments)
+    elif what == "write_on_a_full_disk":
         prepare(root)
         write_on_a_full_disk(root)
     else:
-        together(root, globals()[sys.argv[1]])
+        together(root, globals()[what])
+
+
+def redirected(output: str, what: str, *arguments: str) -> None:
+    """``work``, whose outputs go to the files ``output`` + "1" and "2"."""
+    for stream in (1, 2):
+        os.dup2(os.open(f"{output}{stream}", os.O_WRONLY | os.O_CREAT, 0o666), stream)
+    work(what, *arguments)
+
+
+if __name__ == "__main__":
+    warm_up()
+    for line in sys.stdin:
+        code = ended(forked(redirected, *json.loads(line)))
+        print(code, flush=True)

@@ -78,6 +78,16 @@ def attend(with_residual: bool) -> None:
     assert_type(found, jax.Array | tuple[jax.Array, jax.Array])
 
 
+# --- kernels of users -----------------------------------------------------------------
+
+source = 'extern "C" __global__ void f(const float* x, float* y, long long n) {}'
+kernel = tracea.cuda_kernel(source, scalars={"n": 3}, grid=(1, 2), reference=jnp.sin)
+both_sizes = kernel.space({"BLOCK": (128, 256)}, WIDTH=(1, 2))
+result: jax.Array = both_sizes(x, config={"BLOCK": 128, "WIDTH": 2}, a=2.0)
+tracea.TensorMap(box=(64, 64), swizzle=128)
+tracea.cuda_kernel(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+tracea.cuda_kernel(source, threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # noqa: E501
+
 # --- explain, tune, doctor ------------------------------------------------------------
 
 explanation = tracea.explain(layer, device="H200")(x)

@@ -107,9 +107,10 @@ class Program:
         return self.read(Reading(), *arguments)
 
     def read(self, reading: Reading, *arguments: Any) -> Any:
-        y = self.start(reading, *map(reading.of, arguments))
-        for step in self.steps:
-            y = step(reading, y)
+        with np.errstate(all="ignore"):  # JAX converts numbers with NumPy
+            y = self.start(reading, *map(reading.of, arguments))
+            for step in self.steps:
+                y = step(reading, y)
         return y
 
     def readings(self) -> list[Any] | None:

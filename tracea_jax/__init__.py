@@ -34,9 +34,12 @@ _HOMES = {
     "Graph": "graph",
     "Options": "options",
     "Plan": "dispatch",
+    "TileGraph": "ir.tile_graph",
     "TuneReport": "campaign.report",
     "Unsupported": "dispatch",
+    "TensorMap": "ops.cuda_kernel.maps",
     "bench": "bench",
+    "cuda_kernel": "ops.cuda_kernel.public",
     "doctor": "doctor",
     "explain": "explain",
     "options": "options",
@@ -44,8 +47,11 @@ _HOMES = {
     "tune": "campaign",
 }
 
+_MODULES = ("masks", "ops", "typing")  # that are public themselves
+
 if TYPE_CHECKING:
     __version__: str
+    from tracea_jax import masks as masks
     from tracea_jax import ops as ops
     from tracea_jax import typing as typing
     from tracea_jax.bench import bench as bench
@@ -58,6 +64,9 @@ if TYPE_CHECKING:
     from tracea_jax.explain import Explanation as Explanation
     from tracea_jax.explain import explain as explain
     from tracea_jax.graph import Graph as Graph
+    from tracea_jax.ir.tile_graph import TileGraph as TileGraph
+    from tracea_jax.ops.cuda_kernel.maps import TensorMap as TensorMap
+    from tracea_jax.ops.cuda_kernel.public import cuda_kernel as cuda_kernel
     from tracea_jax.options import Options as Options
     from tracea_jax.options import options as options
     from tracea_jax.problem import AttentionProblem as AttentionProblem
@@ -84,7 +93,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ops", "typing"):
+    if name in _MODULES:
         return importlib.import_module(f"tracea_jax.{name}")
     if name == "__version__":
         from importlib import metadata
@@ -109,7 +118,7 @@ def _hint(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__", "ops", "typing"])
+    return sorted([*_HOMES, *_MODULES, "__version__"])
 
 
 def _register() -> None:

@@ -12,9 +12,11 @@ import dataclasses
 from tracea_jax import catalogue
 from tracea_jax.ops.attention.op import ATTENTION
 from tracea_jax.ops.conv2d.op import CONV2D
+from tracea_jax.ops.cuda_kernel.op import CUDA_KERNEL_OP
 from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
 from tracea_jax.ops.linear_cross_entropy.primitive import LINEAR_CROSS_ENTROPY
 from tracea_jax.ops.matmul.op import MATMUL
+from tracea_jax.ops.paged_attention.op import PAGED_ATTENTION
 from tracea_jax.ops.program import PROGRAM
 from tracea_jax.rewrite import (
     attention,
@@ -33,4 +35,6 @@ for _op, _rule in (
     (ATTENTION, attention.ATTENTION),
 ):
     catalogue.register(dataclasses.replace(_op, rules=(_rule,)))
+catalogue.register(PAGED_ATTENTION)
 catalogue.register(PROGRAM)
+catalogue.register(CUDA_KERNEL_OP)

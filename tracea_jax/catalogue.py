@@ -71,9 +71,9 @@ class Op:
       build: plain values -> problem: ``Graph.add_<name>``, and the command line.
       arguments: of ``build``, on the command line. Each op takes ``--dtype`` as well.
       rules: of ``rewrite.Rule``: how ``transform`` finds the op in a program.
-      parts: problem -> the problems of other ops that its variants plan on their own.
-      is_called: whether programs call it. Of others, such as whole programs, there are
-        only records to keep; ``ops`` and ``names`` leave them out.
+      is_called: whether ``ops`` has a function of its name. Of others, such as whole
+        programs and kernels of users, the command line and graphs know nothing; ``ops``
+        and ``names`` leave them out.
     """
 
     name: str
@@ -85,7 +85,6 @@ class Op:
     build: Callable[..., Any]
     arguments: tuple[Argument, ...]
     rules: tuple[Any, ...] = ()
-    parts: Callable[[Any], tuple[Any, ...]] = lambda problem: ()
     is_called: bool = True
 
     def __post_init__(self) -> None:
@@ -187,9 +186,14 @@ def recorded() -> tuple[str, ...]:
     return tuple(op.name for op in registered() if isinstance(op, Op))
 
 
+def in_programs() -> tuple[Op, ...]:
+    """Every op that programs hold calls of: ``ops``, and kernels of users."""
+    return tuple(op for op in registered() if isinstance(op, Op) and op.primitives)
+
+
 def planned() -> dict[Any, Planned]:
     """What is planned of every op, by primitive."""
-    return {p.primitive: p for op in ops() for p in op.primitives}
+    return {p.primitive: p for op in in_programs() for p in op.primitives}
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
 from tracea_jax.mistakes import shown
 from tracea_jax.options import Options, current
 from tracea_jax.page import Column, Page, Printable, Row, Table
-from tracea_jax.policy import Choice
+from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import Problem
 from tracea_jax.schema import check_types
 from tracea_jax.tuning.answers.answer import Answer, Question
@@ -109,14 +109,21 @@ def plan(
       ValueError: if the config is not legal.
     """
     settings = settings or current()
-    implementation = implementation or default_implementation(problem.op, settings)
-    variants.check_implementation(problem.op, implementation)
     diagnosis = diagnose(problem, device)
+    default = default_implementation(problem.op, settings)
+    if default == "xla" and "xla" not in diagnosis.candidates:
+        default = None  # a kernel without a reference is all that there is
+    implementation = implementation or default
+    variants.check_implementation(problem.op, implementation)
     allowed = _allowed(diagnosis, implementation)
     if config is not None:
         answer = _explicit(diagnosis, allowed, config)
     elif allowed == ("xla",):
         answer = _only_xla(implementation, device)
+    elif "xla" not in diagnosis.candidates:
+        choice = decide(diagnosis).choice
+        why = "without a reference there is nothing to compare it with"
+        answer = Answer(choice=choice, origin="policy", decision=why)
     else:
         question = Question(
             diagnosis=diagnosis, allowed=allowed, implementation=implementation
@@ -171,11 +178,12 @@ def _allowed(diagnosis: Diagnosis, implementation: str | None) -> tuple[str, ...
     )
     if not wanted:
         reasons = [str(r) for r in diagnosis.rejected]
-        if implementation != "tracea":
+        if implementation not in (None, "tracea"):
             reasons = [r for r in reasons if r.startswith(f"{implementation}:")]
+        what = f"{implementation=} cannot" if implementation else "no variant can"
         raise Unsupported(
-            f"implementation={implementation!r} cannot run {diagnosis.problem} on "
-            f"{diagnosis.device.name}: " + "; ".join(reasons)
+            f"{what} run {diagnosis.problem} on {diagnosis.device.name}: "
+            + "; ".join(reasons)
         )
     return wanted
 

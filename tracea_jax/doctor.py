@@ -182,7 +182,7 @@ def doctor(*, json: bool = False) -> Report | dict[str, Any]:
         toolchain=_toolchain(),
         variants=tuple(
             _said(op, variant, device)
-            for op in catalogue.ops()
+            for op in catalogue.in_programs()
             for device in found
             for variant in op.variants
         ),

@@ -89,3 +89,17 @@ class Adds:
         saves_lse: bool = False,
         count: int = 1,
     ) -> None: ...
+
+    def add_paged_attention(
+        self,
+        batch: int,
+        pages_per_sequence: int,
+        page_size: int,
+        heads: int,
+        head_dim: int,
+        *,
+        dtype: DTypeLike = "float32",
+        kv_heads: int | None = None,
+        pages: int | None = None,
+        count: int = 1,
+    ) -> None: ...

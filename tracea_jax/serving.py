@@ -12,7 +12,8 @@
 |                                                | the cache of kernels               |
 
 Where kernels of ours were demanded, the first two are errors in place of reasons, as
-is a missing library; so is a kernel that does not compile where its config was given.
+is a missing library; so is a kernel that does not compile where its config was given,
+or which a user wrote.
 Emitting what serves the equation is ``emission``'s.
 """
 
@@ -31,6 +32,7 @@ from tracea_jax.problem import Problem
 from tracea_jax.runtime import cubins
 from tracea_jax.runtime.nvrtc import CompileError, Cubin
 from tracea_jax.variants import Call, Inline
+from tracea_jax.variants.base import Insisting
 
 # (op, rule of ``Inline``) -> () -> the sentence why its equations cannot be compiled
 # here, or None. Rules that are not listed can be compiled everywhere.
@@ -133,7 +135,8 @@ def serve(
     try:
         code = _compiled(variants.kernels_in(call), settings, compiles)
     except CompileError as e:
-        return _failed(e) if plan.origin == "user" else _stepped_in(plan, str(e))
+        is_error = plan.origin == "user" or _insists(plan)
+        return _failed(e) if is_error else _stepped_in(plan, str(e))
     return Served(call=call, reason=plan.reason, plan=plan, cubins=code)
 
 
@@ -179,6 +182,11 @@ def _compiled(
         if (known := cubins.known_failure(kernel, *places)) is not None:
             raise known
     return ()
+
+
+def _insists(plan: Plan) -> bool:
+    """Whether a kernel of the user's runs, whose mistakes the user must see."""
+    return isinstance(variants.get(plan.problem.op, plan.variant), Insisting)
 
 
 def _failed(error: Exception) -> Served:

@@ -29,9 +29,13 @@ Implementation = Literal[
     "gated_fused",
     "gated_unfused",
     "conv2d_cpu",
+    "conv2d_product",
     "cudnn",
     "attention_cpu",
+    "attention_decode_sm90",
     "attention_sm90",
+    "attention_backward_sm90",
+    "paged_attention_sm90",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -156,7 +156,8 @@ class Kernel:
     only determines the launch, so problems that share a cubin differ only there.
 
     Attributes:
-      entry: name of the extern "C" entry point.
+      entry: name of the extern "C" entry point, or a C++ expression that names another
+        one, such as "softmax<float, 128>" or "::softmax".
       source: the generated translation unit.
       headers: (name, text) of every header that the source may include.
       arch: exact target such as "sm_90a".
@@ -164,6 +165,8 @@ class Kernel:
       grid, block, cluster: launch shape in blocks, threads and blocks.
       smem_bytes: dynamic shared memory.
       params: kernel parameters in order.
+      place: file and line where the source begins, as errors of the compiler name it;
+        None of a generated source.
     """
 
     entry: str
@@ -176,3 +179,4 @@ class Kernel:
     cluster: tuple[int, int, int] = (1, 1, 1)
     smem_bytes: int
     params: tuple[Param, ...]
+    place: tuple[str, int] | None = None

@@ -17,7 +17,7 @@ from tracea_jax import device as devices
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import compiled_elsewhere
+from tracea_jax.diagnosis import by_reason, compiled_elsewhere
 from tracea_jax.explain import rows
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
@@ -183,6 +183,8 @@ class Explanation(Printable):
         lines = [f"{self.function} on {self.device}", _totals(self)]
         if self.verdict is not None:
             lines.append(_raced(self.verdict))
+        elsewhere = rows.rejected_everywhere(self.sites)
+        lines += [f"at no site {r}" for r in by_reason(elsewhere)]
         parts: list[str | Table] = ["\n".join(lines)]
         if self.sites:
             parts.append(rows.of_sites(self.sites))

@@ -6,18 +6,22 @@ and ``rewrite``.
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from tracea_jax.diagnosis import by_reason
+from tracea_jax.diagnosis import Rejection, by_reason
 from tracea_jax.page import Column, Row, Table
 
 if TYPE_CHECKING:
+    from tracea_jax.dispatch import Plan
     from tracea_jax.explain.sites import Site
     from tracea_jax.rewrite import Miss
 
 _SHOWN = 3  # names of places in a row
+_UNNAMED = re.compile(r"(\w+\()*\)*")  # scopes that JAX made and nobody named
 T = TypeVar("T")
 
 _SITES = (
@@ -38,9 +42,10 @@ _MISSES = (
 )
 
 
-def of_sites(sites: Iterable[Site]) -> Table:
+def of_sites(sites: Sequence[Site]) -> Table:
     """A row for those that differ only in where they are."""
-    rows = tuple(map(_row, grouped(sites, _same_row)))
+    own = functools.partial(_row, elsewhere=rejected_everywhere(sites))
+    rows = tuple(map(own, grouped(sites, _same_row)))
     return Table(columns=_SITES, rows=rows, form="spaced", note_indent=4)
 
 
@@ -53,6 +58,17 @@ def of_misses(misses: Iterable[Miss]) -> Table:
         for first, why in [(group[0], group[0].reason)]
     ]
     return Table(columns=_MISSES, rows=tuple(rows), title="Left as they are:")
+
+
+def rejected_everywhere(sites: Iterable[Site]) -> tuple[Rejection, ...]:
+    """What each of several rows of an op would say again: it is said once."""
+    found: dict[Rejection, None] = {}
+    for of_op in grouped(sites, lambda site: site.op):
+        rows = [group[0] for group in grouped(of_op, _same_row)]
+        if len(rows) > 1:
+            first, *others = map(_rejected, rows)
+            found |= dict.fromkeys(r for r in first if all(r in o for o in others))
+    return tuple(found)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
@@ -72,8 +88,11 @@ def places(names: Sequence[str]) -> str:
 
 
 def place(site: Site) -> str:
-    """The scope of a site; without one, the line that it was traced from."""
-    return site.scope or os.path.basename(site.source) or "-"
+    """The scope of a site, or the line it was traced from if nobody named a scope."""
+    if not _UNNAMED.fullmatch(site.scope):
+        return site.scope
+    parts = os.path.basename(site.source), site.scope
+    return ", ".join(part for part in parts if part) or "-"
 
 
 def _same_row(site: Site) -> Hashable:
@@ -81,9 +100,13 @@ def _same_row(site: Site) -> Hashable:
     return site.op, site.problem, site.plan, site.variant, site.reason, known
 
 
-def _row(alike: list[Site]) -> Row:
+def _rejected(site: Site) -> tuple[Rejection, ...]:
+    return site.plan.rejected if site.plan else ()
+
+
+def _row(alike: list[Site], *, elsewhere: Sequence[Rejection]) -> Row:
     site = alike[0]
-    rejected = site.plan.rejected if site.plan else ()
+    rejected = [r for r in _rejected(site) if r not in elsewhere]
     return Row(
         cells=(
             places(list(map(place, alike))) + _runs(alike),
@@ -93,8 +116,16 @@ def _row(alike: list[Site]) -> Row:
             site.reason,
             *_times(site),
         ),
-        notes=tuple(f"not {r}" for r in by_reason(rejected)),
+        notes=(
+            *map(_part, site.parts),
+            *(f"not {r}" for r in by_reason(rejected)),
+        ),
     )
+
+
+def _part(plan: Plan) -> str:
+    runs = " ".join(filter(None, (plan.variant, plan.config_text)))
+    return f"runs {plan.problem}: {runs}, {plan.origin}: {plan.reason}"
 
 
 def _chosen(site: Site) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jax.extend import source_info_util
 
-from tracea_jax import catalogue, serving
+from tracea_jax import catalogue, serving, variants
 from tracea_jax.catalogue import Composite, Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
@@ -40,6 +40,7 @@ class Site(Printable):
       count: how often it runs in a call of the function; None in a loop whose length
         is not known. Branches count as if they were taken.
       plan: None where no plan applies, for ``reason``.
+      parts: plans of the problems that what runs is made of, if it is a composed one.
       variant: what runs; None if compiling the program would fail, for ``reason``.
       reason: why this runs, or why it cannot.
     """
@@ -50,6 +51,7 @@ class Site(Printable):
     problem: Problem | None
     count: int | None
     plan: Plan | None
+    parts: tuple[Plan, ...] = ()
     variant: str | None
     reason: str
 
@@ -79,6 +81,7 @@ class Site(Printable):
             "reason": self.reason,
             "time_us": plan and plan.time_us,
             "xla_us": plan and plan.xla_us,
+            "parts": [_part_to_json(part) for part in self.parts],
             "rejected": [dataclasses.asdict(r) for r in plan.rejected] if plan else [],
         }
 
@@ -212,6 +215,37 @@ def _site(
         problem=request.problem,
         count=around.count,
         plan=served.plan,
+        parts=tuple(_parts(served, serve)),
         variant=served.variant,
         reason=served.reason,
     )
+
+
+def _parts(served: Served, serve: Callable[[Request], Served]) -> Iterator[Plan]:
+    """The plans of what a composed variant runs."""
+    plan = served.plan
+    if plan is None or served.variant is None:
+        return
+    variant = variants.get(plan.problem.op, plan.variant)
+    if not isinstance(variant, variants.Composed):
+        return
+    for part in variant.parts(plan.problem):
+        asked = Request(
+            op=part.op,
+            problem=part,
+            is_partitioned=False,
+            implementation=variant.implementation,
+            config=None,
+        )
+        if (found := serve(asked).plan) is not None:
+            yield found
+
+
+def _part_to_json(plan: Plan) -> dict[str, Any]:
+    return {
+        "problem": plan.problem.to_json(),
+        "variant": plan.variant,
+        "config": dataclasses.asdict(plan.config),
+        "origin": plan.origin,
+        "reason": plan.reason,
+    }

@@ -12,6 +12,7 @@ from tracea_jax.ops.conv2d.public import conv2d
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul
 from tracea_jax.ops.linear_cross_entropy.public import linear_cross_entropy
 from tracea_jax.ops.matmul.public import matmul
+from tracea_jax.ops.paged_attention.public import paged_attention
 
 __all__ = [
     "attention",
@@ -20,5 +21,6 @@ __all__ = [
     "gated_matmul",
     "linear_cross_entropy",
     "matmul",
+    "paged_attention",
     "remat_policy",
 ]

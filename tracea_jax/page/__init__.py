@@ -3,7 +3,8 @@
 A page is plain text in cells, made once by the value it belongs to; ``str``, ``repr``
 and ``_repr_html_`` are renderings of it. This module has pages and their text;
 ``page.html`` writes the same as HTML. What is said, each value decides: those of
-explain, doctor, dispatch, verdicts, graph, campaign and bench make pages.
+explain, doctor, dispatch, verdicts, graph, campaign, bench, masks and tile graphs
+make pages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 from typing import Literal
 
 from tracea_jax.page import html
+from tracea_jax.page.picture import Picture as Picture
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,12 +67,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Page:
-    """Paragraphs, each of one line or more, and tables, in order."""
+    """Paragraphs, each of one line or more, tables and pictures, in order."""
 
-    parts: tuple[str | Table, ...]
+    parts: tuple[str | Table | Picture, ...]
 
     def __str__(self) -> str:
-        texts = (p if isinstance(p, str) else _table(p) for p in self.parts)
+        texts = map(_text, self.parts)
         return "\n\n".join(text for text in texts if text)
 
 
@@ -98,6 +100,12 @@ class Printable(abc.ABC):
 
 
 # --- text -----------------------------------------------------------------------------
+
+
+def _text(part: str | Table | Picture) -> str:
+    if isinstance(part, Picture):
+        return part.text
+    return part if isinstance(part, str) else _table(part)
 
 
 def _table(table: Table) -> str:

@@ -10,6 +10,8 @@ import html
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tracea_jax.page.picture import Picture
+
 if TYPE_CHECKING:
     from tracea_jax.page import Page, Row, Table
 
@@ -28,14 +30,18 @@ _STYLE = """\
 
 def of_page(page: Page) -> str:
     """The page as one element, with a style that concerns nothing else."""
-    parts = (
-        _paragraph(part) if isinstance(part, str) else _table(part)
-        for part in page.parts
-        if part
-    )
+    parts = (_part(part) for part in page.parts if part)
     return "\n".join(
         ['<div class="tracea">', f"<style>\n{_STYLE}\n</style>", *parts, "</div>"]
     )
+
+
+def _part(part: str | Table | Picture) -> str:
+    if isinstance(part, str):
+        return _paragraph(part)
+    if isinstance(part, Picture):
+        return f"<pre>{html.escape(part.text)}</pre>"
+    return _table(part)
 
 
 def _paragraph(text: str) -> str:

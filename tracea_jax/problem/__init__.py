@@ -23,6 +23,7 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
 
@@ -53,6 +54,7 @@ __all__ = [
     "GatedMatmulProblem",
     "GemmProblem",
     "Layout",
+    "PagedAttentionProblem",
     "Problem",
     "ResidualOp",
     "check_activation",

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 
-from tracea_jax import _compat
-from tracea_jax.ops.common import choice
+from tracea_jax import _compat, dispatch
+from tracea_jax.ops.common import choice, lowering
 from tracea_jax.ops.common.programs import calls_in, is_composite
 from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
 from tracea_jax.rewrite.match import Match
@@ -38,6 +38,19 @@ def replaced(
     pieces = _chained(list(_pieces(view, written, matches)), view)
     make = _sites if choice.are_made() else _calls
     return _needed(view, [eqn for piece in pieces for eqn in make(piece, jaxpr)])
+
+
+def is_left_to_xla(match: Match, root: Equation) -> bool:
+    """Whether no kernel would serve a match on JAX's default backend.
+
+    A rule asks it where a site without a kernel would be worse than the smaller sites
+    in it. The answer decides about speed only.
+    """
+    try:
+        calls = calls_in(_template(match, root).jaxpr)
+        return all(lowering.would_be_xla(*call) for call in calls)
+    except dispatch.Unsupported:
+        return False  # what was demanded cannot run here; lowering says so, if it comes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,10 @@ def get_or_compile(
         for place in shared:
             cubin = cubin or load(place, kernel.arch, key, Trust.SHARED)
         if cubin is None:
-            cubin = _compile(kernel, key, directory)
+            try:
+                cubin = _compile(kernel, key, directory)
+            except CompileError as e:
+                raise nvrtc.located(e, kernel) from None
         _memory[key] = cubin
     if directory is not None and not os.path.exists(path(directory, kernel.arch, key)):
         _save(directory, kernel, cubin)

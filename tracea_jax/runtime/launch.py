@@ -26,6 +26,7 @@ from tracea_jax.emit.kernel import (
     Scalar,
     TensorMap,
 )
+from tracea_jax.runtime import parameters
 from tracea_jax.runtime.nvrtc import Cubin
 
 try:
@@ -116,7 +117,8 @@ def cuda_lowering(
       embed: whether the program shall carry the code itself, for export.
 
     Raises:
-      ValueError: naming the limit that the launch breaks.
+      ValueError: naming the limit that the launch breaks, or the parameter that the
+        compiled code has otherwise.
     """
     attributes = _ready(kernel, cubin, embed)
     return jax.ffi.ffi_lowering(CUDA_TARGET)(ctx, *operands, **attributes)
@@ -147,7 +149,10 @@ def cuda_call(
 def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
     """The attributes of a launch whose code this process, or the program, has."""
     register()
+    if (wrong := parameters.mismatch(kernel, cubin.image, cubin.entry)) is not None:
+        raise ValueError(wrong)
     attributes = cuda_attributes(kernel, cubin.key)
+    attributes["entry"] = cubin.entry  # a mangled one, where an expression names it
     _native.check_launch(attributes["launch"].tolist(), attributes["params"].tolist())
     _native.put_cubin(cubin.key, cubin.image)
     # What makes a file on a disk the image that this program means.

@@ -119,16 +119,16 @@ def compile(kernel: Kernel) -> Cubin:
     """
     _require()
     start = time.perf_counter()
-    image, log = _compile(kernel)
+    image, log, entry = _compile(kernel)
     compile_s = time.perf_counter() - start
     _logger.debug("%s for %s compiled in %.2f s", kernel.entry, kernel.arch, compile_s)
-    _check_entry(kernel, image, log)
+    _check_entry(entry, image, log)
     return Cubin(
         key=key(kernel),
         arch=kernel.arch,
-        entry=kernel.entry,
+        entry=entry,
         image=image,
-        **_resources(kernel, log),
+        **_resources(entry, log),
         warnings=tuple(s for s in log.splitlines() if "Performance Loss" in s),
         log=log,
         compile_s=compile_s,
@@ -172,9 +172,10 @@ def _options(kernel: Kernel) -> list[str]:
     ]
 
 
-def _compile(kernel: Kernel) -> tuple[bytes, str]:
-    """The image and the log."""
+def _compile(kernel: Kernel) -> tuple[bytes, str, str]:
+    """The image, the log, and the name of the entry point in the image."""
     nvrtc = _nvrtc()
+    is_expression = not kernel.entry.isidentifier()
     names = [name.encode() for name, _ in kernel.headers]
     texts = [text.encode() for _, text in kernel.headers]
     options = [o.encode() for o in _options(kernel)]
@@ -183,12 +184,18 @@ def _compile(kernel: Kernel) -> tuple[bytes, str]:
     )
     _check(status, "nvrtcCreateProgram")
     try:
+        if is_expression:
+            (status,) = nvrtc.nvrtcAddNameExpression(program, kernel.entry.encode())
+            _check(status, "nvrtcAddNameExpression")
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         log = _read(program, "nvrtcGetProgramLog").decode(errors="replace")
         log = log.rstrip("\0").strip()
         if int(status) != 0:
-            raise CompileError(_summary(kernel, status), log, _excerpt(kernel, log))
-        return _read(program, "nvrtcGetCUBIN"), log
+            # The log itself shows a user's line, with a caret below it.
+            excerpt = _excerpt(kernel, log) if kernel.place is None else ""
+            raise CompileError(_summary(kernel, status), log, excerpt)
+        image = _read(program, "nvrtcGetCUBIN")
+        return image, log, _lowered(program, kernel) if is_expression else kernel.entry
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -203,8 +210,30 @@ def _read(program: Any, getter: str) -> bytes:
     return buffer
 
 
+def _lowered(program: Any, kernel: Kernel) -> str:
+    """The mangled name of the kernel that an expression names."""
+    nvrtc = _nvrtc()
+    status, name = nvrtc.nvrtcGetLoweredName(program, kernel.entry.encode())
+    _check(status, "nvrtcGetLoweredName")
+    return name.decode()
+
+
 def _file(kernel: Kernel) -> str:
-    return f"{kernel.entry}.cu"
+    (name,) = re.findall(r"\w+", kernel.entry)[:1] or ["kernel"]
+    return f"{name}.cu"
+
+
+def located(error: CompileError, kernel: Kernel) -> CompileError:
+    """The error with the names and lines of the file that the source is from."""
+    if kernel.place is None:
+        return error
+    own, (file, first) = re.escape(_file(kernel)), kernel.place
+
+    def moved(match: re.Match[str]) -> str:
+        return f"{file}({int(match[1]) + first - 1})"
+
+    error.args = (re.sub(rf"\b{own}\((\d+)\)", moved, str(error)),)
+    return error
 
 
 def _summary(kernel: Kernel, status: Any) -> str:
@@ -235,12 +264,12 @@ def _around(text: str, file: str, line: int) -> Iterator[str]:
         yield f"{'>' if n == line else ' '}{n:5d} | {lines[n - 1]}"
 
 
-def _check_entry(kernel: Kernel, image: bytes, log: str) -> None:
-    """Raises CompileError unless the image has code for the kernel's entry point."""
+def _check_entry(entry: str, image: bytes, log: str) -> None:
+    """Raises CompileError unless the image has code for the entry point."""
     defined = {m.decode() for m in re.findall(rb"\.text\.([\w$]+)\0", image)}
-    if kernel.entry not in defined:
+    if entry not in defined:
         raise CompileError(
-            f'the source defines no extern "C" __global__ {kernel.entry}; it defines '
+            f'the source defines no extern "C" __global__ {entry}; it defines '
             f"{', '.join(sorted(defined)) or 'no kernel'}",
             log,
         )
@@ -249,13 +278,13 @@ def _check_entry(kernel: Kernel, image: bytes, log: str) -> None:
 _RESOURCES = ("registers", "stack_bytes", "spill_bytes", "smem_static_bytes")
 
 
-def _resources(kernel: Kernel, log: str) -> dict[str, int | None]:
+def _resources(entry: str, log: str) -> dict[str, int | None]:
     """Resource usage of the kernel, functions that it calls included.
 
     Unknown where the assembler does not report, as under tools that intercept it.
     """
     parts = re.split(r"Compiling entry function '([^']+)'", log)
-    section = dict(zip(parts[1::2], parts[2::2], strict=True)).get(kernel.entry)
+    section = dict(zip(parts[1::2], parts[2::2], strict=True)).get(entry)
     if section is None:
         return dict.fromkeys(_RESOURCES)
 

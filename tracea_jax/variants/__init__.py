@@ -15,6 +15,7 @@ from tracea_jax.problem import Problem
 from tracea_jax.variants.base import (
     XLA,
     Call,
+    Composed,
     Config,
     CpuCall,
     Inline,
@@ -28,7 +29,8 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
 def parts(problem: Problem) -> tuple[Problem, ...]:
     """Problems of other ops that variants of this one plan on their own."""
-    return catalogue.get(problem.op).parts(problem)
+    composed = (v for v in of(problem.op) if isinstance(v, Composed))
+    return tuple(dict.fromkeys(part for v in composed for part in v.parts(problem)))
 
 
 def of(op: str) -> tuple[Variant, ...]:
@@ -64,6 +66,7 @@ __all__ = [
     "XLA",
     "Buffer",
     "Call",
+    "Composed",
     "Config",
     "CpuCall",
     "Expression",

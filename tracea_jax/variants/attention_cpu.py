@@ -14,8 +14,12 @@ import numpy as np
 
 from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
-from tracea_jax.variants.base import Call, CpuCall
+from tracea_jax.variants.attention_mask import (
+    BY_MASK,
+    is_said_by_mask,
+    refuses_extras,
+)
+from tracea_jax.variants.base import Call, CpuCall, Inline
 from tracea_jax.variants.cpu import ceil_div, refuses_device, refuses_dtype
 from tracea_jax.variants.space import (
     Space,
@@ -83,7 +87,7 @@ class AttentionCpu:
             return reason
         if not all((p.batch, p.q_len, p.kv_len, p.heads, p.head_dim)):
             return "there is nothing to compute"
-        if reason := refuses_mask(p) or refuses_extras(p):
+        if reason := refuses_extras(p, *BY_MASK):
             return reason
         if p.head_dim > _WIDEST_HEAD:
             return f"head_dim={p.head_dim}; it takes up to {_WIDEST_HEAD}"
@@ -138,6 +142,11 @@ class AttentionCpu:
     ) -> Call:
         assert device.arch in CPU_ISAS
         p = problem
+        if is_said_by_mask(p):
+            # Unmeasured, it is the problem with a mask whose answer is looked up.
+            known = None if config == self.heuristic(p, device) else config
+            how = (("implementation", self.name), ("config", known))
+            return Inline(rule=self.name, params=how)
         left, right = p.window or (_UNLIMITED, _UNLIMITED)
         return CpuCall(
             target=TARGETS[p.direction],

@@ -11,7 +11,11 @@ import dataclasses
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
+from tracea_jax.variants.attention_mask import (
+    BY_MASK,
+    is_said_by_mask,
+    refuses_extras,
+)
 from tracea_jax.variants.base import Call, Config, Inline
 from tracea_jax.variants.space import Space
 
@@ -41,6 +45,8 @@ def masking(problem: AttentionProblem) -> tuple[bool, int | None]:
       ValueError: if cuDNN has no such mask.
     """
     p = problem
+    if p.aligned_at_end:
+        return False, None  # its mask says it
     if p.window is None:
         return p.is_causal, None
     left, right = p.window
@@ -67,8 +73,7 @@ class AttentionCudnn:
         return (
             _device_refuses(problem, device)
             or _shape_refuses(problem)
-            or refuses_mask(problem)
-            or refuses_extras(problem)
+            or refuses_extras(problem, *BY_MASK)
             or _bias_refuses(problem)
             or _window_refuses(problem)
         )
@@ -103,7 +108,7 @@ def _decodes_faster(problem: AttentionProblem) -> bool:
     p = problem
     if p.direction == "backward" or p.kv_len < _FEWEST_KEYS:
         return False
-    if p.bias or p.mask or _masks_positions(p):
+    if p.bias or _has_mask(p) or _masks_positions(p):
         return False
     many = p.heads == p.kv_heads or p.q_len >= _FEWEST_SHARING
     return p.q_len == 1 or (p.batch > 1 and many)
@@ -140,7 +145,13 @@ def _shape_refuses(problem: AttentionProblem) -> str | None:
 
 def _masks_positions(problem: AttentionProblem) -> bool:
     """Whether a query's position limits the keys it sees."""
-    return problem.is_causal or problem.window is not None
+    p = problem
+    return (p.is_causal or p.window is not None) and not p.aligned_at_end
+
+
+def _has_mask(problem: AttentionProblem) -> bool:
+    """Whether cuDNN is given a mask, as a bias."""
+    return problem.mask is not None or is_said_by_mask(problem)
 
 
 def _bias_refuses(problem: AttentionProblem) -> str | None:
@@ -151,7 +162,7 @@ def _bias_refuses(problem: AttentionProblem) -> str | None:
             f"dtype, {p.dtype}, and rounding would change the result"
         )
     odd = p.q_len % 2 or p.kv_len % 2
-    if p.direction == "backward" and (p.bias or p.mask) and odd:
+    if p.direction == "backward" and (p.bias or _has_mask(p)) and odd:
         return (
             f"lengths {p.q_len} and {p.kv_len}; the backward pass with a bias or a "
             "mask needs even ones"
@@ -166,7 +177,7 @@ def _window_refuses(problem: AttentionProblem) -> str | None:
         return str(e)
     if window is None:
         return None
-    if problem.bias or problem.mask:
+    if problem.bias or _has_mask(problem):
         return "a window together with a bias or a mask"
     if problem.q_len > problem.kv_len:
         return f"a window with more queries, {problem.q_len}, than keys"

@@ -1,12 +1,22 @@
 """What attention can be asked for and few kernels compute: the reasons to refuse it.
 
 Asked by each variant of attention. A kernel that computes one of these asks for the
-others, by name.
+others, by name. So does a variant that is given a boolean mask in place of what a mask
+can say.
 """
 
 from __future__ import annotations
 
 from tracea_jax.problem import AttentionProblem
+
+BY_MASK = ("segments", "aligned_at_end")  # of the extras: what a boolean mask can say
+
+
+def is_said_by_mask(problem: AttentionProblem) -> bool:
+    """Whether a variant that reads one entry of a mask a score needs another mask."""
+    p = problem
+    moved = p.aligned_at_end and (p.is_causal or p.window is not None)
+    return p.segments or moved or p.mask_block is not None
 
 
 def refuses_mask(problem: AttentionProblem) -> str | None:

@@ -83,9 +83,9 @@ class AttentionSm90:
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
-            _device_refuses(device)
+            device_refuses(device)
             or _head_refuses(problem)
-            or _size_refuses(problem)
+            or size_refuses(problem)
             or _kind_refuses(problem)
         )
 
@@ -138,8 +138,9 @@ class AttentionSm90:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
-    No other kernel has segments, caps, sinks, blocks of a mask or values of another
-    size: XLA computes all scores, and took ten times as long.
+    No other kernel has caps, sinks, blocks of a mask or values of another size, and
+    cuDNN has segments only as a mask: others compute all scores, and took seven times
+    as long or longer.
     """
     p = problem
     if p.mask and not p.mask_block:  # dense masks were not measured
@@ -348,7 +349,7 @@ _RULES = (
 )
 
 
-def _device_refuses(device: Device) -> str | None:
+def device_refuses(device: Device) -> str | None:
     if not isinstance(device, CudaDevice):
         return f"it runs on NVIDIA GPUs; the device is {device.platform}"
     if device.capability != (9, 0):
@@ -368,7 +369,7 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _size_refuses(problem: AttentionProblem) -> str | None:
+def size_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if not all((p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads)):
         return "there is nothing to compute"

@@ -40,9 +40,11 @@ class Inline:
         write them in jnp, each rounded to the dtype that it has there. Any other rule
         stands for the equations of the variant that names it: products of ours, which
         are planned on their own, or calls of a library.
+      params: (name, value) of parameters that the function gets instead of the op's.
     """
 
     rule: str = "xla"
+    params: tuple[tuple[str, Any], ...] = ()
 
 
 Call = Kernel | Steps | CpuCall | Inline
@@ -107,6 +109,30 @@ class Doubting(Protocol):
 
     def doubt(self, problem: Any, device: Device) -> str | None:
         """A sentence; None where it has no reason of its own."""
+        ...
+
+
+@runtime_checkable
+class Insisting(Protocol):
+    """A variant of a kernel that users wrote.
+
+    That it cannot be compiled is an error they must see; no reason to run XLA.
+    """
+
+    insists: bool
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """A variant that runs problems of another op, which are planned on their own."""
+
+    @property
+    def implementation(self) -> str | None:
+        """What they are limited to, as users write it in ``implementation=``."""
+        ...
+
+    def parts(self, problem: Any) -> tuple[Problem, ...]:
+        """They, in the order in which they run; none if it cannot serve the problem."""
         ...
 
 

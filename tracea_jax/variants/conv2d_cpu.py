@@ -18,6 +18,7 @@ from tracea_jax.device import CPU_ISAS, CpuDevice, Device
 from tracea_jax.problem import Conv2dProblem, GemmProblem
 from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.base import Call, CpuCall
+from tracea_jax.variants.conv2d_product import product_of
 from tracea_jax.variants.cpu import (
     blocking_features,
     ceil_div,
@@ -209,16 +210,7 @@ def plain_product(problem: Conv2dProblem) -> GemmProblem | None:
     is_whole = not any(sum(p.padding, ()))
     if p.direction != "weight_grad" or not (is_pointwise and is_whole):
         return None
-    return GemmProblem(
-        m=p.in_channels,
-        n=p.out_channels,
-        k=p.batch * math.prod(p.out_size),
-        layout="tn",
-        lhs=p.lhs,
-        rhs=p.rhs,
-        out=p.out,
-        precision=p.precision,
-    )
+    return product_of(problem)
 
 
 def on_amx(problem: Conv2dProblem, device: Device) -> bool:

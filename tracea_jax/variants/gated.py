@@ -60,15 +60,9 @@ def products(
     return GemmProblem(**fields), GemmProblem(**fields, epilogue=epilogue)
 
 
-def parts(problem: GatedMatmulProblem) -> tuple[GemmProblem, ...]:
-    """The products of both variants."""
-    both = (products(problem, fused=fused) for fused in (True, False))
-    return tuple(dict.fromkeys(part for pair in both for part in pair))
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
-    """A variant that runs two products; for its methods see ``variants.base.Variant``.
+    """A variant that runs two products; for its methods see ``variants.base``.
 
     Attributes:
       fused: whether the epilogue of the product with G multiplies with A @ U.
@@ -77,6 +71,7 @@ class Gated:
     name: str
     fused: bool
     config_type: type = GatedConfig
+    implementation: str | None = "tracea"
     sources: tuple[str, ...] = tuple(s for v in _KERNELS for s in v.sources)
 
     def why_not(self, problem: GatedMatmulProblem, device: Device) -> str | None:
@@ -85,6 +80,9 @@ class Gated:
             if None not in reasons.values():
                 return "; ".join(f"{name}: {why}" for name, why in reasons.items())
         return None
+
+    def parts(self, problem: GatedMatmulProblem) -> tuple[GemmProblem, ...]:
+        return products(problem, fused=self.fused)
 
     def check(
         self, problem: GatedMatmulProblem, config: GatedConfig, device: Device

@@ -31,18 +31,21 @@ _WORTH = 0.8
 _LEAST_PASS = 0.05  # the pass must take at least this part of the product's time
 
 
-def is_fused(epilogue: Epilogue) -> bool:
+def is_fused(epilogue: Epilogue, out: str) -> bool:
     """Whether XLA computes the epilogue in the product's own kernel.
 
-    XLA does so for a bias, relu (but not its derivative) and an added residual.
+    XLA does so for a bias, relu (but not its derivative) and an added residual. A bias
+    that is wider than the result, such as a folded batch norm's, makes the product as
+    wide, and a second kernel rounds it.
     """
     multiplies = epilogue.residual and epilogue.residual_op != "add"
-    return epilogue.activation in ("none", "relu") and not multiplies
+    is_wide = ITEMSIZE[epilogue.bias_dtype or out] > ITEMSIZE[out]
+    return epilogue.activation in ("none", "relu") and not (multiplies or is_wide)
 
 
 def loses_to(ours_us: float, problem: GemmProblem) -> bool:
     """Whether XLA is expected to be slower than a kernel of this modelled time."""
-    if is_fused(problem.epilogue):
+    if is_fused(problem.epilogue, problem.out):
         return False
     product_us, pass_us = _product_us(problem), _pass_us(problem)
     xla_us = product_us + pass_us + _LAUNCHES_US
@@ -56,7 +59,8 @@ def _product_us(problem: GemmProblem) -> float:
 
 def _pass_us(problem: GemmProblem) -> float:
     """Time of the second kernel, which reads product and residual, writes results."""
-    epilogue = problem.epilogue
-    matrices = 2 + epilogue.residual + epilogue.save_preactivation
+    epilogue, own = problem.epilogue, ITEMSIZE[problem.out]
+    product = max(own, ITEMSIZE[epilogue.bias_dtype or problem.out])
+    others = 1 + epilogue.residual + epilogue.save_preactivation
     elements = problem.batch * problem.m * problem.n
-    return matrices * elements * ITEMSIZE[problem.out] / _PASS_BYTES_PER_US
+    return elements * (product + others * own) / _PASS_BYTES_PER_US

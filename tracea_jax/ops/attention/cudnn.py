@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tracea_jax import _compat, serving
+from tracea_jax.ops.attention import definition
 from tracea_jax.ops.attention.reference import Spec, problem_of
 from tracea_jax.ops.common.typed import arange, full, zeros
 from tracea_jax.variants.attention_cudnn import masking
@@ -22,7 +23,11 @@ def forward(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
     """What ``attention_reference.reference`` computes."""
     x = spec.named(operands)
     o, *residual = _compat.cudnn_attention_forward(
-        operands[:3], _bias(x), _lengths(x), residual=lse is not None, **_mask(x, spec)
+        operands[:3],
+        _bias(x, spec),
+        _lengths(x),
+        residual=lse is not None,
+        **_mask(x, spec),
     )
     return [_clear(o, x["q_lengths"]), *(r.astype(lse) for r in residual)]
 
@@ -38,7 +43,7 @@ def backward(
     x = spec.named(primals)
     dq, dk, dv, *dbias = _compat.cudnn_attention_backward(
         operands[:3],
-        _bias(x),
+        _bias(x, spec),
         _lengths(x),
         o,
         lse,
@@ -76,9 +81,9 @@ def _lengths(x: dict[str, Any]) -> tuple[Any, Any] | None:
     return or_all(x["q_lengths"], x["q"]), or_all(x["kv_lengths"], x["k"])
 
 
-def _bias(x: dict[str, Any]) -> Any:
-    """Bias and mask as one bias over all scores of a head, or None."""
-    bias, mask, q = x["bias"], x["mask"], x["q"]
+def _bias(x: dict[str, Any], spec: Spec) -> Any:
+    """Bias and mask, segments as a mask too, as one bias over all scores of a head."""
+    bias, mask, q = x["bias"], definition.allowed(spec, x), x["q"]
     if bias is None and mask is None:
         return None
     forbidden = np.asarray(_FORBIDDEN[q.dtype.name], q.dtype)

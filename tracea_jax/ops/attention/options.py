@@ -1,6 +1,7 @@
 """Arguments of ``attention`` that ``jax.nn.dot_product_attention`` has not, checked.
 
-Caller: ``public``. What they mean is in ``definition``.
+Among them are masks that are no arrays (``masks``). Caller: ``public``. What they mean
+is in ``definition``.
 """
 
 from __future__ import annotations
@@ -11,8 +12,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.common.typed import asarray
+
+
+def masking(mask: Any, q: jax.Array, k: jax.Array, **given: Any) -> dict[str, Any]:
+    """All that says which keys a query sees, by the names that ``Spec`` has for it.
+
+    Args:
+      mask: an array, a ``masks.Mask`` or None.
+      q, k: in rank 4.
+      **given: the keyword arguments, checked, by the same names.
+    """
+    if not isinstance(mask, Mask):
+        return {"mask": mask, "mask_block": None, "aligned_at_end": False, **given}
+    has_rules = given["is_causal"] or given["window"] is not None
+
+    def some(*names: str) -> tuple[Any, ...]:
+        return tuple(given[n] for n in names if given[n] is not None)
+
+    ids = some("q_segments", "kv_segments")
+    keywords = Mask(
+        is_causal=given["is_causal"],
+        window=given["window"],
+        from_end=False if has_rules else None,
+        segments=((ids[0], ids[1]),) if ids else (),
+        q_lengths=some("q_lengths"),
+        kv_lengths=some("kv_lengths"),
+    )
+    return (mask & keywords).arguments(q.shape[0], q.shape[1], k.shape[1])
 
 
 def segments(

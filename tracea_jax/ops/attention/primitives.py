@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax import dispatch
-from tracea_jax.ops.attention import cudnn
+from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
 from tracea_jax.ops.common import lowering, remat, taylor
@@ -65,7 +65,12 @@ attention_backward_p = lowering.primitive(
 
 PLANNED = (
     lowering.register(
-        "attention", attention_p, problem_of, reference, cudnn=cudnn.forward
+        "attention",
+        attention_p,
+        problem_of,
+        reference,
+        cudnn=cudnn.forward,
+        attention_cpu=functools.partial(by_mask.call, attention_p),
     ),
     lowering.register(
         "attention",
@@ -73,6 +78,7 @@ PLANNED = (
         functools.partial(problem_of, direction="backward"),
         references.backward_reference,
         cudnn=cudnn.backward,
+        attention_cpu=functools.partial(by_mask.call, attention_backward_p),
     ),
 )
 mlir.register_lowering(
@@ -172,13 +178,22 @@ def _tangent_transpose(
     if isinstance(ct, Zero):
         grads = {name: Zero(of[name].aval) for name in linear}
     else:
-        which = {f"{name}_gradient": name in linear for name in ("bias", "sinks")}
+        which: Params = {"bias_gradient": "bias" in linear}
+        which["sinks_gradient"] = "sinks" in spec.optional  # it costs next to nothing
+        how["implementation"] = _gradients_of(how["implementation"])
         found = _aligned(
             attention_backward_p, *primals, o, lse, ct, spec=spec, **which, **how
         )
         grads = dict(zip(references.differentiated(**which), found, strict=True))
     known = [None] * (len(operands) - len(active))
     return [*known, *(grads[name] if name in linear else None for name in names)]
+
+
+def _gradients_of(implementation: str | None) -> str | None:
+    """Who is asked for the gradients of what an implementation was asked for."""
+    if implementation == "attention_sm90":
+        return "attention_backward_sm90"
+    return implementation
 
 
 def _jvp_of_reference(

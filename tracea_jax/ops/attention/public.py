@@ -22,6 +22,7 @@ from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
+from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.attention import options
 from tracea_jax.ops.attention.primitives import bind
@@ -61,7 +62,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: Literal[False] = False,
     **how: Unpack[Keywords],
@@ -74,7 +75,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: Literal[True],
     **how: Unpack[Keywords],
@@ -87,7 +88,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     return_residual: bool,
     **how: Unpack[Keywords],
@@ -99,7 +100,7 @@ def attention(
     key: ArrayLike,
     value: ArrayLike,
     bias: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | Mask | None = None,
     *,
     scale: ArrayLike | None = None,
     is_causal: bool = False,
@@ -129,7 +130,9 @@ def attention(
       value: (B, S, K, V) or (S, K, V), of query's dtype.
       bias: added to the scaled scores; of rank 4 (or less: leading dimensions are 1),
         broadcast to (B, N, T, S). Differentiable.
-      mask: boolean, like bias; False forbids a key to a query.
+      mask: boolean, like bias; False forbids a key to a query. Or one of
+        ``tracea.masks``, such as ``masks.causal() & masks.segments(ids)``, which
+        kernels need not read for every score.
       scale: 1 / sqrt(H) by default.
       is_causal: whether query i sees keys j <= i only, also if T != S.
       query_seq_lengths: int32 (B,); the output of later queries is zero.
@@ -172,18 +175,29 @@ def attention(
     q, k, v = (_rank_4(x) for x in (query, key, value))
     _check_shapes(q, k, v)
     _check_result_dtype(preferred_element_type, q.dtype)
-    extra = {
-        "bias": _check_scores("bias", bias, q, k),
-        "mask": _check_scores("mask", mask, q, k),
-        "q_lengths": _check_lengths("query_seq_lengths", query_seq_lengths, q),
-        "kv_lengths": _check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
+    sees = options.masking(
+        mask,
+        q,
+        k,
+        is_causal=bool(is_causal),
+        window=_window(local_window_size),
+        q_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, q),
+        kv_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
         **options.segments(query_segment_ids, key_value_segment_ids, q, k),
+    )
+    block = sees["mask_block"] or (1, 1)
+    extra = {
+        **sees,
+        "bias": _check_scores("bias", bias, q, k),
+        "mask": _check_scores("mask", sees["mask"], q, k, block),
         "sinks": options.sinks(sinks, q),
     }
     spec = Spec(
         scale=_scale(scale, q, implementation),
-        is_causal=bool(is_causal),
-        window=_window(local_window_size),
+        is_causal=sees["is_causal"],
+        window=sees["window"],
+        aligned_at_end=sees["aligned_at_end"],
+        mask_block=sees["mask_block"],
         soft_cap=options.soft_cap(logits_soft_cap),
         precision=_precision(precision),
         optional=tuple(name for name in OPTIONAL if extra[name] is not None),
@@ -267,9 +281,13 @@ def _check_result_dtype(preferred: Any, dtype: Any) -> None:
 
 
 def _check_scores(
-    name: str, x: ArrayLike | None, q: jax.Array, k: jax.Array
+    name: str,
+    x: ArrayLike | None,
+    q: jax.Array,
+    k: jax.Array,
+    block: tuple[int, int] = (1, 1),
 ) -> jax.Array | None:
-    """Bias or mask in rank 4."""
+    """Bias or mask in rank 4, with an entry for each block of scores."""
     if x is None:
         return None
     x = _rank_4(x)
@@ -278,7 +296,8 @@ def _check_scores(
             f"mask must be boolean; it is {x.dtype} (what is added to the scores is "
             "the bias)"
         )
-    whole = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    of_q, of_k = block
+    whole = (q.shape[0], q.shape[2], -(-q.shape[1] // of_q), -(-k.shape[1] // of_k))
     fits = x.ndim == 4 and all(
         own == 1 or own == n for own, n in zip(x.shape, whole, strict=True)
     )

@@ -94,7 +94,8 @@ def register(
         answer = served(ctx, planned, ctx.avals_in, params, platform)
         call = answer.call
         if isinstance(call, variants.Inline):
-            return inline[call.rule](ctx, *operands, **params)
+            given = {**params, **dict(call.params)}
+            return inline[call.rule](ctx, *operands, **given)
         code = dict(zip(variants.kernels_in(call), answer.cubins, strict=True))
         return emission.emit(ctx, operands, call, code)
 

@@ -40,7 +40,7 @@ from tracea_jax.ops.common.typed import (
     unless_zero,
     xla,
 )
-from tracea_jax.ops.conv2d import directions
+from tracea_jax.ops.conv2d import directions, product
 from tracea_jax.ops.matmul.primitive import split
 from tracea_jax.problem import Conv2dProblem, Epilogue
 
@@ -187,8 +187,29 @@ def _is_simple(avals: Sequence[Aval], padding: Any) -> bool:
     return static and all(axis is None for spec in specs for axis in spec)
 
 
+def as_product(
+    *operands: jax.Array, implementation: str | None, config: Any, **params: Any
+) -> list[jax.Array]:
+    """The primitive as a matrix product, which is planned on its own.
+
+    Where kernels of ours are demanded, one has to run the product.
+    """
+    return product.convolved(
+        operands,
+        problem_of([jax.typeof(x) for x in operands], **params),
+        epilogue=params["epilogue"],
+        out=params["out"],
+        precision=params["precision"],
+        implementation="tracea" if implementation == "tracea" else None,
+    )
+
+
 conv2d_p.def_abstract_eval(_abstract_eval)
-PLANNED = (lowering.register("conv2d", conv2d_p, problem_of, reference, xla=written),)
+PLANNED = (
+    lowering.register(
+        "conv2d", conv2d_p, problem_of, reference, xla=written, product=as_product
+    ),
+)
 
 
 def _jvp(

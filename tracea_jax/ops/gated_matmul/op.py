@@ -20,5 +20,4 @@ GATED_MATMUL = Op(
     bench=functools.partial(OpBench, workload.GATED_MATMUL),
     build=builder.build,
     arguments=builder.ARGUMENTS,
-    parts=gated.parts,
 )

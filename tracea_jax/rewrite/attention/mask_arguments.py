@@ -1,12 +1,12 @@
-"""Masks as the arguments of the op: causal, a window, lengths, boolean arrays."""
+"""Masks as the arguments of the op: causal, a window, lengths, segments, booleans."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
 
-from tracea_jax.rewrite.attention.dims import Factors
-from tracea_jax.rewrite.attention.masks import NEVER, Bound, Leaf, Term
+from tracea_jax.rewrite.attention.dims import Factor, Factors, Labels
+from tracea_jax.rewrite.attention.masks import NEVER, Bound, Leaf, Same, Term
 from tracea_jax.rewrite.attention.positions import Unknown
 from tracea_jax.rewrite.attention.softmax import Refused
 
@@ -26,14 +26,18 @@ class Seen:
     Attributes:
       left, right: how far before and after itself; None for no limit.
       q_lengths, kv_lengths: numbers of queries and keys.
+      segments: integers of queries and of keys that must be equal.
       leaves: booleans that must hold, too.
+      from_end: whether positions count from the end of the keys that there are.
     """
 
     left: int | None = None
     right: int | None = None
     q_lengths: Lengths | None = None
     kv_lengths: Lengths | None = None
+    segments: tuple[Unknown, Unknown] | None = None
     leaves: tuple[Leaf, ...] = ()
+    from_end: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -56,6 +60,8 @@ class Reader:
       t, s: how many there are.
       zeroed: the bound outside of which the output is set to zero, if there is one.
       lengths_fit: whether lengths depend on the batch only.
+      of_queries, of_keys: what labels segment ids may depend on.
+      labels: the parts of all dimensions.
     """
 
     queries: Factors
@@ -64,6 +70,9 @@ class Reader:
     s: int
     zeroed: Bound | None
     lengths_fit: bool
+    of_queries: frozenset[Factor]
+    of_keys: frozenset[Factor]
+    labels: Labels
 
     def read(self, terms: Iterable[Term]) -> Seen:
         """All terms as arguments.
@@ -79,7 +88,8 @@ class Reader:
     def always_something(self, seen: Seen) -> bool:
         """Whether every query is sure to see a key."""
         narrow = seen.left is not None and self.t - seen.left > self.s
-        return not (seen.q_lengths or seen.kv_lengths or seen.leaves or narrow)
+        unknown = seen.q_lengths or seen.kv_lengths or seen.segments or seen.leaves
+        return not (unknown or narrow)
 
     def booleans(self, terms: Iterable[Term]) -> Seen:
         """All terms as boolean values."""
@@ -92,6 +102,8 @@ class Reader:
     def _with(self, seen: Seen, term: Term) -> Seen:
         if isinstance(term, Leaf):
             return self._boolean(seen, term)
+        if isinstance(term, Same):
+            return self._segmented(seen, term)
         if term == NEVER:
             raise Refused("no key is ever seen")
         x = term.linear
@@ -107,6 +119,18 @@ class Reader:
                 return dataclasses.replace(seen, kv_lengths=lengths)
             if fits and (i, j) == (-1, 0) and term == self.zeroed:
                 return dataclasses.replace(seen, q_lengths=lengths)
+        return self._boolean(seen, term.leaf)
+
+    def _segmented(self, seen: Seen, term: Same) -> Seen:
+        """Ids as the op takes them, in either order; the op has one pair."""
+        for q, k in ((term.a, term.b), (term.b, term.a)):
+            labels = [set(self.labels.of_all(x.dims)) for x in (q, k)]
+            small = all(x.atom.aval.dtype.itemsize <= 4 for x in (q, k))
+            fits = labels[0] <= self.of_queries and labels[1] <= self.of_keys
+            # Without a position, it is no id of a query or of a key.
+            along = labels[0] - self.of_keys and labels[1] - self.of_queries
+            if small and fits and along and seen.segments in (None, (q, k)):
+                return dataclasses.replace(seen, segments=(q, k))
         return self._boolean(seen, term.leaf)
 
     def _limited(self, seen: Seen, term: Bound, i: int, j: int, offset: int) -> Seen:

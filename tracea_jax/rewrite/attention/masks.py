@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Literal
 
+from tracea_jax.rewrite.attention import sliced
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, aligned, backward
 from tracea_jax.rewrite.attention.known_masks import band_of, is_table, table
-from tracea_jax.rewrite.attention.positions import Linear, linear
+from tracea_jax.rewrite.attention.positions import Linear, Unknown, linear
 from tracea_jax.rewrite.evaluate import evaluate, is_elementwise
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
@@ -42,7 +43,16 @@ class Bound:
     leaf: Leaf | None = dataclasses.field(default=None, compare=False)
 
 
-Term = Leaf | Bound
+@dataclasses.dataclass(frozen=True, slots=True)
+class Same:
+    """Two integers are equal, such as the segment ids of a query and of a key."""
+
+    a: Unknown
+    b: Unknown
+    leaf: Leaf = dataclasses.field(compare=False)
+
+
+Term = Leaf | Bound | Same
 NEVER = Bound(Linear(offset=-1.0))
 
 
@@ -90,7 +100,7 @@ def _decomposed(view: View, eqn: Equation, leaf: Leaf) -> tuple[Term, ...] | Non
         return _selected(view, eqn, dims, positive)
     if name in _COMPARISONS:
         return _compared(view, eqn, leaf)
-    return None
+    return sliced.terms_of(view, eqn, leaf, conjuncts)
 
 
 def _all_of(view: View, atoms: Any, dims: Dims, positive: bool) -> tuple[Term, ...]:
@@ -162,6 +172,8 @@ def _compared(view: View, eqn: Equation, leaf: Leaf) -> tuple[Term, ...] | None:
             return tuple(_with_leaf(x, leaf) for x in found)
     name = name if leaf.positive else _NEGATED[name]
     distances = _differences(view, eqn, leaf.dims, name)
+    if name == "eq" and distances and (same := _same(distances[0], leaf)):
+        return (same,)
     bounds = [x for d in distances for x in _bounds(name, d)] if distances else []
     return tuple(Bound(x, leaf) for x in bounds) or None
 
@@ -186,6 +198,14 @@ def _differences(
         return [x - right, x.times(-1) - right]
     left = linear(view, a, aligned(a, dims))
     return None if left is None or right is None else [left - right]
+
+
+def _same(x: Linear, leaf: Leaf) -> Same | None:
+    """x == 0, where x is the difference of two unknown integers."""
+    by_sign = {sign: unknown for unknown, sign in x.unknowns}
+    if len(x.unknowns) != 2 or by_sign.keys() != {1, -1}:
+        return None
+    return None if x.positions or x.offset else Same(by_sign[1], by_sign[-1], leaf)
 
 
 def _bounds(name: str, x: Linear) -> list[Linear]:

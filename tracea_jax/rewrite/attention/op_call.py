@@ -13,15 +13,18 @@ from tracea_jax.rewrite.attention.dims import (
     Labels,
     arrange,
 )
+from tracea_jax.rewrite.attention.from_end import has_one_query, seen_from_end
 from tracea_jax.rewrite.attention.mask_arguments import Lengths, Reader, Seen
-from tracea_jax.rewrite.attention.masks import Bound, Leaf, Term
+from tracea_jax.rewrite.attention.masks import Bound, Leaf, Same, Term
 from tracea_jax.rewrite.attention.output import Output
 from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of, size
 from tracea_jax.rewrite.attention.scores import Scores
 from tracea_jax.rewrite.attention.site import AttentionSite
+from tracea_jax.rewrite.attention.sliced import Within, arranged
 from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
 from tracea_jax.rewrite.match import Match
+from tracea_jax.rewrite.replace import is_left_to_xla
 from tracea_jax.rewrite.view import Atom, View
 
 _ALL = (0, 1, 2, 3)
@@ -54,7 +57,9 @@ def call_of(
         raise Refused("its reshapes take dimensions apart unevenly")
     bounds = _length_bounds(terms, scores.keys, output.zeroed)
     lengths = [f for x in bounds for f in labels.of_all(_unknown_dims(x))]
-    roles = roles_of(labels, sides, hint, lengths)
+    ids = [f for x in terms if isinstance(x, Same) for f in _shared(labels, x)]
+    one_query = has_one_query(terms, scores.keys)
+    roles = roles_of(labels, sides, hint, [*lengths, *ids], one_query=one_query)
     _check_sizes(roles)
     reader = Reader(
         queries=positions(roles),
@@ -63,8 +68,12 @@ def call_of(
         s=size(roles.keys),
         zeroed=output.zeroed,
         lengths_fit=set(lengths) <= set(roles.batch),
+        of_queries=frozenset((*roles.batch, *roles.queries)),
+        of_keys=frozenset((*roles.batch, *roles.keys)),
+        labels=labels,
     )
-    seen = reader.read(terms)
+    seen = None if output.zeroed else seen_from_end(reader, terms)
+    seen = seen or reader.read(terms)
     if output.zeroed is not None and seen.q_lengths is None:
         raise Refused("its result is masked in another way than its scores")
     zeroed = bool(output.repeated) and not reader.always_something(seen)
@@ -118,6 +127,8 @@ def _dimensions(
         leaf = term if isinstance(term, Leaf) else term.leaf
         if leaf is not None:
             dims.append(leaf.dims)
+        if isinstance(term, Same):
+            dims += [term.a.dims, term.b.dims]
         if isinstance(term, Bound):
             dims.append(tuple(x for x, _ in term.linear.positions))
             dims += [x.dims for x, _ in term.linear.unknowns]
@@ -151,14 +162,17 @@ def _length_bounds(
     ]
 
 
+def _shared(labels: Labels, same: Same) -> set[Factor]:
+    """The labels of both integers: batch."""
+    return set(labels.of_all(same.a.dims)) & set(labels.of_all(same.b.dims))
+
+
 def _unknown_dims(bound: Bound) -> Dims:
     return tuple(d for x, _ in bound.linear.unknowns for d in x.dims)
 
 
 def _check_sizes(roles: Roles) -> None:
-    width, values = size(roles.width), size(roles.values)
-    if width != values:
-        raise Refused(f"a head of the keys has {width} numbers, of the values {values}")
+    width = max(size(roles.width), size(roles.values))
     if width > _WIDEST:
         raise Refused(f"a head has {width} numbers, more than {_WIDEST}")
 
@@ -183,6 +197,7 @@ class _Call:
         root = self.output.root
         extra: list[Atom] = [x.atom for x in (*self.scores.biases, *seen.leaves)]
         lengths = [x for x in (seen.q_lengths, seen.kv_lengths) if x is not None]
+        ids = seen.segments or ()
         site = AttentionSite(
             query=self._arrange(q.dims, roles.for_queries, _ALL),
             key=self._arrange(k.dims, roles.for_keys, _ALL),
@@ -199,15 +214,35 @@ class _Call:
             ),
             q_lengths=self._lengths(seen.q_lengths),
             kv_lengths=self._lengths(seen.kv_lengths),
+            segments=tuple(
+                self._arrange(x.dims, (roles.batch, positions), (0, 1))
+                for x, positions in zip(ids, (roles.queries, roles.keys), strict=False)
+            ),
             scale=self.scores.scale * q.scale * k.scale,
             is_causal=seen.is_causal,
             window=seen.window(size(roles.queries), size(roles.keys)),
+            soft_cap=self.scores.soft_cap,
+            from_end=seen.from_end,
             zeroed=zeroed,
         )
         extra += [x.unknown.atom for x in lengths]
+        extra += [x.atom for x in ids]
         self._check_made(extra)
         atoms = (q.atom, k.atom, v.atom, *extra)
-        return Match(root=root, equations=equations, operands=atoms, site=site)
+        match = Match(root=root, equations=equations, operands=atoms, site=site)
+        self._check_pays(match)
+        return match
+
+    def _check_pays(self, match: Match) -> None:
+        """Refuses what few kernels compute where none does: its products are sites."""
+        width, values = size(self.roles.width), size(self.roles.values)
+        what = None
+        if width != values:
+            what = f"a head of the keys has {width} numbers, of the values {values}"
+        elif self.scores.soft_cap is not None:
+            what = "its scores have a soft cap"
+        if what is not None and is_left_to_xla(match, self.view.eqns[match.root]):
+            raise Refused(f"{what}, and no kernel here computes that")
 
     def _arrange(
         self, dims: Dims, groups: Sequence[Sequence[Factor]], whole: Sequence[int] = ()
@@ -218,11 +253,11 @@ class _Call:
         made = [x for group in self.roles.for_result for x in group]
         return arrange(made, [self.labels.of(d) for d in self.output.dims])
 
-    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange, int] | None:
+    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange | Within, int] | None:
         if lengths is None:
             return None
         how = self._arrange(lengths.unknown.dims, (self.roles.batch,), (0,))
-        return how, lengths.offset
+        return arranged(how, lengths.unknown), lengths.offset
 
     def _check_made(self, atoms: Sequence[Atom]) -> None:
         """Refuses masks and biases that are interior to another match."""

@@ -12,15 +12,20 @@ import numpy as np
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, Factors, aligned, backward
 from tracea_jax.rewrite.view import Atom, Equation, View, remembered
 
+Limits = tuple[int, int]
 _FRACTION = 256  # offsets that are no whole numbers, such as 0.5, are parts of this
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
-    """An integer array that is only known at run time, such as lengths."""
+    """An integer array that is only known at run time, such as lengths.
+
+    With limits its values are cut to them.
+    """
 
     atom: Atom
     dims: Dims
+    limits: Limits | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -96,9 +96,10 @@ def _paths(
 
 
 def score_operands(view: View, eqn: Equation) -> list[Any]:
-    """Operands that may be the scores, if an equation only scales, masks, moves."""
+    """Operands that may be the scores, if an equation scales, masks, moves or caps."""
     name = eqn.primitive.name
-    if name in MOVES or (is_same(eqn) and not _may_overflow(eqn)):
+    is_passed = name in MOVES or name == "tanh"
+    if is_passed or (is_same(eqn) and not _may_overflow(eqn)):
         return [eqn.invars[0]]
     whole = [
         x

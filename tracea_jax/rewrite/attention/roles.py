@@ -74,7 +74,12 @@ def size(group: Iterable[Factor]) -> int:
 
 
 def roles_of(
-    labels: Labels, sides: Sides, hint: Factors, lengths: Iterable[Factor]
+    labels: Labels,
+    sides: Sides,
+    hint: Factors,
+    lengths: Iterable[Factor],
+    *,
+    one_query: bool = False,
 ) -> Roles:
     """The roles of all labels.
 
@@ -83,6 +88,7 @@ def roles_of(
       sides: the operands.
       hint: positions of queries, if the mask tells; else empty.
       lengths: labels that numbers of keys or queries depend on: batch, if possible.
+      one_query: whether the mask tells that there is one query.
 
     Several axes that only queries have may be positions or groups of heads that share
     keys; without a mask both readings are right. What lies next to the keys in the
@@ -93,7 +99,8 @@ def roles_of(
     outer = [x for x in labels.of_all(sides.scores) if x not in keys]
     shared = [x for x in outer if x in k or x in v]
     free = [x for x in outer if x not in shared]
-    queries = _queries(labels, sides, hint, [x for x in free if x.axis in sides.own])
+    own = [x for x in free if x.axis in sides.own and not one_query]
+    queries = _queries(labels, sides, hint, own)
     groups = [x for x in free if x not in queries]
     batch, heads = _split(shared, set(lengths), q, queries)
     width = [x for x in (*q, *k) if x.axis in sides.width]

@@ -35,7 +35,8 @@ class Scores:
       lhs, rhs: dimensions of its operands; each is an axis, contracted ones shared.
       dims: of the softmax's operand.
       keys: what the softmax sums over.
-      scale: a number.
+      scale: a number; with a cap, what it would be if nothing were capped.
+      soft_cap: what bounds the scores, biases included; None if nothing does.
       terms: the mask.
       repeated: masks that made scores zero where they are forbidden anyway.
       biases: what is added.
@@ -48,6 +49,7 @@ class Scores:
     dims: Dims
     keys: Factors
     scale: float = 1.0
+    soft_cap: float | None = None
     terms: tuple[Term, ...] = ()
     repeated: tuple[Term, ...] = ()
     biases: tuple[Bias, ...] = ()
@@ -160,6 +162,8 @@ class _Reader:
                 return self._added(scores)
             case "select_n":
                 return self._selected(scores)
+            case "tanh":
+                return self._capped(scores)
         return scores
 
     @property
@@ -178,8 +182,25 @@ class _Reader:
         repeated = (*scores.repeated, *keep.terms(self.view, self.dims))
         return dataclasses.replace(scores, repeated=repeated)
 
+    def _capped(self, scores: Scores) -> Scores:
+        """c * tanh(x), where c is the scale of all that was read so far."""
+        cap = scores.scale
+        if scores.soft_cap is not None or scores.biases or cap <= 0:
+            raise Refused("the scores go through a tanh that is no soft cap")
+        return dataclasses.replace(scores, soft_cap=cap)
+
+    def _biased(self, scores: Scores, sign: int) -> Scores:
+        """What is added before a cap: all of it counts, also the same for all keys."""
+        other = self._other
+        if _within(other, self.derived) or self.view.scalar(other) is not None:
+            raise Refused("the scores are shifted before their cap")
+        bias = Bias(other, aligned(other, self.dims), sign * scores.scale)
+        return dataclasses.replace(scores, biases=(*scores.biases, bias))
+
     def _added(self, scores: Scores) -> Scores:
         sign = -1 if self.eqn.primitive.name == "sub" else 1
+        if scores.soft_cap is not None:
+            return self._biased(scores, sign)
         if _within(self._other, self.derived):
             return self._shifted(scores)
         dims = aligned(self._other, self.dims)
@@ -223,6 +244,8 @@ class _Reader:
         return frozenset(found)
 
     def _selected(self, scores: Scores) -> Scores:
+        if scores.soft_cap is not None:
+            raise Refused("the scores are masked before their cap")
         which, on_false, on_true = self.eqn.invars
         positive = on_true is self.value
         fill = self.view.scalar(on_false if positive else on_true)

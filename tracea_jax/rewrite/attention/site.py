@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.masks import Mask
 from tracea_jax.ops.attention.public import attention
 from tracea_jax.rewrite.attention.dims import Arrange
+from tracea_jax.rewrite.attention.sliced import Within
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +19,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    as many as there are.
+    and segment ids of queries and of keys, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -26,7 +28,9 @@ class AttentionSite:
       biases: what is added to the scores, with factors.
       masks: booleans, and the value with which they let a query see a key.
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
-      scale, is_causal, window: arguments of the op.
+      segments: how the ids become (B, T) and (B, S); empty if there are none.
+      scale, is_causal, window, soft_cap: arguments of the op.
+      from_end: whether the rules on positions count from the end.
       zeroed: whether queries that see no key have a result of zero.
     """
 
@@ -37,32 +41,42 @@ class AttentionSite:
     dtype: str
     biases: tuple[tuple[Arrange, float], ...]
     masks: tuple[tuple[Arrange, bool], ...]
-    q_lengths: tuple[Arrange, int] | None
-    kv_lengths: tuple[Arrange, int] | None
+    q_lengths: tuple[Arrange | Within, int] | None
+    kv_lengths: tuple[Arrange | Within, int] | None
+    segments: tuple[Arrange, ...]
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
+    soft_cap: float | None
     zeroed: bool
+    from_end: bool = False
 
     def __call__(self, q: Any, k: Any, v: Any, *rest: Any) -> Any:
         pending = list(rest)
         bias = self._bias([pending.pop(0) for _ in self.biases])
         mask = self._mask([pending.pop(0) for _ in self.masks])
+        rules = None
+        if self.from_end:
+            rules = Mask(is_causal=self.is_causal, window=self.window, from_end=True)
         lengths = [
             None if how is None else _lengths(how, pending.pop(0))
             for how in (self.q_lengths, self.kv_lengths)
         ]
+        ids = [how(pending.pop(0)) for how in self.segments] or [None, None]
         o = attention(
             self.query(q),
             self.key(k),
             self.value(v),
             bias,
-            mask,
+            rules or mask,
             scale=self.scale,
-            is_causal=self.is_causal,
+            is_causal=self.is_causal and not self.from_end,
             query_seq_lengths=lengths[0],
             key_value_seq_lengths=lengths[1],
-            local_window_size=self.window,
+            local_window_size=None if self.from_end else self.window,
+            query_segment_ids=ids[0],
+            key_value_segment_ids=ids[1],
+            logits_soft_cap=self.soft_cap,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
@@ -86,7 +100,7 @@ class AttentionSite:
         return mask
 
 
-def _lengths(how: tuple[Arrange, int], x: jax.Array) -> jax.Array:
+def _lengths(how: tuple[Arrange | Within, int], x: jax.Array) -> jax.Array:
     arrange, offset = how
     x = arrange(x)
     return (x + offset if offset else x).astype(jnp.int32)

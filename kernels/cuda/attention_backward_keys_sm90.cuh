@@ -1,0 +1,412 @@
+// attention_backward_keys_sm90: the gradients of keys and values of attention, on Hopper.
+//
+//     p = 2^(scale log2(e) q k' - exponent)    where query and key see each other, else 0
+//     ds = p * (do v' - delta)                 exponent, delta: see attention_rows.cuh
+//     dv = p' do        dk = scale ds' q       summed over the queries of all heads that
+//                                              share the keys
+//
+// A block owns kTileKv keys of one head. One warp copies them and their values, and blocks
+// of kBlockQ queries, of do and of the two numbers of each query into a ring, by tensor map.
+// Each of the consumers, a warpgroup, owns 64 of the keys, and computes transposed scores, so
+// that what it multiplies next is in its registers:
+//
+//   for each head that shares the keys, for each block of queries that sees them:
+//     s = k q'        | while it waits, dk of the block before
+//     t = v do'       | weights p of s
+//     dv += p do      | ds = p * (t - delta)
+//     dk += ds q
+//
+// Nothing is added in memory: results do not depend on who computes what when. Which queries
+// see a tile of keys is what tile/key_range.cuh says with both in each other's place.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/attention_operands.cuh"
+#include "tile/attention_order.cuh"
+#include "tile/common.cuh"
+#include "tile/fragment.cuh"
+#include "tile/key_range.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/segment_map.cuh"
+#include "tile/swizzle.cuh"
+
+namespace tracea {
+
+struct AttentionKeysParams {
+  const TensorMap *q, *k, *v, *d_out, *rows, *dk, *dv;  // see attention_sm90.cuh; of rows,
+                                                        // (padded, 2 or 3, heads, batch)
+  const float* everywhere;  // (batch, kv_heads, head_dim), or null: what all dv have more
+  const int* q_lengths;     // (batch), or null
+  const int* kv_lengths;    // (batch), or null
+  // Of segments, or null: (batch, padded_kv) ids, and spans (batch, tiles and blocks).
+  const int* segments;
+  const SegmentSpan *spans_kv, *spans_q;
+  int batch, q_len, kv_len, kv_heads, padded_kv;
+  int group;        // heads that share keys and values
+  int left, right;  // of the window; not looked at if there is no limit
+  int section;      // heads of keys, of all examples, of one section
+  float scale, scale_log2;
+};
+
+// What is known of each query of a block, aligned as copies need it.
+template <class Traits>
+struct alignas(128) AttentionKeysRows {
+  float exponents[Traits::kBlockQ], deltas[Traits::kBlockQ];
+  int segments[Traits::kSegments ? Traits::kBlockQ : 1];
+};
+
+template <class Traits>
+struct AttentionKeysShared {
+  static constexpr int kSlabs = Traits::kSlabs;
+  alignas(1024) u8 k[kSlabs][Traits::kTileKv * 128];
+  alignas(1024) u8 v[kSlabs][Traits::kTileKv * 128];
+  alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
+  alignas(1024) u8 d_out[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
+  AttentionKeysRows<Traits> rows[Traits::kStages];
+  u64 keys_full;
+  u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
+  // Of blocks of queries, if there are segments.
+  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
+};
+
+template <class Traits>
+struct AttentionKeys {
+  using Element = typename Traits::Element;
+  using Shared = AttentionKeysShared<Traits>;
+  using Scores = typename Traits::Scores;  // k q', v do'
+  using Sums = typename Traits::Sums;      // p do, ds q
+  using State = PipelineState<Traits::kStages>;
+  using Interval = KeyInterval<Traits::kHasRight, Traits::kHasLeft>;  // queries of a key
+  static constexpr int kTileKv = Traits::kTileKv, kBlockQ = Traits::kBlockQ;
+  static constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
+  using TileKv = HeadTile<kTileKv, kHeadDim>;
+  using TileQ = HeadTile<kBlockQ, kHeadDim>;
+  static constexpr bool kHasPartial =
+      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments;
+
+  static constexpr int kConsumers = kTileKv / 64;
+  static constexpr int kSteps = kBlockQ / 16;
+  static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
+  // From the start of the keys.
+  static constexpr u32 kUnitsToV = TileKv::kUnits, kUnitsToQ = 2 * TileKv::kUnits;
+  static constexpr u32 kUnitsToDOut = kUnitsToQ + kStages * TileQ::kUnits;
+
+  static_assert(sizeof(Shared) <= Traits::kSmemBytes,
+                "the launch must request the shared memory that is laid out here");
+  static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileKv % 64 == 0,
+                "one producer warpgroup, and a consumer for 64 keys");
+  static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
+  static_assert(Scores::kN == kBlockQ && Sums::kN == kHeadDim, "one instruction a step");
+  static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
+                "descriptors and buffers are laid out for the 128-byte swizzle");
+  static_assert(sizeof(Shared::k) == TileKv::kBytes &&
+                    sizeof(Shared::q) == kStages * TileQ::kBytes,
+                "operands lie one after another");
+
+  const AttentionKeysParams& p;
+  Shared& smem;
+  AttentionTile tile;  // of keys
+  int limit;           // keys of the example
+  BlockRange range;    // of blocks of queries
+  bool has_queries;
+
+  TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params, Shared& shared)
+      : p(params), smem(shared) {
+    const AttentionOrder order{ceil_div(p.kv_len, kTileKv), p.kv_heads, p.batch, p.section,
+                               false};
+    tile = order.at(blockIdx.x, kTileKv);
+    limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    range = blocks(queries());
+    has_queries = range.count() > 0;
+    if constexpr (Traits::kSegments) {
+      const SegmentSpan own =
+          p.spans_kv[tile.example * ceil_div(p.kv_len, kTileKv) + tile.query / kTileKv];
+      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ);
+      has_queries = smem.map.fill(range, own, p.spans_q + before);
+    }
+  }
+
+  // --- what both roles know ----------------------------------------------------------
+
+  // Of the last block of queries all are counted: their p are 0, see attention_rows.cuh.
+  TRACEA_DEVICE Interval queries() const {
+    const int count =
+        Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
+    return {p.q_len, round_up(count, kBlockQ), p.right, p.left};
+  }
+
+  TRACEA_DEVICE BlockRange blocks(const Interval& queries) const {
+    const int end = min(tile.query + kTileKv, limit);
+    if (tile.query >= end) return {0, 0, 0, 0};
+    return queries.seen_blocks(tile.query, end - 1, kBlockQ);
+  }
+
+  template <bool kWarp, class Partial, class Full>
+  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
+    if constexpr (Traits::kSegments) {
+      smem.map.template walk<kWarp>(range, of_partial, of_full);
+    } else {
+      walk_range(range, of_partial, of_full);
+    }
+  }
+
+  TRACEA_DEVICE void initialize() const {
+    if (threadIdx.x == 0) {
+      mbarrier_init(shared_address(&smem.keys_full), full_arrivals());
+      TRACEA_UNROLL
+      for (int i = 0; i < kStages; ++i) {
+        mbarrier_init(shared_address(&smem.q_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.d_out_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
+      }
+      fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+
+  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
+    }
+  }
+
+  // --- producer: one thread ----------------------------------------------------------
+
+  TRACEA_DEVICE void produce() const {
+    if (!has_queries) return;
+    const u32 full = shared_address(&smem.keys_full);
+    mbarrier_arrive_expect_tx(full, 2 * TileKv::kBytes);
+    TileKv::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
+    TileKv::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
+    State state;
+    const int first_head = tile.head * p.group;
+    TRACEA_NO_UNROLL
+    for (int head = first_head; head < first_head + p.group; ++head) {
+      const auto copy = [&](int block) {
+        copy_queries(block, head, state.stage_idx, state.producer_parity());
+        state.advance();
+      };
+      walk<false>(copy, copy);
+    }
+  }
+
+  TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
+    wait(smem.empty[stage], parity);
+    const u32 q_full = shared_address(&smem.q_full[stage]);
+    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes);
+    TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
+                q_full);
+    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
+                            head, tile.example, q_full);
+    const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
+    mbarrier_arrive_expect_tx(d_out_full, TileQ::kBytes);
+    TileQ::copy(shared_address(smem.d_out[stage][0]), p.d_out, block * kBlockQ, head,
+                tile.example, d_out_full);
+  }
+
+  // --- consumers: warpgroups ---------------------------------------------------------
+
+  struct Progress {
+    float dk[Sums::kAccumulators], dv[Sums::kAccumulators];
+    State state;
+    bool has_begun;
+    int ids[2];  // segments of the thread's two keys
+  };
+
+  // p of the consumer's keys and a block of queries, from their scores, and rounded.
+  template <bool kMasks>
+  TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], u32 (&rounded)[kSteps][4],
+                           const Interval& queries, const int (&ids)[2], int block, int key,
+                           int stage, int thread) const {
+    const int column = wgmma_accumulator_col(thread, 0);
+    const u32 exponents = shared_address(smem.rows[stage].exponents) + 4 * column;
+    int begin[2], end[2];
+    if constexpr (kMasks) {
+      const int first = block * kBlockQ + column;
+      TRACEA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = key + wgmma_accumulator_row(thread, 2 * half);
+        begin[half] = queries.begin(row) - first;
+        end[half] = queries.end(row) - first;
+      }
+    }
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockQ / 8; ++j) {
+      const Pair exponent = ld_shared_pair(exponents + 32 * j);
+      u32 segments[2] = {};
+      if constexpr (kMasks && Traits::kSegments) {
+        ld_shared(exponents + 2 * 4 * kBlockQ + 32 * j, segments[0], segments[1]);
+      }
+      float c[4];
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float shift = i % 2 ? exponent.y : exponent.x;
+        c[i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
+        if constexpr (kMasks) {
+          const int q = 8 * j + i % 2;
+          const bool is_seen =
+              (!Traits::kHasRight || q >= begin[i / 2]) &&
+              (!Traits::kHasLeft || q < end[i / 2]) &&
+              (!Traits::kSegments || static_cast<int>(segments[i % 2]) == ids[i / 2]);
+          c[i] = is_seen ? c[i] : 0.0f;
+        }
+        s[4 * j + i] = c[i];
+      }
+      round_block<Element>(rounded, j, c);
+    }
+  }
+
+  // ds = p * (t - delta), rounded.
+  TRACEA_DEVICE void differentiate(const float (&p_of)[Scores::kAccumulators],
+                                   const float (&t)[Scores::kAccumulators],
+                                   u32 (&rounded)[kSteps][4], int stage, int thread) const {
+    const u32 deltas =
+        shared_address(smem.rows[stage].deltas) + 4 * wgmma_accumulator_col(thread, 0);
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockQ / 8; ++j) {
+      const Pair delta = ld_shared_pair(deltas + 32 * j);
+      float c[4];
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        c[i] = p_of[4 * j + i] * (t[4 * j + i] - (i % 2 ? delta.y : delta.x));
+      }
+      round_block<Element>(rounded, j, c);
+    }
+  }
+
+  // One block of queries of one head. Its last products are not waited for.
+  template <bool kMasks>
+  TRACEA_DEVICE void step(Progress& at, int block, u32 start, const Interval& queries, int key,
+                          int consumer, int thread) const {
+    float s[Scores::kAccumulators], t[Scores::kAccumulators];
+    u32 weights[kSteps][4], ds[kSteps][4];
+    const int stage = at.state.stage_idx;
+    const u32 k = start + consumer * kConsumerUnits, v = k + kUnitsToV;
+    const u32 q = start + kUnitsToQ + stage * TileQ::kUnits;
+    const u32 d_out = start + kUnitsToDOut + stage * TileQ::kUnits;
+    wait(smem.q_full[stage], at.state.consumer_parity());
+    wgmma_fence();
+    multiply_columns<Scores, TileKv, TileQ>(s, k, q);
+    // The products of the block before are done, and their operands' registers are free.
+    wgmma_wait_group<1>();
+    if (at.has_begun && thread == 0) {
+      mbarrier_arrive(shared_address(&smem.empty[stage == 0 ? kStages - 1 : stage - 1]));
+    }
+    at.has_begun = true;
+    wait(smem.d_out_full[stage], at.state.consumer_parity());
+    multiply_columns<Scores, TileKv, TileQ>(t, v, d_out);
+    wgmma_wait_group<1>();
+    wgmma_fence_operands(s);
+    weigh<kMasks>(s, weights, queries, at.ids, block, key, stage, thread);
+    wgmma_fence();
+    multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
+    wgmma_wait_group<1>();
+    wgmma_fence_operands(t);
+    differentiate(s, t, ds, stage, thread);
+    wgmma_fence();
+    multiply_rows<Sums, TileQ>(at.dk, ds, q);
+    at.state.advance();
+  }
+
+  TRACEA_DEVICE void consume(int consumer) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
+    const u32 start = shared_address(smem.k[0]) / 16;
+    const Interval queries = this->queries();
+    const int key = tile.query + consumer * 64;
+    Progress at;
+    at.has_begun = false;
+    TRACEA_UNROLL
+    for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = at.dv[i] = 0.0f;
+    if (has_queries) {
+      if constexpr (Traits::kSegments) {
+        const int* const ids = p.segments + static_cast<i64>(tile.example) * p.padded_kv;
+        TRACEA_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          at.ids[half] = ids[min(key + wgmma_accumulator_row(thread, 2 * half), p.kv_len - 1)];
+        }
+      }
+      wait(smem.keys_full, 0);
+      TRACEA_NO_UNROLL
+      for (int head = 0; head < p.group; ++head) {
+        walk<true>(
+            [&](int block) {
+              if constexpr (kHasPartial) {
+                step<true>(at, block, start, queries, key, consumer, thread);
+              }
+            },
+            [&](int block) {
+              step<false>(at, block, start, queries, key, consumer, thread);
+            });
+      }
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(at.dk);
+      wgmma_fence_operands(at.dv);
+    }
+    finish(at, key, consumer, thread);
+  }
+
+  // Stores the consumer's rows, staged where its keys and values were.
+  TRACEA_DEVICE void finish(Progress& at, int key, int consumer, int thread) const {
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const bool is_key = key + wgmma_accumulator_row(thread, 2 * half) < limit;
+      TRACEA_UNROLL
+      for (int i = 2 * half; i < Sums::kAccumulators; i += 4) {
+        TRACEA_UNROLL
+        for (int j = i; j < i + 2; ++j) {
+          at.dk[j] = is_key ? at.dk[j] * p.scale : 0.0f;
+          at.dv[j] = is_key ? at.dv[j] : 0.0f;
+        }
+      }
+    }
+    if constexpr (Traits::kEverywhere) add_everywhere(at.dv, thread);
+    meet_warpgroup(consumer);  // all of it have multiplied their keys and values
+    const u32 to_dk = shared_address(smem.k[0]) + consumer * 64 * 128;
+    const u32 to_dv = shared_address(smem.v[0]) + consumer * 64 * 128;
+    stage_rows<Element, typename Traits::Swizzle, TileKv>(at.dk, to_dk, thread);
+    stage_rows<Element, typename Traits::Swizzle, TileKv>(at.dv, to_dv, thread);
+    fence_proxy_async_shared();
+    __syncwarp();
+    if (!elect_one()) return;
+    const int row = thread / kWarpSize * 16;
+    store_rows<TileKv>(p.dk, to_dk + row * 128, key + row, tile.head, tile.example);
+    store_rows<TileKv>(p.dv, to_dv + row * 128, key + row, tile.head, tile.example);
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+  }
+
+  // What queries that see no key, and take the mean of all values, add to every dv.
+  TRACEA_DEVICE void add_everywhere(float (&dv)[Sums::kAccumulators], int thread) const {
+    const float* const row =
+        p.everywhere + (static_cast<i64>(tile.example) * p.kv_heads + tile.head) * kHeadDim;
+    TRACEA_UNROLL
+    for (int block = 0; block < kHeadDim / 8; ++block) {
+      const int column = wgmma_accumulator_col(thread, 4 * block);
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) dv[4 * block + i] += row[column + i % 2];
+    }
+  }
+};
+
+template <class Traits>
+TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
+  extern __shared__ __align__(1024) u8 smem_bytes[];
+  // Swizzled copies and descriptors count on it; nothing useful can happen without.
+  if (shared_address(smem_bytes) % 1024 != 0) __trap();
+
+  using Kernel = AttentionKeys<Traits>;
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  kernel.initialize();
+  if (warpgroup == 0) {
+    setmaxnreg_dec<Traits::kProducerRegisters>();
+    if (warp == 0 && elect_one()) kernel.produce();
+  } else {
+    setmaxnreg_inc<Traits::kConsumerRegisters>();
+    kernel.consume(warpgroup - 1);
+  }
+}
+
+}  // namespace tracea

@@ -1,0 +1,349 @@
+// attention_backward_queries_sm90: the gradient of the queries of attention, on Hopper.
+//
+//     p = 2^(scale log2(e) q k' - exponent)    where query and key see each other, else 0
+//     ds = p * (do v' - delta)                 exponent, delta: see attention_rows.cuh
+//     dq = scale ds k
+//
+// A block owns kTileQ queries of one head, each of the consumers, a warpgroup, 64 of them.
+// One warp copies queries and do once, and blocks of kBlockKv keys and values into two rings:
+//
+//   for each block of keys that the tile sees:
+//     s = q k'        | while it waits, dq of the block before
+//     t = do v'       | weights p of s
+//     ds = p * (t - delta)
+//     dq += ds k
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/attention_operands.cuh"
+#include "tile/attention_order.cuh"
+#include "tile/common.cuh"
+#include "tile/fragment.cuh"
+#include "tile/key_range.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/segment_map.cuh"
+#include "tile/swizzle.cuh"
+
+namespace tracea {
+
+struct AttentionQueriesParams {
+  const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
+  const TensorMap* segments;                // of ids of keys, (padded, batch), or null
+  const float* rows;                        // (batch, heads, 2 or 3, padded)
+  const int* q_lengths;                     // (batch), or null
+  const int* kv_lengths;                    // (batch), or null
+  const SegmentSpan *spans_q, *spans_kv;    // (batch, tiles and blocks), or null
+  int batch, q_len, kv_len, heads, padded;
+  int group;        // heads that share keys and values
+  int left, right;  // of the window; not looked at if there is no limit
+  int section;      // heads, of all examples, of one section
+  float scale, scale_log2;
+};
+
+template <class Traits>
+struct AttentionQueriesShared {
+  static constexpr int kSlabs = Traits::kSlabs;
+  alignas(1024) u8 q[kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 d_out[kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
+  alignas(1024) u8 v[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
+  // Of a block of keys, each where a copy may begin.
+  alignas(128) int segments[Traits::kStages][round_up(Traits::kBlockKv, 32)];
+  u64 queries_full;
+  u64 k_full[Traits::kStages], k_empty[Traits::kStages];
+  u64 v_full[Traits::kStages], v_empty[Traits::kStages];
+  // Of blocks of keys, if there are segments.
+  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
+};
+
+template <class Traits>
+struct AttentionQueries {
+  using Element = typename Traits::Element;
+  using Shared = AttentionQueriesShared<Traits>;
+  using Scores = typename Traits::Scores;  // q k', do v'
+  using Sums = typename Traits::Sums;      // ds k
+  using State = PipelineState<Traits::kStages>;
+  using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
+  static constexpr int kTileQ = Traits::kTileQ, kBlockKv = Traits::kBlockKv;
+  static constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
+  using TileQ = HeadTile<kTileQ, kHeadDim>;
+  using TileKv = HeadTile<kBlockKv, kHeadDim>;
+
+  static constexpr int kConsumers = kTileQ / 64;
+  static constexpr int kSteps = kBlockKv / 16;
+  // From the start of the queries.
+  static constexpr u32 kUnitsToDOut = TileQ::kUnits, kUnitsToK = 2 * TileQ::kUnits;
+  static constexpr u32 kUnitsToV = kUnitsToK + kStages * TileKv::kUnits;
+
+  static_assert(sizeof(Shared) <= Traits::kSmemBytes,
+                "the launch must request the shared memory that is laid out here");
+  static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileQ % 64 == 0,
+                "one producer warpgroup, and a consumer for 64 queries");
+  static_assert(kBlockKv % 16 == 0 && kBlockKv <= 256, "keys in one box, steps of 16");
+  static_assert(Scores::kN == kBlockKv && Sums::kN == kHeadDim, "one instruction a step");
+  static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
+                "descriptors and buffers are laid out for the 128-byte swizzle");
+  static_assert(sizeof(Shared::q) == TileQ::kBytes &&
+                    sizeof(Shared::k) == kStages * TileKv::kBytes,
+                "operands lie one after another");
+
+  const AttentionQueriesParams& p;
+  Shared& smem;
+  AttentionTile tile;
+  BlockRange range;  // of blocks of keys
+  bool has_keys;
+
+  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared)
+      : p(params), smem(shared) {
+    const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
+                               Traits::kHasRight};
+    tile = order.at(blockIdx.x, kTileQ);
+    range = blocks(keys());
+    has_keys = range.count() > 0;
+    if constexpr (Traits::kSegments) {
+      const SegmentSpan own =
+          p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
+      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
+      has_keys = smem.map.fill(range, own, p.spans_kv + before);
+    }
+  }
+
+  // --- what both roles know ----------------------------------------------------------
+
+  TRACEA_DEVICE Interval keys() const {
+    const int limit =
+        Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    return {p.kv_len, limit, p.left, p.right};
+  }
+
+  TRACEA_DEVICE BlockRange blocks(const Interval& keys) const {
+    const int count =
+        Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
+    if (tile.query >= count) return {0, 0, 0, 0};
+    return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
+  }
+
+  template <bool kWarp, class Partial, class Full>
+  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
+    if constexpr (Traits::kSegments) {
+      smem.map.template walk<kWarp>(range, of_partial, of_full);
+    } else {
+      walk_range(range, of_partial, of_full);
+    }
+  }
+
+  TRACEA_DEVICE void initialize() const {
+    if (threadIdx.x == 0) {
+      mbarrier_init(shared_address(&smem.queries_full), full_arrivals());
+      TRACEA_UNROLL
+      for (int i = 0; i < kStages; ++i) {
+        mbarrier_init(shared_address(&smem.k_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.v_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.k_empty[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.v_empty[i]), empty_arrivals(kConsumers, 1));
+      }
+      fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+
+  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
+    }
+  }
+
+  // --- producer: one thread ----------------------------------------------------------
+
+  TRACEA_DEVICE void produce() const {
+    if (!has_keys) return;
+    const u32 full = shared_address(&smem.queries_full);
+    mbarrier_arrive_expect_tx(full, 2 * TileQ::kBytes);
+    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
+    TileQ::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
+                full);
+    State state;
+    const int head = tile.head / p.group;
+    const auto copy = [&](int block) {
+      const int stage = state.stage_idx;
+      copy_block(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
+                 state.producer_parity(), Traits::kSegments ? 4 * kBlockKv : 0);
+      if constexpr (Traits::kSegments) {
+        cp_async_bulk_tensor_4d(shared_address(smem.segments[stage]), p.segments,
+                                block * kBlockKv, tile.example, 0, 0,
+                                shared_address(&smem.k_full[stage]));
+      }
+      copy_block(smem.v[stage][0], p.v, block, head, smem.v_full[stage], smem.v_empty[stage],
+                 state.producer_parity(), 0);
+      state.advance();
+    };
+    walk<false>(copy, copy);
+  }
+
+  TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
+                                const u64& full, const u64& empty, u32 parity,
+                                u32 more_bytes) const {
+    wait(empty, parity);
+    const u32 barrier = shared_address(&full);
+    mbarrier_arrive_expect_tx(barrier, TileKv::kBytes + more_bytes);
+    TileKv::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
+  }
+
+  // --- consumers: warpgroups ---------------------------------------------------------
+
+  struct Progress {
+    float dq[Sums::kAccumulators];
+    float exponent[2], delta[2];  // of the thread's two rows
+    State state;
+    bool has_begun;
+    int ids[2];  // segments of the rows
+  };
+
+  // p of the consumer's queries and a block of keys, in the place of their scores.
+  template <bool kMasks>
+  TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], const Progress& at,
+                           const Interval& keys, int block, int query, int stage,
+                           int thread) const {
+    const u32 segments = shared_address(smem.segments[stage]) +
+                         4 * wgmma_accumulator_col(thread, 0);
+    const int first = block * kBlockKv + wgmma_accumulator_col(thread, 0);
+    int begin[2], end[2];
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + wgmma_accumulator_row(thread, 2 * half);
+      begin[half] = keys.begin(row) - first;
+      end[half] = keys.end(row) - first;
+    }
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockKv / 8; ++j) {
+      u32 ids[2] = {};
+      if constexpr (kMasks && Traits::kSegments) ld_shared(segments + 32 * j, ids[0], ids[1]);
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        float& x = s[4 * j + i];
+        x = ex2_approx(fmaf(x, p.scale_log2, -at.exponent[i / 2]));
+        const int column = 8 * j + i % 2;
+        const bool is_seen =
+            !kMasks ||
+            (column < end[i / 2] && (!Traits::kHasLeft || column >= begin[i / 2]) &&
+             (!Traits::kSegments || static_cast<int>(ids[i % 2]) == at.ids[i / 2]));
+        x = is_seen ? x : 0.0f;
+      }
+    }
+  }
+
+  // One block of keys. Its last product is not waited for.
+  template <bool kMasks>
+  TRACEA_DEVICE void step(Progress& at, int block, u32 start, const Interval& keys, int query,
+                          int consumer, int thread) const {
+    float s[Scores::kAccumulators], t[Scores::kAccumulators];
+    u32 ds[kSteps][4];
+    const int stage = at.state.stage_idx;
+    const u32 q = start + consumer * kConsumerUnits, d_out = q + kUnitsToDOut;
+    const u32 k = start + kUnitsToK + stage * TileKv::kUnits;
+    const u32 v = start + kUnitsToV + stage * TileKv::kUnits;
+    wait(smem.k_full[stage], at.state.consumer_parity());
+    wgmma_fence();
+    multiply_columns<Scores, TileQ, TileKv>(s, q, k);
+    wait(smem.v_full[stage], at.state.consumer_parity());
+    multiply_columns<Scores, TileQ, TileKv>(t, d_out, v);
+    wgmma_wait_group<1>();
+    wgmma_fence_operands(s);
+    if (at.has_begun && thread == 0) {
+      mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
+    }
+    at.has_begun = true;
+    weigh<kMasks>(s, at, keys, block, query, stage, thread);
+    wgmma_wait_group<0>();
+    wgmma_fence_operands(t);
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.v_empty[stage]));
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockKv / 8; ++j) {
+      float c[4];
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) c[i] = s[4 * j + i] * (t[4 * j + i] - at.delta[i / 2]);
+      round_block<Element>(ds, j, c);
+    }
+    wgmma_fence();
+    multiply_rows<Sums, TileKv>(at.dq, ds, k);
+    at.state.advance();
+  }
+
+  TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
+    const float* const exponents =
+        p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
+                     (2 + Traits::kSegments) * p.padded;
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + wgmma_accumulator_row(thread, 2 * half);
+      const bool is_query = row < p.padded;
+      at.exponent[half] = is_query ? exponents[row] : __int_as_float(0x7F800000);
+      at.delta[half] = is_query ? exponents[p.padded + row] : 0.0f;
+      if constexpr (Traits::kSegments) {
+        at.ids[half] =
+            __float_as_int(exponents[2 * p.padded + min(row, p.padded - 1)]);
+      }
+    }
+  }
+
+  TRACEA_DEVICE void consume(int consumer) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
+    const u32 start = shared_address(smem.q[0]) / 16;
+    const Interval keys = this->keys();
+    const int query = tile.query + consumer * 64;
+    Progress at;
+    at.has_begun = false;
+    TRACEA_UNROLL
+    for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
+    if (has_keys) {
+      load_rows(at, query, thread);
+      wait(smem.queries_full, 0);
+      walk<true>(
+          [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
+          [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(at.dq);
+    }
+    finish(at.dq, query, consumer, thread);
+  }
+
+  // Stores the consumer's rows, staged where its queries were.
+  TRACEA_DEVICE void finish(float (&dq)[Sums::kAccumulators], int query, int consumer,
+                            int thread) const {
+    TRACEA_UNROLL
+    for (int i = 0; i < Sums::kAccumulators; ++i) dq[i] *= p.scale;
+    meet_warpgroup(consumer);  // all of it have multiplied their queries
+    const u32 to = shared_address(smem.q[0]) + consumer * 64 * 128;
+    stage_rows<Element, typename Traits::Swizzle, TileQ>(dq, to, thread);
+    fence_proxy_async_shared();
+    __syncwarp();
+    if (!elect_one()) return;
+    const int row = thread / kWarpSize * 16;
+    store_rows<TileQ>(p.dq, to + row * 128, query + row, tile.head, tile.example);
+    cp_async_bulk_commit_group();
+    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+  }
+};
+
+template <class Traits>
+TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p) {
+  extern __shared__ __align__(1024) u8 smem_bytes[];
+  // Swizzled copies and descriptors count on it; nothing useful can happen without.
+  if (shared_address(smem_bytes) % 1024 != 0) __trap();
+
+  using Kernel = AttentionQueries<Traits>;
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  kernel.initialize();
+  if (warpgroup == 0) {
+    setmaxnreg_dec<Traits::kProducerRegisters>();
+    if (warp == 0 && elect_one()) kernel.produce();
+  } else {
+    setmaxnreg_inc<Traits::kConsumerRegisters>();
+    kernel.consume(warpgroup - 1);
+  }
+}
+
+}  // namespace tracea

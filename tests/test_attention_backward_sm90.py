@@ -1,0 +1,261 @@
+"""attention_backward_sm90 without a GPU: refusals, steps, array code, machine code."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.dispatch import plan
+from tracea_jax.emit import attention_backward_sm90 as emit
+from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.emit.kernel import TensorMap
+from tracea_jax.ops.attention.reference import backward_reference, reference
+from tracea_jax.ops.attention.workload import spec_of
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.attention_backward_sm90 import (
+    ATTENTION_BACKWARD_SM90,
+    gradient_of_sinks,
+    ids_and_spans,
+    may_be_blind,
+    mean_of_blind,
+)
+
+H200 = NAMED["H200"]
+USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
+LENGTHS = {"q_lengths": True, "kv_lengths": True}
+EVERYTHING = {
+    **{"window": (300, 7), "is_causal": True, "segments": True},
+    **{"sinks": True, **LENGTHS},
+}
+
+
+def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
+    usual: dict[str, Any] = {
+        "direction": "backward",
+        "batch": 2,
+        "q_len": 1000,
+        "kv_len": 1300,
+        "heads": 12,
+        "kv_heads": 4,
+        "dtype": "bfloat16",
+        "scale": head_dim**-0.5,
+    }
+    return AttentionProblem(head_dim=head_dim, **(usual | fields))
+
+
+# ---- what it takes -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"direction": "forward"}, "it computes gradients only"),
+        ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
+        ({"head_dim": 136}, "head_dim=136; it takes multiples of 8 up to 128"),
+        ({"kv_len": 0}, "there is nothing to compute"),
+        (
+            {"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"},
+            "it computes no grad",
+        ),
+        ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
+        ({"soft_cap": 30.0}, "it caps no scores"),
+        ({"value_dim": 64}, "values of 64 columns"),
+        ({"aligned_at_end": True}, "it counts positions from the start"),
+        ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
+        (
+            {"segments": True, "q_len": (1 << 20) + 1},
+            "segments and a length above 1048",
+        ),
+    ],
+)
+def test_what_it_refuses(fields, reason):
+    found = ATTENTION_BACKWARD_SM90.why_not(problem(**fields), H200)
+    assert found and found.startswith(reason)
+
+
+def test_what_it_takes():
+    kinds: tuple[dict[str, Any], ...] = ({}, EVERYTHING, {"dtype": "float16"})
+    for head_dim, fields in itertools.product((8, 64, 128), kinds):
+        asked = problem(head_dim, **fields)
+        assert ATTENTION_BACKWARD_SM90.why_not(asked, H200) is None
+    cpu = CpuDevice(name="any", isa="avx2", cores=8)
+    assert "NVIDIA" in str(ATTENTION_BACKWARD_SM90.why_not(problem(), cpu))
+
+
+def test_it_is_the_default_where_cudnn_is_slower():
+    assert plan(problem(), H200).variant == "cudnn"
+    assert plan(problem(segments=True), H200).variant == "attention_backward_sm90"
+    short = {"is_causal": True, "q_len": 512, "kv_len": 512}
+    assert plan(problem(**short), H200).variant == "attention_backward_sm90"
+    near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
+    assert plan(problem(**near), H200).variant == "attention_backward_sm90"
+    assert plan(problem(64, **near), H200).variant == "cudnn"
+    ahead = problem(window=(100, 100))
+    assert plan(ahead, H200).variant == "attention_backward_sm90"
+    assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
+
+
+HEAD_DIMS = (8, 40, 64, 72, 96, 128)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("fields", [{}, EVERYTHING], ids=("plain", "everything"))
+def test_the_usual_config_is_one_of_the_space(head_dim, fields):
+    asked = problem(head_dim, **fields)
+    space = ATTENTION_BACKWARD_SM90.space(asked, H200)
+    config = ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
+    configs = list(space.configs())
+    assert config in configs
+    for other in configs:
+        ATTENTION_BACKWARD_SM90.check(asked, other, H200)
+        for kernel in ATTENTION_BACKWARD_SM90.call(asked, other, H200).kernels:
+            assert kernel.smem_bytes <= H200.smem_per_block_bytes
+
+
+def test_registers_and_memory_refuse_configs():
+    for change, reason in (
+        ({"block_q": 80}, "registers"),
+        ({"tile_q": 192, "stages_kv": 3, "block_kv": 96}, "shared memory"),
+        ({"block_kv": 72}, "block_kv"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            wrong = dataclasses.replace(USUAL, **change)
+            ATTENTION_BACKWARD_SM90.check(problem(), wrong, H200)
+
+
+# ---- steps ---------------------------------------------------------------------------
+
+
+def test_steps_read_what_the_problem_has():
+    call = ATTENTION_BACKWARD_SM90.call(problem(), USUAL, H200)
+    assert call.operands == ("q", "k", "v", "o", "lse", "do")
+    assert call.results == ("dq", "dk", "dv")
+    assert [step.name for step in call.steps] == ["prepare", "keys", "queries"]
+    call = ATTENTION_BACKWARD_SM90.call(problem(**EVERYTHING), USUAL, H200)
+    lengths = ("q_lengths", "kv_lengths")
+    ids = ("q_segments", "kv_segments")
+    assert call.operands == ("q", "k", "v", *lengths, *ids, "sinks", "o", "lse", "do")
+    assert call.results == ("dq", "dk", "dv", "dsinks")
+    names = [step.name for step in call.steps]
+    assert names == ["prepare", "mean", "segments", "sinks", "keys", "queries"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"is_causal": True}, False),
+        ({"kv_lengths": True}, True),
+        ({"segments": True}, True),
+        ({"window": (10, 0), "kv_len": 1000}, False),
+        ({"window": (10, 0), "kv_len": 900}, True),
+        ({"window": (10, -3)}, True),
+    ],
+)
+def test_queries_that_may_see_no_key(fields, expected):
+    assert may_be_blind(problem(**fields)) is expected
+
+
+def test_maps_copy_whole_blocks():
+    asked = problem(72, **EVERYTHING)
+    call = ATTENTION_BACKWARD_SM90.call(asked, USUAL, H200)
+    rows = emit.rows_shape(asked, USUAL)
+    assert rows == (2, 12, 3, 1024)
+    for kernel in call.kernels:
+        for map in (x for x in kernel.params if isinstance(x, TensorMap)):
+            assert all(stride % 16 == 0 for stride in map.strides)
+            if map.dtype == "float32":
+                assert map.dims == (1024, 3, 12, 2) and map.box == (64, 3, 1, 1)
+
+
+def test_kernels_do_not_depend_on_lengths():
+    for field in ("batch", "q_len", "kv_len", "heads"):
+        longer = problem(**{**EVERYTHING, field: 4096})
+        here = ATTENTION_BACKWARD_SM90.call(problem(**EVERYTHING), USUAL, H200)
+        there = ATTENTION_BACKWARD_SM90.call(longer, USUAL, H200)
+        for one, other in zip(here.kernels, there.kernels, strict=True):
+            assert one.source == other.source
+
+
+# ---- array code ----------------------------------------------------------------------
+
+
+def test_the_mean_is_the_gradient_of_a_mean():
+    """Two heads share values, and all queries of a head see none of five keys."""
+    do = np.random.default_rng(0).standard_normal((2, 6, 4, 8)).astype("float32")
+
+    def loss(v):
+        return (v.mean(1).repeat(2, axis=1)[:, None] * do).sum()
+
+    expected = jax.grad(loss)(np.zeros((2, 5, 2, 8), np.float32))
+    blind = do.reshape(2, 3, 2, 4, 8).sum(2)  # tiles of two queries
+    found = mean_of_blind(np, blind, group=2, kv_len=5, dtype="float32")
+    for key in range(5):
+        np.testing.assert_allclose(found, expected[:, key], rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_sinks_is_that_of_the_reference():
+    """From exponents and deltas as the first kernel leaves them; a query is padded."""
+    asked = problem(8, batch=2, q_len=5, kv_len=7, heads=2, kv_heads=1, sinks=True)
+    spec = spec_of(dataclasses.replace(asked, dtype="float32"))
+    rng = np.random.default_rng(0)
+    shapes = [(2, 5, 2, 8), (2, 7, 1, 8), (2, 7, 1, 8), (2,)]
+    q, k, v, sinks = (rng.standard_normal(s).astype("float32") for s in shapes)
+    do = rng.standard_normal(q.shape).astype("float32")
+    o, lse = reference(q, k, v, sinks, spec=spec, lse=np.dtype("float32"))
+    rows = np.zeros((2, 2, 2, 6), np.float32)
+    rows[:, :, 0] = np.inf
+    rows[:, :, 0, :5] = lse * np.log2(np.e)
+    rows[:, :, 1, :5] = (do * o).sum(-1).swapaxes(1, 2)
+    *_, expected = backward_reference(
+        *(q, k, v, sinks, o, lse, do), spec=spec, sinks_gradient=True
+    )
+    found = gradient_of_sinks(np, sinks, rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_spans_are_the_extremes_of_tiles():
+    rng = np.random.default_rng(1)
+    q, kv = rng.integers(0, 99, (2, 37)), rng.integers(0, 99, (2, 50))
+    ids, *spans = ids_and_spans(np, q, kv, sizes=(32, 8, 16, 24), padded=72)
+    np.testing.assert_array_equal(ids[:, :50], kv)
+    for span, of, size in zip(spans, (kv, q, q, kv), (32, 8, 16, 24), strict=True):
+        parts = [of[:, i : i + size] for i in range(0, of.shape[1], size)]
+        expected = np.stack([[x.min(1), x.max(1)] for x in parts]).transpose(2, 0, 1)
+        np.testing.assert_array_equal(span, expected)
+
+
+# ---- machine code --------------------------------------------------------------------
+
+COMPILED = [
+    (64, {}, None),
+    (64, EVERYTHING, None),
+    (72, {"dtype": "float16", "is_causal": True}, None),
+    (128, {"is_causal": True}, None),
+    (128, EVERYTHING, None),
+    (128, {"window": (100, 100), **LENGTHS}, None),
+    (
+        64,
+        EVERYTHING,
+        AttentionBackwardSm90Config(tile_kv=128, block_q=80, tile_q=192, block_kv=80),
+    ),
+]
+
+
+@pytest.mark.nvrtc
+@pytest.mark.parametrize(("head_dim", "fields", "config"), COMPILED, ids=str)
+def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config):
+    asked = problem(head_dim, **fields)
+    config = config or ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
+    ATTENTION_BACKWARD_SM90.check(asked, config, H200)
+    for kernel in ATTENTION_BACKWARD_SM90.call(asked, config, H200).kernels:
+        cubin = nvrtc.compile(kernel)
+        assert cubin.stack_bytes == cubin.spill_bytes == 0
+        assert cubin.warnings == ()  # such as that products are serialized

@@ -1,0 +1,200 @@
+"""Segments, soft caps and wide values in programs: found, or left for a reason."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_spellings import (
+    CAPS,
+    IDS,
+    RARE,
+    SEGMENTS,
+    TRIL,
+    B,
+    N,
+    T,
+    bnth,
+    scores,
+    softmax,
+)
+from jaxprs import equations
+from numerics import normal
+
+import tracea_jax as tracea
+from tracea_jax.ops.common import lowering
+from tracea_jax.transform import transform
+
+IDS_64 = np.asarray(IDS, np.int64) + (np.arange(T) << 40)
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """As on a device with a kernel for everything."""
+    monkeypatch.setattr(lowering, "would_be_xla", lambda *_: False)
+
+
+def spec_of(fn, *args):
+    (site,) = equations(transform(fn), *args, name="tracea_attention")
+    return site.params["spec"]
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_becomes_one_call_that_means_the_same(computed, name):
+    case = RARE[name]
+    fast = transform(case.fn)
+    (site,) = equations(fast, *case.args, name="tracea_attention")
+    spec = site.params["spec"]
+    assert (spec.soft_cap or 0) == pytest.approx(CAPS.get(name, 0), rel=1e-6)
+    rounding = 1e-2 if case.args[0].dtype == jnp.bfloat16 else 1e-6
+    assert spec.scale == pytest.approx(case.scale, rel=rounding)
+    assert spec.is_causal == case.is_causal
+    shapes = {n: x.aval.shape for n, x in zip(spec.names, site.invars, strict=True)}
+    assert {*shapes} == {*case.shapes, "q", "k", "v"}
+    assert {**shapes, **case.shapes} == shapes
+    found, plain = (np.asarray(jax.jit(f)(*case.args), float) for f in (fast, case.fn))
+    tolerance = 0.03 if rounding > 1e-3 else 3e-6
+    assert np.abs(found - plain).max() <= tolerance * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("name", ["capped", "narrow values"])
+def test_without_a_kernel_the_products_stay_sites_of_their_own(name):
+    case = RARE[name]
+    text = str(tracea.explain(case.fn)(*case.args))
+    assert "2 sites: 2 matmul" in text and "no kernel here computes that" in text
+
+
+def test_explain_names_them():
+    case = SEGMENTS["grouped"]
+    text = str(tracea.explain(case.fn)(*case.args))
+    assert "causal segments" in text and "1 site: 1 attention" in text
+
+
+@pytest.mark.parametrize("device", ["H200", None])
+def test_segments_run_on_the_kernels_that_masks_run_on(device):
+    def loss(f, *args):
+        return f(*args).astype("float32").sum()
+
+    args = [normal(2, 512, 4, 64, dtype="bfloat16", seed=i) for i in range(3)]
+    ids = jnp.arange(1024).reshape(2, 512) // 100
+
+    def packed(q, k, v):
+        same = (ids[:, :, None] == ids[:, None, :])[:, None]
+        return jax.nn.dot_product_attention(q, k, v, mask=same)
+
+    with tracea.options(device=device):
+        gradient = jax.grad(functools.partial(loss, packed))
+        text = str(tracea.explain(gradient)(*args))
+    assert "backward segments" in text and "segments &lse" in text
+    assert "xla," not in text
+
+
+# --- what only looks alike ------------------------------------------------------------
+
+
+def masked_by(mask, s):
+    return jnp.where(mask, s, -1e9)
+
+
+def with_scores(change):
+    return lambda q, k, v, *rest: softmax(change(scores(q, k), *rest)) @ v
+
+
+LOOKALIKES = {
+    "masked before the cap": (
+        lambda s: 5 * jnp.tanh(masked_by(TRIL, s) / 5),
+        "the scores are masked before their cap",
+    ),
+    "shifted before the cap": (
+        lambda s: jnp.tanh(s + 1.0),
+        "the scores are shifted before their cap",
+    ),
+    "shifted by their maximum": (
+        lambda s: jnp.tanh(s - s.max(-1, keepdims=True)),
+        "the scores are shifted before their cap",
+    ),
+    "a bias after the cap": (
+        lambda s: jnp.tanh(s) + jnp.asarray(normal(T, T)),
+        "the scores go through a tanh that is no soft cap",
+    ),
+    "a negative cap": (
+        lambda s: -2 * jnp.tanh(s),
+        "the scores go through a tanh that is no soft cap",
+    ),
+    "twice": (
+        lambda s: jnp.tanh(2 * jnp.tanh(s)),
+        "the scores go through a tanh that is no soft cap",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_what_is_no_soft_cap_stays(computed, name):
+    change, reason = LOOKALIKES[name]
+    assert reason in str(tracea.explain(with_scores(change))(*bnth()))
+
+
+OTHER_IDS = {
+    "wide": (lambda s, i: masked_by(i[:, None, :, None] == i[:, None, None], s), "i8"),
+    "floats": (
+        lambda s, i: masked_by(i[:, None, :, None] == i[:, None, None], s),
+        "f4",
+    ),
+    "next document": (
+        lambda s, i: masked_by(i[:, None, :, None] == i[:, None, None] + 1, s),
+        "i4",
+    ),
+    "ids of pairs": (
+        lambda s, i: masked_by((i[:, :, None] * i[:, None])[:, None] == 7, s),
+        "i4",
+    ),
+    "ids of heads": (
+        lambda s, i: masked_by(
+            jnp.arange(N)[:, None, None] % 2 + i[:, None, :, None] == i[:, None, None],
+            s,
+        ),
+        "i4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_IDS)
+def test_other_comparisons_stay_masks(name):
+    change, dtype = OTHER_IDS[name]
+    with jax.enable_x64(True):
+        ids = jnp.asarray(IDS_64 if dtype == "i8" else np.asarray(IDS), dtype)
+        fn, args = with_scores(change), (*bnth(), ids)
+        spec = spec_of(fn, *args)
+        assert spec.optional == ("mask",)
+        found, plain = (jax.jit(f)(*args) for f in (transform(fn), fn))
+    np.testing.assert_allclose(found, plain, atol=1e-5)
+
+
+def test_a_second_pair_of_ids_stays_a_mask():
+    def fn(q, k, v, a, b):
+        same = (a[:, :, None] == a[:, None]) & (b[:, :, None] == b[:, None])
+        return softmax(masked_by(same[:, None], scores(q, k))) @ v
+
+    q, k, v = bnth()
+    args = (q, k, v, IDS, IDS[::-1])
+    assert spec_of(fn, *args).optional == ("mask", "q_segments", "kv_segments")
+    np.testing.assert_allclose(transform(fn)(*args), fn(*args), atol=1e-5)
+
+
+def test_special_values_behind_a_cap(computed):
+    def fn(q, k, v, bias):
+        s = 2 * jnp.tanh((scores(q, k) + bias) / 2)
+        return softmax(masked_by(TRIL, s)) @ v
+
+    bias = np.zeros((T, T), np.float32)
+    bias[1, 0], bias[2, 1], bias[3, 0], bias[4, 4] = np.inf, -np.inf, np.nan, -0.0
+    q, k, v = bnth()
+    q = q.at[0, 0, 5, 0].set(jnp.inf)
+    args = (q, k, v, jnp.asarray(bias))
+    fast = jax.jit(transform(fn))
+    assert spec_of(fn, *args).soft_cap == 2
+    np.testing.assert_allclose(fast(*args), jax.jit(fn)(*args), atol=1e-5)
+    assert B == len(q) and np.isnan(fast(*args)).any()

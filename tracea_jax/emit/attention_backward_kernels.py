@@ -1,0 +1,351 @@
+"""The kernels of attention_backward_sm90 as text.
+
+    rows      exponent and delta of each query, from o, do and the log-sum-exp
+    keys      dk and dv, a tile of keys after the other
+    queries   dq, a tile of queries after the other
+
+Grids and the orders of tiles follow from config and problem. Caller:
+``variants.attention_backward_sm90``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import attention_backward_sm90 as sizes
+from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit import sources
+from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.emit.attention_sm90 import DTYPES, ROWS, WARP_ROWS, WARPGROUP
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.kernel import (
+    Kernel,
+    Param,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorMapSwizzle,
+)
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.problem import AttentionProblem
+
+_ITEMSIZE = 2
+_SECTION_BYTES = 32 << 20  # of queries that stay in L2 beside all else
+_SPAN = "const tracea::SegmentSpan*"
+_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
+# setmaxnreg of the producer and of each consumer, by the number of consumers; and where
+# two of them need more.
+_REGISTERS = {2: (40, 232), 3: (32, 160)}
+_ALL_REGISTERS = (24, 240)
+_FEW = 192  # registers for sums and scores
+_ROWS_THREADS = 128
+
+
+def rows_kernel(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    device: CudaDevice,
+    has_blind: bool,
+) -> Kernel:
+    """The first kernel: (o, do, lse, lengths, ids) -> rows (, blind)."""
+    p = problem
+    element, short = DTYPES[p.dtype]
+    lanes = max(2, 1 << (-(-p.head_dim // 8) - 1).bit_length())
+    length = sizes.padded(p, config)
+    reads = sizes.rows_reads(p)
+    entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
+    entry += "_segments" * p.segments + "_blind" * has_blind
+    source = f"""\
+// attention_rows | {p.dtype} dim {p.head_dim}
+#include "attention_rows.cuh"
+
+namespace {{
+struct Traits {{
+  using Element = {element};
+  static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
+kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
+  static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
+kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
+{entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
+const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
+  tracea::attention_rows<Traits>(
+      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
+}}
+"""
+    return Kernel(
+        entry=entry,
+        source=source,
+        headers=sources.headers("attention_rows.cuh"),
+        arch=device.arch,
+        grid=(-(-length // sizes.ROWS_TILE) * p.heads * p.batch, 1, 1),
+        block=(_ROWS_THREADS, 1, 1),
+        smem_bytes=0,
+        params=(
+            *(Pointer(operand=i) for i in range(3)),
+            Pointer(operand=_number(reads, "q_lengths")),
+            Pointer(operand=_number(reads, "q_segments")),
+            Pointer(operand=len(reads)),
+            Pointer(operand=len(reads) + 1 if has_blind else -1),
+            *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
+        ),
+    )
+
+
+def keys_kernel(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    device: CudaDevice,
+    has_blind: bool,
+) -> Kernel:
+    """The kernel (q, k, v, do, rows, lengths, everywhere) -> dk, dv."""
+    p, c = problem, config
+    reads = sizes.keys_reads(p, has_blind)
+    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
+    out = len(reads)
+    left, right = forward.window(p)
+    smem = int(sizes.keys_smem_bytes(p, c))
+    consumers = c.tile_kv // ROWS
+    numbers = {
+        **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len},
+        **{"kv_heads": p.kv_heads, "padded_kv": sizes.padded_kv(p, c)},
+        "group": p.heads // p.kv_heads,
+        **{"left": left or 0, "right": right or 0, "section": _keys_section(p)},
+    }
+    return _kernel(
+        "keys",
+        p,
+        device,
+        tile=(c.tile_kv, c.block_q, c.stages_q),
+        flags={"kEverywhere": has_blind},
+        names=("TileKv", "BlockQ"),
+        maps={
+            "q": _map(p, 0, queries, c.block_q),
+            "k": _map(p, 1, keys, c.tile_kv),
+            "v": _map(p, 2, keys, c.tile_kv),
+            "d_out": _map(p, 3, queries, c.block_q),
+            "rows": _rows_map(p, c),
+            "dk": _map(p, out, keys, WARP_ROWS),
+            "dv": _map(p, out + 1, keys, WARP_ROWS),
+        },
+        pointers={
+            "const float* everywhere": _number(reads, "everywhere"),
+            "const int* q_lengths": _number(reads, "q_lengths"),
+            "const int* kv_lengths": _number(reads, "kv_lengths"),
+            "const int* segments": _number(reads, "ids_kv"),
+            f"{_SPAN} spans_kv": _number(reads, "spans_tile_kv"),
+            f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
+        },
+        numbers=numbers,
+        tiles=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
+        consumers=consumers,
+        registers=sizes.keys_registers(p, c),
+        smem=smem,
+    )
+
+
+def queries_kernel(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel (q, k, v, do, rows, lengths) -> dq."""
+    p, c = problem, config
+    reads = sizes.queries_reads(p)
+    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
+    left, right = forward.window(p)
+    numbers = {
+        **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads},
+        **{"padded": sizes.padded(p, c), "group": p.heads // p.kv_heads},
+        **{"left": left or 0, "right": right or 0, "section": forward.section(p)},
+    }
+    return _kernel(
+        "queries",
+        p,
+        device,
+        tile=(c.tile_q, c.block_kv, c.stages_kv),
+        flags={},
+        names=("TileQ", "BlockKv"),
+        maps={
+            "q": _map(p, 0, queries, c.tile_q),
+            "k": _map(p, 1, keys, c.block_kv),
+            "v": _map(p, 2, keys, c.block_kv),
+            "d_out": _map(p, 3, queries, c.tile_q),
+            "dq": _map(p, len(reads), queries, WARP_ROWS),
+            "segments": _ids_map(p, c, reads) if p.segments else None,
+        },
+        pointers={
+            "const float* rows": _number(reads, "rows"),
+            "const int* q_lengths": _number(reads, "q_lengths"),
+            "const int* kv_lengths": _number(reads, "kv_lengths"),
+            f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
+            f"{_SPAN} spans_kv": _number(reads, "spans_block_kv"),
+        },
+        numbers=numbers,
+        tiles=-(-p.q_len // c.tile_q) * p.heads * p.batch,
+        consumers=c.tile_q // ROWS,
+        registers=sizes.queries_registers(p, c),
+        smem=int(sizes.queries_smem_bytes(p, c)),
+    )
+
+
+def _number(operands: tuple[str, ...], name: str) -> int:
+    return operands.index(name) if name in operands else -1
+
+
+def _keys_section(problem: AttentionProblem) -> int:
+    """Heads of keys whose tiles are neighbours: their queries stay in L2."""
+    group = problem.heads // problem.kv_heads
+    bytes_of_queries = 2 * problem.q_len * problem.head_dim * _ITEMSIZE * group
+    fitting = max(1, _SECTION_BYTES // bytes_of_queries)
+    return min(fitting, problem.kv_heads * problem.batch)
+
+
+def _map(
+    problem: AttentionProblem, operand: int, shape: tuple[int, int], rows: int
+) -> TensorMap:
+    """Boxes of ``rows`` queries or keys of a slab of one head of one example."""
+    (length, heads), dim = shape, problem.head_dim
+    row = dim * _ITEMSIZE
+    return TensorMap(
+        operand=operand,
+        dtype=problem.dtype,
+        dims=(dim, length, heads, problem.batch),
+        strides=(heads * row, row, length * heads * row),
+        box=(ROWS, rows, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def _rows_map(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> TensorMap:
+    """Boxes of the exponents and deltas of a block of queries."""
+    length, planes = sizes.padded(problem, config), 2 + problem.segments
+    head = 4 * length * planes
+    return TensorMap(
+        operand=4,
+        dtype="float32",
+        dims=(length, planes, problem.heads, problem.batch),
+        strides=(4 * length, head, head * problem.heads),
+        box=(config.block_q, planes, 1, 1),
+        swizzle=TensorMapSwizzle.NONE,
+    )
+
+
+def _ids_map(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm90Config,
+    reads: tuple[str, ...],
+) -> TensorMap:
+    """Boxes of the ids of a block of keys."""
+    length = sizes.padded_kv(problem, config)
+    row = 4 * length
+    return TensorMap(
+        operand=_number(reads, "ids_kv"),
+        dtype="int32",
+        dims=(length, problem.batch, 1, 1),
+        strides=(row, row * problem.batch, row * problem.batch),
+        box=(config.block_kv, 1, 1, 1),
+        swizzle=TensorMapSwizzle.NONE,
+    )
+
+
+def _kernel(
+    name: str,
+    problem: AttentionProblem,
+    device: CudaDevice,
+    *,
+    tile: tuple[int, int, int],
+    flags: dict[str, bool],
+    names: tuple[str, str],
+    maps: dict[str, TensorMap | None],
+    pointers: dict[str, int],
+    numbers: dict[str, int],
+    tiles: int,
+    consumers: int,
+    registers: int,
+    smem: int,
+) -> Kernel:
+    """The translation unit, Traits and one entry, and its launch."""
+    p = problem
+    own, other, stages = tile
+    element, short = DTYPES[p.dtype]
+    scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
+    sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    left, right = forward.window(p)
+    flags = {
+        "kHasLeft": left is not None,
+        "kHasRight": right is not None,
+        "kQLengths": p.q_lengths,
+        "kKvLengths": p.kv_lengths,
+        "kSegments": p.segments,
+        **flags,
+    }
+    words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
+    words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
+    words |= {"kEverywhere": "everywhere"}
+    kind = [words[flag] for flag, is_set in flags.items() if is_set]
+    base = f"attention_backward_{name}_sm90"
+    parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
+    entry = "_".join(parts)
+    threads = WARPGROUP * (1 + consumers)
+    producer, consumer = _REGISTERS[consumers]
+    if consumers == 2 and registers > _FEW:
+        producer, consumer = _ALL_REGISTERS
+    parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
+    floats = ("scale", "scale_log2")
+    parameters += [f"int {n}" for n in numbers] + [f"float {n}" for n in floats]
+    arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
+    arguments += [x.split()[-1] for x in pointers]
+    arguments += [*numbers, *floats]
+    headers = dict(sources.headers(f"{base}.cuh"))
+    headers |= {w.header_name: w.header for w in (scores, sums)}
+    bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
+    source = f"""\
+// {base} | {p.dtype} dim {p.head_dim} | {own}x{other} s{stages}
+#include "{base}.cuh"
+#include "{scores.header_name}"
+#include "{sums.header_name}"
+
+namespace {{
+struct Traits {{
+  using Element = {element};
+  using Scores = tracea::{scores.type_name}<0, 0>;
+  using Sums = tracea::{sums.type_name}<0, 1>;
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p)};
+  static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
+kMostBlocks = {sizes.MOST_BLOCKS};
+  static constexpr bool {bools};
+  static constexpr int kThreads = {threads}, kProducerRegisters = {producer}, \
+kConsumerRegisters = {consumer};
+  static constexpr int kSmemBytes = {smem};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({threads}, 1)
+{entry}({", ".join(parameters)}) {{
+  tracea::{base}<Traits>({{{", ".join(arguments)}}});
+}}
+"""
+    params: tuple[Param, ...] = (
+        *(m for m in maps.values() if m),
+        *(Pointer(operand=operand) for operand in pointers.values()),
+        *(Scalar(value=value) for value in numbers.values()),
+        Scalar(value=p.scale, dtype="float32"),
+        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
+    )
+    return Kernel(
+        entry=entry,
+        source=source,
+        headers=tuple(sorted(headers.items())),
+        arch=device.arch,
+        grid=(tiles, 1, 1),
+        block=(threads, 1, 1),
+        smem_bytes=smem,
+        params=params,
+    )

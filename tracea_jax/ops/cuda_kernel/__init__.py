@@ -1,0 +1,1 @@
+"""Kernels of users as ops: ``tracea_jax.cuda_kernel``."""

@@ -1,0 +1,1 @@
+"""Attention of one query a sequence to keys and values that lie in pages."""

@@ -1,0 +1,373 @@
+"""attention_backward_sm90: the gradients of flash attention on Hopper's tensor cores.
+
+Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
+ran forward; both skip what nobody sees, and neither adds in memory, so that results are
+the same from run to run. Here are the reasons that refuse problems, the legal configs
+and the calls; the kernels' text is in ``emit.attention_backward_kernels``. Caller: the
+op's record (``ops.attention.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_kernels as kernels
+from tracea_jax.emit import attention_backward_sm90 as emit
+from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.ir.tile_graph import KeyInterval
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+from tracea_jax.variants.attention_mask import refuses_extras
+from tracea_jax.variants.attention_sm90 import device_refuses, size_refuses
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    first_refusal,
+    grid,
+    legal_columns,
+)
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+
+_WIDEST_HEAD = 128
+_ROWS = forward.ROWS
+_LONGEST = 1 << 30  # positions that may be added without overflow
+_FEWEST = 512  # queries, and keys, that are worth three kernels
+CHOICES = {
+    "tile_kv": (128, 192),
+    "block_q": (48, 64, 80, 96),
+    "stages_q": (2, 3),
+    "tile_q": (128, 192),
+    "block_kv": (64, 80, 96, 128),
+    "stages_kv": (2, 3),
+}
+# Registers of a thread for sums and scores that there are without spilling any.
+_REGISTERS = {2: 208, 3: 136}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionBackwardSm90:
+    """The variant attention_backward_sm90; see ``variants.base.Variant``."""
+
+    name: str = "attention_backward_sm90"
+    config_type: type = AttentionBackwardSm90Config
+    sources: tuple[str, ...] = (
+        "cuda/attention_backward_keys_sm90.cuh",
+        "cuda/attention_backward_queries_sm90.cuh",
+        "cuda/attention_rows.cuh",
+    )
+
+    def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
+        if problem.direction != "backward":
+            return "it computes gradients only"
+        return (
+            device_refuses(device)
+            or _head_refuses(problem)
+            or size_refuses(problem)
+            or _tiles_refuse(problem)
+            or _kind_refuses(problem)
+        )
+
+    def check(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> None:
+        check_choices(config, CHOICES)
+        if rule := first_refusal(_RULES, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: AttentionProblem, device: Device) -> Space:
+        columns, pruned = legal_columns(
+            grid(**CHOICES), AttentionBackwardSm90Config, _RULES, problem, device
+        )
+        return Space(
+            config_type=AttentionBackwardSm90Config, columns=columns, pruned=pruned
+        )
+
+    def heuristic(
+        self, problem: AttentionProblem, device: Device
+    ) -> AttentionBackwardSm90Config:
+        if problem.head_dim <= 64:
+            return AttentionBackwardSm90Config(
+                tile_kv=128, block_q=96, tile_q=192, block_kv=80, stages_kv=3
+            )
+        return AttentionBackwardSm90Config(
+            tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+        )
+
+    def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
+        """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
+
+        It computes scores once instead of twice, but adds up dq in memory. On an H200
+        it took 1.2 times as long for causal sequences of 512 and heads of 128, and 1.1
+        times as long for a causal window of 512 of 4096 keys; heads of other sizes were
+        not measured.
+        """
+        p = problem
+        if min(p.q_len, p.kv_len) < _FEWEST:
+            return False
+        if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
+            return True
+        left, right = forward.window(p)
+        seen = p.kv_len if left is None else left + 1
+        is_near = seen <= _FEWEST or seen <= p.kv_len // 8
+        return p.head_dim == _WIDEST_HEAD and right == 0 and is_near
+
+    def call(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> Steps:
+        assert isinstance(device, CudaDevice)
+        p, c = problem, config
+        has_blind = may_be_blind(p)
+        shape = emit.rows_shape(p, c)
+        scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
+        steps: list[Step] = [
+            Launch(
+                name="prepare",
+                kernel=kernels.rows_kernel(p, c, device, has_blind),
+                reads=emit.rows_reads(p),
+                writes=("rows", *("blind",) * has_blind),
+            )
+        ]
+        if has_blind:
+            of_values = (p.batch, p.kv_heads, p.head_dim)
+            shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
+            scratch += [
+                Buffer(name=name, shape=shape, dtype="float32")
+                for name, shape in shapes.items()
+            ]
+            steps.append(_mean_of_blind(p))
+        if p.segments:
+            scratch += _segment_buffers(p, c)
+            steps.append(_of_segments(p, c))
+        if p.sinks:
+            steps.append(_OF_SINKS)
+        steps += [
+            Launch(
+                name="keys",
+                kernel=kernels.keys_kernel(p, c, device, has_blind),
+                reads=emit.keys_reads(p, has_blind),
+                writes=("dk", "dv"),
+            ),
+            Launch(
+                name="queries",
+                kernel=kernels.queries_kernel(p, c, device),
+                reads=emit.queries_reads(p),
+                writes=("dq",),
+            ),
+        ]
+        optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
+        optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
+        return Steps(
+            operands=("q", "k", "v", *optional, "o", "lse", "do"),
+            results=("dq", "dk", "dv", *("dsinks",) * p.sinks),
+            scratch=tuple(scratch),
+            steps=tuple(steps),
+        )
+
+
+def may_be_blind(problem: AttentionProblem) -> bool:
+    """Whether a query might see no key; it then takes the mean of all values."""
+    p = problem
+    left, right = forward.window(p)
+    keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
+    return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
+
+
+def _mean_of_blind(problem: AttentionProblem) -> Expression:
+    p = problem
+    arguments = {
+        "group": p.heads // p.kv_heads,
+        "kv_len": p.kv_len,
+        "dtype": p.dtype,
+    }
+    return Expression(
+        name="mean",
+        function=mean_of_blind,
+        reads=("blind",),
+        writes=("everywhere",),
+        arguments=tuple(arguments.items()),
+    )
+
+
+def mean_of_blind(
+    module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
+) -> Any:
+    """What queries that see no key add to the gradient of each value of their head.
+
+    Args:
+      module: the array module.
+      blind: float32 (batch, tiles, heads, head_dim), sums of their do.
+      group: heads that share values.
+      kv_len: keys, the masked ones included.
+      dtype: that a weight is rounded to.
+
+    Returns:
+      float32 (batch, kv_heads, head_dim).
+    """
+    batch, _, heads, dim = blind.shape
+    shared = module.sum(blind, 1).reshape(batch, heads // group, group, dim)
+    return module.sum(shared, 2) * module.asarray(1 / kv_len, dtype).astype("float32")
+
+
+def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
+    """-sum of p delta over all queries, p being the weight of the sink.
+
+    Args:
+      module: the array module.
+      sinks: float32 (heads,).
+      rows: float32 (batch, heads, 2 or 3, queries), see attention_rows.cuh.
+
+    Returns:
+      float32 (heads,).
+    """
+    log2 = sinks[:, None] * math.log2(math.e)
+    weights = module.exp2(log2 - rows[:, :, 0])
+    return -module.sum(weights * rows[:, :, 1], (0, 2))
+
+
+_OF_SINKS = Expression(
+    name="sinks",
+    function=gradient_of_sinks,
+    reads=("sinks", "rows"),
+    writes=("dsinks",),
+)
+
+
+def _segment_buffers(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> list[Buffer]:
+    p = problem
+    shapes: dict[str, tuple[int, ...]] = {
+        "ids_kv": (p.batch, emit.padded_kv(p, config))
+    }
+    for name, (ids, field) in emit.SPANS.items():
+        length = p.q_len if ids == "q_segments" else p.kv_len
+        shapes[name] = (p.batch, -(-length // getattr(config, field)), 2)
+    return [Buffer(name=n, shape=s, dtype="int32") for n, s in shapes.items()]
+
+
+def _of_segments(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> Expression:
+    sizes = [getattr(config, field) for _, field in emit.SPANS.values()]
+    return Expression(
+        name="segments",
+        function=ids_and_spans,
+        reads=("q_segments", "kv_segments"),
+        writes=("ids_kv", *emit.SPANS),
+        arguments=(
+            ("sizes", tuple(sizes)),
+            ("padded", emit.padded_kv(problem, config)),
+        ),
+    )
+
+
+def ids_and_spans(
+    module: Any, q_ids: Any, kv_ids: Any, *, sizes: tuple[int, ...], padded: int
+) -> tuple[Any, ...]:
+    """Ids of keys in whole blocks; the least and the largest id of tiles and blocks.
+
+    Args:
+      module: the array module.
+      q_ids, kv_ids: int32 (batch, length).
+      sizes: of the tiles and blocks of ``emit.SPANS``.
+      padded: keys in whole blocks.
+
+    Returns:
+      (batch, padded), then (batch, tiles or blocks, 2) for each size, all int32.
+    """
+
+    def whole(ids: Any, length: int) -> Any:
+        behind = length - ids.shape[1]
+        return module.pad(ids, ((0, 0), (0, behind)), mode="edge")
+
+    def span(ids: Any, size: int) -> Any:
+        count = -(-ids.shape[1] // size)
+        blocks = whole(ids, count * size).reshape(ids.shape[0], count, size)
+        return module.stack([module.min(blocks, -1), module.max(blocks, -1)], -1)
+
+    of = {"q_segments": q_ids, "kv_segments": kv_ids}
+    names = (ids for ids, _ in emit.SPANS.values())
+    spans = (span(of[n], size) for n, size in zip(names, sizes, strict=True))
+    return (whole(kv_ids, padded), *spans)
+
+
+def _most_registers(tile: Any) -> Any:
+    two, three = _REGISTERS.values()
+    return two - (tile // _ROWS - 2) * (two - three)
+
+
+_RULES = (
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: (
+            (emit.keys_smem_bytes(p, c) > d.smem_per_block_bytes)
+            | (emit.queries_smem_bytes(p, c) > d.smem_per_block_bytes)
+        ),
+        why=lambda p, c, d: (
+            f"the kernels take {emit.keys_smem_bytes(p, c)} and "
+            f"{emit.queries_smem_bytes(p, c)} bytes of shared memory; a block of "
+            f"{d.arch} has {d.smem_per_block_bytes}"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
+        ),
+        why=lambda p, c, d: (
+            f"sums and scores take {emit.keys_registers(p, c)} and "
+            f"{emit.queries_registers(p, c)} registers of a thread; there are "
+            f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
+        ),
+    ),
+)
+
+
+def _head_refuses(problem: AttentionProblem) -> str | None:
+    if problem.dtype not in forward.DTYPES:
+        return (
+            f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
+        )
+    if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
+        return (
+            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
+        )
+    return None
+
+
+def _tiles_refuse(problem: AttentionProblem) -> str | None:
+    p = problem
+    if -(-p.kv_len // _ROWS) * p.kv_heads * p.batch > INT32_MAX:
+        return "the keys have more than 2^31 - 1 tiles of 64"
+    return None
+
+
+def _kind_refuses(problem: AttentionProblem) -> str | None:
+    p = problem
+    if reason := refuses_extras(p, "segments", "sinks"):
+        return reason
+    if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
+        return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
+    if p.bias:
+        return "it computes no gradient of a bias"
+    if p.mask:
+        return "it reads no mask"
+    if p.window and max(map(abs, p.window)) > _LONGEST:
+        return f"window {p.window} with a side above {_LONGEST}"
+    return None
+
+
+ATTENTION_BACKWARD_SM90 = AttentionBackwardSm90()
