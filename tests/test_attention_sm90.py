@@ -11,6 +11,7 @@ from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.dispatch import plan
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
@@ -27,6 +28,16 @@ EVERYTHING = {
     "q_lengths": True,
     "kv_lengths": True,
     "saves_lse": True,
+}
+EVERY_OPTION = {
+    **EVERYTHING,
+    "aligned_at_end": True,
+    "segments": True,
+    "mask": (2, 1, 1000, 1300),
+    "bias": (1, 12, 1000, 1300),
+    "bias_dtype": "float32",
+    "soft_cap": 50.0,
+    "sinks": True,
 }
 
 
@@ -47,7 +58,10 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
 
 
 def test_it_takes_positions_and_lengths():
-    kinds: tuple[dict[str, Any], ...] = ({}, EVERYTHING, {"dtype": "float16"})
+    kinds: tuple[dict[str, Any], ...] = (
+        *({}, EVERYTHING, {"dtype": "float16"}),
+        *(EVERY_OPTION, {"mask": (1, 12, 8, 11), "mask_block": (128, 128)}),
+    )
     for head_dim, fields in itertools.product((8, 128, 256), kinds):
         assert ATTENTION_SM90.why_not(problem(head_dim, **fields), H200) is None
 
@@ -60,8 +74,13 @@ def test_it_takes_positions_and_lengths():
         ({"head_dim": 264}, "head_dim=264; it takes multiples of 8 up to 256"),
         ({"kv_len": 0}, "there is nothing to compute"),
         ({"direction": "backward"}, "it computes no gradients"),
-        ({"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"}, "it adds no bias"),
-        ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
+        ({"bias": (1, 12, 1, 1), "bias_dtype": "float64"}, "a bias of dtype float64"),
+        ({"value_dim": 100}, "value_dim=100; it takes multiples of 8 up to 256"),
+        ({"soft_cap": 1e30}, "soft_cap=1e+30; it takes caps from 8.67e-19 to 1.05e+06"),
+        (
+            {"mask": (1, 1, 1 << 24, 1 << 24), "q_len": 1 << 24, "kv_len": 1 << 24},
+            "the map of a mask would have more than 2^31 - 1 words",
+        ),
         ({"scale": -0.1}, "scale=-0.1; it takes scales from 8.67e-19 to 1.05e+06"),
         ({"scale": 0.0}, "scale=0.0; it takes scales from 8.67e-19 to 1.05e+06"),
         ({"q_len": 1 << 31}, "a length above 1073741824"),
@@ -91,8 +110,31 @@ def test_it_is_the_default_of_long_sequences():
 
 
 @pytest.mark.parametrize(
+    ("fields", "variant"),
+    [
+        ({"segments": True}, "attention_sm90"),
+        ({"soft_cap": 50.0, "sinks": True}, "attention_sm90"),
+        ({"mask": (1, 12, 8, 11), "mask_block": (128, 128)}, "attention_sm90"),
+        ({"head_dim": 192, "value_dim": 128, "q_len": 1024}, "attention_sm90"),
+        ({"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"}, "cudnn"),
+        ({"head_dim": 256, "segments": True}, "xla"),  # was not measured
+    ],
+    ids=str,
+)
+def test_the_default_where_scores_are_changed_or_masked(fields, variant):
+    assert plan(problem(**fields), H200).variant == variant
+
+
+@pytest.mark.parametrize(
     ("fields", "found"),
     [
+        ({"aligned_at_end": True, "is_causal": True}, (None, 300)),
+        ({"aligned_at_end": True, "window": (400, 0)}, (100, 300)),
+        ({"aligned_at_end": True, "is_causal": True, "q_len": 1}, (None, None)),
+        (  # only the device knows
+            {"aligned_at_end": True, "is_causal": True, "kv_lengths": True},
+            (None, 0),
+        ),
         ({}, (None, None)),
         ({"is_causal": True}, (None, 0)),
         ({"window": (100, 50)}, (100, 50)),
@@ -104,7 +146,7 @@ def test_it_is_the_default_of_long_sequences():
     ],
 )
 def test_sides_that_exclude_no_key_are_dropped(fields, found):
-    assert emit.window(problem(**fields)) == found
+    assert rules.window(problem(**fields)) == found
 
 
 # ---- configs -------------------------------------------------------------------------
@@ -113,15 +155,30 @@ HEAD_DIMS = (8, 64, 72, 96, 128, 160, 192, 256)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("fields", [{}, {"is_causal": True}, EVERYTHING], ids=str)
-def test_the_usual_config_is_one_of_the_space(head_dim, fields):
-    asked = problem(head_dim, **fields)
+@pytest.mark.parametrize("value_dim", [None, 64, 256])
+@pytest.mark.parametrize(
+    "fields", [{}, {"is_causal": True}, EVERYTHING, EVERY_OPTION], ids=len
+)
+def test_the_usual_config_is_one_of_the_space(head_dim, value_dim, fields):
+    asked = problem(head_dim, value_dim=value_dim, **fields)
     space = ATTENTION_SM90.space(asked, H200)
     config = ATTENTION_SM90.heuristic(asked, H200)
     ATTENTION_SM90.check(asked, config, H200)
     assert space.index(config) is not None
-    for legal in space.configs():
+    for legal in list(space.configs())[::17]:
         assert emit.kernel(asked, legal, H200).smem_bytes <= H200.smem_per_block_bytes
+
+
+def test_tiles_divide_the_blocks_of_a_mask_where_they_can():
+    for head_dim, block, found in (
+        *((64, (128, 128), (128, 128)), (256, (128, 128), (128, 64))),
+        *((192, (256, 48), (128, 48)), (128, (100, 100), (128, 128))),
+    ):
+        shape = (1, 1, -(-1000 // block[0]), -(-1300 // block[1]))
+        asked = problem(head_dim, mask=shape, mask_block=block)
+        config = ATTENTION_SM90.heuristic(asked, H200)
+        assert (config.tile_q, config.tile_kv) == found
+        assert bool(rules.reads_mask(asked, config)) == (block == (100, 100))
 
 
 def test_short_sequences_have_tiles_that_fit_them():
@@ -166,6 +223,11 @@ def test_three_consumers_take_no_wide_heads():
 # ---- its parameters ------------------------------------------------------------------
 
 
+def floats(kernel: Kernel) -> list[float]:
+    scalars = [p for p in kernel.params if isinstance(p, Scalar)]
+    return [p.value for p in scalars if p.dtype == "float32"]
+
+
 def maps(kernel: Kernel) -> list[TensorMap]:
     return [p for p in kernel.params if isinstance(p, TensorMap)]
 
@@ -183,6 +245,8 @@ def test_a_head_and_an_example_are_dimensions_of_their_own():
         (64, 128, 1, 1),
         (64, 16, 1, 1),
     ]
+    q, k, v, o = maps(emit.kernel(problem(192, value_dim=128), USUAL, H200))
+    assert (q.dims[0], k.dims[0], v.dims[0], o.dims[0]) == (192, 192, 128, 128)
 
 
 def test_operands_are_numbered_arguments_first():
@@ -193,10 +257,15 @@ def test_operands_are_numbered_arguments_first():
         return [maps(kernel)[3].operand, *pointers]
 
     # o, then log-sum-exp, counter, lengths of queries and of keys
-    assert operands({}, schedule="grid") == [3, -1, -1, -1, -1]
-    assert operands({}) == [4, -1, 3, -1, -1]
-    assert operands({"kv_lengths": True}) == [5, -1, 4, -1, 3]
-    assert operands(EVERYTHING) == [6, 7, 5, 3, 4]
+    none = [-1] * 7
+    assert operands({}, schedule="grid") == [3, -1, -1, -1, -1, *none]
+    assert operands({}) == [4, -1, 3, -1, -1, *none]
+    assert operands({"kv_lengths": True}) == [5, -1, 4, -1, 3, *none]
+    assert operands(EVERYTHING) == [6, 7, 5, 3, 4, *none]
+    # ..., segments, sinks, bias, map, words of the mask, values
+    found = operands(EVERY_OPTION)
+    assert found == [12, 13, 11, 4, 5, 6, 7, 8, 3, 9, 10, 2]
+    assert len(set(found)) == len(found)
 
 
 def test_lengths_and_heads_share_a_source():
@@ -210,6 +279,11 @@ def test_lengths_and_heads_share_a_source():
         for fields in kinds
     }
     assert len(sources) == 1
+    caps = {
+        emit.kernel(problem(soft_cap=c, sinks=True), USUAL, H200).source
+        for c in (1.0, 50.0)
+    }
+    assert len(caps) == 1
     windows = ((100, 0), (200, 0))
     assert 1 == len(
         {emit.kernel(problem(window=w), USUAL, H200).source for w in windows}
@@ -218,9 +292,14 @@ def test_lengths_and_heads_share_a_source():
 
 def test_the_scale_is_that_of_powers_of_two():
     kernel = emit.kernel(problem(scale=0.25), USUAL, H200)
-    scale = kernel.params[-1]
-    assert isinstance(scale, Scalar) and scale.dtype == "float32"
-    assert scale.value == pytest.approx(0.25 / 0.6931471805599453)
+    assert floats(kernel)[0] == pytest.approx(0.25 / 0.6931471805599453)
+
+
+def test_scores_of_a_cap_are_scaled_with_it():
+    kernel = emit.kernel(problem(scale=0.25, soft_cap=20.0), USUAL, H200)
+    cap_log2, unscale, to_cap = floats(kernel)
+    assert cap_log2 == pytest.approx(20 / 0.6931471805599453)
+    assert (unscale, to_cap) == (4.0, 0.0125)
 
 
 def test_tiles_that_are_drawn_start_from_a_counter():
@@ -233,6 +312,48 @@ def test_tiles_that_are_drawn_start_from_a_counter():
     assert attend.updates == {5: 2}
     fixed = dataclasses.replace(USUAL, schedule="static")
     assert isinstance(ATTENTION_SM90.call(problem(), fixed, H200), Kernel)
+
+
+def test_masks_become_a_map_before_the_kernel():
+    call = ATTENTION_SM90.call(problem(**EVERY_OPTION), USUAL, H200)
+    assert isinstance(call, Steps)
+    options = ("q_lengths", "kv_lengths", "q_segments", "kv_segments", "sinks")
+    assert call.operands == ("q", "k", "v", "bias", "mask", *options)
+    assert [(s.name, *s.reads) for s in call.steps[:3]] == [
+        ("tile_map", "q_segments", "kv_segments", "mask"),
+        ("mask_words", "mask"),
+        ("zeros",),
+    ]
+    assert {b.name: b.shape for b in call.scratch} == {
+        "map": (2, 1, 8, 2),  # two words for 11 blocks
+        "mask_words": (2, 1, 1000, 11 * 4),
+        "counter": (1,),
+    }
+    attend = call.steps[-1]
+    assert isinstance(attend, Launch) and "mask" not in attend.reads
+    blocks = problem(mask=(1, 12, 8, 11), mask_block=(128, 128))
+    call = ATTENTION_SM90.call(blocks, USUAL, H200)
+    assert isinstance(call, Steps)
+    assert [s.name for s in call.steps] == ["tile_map", "zeros", "attend"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((2, 12, 1000, 1300), (12 * 1300_000, 1300_000, 1300)),
+        ((1, 12, 1000, 1300), (0, 1300_000, 1300)),
+        ((2, 1, 1000, 1), (1000, 0, 1)),
+        ((2, 1, 1, 1300), (1300, 0, 0)),
+        ((1, 12, 1, 1), (0, 1, 0)),
+    ],
+)
+def test_what_a_bias_shares_is_read_again(shape, found):
+    fields = {"bias": shape, "bias_dtype": "bfloat16"}
+    kernel = emit.kernel(problem(**fields), USUAL, H200)
+    scalars = [p for p in kernel.params if isinstance(p, Scalar)]
+    row = scalars[10].value
+    example, head, *_ = (p.value for p in scalars if p.dtype == "int64")
+    assert (example, head, row) == found
 
 
 def test_blocks_of_the_launch():
@@ -307,6 +428,15 @@ COMPILED = [
     (256, {}, None),
     (256, EVERYTHING, None),
     (256, {}, AttentionSm90Config(tile_q=128, tile_kv=64, overlap=False)),
+    (64, EVERY_OPTION, None),
+    (128, EVERY_OPTION, None),
+    (256, EVERY_OPTION, None),
+    (64, {"segments": True}, AttentionSm90Config(tile_q=192, tile_kv=96)),
+    (128, {"segments": True, "is_causal": True}, None),
+    (192, {"soft_cap": 50.0, "is_causal": True, "value_dim": 128}, None),
+    (256, {"soft_cap": 50.0, "window": (4096, 0)}, None),
+    (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
+    (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),
 ]
 
 
@@ -325,13 +455,28 @@ def test_compiled_kernels_are_of_every_kind():
     dims, fields, configs = zip(*COMPILED, strict=True)
     assert len(set(dims)) >= 6
     named = set(itertools.chain(*fields))
-    assert named >= {*EVERYTHING, "dtype"}
+    assert named >= {*EVERY_OPTION, "dtype", "value_dim", "mask_block"}
     in_place = {
         emit.stages_in_place(problem(d, **f), config, H200.smem_per_block_bytes)
         for d, f, c in COMPILED
         for config in [c or ATTENTION_SM90.heuristic(problem(d, **f), H200)]
     }
     assert in_place == {False, True} and any(configs)
+
+
+@pytest.mark.parametrize("tile_q", [128, 192])
+def test_consumers_get_no_more_registers_than_the_launch_has(tile_q):
+    """Else they wait for ever for what nobody gives back."""
+    for fields in ({}, EVERY_OPTION):
+        config = dataclasses.replace(USUAL, tile_q=tile_q, tile_kv=48)
+        source = emit.kernel(problem(64, **fields), config, H200).source
+        producer, consumer = (
+            int(source.split(f"k{role}Registers = ")[1].split(",")[0].split(";")[0])
+            for role in ("Producer", "Consumer")
+        )
+        most = (1 << 16) // config.threads // 8 * 8
+        asked = producer + config.consumers * consumer
+        assert asked <= most * (1 + config.consumers)
 
 
 @pytest.mark.nvrtc

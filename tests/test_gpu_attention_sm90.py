@@ -136,6 +136,83 @@ def test_more_heads_than_a_section():
         )
 
 
+# --- what changes or masks scores -----------------------------------------------------
+
+SCORES = (BASE.heads, BASE.q_len, BASE.kv_len)
+BIAS = {"bias": (1, *SCORES), "bias_dtype": "bfloat16"}
+ALL = {
+    **EVERYTHING,
+    **BIAS,
+    "window": (300, 90),
+    "segments": True,
+    "mask": (1, *SCORES),
+    "soft_cap": 5.0,
+    "sinks": True,
+}
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"segments": True, "is_causal": True},
+        {"soft_cap": 5.0, "is_causal": True},
+        {"soft_cap": 1e6, "sinks": True, "saves_lse": True},
+        {"soft_cap": 1e-3},
+        BIAS,
+        {"mask": (1, *SCORES)},
+        {"mask": (1, 4, 3, 4), "mask_block": (128, 128), "is_causal": True},
+        {"mask": (1, 4, 4, 10), "mask_block": (100, 50)},
+        ALL,
+    ],
+    ids=len,
+)
+def test_options(head_dim, fields):
+    run_and_check(dataclasses.replace(BASE, head_dim=head_dim, **fields))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kv_len", [1, 456, 457])
+def test_biases_that_are_shared(dtype, kv_len):
+    for shape in ((2, 4, 331, kv_len), (2, 1, 1, kv_len), (1, 4, 331, 1), (1, 4, 1, 1)):
+        run_and_check(
+            dataclasses.replace(BASE, kv_len=kv_len, bias=shape, bias_dtype=dtype)
+        )
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (7, 129), (129, 127), (300, 9000)], ids=str)
+def test_segments_and_masks_around_the_sizes_of_tiles(sizes):
+    q_len, kv_len = sizes
+    problem = dataclasses.replace(BASE, q_len=q_len, kv_len=kv_len, saves_lse=True)
+    run_and_check(dataclasses.replace(problem, segments=True))
+    run_and_check(dataclasses.replace(problem, mask=(1, 4, q_len, kv_len)))
+
+
+@pytest.mark.parametrize("dims", [(192, 128), (64, 256), (96, 64), (40, 72)], ids=str)
+def test_values_of_another_size(dims):
+    head_dim, value_dim = dims
+    for fields in ({}, EVERYTHING, {"segments": True}):
+        run_and_check(
+            dataclasses.replace(BASE, head_dim=head_dim, value_dim=value_dim, **fields)
+        )
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_queries_whose_segment_has_no_key_take_the_mean_of_all(head_dim):
+    args = arguments(300, 400, head_dim)
+    queries = np.arange(300)[None].repeat(2, 0) // 50
+    keys = np.arange(400)[None].repeat(2, 0) // 40
+    keys[keys == 3] = 2
+    queries[1, :40] = -7
+    for is_causal in (False, True):
+        assert_as_xla(
+            args,
+            query_segment_ids=jnp.asarray(queries, jnp.int32),
+            key_value_segment_ids=jnp.asarray(keys, jnp.int32),
+            is_causal=is_causal,
+        )
+
+
 # --- against XLA, every row -----------------------------------------------------------
 
 

@@ -24,21 +24,24 @@ SEEDS = range(25)
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_every_schedule_is_right(stages, tiles):
-    for consumers, in_place in itertools.product((1, 2, 3), (False, True)):
+    kinds = itertools.product((1, 2, 3), (False, True), (0, 2))
+    for consumers, in_place, places in kinds:
         for ping_pong in {False, consumers > 1}:
             protocol = Protocol(
                 stages=stages,
                 consumers=consumers,
                 ping_pong=ping_pong,
                 in_place=in_place,
+                places=places,
             )
-            for seed in SEEDS:
+            for seed in SEEDS[: 10 if places else None]:
                 run_tiles(protocol, tiles, seed)
 
 
 @pytest.mark.parametrize(
     ("broken", "in_place"),
     [
+        ("places", False),
         ("awaits_queries", False),
         ("awaits_queries", True),
         ("awaits_store", True),
@@ -48,7 +51,8 @@ def test_every_schedule_is_right(stages, tiles):
 )
 def test_a_rule_that_is_broken_is_caught(broken, in_place):
     right = Protocol(stages=2, consumers=2, in_place=in_place)
-    wrong = dataclasses.replace(right, **{broken: False})
+    change = {"places": 1} if broken == "places" else {broken: False}
+    wrong = dataclasses.replace(right, **change)
     caught = 0
     for tiles, seed in itertools.product(TILES, range(60)):
         try:

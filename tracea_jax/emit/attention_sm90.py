@@ -13,6 +13,7 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
+from tracea_jax.emit.attention_rules import is_mapped, reads_mask, shifts, window
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -37,6 +38,28 @@ _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
+WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
+_BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
+# Parameters behind the tensor maps and the log-sum-exp: pointers with their types, and
+# numbers.
+_POINTERS = {
+    "counter": "unsigned*",
+    "q_lengths": "const int*",
+    "kv_lengths": "const int*",
+    "q_segments": "const int*",
+    "kv_segments": "const int*",
+    "sinks": "const float*",
+    "bias": "const void*",
+    "map": "const unsigned*",
+    "mask_words": "const unsigned*",
+    "values": "const void*",
+}
+_INTEGERS = (
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "section"),
+    *("map_example", "map_head", "bias_row", "mask_row"),
+)
+_LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
+_FACTORS = ("scale_log2", "unscale", "to_cap")
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 
@@ -78,9 +101,9 @@ class AttentionSm90Config:
         return f"{self.tile_q}x{self.tile_kv} s{self.stages}{how} {self.schedule}"
 
 
-def slabs(problem: AttentionProblem) -> int:
-    """Slabs of 64 columns that a head is stored in."""
-    return -(-problem.head_dim // ROWS)
+def slabs(columns: int) -> int:
+    """Slabs of 64 columns that a row is stored in."""
+    return -(-columns // ROWS)
 
 
 def smem_bytes(
@@ -93,38 +116,24 @@ def smem_bytes(
       config: the config.
       in_place: whether results are staged where the queries were.
     """
-    tile = slabs(problem) * config.tile_q * _ROW_BYTES
-    ring = 2 * config.stages * slabs(problem) * config.tile_kv * _ROW_BYTES
-    staging = 0 if in_place else tile
+    keys, values = slabs(problem.head_dim), slabs(problem.columns)
+    tile = config.tile_q * _ROW_BYTES
+    ring = config.stages * (keys + values) * config.tile_kv * _ROW_BYTES
+    staging = 0 if in_place else values * tile
     period = SWIZZLE_128B.period_bytes
-    return tile + ring + staging + period  # the last for barriers, and one byte
+    # The last for barriers, and one byte.
+    return keys * tile + ring + staging + period
 
 
 def stages_in_place(
     problem: AttentionProblem, config: AttentionSm90Config, limit_bytes: int
 ) -> bool:
-    """Whether there is no room for results beside the queries of the next tile."""
-    return bool(smem_bytes(problem, config, in_place=False) > limit_bytes)
+    """Whether there is no room for results beside the queries of the next tile.
 
-
-def window(problem: AttentionProblem) -> tuple[int | None, int | None]:
-    """(left, right): query i sees keys i - left .. i + right; None for no limit.
-
-    A side that excludes no key is dropped.
+    Results that are wider than queries never fit in their place.
     """
-    left, right = problem.window or (None, None)
-    if problem.is_causal:
-        right = 0 if right is None else min(right, 0)
-    if left is not None and left >= problem.q_len - 1:
-        left = None
-    if right is not None and right >= problem.kv_len - 1:
-        right = None
-    return left, right
-
-
-def masks(problem: AttentionProblem) -> bool:
-    """Whether more than the last block of keys of a tile may be partial."""
-    return window(problem) != (None, None) or problem.kv_lengths
+    fits = slabs(problem.columns) <= slabs(problem.head_dim)
+    return fits and bool(smem_bytes(problem, config, in_place=False) > limit_bytes)
 
 
 def tiles_q(problem: AttentionProblem, config: AttentionSm90Config) -> int:
@@ -158,7 +167,8 @@ def section(problem: AttentionProblem) -> int:
     Heads that share keys lie side by side, and their keys count once.
     """
     group = problem.heads // problem.kv_heads
-    bytes_of_keys = 2 * problem.kv_len * problem.head_dim * _ITEMSIZE
+    columns = problem.head_dim + problem.columns
+    bytes_of_keys = problem.kv_len * columns * _ITEMSIZE
     fitting = max(1, _SECTION_BYTES // bytes_of_keys) * group
     return min(fitting, problem.heads * problem.batch)
 
@@ -179,14 +189,13 @@ def kernel(
 ) -> Kernel:
     """The kernel that computes a forward problem with this config.
 
-    Operands are q, k, v, then the lengths that the problem has, and a counter if tiles
-    are drawn; results are o, the log-sum-exp if it is saved, and the counter again.
-    What only the launch needs stays out of the source: one cubin serves all lengths and
-    numbers of heads.
+    Operands are those of ``operands``; results are o, the log-sum-exp if it is saved,
+    and the counter again. What only the launch needs stays out of the source: one cubin
+    serves all lengths and numbers of heads.
     """
     t = problem.dtype
     scores = Wgmma(n=config.tile_kv, lhs=t, rhs=t)
-    sums = Wgmma(n=problem.head_dim, lhs=t, rhs=t, lhs_in_registers=True)
+    sums = Wgmma(n=problem.columns, lhs=t, rhs=t, lhs_in_registers=True)
     generated = {w.header_name: w.header for w in (scores, sums)}
     headers = (*sources.headers("attention_sm90.cuh"), *generated.items())
     limit = device.smem_per_block_bytes
@@ -203,16 +212,39 @@ def kernel(
     )
 
 
+def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[str, ...]:
+    """Names of what the kernel reads: operands of the op, and buffers of the call."""
+    p = problem
+    there = {
+        "bias": p.bias is not None,
+        "q_lengths": p.q_lengths,
+        "kv_lengths": p.kv_lengths,
+        "q_segments": p.segments,
+        "kv_segments": p.segments,
+        "sinks": p.sinks,
+        "map": is_mapped(p),
+        "mask_words": reads_mask(p, config),
+        "counter": draws(config),
+    }
+    return ("q", "k", "v", *(name for name, is_read in there.items() if is_read))
+
+
 def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of lengths."""
     left, right = window(problem)
     parts = (
         DTYPES[problem.dtype][1],
-        f"d{problem.head_dim}",
+        f"d{problem.head_dim}" + (f"v{problem.columns}" if problem.value_dim else ""),
         "left" if left is not None else "",
         "right" if right is not None else "",
         "qlen" if problem.q_lengths else "",
         "kvlen" if problem.kv_lengths else "",
+        "end" if shifts(problem) else "",
+        "segments" if problem.segments else "",
+        "mask" if problem.mask else "",
+        "bias" if problem.bias else "",
+        "cap" if problem.soft_cap else "",
+        "sinks" if problem.sinks else "",
         "lse" if problem.saves_lse else "",
     )
     choices = str(config).replace(" ", "_")
@@ -224,42 +256,80 @@ def _params(
 ) -> tuple[Param, ...]:
     """The arguments of the entry point, in the order of ``_source``."""
     p = problem
-    operands = ["q", "k", "v"]
-    operands += ["q_lengths"] * p.q_lengths + ["kv_lengths"] * p.kv_lengths
-    operands += ["counter"] * draws(config)
-    number = {name: i for i, name in enumerate(operands)}
-    out = len(operands)
+    number = {name: i for i, name in enumerate(operands(p, config))}
+    out = len(number)
     left, right = window(p)
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
-    numbers = (
-        *(p.batch, p.q_len, p.kv_len, p.heads, p.heads // p.kv_heads),
-        *(left or 0, right or 0, section(p)),
-    )
+    numbers = {
+        "batch": p.batch,
+        "q_len": p.q_len,
+        "kv_len": p.kv_len,
+        "heads": p.heads,
+        "group": p.heads // p.kv_heads,
+        "left": left or 0,
+        "right": right or 0,
+        "section": section(p),
+        **_steps(p, config),
+    }
+    number["values"] = number["v"] if is_mapped(p) else -1
+    scale = p.soft_cap or p.scale
+    factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
     return (
-        _map(p, 0, queries, config.tile_q),
-        _map(p, 1, keys, config.tile_kv),
-        _map(p, 2, keys, config.tile_kv),
-        _map(p, out, queries, WARP_ROWS),
+        _map(p, 0, queries, config.tile_q, p.head_dim),
+        _map(p, 1, keys, config.tile_kv, p.head_dim),
+        _map(p, 2, keys, config.tile_kv, p.columns),
+        _map(p, out, queries, WARP_ROWS, p.columns),
         Pointer(operand=out + 1 if p.saves_lse else -1),
-        *(
-            Pointer(operand=number.get(name, -1))
-            for name in ("counter", "q_lengths", "kv_lengths")
-        ),
-        *(Scalar(value=value) for value in numbers),
-        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
+        *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
+        *(Scalar(value=numbers[name]) for name in _INTEGERS),
+        *(Scalar(value=numbers[name], dtype="int64") for name in _LONG),
+        *(Scalar(value=value, dtype="float32") for value in factors),
     )
+
+
+def buffer_shapes(
+    problem: AttentionProblem, config: AttentionSm90Config
+) -> dict[str, tuple[int, int, int, int]]:
+    """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
+    p = problem
+    blocks = -(-p.kv_len // config.tile_kv)
+    examples, heads, rows, _ = p.mask or (1, 1, 1, 1)
+    words = 2 * -(-blocks // 32)
+    return {
+        "mask": (
+            *(examples, heads, p.q_len if p.mask_block else rows),
+            blocks * WORDS_OF_BLOCK,
+        ),
+        "map": (p.batch if p.segments else examples, heads, tiles_q(p, config), words),
+    }
+
+
+def _steps(problem: AttentionProblem, config: AttentionSm90Config) -> dict[str, int]:
+    """Elements from one example, head and query to the next; 0 where they share."""
+    bias = problem.bias or (1, 1, 1, 1)
+    shapes = {"bias": bias, **buffer_shapes(problem, config)}
+    found: dict[str, int] = {}
+    for name, (examples, heads, queries, keys) in shapes.items():
+        found[f"{name}_row"] = keys * (queries > 1)
+        found[f"{name}_head"] = queries * keys * (heads > 1)
+        found[f"{name}_example"] = heads * queries * keys * (examples > 1)
+    return found
 
 
 def _map(
-    problem: AttentionProblem, operand: int, shape: tuple[int, int], rows: int
+    problem: AttentionProblem,
+    operand: int,
+    shape: tuple[int, int],
+    rows: int,
+    columns: int,
 ) -> TensorMap:
     """Boxes of ``rows`` queries or keys of a slab of one head of one example."""
-    (length, heads), dim = shape, problem.head_dim
-    row = dim * _ITEMSIZE
+    length, heads = shape
+    row = columns * _ITEMSIZE
     return TensorMap(
         operand=operand,
         dtype=problem.dtype,
-        dims=(dim, length, heads, problem.batch),
+        dims=(columns, length, heads, problem.batch),
         strides=(heads * row, row, length * heads * row),
         box=(ROWS, rows, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
@@ -277,12 +347,17 @@ def _source(
     left, right = window(problem)
     producer, consumer = _REGISTERS[config.consumers]
     ring = Ring(stages=config.stages)
-    scalars = "batch q_len kv_len heads group left right section".split()
-    parameters = [f"{_MAP} {name}" for name in "qkvo"]
-    parameters += ["float* lse", "unsigned* counter"]
-    parameters += ["const int* q_lengths", "const int* kv_lengths"]
-    parameters += [*(f"int {name}" for name in scalars), "float scale_log2"]
-    arguments = "&q, &k, &v, &o, lse, counter, q_lengths, kv_lengths"
+    typed = {
+        **dict.fromkeys("qkvo", _MAP),
+        "lse": "float*",
+        **_POINTERS,
+        **dict.fromkeys(_INTEGERS, "int"),
+        **dict.fromkeys(_LONG, "long long"),
+        **dict.fromkeys(_FACTORS, "float"),
+    }
+    parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
+    arguments = ", ".join(f"&{name}" if name in "qkvo" else name for name in typed)
+    bias = problem.bias or (1, 1, 1, 1)
     return f"""\
 // attention_sm90 | {problem.dtype} dim {problem.head_dim} | {config}
 #include "attention_sm90.cuh"
@@ -295,12 +370,21 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr int kHeadDim = {problem.head_dim}, kSlabs = {slabs(problem)};
+  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
+  static constexpr int kHeadDim = {problem.head_dim}, \
+kSlabs = {slabs(problem.head_dim)}, kValueDim = {problem.columns}, \
+kValueSlabs = {slabs(problem.columns)};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
 kStages = {config.stages};
   static constexpr bool kHasLeft = {cxx(left is not None)}, \
 kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
-kKvLengths = {cxx(problem.kv_lengths)};
+kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
+  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
+kSegments = {cxx(problem.segments)}, \
+kMaskBits = {cxx(bool(reads_mask(problem, config)))};
+  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
+kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
+kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
@@ -314,7 +398,7 @@ kConsumerRegisters = {consumer};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, 1)
-{entry_name(problem, config)}({", ".join(parameters)}) {{
-  tracea::attention_sm90<Traits>({{{arguments}, {", ".join(scalars)}, scale_log2}});
+{entry_name(problem, config)}({parameters}) {{
+  tracea::attention_sm90<Traits>({{{arguments}}});
 }}
 """

@@ -28,6 +28,8 @@ class Protocol:
       awaits_queries: whether the producer waits until queries were read.
       awaits_store: whether results in place are stored before queries may come.
       announces_blind: whether, in place, a tile that sees no block is announced too.
+      places: where the producer hands tiles over if only it knows what they see; 0 if
+        consumers know. Each tile is then announced, and the end.
       releases_late: whether keys are released when they were multiplied, not before.
     """
 
@@ -38,6 +40,7 @@ class Protocol:
     awaits_queries: bool = True
     awaits_store: bool = True
     announces_blind: bool = True
+    places: int = 0
     releases_late: bool = True
 
 
@@ -86,6 +89,8 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
     p = protocol
     queries = _Operand(1, p.consumers, parts=p.consumers)
     keys, values = (_Operand(p.stages, p.consumers) for _ in range(2))
+    places = [Slot() for _ in range(p.places)]
+    announces = bool(p.places) or (p.in_place and p.announces_blind)
     turns = [_Turn() for _ in range(p.consumers)]
     agents: list[Agent] = []
 
@@ -103,28 +108,38 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
         operand.full[operand.ring.stage(step)].arrive(expect_bytes=1)
         agents.append(copy(operand, step))
 
+    def hand_over(tile: int) -> Agent:
+        if p.places:
+            yield lambda: queries.is_empty(tile)
+            places[tile % p.places].write(tile, p.consumers)
+
     def produce() -> Agent:
         tile = first = 0
         for count in blocks:
             if count:
                 yield from load(keys, first)
+                yield from hand_over(tile)
                 yield from load(queries, tile, awaits=p.awaits_queries)
                 for step in range(first + 1, first + count):
                     yield from load(keys, step)
                     yield from load(values, step - 1)
                 yield from load(values, first + count - 1)
-            elif p.in_place and p.announces_blind:
+            elif announces:
+                yield from hand_over(tile)
                 yield lambda tile=tile: queries.is_empty(tile)
                 queries.full[0].arrive()
-            tile += bool(count) or (p.in_place and p.announces_blind)
+            tile += bool(count) or announces
             first += count
+        if p.places:
+            yield lambda: queries.is_empty(tile)
+            queries.full[0].arrive()
 
     def consume(consumer: int) -> Agent:
         tile = first = 0
         if p.ping_pong and consumer == p.consumers - 1:
             turns[0].grant()
         for count in blocks:
-            announced = bool(count) or (p.in_place and p.announces_blind)
+            announced = bool(count) or announces
             if announced:
                 yield lambda tile=tile: queries.is_full(tile)
             for step in range(first, first + count):
@@ -149,16 +164,21 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
                     yield lambda: True
                     values.slot(step - 1).read(step - 1)
                     values.release(step - 1)
+            if (count or p.places) and not p.in_place:
+                queries.release(tile)
             if count:
-                if not p.in_place:
-                    queries.release(tile)
                 yield lambda last=first + count - 1: values.is_full(last)
                 values.slot(first + count - 1).read(first + count - 1)
                 values.release(first + count - 1)
+            if p.places:
+                yield lambda: True
+                places[tile % p.places].read(tile)
             if p.in_place:
                 yield from stage(consumer, tile, announced)
             tile += announced
             first += count
+        if p.places:
+            yield lambda: queries.is_full(tile)
 
     def stage(consumer: int, tile: int, announced: bool) -> Agent:
         """Results take the queries' place, and are read by the store."""

@@ -8,15 +8,18 @@ measurements; the kernel's text is in ``emit.attention_sm90``. Caller: the op's 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_mask import refuses_extras, refuses_mask
+from tracea_jax.variants.attention_map import mask_words, tile_map
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -30,23 +33,31 @@ from tracea_jax.variants.space import (
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, zeros
 
 _WIDEST_HEAD = 256
+_BIAS_DTYPES = ("bfloat16", "float16", "float32")
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
 # Fewest queries and keys with which it was at least as fast as cuDNN on an H200, by the
 # columns of a head; other heads were not measured.
 _FEWEST = {64: 1024, 128: 512, 256: 512}
+_FEWEST_BIASED = 4096  # of heads of 128 columns
+_FEWEST_NARROW_VALUES = 1024  # of heads of 192 columns with values of 128
+_KEYS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
 CHOICES = {
     "tile_q": (64, 128, 192),
-    "tile_kv": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192),
+    "tile_kv": _KEYS,
     "stages": (2, 3, 4),
     "ping_pong": (False, True),
     "overlap": (False, True),
     "schedule": emit.SCHEDULES,
 }
+_WIDEST_MASKED = 128  # keys of a block, of which a thread has 32 in a row
+# The config whose map of blocks is largest.
+_SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
 # What a thread has registers for, by the number of consumers, without spilling any:
 # without a mask, and with one. See ``_registers``.
 _PLAIN = {1: 208, 2: 196, 3: 128}
 _MASKED = {1: 256, 2: 224, 3: 152}
+_CAPPED = 32
 _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
@@ -59,6 +70,7 @@ _TILES = (
     (192, ((128, 112, 96, 1.0),)),
     (256, ((128, 80, 64, 1.0),)),
 )
+_TILES_NARROW_VALUES = ((128, 128, 112, 1.0),)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,10 +105,10 @@ class AttentionSm90:
     def heuristic(
         self, problem: AttentionProblem, device: Device
     ) -> AttentionSm90Config:
-        return _usual(problem)
+        return _usual(problem, device)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        fewest = _FEWEST.get(problem.head_dim)
+        fewest = _fewest(problem)
         return fewest is not None and min(problem.q_len, problem.kv_len) >= fewest
 
     def call(
@@ -104,38 +116,115 @@ class AttentionSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = emit.kernel(problem, config, device)
-        if not emit.draws(config):
+        before = tuple(_before(problem, config))
+        if not before:
             return kernel
-        lengths = ("q_lengths",) * problem.q_lengths
-        lengths += ("kv_lengths",) * problem.kv_lengths
-        operands = ("q", "k", "v", *lengths)
+        written = [name for step in before for name in step.writes]
+        reads = emit.operands(problem, config)
         results = ("o", *(("lse",) * problem.saves_lse))
-        counter = Buffer(name="counter", shape=(1,), dtype="uint32")
-        start = Expression(
-            name="start",
-            function=zeros,
-            reads=(),
-            writes=("counter",),
-            arguments=(("shape", (1,)), ("dtype", "uint32")),
-        )
+        updated = ("counter",) * emit.draws(config)
         attend = Launch(
-            name="attend",
-            kernel=kernel,
-            reads=(*operands, "counter"),
-            writes=(*results, "counter"),
+            name="attend", kernel=kernel, reads=reads, writes=(*results, *updated)
         )
+        given = [name for name in _optional(problem) if name not in written]
         return Steps(
-            operands=operands,
+            operands=("q", "k", "v", *given),
             results=results,
-            scratch=(counter,),
-            steps=(start, attend),
+            scratch=tuple(_buffers(problem, config)),
+            steps=(*before, attend),
         )
+
+
+def _fewest(problem: AttentionProblem) -> int | None:
+    """Fewest queries and keys with which it is expected to win; None if never.
+
+    No other kernel has segments, caps, sinks, blocks of a mask or values of another
+    size: XLA computes all scores, and took ten times as long.
+    """
+    p = problem
+    if p.mask and not p.mask_block:  # dense masks were not measured
+        return None
+    if p.value_dim:
+        return _FEWEST_NARROW_VALUES if (p.head_dim, p.columns) == (192, 128) else None
+    fewest = _FEWEST.get(p.head_dim)
+    if p.bias:
+        return _FEWEST_BIASED if p.head_dim == 128 else None
+    if p.mask or p.segments or p.soft_cap or p.sinks:
+        return fewest if p.head_dim <= 128 else None
+    return fewest
 
 
 ATTENTION_SM90 = AttentionSm90()
 
 
-def _usual(problem: AttentionProblem) -> AttentionSm90Config:
+def _optional(problem: AttentionProblem) -> tuple[str, ...]:
+    """The op's operands behind q, k and v."""
+    p = problem
+    there = {
+        "bias": p.bias is not None,
+        "mask": p.mask is not None,
+        "q_lengths": p.q_lengths,
+        "kv_lengths": p.kv_lengths,
+        "q_segments": p.segments,
+        "kv_segments": p.segments,
+        "sinks": p.sinks,
+    }
+    return tuple(name for name, is_given in there.items() if is_given)
+
+
+def _before(
+    problem: AttentionProblem, config: AttentionSm90Config
+) -> Iterator[Expression]:
+    """What is computed before the kernel starts."""
+    p = problem
+    shape, block = (p.q_len, p.kv_len), p.mask_block or (1, 1)
+    if rules.is_mapped(p):
+        names = ("q_segments", "kv_segments") * p.segments
+        names += ("mask",) * (p.mask is not None)
+        arguments: dict[str, Any] = {
+            "names": names,
+            "shape": shape,
+            "tile": (config.tile_q, config.tile_kv),
+            "block": block,
+        }
+        yield _expression(tile_map, names, "map", arguments)
+    if rules.reads_mask(p, config):
+        rows = p.q_len if p.mask_block or not p.mask else p.mask[2]
+        arguments = {"shape": (rows, p.kv_len), "keys": config.tile_kv, "block": block}
+        yield _expression(mask_words, ("mask",), "mask_words", arguments)
+    if emit.draws(config):
+        yield _expression(zeros, (), "counter", {"shape": (1,), "dtype": "uint32"})
+
+
+def _expression(
+    function: Callable[..., Any],
+    reads: tuple[str, ...],
+    writes: str,
+    arguments: dict[str, Any],
+) -> Expression:
+    return Expression(
+        name=function.__name__,
+        function=function,
+        reads=reads,
+        writes=(writes,),
+        arguments=tuple(arguments.items()),
+    )
+
+
+def _buffers(
+    problem: AttentionProblem, config: AttentionSm90Config
+) -> Iterator[Buffer]:
+    """What is written before the kernel starts."""
+    shapes = emit.buffer_shapes(problem, config)
+    if rules.is_mapped(problem):
+        yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
+    if rules.reads_mask(problem, config):
+        yield Buffer(name="mask_words", shape=shapes["mask"], dtype="uint32")
+    if emit.draws(config):
+        yield Buffer(name="counter", shape=(1,), dtype="uint32")
+
+
+def _usual(problem: AttentionProblem, device: Any) -> AttentionSm90Config:
     """The tile with least time for all scores that it computes.
 
     Large tiles are faster, but compute more scores that nobody sees. Tiles of equal
@@ -143,9 +232,14 @@ def _usual(problem: AttentionProblem) -> AttentionSm90Config:
     products and softmax need registers for both, which pays where turns alone do not
     hide the softmax, and where no mask takes them.
     """
-    masked = emit.masks(problem)
-    wide = problem.head_dim > 128
-    tiles = next(tiles for dim, tiles in _TILES if problem.head_dim <= dim)
+    masked = rules.masks(problem)
+    widest = max(problem.head_dim, problem.columns)
+    tiles = next(tiles for dim, tiles in _TILES if widest <= dim)
+    if problem.columns <= 128 < problem.head_dim <= 192:
+        tiles = _TILES_NARROW_VALUES
+    if any(_divide(problem, tile_q) for tile_q, *_ in tiles):
+        tiles = tuple(tile for tile in tiles if _divide(problem, tile[0]))
+    wide = widest > 128
 
     def time(tile: tuple[int, int, int, float]) -> float:
         return emit.scores(problem, config(tile)) * tile[-1]
@@ -154,25 +248,49 @@ def _usual(problem: AttentionProblem) -> AttentionSm90Config:
         tile_q, plain, partial, _ = tile
         return AttentionSm90Config(
             tile_q=tile_q,
-            tile_kv=partial if masked else plain,
-            overlap=wide or (problem.head_dim <= 96 and not masked),
+            tile_kv=_fewer_keys(problem, tile_q, partial if masked else plain, device),
+            overlap=wide or (widest <= 96 and not masked),
             schedule="drawn" if masked or problem.q_lengths else "static",
         )
 
     return config(min(tiles, key=time))
 
 
+def _divide(problem: AttentionProblem, tile_q: int, tile_kv: int = 1) -> bool:
+    """Whether tiles divide the blocks of a mask, which then needs no look at scores."""
+    queries, keys = problem.mask_block or (1, 1)
+    return queries % tile_q == 0 and keys % tile_kv == 0
+
+
+def _fewer_keys(problem: AttentionProblem, tile_q: int, most: int, device: Any) -> int:
+    """The largest block of at most so many keys that a legal config has.
+
+    Preferably one that divides the blocks of a mask.
+    """
+
+    def fits(keys: int) -> bool:
+        config = AttentionSm90Config(tile_q=tile_q, tile_kv=keys)
+        return first_refusal(_RULES, problem, config, device) is None
+
+    legal = [n for n in _KEYS if n <= most and fits(n)]
+    dividing = [n for n in legal if _divide(problem, tile_q, n)]
+    return max(dividing or legal, default=min(_KEYS))
+
+
 def _registers(problem: AttentionProblem, config: Any) -> Any:
     """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
 
-    While scores are masked, as many again as there are scores.
+    While scores are masked, as many again as there are scores. Wide heads leave too few
+    to cap many scores at once.
     """
-    scores, sums = config.tile_kv // 2, problem.head_dim // 2
-    return scores * (1 + emit.masks(problem)) + scores // 2 + sums
+    scores, sums = config.tile_kv // 2, problem.columns // 2
+    wide = max(problem.head_dim, problem.columns) > 128
+    capped = _CAPPED * (problem.soft_cap is not None and wide)
+    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + capped
 
 
 def _most_registers(problem: AttentionProblem, config: Any) -> Any:
-    return _of_consumers(_MASKED if emit.masks(problem) else _PLAIN, config)
+    return _of_consumers(_MASKED if rules.masks(problem) else _PLAIN, config)
 
 
 def _of_consumers(table: dict[int, int], config: Any) -> Any:
@@ -183,7 +301,8 @@ def _of_consumers(table: dict[int, int], config: Any) -> Any:
 
 def _smem_bytes(problem: AttentionProblem, config: Any) -> Any:
     """The least shared memory that the config takes."""
-    return emit.smem_bytes(problem, config, in_place=True)
+    fits = emit.slabs(problem.columns) <= emit.slabs(problem.head_dim)
+    return emit.smem_bytes(problem, config, in_place=fits)
 
 
 _RULES = (
@@ -205,10 +324,20 @@ _RULES = (
     ),
     Rule(
         code="sums",
-        refuses=lambda p, c, d: p.head_dim > _of_consumers(_WIDEST, c),
+        refuses=lambda p, c, d: p.columns > _of_consumers(_WIDEST, c),
         why=lambda p, c, d: (
             f"{c.consumers} consumers have registers for heads up to "
-            f"{_of_consumers(_WIDEST, c)}; head_dim={p.head_dim}"
+            f"{_of_consumers(_WIDEST, c)}; head_dim={p.columns}"
+        ),
+    ),
+    Rule(
+        code="mask",
+        refuses=lambda p, c, d: np.logical_and(
+            rules.reads_mask(p, c), c.tile_kv > _WIDEST_MASKED
+        ),
+        why=lambda p, c, d: (
+            f"tile_kv={c.tile_kv} with a mask; a word holds the entries of blocks of "
+            f"up to {_WIDEST_MASKED} keys"
         ),
     ),
     Rule(
@@ -230,10 +359,12 @@ def device_refuses(device: Device) -> str | None:
 def _head_refuses(problem: AttentionProblem) -> str | None:
     if problem.dtype not in emit.DTYPES:
         return f"operands of dtype {problem.dtype}; it takes {', '.join(emit.DTYPES)}"
-    if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
-        return (
-            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
-        )
+    for name, columns in (
+        ("head_dim", problem.head_dim),
+        ("value_dim", problem.columns),
+    ):
+        if columns % 8 or not 0 < columns <= _WIDEST_HEAD:
+            return f"{name}={columns}; it takes multiples of 8 up to {_WIDEST_HEAD}"
     return None
 
 
@@ -248,6 +379,10 @@ def size_refuses(problem: AttentionProblem) -> str | None:
     low, high = _SCALES
     if not low <= p.scale <= high:
         return f"scale={p.scale}; it takes scales from {low:.3g} to {high:.3g}"
+    if p.soft_cap is not None and not low <= p.soft_cap <= high:
+        return f"soft_cap={p.soft_cap}; it takes caps from {low:.3g} to {high:.3g}"
+    if math.prod(emit.buffer_shapes(p, _SMALLEST)["map"]) > INT32_MAX:
+        return "the map of a mask would have more than 2^31 - 1 words"
     return None
 
 
@@ -255,12 +390,8 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
-    if reason := refuses_extras(p):
-        return reason
-    if p.bias:
-        return "it adds no bias"
-    if p.mask:
-        return refuses_mask(p) or "it reads no mask"
+    if p.bias and p.bias_dtype not in _BIAS_DTYPES:
+        return f"a bias of dtype {p.bias_dtype}; it reads {', '.join(_BIAS_DTYPES)}"
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None

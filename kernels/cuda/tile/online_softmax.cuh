@@ -36,11 +36,21 @@ TRACEA_DEVICE float quad_sum(float v) {
   return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
 }
 
-// ln of the sum of exp(scale s), of weights relative to `most`, with c = scale log2(e).
-TRACEA_DEVICE float log_sum_exp(float most, float total, float c) {
+// A weight more in a row, that of the logit `sink`: sums with weights 2^(c s - most) and
+// their total become those of a larger `most`, and factor what sums are multiplied with.
+TRACEA_DEVICE void add_sink(float sink, float& most, float& total, float& factor) {
+  constexpr float kLog2E = 1.442695040888963f;
+  const float of_sink = sink * kLog2E, larger = max_nan(most, of_sink);
+  const float shrink = larger == most ? 1.0f : ex2_approx(most - larger);
+  total = fmaf(total, shrink, ex2_approx(of_sink - larger));
+  factor = shrink / total;
+  most = larger;
+}
+
+// ln of the sum of weights 2^most; what jax.nn has if the row has seen no key.
+TRACEA_DEVICE float log_sum_exp(float most, float total, bool has_seen) {
   constexpr float kLn2 = 0.693147180559945f;
-  if (most == kMasked || total == 0.0f) return kMaskedByJax;
-  return fmaf(most * c, kLn2, logf(total));
+  return has_seen ? fmaf(most, kLn2, logf(total)) : kMaskedByJax;
 }
 
 class OnlineSoftmax {
@@ -113,12 +123,23 @@ class OnlineSoftmax {
   // What the sums of a row are divided by, at the end.
   TRACEA_DEVICE float total(int half) const { return quad_sum(sum_[half]); }
 
-  // What a row's weights are relative to.
-  TRACEA_DEVICE float most(int half) const { return max_[half]; }
+  // Weights are 2^(c s - most).
+  TRACEA_DEVICE float most(int half) const { return max_[half] * c_; }
 
-  // ln of the sum of exp(scale s) over the row.
-  TRACEA_DEVICE float log_sum_exp(int half, float total) const {
-    return tracea::log_sum_exp(max_[half], total, c_);
+  TRACEA_DEVICE bool has_seen(int half) const { return max_[half] != kMasked; }
+
+  // Whether a row has seen no score that counts, nor one that is not a number.
+  TRACEA_DEVICE bool is_blind(int half) const {
+    const float sum = total(half);
+    return !has_seen(half) && sum == sum;
+  }
+
+  // Lets rows have weights of 1 for `count` keys.
+  TRACEA_DEVICE void see_all(const bool (&rows)[2], int count) {
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (rows[half]) sum_[half] = 0.25f * static_cast<float>(count);
+    }
   }
 
  private:

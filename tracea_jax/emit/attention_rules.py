@@ -1,0 +1,56 @@
+"""What attention_sm90 makes of the rules on which query sees which key.
+
+Rules on positions and lengths are numbers of a launch. Segments and masks are a map of
+blocks, which is computed before it, and words of a mask for blocks that are mixed.
+Callers: ``attention_sm90`` beside this module, and the variant of that name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracea_jax.problem import AttentionProblem
+
+
+def window(problem: AttentionProblem) -> tuple[int | None, int | None]:
+    """(left, right): query i sees keys i - left .. i + right; None for no limit.
+
+    A side that excludes no key is dropped. Positions that count from the end are
+    shifted here, or on the device if only that knows by how much (``shifts``).
+    """
+    left, right = problem.window or (None, None)
+    if problem.is_causal:
+        right = 0 if right is None else min(right, 0)
+    if shifts(problem):
+        return left, right
+    ahead = problem.kv_len - problem.q_len if problem.aligned_at_end else 0
+    left = None if left is None else left - ahead
+    right = None if right is None else right + ahead
+    if left is not None and left >= problem.q_len - 1:
+        left = None
+    if right is not None and right >= problem.kv_len - 1:
+        right = None
+    return left, right
+
+
+def shifts(problem: AttentionProblem) -> bool:
+    """Whether positions count from ends that each example has its own of."""
+    return problem.aligned_at_end and (problem.q_lengths or problem.kv_lengths)
+
+
+def is_mapped(problem: AttentionProblem) -> bool:
+    """Whether which blocks a tile sees is read from a map."""
+    return problem.segments or problem.mask is not None
+
+
+def reads_mask(problem: AttentionProblem, config: Any) -> Any:
+    """Whether scores are masked one by one: no mask of blocks that tiles divide."""
+    if problem.mask is None:
+        return False
+    queries, keys = problem.mask_block or (1, 1)
+    return (queries % config.tile_q != 0) | (keys % config.tile_kv != 0)
+
+
+def masks(problem: AttentionProblem) -> bool:
+    """Whether more than the last block of keys of a tile may be partial."""
+    return window(problem) != (None, None) or problem.kv_lengths or is_mapped(problem)
