@@ -1,9 +1,9 @@
 // attention_combine: the parts of a softmax over keys, put together.
 //
-// For each row of the result there are parts: sums o_i of weighted values, the maximum m_i
-// of the scores that the weights are relative to, and the weights' total l_i.
+// For each row of the result there are parts: sums o_i of values with weights 2^(c s - m_i),
+// the maximum m_i, and the weights' total l_i.
 //
-//     M = max m_i    w_i = 2^(c (m_i - M))    o = sum w_i o_i / sum w_i l_i
+//     M = max m_i    w_i = 2^(m_i - M)    o = sum w_i o_i / sum w_i l_i
 //
 // A block computes a row: each of its warps adds up every so many parts, so that all loads
 // are in flight together, and the warps' sums are added in their order. A part without keys
@@ -108,7 +108,7 @@ struct AttentionCombine {
     const float2 mine = thread < p.splits ? totals[thread] : float2{kNoKey, 0.0f};
     const float most = block_max(mine.x);
     const bool has_keys = mine.x != kNoKey;
-    float weight = has_keys ? ex2_approx((mine.x - most) * p.scale_log2) : 0.0f;
+    float weight = has_keys ? ex2_approx(mine.x - most) : 0.0f;
     if (mine.y != mine.y) weight = mine.y;  // NaN counts, whatever it is relative to
     smem.weights[thread] = weight;
     leave_sum(weight == 0.0f ? 0.0f : weight * mine.y);
@@ -136,7 +136,8 @@ struct AttentionCombine {
     if constexpr (Traits::kSavesLse) {
       const i64 head = row % p.heads, query = row / p.heads % p.q_len;
       const i64 example = row / p.heads / p.q_len;
-      const float value = log_sum_exp(most, total, p.scale_log2);
+      const bool has_seen = most != kMasked * p.scale_log2 && total != 0.0f;
+      const float value = log_sum_exp(most, total, has_seen);
       if (thread == 0) p.lse[(example * p.heads + head) * p.q_len + query] = value;
     }
   }

@@ -436,7 +436,9 @@ struct AttentionDecodeSm90 {
         if constexpr (Traits::kSavesLse) {
           const i64 place =
               (static_cast<i64>(w.example) * p.heads + head) * p.q_len + query[half];
-          if (thread % 4 == 0) p.lse[place] = softmax.log_sum_exp(half, total);
+          const bool has_seen = softmax.has_seen(half) && total != 0.0f;
+          const float lse = log_sum_exp(softmax.most(half), total, has_seen);
+          if (thread % 4 == 0) p.lse[place] = lse;
         }
       }
     }

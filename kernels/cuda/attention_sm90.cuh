@@ -795,12 +795,11 @@ struct AttentionSm90 {
     for (int half = 0; half < 2; ++half) {
       const int row = first + wgmma_accumulator_row(thread, 2 * half);
       const bool is_query = row < count;
-      float total = softmax.total(half), most = softmax.scaled_most(half);
-      float factor = 1.0f / total;
+      float total = softmax.total(half), most = softmax.most(half), factor = 1.0f / total;
       if constexpr (Traits::kSinks) {
         add_sink(p.sinks[tile.head], most, total, factor);
       }
-      const bool has_seen = softmax.has_seen(half) || most > softmax.scaled_most(half);
+      const bool has_seen = softmax.has_seen(half) || most > softmax.most(half);
       TRACEA_UNROLL
       for (int i = 2 * half; i < Sums::kAccumulators; i += 4) {
         o[i] = is_query ? o[i] * factor : 0.0f;
@@ -808,7 +807,7 @@ struct AttentionSm90 {
       }
       if constexpr (Traits::kSavesLse) {
         const i64 at = (static_cast<i64>(tile.example) * p.heads + tile.head) * p.q_len + row;
-        const float value = is_query ? log_of_weights(most, total, has_seen) : kMaskedByJax;
+        const float value = is_query ? log_sum_exp(most, total, has_seen) : kMaskedByJax;
         if (thread % 4 == 0 && row < p.q_len) p.lse[at] = value;
       }
     }

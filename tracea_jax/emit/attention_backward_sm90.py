@@ -47,7 +47,7 @@ class AttentionBackwardSm90Config:
 
 
 def _tile_bytes(problem: AttentionProblem, rows: Any) -> Any:
-    return forward.slabs(problem) * rows * _ROW_BYTES
+    return forward.slabs(problem.head_dim) * rows * _ROW_BYTES
 
 
 def keys_smem_bytes(

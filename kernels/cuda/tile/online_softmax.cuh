@@ -48,16 +48,9 @@ TRACEA_DEVICE void add_sink(float sink, float& most, float& total, float& factor
 }
 
 // ln of the sum of weights 2^most; what jax.nn has if the row has seen no key.
-TRACEA_DEVICE float log_of_weights(float most, float total, bool has_seen) {
+TRACEA_DEVICE float log_sum_exp(float most, float total, bool has_seen) {
   constexpr float kLn2 = 0.693147180559945f;
   return has_seen ? fmaf(most, kLn2, logf(total)) : kMaskedByJax;
-}
-
-// ln of the sum of exp(scale s), of weights relative to `most`, with c = scale log2(e).
-TRACEA_DEVICE float log_sum_exp(float most, float total, float c) {
-  constexpr float kLn2 = 0.693147180559945f;
-  if (most == kMasked || total == 0.0f) return kMaskedByJax;
-  return fmaf(most * c, kLn2, logf(total));
 }
 
 class OnlineSoftmax {
@@ -130,8 +123,8 @@ class OnlineSoftmax {
   // What the sums of a row are divided by, at the end.
   TRACEA_DEVICE float total(int half) const { return quad_sum(sum_[half]); }
 
-  // The same times c: weights are 2^(c s - scaled_most).
-  TRACEA_DEVICE float scaled_most(int half) const { return max_[half] * c_; }
+  // Weights are 2^(c s - most).
+  TRACEA_DEVICE float most(int half) const { return max_[half] * c_; }
 
   TRACEA_DEVICE bool has_seen(int half) const { return max_[half] != kMasked; }
 
@@ -147,14 +140,6 @@ class OnlineSoftmax {
     for (int half = 0; half < 2; ++half) {
       if (rows[half]) sum_[half] = 0.25f * static_cast<float>(count);
     }
-  }
-
-  // What a row's weights are relative to.
-  TRACEA_DEVICE float most(int half) const { return max_[half]; }
-
-  // ln of the sum of exp(scale s) over the row.
-  TRACEA_DEVICE float log_sum_exp(int half, float total) const {
-    return tracea::log_sum_exp(max_[half], total, c_);
   }
 
  private:
