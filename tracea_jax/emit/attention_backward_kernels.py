@@ -317,7 +317,7 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p)};
+  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
   static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
 kMostBlocks = {sizes.MOST_BLOCKS};
   static constexpr bool {bools};
