@@ -16,10 +16,11 @@ SHAPES = [((300, 700), (128, 64)), ((70, 5000), (64, 96)), ((1, 1), (192, 128))]
 def unpacked(words: np.ndarray, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     """(seen, full) of (.., tiles, words), as booleans (.., tiles, blocks)."""
     n = np.arange(blocks)
-    return tuple(
+    seen, full = (
         (words[..., 2 * (n // 32) + kind] >> (n % 32) & 1).astype(bool)
         for kind in (0, 1)
     )
+    return seen, full
 
 
 def tiles_of(allowed: np.ndarray, tile: tuple[int, int], reduce) -> np.ndarray:
