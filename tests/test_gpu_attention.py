@@ -296,10 +296,9 @@ def test_forward_over_reverse():
 # --- choice ---------------------------------------------------------------------------
 
 
-def own_or_cudnn(device, direction="forward"):
-    """What is fastest at long sequences: on Hopper a kernel of ours, but backward."""
-    has_own = device.capability == (9, 0) and direction == "forward"
-    return "attention_sm90" if has_own else "cudnn"
+def own_or_cudnn(device):
+    """What is fastest forward at long sequences: on Hopper a kernel of ours."""
+    return "attention_sm90" if device.capability == (9, 0) else "cudnn"
 
 
 def test_it_is_chosen_and_eager_calls_use_it(device):
@@ -324,5 +323,8 @@ def test_tuning_prefers_flash_attention_at_long_sequences(direction, device):
         BASE, q_len=4096, kv_len=4096, head_dim=128, direction=direction, is_causal=True
     )
     entry = tracea.tune(problem, effort="none", budget_s=20).entry
-    assert entry.best.variant == own_or_cudnn(device, direction)
+    if direction == "forward":
+        assert entry.best.variant == own_or_cudnn(device)
+    else:  # on Hopper they are within a few percent of each other
+        assert entry.best.variant in ("attention_backward_sm90", "cudnn")
     assert plan(problem, device).origin == "tuned"
