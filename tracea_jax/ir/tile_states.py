@@ -62,20 +62,6 @@ def of_segments(
     return module.minimum(states, most).astype(module.uint8)
 
 
-def lists(module: Any, states: Any) -> tuple[Any, Any]:
-    """For each tile of queries how many tiles of keys it sees, and which.
-
-    Returns:
-      int32 (..., query tiles), and int32 (..., query tiles, key tiles) with the seen
-      tiles first, in their order, and the empty ones behind them.
-    """
-    tiles = states.shape[-1]
-    is_empty = states == EMPTY
-    order = module.arange(tiles) + tiles * is_empty
-    seen = tiles - is_empty.sum(-1)
-    return seen.astype(module.int32), module.argsort(order, -1).astype(module.int32)
-
-
 def _fullest(module: Any, tiles: int, block: int, kv_len: int) -> Any:
     """The state that each tile of keys has at most."""
     whole = module.arange(tiles) < kv_len // block

@@ -19,6 +19,7 @@ from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ir.tile_graph import KeyInterval
+from tracea_jax.ir.tile_states import segment_bounds
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
@@ -288,19 +289,15 @@ def ids_and_spans(
       (batch, padded), then (batch, tiles or blocks, 2) for each size, all int32.
     """
 
-    def whole(ids: Any, length: int) -> Any:
-        behind = length - ids.shape[1]
-        return module.pad(ids, ((0, 0), (0, behind)), mode="edge")
-
     def span(ids: Any, size: int) -> Any:
-        count = -(-ids.shape[1] // size)
-        blocks = whole(ids, count * size).reshape(ids.shape[0], count, size)
-        return module.stack([module.min(blocks, -1), module.max(blocks, -1)], -1)
+        return module.stack(segment_bounds(module, ids, block=size), -1)
 
     of = {"q_segments": q_ids, "kv_segments": kv_ids}
     names = (ids for ids, _ in emit.SPANS.values())
     spans = (span(of[n], size) for n, size in zip(names, sizes, strict=True))
-    return (whole(kv_ids, padded), *spans)
+    behind = padded - kv_ids.shape[1]
+    whole = module.pad(kv_ids, ((0, 0), (0, behind)), mode="edge")
+    return (whole, *spans)
 
 
 def _most_registers(tile: Any) -> Any:

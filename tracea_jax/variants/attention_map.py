@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracea_jax.ir.tile_states import segment_bounds
+
 _BITS = 32  # of a word
 _STEP = 8  # keys of which a thread holds two, see kernels/cuda/tile/fragment.cuh
 _LANES = 4  # that share a row
@@ -79,20 +81,12 @@ def _of_segments(
     A tile whose ids and a block's do not overlap is not seen. For ids that only grow
     these are exactly the tiles without a score that counts.
     """
-    low_q, high_q = _extremes(module, queries, tile[0])
-    low_k, high_k = _extremes(module, keys, tile[1])
+    low_q, high_q = segment_bounds(module, queries, block=tile[0])
+    low_k, high_k = segment_bounds(module, keys, block=tile[1])
     low_q, high_q = low_q[:, None, :, None], high_q[:, None, :, None]
     low_k, high_k = low_k[:, None, None, :], high_k[:, None, None, :]
     seen = (low_q <= high_k) & (low_k <= high_q)
     return seen, seen & (low_q == high_q) & (low_k == high_k)
-
-
-def _extremes(module: Any, ids: Any, tile: int) -> tuple[Any, Any]:
-    """(least, largest) id of each tile of (batch, length)."""
-    behind = -ids.shape[1] % tile
-    ids = module.pad(ids, ((0, 0), (0, behind)), mode="edge")
-    tiles = ids.reshape(ids.shape[0], -1, tile)
-    return tiles.min(-1), tiles.max(-1)
 
 
 def _of_mask(
