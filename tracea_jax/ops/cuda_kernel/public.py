@@ -87,15 +87,16 @@ def cuda_kernel(
       options: of the compiler, a sequence of str; the fields of the config are macros.
       headers: text or path of each header that the source includes beside those of the
         package, by the name in the ``#include``.
-      reference: (*operands, **numbers it names as keywords) -> the same results in
-        jnp. It runs where the kernel cannot, and is what a tuning compares with.
-      backward: (*operands, *results, *cotangents) -> the cotangent of each operand,
-        None for none; jnp or another such op. Without it, the derivative is that of
-        the reference.
+      reference: ``(*operands, **numbers)``, those numbers that it names, -> the same
+        results in jnp. It runs where the kernel cannot, and is what a tuning compares
+        with.
+      backward: ``(*operands, *results, *cotangents)`` -> the cotangent of each
+        operand, None for none; jnp or another such op. Without it, the derivative is
+        that of the reference.
       vmap: "sequential", one launch after another; "leading", one launch, as the kernel
         takes operands with more leading dimensions; or a rule as of
-        ``jax.custom_batching.custom_vmap``: (size, is_mapped, *operands) -> (results,
-        whether each is mapped), mapped dimensions first.
+        ``jax.custom_batching.custom_vmap``: ``(size, is_mapped, *operands)`` ->
+        (results, whether each is mapped), mapped dimensions first.
       tolerance: of a tuning: the largest error of a result, relative to its reference
         plus its root mean square; by default 64 units of roundoff of its dtype.
 
