@@ -17,7 +17,13 @@ from tracea_jax.emit import attention_backward_sm90 as sizes
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
-from tracea_jax.emit.attention_sm90 import DTYPES, ROWS, WARP_ROWS, WARPGROUP
+from tracea_jax.emit.attention_sm90 import (
+    DTYPES,
+    ROWS,
+    WARP_ROWS,
+    WARPGROUP,
+    operand_map,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -125,13 +131,13 @@ def keys_kernel(
         flags={"kEverywhere": has_blind},
         names=("TileKv", "BlockQ"),
         maps={
-            "q": _map(p, 0, queries, c.block_q),
-            "k": _map(p, 1, keys, c.tile_kv),
-            "v": _map(p, 2, keys, c.tile_kv),
-            "d_out": _map(p, 3, queries, c.block_q),
+            "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
+            "k": operand_map(p, 1, keys, c.tile_kv, p.head_dim),
+            "v": operand_map(p, 2, keys, c.tile_kv, p.head_dim),
+            "d_out": operand_map(p, 3, queries, c.block_q, p.head_dim),
             "rows": _rows_map(p, c),
-            "dk": _map(p, out, keys, WARP_ROWS),
-            "dv": _map(p, out + 1, keys, WARP_ROWS),
+            "dk": operand_map(p, out, keys, WARP_ROWS, p.head_dim),
+            "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.head_dim),
         },
         pointers={
             "const float* everywhere": _number(reads, "everywhere"),
@@ -170,11 +176,11 @@ def queries_kernel(
         flags={},
         names=("TileQ", "BlockKv"),
         maps={
-            "q": _map(p, 0, queries, c.tile_q),
-            "k": _map(p, 1, keys, c.block_kv),
-            "v": _map(p, 2, keys, c.block_kv),
-            "d_out": _map(p, 3, queries, c.tile_q),
-            "dq": _map(p, len(reads), queries, WARP_ROWS),
+            "q": operand_map(p, 0, queries, c.tile_q, p.head_dim),
+            "k": operand_map(p, 1, keys, c.block_kv, p.head_dim),
+            "v": operand_map(p, 2, keys, c.block_kv, p.head_dim),
+            "d_out": operand_map(p, 3, queries, c.tile_q, p.head_dim),
+            "dq": operand_map(p, len(reads), queries, WARP_ROWS, p.head_dim),
             "segments": _ids_map(p, c, reads) if p.segments else None,
         },
         pointers={
@@ -202,22 +208,6 @@ def _keys_section(problem: AttentionProblem) -> int:
     bytes_of_queries = 2 * problem.q_len * problem.head_dim * _ITEMSIZE * group
     fitting = max(1, _SECTION_BYTES // bytes_of_queries)
     return min(fitting, problem.kv_heads * problem.batch)
-
-
-def _map(
-    problem: AttentionProblem, operand: int, shape: tuple[int, int], rows: int
-) -> TensorMap:
-    """Boxes of ``rows`` queries or keys of a slab of one head of one example."""
-    (length, heads), dim = shape, problem.head_dim
-    row = dim * _ITEMSIZE
-    return TensorMap(
-        operand=operand,
-        dtype=problem.dtype,
-        dims=(dim, length, heads, problem.batch),
-        strides=(heads * row, row, length * heads * row),
-        box=(ROWS, rows, 1, 1),
-        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
-    )
 
 
 def _rows_map(

@@ -275,10 +275,10 @@ def _params(
     scale = p.soft_cap or p.scale
     factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
     return (
-        _map(p, 0, queries, config.tile_q, p.head_dim),
-        _map(p, 1, keys, config.tile_kv, p.head_dim),
-        _map(p, 2, keys, config.tile_kv, p.columns),
-        _map(p, out, queries, WARP_ROWS, p.columns),
+        operand_map(p, 0, queries, config.tile_q, p.head_dim),
+        operand_map(p, 1, keys, config.tile_kv, p.head_dim),
+        operand_map(p, 2, keys, config.tile_kv, p.columns),
+        operand_map(p, out, queries, WARP_ROWS, p.columns),
         Pointer(operand=out + 1 if p.saves_lse else -1),
         *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
         *(Scalar(value=numbers[name]) for name in _INTEGERS),
@@ -316,7 +316,7 @@ def _steps(problem: AttentionProblem, config: AttentionSm90Config) -> dict[str, 
     return found
 
 
-def _map(
+def operand_map(
     problem: AttentionProblem,
     operand: int,
     shape: tuple[int, int],
