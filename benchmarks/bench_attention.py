@@ -170,6 +170,7 @@ def main() -> None:
     common.add_arguments(parser)
     parser.add_argument("--suite", choices=(*SUITES, "memory"), required=True)
     parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups")
+    parser.add_argument("--quick", action="store_true", help="one case of each group")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     name = f"attention_{args.suite}"
@@ -180,6 +181,8 @@ def main() -> None:
         return
     rows: list[Row] = []
     cases = [c for c in suite(args.suite) if args.only is None or c.group in args.only]
+    if args.quick:
+        cases = list({case.group: case for case in reversed(cases)}.values())[::-1]
     for case in cases:
         rows.append(row_of(case, args.rounds))
         print(render(rows[-1:]).splitlines()[-1], flush=True)

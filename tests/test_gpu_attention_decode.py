@@ -80,6 +80,23 @@ def test_every_tile_and_number_of_parts(fields):
     check(problem, *[dataclasses.replace(c, splits=n) for c in configs for n in (1, 3)])
 
 
+@pytest.mark.parametrize("together", [2, 4, 8])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"q_len": 3, **FROM_END}, {"window": (90, 0), **FROM_END}, {"kv_len": 7}],
+    ids=str,
+)
+def test_heads_taken_together(together, fields):
+    for head_dim, group in ((128, 2), (72, 1), (256, 8)):
+        problem = dataclasses.replace(
+            BASE, heads=8 * group, kv_heads=8, head_dim=head_dim, **fields
+        )
+        usual = dataclasses.replace(WHOLE, blocks_per_sm=1, together=together)
+        small = dataclasses.replace(usual, tile_kv=32, splits=3)
+        large = dataclasses.replace(usual, tile_kv=128, splits=264)
+        check(problem, usual, small, large)
+
+
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 192, 200, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_heads_of_every_size(head_dim, dtype):

@@ -4,10 +4,16 @@
 //   sums, totals = softmax step by step, as attention_sm90, of a part of the keys
 //
 // The heads that share keys, and all queries, are rows of one tile, so that keys and values
-// are read once: row r is head r % group of query r / group. 64 rows are what an instruction
-// multiplies at least; warps without rows skip the softmax.
+// are read once: row r is head r % heads of query r / heads. 64 rows are what an instruction
+// multiplies at least; warps without rows skip the softmax. As most rows would be empty, a
+// tile may have heads of kTogether heads of keys, which lie side by side in memory: its
+// columns are then the keys of these in turn, and a row does not count those of others.
 //
-// The blocks of kTileKv keys that a sequence has are dealt out to thread blocks in equal,
+//     column            0  1  2  3  4  5  6  7      kTogether = 2
+//     key               0  0  1  1  2  2  3  3
+//     head of keys      0  1  0  1  0  1  0  1
+//
+// The blocks of kTileKeys keys that a sequence has are dealt out to thread blocks in equal,
 // contiguous parts. If there is one part, it writes the result; else each writes its
 // sums, not yet divided, with maximum and total of their weights, and attention_combine.cuh
 // adds them up.
@@ -51,8 +57,8 @@ namespace tracea {
 
 struct AttentionDecodeSm90Params {
   const TensorMap* q;              // (head_dim, heads, q_len, batch), innermost first
-  const TensorMap *k, *v;          // (head_dim, rows, kv_heads, sequences or pages)
-  const TensorMap *k_few, *v_few;  // the same in boxes of kFewRows
+  const TensorMap *k, *v;          // (head_dim, kv_heads, rows, sequences or pages)
+  const TensorMap *k_few, *v_few;  // the same in boxes of kFewKeys
   void* o;                         // (batch, q_len, heads, head_dim)
   float* lse;                      // (batch, heads, q_len); null unless it is saved
   float* sums;                     // (batch, q_len, heads, splits, head_dim), or null
@@ -63,7 +69,7 @@ struct AttentionDecodeSm90Params {
   int left, right;                 // of the window; not looked at if there is no limit
   int items;                       // parts of all tiles of all heads of all sequences
   int splits;                      // parts that the keys of a sequence are dealt out to
-  int queries;                     // of a tile: group times as many are 64 rows at most
+  int queries;                     // of a tile, with all of its heads 64 rows at most
   int page_rows, page_count;       // of a page; of a sequence
   float scale_log2;                // scale log2(e)
 };
@@ -90,7 +96,8 @@ struct AttentionDecodeSm90 {
 
   static constexpr int kTileKv = Traits::kTileKv, kSlabs = Traits::kSlabs;
   static constexpr int kHeadDim = Traits::kHeadDim;
-  static constexpr int kBoxRows = Traits::kBoxRows, kFewRows = Traits::kFewRows;
+  static constexpr int kTogether = Traits::kTogether, kTileKeys = kTileKv / kTogether;
+  static constexpr int kBoxKeys = Traits::kBoxKeys, kFewKeys = Traits::kFewKeys;
   static constexpr int kStepsScores = ceil_div(kHeadDim, 16);  // of 16 of the head
   static constexpr int kStepsSums = kTileKv / 16;              // of 16 keys
   static constexpr u32 kSlabBytesQ = 64 * 128, kSlabBytesKv = kTileKv * 128;
@@ -105,7 +112,10 @@ struct AttentionDecodeSm90 {
                 "a warpgroup multiplies, a warp copies");
   static_assert(kHeadDim % 8 == 0 && kSlabs == ceil_div(kHeadDim, 64), "slabs of 64");
   static_assert(kTileKv % 16 == 0 && kTileKv <= 256, "keys in one box, steps of 16");
-  static_assert(kTileKv % kBoxRows == 0 && kBoxRows % kFewRows == 0 && kFewRows % 8 == 0,
+  static_assert(kTogether == 1 || kTogether == 2 || kTogether == 4 || kTogether == 8,
+                "the columns of a thread belong to the same heads in every step of 8");
+  static_assert(kTileKeys % kBoxKeys == 0 && kBoxKeys % kFewKeys == 0 &&
+                    kFewKeys * kTogether % 8 == 0,
                 "boxes fill a block, and begin where the swizzle does");
   static_assert(Scores::kN == kTileKv && Sums::kN == kHeadDim, "one instruction a step");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
@@ -119,7 +129,7 @@ struct AttentionDecodeSm90 {
 
   // One part of one tile, that a thread block computes at a time, and both roles know.
   struct Work {
-    int example, kv_head, split;
+    int example, kv_head, split;  // the first head of keys
     int query, queries;  // the first query, and how many there are
     int shift;           // from a query's number to its position
     Interval keys;
@@ -127,18 +137,20 @@ struct AttentionDecodeSm90 {
     int first, last;     // ... those of this part
     int end;             // of the keys that any query sees, or takes the mean of
 
-    TRACEA_DEVICE int rows_of(int block) const {
-      return min(kTileKv, end - block * kTileKv);
+    TRACEA_DEVICE int keys_of(int block) const {
+      return min(kTileKeys, end - block * kTileKeys);
     }
   };
 
+  TRACEA_DEVICE int heads_of_tile() const { return kTogether * p.group; }
+
   // Heads come first, then parts: neighbours read neighbouring memory.
   TRACEA_DEVICE Work work(int index) const {
-    const int kv_heads = p.heads / p.group;
+    const int tiles_of_heads = p.heads / heads_of_tile();
     int rest = index;
     Work w;
-    w.kv_head = rest % kv_heads;
-    rest /= kv_heads;
+    w.kv_head = rest % tiles_of_heads * kTogether;
+    rest /= tiles_of_heads;
     w.split = rest % p.splits;
     rest /= p.splits;
     const int tiles = ceil_div(p.q_len, p.queries);
@@ -150,7 +162,7 @@ struct AttentionDecodeSm90 {
     w.shift = Traits::kFromEnd ? min(max(length, -kLongest), kLongest) - p.q_len : 0;
     w.keys = {p.kv_len, limit, p.left, p.right};
     const int from = w.query + w.shift, to = from + w.queries - 1;
-    w.range = w.keys.blocks(from, to, kTileKv);
+    w.range = w.keys.blocks(from, to, kTileKeys);
     w.end = w.keys.has_blind(from, to) ? p.kv_len : w.keys.end(to);
     if (Traits::kPaged && limit == 0) w.range = {0, 0, 0, 0};
     const KeyPart part = key_part(w.range.count(), w.split, p.splits);
@@ -194,10 +206,10 @@ struct AttentionDecodeSm90 {
       copy_queries(w);
       TRACEA_NO_UNROLL
       for (int block = w.first; block < w.last; ++block) {
-        if (w.rows_of(block) == kTileKv) {
-          copy_block<kBoxRows>(w, block, kTileKv, p.k, p.v, state);
+        if (w.keys_of(block) == kTileKeys) {
+          copy_block<kBoxKeys>(w, block, kTileKeys, p.k, p.v, state);
         } else {
-          copy_block<kFewRows>(w, block, w.rows_of(block), p.k_few, p.v_few, state);
+          copy_block<kFewKeys>(w, block, w.keys_of(block), p.k_few, p.v_few, state);
         }
       }
     }
@@ -205,7 +217,7 @@ struct AttentionDecodeSm90 {
 
   TRACEA_DEVICE void copy_queries(const Work& w) const {
     const u32 full = shared_address(&smem.q_full);
-    mbarrier_arrive_expect_tx(full, kSlabs * p.queries * p.group * 128);
+    mbarrier_arrive_expect_tx(full, kSlabs * p.queries * heads_of_tile() * 128);
     TRACEA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
       cp_async_bulk_tensor_4d(shared_address(smem.q[slab]), p.q, slab * 64,
@@ -213,16 +225,17 @@ struct AttentionDecodeSm90 {
     }
   }
 
-  // Copies `rows` keys, rounded up to boxes of kRows, and as many values.
-  template <int kRows>
-  TRACEA_DEVICE void copy_block(const Work& w, int block, int rows, const TensorMap* k,
+  // Copies `keys` keys, rounded up to boxes of kKeys, and as many values.
+  template <int kKeys>
+  TRACEA_DEVICE void copy_block(const Work& w, int block, int keys, const TensorMap* k,
                                 const TensorMap* v, State& state) const {
-    constexpr int kBoxes = kTileKv / kRows;
-    const int boxes = ceil_div(rows, kRows);
+    constexpr int kBoxes = kTileKeys / kKeys;
+    constexpr u32 kBoxBytes = kKeys * kTogether * 128;  // of a slab
+    const int boxes = ceil_div(keys, kKeys);
     int row[kBoxes], where[kBoxes];
     TRACEA_UNROLL
     for (int i = 0; i < kBoxes; ++i) {
-      row[i] = block * kTileKv + i * kRows;
+      row[i] = block * kTileKeys + i * kKeys;
       where[i] = w.example;
       if constexpr (Traits::kPaged) {
         const i64 page = row[i] / p.page_rows;
@@ -237,15 +250,15 @@ struct AttentionDecodeSm90 {
       wait(smem.empty[slot], state.producer_parity());
       state.advance();
       const u32 full = shared_address(&smem.full[slot]);
-      mbarrier_arrive_expect_tx(full, kSlabs * kRows * 128 * boxes);
+      mbarrier_arrive_expect_tx(full, kSlabs * kBoxBytes * boxes);
       TRACEA_UNROLL
       for (int i = 0; i < kBoxes; ++i) {
         if (i >= boxes) break;
         TRACEA_UNROLL
         for (int slab = 0; slab < kSlabs; ++slab) {
           cp_async_bulk_tensor_4d_hinted(
-              shared_address(smem.slots[slot][slab]) + i * kRows * 128, maps[side],
-              slab * 64, row[i], w.kv_head, where[i], full, evict_first_policy());
+              shared_address(smem.slots[slot][slab]) + i * kBoxBytes, maps[side],
+              slab * 64, w.kv_head, row[i], where[i], full, evict_first_policy());
         }
       }
     }
@@ -293,22 +306,35 @@ struct AttentionDecodeSm90 {
   // Scores of keys that a query must not see, and of keys that do not exist.
   TRACEA_DEVICE void mask(float (&s)[Scores::kAccumulators], int block, const Work& w,
                           const int (&query)[2], int thread) const {
-    const int first = block * kTileKv + wgmma_accumulator_col(thread, 0);
-    const int stored = p.kv_len - first;
+    const int column = wgmma_accumulator_col(thread, 0);
+    const int first = block * kTileKeys;
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int position = query[half] + w.shift;
-      const int begin = w.keys.begin(position) - first, end = w.keys.end(position) - first;
+      const int begin = w.keys.begin(position), end = w.keys.end(position);
       TRACEA_UNROLL
-      for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
+      for (int j = 0; j < 2; ++j) {
+        const int from = first + (column + j) / kTogether;
         TRACEA_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const int column = 8 * (i / 4) + j;
-          const bool is_seen = column < end && (!Traits::kHasLeft || column >= begin);
-          const float unseen = column < stored ? kMasked : kNoKey;
+        for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
+          const int key = 8 / kTogether * (i / 4);
+          const bool is_seen =
+              key < end - from && (!Traits::kHasLeft || key >= begin - from);
+          const float unseen = key < p.kv_len - from ? kMasked : kNoKey;
           s[i + j] = is_seen ? s[i + j] : unseen;
         }
       }
+    }
+  }
+
+  // Scores of heads of keys that are not a row's.
+  TRACEA_DEVICE static void mask_others(float (&s)[Scores::kAccumulators],
+                                        const int (&kv_head)[2], int thread) {
+    const int column = wgmma_accumulator_col(thread, 0);
+    TRACEA_UNROLL
+    for (int i = 0; i < Scores::kAccumulators; ++i) {
+      const bool is_own = (column + i % 2) % kTogether == kv_head[i / 2 % 2];
+      s[i] = is_own ? s[i] : kNoKey;
     }
   }
 
@@ -355,12 +381,14 @@ struct AttentionDecodeSm90 {
   TRACEA_DEVICE void attend(const Work& w, State& state) const {
     const int thread = static_cast<int>(threadIdx.x);
     const u32 start = shared_address(smem.q[0]) / 16;
-    const int rows = w.queries * p.group;
+    const int heads = heads_of_tile(), rows = w.queries * heads;
     const bool has_rows = warp_uniform(thread / kWarpSize) * 16 < rows;
-    int query[2];  // of the thread's two rows
+    int query[2], kv_head[2];  // of the thread's two rows
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      query[half] = w.query + wgmma_accumulator_row(thread, 2 * half) / p.group;
+      const int row = wgmma_accumulator_row(thread, 2 * half);
+      query[half] = w.query + row / heads;
+      kv_head[half] = row % heads / p.group;
     }
     float o[Sums::kAccumulators];
     TRACEA_UNROLL
@@ -383,6 +411,7 @@ struct AttentionDecodeSm90 {
       if (has_rows) {
         float alpha[2];
         if (!w.range.is_full(block)) mask(s, block, w, query, thread);
+        if constexpr (kTogether > 1) mask_others(s, kv_head, thread);
         if (!softmax.update(s, alpha)) {
           TRACEA_UNROLL
           for (int i = 0; i < Sums::kAccumulators; ++i) o[i] *= alpha[i / 2 % 2];
@@ -392,7 +421,9 @@ struct AttentionDecodeSm90 {
       const int values = state.stage_idx;
       wait(smem.full[values], state.consumer_parity());
       state.advance();
-      if (w.rows_of(block) < kTileKv) clear_values(values, w.rows_of(block), thread);
+      if (w.keys_of(block) < kTileKeys) {
+        clear_values(values, w.keys_of(block) * kTogether, thread);
+      }
       multiply_values(o, weights, start, values);
       wgmma_wait_group<0>();
       wgmma_fence_operands(o);
@@ -410,7 +441,7 @@ struct AttentionDecodeSm90 {
       const int row = wgmma_accumulator_row(thread, 2 * half);
       const float total = softmax.total(half);
       if (row >= rows) continue;
-      const int head = w.kv_head * p.group + row - (query[half] - w.query) * p.group;
+      const int head = w.kv_head * p.group + row % heads_of_tile();
       const i64 at = (static_cast<i64>(w.example) * p.q_len + query[half]) * p.heads + head;
       if constexpr (Traits::kSplits) {
         const i64 part = at * p.splits + w.split;
