@@ -95,15 +95,6 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "decode": _bars(cudnn_min=0.97, default_min=1 / 1.05),
     "decode, large": _bars(cudnn_min=0.97, default_min=1 / 1.05, copy_min=0.9),
 }
-FIGURES = {  # of a group, as they are printed
-    "cudnn_geomean": "cuDNN / ours, geometric mean",
-    "cudnn_min": "cuDNN / ours, lowest",
-    "default_min": "the fastest / default, lowest",
-    "separate_min": "documents as a batch / ours, lowest",
-    "plain_min": "without it / ours, lowest",
-    "allowed_min": "1.15 of the share of dense and 5 us / ours, lowest",
-    "copy_min": "bandwidth by that of a copy, lowest",
-}
 
 
 def suite(name: str) -> list[Case]:

@@ -29,13 +29,13 @@ import jax
 from attention_suite import (
     BARS,
     BESIDES_US,
-    FIGURES,
     PER_BLOCK_OF_SCORES,
     SUITES,
     Case,
     Side,
     suite,
 )
+from attention_tables import FIGURES
 from bench_matmul import copy_gbs, render_groups
 from matmul_suite import Row, summary
 
