@@ -176,7 +176,8 @@ def ours(implementation: str | None, *names: str, **how: Any) -> Callable[..., A
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> jax.Array:
         more = {**how, **dict(zip(names, rest, strict=True))}
-        return attention(q, k, v, **more, implementation=implementation)
+        by: Any = implementation
+        return attention(q, k, v, **more, implementation=by)
 
     return run
 
@@ -225,7 +226,7 @@ def of_masks() -> Iterator[Case]:
         yield _documents(f"documents of 512{also}", passes, [512] * 8)
     for passes, _ in GRADIENTS:
         lengths = np.diff([0, *np.sort(_random().integers(1, 4096, 7)), 4096])
-        yield _documents("documents of random lengths", passes, list(lengths))
+        yield _documents("documents of random lengths", passes, lengths.tolist())
     for passes, also in GRADIENTS:
         for head_dim in (64, 128):
             for length in (4096, 16384):

@@ -73,7 +73,9 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
         "blocks": {"mask": blocks},
         "soft cap": {**causal, "logits_soft_cap": 20.0},
         "sinks": {**causal, "sinks": jax.device_put(np.ones(2, np.float32))},
-        "lengths": {"key_value_seq_lengths": jax.device_put(np.int32([123]))},
+        "lengths": {
+            "key_value_seq_lengths": jax.device_put(np.asarray([123], np.int32))
+        },
     }
     for name, how in kinds.items():
         yield f"forward, {name}", lambda how=how: forward(*x, **how)
@@ -87,7 +89,13 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"decode {config or ''}", lambda config=config: decoded(*few, **config)
     pages = normal(2, 9, 16, 64)
     table = jax.device_put(np.asarray([[3, 1, 4], [8, 0, 0]], np.int32))
-    of_pages = normal(2, 4, 64), pages, pages, jax.device_put(np.int32([40, 5])), table
+    of_pages = (
+        normal(2, 4, 64),
+        pages,
+        pages,
+        jax.device_put(np.asarray([40, 5], np.int32)),
+        table,
+    )
     yield (
         "pages",
         lambda: paged_attention(*of_pages, implementation="paged_attention_sm90"),
