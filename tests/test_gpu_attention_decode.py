@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 WHOLE = AttentionDecodeSm90Config(tile_kv=64)
 PARTS = dataclasses.replace(WHOLE, splits=4)
+TOGETHER = dataclasses.replace(PARTS, together=2)
 ours = functools.partial(attention, implementation="attention_decode_sm90")
 BASE = AttentionProblem(
     batch=3,
@@ -164,7 +165,7 @@ def arguments(q_len: int = 1, kv_len: int = 300) -> list[jax.Array]:
     return [normal(*s, seed=i).astype("bfloat16") for i, s in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=str)
+@pytest.mark.parametrize("config", [WHOLE, PARTS, TOGETHER], ids=str)
 def test_what_lies_behind_a_length_may_be_anything(config):
     q, k, v = arguments(q_len=2)
     for counts in ((1, 17), (64, 129), (299, 300)):
@@ -177,7 +178,7 @@ def test_what_lies_behind_a_length_may_be_anything(config):
         q, k, v = arguments(q_len=2)
 
 
-@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=str)
+@pytest.mark.parametrize("config", [WHOLE, PARTS, TOGETHER], ids=str)
 def test_special_rows_are_xlas(config):
     """Sequences without keys, NaN, infinities and large scores."""
     q, k, v = arguments(q_len=3)

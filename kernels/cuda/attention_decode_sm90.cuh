@@ -13,6 +13,10 @@
 //     key               0  0  1  1  2  2  3  3
 //     head of keys      0  1  0  1  0  1  0  1
 //
+// It multiplies their values by zero, which is not nothing if one is infinite or NaN. If a sum
+// is not finite, the block therefore computes its part again, for one head of keys after the
+// other, with zeros in the place of the others' values.
+//
 // The blocks of kTileKeys keys that a sequence has are dealt out to thread blocks in equal,
 // contiguous parts. If there is one part, it writes the result; else each writes its
 // sums, not yet divided, with maximum and total of their weights, and attention_combine.cuh
@@ -44,6 +48,7 @@
 #include "ptx/sync.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/turns.cuh"
+#include "ptx/vote.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
@@ -78,7 +83,8 @@ template <class Traits>
 struct AttentionDecodeSm90Shared {
   alignas(1024) u8 q[Traits::kSlabs][64 * 128];
   alignas(1024) u8 slots[Traits::kSlots][Traits::kSlabs][Traits::kTileKv * 128];
-  u64 q_full, q_empty;
+  u64 q_full, q_empty, verdict;
+  int is_finite;  // whether no sum is infinite or NaN; known when `verdict` completes
   u64 full[Traits::kSlots], empty[Traits::kSlots];
 };
 
@@ -104,6 +110,8 @@ struct AttentionDecodeSm90 {
   // Distances in a descriptor's unit of 16 bytes, from the start of the queries.
   static constexpr u32 kUnitsToSlots = kSlabs * kSlabBytesQ / 16;
   static constexpr u32 kSlotUnits = kSlabs * kSlabBytesKv / 16;
+  static constexpr int kAllHeads = -1;                         // instead of a number
+  static constexpr float kLargest = 3.4028235e38f;             // finite number
   static constexpr int kLongest = 1 << 30;  // lengths that may be added without overflow
 
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
@@ -177,6 +185,7 @@ struct AttentionDecodeSm90 {
     if (threadIdx.x == 0) {
       mbarrier_init(shared_address(&smem.q_full), full_arrivals());
       mbarrier_init(shared_address(&smem.q_empty), empty_arrivals(1, 1));
+      mbarrier_init(shared_address(&smem.verdict), 1);
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kSlots; ++i) {
         mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
@@ -196,7 +205,7 @@ struct AttentionDecodeSm90 {
 
   TRACEA_DEVICE void produce() const {
     State state;
-    PipelineState<1> queries_state;
+    PipelineState<1> queries_state, verdict_state;
     TRACEA_NO_UNROLL
     for (int index = blockIdx.x; index < p.items; index += gridDim.x) {
       const Work w = work(index);
@@ -204,13 +213,24 @@ struct AttentionDecodeSm90 {
       wait(smem.q_empty, queries_state.producer_parity());
       queries_state.advance();
       copy_queries(w);
-      TRACEA_NO_UNROLL
-      for (int block = w.first; block < w.last; ++block) {
-        if (w.keys_of(block) == kTileKeys) {
-          copy_block<kBoxKeys>(w, block, kTileKeys, p.k, p.v, state);
-        } else {
-          copy_block<kFewKeys>(w, block, w.keys_of(block), p.k_few, p.v_few, state);
-        }
+      copy_part(w, state);
+      if constexpr (kTogether > 1) {
+        wait(smem.verdict, verdict_state.consumer_parity());
+        verdict_state.advance();
+        if (smem.is_finite) continue;
+        TRACEA_NO_UNROLL
+        for (int head = 0; head < kTogether; ++head) copy_part(w, state);
+      }
+    }
+  }
+
+  TRACEA_DEVICE void copy_part(const Work& w, State& state) const {
+    TRACEA_NO_UNROLL
+    for (int block = w.first; block < w.last; ++block) {
+      if (w.keys_of(block) == kTileKeys) {
+        copy_block<kBoxKeys>(w, block, kTileKeys, p.k, p.v, state);
+      } else {
+        copy_block<kFewKeys>(w, block, w.keys_of(block), p.k_few, p.v_few, state);
       }
     }
   }
@@ -338,15 +358,18 @@ struct AttentionDecodeSm90 {
     }
   }
 
-  // Zeros in the place of values from row `rows` on.
-  TRACEA_DEVICE void clear_values(int slot, int rows, int thread) const {
-    const int count = (kTileKv - rows) * 128 / 16;
+  // Zeros in the place of values of columns from `columns` on, and, unless it is
+  // negative, of all heads of keys but `head`.
+  TRACEA_DEVICE void clear_values(int slot, int columns, int head, int thread) const {
     TRACEA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
-      const u32 start = shared_address(smem.slots[slot][slab]) + rows * 128;
+      const u32 start = shared_address(smem.slots[slot][slab]);
+      const int first = head < 0 ? columns * 8 : 0;  // of 16 bytes, 8 in a column
       TRACEA_NO_UNROLL
-      for (int i = thread; i < count; i += kWarpgroupSize) {
-        st_shared(start + i * 16, Quad{});
+      for (int i = first + thread; i < kTileKv * 8; i += kWarpgroupSize) {
+        const int column = i / 8;
+        const bool is_kept = column < columns && column % kTogether == head;
+        if (!is_kept) st_shared(start + i * 16, Quad{});
       }
     }
     fence_proxy_async_shared();
@@ -380,7 +403,6 @@ struct AttentionDecodeSm90 {
 
   TRACEA_DEVICE void attend(const Work& w, State& state) const {
     const int thread = static_cast<int>(threadIdx.x);
-    const u32 start = shared_address(smem.q[0]) / 16;
     const int heads = heads_of_tile(), rows = w.queries * heads;
     const bool has_rows = warp_uniform(thread / kWarpSize) * 16 < rows;
     int query[2], kv_head[2];  // of the thread's two rows
@@ -391,9 +413,48 @@ struct AttentionDecodeSm90 {
       kv_head[half] = row % heads / p.group;
     }
     float o[Sums::kAccumulators];
+    OnlineSoftmax softmax(p.scale_log2);
+    const bool has_keys = w.first < w.last;
+    bool is_finite = true;
+    int head = kAllHeads;
+    do {
+      attend_part(w, state, o, softmax, query, kv_head, has_rows, head);
+      if constexpr (kTogether > 1) {
+        if (head == kAllHeads && has_keys) is_finite = give_verdict(o, rows, thread);
+      }
+      const bool is_final = is_finite || head != kAllHeads;
+      if (has_rows && is_final) finish(o, softmax, w, query, kv_head, head);
+    } while (!is_finite && ++head < kTogether);
+    if (has_keys && thread == 0) mbarrier_arrive(shared_address(&smem.q_empty));
+  }
+
+  // Whether all sums of rows that there are are finite; the producer waits for it, too.
+  TRACEA_DEVICE bool give_verdict(const float (&o)[Sums::kAccumulators], int rows,
+                                  int thread) const {
+    bool is_finite = true;
+    TRACEA_UNROLL
+    for (int i = 0; i < Sums::kAccumulators; ++i) {
+      const bool exists = wgmma_accumulator_row(thread, i) < rows;
+      is_finite = is_finite && (!exists || fabsf(o[i]) <= kLargest);
+    }
+    is_finite = all_of_warpgroup(is_finite);
+    if (thread == 0) {
+      smem.is_finite = is_finite;
+      mbarrier_arrive(shared_address(&smem.verdict));
+    }
+    return is_finite;
+  }
+
+  // Sums and weights of all heads of keys, or of one.
+  TRACEA_DEVICE void attend_part(const Work& w, State& state,
+                                 float (&o)[Sums::kAccumulators], OnlineSoftmax& softmax,
+                                 const int (&query)[2], const int (&kv_head)[2],
+                                 bool has_rows, int head) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const u32 start = shared_address(smem.q[0]) / 16;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) o[i] = 0.0f;
-    OnlineSoftmax softmax(p.scale_log2);
+    softmax.reset();
     TRACEA_NO_UNROLL
     for (int block = w.first; block < w.last; ++block) {
       float s[Scores::kAccumulators];
@@ -404,10 +465,7 @@ struct AttentionDecodeSm90 {
       multiply_keys(s, start, keys);
       wgmma_wait_group<0>();
       wgmma_fence_operands(s);
-      if (thread == 0) {
-        mbarrier_arrive(shared_address(&smem.empty[keys]));
-        if (block == w.last - 1) mbarrier_arrive(shared_address(&smem.q_empty));
-      }
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[keys]));
       if (has_rows) {
         float alpha[2];
         if (!w.range.is_full(block)) mask(s, block, w, query, thread);
@@ -421,26 +479,28 @@ struct AttentionDecodeSm90 {
       const int values = state.stage_idx;
       wait(smem.full[values], state.consumer_parity());
       state.advance();
-      if (w.keys_of(block) < kTileKeys) {
-        clear_values(values, w.keys_of(block) * kTogether, thread);
-      }
+      const int columns = w.keys_of(block) * kTogether;
+      if (columns < kTileKv || head >= 0) clear_values(values, columns, head, thread);
       multiply_values(o, weights, start, values);
       wgmma_wait_group<0>();
       wgmma_fence_operands(o);
       if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[values]));
     }
-    if (has_rows) finish(o, softmax, w, query, rows, thread);
   }
 
+  // Writes what rows have; if `head` is not negative, those of one head of keys.
   TRACEA_DEVICE void finish(const float (&o)[Sums::kAccumulators],
                             const OnlineSoftmax& softmax, const Work& w,
-                            const int (&query)[2], int rows, int thread) const {
+                            const int (&query)[2], const int (&kv_head)[2],
+                            int only) const {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int rows = w.queries * heads_of_tile();
     const int column = wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = wgmma_accumulator_row(thread, 2 * half);
       const float total = softmax.total(half);
-      if (row >= rows) continue;
+      if (row >= rows || (only >= 0 && kv_head[half] != only)) continue;
       const int head = w.kv_head * p.group + row % heads_of_tile();
       const i64 at = (static_cast<i64>(w.example) * p.q_len + query[half]) * p.heads + head;
       if constexpr (Traits::kSplits) {

@@ -192,9 +192,10 @@ def _with(config: AttentionDecodeSm90Config, splits: int) -> AttentionDecodeSm90
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, sums, and what masks need that have two sides."""
+    """Of a thread: scores, sums, and what masks of two sides or several heads need."""
     left, _ = emit.sides(problem)
-    return config.tile_kv // 2 + problem.head_dim // 2 + 16 * (left is not None)
+    masks = 16 * (left is not None) + 16 * (config.together > 1)
+    return config.tile_kv // 2 + problem.head_dim // 2 + masks
 
 
 def _most_registers(config: Any) -> Any:
