@@ -570,6 +570,20 @@ def test_every_layer_gets_some_rows_before_any_gets_more(module):
             assert layer.asked(m) is None or layer.asked(m) in order
 
 
+def test_attention_of_models_is_tuned_in_rounds(module):
+    models = module("model_attention")
+    order = models.order()
+    assert len(set(order)) == len(order)
+    backward = [p for p in order if p.direction == "backward"]
+    first = backward[: len(models.MODELS)]
+    heads = {(p.heads, p.head_dim) for p in first}
+    assert heads == {(m.heads, m.head_dim) for m in models.MODELS}
+    few = [p for p in order if p.q_len == 1]
+    assert all(p.kv_lengths and not p.is_causal for p in few)
+    assert {(p.batch, p.kv_len) for p in few} == set(models.DECODED)
+    assert {(p.head_dim, p.columns) for p in order} >= {(192, 128), (256, 256)}
+
+
 def test_layers_are_those_of_the_models(module):
     layers = module("model_layers")
     known = {layer.name: (layer.n, layer.k) for layer in layers.LAYERS}
