@@ -260,13 +260,15 @@ def _documents(group: str, passes: Passes, lengths: list[int]) -> Case:
     def sides() -> dict[str, Side]:
         x = operands(p)
         ids = jnp.broadcast_to(jnp.asarray(row), (p.batch, p.q_len))
-        mask = ids[:, None, :, None] == ids[:, None, None, :]
+        alike = ids[:, None, :, None] == ids[:, None, None, :]
+        whole = alike & jnp.tri(p.q_len, dtype=bool)
         name = "query_segment_ids"
         found = {
             "ours": Side(run=ours(OURS, name, is_causal=True), sets=((*x, ids),)),
             "default": Side(run=ours(None, name, is_causal=True), sets=((*x, ids),)),
-            "cudnn": Side(
-                run=_peer("cudnn", "mask", is_causal=True), sets=((*x, mask),)
+            "cudnn": Side(run=_peer("cudnn", "mask"), sets=((*x, whole),)),
+            "causal": Side(
+                run=_peer("cudnn", "mask", is_causal=True), sets=((*x, alike),)
             ),
         }
         if is_equal:
@@ -282,6 +284,7 @@ def _documents(group: str, passes: Passes, lengths: list[int]) -> Case:
         problem=p,
         seen=seen,
         sides=sides,
+        rivals=("ours", "cudnn", "causal"),
     )
 
 

@@ -126,7 +126,9 @@ def _ratios(case: Case, times: dict[str, list[float]], us: dict[str, float]) -> 
         if name not in ("ours", "default")
     }
     rivals = [n for n in (*case.rivals, "xla") if n in times]
-    found["default"] = min(common.median_ratio(times, n, "default") for n in rivals)
+    found["ratio_default"] = min(
+        common.median_ratio(times, n, "default") for n in rivals
+    )
     if "dense" in found:
         allowed = PER_BLOCK_OF_SCORES * case.seen * us["dense"] + BESIDES_US
         found["allowed"] = allowed / us["ours"]
@@ -160,7 +162,7 @@ def _cells(row: Row, named: Sequence[str]) -> tuple[str, ...]:
         blank = ("-",) * (len(named) + 3)
         return row["text"], row["group"], *blank, row["error"].splitlines()[0]
     ratios = (f"{row[name]:.3f}" if name in row else "-" for name in named)
-    default = f"{row['default']:.3f}"
+    default = f"{row['ratio_default']:.3f}"
     rates = f"{row['own_us']:.1f}", f"{row['tflops']:.3g}"
     return row["text"], row["group"], *rates, *ratios, default, row["default_is"]
 

@@ -94,12 +94,10 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
         ({"head_dim": 256, "blocks_per_sm": 2}, "needs 3"),
         ({"batch": 900, "splits": 66}, "at most 268435456"),
         ({"splits": 5}, "splits=5 must be one of"),
-        ({"kv_heads": 2, "heads": 2, "together": 4}, "must divide 2 heads of keys"),
-        ({"kv_heads": 8, "heads": 128, "together": 8}, "with 16 that share keys"),
     ],
 )
 def test_configs_that_are_not_legal(changes, reason):
-    names = {"blocks_per_sm", "splits", "together"} & set(changes)
+    names = {"blocks_per_sm", "splits"} & set(changes)
     config = dataclasses.replace(USUAL, **{n: changes.pop(n) for n in names})
     asked = dataclasses.replace(problem(), **changes)
     with pytest.raises(ValueError, match=reason):
@@ -157,8 +155,8 @@ def test_heads_that_share_keys_are_rows_of_one_box():
     q, k, v, *few = maps(kernel)
     assert q.dims == (72, 32, 40, 3) and q.box == (64, 4, 16, 1)  # 64 rows
     assert q.strides == (144, 32 * 144, 40 * 32 * 144)
-    assert k.dims == v.dims == (72, 8, 5000, 3) and k.box == (64, 1, 64, 1)
-    assert [m.box for m in few] == [(64, 1, 16, 1)] * 2
+    assert k.dims == v.dims == (72, 5000, 8, 3) and k.box == (64, 64, 1, 1)
+    assert [m.box for m in few] == [(64, 16, 1, 1)] * 2
     assert [m.operand for m in few] == [1, 2]
     assert kernel.grid == (3 * 3 * 8, 1, 1)
 
@@ -172,23 +170,12 @@ def test_no_side_of_a_window_is_dropped_at_the_end():
     assert numbers[4:6] == [300, 0]
 
 
-def test_heads_taken_together_are_columns_of_one_box():
-    config = dataclasses.replace(USUAL, together=4)
-    (kernel,) = emit.kernels(problem(q_len=9), config, H200)
-    q, k, _, few, _ = maps(kernel)
-    assert q.box == (64, 16, 4, 1) and k.dims == (128, 8, 5000, 3)
-    assert k.strides == (256, 8 * 256, 5000 * 8 * 256)
-    assert (k.box, few.box) == ((64, 4, 16, 1), (64, 4, 4, 1))
-    assert kernel.grid == (3 * 3 * 2, 1, 1)  # 3 tiles of 4 queries or fewer
-    assert "heads4" in kernel.entry and "kTogether = 4" in kernel.source
-
-
 def test_pages_are_dimensions_of_their_own():
     asked = paged(page_size=8, pages=99, pages_per_sequence=5)
     (kernel,) = emit.kernels(asked.gathered, USUAL, H200, Pages(size=8, count=99))
     _, k, *_, few = maps(kernel)
-    assert k.dims == (128, 8, 8, 99) and k.box == few.box == (64, 1, 8, 1)
-    assert k.strides == (99 * 8 * 256, 256, 8 * 256)
+    assert k.dims == (128, 8, 8, 99) and k.box == few.box == (64, 8, 1, 1)
+    assert k.strides == (256, 99 * 8 * 256, 8 * 256)
     # o, log-sum-exp, sums, totals, lengths, table of pages
     assert pointers(kernel) == [5, -1, -1, -1, 3, 4]
 
@@ -254,8 +241,6 @@ COMPILED: list[tuple[int, dict[str, Any], AttentionDecodeSm90Config]] = [
     (192, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1)),
     (128, FROM_END, USUAL),
     (256, FROM_END, AttentionDecodeSm90Config(tile_kv=128, blocks_per_sm=1, splits=2)),
-    (128, {}, dataclasses.replace(USUAL, splits=264, together=8)),
-    (128, FROM_END, dataclasses.replace(USUAL, together=2)),
 ]
 
 

@@ -339,7 +339,7 @@ def test_a_race_of_attention(module, monkeypatch, passes):
     case = small_attention(suite, passes, ours, default=ours, cudnn=peer)
     row = bench.row_of(case, rounds=2)
     assert "error" not in row
-    assert row["default"] == 1 and row["default_is"] == "ours"  # it raced once
+    assert row["ratio_default"] == 1 and row["default_is"] == "ours"  # it raced once
     assert (row["own_us"], row["cudnn"]) == (3, 1) and row["tflops"] > 0
     assert bench.render([row]).count("small") == 1
 
@@ -362,7 +362,7 @@ def test_tables_of_attention(module, tmp_path):
         "tflops": 123.4,
         "cudnn": 17.5,
         "separate": 0.75,
-        "default": 0.98,
+        "ratio_default": 0.98,
         "default_is": "ours",
     }
     failed = {"group": "window", "text": "2x8x8", "passes": "both", "error": "X: y"}
@@ -397,9 +397,8 @@ def test_memory_of_attention_that_is_planned_only(module, monkeypatch):
     monkeypatch.setattr(memory, "XLA_PLANNED", 32)
     monkeypatch.setattr(suite, "OURS", "xla")
     rows = memory.rows()
-    assert [r["planned_bytes"] for r in rows] == sorted(
-        r["planned_bytes"] for r in rows
-    )
+    own = [row["planned_bytes"] for row in rows if row["side"] == "ours"]
+    assert own == sorted(own) and all(own)
     assert len(rows) == 4 and all("run" not in r for r in rows)
     assert memory.render(rows).count("xla, both") == 1
 

@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 WHOLE = AttentionDecodeSm90Config(tile_kv=64)
 PARTS = dataclasses.replace(WHOLE, splits=4)
-TOGETHER = dataclasses.replace(PARTS, together=2)
 ours = functools.partial(attention, implementation="attention_decode_sm90")
 BASE = AttentionProblem(
     batch=3,
@@ -79,23 +78,6 @@ def test_every_tile_and_number_of_parts(fields):
     configs = one_of_each(space, "tile_kv", "blocks_per_sm", "persistent")
     assert len(configs) > 10
     check(problem, *[dataclasses.replace(c, splits=n) for c in configs for n in (1, 3)])
-
-
-@pytest.mark.parametrize("together", [2, 4, 8])
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"q_len": 3, **FROM_END}, {"window": (90, 0), **FROM_END}, {"kv_len": 7}],
-    ids=str,
-)
-def test_heads_taken_together(together, fields):
-    for head_dim, group in ((128, 2), (72, 1), (256, 8)):
-        problem = dataclasses.replace(
-            BASE, heads=8 * group, kv_heads=8, head_dim=head_dim, **fields
-        )
-        usual = dataclasses.replace(WHOLE, blocks_per_sm=1, together=together)
-        small = dataclasses.replace(usual, tile_kv=32, splits=3)
-        large = dataclasses.replace(usual, tile_kv=128, splits=264)
-        check(problem, usual, small, large)
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 72, 96, 192, 200, 256])
@@ -165,7 +147,7 @@ def arguments(q_len: int = 1, kv_len: int = 300) -> list[jax.Array]:
     return [normal(*s, seed=i).astype("bfloat16") for i, s in enumerate(shapes)]
 
 
-@pytest.mark.parametrize("config", [WHOLE, PARTS, TOGETHER], ids=str)
+@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=str)
 def test_what_lies_behind_a_length_may_be_anything(config):
     q, k, v = arguments(q_len=2)
     for counts in ((1, 17), (64, 129), (299, 300)):
@@ -178,7 +160,7 @@ def test_what_lies_behind_a_length_may_be_anything(config):
         q, k, v = arguments(q_len=2)
 
 
-@pytest.mark.parametrize("config", [WHOLE, PARTS, TOGETHER], ids=str)
+@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=str)
 def test_special_rows_are_xlas(config):
     """Sequences without keys, NaN, infinities and large scores."""
     q, k, v = arguments(q_len=3)

@@ -12,8 +12,6 @@ import dataclasses
 import math
 from typing import Any
 
-import numpy as np
-
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_sm90 import DTYPES, ROWS
@@ -32,15 +30,14 @@ from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import AttentionProblem
 
 THREADS = 160  # a warpgroup that multiplies, a warp that copies
-COMBINE_THREADS = 128  # at least, and no fewer than there are parts
-FEW_ROWS = 16  # of a box of a block that a sequence does not fill
+COMBINE_THREADS = 128  # no fewer than there may be parts
+FEW_ROWS = 16  # keys of a box of a block that a sequence does not fill
 FEWEST_SLOTS = 3
 _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
 _RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
 _BARRIER_BYTES = 1024
 _MOST_SLOTS = 16
-_WARP = 32
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 
 
@@ -49,25 +46,21 @@ class AttentionDecodeSm90Config:
     """The free choices of attention_decode_sm90.
 
     Attributes:
-      tile_kv: keys of a block, those of all heads that are taken together.
+      tile_kv: keys of a block.
       blocks_per_sm: thread blocks that share a multiprocessor, and its shared memory.
       splits: parts that the keys of a sequence are dealt out to, at most.
       persistent: whether there are no more thread blocks than run at a time, each of
         which computes several parts; else there is one for each part.
-      together: heads of keys that a block takes, which lie side by side in memory.
     """
 
     tile_kv: int
     blocks_per_sm: int = 2
     splits: int = 1
     persistent: bool = False
-    together: int = 1
 
     def __str__(self) -> str:
-        heads = f" of {self.together} heads" * (self.together > 1)
         stays = " persistent" * self.persistent
-        blocks = f"x{self.blocks_per_sm} split {self.splits}"
-        return f"{self.tile_kv}{heads} {blocks}{stays}"
+        return f"{self.tile_kv} x{self.blocks_per_sm} split {self.splits}{stays}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,16 +93,16 @@ def sides(problem: AttentionProblem) -> tuple[int | None, int | None]:
     return left, right
 
 
-def queries(problem: AttentionProblem, together: Any = 1) -> Any:
-    """Queries of a tile: with all of its heads, 64 rows at most."""
-    heads = together * (problem.heads // problem.kv_heads)
-    return np.maximum(1, np.minimum(problem.q_len, ROWS // heads))
+def queries(problem: AttentionProblem) -> int:
+    """Queries of a tile: with all heads that share keys, 64 rows at most."""
+    group = problem.heads // problem.kv_heads
+    return max(1, min(problem.q_len, ROWS // group))
 
 
-def tiles(problem: AttentionProblem, together: Any = 1) -> Any:
+def tiles(problem: AttentionProblem) -> int:
     """Of rows, of all heads of keys of all sequences."""
-    of_sequence = -(-problem.q_len // queries(problem, together))
-    return of_sequence * (problem.kv_heads // together) * problem.batch
+    of_sequence = -(-problem.q_len // queries(problem))
+    return of_sequence * problem.kv_heads * problem.batch
 
 
 def slots(
@@ -160,7 +153,7 @@ def _blocks(
     problem: AttentionProblem, config: AttentionDecodeSm90Config, device: CudaDevice
 ) -> int:
     """Thread blocks of the first launch."""
-    items = int(tiles(problem, config.together)) * config.splits
+    items = tiles(problem) * config.splits
     at_once = device.sm_count * config.blocks_per_sm
     return min(items, at_once) if config.persistent else items
 
@@ -180,9 +173,8 @@ def _smem_bytes(
 
 def _boxes(config: AttentionDecodeSm90Config, pages: Pages | None) -> tuple[int, int]:
     """Keys of a box of a whole block, and of one that a sequence does not fill."""
-    whole = config.tile_kv // config.together
-    whole = min(whole, pages.size) if pages else whole
-    return whole, min(FEW_ROWS // config.together, whole)
+    whole = min(config.tile_kv, pages.size) if pages else config.tile_kv
+    return whole, min(FEW_ROWS, whole)
 
 
 def entry_name(
@@ -202,7 +194,6 @@ def entry_name(
         "lse" if _saves_lse(problem, config) else "",
         f"pages_of_{_boxes(config, pages)[0]}" if pages else "",
         f"{config.tile_kv}x{config.blocks_per_sm}",
-        f"heads{config.together}" if config.together > 1 else "",
         "parts" if config.splits > 1 else "",
     )
     return "_".join(("attention_decode_sm90", *filter(None, parts)))
@@ -231,19 +222,13 @@ def _params(
     }
     numbers = (
         *(p.q_len, p.kv_len, p.heads, p.heads // p.kv_heads, left or 0, right or 0),
-        int(tiles(p, config.together)) * config.splits,
-        config.splits,
-        int(queries(p, config.together)),
+        *(tiles(p) * config.splits, config.splits, queries(p)),
         *((pages.size, p.kv_len // pages.size) if pages else (1, 1)),
     )
     boxes = _boxes(config, pages)
     return (
-        _map_of_queries(p, config.together),
-        *(
-            _map_of_keys(p, pages, side, (config.together, keys))
-            for keys in boxes
-            for side in (1, 2)
-        ),
+        _map_of_queries(p),
+        *(_map_of_keys(p, pages, side, rows) for rows in boxes for side in (1, 2)),
         *(Pointer(operand=number) for number in results.values()),
         *(Scalar(value=value) for value in numbers),
         _scale(p),
@@ -254,8 +239,8 @@ def _scale(problem: AttentionProblem) -> Scalar:
     return Scalar(value=problem.scale * math.log2(math.e), dtype="float32")
 
 
-def _map_of_queries(problem: AttentionProblem, together: int) -> TensorMap:
-    """Boxes of the heads of a tile, of its queries."""
+def _map_of_queries(problem: AttentionProblem) -> TensorMap:
+    """Boxes of the heads that share keys, of the queries of a tile."""
     p = problem
     row = p.head_dim * _ITEMSIZE
     return TensorMap(
@@ -263,29 +248,29 @@ def _map_of_queries(problem: AttentionProblem, together: int) -> TensorMap:
         dtype=p.dtype,
         dims=(p.head_dim, p.heads, p.q_len, p.batch),
         strides=(row, p.heads * row, p.q_len * p.heads * row),
-        box=(ROWS, together * (p.heads // p.kv_heads), int(queries(p, together)), 1),
+        box=(ROWS, p.heads // p.kv_heads, queries(p), 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 
 
 def _map_of_keys(
-    problem: AttentionProblem, pages: Pages | None, operand: int, box: tuple[int, int]
+    problem: AttentionProblem, pages: Pages | None, operand: int, rows: int
 ) -> TensorMap:
-    """Boxes of (heads, keys) of a slab of one sequence, or of one page."""
+    """Boxes of ``rows`` keys of a slab of one head of one sequence, or of one page."""
     p = problem
     row = p.head_dim * _ITEMSIZE
-    dims = (p.head_dim, p.kv_heads, p.kv_len, p.batch)
-    strides = (row, p.kv_heads * row, p.kv_len * p.kv_heads * row)
+    dims = (p.head_dim, p.kv_len, p.kv_heads, p.batch)
+    strides = (p.kv_heads * row, row, p.kv_len * p.kv_heads * row)
     if pages:
         page = pages.size * row
-        dims = (p.head_dim, p.kv_heads, pages.size, pages.count)
-        strides = (pages.count * page, row, page)
+        dims = (p.head_dim, pages.size, p.kv_heads, pages.count)
+        strides = (row, pages.count * page, page)
     return TensorMap(
         operand=operand,
         dtype=p.dtype,
         dims=dims,
         strides=strides,
-        box=(ROWS, *box, 1),
+        box=(ROWS, rows, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 
@@ -323,8 +308,7 @@ struct Traits {{
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {problem.head_dim}, kSlabs = {slabs(problem)};
   static constexpr int kTileKv = {config.tile_kv}, kSlots = {count};
-  static constexpr int kTogether = {config.together};
-  static constexpr int kBoxKeys = {whole}, kFewKeys = {few};
+  static constexpr int kBoxRows = {whole}, kFewRows = {few};
   static constexpr bool kHasLeft = {cxx(left is not None)}, \
 kHasRight = {cxx(right is not None)}, kKvLengths = {cxx(problem.kv_lengths)}, \
 kFromEnd = {cxx(problem.aligned_at_end)};
@@ -351,7 +335,6 @@ def _combine(
     """Sums and totals to o, and the log-sum-exp if it is saved."""
     p = problem
     rows = p.batch * p.q_len * p.heads
-    threads = max(COMBINE_THREADS, -(-config.splits // _WARP) * _WARP)
     lse = "_lse" * p.saves_lse
     entry = f"attention_combine_{DTYPES[p.dtype][1]}_d{p.head_dim}{lse}"
     names = ["splits", "heads", "q_len"]
@@ -363,12 +346,12 @@ def _combine(
 namespace {{
 struct Traits {{
   using Element = {DTYPES[p.dtype][0]};
-  static constexpr int kHeadDim = {p.head_dim}, kThreads = {threads};
+  static constexpr int kHeadDim = {p.head_dim}, kThreads = {COMBINE_THREADS};
   static constexpr bool kSavesLse = {cxx(p.saves_lse)};
 }};
 }}  // namespace
 
-extern "C" __global__ void __launch_bounds__({threads})
+extern "C" __global__ void __launch_bounds__({COMBINE_THREADS})
 {entry}({", ".join(parameters)}) {{
   tracea::attention_combine<Traits>(
       {{sums, totals, o, lse, {", ".join(names)}, scale_log2}});
@@ -380,7 +363,7 @@ extern "C" __global__ void __launch_bounds__({threads})
         headers=sources.headers("attention_combine.cuh"),
         arch=device.arch,
         grid=(rows, 1, 1),
-        block=(threads, 1, 1),
+        block=(COMBINE_THREADS, 1, 1),
         smem_bytes=0,
         params=(
             *(Pointer(operand=i) for i in (0, 1, 2, 3 if p.saves_lse else -1)),

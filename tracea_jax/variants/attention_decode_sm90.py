@@ -45,9 +45,8 @@ _MOST_ITEMS = 1 << 30  # parts, or tiles: a number of thread blocks more fits in
 CHOICES = {
     "tile_kv": (32, 64, 128),
     "blocks_per_sm": (1, 2, 3),
-    "splits": (1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 132, 264),
+    "splits": (1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66),
     "persistent": (False, True),
-    "together": (1, 2, 4, 8),
 }
 # Registers of a thread for scores and sums, by blocks that share a multiprocessor.
 _REGISTERS = {1: 208, 2: 136, 3: 88}
@@ -168,7 +167,7 @@ def _splits(
     """
     is_large = problem.bytes >= _LARGE_BYTES
     at_once = device.sm_count * (config.blocks_per_sm if is_large else 1)
-    tiles = emit.tiles(problem, config.together)
+    tiles = emit.tiles(problem)
     longest = max(1, problem.kv_len // (2 * config.tile_kv))
 
     def occupied(splits: int) -> float:
@@ -192,10 +191,9 @@ def _with(config: AttentionDecodeSm90Config, splits: int) -> AttentionDecodeSm90
 
 
 def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, sums, and what masks of two sides or several heads need."""
+    """Of a thread: scores, sums, and what masks need that have two sides."""
     left, _ = emit.sides(problem)
-    masks = 16 * (left is not None) + 16 * (config.together > 1)
-    return config.tile_kv // 2 + problem.head_dim // 2 + masks
+    return config.tile_kv // 2 + problem.head_dim // 2 + 16 * (left is not None)
 
 
 def _most_registers(config: Any) -> Any:
@@ -215,24 +213,7 @@ def _parts_refuse(problem: AttentionProblem, config: Any) -> Any:
     return np.logical_and(config.splits > 1, np.logical_or(too_large, too_many))
 
 
-def _together_refuse(problem: AttentionProblem, config: Any) -> Any:
-    p = problem
-    rows = config.together * (p.heads // p.kv_heads)
-    divides = p.kv_heads % config.together == 0
-    return np.logical_and(
-        config.together > 1, np.logical_or(rows > ROWS, np.logical_not(divides))
-    )
-
-
 _RULES = (
-    Rule(
-        code="together",
-        refuses=lambda p, c, d: _together_refuse(p, c),
-        why=lambda p, c, d: (
-            f"together={c.together} must divide {p.kv_heads} heads of keys, and have "
-            f"{ROWS} heads at most, with {p.heads // p.kv_heads} that share keys"
-        ),
-    ),
     Rule(
         code="smem",
         refuses=lambda p, c, d: emit.slots(p, c, d) < emit.FEWEST_SLOTS,
