@@ -125,7 +125,7 @@ def _ratios(case: Case, times: dict[str, list[float]], us: dict[str, float]) -> 
         for name in times
         if name not in ("ours", "default")
     }
-    rivals = [n for n in (*case.rivals, "xla") if n in times]
+    rivals = [name for name in (*case.rivals, "xla") if name in times]
     found["ratio_default"] = min(
         common.median_ratio(times, n, "default") for n in rivals
     )
