@@ -391,6 +391,8 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
+    if p.alibi:
+        return "it computes no ALiBi from slopes"
     if p.bias and p.bias_dtype not in _BIAS_DTYPES:
         return f"a bias of dtype {p.bias_dtype}; it reads {', '.join(_BIAS_DTYPES)}"
     if p.window and max(map(abs, p.window)) > _LONGEST:
