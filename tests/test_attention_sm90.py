@@ -319,11 +319,9 @@ def test_masks_become_a_map_before_the_kernel():
     assert isinstance(call, Steps)
     options = ("q_lengths", "kv_lengths", "q_segments", "kv_segments", "sinks")
     assert call.operands == ("q", "k", "v", "bias", "mask", *options)
-    assert [(s.name, *s.reads) for s in call.steps[:3]] == [
-        ("tile_map", "q_segments", "kv_segments", "mask"),
-        ("mask_words", "mask"),
-        ("zeros",),
-    ]
+    first, *_ = call.steps
+    assert (first.name, *first.reads) == ("map", "q_segments", "kv_segments", "mask")
+    assert first.writes == ("map", "mask_words", "counter")
     assert {b.name: b.shape for b in call.scratch} == {
         "map": (2, 1, 8, 2),  # two words for 11 blocks
         "mask_words": (2, 1, 1000, 11 * 4),
@@ -334,7 +332,8 @@ def test_masks_become_a_map_before_the_kernel():
     blocks = problem(mask=(1, 12, 8, 11), mask_block=(128, 128))
     call = ATTENTION_SM90.call(blocks, USUAL, H200)
     assert isinstance(call, Steps)
-    assert [s.name for s in call.steps] == ["tile_map", "zeros", "attend"]
+    assert [s.name for s in call.steps] == ["map", "attend"]
+    assert call.steps[0].writes == ("map", "counter")
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def buffer_shapes(
     words = 2 * -(-blocks // 32)
     return {
         "mask": (
-            *(examples, heads, p.q_len if p.mask_block else rows),
+            *(examples, heads, p.q_len if rows > 1 else 1),
             blocks * WORDS_OF_BLOCK,
         ),
         "map": (p.batch if p.segments else examples, heads, tiles_q(p, config), words),
