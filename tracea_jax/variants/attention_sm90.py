@@ -138,9 +138,9 @@ class AttentionSm90:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
-    No other kernel has caps, sinks, blocks of a mask or values of another size, and
-    cuDNN has segments only as a mask: others compute all scores, and took seven times
-    as long or longer.
+    No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
+    and cuDNN has segments only as a mask: others compute all scores, and took seven
+    times as long or longer.
     """
     p = problem
     if p.mask and not p.mask_block:  # dense masks were not measured
@@ -150,7 +150,7 @@ def _fewest(problem: AttentionProblem) -> int | None:
     fewest = _FEWEST.get(p.head_dim)
     if p.bias:
         return _FEWEST_BIASED if p.head_dim == 128 else None
-    if p.mask or p.segments or p.soft_cap or p.sinks:
+    if p.mask or p.segments or p.soft_cap or p.sinks or p.alibi:
         return fewest if p.head_dim <= 128 else None
     return fewest
 
@@ -169,6 +169,7 @@ def _optional(problem: AttentionProblem) -> tuple[str, ...]:
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
     }
     return tuple(name for name, is_given in there.items() if is_given)
 
@@ -373,8 +374,6 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
-    if p.alibi:
-        return "it computes no ALiBi from slopes"
     if p.bias and p.bias_dtype not in _BIAS_DTYPES:
         return f"a bias of dtype {p.bias_dtype}; it reads {', '.join(_BIAS_DTYPES)}"
     if p.window and max(map(abs, p.window)) > _LONGEST:
