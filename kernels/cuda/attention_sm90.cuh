@@ -39,6 +39,7 @@
 // "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
+#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
@@ -60,6 +61,7 @@ namespace tracea {
 
 struct AttentionSm90Params {
   const TensorMap *q, *k, *v, *o;  // (columns, length, heads, batch), innermost first
+  const TensorMap* bias_tiles;     // (keys, queries, heads, examples), or null
   float* lse;                      // (batch, heads, q_len); null unless it is saved
   u32* counter;                    // null unless tiles are drawn
   const int* q_lengths;            // (batch), or null
@@ -80,9 +82,10 @@ struct AttentionSm90Params {
   int map_example, map_head;       // words from one to the next, 0 if they share
   int bias_row, mask_row;          // elements, likewise
   i64 bias_example, bias_head, mask_example, mask_head;
-  float scale_log2;                // scale log2(e), or cap log2(e)
+  float scale_log2;                // log2(e), times the scale or the cap of scores
   float unscale;                   // 1 / scale
-  float to_cap;                    // scale / cap
+  float to_cap;                    // scale / cap, or 1 / cap
+  float scale;
 };
 
 // What a producer says of a tile that it hands to consumers.
@@ -97,9 +100,12 @@ struct AttentionSm90Shared {
   alignas(1024) u8 q[kSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 v[Traits::kStages][kValueSlabs][Traits::kTileKv * 128];
-  // Of the result, if it does not take the place of the queries.
-  alignas(1024) u8 staging[Traits::kStagesInPlace ? 1
-                                                  : kValueSlabs * Traits::kTileQ * 128];
+  // Of the result, if it does not take the place of the queries. Tiles of a bias behind it.
+  static constexpr int kStaging =
+      Traits::kStagesInPlace ? 0 : kValueSlabs * Traits::kTileQ * 128;
+  static constexpr int kBias =
+      Traits::kBiasTiles ? Traits::kStages * Traits::kTileQ * Traits::kBiasSlabs * 128 : 0;
+  alignas(1024) u8 staging[kStaging + kBias + (kStaging + kBias == 0)];
   u64 q_full, q_empty;
   u64 k_full[Traits::kStages], k_empty[Traits::kStages];
   u64 v_full[Traits::kStages], v_empty[Traits::kStages];
@@ -139,7 +145,11 @@ struct AttentionSm90 {
   // they stage zeros, and with a map they do not know.
   static constexpr bool kAnnouncesBlind = Traits::kStagesInPlace || Traits::kMapped;
   // Whether the product of queries and keys is added to something.
-  static constexpr bool kStarts = Traits::kBiased || Traits::kAlibi != Alibi::kNone;
+  static constexpr bool kStarts =
+      (Traits::kBiased && !Traits::kBiasTiles) || Traits::kAlibi != Alibi::kNone;
+  // Of a block's tile of a bias, which comes with the keys.
+  static constexpr u32 kBiasBytes =
+      Traits::kBiasTiles ? Traits::kBiasSlabs * kSlabBytesQ : 0;
   // Whether more blocks than a tile's first may be partial.
   static constexpr bool kHasPartial =
       Traits::kHasLeft || Traits::kHasRight || Traits::kKvLengths;
@@ -170,7 +180,8 @@ struct AttentionSm90 {
 
   TRACEA_DEVICE AttentionTile tile_at(u32 index) const {
     const AttentionOrder order{ceil_div(p.q_len, kTileQ), anew(p.heads), p.batch,
-                               anew(p.section), Traits::kHasRight};
+                               anew(p.section), Traits::kHasRight,
+                               Traits::kExamplesFirst};
     return order.at(index, kTileQ);
   }
 
@@ -246,7 +257,8 @@ struct AttentionSm90 {
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.k_full[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.v_full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.k_empty[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.k_empty[i]),
+                      Traits::kBiasTiles ? kWarps : empty_arrivals(kConsumers, 1));
         mbarrier_init(shared_address(&smem.v_empty[i]), empty_arrivals(kConsumers, 1));
       }
       TRACEA_UNROLL
@@ -325,7 +337,7 @@ struct AttentionSm90 {
                                   State& values, PipelineState<1>& queries_state) const {
     const int kv_head = tile.head / anew(p.group);
     int block = walk.block();
-    bool has_more = copy_keys(walk, kv_head, tile.example, keys);
+    bool has_more = copy_keys(walk, kv_head, tile, keys);
     hand_over(tile, TileKind::kSees, queries_state);
     const u32 full = shared_address(&smem.q_full);
     mbarrier_arrive_expect_tx(full, kSlabs * kSlabBytesQ);
@@ -337,7 +349,7 @@ struct AttentionSm90 {
     TRACEA_NO_UNROLL
     while (has_more) {
       const int next = walk.block();
-      has_more = copy_keys(walk, kv_head, tile.example, keys);
+      has_more = copy_keys(walk, kv_head, tile, keys);
       copy_values(block, kv_head, tile.example, values);
       block = next;
     }
@@ -345,7 +357,8 @@ struct AttentionSm90 {
   }
 
   // Copies the keys of the block that the walk stands at, and goes to the next.
-  TRACEA_DEVICE bool copy_keys(Walk& walk, int head, int example, State& state) const {
+  TRACEA_DEVICE bool copy_keys(Walk& walk, int head, const AttentionTile& tile,
+                               State& state) const {
     const int stage = state.stage_idx, block = walk.block();
     const bool is_mixed = walk.is_mixed(), is_full = walk.is_full();
     const bool has_more = walk.next();
@@ -355,8 +368,9 @@ struct AttentionSm90 {
       const int code = SeenBlock::of(block, is_mixed, is_full, !has_more).code;
       st_shared(shared_address(&smem.seen[stage]), static_cast<u32>(code));
     }
-    copy_block<kSlabs>(smem.k[stage][0], p.k, block, head, example,
-                       smem.k_full[stage]);
+    copy_block<kSlabs, kBiasBytes>(smem.k[stage][0], p.k, block, head, tile.example,
+                                   smem.k_full[stage]);
+    if constexpr (Traits::kBiasTiles) copy_bias(block, tile, stage);
     return has_more;
   }
 
@@ -364,15 +378,32 @@ struct AttentionSm90 {
     const int stage = state.stage_idx;
     wait(smem.v_empty[stage], state.producer_parity());
     state.advance();
-    copy_block<kValueSlabs>(smem.v[stage][0], p.v, block, head, example,
-                            smem.v_full[stage]);
+    copy_block<kValueSlabs, 0>(smem.v[stage][0], p.v, block, head, example,
+                               smem.v_full[stage]);
   }
 
-  template <int kCount>
+  // The bias of the tile's queries and a block of keys, in slabs of 64 keys.
+  TRACEA_DEVICE void copy_bias(int block, const AttentionTile& tile, int stage) const {
+    const int head = Traits::kBiasHeads ? tile.head : 0;
+    const int example = Traits::kBiasExamples ? tile.example : 0;
+    TRACEA_UNROLL
+    for (int slab = 0; slab < Traits::kBiasSlabs; ++slab) {
+      cp_async_bulk_tensor_4d(bias_tile(stage) + slab * kSlabBytesQ, p.bias_tiles,
+                              block * kTileKv + slab * 64, tile.query, head, example,
+                              shared_address(&smem.k_full[stage]));
+    }
+  }
+
+  TRACEA_DEVICE u32 bias_tile(int stage) const {
+    return shared_address(smem.staging) + Shared::kStaging + stage * kBiasBytes;
+  }
+
+  // kMore: bytes of other copies that the barrier waits for.
+  template <int kCount, u32 kMore>
   TRACEA_DEVICE static void copy_block(const u8* to, const TensorMap* map, int block,
                                        int head, int example, const u64& barrier) {
     const u32 full = shared_address(&barrier);
-    mbarrier_arrive_expect_tx(full, kCount * kSlabBytesKv);
+    mbarrier_arrive_expect_tx(full, kCount * kSlabBytesKv + kMore);
     TRACEA_UNROLL
     for (int slab = 0; slab < kCount; ++slab) {
       cp_async_bulk_tensor_4d(shared_address(to) + slab * kSlabBytesKv, map, slab * 64,
@@ -513,7 +544,9 @@ struct AttentionSm90 {
   template <bool kChecks>
   TRACEA_DEVICE void start_scores(float (&s)[Scores::kAccumulators], int block,
                                   const Rules& rules, int thread) const {
-    if constexpr (Traits::kBiased) start_biased<kChecks>(s, block, rules, thread);
+    if constexpr (Traits::kBiased && !Traits::kBiasTiles) {
+      start_biased<kChecks>(s, block, rules, thread);
+    }
     if constexpr (Traits::kAlibi != Alibi::kNone) start_alibi(s, block, rules, thread);
   }
 
@@ -533,7 +566,7 @@ struct AttentionSm90 {
           const float bias = Traits::kAlibi == Alibi::kLinear
                                  ? fmaf(slope, further, slope * start)
                                  : -slope * fabsf(start + further);
-          s[i + j] = Traits::kBiased ? s[i + j] + bias : bias;
+          s[i + j] = Traits::kBiased && !Traits::kBiasTiles ? s[i + j] + bias : bias;
         }
       }
     }
@@ -561,6 +594,46 @@ struct AttentionSm90 {
         s[i + 1] = unscaled_bias(bias.y, p.unscale);
       }
     }
+  }
+
+  // Scales the scores and adds the tile of a bias. kClamps: numbers too low become kMasked.
+  template <bool kClamps>
+  TRACEA_DEVICE void add_bias(float (&s)[Scores::kAccumulators], int consumer, int stage,
+                              int thread) const {
+    const u32 tile = bias_tile(stage) + consumer * 64 * 128;
+    TRACEA_UNROLL
+    for (int block = 0; block < kTileKv / 8; block += 2) {
+      u32 packed[4];
+      ldmatrix_x4(packed,
+                  tile + block / 8 * kSlabBytesQ +
+                      stmatrix_x4_byte<typename Traits::Swizzle>(thread, block % 8));
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const Pair bias = Packed<typename Traits::BiasElement>{packed[i]}.widen();
+        float& x = s[4 * block + 2 * i];
+        float& y = s[4 * block + 2 * i + 1];
+        x = fmaf(x, p.scale, bias.x);
+        y = fmaf(y, p.scale, bias.y);
+        if constexpr (kClamps) {
+          x = not_below_masked(x);
+          y = not_below_masked(y);
+        }
+      }
+    }
+  }
+
+  // Has the scores of a block, so that others may take the place of what they came from.
+  template <bool kClamps>
+  TRACEA_DEVICE void take_scores(float (&s)[Scores::kAccumulators], State& keys,
+                                 int consumer, int thread) const {
+    wgmma_fence_operands(s);
+    if constexpr (Traits::kBiasTiles) {
+      add_bias<kClamps>(s, consumer, keys.stage_idx, thread);
+      __syncwarp();
+    }
+    const int readers = Traits::kBiasTiles ? kWarpSize : kWarpgroupSize;
+    arrive_if(thread % readers == 0, smem.k_empty[keys.stage_idx]);
+    keys.advance();
   }
 
   // Scores as softmax takes them.
@@ -594,15 +667,13 @@ struct AttentionSm90 {
     multiply_values(at.o, at.weights, start, at.values.stage_idx);
     if constexpr (Traits::kPingPong) grant_turn((consumer + 1) % kConsumers);
     wgmma_wait_group<1>();
-    wgmma_fence_operands(s);
-    arrive_if(thread == 0, smem.k_empty[at.keys.stage_idx]);
-    at.keys.advance();
+    take_scores<kMasks>(s, at.keys, consumer, thread);
     bool is_same;
     if constexpr (Traits::kSoftCap && !kMasks) {
       is_same = softmax.update_capped(s, alpha, SoftCap{p.to_cap});
     } else {
       finish_scores<kMasks>(s, block, true, rules, thread);
-      is_same = softmax.update(s, alpha);
+      is_same = softmax.template update<Traits::kBiasTiles && !kMasks>(s, alpha);
     }
     if constexpr (Traits::kOverlaps) softmax.settle();
     wgmma_wait_group<0>();
@@ -627,9 +698,7 @@ struct AttentionSm90 {
     wgmma_fence();
     multiply_keys(s, start, consumer, at.keys.stage_idx);
     wgmma_wait_group<0>();
-    wgmma_fence_operands(s);
-    arrive_if(thread == 0, smem.k_empty[at.keys.stage_idx]);
-    at.keys.advance();
+    take_scores<true>(s, at.keys, consumer, thread);
     finish_scores<true>(s, block, is_mixed, rules, thread);
     softmax.update(s, alpha);
     round_to_weights(s, at.weights);
