@@ -858,6 +858,7 @@ struct AttentionSm90 {
   TRACEA_DEVICE void see_all(float (&o)[Sums::kAccumulators], OnlineSoftmax& softmax,
                              const AttentionTile& tile, int first, int thread) const {
     constexpr int kTogether = 4;  // blocks of columns
+    constexpr int kAhead = 4;     // keys of a lane whose values are on their way
     using Element = typename Traits::Element;
     bool is_blind[2];
     TRACEA_UNROLL
@@ -876,15 +877,24 @@ struct AttentionSm90 {
     for (int block = 0; block < kBlocks; block += kTogether) {
       float sum[2 * kTogether] = {};
       TRACEA_NO_UNROLL
-      for (int key = lane / 4; key < p.kv_len; key += 8) {
+      for (int key = lane / 4; key < p.kv_len; key += 8 * kAhead) {
+        Packed<Element> v[kAhead][kTogether];
         TRACEA_UNROLL
-        for (int i = 0; i < kTogether; ++i) {
-          if (block + i >= kBlocks) break;
-          const Element* at = values + key * row + 8 * (block + i);
-          const Pair v =
-              Packed<Element>{load_constant(reinterpret_cast<const u32*>(at))}.widen();
-          sum[2 * i] += v.x;
-          sum[2 * i + 1] += v.y;
+        for (int j = 0; j < kAhead; ++j) {
+          TRACEA_UNROLL
+          for (int i = 0; i < kTogether; ++i) {
+            const Element* at = values + (key + 8 * j) * row + 8 * (block + i);
+            const bool exists = block + i < kBlocks && key + 8 * j < p.kv_len;
+            v[j][i].bits = exists ? load_constant(reinterpret_cast<const u32*>(at)) : 0u;
+          }
+        }
+        TRACEA_UNROLL
+        for (int j = 0; j < kAhead; ++j) {
+          TRACEA_UNROLL
+          for (int i = 0; i < kTogether; ++i) {
+            sum[2 * i] += v[j][i].widen().x;
+            sum[2 * i + 1] += v[j][i].widen().y;
+          }
         }
       }
       TRACEA_UNROLL
