@@ -13,7 +13,13 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_rules import is_mapped, reads_mask, shifts, window
+from tracea_jax.emit.attention_rules import (
+    biased_by_tiles,
+    is_mapped,
+    reads_mask,
+    shifts,
+    window,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -36,7 +42,6 @@ WARP_ROWS = 16  # of the result, that a warp stores
 SCHEDULES = ("drawn", "static", "grid")
 _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
-_ALIGNED = 8  # elements of 16 bits, whose rows a tensor map reads
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
@@ -343,17 +348,6 @@ def operand_map(
         box=(ROWS, rows, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
-
-
-def biased_by_tiles(problem: AttentionProblem) -> bool:
-    """Whether tiles of a bias are copied into shared memory.
-
-    Others are shared by queries or keys, or their rows start anywhere.
-    """
-    p = problem
-    if p.bias is None or p.bias_dtype not in DTYPES:
-        return False
-    return p.bias[2] > 1 and p.bias[3] > 1 and p.kv_len % _ALIGNED == 0
 
 
 def bias_bytes(problem: AttentionProblem, config: AttentionSm90Config) -> Any:

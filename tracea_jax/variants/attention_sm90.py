@@ -271,7 +271,7 @@ def _registers(problem: AttentionProblem, config: Any) -> Any:
     scores, sums = config.tile_kv // 2, problem.columns // 2
     wide = max(problem.head_dim, problem.columns) > 128
     capped = _CAPPED * (problem.soft_cap is not None and wide)
-    biased = _BIASED * emit.biased_by_tiles(problem) * (config.consumers > 2)
+    biased = _BIASED * rules.biased_by_tiles(problem) * (config.consumers > 2)
     more = capped + biased
     return scores * (1 + rules.masks(problem)) + scores // 2 + sums + more
 
