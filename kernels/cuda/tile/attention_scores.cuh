@@ -6,6 +6,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/attention_tiles.cuh"
+#include "tile/block_map.cuh"
 #include "tile/fragment.cuh"
 #include "tile/online_softmax.cuh"
 #include "tile/score_bias.cuh"
@@ -33,6 +34,10 @@ struct AttentionScores : AttentionTiles<Traits> {
   // Whether the product of queries and keys is added to something.
   static constexpr bool kStarts =
       (Traits::kBiased && !Traits::kBiasTiles) || Traits::kAlibi != Alibi::kNone;
+
+  // Whether there are registers for bits of the keys that rows see.
+  static constexpr bool kTestsBits =
+      !Traits::kMaskBits && !(Traits::kMapped && Traits::kValueDim > 128);
 
   // What the scores of a consumer's rows depend on, beside queries and keys. Where ids,
   // masks and biases lie is computed anew for each block: registers are too few to keep it.
@@ -97,27 +102,73 @@ struct AttentionScores : AttentionTiles<Traits> {
   // Scores of keys that a query must not see, and of keys that do not exist.
   TRACEA_DEVICE void mask(float (&s)[Scores::kAccumulators], int block,
                           const Rules& rules, bool is_mixed, int thread) const {
-    const Interval& keys = rules.keys;
     const int first = block * kTileKv + wgmma_accumulator_col(thread, 0);
-    const int stored = p.kv_len - first;
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = rules.query + wgmma_accumulator_row(thread, 2 * half);
-      const int begin = keys.begin(row) - first, end = keys.end(row) - first;
-      TRACEA_UNROLL
-      for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
-        TRACEA_UNROLL
-        for (int j = 0; j < 2; ++j) {
-          const int column = 8 * (i / 4) + j;
-          const bool is_seen = column < end && (!Traits::kHasLeft || column >= begin);
-          const float unseen = column < stored ? kMasked : kNoKey;
-          s[i + j] = is_seen ? s[i + j] : unseen;
-        }
+      const int begin = rules.keys.begin(row) - first, end = rules.keys.end(row) - first;
+      if constexpr (kTestsBits) {
+        mask_by_bits(s, half, begin, end);
+      } else {
+        mask_one_by_one(s, half, begin, end, p.kv_len - first);
       }
     }
+    if constexpr (kTestsBits) hide_behind(s, block, first);
     if (!is_mixed) return;
-    if constexpr (Traits::kSegments) mask_segments(s, rules, first, stored, thread);
+    if constexpr (Traits::kSegments) {
+      mask_segments(s, rules, first, p.kv_len - first, thread);
+    }
     if constexpr (Traits::kMaskBits) mask_bits(s, rules, block, thread);
+  }
+
+  // Of a row, whose keys are those of columns begin .. end - 1. A thread has a bit for each
+  // of its keys: bits are tested many at a time, where columns are compared one by one.
+  TRACEA_DEVICE static void mask_by_bits(float (&s)[Scores::kAccumulators], int half,
+                                         int begin, int end) {
+    u32 seen[ceil_div(kTileKv / 4, 32)];
+    TRACEA_UNROLL
+    for (int i = 0; i < ceil_div(kTileKv / 4, 32); ++i) {
+      seen[i] = bits_of_range(keys_before(begin), keys_before(end), i);
+    }
+    TRACEA_UNROLL
+    for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
+      TRACEA_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int key = i / 4 * 2 + j;
+        s[i + j] = seen[key / 32] >> key % 32 & 1u ? s[i + j] : kMasked;
+      }
+    }
+  }
+
+  // The same with fewer registers, and for keys that do not exist.
+  TRACEA_DEVICE static void mask_one_by_one(float (&s)[Scores::kAccumulators], int half,
+                                            int begin, int end, int stored) {
+    TRACEA_UNROLL
+    for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
+      TRACEA_UNROLL
+      for (int j = 0; j < 2; ++j) {
+        const int column = 8 * (i / 4) + j;
+        const bool is_seen = column < end && (!Traits::kHasLeft || column >= begin);
+        const float unseen = column < stored ? kMasked : kNoKey;
+        s[i + j] = is_seen ? s[i + j] : unseen;
+      }
+    }
+  }
+
+  // Scores of keys that do not exist, of which only the last block has some.
+  TRACEA_DEVICE void hide_behind(float (&s)[Scores::kAccumulators], int block,
+                                 int first) const {
+    if (!__any_sync(0xFFFFFFFFu, (block + 1) * kTileKv > p.kv_len)) return;
+    TRACEA_UNROLL
+    for (int i = 0; i < Scores::kAccumulators; ++i) {
+      s[i] = 8 * (i / 4) + i % 2 < p.kv_len - first ? s[i] : kNoKey;
+    }
+  }
+
+  // Of the keys of a thread in a row, which are 8 i and 8 i + 1 columns from its first, those
+  // before a column; not above 0 if there are none.
+  TRACEA_DEVICE static constexpr int keys_before(int column) {
+    return column / 8 * 2 + min(column % 8, 2);
   }
 
   // The query of a thread's row. Rows behind the last query look at that: nobody looks at
