@@ -76,8 +76,15 @@ class _Piece:
 def _pieces(
     view: View, written: Sequence[Equation], matches: Mapping[int, Match]
 ) -> Iterator[_Piece]:
-    """The program in order, each site at the place of its root."""
+    """The program in order, each site at the place of its root.
+
+    What is computed in vain stays, unless it needs what only a site still computes.
+    """
+    gone = {x for i in view.taken - matches.keys() for x in view.eqns[i].outvars}
     for index, eqn in enumerate(written):
+        if index in view.vain - view.taken and not gone.isdisjoint(_variables(eqn)):
+            gone.update(eqn.outvars)
+            continue
         if index in matches:
             match = matches[index]
             own = tuple(written[i] for i in sorted(match.equations))
@@ -139,6 +146,10 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
         source_info=info.replace(name_stack=type(info.name_stack)()),
     )
     return (site,)
+
+
+def _variables(eqn: Equation) -> list[Any]:
+    return [x for x in eqn.invars if not isinstance(x, Literal)]
 
 
 def _free(eqns: Sequence[Equation]) -> Iterator[Any]:

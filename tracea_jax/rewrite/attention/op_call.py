@@ -21,8 +21,8 @@ from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of
 from tracea_jax.rewrite.attention.scores import Scores
 from tracea_jax.rewrite.attention.site import AttentionSite
 from tracea_jax.rewrite.attention.sliced import Within, arranged
-from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
+from tracea_jax.rewrite.attention.steps import Refused
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.replace import is_left_to_xla
 from tracea_jax.rewrite.view import Atom, View
@@ -58,9 +58,18 @@ def call_of(
     bounds = _length_bounds(terms, scores.keys, output.zeroed)
     lengths = [f for x in bounds for f in labels.of_all(_unknown_dims(x))]
     ids = [f for x in terms if isinstance(x, Same) for f in _shared(labels, x)]
-    one_query = has_one_query(terms, scores.keys)
-    roles = roles_of(labels, sides, hint, [*lengths, *ids], one_query=one_query)
+    of_heads = labels.of_all(scores.sink.dims) if scores.sink else ()
+    roles = roles_of(
+        labels,
+        sides,
+        hint,
+        [*lengths, *ids],
+        of_heads,
+        one_query=has_one_query(terms, scores.keys),
+    )
     _check_sizes(roles)
+    if not set(of_heads) <= {*roles.heads, *roles.groups}:
+        raise Refused("its sinks are not one for each head")
     reader = Reader(
         queries=positions(roles),
         keys=scores.keys,
@@ -123,6 +132,8 @@ def _dimensions(
     """All dimensions of all values that the op is given."""
     dims = [*written, sides.q, sides.k, sides.v, *(b.dims for b in scores.biases)]
     dims.append((scores.keys,))
+    if scores.sink is not None:
+        dims.append(scores.sink.dims)
     for term in terms:
         leaf = term if isinstance(term, Leaf) else term.leaf
         if leaf is not None:
@@ -218,6 +229,7 @@ class _Call:
                 self._arrange(x.dims, (roles.batch, positions), (0, 1))
                 for x, positions in zip(ids, (roles.queries, roles.keys), strict=False)
             ),
+            sinks=self._sinks(),
             scale=self.scores.scale * q.scale * k.scale,
             is_causal=seen.is_causal,
             window=seen.window(size(roles.queries), size(roles.keys)),
@@ -227,6 +239,9 @@ class _Call:
         )
         extra += [x.unknown.atom for x in lengths]
         extra += [x.atom for x in ids]
+        if isinstance(site.sinks, Arrange):
+            assert self.scores.sink is not None
+            extra.append(self.scores.sink.atom)
         self._check_made(extra)
         atoms = (q.atom, k.atom, v.atom, *extra)
         match = Match(root=root, equations=equations, operands=atoms, site=site)
@@ -241,6 +256,8 @@ class _Call:
             what = f"a head of the keys has {width} numbers, of the values {values}"
         elif self.scores.soft_cap is not None:
             what = "its scores have a soft cap"
+        elif self.scores.sink is not None:
+            what = "its softmax has sinks"
         if what is not None and is_left_to_xla(match, self.view.eqns[match.root]):
             raise Refused(f"{what}, and no kernel here computes that")
 
@@ -258,6 +275,13 @@ class _Call:
             return None
         how = self._arrange(lengths.unknown.dims, (self.roles.batch,), (0,))
         return arranged(how, lengths.unknown), lengths.offset
+
+    def _sinks(self) -> Arrange | float | None:
+        sink = self.scores.sink
+        if sink is None or sink.atom is None:
+            return None if sink is None else sink.value
+        heads = self.roles.heads + self.roles.groups
+        return self._arrange(sink.dims, (heads,), (0,))
 
     def _check_made(self, atoms: Sequence[Atom]) -> None:
         """Refuses masks and biases that are interior to another match."""

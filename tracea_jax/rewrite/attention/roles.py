@@ -78,6 +78,7 @@ def roles_of(
     sides: Sides,
     hint: Factors,
     lengths: Iterable[Factor],
+    of_heads: Iterable[Factor] = (),
     *,
     one_query: bool = False,
 ) -> Roles:
@@ -88,6 +89,7 @@ def roles_of(
       sides: the operands.
       hint: positions of queries, if the mask tells; else empty.
       lengths: labels that numbers of keys or queries depend on: batch, if possible.
+      of_heads: labels that are heads', as sinks depend on them.
       one_query: whether the mask tells that there is one query.
 
     Several axes that only queries have may be positions or groups of heads that share
@@ -99,10 +101,12 @@ def roles_of(
     outer = [x for x in labels.of_all(sides.scores) if x not in keys]
     shared = [x for x in outer if x in k or x in v]
     free = [x for x in outer if x not in shared]
-    own = [x for x in free if x.axis in sides.own and not one_query]
+    heads_only = set(of_heads)
+    own = [x for x in free if x.axis in sides.own and x not in heads_only]
+    own = [] if one_query else own
     queries = _queries(labels, sides, hint, own)
     groups = [x for x in free if x not in queries]
-    batch, heads = _split(shared, set(lengths), q, queries)
+    batch, heads = _split(shared, set(lengths), heads_only, q, queries)
     width = [x for x in (*q, *k) if x.axis in sides.width]
     return Roles(
         batch=batch,
@@ -133,11 +137,17 @@ def _queries(
 
 
 def _split(
-    shared: Sequence[Factor], lengths: set[Factor], q: Group, queries: Group
+    shared: Sequence[Factor],
+    lengths: set[Factor],
+    of_heads: set[Factor],
+    q: Group,
+    queries: Group,
 ) -> tuple[Group, Group]:
     """Batch and heads. In scores, (batch, heads, queries, keys) is the usual order."""
     if lengths and lengths <= set(shared):
         batch = [x for x in shared if x in lengths]
+    elif not of_heads.isdisjoint(shared):
+        batch = [x for x in shared if x not in of_heads]
     elif len(shared) > 1:
         batch = shared[:-1]
     else:  # where it lies in memory

@@ -19,7 +19,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    and segment ids of queries and of keys, as many as there are.
+    segment ids of queries and of keys, and sinks, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -29,6 +29,7 @@ class AttentionSite:
       masks: booleans, and the value with which they let a query see a key.
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
       segments: how the ids become (B, T) and (B, S); empty if there are none.
+      sinks: how they become (N,), or the one number that they all are; or None.
       scale, is_causal, window, soft_cap: arguments of the op.
       from_end: whether the rules on positions count from the end.
       zeroed: whether queries that see no key have a result of zero.
@@ -44,6 +45,7 @@ class AttentionSite:
     q_lengths: tuple[Arrange | Within, int] | None
     kv_lengths: tuple[Arrange | Within, int] | None
     segments: tuple[Arrange, ...]
+    sinks: Arrange | float | None
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
@@ -63,6 +65,11 @@ class AttentionSite:
             for how in (self.q_lengths, self.kv_lengths)
         ]
         ids = [how(pending.pop(0)) for how in self.segments] or [None, None]
+        sinks = self.sinks
+        if isinstance(sinks, Arrange):
+            sinks = sinks(pending.pop(0))
+        elif sinks is not None:
+            sinks = jnp.full(self.query.shape[2], sinks, jnp.float32)
         o = attention(
             self.query(q),
             self.key(k),
@@ -77,6 +84,7 @@ class AttentionSite:
             query_segment_ids=ids[0],
             key_value_segment_ids=ids[1],
             logits_soft_cap=self.soft_cap,
+            sinks=sinks,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
