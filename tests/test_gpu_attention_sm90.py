@@ -148,6 +148,7 @@ ALL = {
     "mask": (1, *SCORES),
     "soft_cap": 5.0,
     "sinks": True,
+    "alibi": "distance",
 }
 
 
@@ -158,7 +159,11 @@ ALL = {
         {"segments": True, "is_causal": True},
         {"soft_cap": 5.0, "is_causal": True},
         {"soft_cap": 1e6, "sinks": True, "saves_lse": True},
+        {"soft_cap": 50.0, "is_causal": True},
         {"soft_cap": 1e-3},
+        {"alibi": "linear", "is_causal": True},
+        {"alibi": "distance", "saves_lse": True},
+        {"alibi": "linear", "aligned_at_end": True, "kv_lengths": True},
         BIAS,
         {"mask": (1, *SCORES)},
         {"mask": (1, 4, 3, 4), "mask_block": (128, 128), "is_causal": True},

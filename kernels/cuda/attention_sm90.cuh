@@ -24,7 +24,7 @@
 // A query that sees no key takes the mean of all values. With a map nobody knows until the
 // end which queries do: then they read all values.
 //
-// With a bias s starts as bias / scale. With a cap s becomes tanh(scale s / cap), which
+// With a bias s starts as bias / scale, and so it does with ALiBi's, which is computed. With a cap s becomes tanh(scale s / cap), which
 // softmax scales with the cap. A sink is a weight more in the rows' totals.
 //
 // A block takes tile blockIdx.x of the order of tiles, and the next ones gridDim.x further
@@ -67,6 +67,7 @@ struct AttentionSm90Params {
   const int* q_segments;           // (batch, q_len), or null
   const int* kv_segments;          // (batch, kv_len), or null
   const float* sinks;              // (heads), or null
+  const float* alibi_slopes;       // (heads), or null
   const void* bias;                // (1 or batch, 1 or heads, 1 or q_len, 1 or kv_len)
   const u32* map;                  // (1 or batch, 1 or heads, tiles, words), or null
   const u32* mask;                 // (1 or batch, 1 or heads, 1 or q_len, blocks, 4)
@@ -74,6 +75,7 @@ struct AttentionSm90Params {
   int batch, q_len, kv_len, heads;
   int group;                       // heads that share keys and values
   int left, right;                 // of the window; not looked at if there is no limit
+  int ahead;                       // the key where the first query stands
   int section;                     // heads, of all examples, of one section
   int map_example, map_head;       // words from one to the next, 0 if they share
   int bias_row, mask_row;          // elements, likewise
@@ -84,6 +86,9 @@ struct AttentionSm90Params {
 };
 
 // What a producer says of a tile that it hands to consumers.
+// What ALiBi adds to a score: nothing, slope (key - query) or -slope |key - query|.
+enum class Alibi { kNone, kLinear, kDistance };
+
 enum class TileKind : u32 { kBlind, kSees, kNone };
 
 template <class Traits>
@@ -133,6 +138,8 @@ struct AttentionSm90 {
   // Whether the consumers wait for the queries of a tile that sees no block: in their place
   // they stage zeros, and with a map they do not know.
   static constexpr bool kAnnouncesBlind = Traits::kStagesInPlace || Traits::kMapped;
+  // Whether the product of queries and keys is added to something.
+  static constexpr bool kStarts = Traits::kBiased || Traits::kAlibi != Alibi::kNone;
   // Whether more blocks than a tile's first may be partial.
   static constexpr bool kHasPartial =
       Traits::kHasLeft || Traits::kHasRight || Traits::kKvLengths;
@@ -195,14 +202,22 @@ struct AttentionSm90 {
     return Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
   }
 
+  // The key where the first query stands.
+  TRACEA_DEVICE int ahead(const AttentionTile& tile) const {
+    return Traits::kFromEnd ? limit(tile) - queries(tile) : p.ahead;
+  }
+
+  TRACEA_DEVICE int limit(const AttentionTile& tile) const {
+    return Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+  }
+
   TRACEA_DEVICE Interval interval(const AttentionTile& tile) const {
-    const int limit =
-        Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    const int keys = limit(tile);
     if constexpr (Traits::kFromEnd) {
-      const int ahead = limit - queries(tile);  // of the first query
-      return {p.kv_len, limit, p.left - ahead, p.right + ahead};
+      const int ahead = keys - queries(tile);
+      return {p.kv_len, keys, p.left - ahead, p.right + ahead};
     }
-    return {p.kv_len, limit, p.left, p.right};
+    return {p.kv_len, keys, p.left, p.right};
   }
 
   TRACEA_DEVICE BlockRange blocks(const AttentionTile& tile, const Interval& keys) const {
@@ -387,7 +402,7 @@ struct AttentionSm90 {
       const u32 q_units = slab * (kSlabBytesQ / 16) + in_slab * DescriptorQ::kStep;
       const u32 k_units = slab * (kSlabBytesKv / 16) + in_slab * DescriptorK::kStep;
       Scores::mma(s, descriptor<DescriptorQ>(q + q_units),
-                  descriptor<DescriptorK>(k + k_units), Traits::kBiased || step != 0);
+                  descriptor<DescriptorK>(k + k_units), kStarts || step != 0);
     }
     wgmma_commit_group();
   }
@@ -498,6 +513,35 @@ struct AttentionSm90 {
   template <bool kChecks>
   TRACEA_DEVICE void start_scores(float (&s)[Scores::kAccumulators], int block,
                                   const Rules& rules, int thread) const {
+    if constexpr (Traits::kBiased) start_biased<kChecks>(s, block, rules, thread);
+    if constexpr (Traits::kAlibi != Alibi::kNone) start_alibi(s, block, rules, thread);
+  }
+
+  TRACEA_DEVICE void start_alibi(float (&s)[Scores::kAccumulators], int block,
+                                 const Rules& rules, int thread) const {
+    const int first = block * kTileKv + wgmma_accumulator_col(thread, 0);
+    const float slope = p.alibi_slopes[rules.tile.head] * p.unscale;
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = rules.query + wgmma_accumulator_row(thread, 2 * half);
+      const float start = static_cast<float>(first - row - ahead(rules.tile));
+      TRACEA_UNROLL
+      for (int i = 2 * half; i < Scores::kAccumulators; i += 4) {
+        TRACEA_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          const float further = static_cast<float>(8 * (i / 4) + j);
+          const float bias = Traits::kAlibi == Alibi::kLinear
+                                 ? fmaf(slope, further, slope * start)
+                                 : -slope * fabsf(start + further);
+          s[i + j] = Traits::kBiased ? s[i + j] + bias : bias;
+        }
+      }
+    }
+  }
+
+  template <bool kChecks>
+  TRACEA_DEVICE void start_biased(float (&s)[Scores::kAccumulators], int block,
+                                  const Rules& rules, int thread) const {
     const int first = block * kTileKv + wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -541,7 +585,7 @@ struct AttentionSm90 {
   TRACEA_DEVICE void step(Progress& at, OnlineSoftmax& softmax, int block, u32 start,
                           const RulesOf& rules, int consumer, int thread) const {
     float s[Scores::kAccumulators], alpha[2];
-    if constexpr (Traits::kBiased) start_scores<kMasks>(s, block, rules(), thread);
+    if constexpr (kStarts) start_scores<kMasks>(s, block, rules(), thread);
     wait(smem.k_full[at.keys.stage_idx], at.keys.consumer_parity());
     if constexpr (Traits::kPingPong) await_turn(consumer);
     wgmma_fence();
@@ -553,8 +597,13 @@ struct AttentionSm90 {
     wgmma_fence_operands(s);
     arrive_if(thread == 0, smem.k_empty[at.keys.stage_idx]);
     at.keys.advance();
-    finish_scores<kMasks>(s, block, true, rules, thread);
-    const bool is_same = softmax.update(s, alpha);
+    bool is_same;
+    if constexpr (Traits::kSoftCap && !kMasks) {
+      is_same = softmax.update_capped(s, alpha, SoftCap{p.to_cap});
+    } else {
+      finish_scores<kMasks>(s, block, true, rules, thread);
+      is_same = softmax.update(s, alpha);
+    }
     if constexpr (Traits::kOverlaps) softmax.settle();
     wgmma_wait_group<0>();
     wgmma_fence_operands(at.o);
@@ -573,7 +622,7 @@ struct AttentionSm90 {
                            u32 start, const RulesOf& rules, int consumer,
                            int thread) const {
     float s[Scores::kAccumulators], alpha[2];
-    if constexpr (Traits::kBiased) start_scores<true>(s, block, rules(), thread);
+    if constexpr (kStarts) start_scores<true>(s, block, rules(), thread);
     wait(smem.k_full[at.keys.stage_idx], at.keys.consumer_parity());
     wgmma_fence();
     multiply_keys(s, start, consumer, at.keys.stage_idx);

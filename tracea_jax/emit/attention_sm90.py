@@ -39,6 +39,7 @@ _ROW_BYTES = 128  # of a slab
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
+_ALIBI = {None: "kNone", "linear": "kLinear", "distance": "kDistance"}
 _BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 # Parameters behind the tensor maps and the log-sum-exp: pointers with their types, and
 # numbers.
@@ -49,13 +50,14 @@ _POINTERS = {
     "q_segments": "const int*",
     "kv_segments": "const int*",
     "sinks": "const float*",
+    "alibi_slopes": "const float*",
     "bias": "const void*",
     "map": "const unsigned*",
     "mask_words": "const unsigned*",
     "values": "const void*",
 }
 _INTEGERS = (
-    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "section"),
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "ahead", "section"),
     *("map_example", "map_head", "bias_row", "mask_row"),
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
@@ -222,6 +224,7 @@ def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[st
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
         "map": is_mapped(p),
         "mask_words": reads_mask(p, config),
         "counter": draws(config),
@@ -245,6 +248,7 @@ def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
         "bias" if problem.bias else "",
         "cap" if problem.soft_cap else "",
         "sinks" if problem.sinks else "",
+        f"alibi_{problem.alibi}" if problem.alibi else "",
         "lse" if problem.saves_lse else "",
     )
     choices = str(config).replace(" ", "_")
@@ -268,6 +272,7 @@ def _params(
         "group": p.heads // p.kv_heads,
         "left": left or 0,
         "right": right or 0,
+        "ahead": p.kv_len - p.q_len if p.aligned_at_end else 0,
         "section": section(p),
         **_steps(p, config),
     }
@@ -297,7 +302,7 @@ def buffer_shapes(
     words = 2 * -(-blocks // 32)
     return {
         "mask": (
-            *(examples, heads, p.q_len if p.mask_block else rows),
+            *(examples, heads, p.q_len if rows > 1 else 1),
             blocks * WORDS_OF_BLOCK,
         ),
         "map": (p.batch if p.segments else examples, heads, tiles_q(p, config), words),
@@ -385,6 +390,7 @@ kMaskBits = {cxx(bool(reads_mask(problem, config)))};
   static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
 kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
 kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
+  static constexpr tracea::Alibi kAlibi = tracea::Alibi::{_ALIBI[problem.alibi]};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
