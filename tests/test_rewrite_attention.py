@@ -10,30 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_spellings import (
-    BIASES,
-    GROUPS,
-    JAX_NN,
+from attention_spellings import GROUPS, Case
+from attention_spellings.base import (
     LENGTHS,
     NARROW,
     SCALE,
-    SHARED,
     TRIL,
     B,
-    Case,
     H,
     K,
     N,
     T,
-    attend,
     bnth,
     btnh,
     ones,
     scores,
-    shifted,
     softmax,
-    unshifted,
 )
+from attention_spellings.biases import BIASES
+from attention_spellings.jax_nn import JAX_NN
+from attention_spellings.layouts import SHARED, attend
+from attention_spellings.softmaxes import shifted, unshifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxprs import equations

@@ -8,19 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_spellings import (
-    CAPS,
-    IDS,
-    RARE,
-    SEGMENTS,
-    TRIL,
-    B,
-    N,
-    T,
-    bnth,
-    scores,
-    softmax,
-)
+from attention_spellings import CAPS, RARE
+from attention_spellings.base import TRIL, B, N, T, bnth, scores, softmax
+from attention_spellings.masks import IDS, SEGMENTS
 from jaxprs import equations
 from numerics import normal
 

@@ -1,0 +1,25 @@
+"""Attention as people write it, each spelling with the op call that it must become."""
+
+from __future__ import annotations
+
+from attention_spellings.base import Case
+from attention_spellings.biases import BIASES, CAPS, HEAD_MASKS, RARE
+from attention_spellings.jax_nn import JAX_NN, JAX_NN_IN_BF16
+from attention_spellings.layouts import DTYPES, LAYOUTS, SHARED
+from attention_spellings.masks import MASKS, SEGMENTS
+from attention_spellings.softmaxes import SOFTMAX
+
+__all__ = ["CAPS", "GROUPS", "RARE", "Case"]
+
+GROUPS: dict[str, dict[str, Case]] = {
+    "jax.nn": JAX_NN,
+    "jax.nn bf16": JAX_NN_IN_BF16,
+    "softmax": SOFTMAX,
+    "layouts": LAYOUTS,
+    "shared heads": SHARED,
+    "dtypes": DTYPES,
+    "masks": MASKS,
+    "segments": SEGMENTS,
+    "biases": BIASES,
+    "head masks": HEAD_MASKS,
+}
