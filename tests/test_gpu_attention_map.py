@@ -112,7 +112,7 @@ def check_words(problem: AttentionProblem, tile: Any, mask: Any, words: Any) -> 
     allowed = np.pad(allowed, [(0, 0)] * 3 + [(0, behind)], constant_values=True)
     split = allowed.reshape(*allowed.shape[:3], blocks, tile[1] // 8, 4, 2)
     bits = np.moveaxis(split, -2, -3).reshape(*allowed.shape[:3], blocks * 4, -1)
-    exact = (bits.astype(np.uint64) << np.arange(bits.shape[-1], dtype=np.uint64)).sum(-1)
+    exact = bits @ (1 << np.arange(bits.shape[-1]))
     np.testing.assert_array_equal(words, exact.astype(np.uint32))
 
 
@@ -171,8 +171,8 @@ def test_segments(sizes, tile):
         if order == "random":
             keys = rng.permuted(keys, axis=1)
         if order == "extreme":
-            queries, keys = (np.where(x > 2, 2**31 - 1, -(2**31)) for x in (queries, keys))
-        queries, keys = queries.astype("i4"), keys.astype("i4")
+            ends = [np.where(x > 2, 2**31 - 1, -(2**31)) for x in (queries, keys)]
+            queries, keys = (x.astype("i4") for x in ends)
         found = written(problem, tile, queries, keys)
         seen, full = unpacked(found["map"], -(-sizes[1] // tile[1]))
         bounds = [

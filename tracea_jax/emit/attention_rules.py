@@ -1,7 +1,8 @@
 """What attention_sm90 makes of the rules on which query sees which key.
 
 Rules on positions and lengths are numbers of a launch. Segments and masks are a map of
-blocks, which a kernel makes before it (``attention_map``), and words of a mask for blocks that are mixed.
+blocks, which a kernel makes before it (``attention_map``), and words of a mask for
+blocks that are mixed.
 Callers: ``attention_sm90`` beside this module, and the variant of that name.
 """
 

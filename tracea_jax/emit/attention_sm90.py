@@ -57,8 +57,8 @@ _POINTERS = {
     "values": "const void*",
 }
 _INTEGERS = (
-    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "ahead", "section"),
-    *("map_example", "map_head", "bias_row", "mask_row"),
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "ahead"),
+    *("section", "map_example", "map_head", "bias_row", "mask_row"),
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap")
