@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from attention_spellings.alibi import ALIBI, NO_ALIBI
 from attention_spellings.base import Case
-from attention_spellings.biases import BIASES, CAPS, HEAD_MASKS, RARE
+from attention_spellings.biases import BIASES, CAPPED, CAPS, HEAD_MASKS
 from attention_spellings.jax_nn import JAX_NN, JAX_NN_IN_BF16
 from attention_spellings.layouts import DTYPES, LAYOUTS, SHARED
 from attention_spellings.masks import MASKS, SEGMENTS
+from attention_spellings.sinks import DIVIDED_LATE, WITH_SINKS
 from attention_spellings.softmaxes import SOFTMAX
 
 __all__ = ["CAPS", "GROUPS", "RARE", "Case"]
@@ -15,6 +17,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "jax.nn": JAX_NN,
     "jax.nn bf16": JAX_NN_IN_BF16,
     "softmax": SOFTMAX,
+    "divided late": DIVIDED_LATE,
     "layouts": LAYOUTS,
     "shared heads": SHARED,
     "dtypes": DTYPES,
@@ -22,4 +25,12 @@ GROUPS: dict[str, dict[str, Case]] = {
     "segments": SEGMENTS,
     "biases": BIASES,
     "head masks": HEAD_MASKS,
+}
+
+# What few kernels compute: calls where one does.
+RARE: dict[str, dict[str, Case]] = {
+    "capped": CAPPED,
+    "sinks": WITH_SINKS,
+    "alibi": ALIBI,
+    "no alibi": NO_ALIBI,
 }

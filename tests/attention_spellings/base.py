@@ -30,7 +30,7 @@ class Case:
 
     Attributes:
       fn, args: the program.
-      scale, is_causal, window, aligned_at_end: parameters of the call.
+      scale, is_causal, window, aligned_at_end, alibi: parameters of the call.
       shapes: of the operands beside q, k, v, all of them; of these, if given.
     """
 
@@ -40,11 +40,12 @@ class Case:
     is_causal: bool = False
     window: tuple[int, int] | None = None
     aligned_at_end: bool = False
+    alibi: str | None = None
     shapes: dict[str, tuple[int, ...]]
 
 
 def case(fn: Any, *args: Any, **expected: Any) -> Case:
-    names = ("scale", "is_causal", "window", "aligned_at_end")
+    names = ("scale", "is_causal", "window", "aligned_at_end", "alibi")
     fields = {k: expected.pop(k) for k in names if k in expected}
     return Case(fn=fn, args=args, **fields, shapes=expected)
 

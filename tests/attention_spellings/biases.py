@@ -131,8 +131,7 @@ def narrow_values(q: Any, k: Any, v: Any) -> jax.Array:
     return softmax(scores(q, k)) @ v[..., :3]
 
 
-# What few kernels compute: calls where one does.
-RARE = {
+CAPPED = {
     "capped": case(capped, *bnth(), is_causal=True),
     "capped bfloat16": case(capped, *bnth(dtype="bfloat16"), is_causal=True),
     "capped with a bias": case(

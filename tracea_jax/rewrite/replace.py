@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 
 from tracea_jax import _compat, dispatch
 from tracea_jax.ops.common import choice, lowering
-from tracea_jax.ops.common.programs import calls_in, is_composite
+from tracea_jax.ops.common.programs import Call, calls_in, is_composite
 from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.spliced import is_spliced
@@ -47,10 +47,14 @@ def is_left_to_xla(match: Match, root: Equation) -> bool:
     in it. The answer decides about speed only.
     """
     try:
-        calls = calls_in(_template(match, root).jaxpr)
-        return all(lowering.would_be_xla(*call) for call in calls)
+        return all(lowering.would_be_xla(*call) for call in calls_of(match, root))
     except dispatch.Unsupported:
         return False  # what was demanded cannot run here; lowering says so, if it comes
+
+
+def calls_of(match: Match, root: Equation) -> list[Call]:
+    """The calls of our ops that a match makes."""
+    return list(calls_in(_template(match, root).jaxpr))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tracea_jax.masks import Mask
 from tracea_jax.ops.attention.public import attention
+from tracea_jax.problem.attention import Alibi as Form
 from tracea_jax.rewrite.attention.dims import Arrange
 from tracea_jax.rewrite.attention.sliced import Within
 
@@ -19,7 +20,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    segment ids of queries and of keys, and sinks, as many as there are.
+    segment ids of queries and of keys, sinks, and slopes, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -30,6 +31,7 @@ class AttentionSite:
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
       segments: how the ids become (B, T) and (B, S); empty if there are none.
       sinks: how they become (N,), or the one number that they all are; or None.
+      alibi: how slopes become (N,), a factor of them, and what they make of positions.
       scale, is_causal, window, soft_cap: arguments of the op.
       from_end: whether the rules on positions count from the end.
       zeroed: whether queries that see no key have a result of zero.
@@ -46,6 +48,7 @@ class AttentionSite:
     kv_lengths: tuple[Arrange | Within, int] | None
     segments: tuple[Arrange, ...]
     sinks: Arrange | float | None
+    alibi: tuple[Arrange, float, Form] | None
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
@@ -70,6 +73,10 @@ class AttentionSite:
             sinks = sinks(pending.pop(0))
         elif sinks is not None:
             sinks = jnp.full(self.query.shape[2], sinks, jnp.float32)
+        slopes, form = None, "distance"
+        if self.alibi is not None:
+            how, factor, form = self.alibi
+            slopes = how(pending.pop(0)).astype(jnp.float32) * factor
         o = attention(
             self.query(q),
             self.key(k),
@@ -85,6 +92,8 @@ class AttentionSite:
             key_value_segment_ids=ids[1],
             logits_soft_cap=self.soft_cap,
             sinks=sinks,
+            alibi_slopes=slopes,
+            alibi=form,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)
