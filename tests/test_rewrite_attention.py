@@ -35,6 +35,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxprs import equations
 from numerics import normal
+from transformed import jit
 
 from tracea_jax.rewrite import Miss, splice
 from tracea_jax.transform import rules_of, transform
@@ -86,7 +87,7 @@ def test_means_the_same(group):
     plain = {name: cases[name].fn for name in run}
     fast = {name: transform(fn) for name, fn in plain.items()}
     args = {name: cases[name].args for name in run}
-    found, expected = jax.jit(
+    found, expected = jit(
         lambda args: [{n: f[n](*args[n]) for n in run} for f in (fast, plain)]
     )(args)
     for name in run:
@@ -117,7 +118,7 @@ def assert_same_gradients(fn: Any, *args: Any) -> None:
         return jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), numbers)(*args)
 
     fast = transform(fn)
-    found, expected = jax.jit(lambda *x: (of(fast, *x), of(fn, *x)))(*args)
+    found, expected = jit(lambda *x: (of(fast, *x), of(fn, *x)))(*args)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert x.dtype == y.dtype
         assert float(jnp.abs(x - y).max()) <= 1e-5 * float(jnp.abs(y).max())
@@ -418,5 +419,5 @@ def test_random_programs(program):
     (site,) = sites(fn, *args)
     assert site.params["spec"].optional == (() if of_bounds else ("mask",))
     fast = transform(fn)
-    found, expected = jax.jit(lambda *args: (fast(*args), fn(*args)))(*args)
+    found, expected = jit(lambda *args: (fast(*args), fn(*args)))(*args)
     assert np.allclose(found, expected, atol=1e-5)

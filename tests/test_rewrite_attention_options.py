@@ -41,8 +41,7 @@ def test_becomes_one_call(computed, group, name):
     case = RARE[group][name]
     (site,) = equations(transform(case.fn), *case.args, name="tracea_attention")
     spec = site.params["spec"]
-    cap = CAPS.get(name, 0) if group == "capped" else 2 * name.startswith("capped")
-    assert (spec.soft_cap or 0) == pytest.approx(cap, rel=1e-6)
+    assert (spec.soft_cap or 0) == pytest.approx(CAPS.get((group, name), 0), rel=1e-6)
     rounding = 1e-2 if case.args[0].dtype == jnp.bfloat16 else 1e-6
     assert spec.scale == pytest.approx(case.scale, rel=rounding)
     assert (spec.is_causal, spec.window) == (case.is_causal, case.window)

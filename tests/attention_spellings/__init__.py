@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from attention_spellings.alibi import ALIBI, NO_ALIBI
 from attention_spellings.base import Case
-from attention_spellings.biases import BIASES, CAPPED, CAPS, HEAD_MASKS
+from attention_spellings.biases import BIASES, CAPPED, HEAD_MASKS
 from attention_spellings.jax_nn import JAX_NN, JAX_NN_IN_BF16
 from attention_spellings.layouts import DTYPES, LAYOUTS, SHARED
 from attention_spellings.masks import MASKS, SEGMENTS
+from attention_spellings.models import MODELS, RARE_MODELS
 from attention_spellings.sinks import DIVIDED_LATE, WITH_SINKS
 from attention_spellings.softmaxes import SOFTMAX
 
@@ -25,6 +26,7 @@ GROUPS: dict[str, dict[str, Case]] = {
     "segments": SEGMENTS,
     "biases": BIASES,
     "head masks": HEAD_MASKS,
+    "models": MODELS,
 }
 
 # What few kernels compute: calls where one does.
@@ -33,4 +35,15 @@ RARE: dict[str, dict[str, Case]] = {
     "sinks": WITH_SINKS,
     "alibi": ALIBI,
     "no alibi": NO_ALIBI,
+    "models": RARE_MODELS,
+}
+
+CAPS = {  # of these; the others have none
+    ("capped", "capped"): 2,
+    ("capped", "capped bfloat16"): 2,
+    ("capped", "capped with a bias"): 3,
+    ("capped", "as gemma"): 4,
+    ("alibi", "capped"): 2,
+    ("no alibi", "capped keys"): 2,
+    ("models", "gemma local"): 50,
 }

@@ -140,4 +140,3 @@ CAPPED = {
     "as gemma": case(capped_as_gemma, *btnh(K), is_causal=True),
     "narrow values": case(narrow_values, *bnth(), v=(B, T, N, 3)),
 }
-CAPS = {"capped": 2, "capped bfloat16": 2, "capped with a bias": 3, "as gemma": 4}

@@ -111,9 +111,8 @@ def softmax_plus_one(shift: bool, q: Any, k: Any, v: Any) -> jax.Array:
 
 
 def divided_late(q: Any, k: Any, v: Any) -> jax.Array:
-    e = jnp.exp(
-        causal(q, k) - jax.lax.stop_gradient(causal(q, k).max(-1, keepdims=True))
-    )
+    s = causal(q, k)
+    e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
     return (e.astype(v.dtype) @ v) / e.sum(-1, keepdims=True)
 
 

@@ -158,14 +158,30 @@ def _dimensions(
 
 
 def _hint(terms: Sequence[Term], sides: Sides) -> Factors:
-    """The positions that a mask compares with those of keys."""
+    """The positions that a mask compares with those of keys.
+
+    Heads that share keys mostly share masks of theirs, too: what else a mask varies
+    along are positions.
+    """
     for term in terms:
         along = dict(term.linear.positions) if isinstance(term, Bound) else {}
         if along.pop(sides.keys, 0) and len(along) == 1:
             (other,) = along
             if _axes((other,)) <= sides.own:
                 return other
+    keys = _axes((sides.keys,))
+    for dims in (x for term in terms for x in _varying(term)):
+        own = [d for d in dims if d and _axes((d,)) <= sides.own]
+        if len(own) == 1 and (keys & _axes(dims) or len(dims) > 1):
+            return own[0]
     return ()
+
+
+def _varying(term: Term) -> list[Dims]:
+    """Dimensions of what a term compares, or of the boolean that it is."""
+    if isinstance(term, Same):
+        return [term.a.dims, term.b.dims]
+    return [term.dims] if isinstance(term, Leaf) else []
 
 
 def _length_bounds(

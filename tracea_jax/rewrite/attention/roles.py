@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from tracea_jax.rewrite.attention.dims import Dims, Factor, Factors, Labels, merged
 
 Group = tuple[Factor, ...]
+_MOST_GROUPS = 64  # of heads that share keys
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +94,9 @@ def roles_of(
       one_query: whether the mask tells that there is one query.
 
     Several axes that only queries have may be positions or groups of heads that share
-    keys; without a mask both readings are right. What lies next to the keys in the
-    scores is taken for the positions, as in all common layouts.
+    keys; without a mask both readings are right. The largest is taken for the
+    positions, and the one next to the keys in the scores among several; but if a
+    dimension of size one is there, that is the only query's.
     """
     q, k, v = (labels.of_all(x) for x in (sides.q, sides.k, sides.v))
     keys = labels.of(sides.keys)
@@ -127,13 +129,15 @@ def _queries(
         return hinted
     axes = {f.axis for f in sides.keys}
     of_keys = [any(f.axis in axes for f in d) for d in sides.scores].index(True)
-    for place in (of_keys - 1, of_keys + 1):
-        if 0 <= place < len(sides.scores):
-            near = [x for x in labels.of(sides.scores[place]) if x in candidates]
-            if near:
-                return tuple(near)
-    largest = max(candidates, key=lambda x: x.size, default=None)
-    return () if largest is None else (largest,)
+    found = [tuple(x for x in labels.of(d) if x in candidates) for d in sides.scores]
+    is_single = of_keys > 0 and sides.scores[of_keys - 1] == ()
+    if is_single and size(x for d in found for x in d) <= _MOST_GROUPS:
+        return ()
+
+    def merit(place: int) -> tuple[int, int]:
+        return size(found[place]), place in (of_keys - 1, of_keys + 1)
+
+    return found[max(range(len(found)), key=merit)]
 
 
 def _split(
