@@ -58,11 +58,44 @@ def weighted_by(view: View, softmax: Softmax) -> Weighted:
             return Weighted(dot=index, place=place, steps=tuple(steps))
         passes = name in (*MOVES, "slice") or is_same(eqn)
         if not passes and not keep_of(view, eqn, value):
-            dropout = ", as in dropout" if name in ("mul", "select_n") else ""
-            raise Refused(f"the probabilities go through {name}{dropout}")
+            if _drops(view, index):
+                raise Refused("dropout acts on the weights")
+            raise Refused(f"the probabilities go through {name}")
         steps.append(index)
         value = eqn.outvars[0]
     raise Refused("the product with the values is too far from the softmax")
+
+
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
+_LATER = 4  # equations of a dropout between the weights and their product
+
+
+def _drops(view: View, index: int | None) -> bool:
+    """Whether an equation, or one soon after it, takes random numbers to the weights."""
+    for _ in range(_LATER):
+        if index is None or view.eqns[index].primitive.name == "dot_general":
+            return False
+        if any(_is_random(view, x) for x in view.eqns[index].invars):
+            return True
+        index = view.sole_consumer(view.eqns[index].outvars[0])
+    return False
+
+
+def _is_random(view: View, atom: Any) -> bool:
+    """Whether a value is made of random numbers without any product."""
+    pending, seen = [atom], set[int]()
+    while pending and len(seen) < _DEPTH:
+        index = view.producer_index(pending.pop())
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        eqn = view.eqns[index]
+        name = str(eqn.params.get("name", ""))
+        if eqn.primitive.name in _DRAWS or name in ("_bernoulli", "_uniform"):
+            return True
+        if eqn.primitive.name != "dot_general":
+            pending += eqn.invars
+    return False
 
 
 # --- the scores before it -------------------------------------------------------------
