@@ -16,8 +16,10 @@
 //     dv += p do      | ds = p * (t - delta)
 //     dk += ds q
 //
-// Nothing is added in memory: results do not depend on who computes what when. Which queries
-// see a tile of keys is what tile/key_range.cuh says with both in each other's place.
+// With kAdds each step also multiplies ds by the keys, and two more warps add that to the sums
+// of dq in memory (tile/attention_sums.cuh); else dq is another kernel's, and nothing is added
+// in memory. Which queries see a tile of keys is what tile/key_range.cuh says with both in
+// each other's place.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -25,6 +27,7 @@
 #include "ptx/wgmma.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/attention_order.cuh"
+#include "tile/attention_sums.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 #include "tile/key_range.cuh"
@@ -43,6 +46,8 @@ struct AttentionKeysParams {
   // Of segments, or null: (batch, padded_kv) ids, and spans (batch, tiles and blocks).
   const int* segments;
   const SegmentSpan *spans_kv, *spans_q;
+  float* sums;  // of dq, or null; see tile/attention_sums.cuh
+  int* turns;   // or null
   int batch, q_len, kv_len, kv_heads, padded_kv;
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
@@ -64,7 +69,9 @@ struct AttentionKeysShared {
   alignas(1024) u8 v[kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
   alignas(1024) u8 d_out[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
+  AttentionSumsShared<Traits> sums;
   AttentionKeysRows<Traits> rows[Traits::kStages];
+  AttentionSumsBarriers sums_barriers;
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
   // Of blocks of queries, if there are segments.
@@ -143,12 +150,21 @@ struct AttentionKeys {
     return queries.seen_blocks(tile.query, end - 1, kBlockQ);
   }
 
-  template <bool kWarp, class Partial, class Full>
-  TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
-    if constexpr (Traits::kSegments) {
-      smem.map.template walk<kWarp>(range, of_partial, of_full);
+  // Calls with each block of queries, and whether it is partial.
+  template <bool kWarp, class Visit>
+  TRACEA_DEVICE void walk(Visit one) const {
+    if constexpr (Traits::kAdds && Traits::kSegments) {
+      smem.map.template walk_back<kWarp>(range, one);
+    } else if constexpr (Traits::kAdds) {
+      walk_range_back(range, one);
     } else {
-      walk_range(range, of_partial, of_full);
+      const auto of_partial = [&](int block) { one(block, true); };
+      const auto of_full = [&](int block) { one(block, false); };
+      if constexpr (Traits::kSegments) {
+        smem.map.template walk<kWarp>(range, of_partial, of_full);
+      } else {
+        walk_range(range, of_partial, of_full);
+      }
     }
   }
 
@@ -161,6 +177,7 @@ struct AttentionKeys {
         mbarrier_init(shared_address(&smem.d_out_full[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
       }
+      if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums_barriers);
       fence_mbarrier_init();
     }
     __syncthreads();
@@ -183,11 +200,10 @@ struct AttentionKeys {
     const int first_head = tile.head * p.group;
     TRACEA_NO_UNROLL
     for (int head = first_head; head < first_head + p.group; ++head) {
-      const auto copy = [&](int block) {
+      walk<false>([&](int block, bool) {
         copy_queries(block, head, state.stage_idx, state.producer_parity());
         state.advance();
-      };
-      walk<false>(copy, copy);
+      });
     }
   }
 
@@ -205,6 +221,51 @@ struct AttentionKeys {
                 tile.example, d_out_full);
   }
 
+  // --- adders: a warp for each consumer ----------------------------------------------
+
+  TRACEA_DEVICE void add(int part) const {
+    if (!has_queries) return;
+    int count = range.count();
+    if constexpr (Traits::kSegments) count = smem.map.counts[0] + smem.map.counts[1];
+    count *= p.group;
+    const int first_head = (tile.example * p.kv_heads + tile.head) * p.group;
+    TRACEA_NO_UNROLL
+    for (int i = 0; i < count; ++i) {
+      wait(smem.sums_barriers.full[part], i & 1);
+      const AttentionPartPlace place = smem.sums_barriers.places[part];
+      const int turn = Traits::kOrdered ? earlier_tiles(place.block) : 0;
+      if (elect_one()) {
+        const int index = (first_head + place.head) * ceil_div(p.q_len, kBlockQ) + place.block;
+        AttentionSums<Traits>::add(smem.sums, smem.sums_barriers, p.sums, p.turns,
+                                   2 * index + part, turn, part);
+      }
+      __syncwarp();
+    }
+  }
+
+  // Tiles before this one that see a block of queries which this one sees. A warp.
+  TRACEA_DEVICE int earlier_tiles(int block) const {
+    const int first = block * kBlockQ, own = tile.query / kTileKv;
+    const int nearest = Traits::kHasLeft && first > p.left ? (first - p.left) / kTileKv : 0;
+    if constexpr (!Traits::kSegments) return own - nearest;
+    const SegmentSpan span =
+        p.spans_q[static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ) + block];
+    const SegmentSpan* const spans =
+        p.spans_kv + static_cast<i64>(tile.example) * ceil_div(p.kv_len, kTileKv);
+    int count = 0;
+    TRACEA_NO_UNROLL
+    for (int other = nearest; other < own; other += kWarpSize) {
+      const int at = other + static_cast<int>(threadIdx.x) % kWarpSize;
+      bool is_seen = false;
+      if (at < own) {
+        const SegmentSpan keys = spans[at];
+        is_seen = keys.low <= span.high && span.low <= keys.high;
+      }
+      count += __popc(__ballot_sync(0xFFFFFFFFu, is_seen));
+    }
+    return count;
+  }
+
   // --- consumers: warpgroups ---------------------------------------------------------
 
   struct Progress {
@@ -214,46 +275,49 @@ struct AttentionKeys {
     int ids[2];  // segments of the thread's two keys
   };
 
-  // p of the consumer's keys and a block of queries, from their scores, and rounded.
-  template <bool kMasks>
-  TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], u32 (&rounded)[kSteps][4],
-                           const Interval& queries, const int (&ids)[2], int block, int key,
-                           int stage, int thread) const {
-    const int column = wgmma_accumulator_col(thread, 0);
-    const u32 exponents = shared_address(smem.rows[stage].exponents) + 4 * column;
-    int begin[2], end[2];
-    if constexpr (kMasks) {
-      const int first = block * kBlockQ + column;
-      TRACEA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = key + wgmma_accumulator_row(thread, 2 * half);
-        begin[half] = queries.begin(row) - first;
-        end[half] = queries.end(row) - first;
-      }
-    }
+  // p of the consumer's keys and a block of queries, in the place of their scores.
+  TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], int stage, int thread) const {
+    const u32 exponents =
+        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair exponent = ld_shared_pair(exponents + 32 * j);
-      u32 segments[2] = {};
-      if constexpr (kMasks && Traits::kSegments) {
-        ld_shared(exponents + 2 * 4 * kBlockQ + 32 * j, segments[0], segments[1]);
-      }
-      float c[4];
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float shift = i % 2 ? exponent.y : exponent.x;
-        c[i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
-        if constexpr (kMasks) {
-          const int q = 8 * j + i % 2;
-          const bool is_seen =
-              (!Traits::kHasRight || q >= begin[i / 2]) &&
-              (!Traits::kHasLeft || q < end[i / 2]) &&
-              (!Traits::kSegments || static_cast<int>(segments[i % 2]) == ids[i / 2]);
-          c[i] = is_seen ? c[i] : 0.0f;
-        }
-        s[4 * j + i] = c[i];
+        s[4 * j + i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
       }
-      round_block<Element>(rounded, j, c);
+    }
+  }
+
+  // p = 0 where query and key do not see each other.
+  TRACEA_DEVICE void mask(float (&s)[Scores::kAccumulators], const Interval& queries,
+                          const int (&ids)[2], int block, int key, int stage,
+                          int thread) const {
+    const int column = wgmma_accumulator_col(thread, 0);
+    const u32 of_queries = shared_address(smem.rows[stage].segments) + 4 * column;
+    int begin[2], end[2];
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = key + wgmma_accumulator_row(thread, 2 * half);
+      begin[half] = queries.begin(row) - block * kBlockQ - column;
+      end[half] = queries.end(row) - block * kBlockQ - column;
+    }
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockQ / 8; ++j) {
+      u32 segments[2] = {};
+      if constexpr (Traits::kSegments) {
+        ld_shared(of_queries + 32 * j, segments[0], segments[1]);
+      }
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int q = 8 * j + i % 2;
+        const bool is_seen =
+            (!Traits::kHasRight || q >= begin[i / 2]) &&
+            (!Traits::kHasLeft || q < end[i / 2]) &&
+            (!Traits::kSegments || static_cast<int>(segments[i % 2]) == ids[i / 2]);
+        s[4 * j + i] = is_seen ? s[4 * j + i] : 0.0f;
+      }
     }
   }
 
@@ -276,9 +340,8 @@ struct AttentionKeys {
   }
 
   // One block of queries of one head. Its last products are not waited for.
-  template <bool kMasks>
-  TRACEA_DEVICE void step(Progress& at, int block, u32 start, const Interval& queries, int key,
-                          int consumer, int thread) const {
+  TRACEA_DEVICE void step(Progress& at, int head, int block, bool is_partial, u32 start,
+                          const Interval& queries, int key, int consumer, int thread) const {
     float s[Scores::kAccumulators], t[Scores::kAccumulators];
     u32 weights[kSteps][4], ds[kSteps][4];
     const int stage = at.state.stage_idx;
@@ -298,14 +361,34 @@ struct AttentionKeys {
     multiply_columns<Scores, TileKv, TileQ>(t, v, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
-    weigh<kMasks>(s, weights, queries, at.ids, block, key, stage, thread);
+    weigh(s, stage, thread);
+    if (kHasPartial && is_partial) mask(s, queries, at.ids, block, key, stage, thread);
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockQ / 8; ++j) {
+      round_block<Element>(weights, j, {s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]});
+    }
     wgmma_fence();
     multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(t);
     differentiate(s, t, ds, stage, thread);
-    wgmma_fence();
-    multiply_rows<Sums, TileQ>(at.dk, ds, q);
+    if constexpr (Traits::kAdds) {
+      using Parts = AttentionSums<Traits>;
+      static_assert(kStages == 2, "stages tell even blocks from odd ones");
+      Parts::share(smem.sums, stage, ds, consumer, thread);
+      consumers_barrier<kConsumers * kWarpgroupSize>();
+      wgmma_fence();
+      float dq[32];
+      Parts::multiply(dq, smem.sums, stage, start, consumer);
+      multiply_rows<Sums, TileQ>(at.dk, ds, q);
+      wgmma_wait_group<1>();
+      wgmma_fence_operands(dq);
+      Parts::stage(smem.sums, smem.sums_barriers, dq, {head, block}, stage, consumer,
+                   thread);
+    } else {
+      wgmma_fence();
+      multiply_rows<Sums, TileQ>(at.dk, ds, q);
+    }
     at.state.advance();
   }
 
@@ -329,15 +412,9 @@ struct AttentionKeys {
       wait(smem.keys_full, 0);
       TRACEA_NO_UNROLL
       for (int head = 0; head < p.group; ++head) {
-        walk<true>(
-            [&](int block) {
-              if constexpr (kHasPartial) {
-                step<true>(at, block, start, queries, key, consumer, thread);
-              }
-            },
-            [&](int block) {
-              step<false>(at, block, start, queries, key, consumer, thread);
-            });
+        walk<true>([&](int block, bool is_partial) {
+          step(at, head, block, is_partial, start, queries, key, consumer, thread);
+        });
       }
       wgmma_wait_group<0>();
       wgmma_fence_operands(at.dk);
@@ -361,7 +438,11 @@ struct AttentionKeys {
       }
     }
     if constexpr (Traits::kEverywhere) add_everywhere(at.dv, thread);
-    meet_warpgroup(consumer);  // all of it have multiplied their keys and values
+    if constexpr (Traits::kAdds) {  // all have multiplied all keys
+      consumers_barrier<kConsumers * kWarpgroupSize>();
+    } else {
+      meet_warpgroup(consumer);  // all of it have multiplied their keys and values
+    }
     const u32 to_dk = shared_address(smem.k[0]) + consumer * 64 * 128;
     const u32 to_dv = shared_address(smem.v[0]) + consumer * 64 * 128;
     stage_rows<Element, typename Traits::Swizzle, TileKv>(at.dk, to_dk, thread);
@@ -403,6 +484,9 @@ TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
     if (warp == 0 && elect_one()) kernel.produce();
+    if constexpr (Traits::kAdds) {
+      if (warp == 1 || warp == 2) kernel.add(warp - 1);
+    }
   } else {
     setmaxnreg_inc<Traits::kConsumerRegisters>();
     kernel.consume(warpgroup - 1);

@@ -3,6 +3,7 @@
     rows      exponent and delta of each query, from o, do and the log-sum-exp
     keys      dk and dv, a tile of keys after the other
     queries   dq, a tile of queries after the other
+    dq        or dq from what the kernel for dk and dv added up
 
 Grids and the orders of tiles follow from config and problem. Caller:
 ``variants.attention_backward_sm90``.
@@ -16,7 +17,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_backward_sm90 as sizes
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.emit.attention_backward_sm90 import PART, AttentionBackwardSm90Config
 from tracea_jax.emit.attention_sm90 import (
     DTYPES,
     ROWS,
@@ -63,6 +64,9 @@ def rows_kernel(
     reads = sizes.rows_reads(p)
     entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
     entry += "_segments" * p.segments + "_blind" * has_blind
+    entry += f"_{config.dq}" * config.adds
+    writes = ("rows", *("blind",) * has_blind, *sizes.begun(config))
+    columns = PART * forward.slabs(p.head_dim) * config.adds
     source = f"""\
 // attention_rows | {p.dtype} dim {p.head_dim}
 #include "attention_rows.cuh"
@@ -74,14 +78,17 @@ struct Traits {{
 kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
 kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
+  static constexpr int kSumColumns = {columns};
+  static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
 }};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
-  tracea::attention_rows<Traits>(
-      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
+const int* segments, float* rows, float* blind, float* sums, int* turns, int q_len, \
+int padded, int heads) {{
+  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, segments, rows, blind, sums, \
+turns, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -96,8 +103,10 @@ const int* segments, float* rows, float* blind, int q_len, int padded, int heads
             *(Pointer(operand=i) for i in range(3)),
             Pointer(operand=_number(reads, "q_lengths")),
             Pointer(operand=_number(reads, "q_segments")),
-            Pointer(operand=len(reads)),
-            Pointer(operand=len(reads) + 1 if has_blind else -1),
+            *(
+                Pointer(operand=_number((*reads, *writes), name))
+                for name in ("rows", "blind", "sums", "turns")
+            ),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
     )
@@ -111,7 +120,8 @@ def keys_kernel(
 ) -> Kernel:
     """The kernel (q, k, v, do, rows, lengths, everywhere) -> dk, dv."""
     p, c = problem, config
-    reads = sizes.keys_reads(p, has_blind)
+    reads = sizes.keys_reads(p, c, has_blind)
+    written = (*reads, *sizes.keys_writes(c))
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     out = len(reads)
     left, right = forward.window(p)
@@ -128,7 +138,11 @@ def keys_kernel(
         p,
         device,
         tile=(c.tile_kv, c.block_q, c.stages_q),
-        flags={"kEverywhere": has_blind},
+        flags={
+            "kEverywhere": has_blind,
+            "kAdds": bool(c.adds),
+            "kOrdered": c.dq == "ordered",
+        },
         names=("TileKv", "BlockQ"),
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
@@ -146,6 +160,8 @@ def keys_kernel(
             "const int* segments": _number(reads, "ids_kv"),
             f"{_SPAN} spans_kv": _number(reads, "spans_tile_kv"),
             f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
+            "float* sums": _number(written, "sums"),
+            "int* turns": _number(written, "turns"),
         },
         numbers=numbers,
         tiles=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
@@ -195,6 +211,54 @@ def queries_kernel(
         consumers=c.tile_q // ROWS,
         registers=sizes.queries_registers(p, c),
         smem=int(sizes.queries_smem_bytes(p, c)),
+    )
+
+
+def dq_kernel(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel (sums, turns) -> dq."""
+    p, c = problem, config
+    element, short = DTYPES[p.dtype]
+    is_ordered = c.dq == "ordered"
+    reads = sizes.dq_reads(c)
+    of_rows = forward.slabs(p.head_dim) == 1
+    base = "attention_backward_dq_sm90"
+    entry = f"{base}_{short}" + "_ordered" * is_ordered + "_rows" * of_rows
+    source = f"""\
+// {base} | {p.dtype}
+#include "{base}.cuh"
+
+namespace {{
+struct Traits {{
+  using Element = {element};
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  static constexpr bool kOrdered = {cxx(is_ordered)}, kPartsAreRows = {cxx(of_rows)};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({WARPGROUP})
+{entry}({_MAP} dq, const float* sums, const int* turns, int parts, int heads, float scale) {{
+  tracea::{base}<Traits>({{&dq, sums, turns, parts, heads, scale}});
+}}
+"""
+    batch, heads, parts, _ = sizes.sums_shape(p, c)
+    return Kernel(
+        entry=entry,
+        source=source,
+        headers=sources.headers(f"{base}.cuh"),
+        arch=device.arch,
+        grid=(parts * heads * batch, 1, 1),
+        block=(WARPGROUP, 1, 1),
+        smem_bytes=0,
+        params=(
+            operand_map(p, len(reads), (p.q_len, heads), WARP_ROWS, p.head_dim),
+            Pointer(operand=_number(reads, "sums")),
+            Pointer(operand=_number(reads, "turns")),
+            Scalar(value=parts),
+            Scalar(value=heads),
+            Scalar(value=p.scale, dtype="float32"),
+        ),
     )
 
 
@@ -266,6 +330,7 @@ def _kernel(
     element, short = DTYPES[p.dtype]
     scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
     sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
     left, right = forward.window(p)
     flags = {
         "kHasLeft": left is not None,
@@ -277,7 +342,7 @@ def _kernel(
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
     words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
-    words |= {"kEverywhere": "everywhere"}
+    words |= {"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"}
     kind = [words[flag] for flag, is_set in flags.items() if is_set]
     base = f"attention_backward_{name}_sm90"
     parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
@@ -293,19 +358,21 @@ def _kernel(
     arguments += [x.split()[-1] for x in pointers]
     arguments += [*numbers, *floats]
     headers = dict(sources.headers(f"{base}.cuh"))
-    headers |= {w.header_name: w.header for w in (scores, sums)}
+    headers |= {w.header_name: w.header for w in (scores, sums, part)}
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
     source = f"""\
 // {base} | {p.dtype} dim {p.head_dim} | {own}x{other} s{stages}
 #include "{base}.cuh"
 #include "{scores.header_name}"
 #include "{sums.header_name}"
+#include "{part.header_name}"
 
 namespace {{
 struct Traits {{
   using Element = {element};
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
+  using Dq = tracea::{part.type_name}<1, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
   static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \

@@ -41,11 +41,12 @@ _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 CHOICES = {
     "tile_kv": (128, 192),
-    "block_q": (48, 64, 80, 96),
+    "block_q": (48, 64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
     "block_kv": (64, 80, 96, 128),
     "stages_kv": (2, 3),
+    "dq": ("recomputed", "ordered", "atomic"),
 }
 # Registers of a thread for sums and scores that there are without spilling any.
 _REGISTERS = {2: 208, 3: 136}
@@ -60,6 +61,7 @@ class AttentionBackwardSm90:
     sources: tuple[str, ...] = (
         "cuda/attention_backward_keys_sm90.cuh",
         "cuda/attention_backward_queries_sm90.cuh",
+        "cuda/attention_backward_dq_sm90.cuh",
         "cuda/attention_rows.cuh",
     )
 
@@ -137,9 +139,14 @@ class AttentionBackwardSm90:
                 name="prepare",
                 kernel=kernels.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
-                writes=("rows", *("blind",) * has_blind),
+                writes=("rows", *("blind",) * has_blind, *emit.begun(c)),
             )
         ]
+        if c.adds:
+            parts = emit.sums_shape(p, c)
+            scratch.append(Buffer(name="sums", shape=parts, dtype="float32"))
+        if c.dq == "ordered":
+            scratch.append(Buffer(name="turns", shape=parts[:-1], dtype="int32"))
         if has_blind:
             of_values = (p.batch, p.kv_heads, p.head_dim)
             shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
@@ -157,15 +164,10 @@ class AttentionBackwardSm90:
             Launch(
                 name="keys",
                 kernel=kernels.keys_kernel(p, c, device, has_blind),
-                reads=emit.keys_reads(p, has_blind),
-                writes=("dk", "dv"),
+                reads=emit.keys_reads(p, c, has_blind),
+                writes=emit.keys_writes(c),
             ),
-            Launch(
-                name="queries",
-                kernel=kernels.queries_kernel(p, c, device),
-                reads=emit.queries_reads(p),
-                writes=("dq",),
-            ),
+            _of_queries(p, c, device),
         ]
         optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
         optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
@@ -175,6 +177,18 @@ class AttentionBackwardSm90:
             scratch=tuple(scratch),
             steps=tuple(steps),
         )
+
+
+def _of_queries(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Launch:
+    if config.adds:
+        kernel = kernels.dq_kernel(problem, config, device)
+        reads = emit.dq_reads(config)
+    else:
+        kernel = kernels.queries_kernel(problem, config, device)
+        reads = emit.queries_reads(problem)
+    return Launch(name="queries", kernel=kernel, reads=reads, writes=("dq",))
 
 
 def may_be_blind(problem: AttentionProblem) -> bool:
@@ -305,7 +319,40 @@ def _most_registers(tile: Any) -> Any:
     return two - (tile // _ROWS - 2) * (two - three)
 
 
+# What the kernel that dq has no need of is said to be, so that each config is said once.
+_IDLE = {"tile_q": 128, "block_kv": 64, "stages_kv": 2}
+
+
+def _parts(problem: AttentionProblem) -> int:
+    """Queries of a block of which two consumers add a part each."""
+    return emit.PART * (3 - forward.slabs(problem.head_dim))
+
+
 _RULES = (
+    Rule(
+        code="parts",
+        refuses=lambda p, c, d: (
+            c.adds & ((c.tile_kv != 2 * emit.PART) | (c.block_q != _parts(p)))
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={_parts(p)}"
+        ),
+    ),
+    Rule(
+        code="idle",
+        refuses=lambda p, c, d: (
+            c.adds
+            & (
+                (c.tile_q != _IDLE["tile_q"])
+                | (c.block_kv != _IDLE["block_kv"])
+                | (c.stages_kv != _IDLE["stages_kv"])
+            )
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} has no kernel of its own, and is written as "
+            + ", ".join(f"{name}={value}" for name, value in _IDLE.items())
+        ),
+    ),
     Rule(
         code="smem",
         refuses=lambda p, c, d: (
@@ -321,7 +368,10 @@ _RULES = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            (
+                (c.dq == "recomputed")
+                & (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            )
             | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
         ),
         why=lambda p, c, d: (
