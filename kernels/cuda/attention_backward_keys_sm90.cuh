@@ -62,6 +62,14 @@ struct alignas(128) AttentionKeysRows {
   int segments[Traits::kSegments ? Traits::kBlockQ : 1];
 };
 
+// What the warps that add dq know of the tile.
+struct AttentionAdding {
+  int count;          // of parts
+  int blocks, first;  // of queries of a head; those of the heads before
+  int tile;           // of keys
+  const SegmentSpan *of_queries, *of_keys;  // of the example
+};
+
 template <class Traits>
 struct AttentionKeysShared {
   static constexpr int kSlabs = Traits::kSlabs;
@@ -72,6 +80,7 @@ struct AttentionKeysShared {
   AttentionSumsShared<Traits> sums;
   AttentionKeysRows<Traits> rows[Traits::kStages];
   AttentionSumsBarriers sums_barriers;
+  AttentionAdding adding;
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
   // Of blocks of queries, if there are segments.
@@ -179,6 +188,7 @@ struct AttentionKeys {
       }
       if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums_barriers);
       fence_mbarrier_init();
+      if constexpr (Traits::kAdds) note_adding();
     }
     __syncthreads();
   }
@@ -223,19 +233,30 @@ struct AttentionKeys {
 
   // --- adders: a warp for each consumer ----------------------------------------------
 
-  TRACEA_DEVICE void add(int part) const {
-    if (!has_queries) return;
+  // What adders need for each part, where it takes no registers: they have few.
+  TRACEA_DEVICE void note_adding() const {
+    AttentionAdding& to = smem.adding;
     int count = range.count();
     if constexpr (Traits::kSegments) count = smem.map.counts[0] + smem.map.counts[1];
-    count *= p.group;
-    const int first_head = (tile.example * p.kv_heads + tile.head) * p.group;
+    to.count = has_queries ? count * p.group : 0;
+    to.blocks = ceil_div(p.q_len, kBlockQ);
+    to.first = (tile.example * p.kv_heads + tile.head) * p.group * to.blocks;
+    to.tile = tile.query / kTileKv;
+    if constexpr (Traits::kSegments) {
+      to.of_queries = p.spans_q + static_cast<i64>(tile.example) * to.blocks;
+      to.of_keys = p.spans_kv + static_cast<i64>(tile.example) * ceil_div(p.kv_len, kTileKv);
+    }
+  }
+
+  TRACEA_DEVICE static void add(const AttentionKeysParams& p, Shared& smem, int part) {
+    const volatile AttentionAdding& adding = smem.adding;
     TRACEA_NO_UNROLL
-    for (int i = 0; i < count; ++i) {
+    for (int i = 0; i < adding.count; ++i) {
       wait(smem.sums_barriers.full[part], i & 1);
       const AttentionPartPlace place = smem.sums_barriers.places[part];
-      const int turn = Traits::kOrdered ? earlier_tiles(place.block) : 0;
+      const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
       if (elect_one()) {
-        const int index = (first_head + place.head) * ceil_div(p.q_len, kBlockQ) + place.block;
+        const int index = adding.first + place.head * adding.blocks + place.block;
         AttentionSums<Traits>::add(smem.sums, smem.sums_barriers, p.sums, p.turns,
                                    2 * index + part, turn, part);
       }
@@ -244,22 +265,21 @@ struct AttentionKeys {
   }
 
   // Tiles before this one that see a block of queries which this one sees. A warp.
-  TRACEA_DEVICE int earlier_tiles(int block) const {
-    const int first = block * kBlockQ, own = tile.query / kTileKv;
+  TRACEA_DEVICE static int earlier_tiles(const AttentionKeysParams& p, const Shared& smem,
+                                         int block) {
+    const volatile AttentionAdding& adding = smem.adding;
+    const int first = block * kBlockQ;
     const int nearest = Traits::kHasLeft && first > p.left ? (first - p.left) / kTileKv : 0;
-    if constexpr (!Traits::kSegments) return own - nearest;
-    const SegmentSpan span =
-        p.spans_q[static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ) + block];
-    const SegmentSpan* const spans =
-        p.spans_kv + static_cast<i64>(tile.example) * ceil_div(p.kv_len, kTileKv);
+    if constexpr (!Traits::kSegments) return adding.tile - nearest;
+    const SegmentSpan queries = adding.of_queries[block];
     int count = 0;
     TRACEA_NO_UNROLL
-    for (int other = nearest; other < own; other += kWarpSize) {
-      const int at = other + static_cast<int>(threadIdx.x) % kWarpSize;
+    for (int other = nearest + static_cast<int>(threadIdx.x) % kWarpSize;
+         __any_sync(0xFFFFFFFFu, other < adding.tile); other += kWarpSize) {
       bool is_seen = false;
-      if (at < own) {
-        const SegmentSpan keys = spans[at];
-        is_seen = keys.low <= span.high && span.low <= keys.high;
+      if (other < adding.tile) {
+        const SegmentSpan keys = adding.of_keys[other];
+        is_seen = keys.low <= queries.high && queries.low <= keys.high;
       }
       count += __popc(__ballot_sync(0xFFFFFFFFu, is_seen));
     }
@@ -477,7 +497,8 @@ TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionKeys<Traits>;
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(smem_bytes);
+  const Kernel kernel(p, shared);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   kernel.initialize();
@@ -485,7 +506,7 @@ TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
     if (warp == 0 && elect_one()) kernel.produce();
     if constexpr (Traits::kAdds) {
-      if (warp == 1 || warp == 2) kernel.add(warp - 1);
+      if (warp == 1 || warp == 2) Kernel::add(p, shared, warp - 1);
     }
   } else {
     setmaxnreg_inc<Traits::kConsumerRegisters>();
