@@ -104,6 +104,8 @@ struct AttentionKeys {
 
   static constexpr int kConsumers = kTileKv / 64;
   static constexpr int kSteps = kBlockQ / 16;
+  // Whether there are no registers for rounded p beside both p and v do'.
+  static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
   static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileKv::kUnits, kUnitsToQ = 2 * TileKv::kUnits;
@@ -341,10 +343,19 @@ struct AttentionKeys {
     }
   }
 
-  // ds = p * (t - delta), rounded.
+  TRACEA_DEVICE static void round(u32 (&rounded)[kSteps][4],
+                                  const float (&c)[Scores::kAccumulators]) {
+    TRACEA_UNROLL
+    for (int j = 0; j < kBlockQ / 8; ++j) {
+      round_block<Element>(rounded, j, {c[4 * j], c[4 * j + 1], c[4 * j + 2], c[4 * j + 3]});
+    }
+  }
+
+  // ds = p * (t - delta), rounded; and p, if it was not before.
   TRACEA_DEVICE void differentiate(const float (&p_of)[Scores::kAccumulators],
                                    const float (&t)[Scores::kAccumulators],
-                                   u32 (&rounded)[kSteps][4], int stage, int thread) const {
+                                   u32 (&weights)[kSteps][4], u32 (&rounded)[kSteps][4],
+                                   int stage, int thread) const {
     const u32 deltas =
         shared_address(smem.rows[stage].deltas) + 4 * wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
@@ -354,6 +365,10 @@ struct AttentionKeys {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         c[i] = p_of[4 * j + i] * (t[4 * j + i] - (i % 2 ? delta.y : delta.x));
+      }
+      if constexpr (kIsTight) {
+        round_block<Element>(weights, j,
+                             {p_of[4 * j], p_of[4 * j + 1], p_of[4 * j + 2], p_of[4 * j + 3]});
       }
       round_block<Element>(rounded, j, c);
     }
@@ -383,15 +398,21 @@ struct AttentionKeys {
     wgmma_fence_operands(s);
     weigh(s, stage, thread);
     if (kHasPartial && is_partial) mask(s, queries, at.ids, block, key, stage, thread);
-    TRACEA_UNROLL
-    for (int j = 0; j < kBlockQ / 8; ++j) {
-      round_block<Element>(weights, j, {s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]});
+    if constexpr (kIsTight) {
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(t);
+    } else {
+      round(weights, s);
+      wgmma_fence();
+      multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
+      wgmma_wait_group<1>();
+      wgmma_fence_operands(t);
     }
-    wgmma_fence();
-    multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
-    wgmma_wait_group<1>();
-    wgmma_fence_operands(t);
-    differentiate(s, t, ds, stage, thread);
+    differentiate(s, t, weights, ds, stage, thread);
+    if constexpr (kIsTight) {
+      wgmma_fence();
+      multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
+    }
     if constexpr (Traits::kAdds) {
       using Parts = AttentionSums<Traits>;
       static_assert(kStages == 2, "stages tell even blocks from odd ones");
