@@ -15,6 +15,7 @@ from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.emit.kernel import TensorMap
+from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.ops.attention.reference import backward_reference, reference
 from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
@@ -124,6 +125,9 @@ def test_registers_and_memory_refuse_configs():
         ({"block_q": 80}, "registers"),
         ({"tile_q": 192, "stages_kv": 3, "block_kv": 96}, "shared memory"),
         ({"block_kv": 72}, "block_kv"),
+        ({"dq": "ordered", "block_q": 48}, "block_q=64"),
+        ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
+        ({"dq": "twice"}, "dq"),
     ):
         with pytest.raises(ValueError, match=reason):
             wrong = dataclasses.replace(USUAL, **change)
@@ -145,6 +149,36 @@ def test_steps_read_what_the_problem_has():
     assert call.results == ("dq", "dk", "dv", "dsinks")
     names = [step.name for step in call.steps]
     assert names == ["prepare", "mean", "segments", "sinks", "keys", "queries"]
+
+
+@pytest.mark.parametrize("dq", ["ordered", "atomic"])
+def test_steps_that_add_up_the_gradient_of_queries(dq):
+    config = dataclasses.replace(USUAL, dq=dq)
+    call = ATTENTION_BACKWARD_SM90.call(problem(), config, H200)
+    assert [step.name for step in call.steps] == ["prepare", "keys", "queries"]
+    shapes = {buffer.name: buffer.shape for buffer in call.scratch}
+    assert shapes["sums"] == (2, 12, 32, 64 * 64)
+    begun = {"ordered": "turns", "atomic": "sums"}[dq]
+    prepare, keys, queries = call.steps
+    assert begun in prepare.writes and begun in keys.reads and begun in keys.writes
+    assert "sums" in queries.reads and queries.writes == ("dq",)
+
+
+@pytest.mark.parametrize("left", [None, -100, -5, 0, 3, 64, 200, 5000])
+@pytest.mark.parametrize("right", [None, -40, 0, 90])
+def test_tiles_take_turns_without_a_gap(left, right):
+    """The formula of ``earlier_tiles`` in attention_backward_keys_sm90.cuh."""
+    queries, keys = 777, 900
+    seen = KeyInterval(kv_len=queries, limit=queries, left=right, right=left)
+    turns = dict.fromkeys(range(13), 0)
+    for tile in range(8):
+        last = min(128 * tile + 128, keys) - 1
+        blocks = seen.seen_blocks(128 * tile, last, 64)
+        for block in range(blocks.first, blocks.last):
+            behind = 64 * block - (left or 0)
+            nearest = 0 if left is None or behind <= 0 else behind // 128
+            assert turns[block] == tile - nearest
+            turns[block] += 1
 
 
 @pytest.mark.parametrize(
@@ -234,6 +268,8 @@ def test_spans_are_the_extremes_of_tiles():
 
 # ---- machine code --------------------------------------------------------------------
 
+COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
+ROWS = dataclasses.replace(COLUMNS, block_q=128)
 COMPILED = [
     (64, {}, None),
     (64, EVERYTHING, None),
@@ -246,6 +282,11 @@ COMPILED = [
         EVERYTHING,
         AttentionBackwardSm90Config(tile_kv=128, block_q=80, tile_q=192, block_kv=80),
     ),
+    (64, {"is_causal": True}, ROWS),
+    (64, {**EVERYTHING, "dtype": "float16"}, ROWS),
+    (128, {"is_causal": True}, COLUMNS),
+    (128, EVERYTHING, COLUMNS),
+    (128, {}, dataclasses.replace(COLUMNS, dq="atomic")),
 ]
 
 

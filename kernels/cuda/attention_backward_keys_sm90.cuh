@@ -62,14 +62,6 @@ struct alignas(128) AttentionKeysRows {
   int segments[Traits::kSegments ? Traits::kBlockQ : 1];
 };
 
-// What the warps that add dq know of the tile.
-struct AttentionAdding {
-  int count;          // of parts
-  int blocks, first;  // of queries of a head; those of the heads before
-  int tile;           // of keys
-  const SegmentSpan *of_queries, *of_keys;  // of the example
-};
-
 template <class Traits>
 struct AttentionKeysShared {
   static constexpr int kSlabs = Traits::kSlabs;
@@ -77,14 +69,12 @@ struct AttentionKeysShared {
   alignas(1024) u8 v[kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
   alignas(1024) u8 d_out[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
-  AttentionSumsShared<Traits> sums;
   AttentionKeysRows<Traits> rows[Traits::kStages];
-  AttentionSumsBarriers sums_barriers;
-  AttentionAdding adding;
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
   // Of blocks of queries, if there are segments.
   SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
+  AttentionSumsShared<Traits> sums;
 };
 
 template <class Traits>
@@ -188,7 +178,7 @@ struct AttentionKeys {
         mbarrier_init(shared_address(&smem.d_out_full[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
       }
-      if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums_barriers);
+      if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums);
       fence_mbarrier_init();
       if constexpr (Traits::kAdds) note_adding();
     }
@@ -237,7 +227,7 @@ struct AttentionKeys {
 
   // What adders need for each part, where it takes no registers: they have few.
   TRACEA_DEVICE void note_adding() const {
-    AttentionAdding& to = smem.adding;
+    AttentionAdding& to = smem.sums.adding;
     int count = range.count();
     if constexpr (Traits::kSegments) count = smem.map.counts[0] + smem.map.counts[1];
     to.count = has_queries ? count * p.group : 0;
@@ -251,15 +241,15 @@ struct AttentionKeys {
   }
 
   TRACEA_DEVICE static void add(const AttentionKeysParams& p, Shared& smem, int part) {
-    const volatile AttentionAdding& adding = smem.adding;
+    const volatile AttentionAdding& adding = smem.sums.adding;
     TRACEA_NO_UNROLL
     for (int i = 0; i < adding.count; ++i) {
-      wait(smem.sums_barriers.full[part], i & 1);
-      const AttentionPartPlace place = smem.sums_barriers.places[part];
+      wait(smem.sums.full[part], i & 1);
+      const AttentionPartPlace place = smem.sums.places[part];
       const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
       if (elect_one()) {
         const int index = adding.first + place.head * adding.blocks + place.block;
-        AttentionSums<Traits>::add(smem.sums, smem.sums_barriers, p.sums, p.turns,
+        AttentionSums<Traits>::add(smem.sums, p.sums, p.turns,
                                    2 * index + part, turn, part);
       }
       __syncwarp();
@@ -269,7 +259,7 @@ struct AttentionKeys {
   // Tiles before this one that see a block of queries which this one sees. A warp.
   TRACEA_DEVICE static int earlier_tiles(const AttentionKeysParams& p, const Shared& smem,
                                          int block) {
-    const volatile AttentionAdding& adding = smem.adding;
+    const volatile AttentionAdding& adding = smem.sums.adding;
     const int first = block * kBlockQ;
     const int nearest = Traits::kHasLeft && first > p.left ? (first - p.left) / kTileKv : 0;
     if constexpr (!Traits::kSegments) return adding.tile - nearest;
@@ -424,7 +414,7 @@ struct AttentionKeys {
       multiply_rows<Sums, TileQ>(at.dk, ds, q);
       wgmma_wait_group<1>();
       wgmma_fence_operands(dq);
-      Parts::stage(smem.sums, smem.sums_barriers, dq, {head, block}, stage, consumer,
+      Parts::stage(smem.sums, dq, {head, block}, stage, consumer,
                    thread);
     } else {
       wgmma_fence();

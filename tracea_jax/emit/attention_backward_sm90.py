@@ -72,7 +72,7 @@ def keys_smem_bytes(
     tile = 2 * _tile_bytes(problem, config.tile_kv)
     # Gradients of scores, two buffers, and a part of dq for each of two consumers.
     scores = 2 * -(-config.block_q // PART) * config.tile_kv * _ROW_BYTES
-    sums = (scores + 2 * 4 * PART * PART) * config.adds
+    sums = (scores + 2 * 4 * PART * PART + _BARRIERS + _ALIGNMENT) * config.adds
     return _whole(problem, tile + config.stages_q * block + sums)
 
 

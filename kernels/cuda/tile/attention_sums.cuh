@@ -30,11 +30,25 @@
 #include "tile/attention_operands.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/segment_map.cuh"
 
 namespace tracea {
 
 constexpr int kPartFloats = 64 * 64;  // of sums, of one consumer
 constexpr u32 kPartBytes = 4 * kPartFloats;
+
+// Whose part is staged: a head of those that share the keys, and a block of queries.
+struct alignas(8) AttentionPartPlace {
+  int head, block;
+};
+
+// What the warps that add dq know of the tile.
+struct AttentionAdding {
+  int count;          // of parts
+  int blocks, first;  // of queries of a head; those of the heads before
+  int tile;           // of keys
+  const SegmentSpan *of_queries, *of_keys;  // of the example
+};
 
 // Of what is shared; nothing if nothing is added.
 template <class Traits, bool kAdds = Traits::kAdds>
@@ -45,16 +59,9 @@ struct AttentionSumsShared<Traits, true> {
   static constexpr int kSlabs = ceil_div(Traits::kBlockQ, 64);
   alignas(1024) u8 ds[2][kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 parts[2][kPartBytes];
-};
-
-// Whose part is staged: a head of those that share the keys, and a block of queries.
-struct alignas(8) AttentionPartPlace {
-  int head, block;
-};
-
-struct AttentionSumsBarriers {
   u64 full[2], empty[2];  // of parts
   AttentionPartPlace places[2];
+  AttentionAdding adding;
 };
 
 template <class Traits>
@@ -72,11 +79,11 @@ struct AttentionSums {
   static_assert(kPartsAreRows || Traits::kSlabs == 2, "two parts");
   static_assert(Product::kN == 64 && Product::kAccumulators == 32, "columns of a part");
 
-  TRACEA_DEVICE static void initialize(AttentionSumsBarriers& barriers) {
+  TRACEA_DEVICE static void initialize(Shared& shared) {
     TRACEA_UNROLL
     for (int part = 0; part < 2; ++part) {
-      mbarrier_init(shared_address(&barriers.full[part]), kWarpgroupSize / kWarpSize);
-      mbarrier_init(shared_address(&barriers.empty[part]), 1);
+      mbarrier_init(shared_address(&shared.full[part]), kWarpgroupSize / kWarpSize);
+      mbarrier_init(shared_address(&shared.empty[part]), 1);
     }
   }
 
@@ -110,10 +117,10 @@ struct AttentionSums {
   }
 
   // Hands a part to the warp that adds it.
-  TRACEA_DEVICE static void stage(Shared& shared, AttentionSumsBarriers& barriers,
+  TRACEA_DEVICE static void stage(Shared& shared,
                                   const float (&c)[32], AttentionPartPlace place, u32 parity,
                                   int consumer, int thread) {
-    while (!mbarrier_try_wait_parity(shared_address(&barriers.empty[consumer]), parity ^ 1)) {
+    while (!mbarrier_try_wait_parity(shared_address(&shared.empty[consumer]), parity ^ 1)) {
     }
     const u32 to = shared_address(shared.parts[consumer]) + 16 * thread;
     TRACEA_UNROLL
@@ -122,13 +129,13 @@ struct AttentionSums {
                 Quad{{c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]}});
     }
     fence_proxy_async_shared();
-    barriers.places[consumer] = place;  // of all threads the same
+    shared.places[consumer] = place;  // of all threads the same
     __syncwarp();
-    if (elect_one()) mbarrier_arrive(shared_address(&barriers.full[consumer]));
+    if (elect_one()) mbarrier_arrive(shared_address(&shared.full[consumer]));
   }
 
   // Adds a part to the sums; after `turn` others if they are ordered. One thread.
-  TRACEA_DEVICE static void add(Shared& shared, AttentionSumsBarriers& barriers, float* sums,
+  TRACEA_DEVICE static void add(Shared& shared, float* sums,
                                 int* turns, int index, int turn, int part) {
     const u32 from = shared_address(shared.parts[part]);
     float* const to = sums + static_cast<i64>(index) * kPartFloats;
@@ -144,7 +151,7 @@ struct AttentionSums {
     }
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();
-    mbarrier_arrive(shared_address(&barriers.empty[part]));
+    mbarrier_arrive(shared_address(&shared.empty[part]));
     if constexpr (Traits::kOrdered) {
       cp_async_bulk_wait_group_all();
       fence_proxy_async_global();
