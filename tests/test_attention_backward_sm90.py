@@ -59,16 +59,18 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
     [
         ({"direction": "forward"}, "it computes gradients only"),
         ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
-        ({"head_dim": 136}, "head_dim=136; it takes multiples of 8 up to 128"),
+        ({"head_dim": 200}, "head_dim=200; it takes multiples of 8 up to 192"),
+        ({"head_dim": 136}, "value_dim=136; it takes multiples of 8 up to 128"),
         ({"kv_len": 0}, "there is nothing to compute"),
         (
             {"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"},
             "it computes no grad",
         ),
         ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
-        ({"soft_cap": 30.0}, "it caps no scores"),
-        ({"value_dim": 64}, "values of 64 columns"),
-        ({"aligned_at_end": True}, "it counts positions from the start"),
+        (
+            {"aligned_at_end": True, "is_causal": True, "kv_lengths": True},
+            "positions from ends",
+        ),
         ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
         (
             {"segments": True, "q_len": (1 << 20) + 1},
@@ -82,7 +84,16 @@ def test_what_it_refuses(fields, reason):
 
 
 def test_what_it_takes():
-    kinds: tuple[dict[str, Any], ...] = ({}, EVERYTHING, {"dtype": "float16"})
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        EVERYTHING,
+        {"dtype": "float16", "soft_cap": 30.0},
+        {"value_dim": 128, "aligned_at_end": True, "is_causal": True},
+    )
+    for head_dim, fields in itertools.product((8, 64, 128, 192), kinds[-1:]):
+        assert (
+            ATTENTION_BACKWARD_SM90.why_not(problem(head_dim, **fields), H200) is None
+        )
     for head_dim, fields in itertools.product((8, 64, 128), kinds):
         asked = problem(head_dim, **fields)
         assert ATTENTION_BACKWARD_SM90.why_not(asked, H200) is None
@@ -107,9 +118,13 @@ HEAD_DIMS = (8, 40, 64, 72, 96, 128)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("fields", [{}, EVERYTHING], ids=("plain", "everything"))
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {**EVERYTHING, "soft_cap": 30.0}, {"head_dim": 192, "value_dim": 128}],
+    ids=("plain", "everything", "wide keys"),
+)
 def test_the_usual_config_is_one_of_the_space(head_dim, fields):
-    asked = problem(head_dim, **fields)
+    asked = problem(**({"head_dim": head_dim} | fields))
     space = ATTENTION_BACKWARD_SM90.space(asked, H200)
     config = ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
     configs = list(space.configs())
@@ -287,6 +302,9 @@ COMPILED = [
     (128, {"is_causal": True}, COLUMNS),
     (128, EVERYTHING, COLUMNS),
     (128, {}, dataclasses.replace(COLUMNS, dq="atomic")),
+    (128, {**EVERYTHING, "soft_cap": 30.0}, COLUMNS),
+    (64, {**EVERYTHING, "soft_cap": 30.0}, None),
+    (192, {**EVERYTHING, "soft_cap": 30.0, "value_dim": 128}, None),
 ]
 
 

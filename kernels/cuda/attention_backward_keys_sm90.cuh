@@ -5,6 +5,9 @@
 //     dv = p' do        dk = scale ds' q       summed over the queries of all heads that
 //                                              share the keys
 //
+// With a cap p is 2^(cap log2(e) tanh(scale q k' / cap) - exponent), and ds is multiplied by
+// the derivative of tanh.
+//
 // A block owns kTileKv keys of one head. One warp copies them and their values, and blocks
 // of kBlockQ queries, of do and of the two numbers of each query into a ring, by tensor map.
 // Each of the consumers, a warpgroup, owns 64 of the keys, and computes transposed scores, so
@@ -33,6 +36,7 @@
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
+#include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
@@ -52,7 +56,9 @@ struct AttentionKeysParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads of keys, of all examples, of one section
-  float scale, scale_log2;
+  float scale;
+  float scale_log2;  // scale log2(e), or cap log2(e)
+  float to_cap;      // scale / cap
 };
 
 // What is known of each query of a block, aligned as copies need it.
@@ -64,11 +70,11 @@ struct alignas(128) AttentionKeysRows {
 
 template <class Traits>
 struct AttentionKeysShared {
-  static constexpr int kSlabs = Traits::kSlabs;
+  static constexpr int kSlabs = Traits::kSlabs, kValueSlabs = Traits::kValueSlabs;
   alignas(1024) u8 k[kSlabs][Traits::kTileKv * 128];
-  alignas(1024) u8 v[kSlabs][Traits::kTileKv * 128];
+  alignas(1024) u8 v[kValueSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
-  alignas(1024) u8 d_out[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
+  alignas(1024) u8 d_out[Traits::kStages][kValueSlabs][Traits::kBlockQ * 128];
   AttentionKeysRows<Traits> rows[Traits::kStages];
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
@@ -82,23 +88,28 @@ struct AttentionKeys {
   using Element = typename Traits::Element;
   using Shared = AttentionKeysShared<Traits>;
   using Scores = typename Traits::Scores;  // k q', v do'
-  using Sums = typename Traits::Sums;      // p do, ds q
+  using Sums = typename Traits::Sums;      // ds q
+  using ValueSums = typename Traits::ValueSums;  // p do
   using State = PipelineState<Traits::kStages>;
   using Interval = KeyInterval<Traits::kHasRight, Traits::kHasLeft>;  // queries of a key
   static constexpr int kTileKv = Traits::kTileKv, kBlockQ = Traits::kBlockQ;
-  static constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
-  using TileKv = HeadTile<kTileKv, kHeadDim>;
+  static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
+  static constexpr int kStages = Traits::kStages;
+  using TileK = HeadTile<kTileKv, kHeadDim>;
+  using TileV = HeadTile<kTileKv, kValueDim>;
   using TileQ = HeadTile<kBlockQ, kHeadDim>;
+  using TileOut = HeadTile<kBlockQ, kValueDim>;
   static constexpr bool kHasPartial =
       Traits::kHasLeft || Traits::kHasRight || Traits::kSegments;
 
   static constexpr int kConsumers = kTileKv / 64;
   static constexpr int kSteps = kBlockQ / 16;
   // Whether there are no registers for rounded p beside both p and v do'.
-  static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
+  static constexpr bool kIsTight = Traits::kAdds && (kBlockQ == 128 || Traits::kSoftCap);
   static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
   // From the start of the keys.
-  static constexpr u32 kUnitsToV = TileKv::kUnits, kUnitsToQ = 2 * TileKv::kUnits;
+  static constexpr u32 kUnitsToV = TileK::kUnits;
+  static constexpr u32 kUnitsToQ = kUnitsToV + TileV::kUnits;
   static constexpr u32 kUnitsToDOut = kUnitsToQ + kStages * TileQ::kUnits;
 
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
@@ -106,10 +117,12 @@ struct AttentionKeys {
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileKv % 64 == 0,
                 "one producer warpgroup, and a consumer for 64 keys");
   static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
-  static_assert(Scores::kN == kBlockQ && Sums::kN == kHeadDim, "one instruction a step");
+  static_assert(Scores::kN == kBlockQ && Sums::kN == kHeadDim &&
+                    ValueSums::kN == kValueDim,
+                "one instruction a step");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
-  static_assert(sizeof(Shared::k) == TileKv::kBytes &&
+  static_assert(sizeof(Shared::k) == TileK::kBytes && sizeof(Shared::v) == TileV::kBytes &&
                     sizeof(Shared::q) == kStages * TileQ::kBytes,
                 "operands lie one after another");
 
@@ -195,9 +208,9 @@ struct AttentionKeys {
   TRACEA_DEVICE void produce() const {
     if (!has_queries) return;
     const u32 full = shared_address(&smem.keys_full);
-    mbarrier_arrive_expect_tx(full, 2 * TileKv::kBytes);
-    TileKv::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
-    TileKv::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
+    mbarrier_arrive_expect_tx(full, TileK::kBytes + TileV::kBytes);
+    TileK::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
+    TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
     State state;
     const int first_head = tile.head * p.group;
     TRACEA_NO_UNROLL
@@ -218,9 +231,9 @@ struct AttentionKeys {
     cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
                             head, tile.example, q_full);
     const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
-    mbarrier_arrive_expect_tx(d_out_full, TileQ::kBytes);
-    TileQ::copy(shared_address(smem.d_out[stage][0]), p.d_out, block * kBlockQ, head,
-                tile.example, d_out_full);
+    mbarrier_arrive_expect_tx(d_out_full, TileOut::kBytes);
+    TileOut::copy(shared_address(smem.d_out[stage][0]), p.d_out, block * kBlockQ, head,
+                  tile.example, d_out_full);
   }
 
   // --- adders: a warp for each consumer ----------------------------------------------
@@ -281,7 +294,7 @@ struct AttentionKeys {
   // --- consumers: warpgroups ---------------------------------------------------------
 
   struct Progress {
-    float dk[Sums::kAccumulators], dv[Sums::kAccumulators];
+    float dk[Sums::kAccumulators], dv[ValueSums::kAccumulators];
     State state;
     bool has_begun;
     int ids[2];  // segments of the thread's two keys
@@ -346,15 +359,22 @@ struct AttentionKeys {
                                    const float (&t)[Scores::kAccumulators],
                                    u32 (&weights)[kSteps][4], u32 (&rounded)[kSteps][4],
                                    int stage, int thread) const {
-    const u32 deltas =
-        shared_address(smem.rows[stage].deltas) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 exponents =
+        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 deltas = exponents + 4 * kBlockQ;
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair delta = ld_shared_pair(deltas + 32 * j);
+      Pair exponent;
+      if constexpr (Traits::kSoftCap) exponent = ld_shared_pair(exponents + 32 * j);
       float c[4];
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         c[i] = p_of[4 * j + i] * (t[4 * j + i] - (i % 2 ? delta.y : delta.x));
+        if constexpr (Traits::kSoftCap) {
+          c[i] *= soft_cap_slope(p_of[4 * j + i], i % 2 ? exponent.y : exponent.x,
+                                 rcp_approx(p.scale_log2));
+        }
       }
       if constexpr (kIsTight) {
         round_block<Element>(weights, j,
@@ -372,10 +392,10 @@ struct AttentionKeys {
     const int stage = at.state.stage_idx;
     const u32 k = start + consumer * kConsumerUnits, v = k + kUnitsToV;
     const u32 q = start + kUnitsToQ + stage * TileQ::kUnits;
-    const u32 d_out = start + kUnitsToDOut + stage * TileQ::kUnits;
+    const u32 d_out = start + kUnitsToDOut + stage * TileOut::kUnits;
     wait(smem.q_full[stage], at.state.consumer_parity());
     wgmma_fence();
-    multiply_columns<Scores, TileKv, TileQ>(s, k, q);
+    multiply_columns<Scores, TileK, TileQ>(s, k, q);
     // The products of the block before are done, and their operands' registers are free.
     wgmma_wait_group<1>();
     if (at.has_begun && thread == 0) {
@@ -383,9 +403,10 @@ struct AttentionKeys {
     }
     at.has_begun = true;
     wait(smem.d_out_full[stage], at.state.consumer_parity());
-    multiply_columns<Scores, TileKv, TileQ>(t, v, d_out);
+    multiply_columns<Scores, TileV, TileOut>(t, v, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
+    if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
     weigh(s, stage, thread);
     if (kHasPartial && is_partial) mask(s, queries, at.ids, block, key, stage, thread);
     if constexpr (kIsTight) {
@@ -394,14 +415,14 @@ struct AttentionKeys {
     } else {
       round(weights, s);
       wgmma_fence();
-      multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
+      multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
       wgmma_wait_group<1>();
       wgmma_fence_operands(t);
     }
     differentiate(s, t, weights, ds, stage, thread);
     if constexpr (kIsTight) {
       wgmma_fence();
-      multiply_rows<Sums, TileQ>(at.dv, weights, d_out);
+      multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
     }
     if constexpr (Traits::kAdds) {
       using Parts = AttentionSums<Traits>;
@@ -431,7 +452,9 @@ struct AttentionKeys {
     Progress at;
     at.has_begun = false;
     TRACEA_UNROLL
-    for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = at.dv[i] = 0.0f;
+    for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = 0.0f;
+    TRACEA_UNROLL
+    for (int i = 0; i < ValueSums::kAccumulators; ++i) at.dv[i] = 0.0f;
     if (has_queries) {
       if constexpr (Traits::kSegments) {
         const int* const ids = p.segments + static_cast<i64>(tile.example) * p.padded_kv;
@@ -456,18 +479,8 @@ struct AttentionKeys {
 
   // Stores the consumer's rows, staged where its keys and values were.
   TRACEA_DEVICE void finish(Progress& at, int key, int consumer, int thread) const {
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const bool is_key = key + wgmma_accumulator_row(thread, 2 * half) < limit;
-      TRACEA_UNROLL
-      for (int i = 2 * half; i < Sums::kAccumulators; i += 4) {
-        TRACEA_UNROLL
-        for (int j = i; j < i + 2; ++j) {
-          at.dk[j] = is_key ? at.dk[j] * p.scale : 0.0f;
-          at.dv[j] = is_key ? at.dv[j] : 0.0f;
-        }
-      }
-    }
+    scale_rows(at.dk, key, thread, p.scale);
+    scale_rows(at.dv, key, thread, 1.0f);
     if constexpr (Traits::kEverywhere) add_everywhere(at.dv, thread);
     if constexpr (Traits::kAdds) {  // all have multiplied all keys
       consumers_barrier<kConsumers * kWarpgroupSize>();
@@ -476,24 +489,39 @@ struct AttentionKeys {
     }
     const u32 to_dk = shared_address(smem.k[0]) + consumer * 64 * 128;
     const u32 to_dv = shared_address(smem.v[0]) + consumer * 64 * 128;
-    stage_rows<Element, typename Traits::Swizzle, TileKv>(at.dk, to_dk, thread);
-    stage_rows<Element, typename Traits::Swizzle, TileKv>(at.dv, to_dv, thread);
+    stage_rows<Element, typename Traits::Swizzle, TileK>(at.dk, to_dk, thread);
+    stage_rows<Element, typename Traits::Swizzle, TileV>(at.dv, to_dv, thread);
     fence_proxy_async_shared();
     __syncwarp();
     if (!elect_one()) return;
     const int row = thread / kWarpSize * 16;
-    store_rows<TileKv>(p.dk, to_dk + row * 128, key + row, tile.head, tile.example);
-    store_rows<TileKv>(p.dv, to_dv + row * 128, key + row, tile.head, tile.example);
+    store_rows<TileK>(p.dk, to_dk + row * 128, key + row, tile.head, tile.example);
+    store_rows<TileV>(p.dv, to_dv + row * 128, key + row, tile.head, tile.example);
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
   }
 
-  // What queries that see no key, and take the mean of all values, add to every dv.
-  TRACEA_DEVICE void add_everywhere(float (&dv)[Sums::kAccumulators], int thread) const {
-    const float* const row =
-        p.everywhere + (static_cast<i64>(tile.example) * p.kv_heads + tile.head) * kHeadDim;
+  // Rows of keys past the limit become zeros.
+  template <int kCount>
+  TRACEA_DEVICE void scale_rows(float (&sums)[kCount], int key, int thread,
+                                float factor) const {
     TRACEA_UNROLL
-    for (int block = 0; block < kHeadDim / 8; ++block) {
+    for (int half = 0; half < 2; ++half) {
+      const bool is_key = key + wgmma_accumulator_row(thread, 2 * half) < limit;
+      TRACEA_UNROLL
+      for (int i = 2 * half; i < kCount; i += 4) {
+        sums[i] = is_key ? sums[i] * factor : 0.0f;
+        sums[i + 1] = is_key ? sums[i + 1] * factor : 0.0f;
+      }
+    }
+  }
+
+  // What queries that see no key, and take the mean of all values, add to every dv.
+  TRACEA_DEVICE void add_everywhere(float (&dv)[ValueSums::kAccumulators], int thread) const {
+    const float* const row =
+        p.everywhere + (static_cast<i64>(tile.example) * p.kv_heads + tile.head) * kValueDim;
+    TRACEA_UNROLL
+    for (int block = 0; block < kValueDim / 8; ++block) {
       const int column = wgmma_accumulator_col(thread, 4 * block);
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) dv[4 * block + i] += row[column + i % 2];

@@ -59,22 +59,22 @@ def rows_kernel(
     """The first kernel: (o, do, lse, lengths, ids) -> rows (, blind)."""
     p = problem
     element, short = DTYPES[p.dtype]
-    lanes = max(2, 1 << (-(-p.head_dim // 8) - 1).bit_length())
+    lanes = max(2, 1 << (-(-p.columns // 8) - 1).bit_length())
     length = sizes.padded(p, config)
     reads = sizes.rows_reads(p)
-    entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
+    entry = f"attention_rows_{short}_d{p.columns}" + "_qlen" * p.q_lengths
     entry += "_segments" * p.segments + "_blind" * has_blind
     entry += f"_{config.dq}" * config.adds
     writes = ("rows", *("blind",) * has_blind, *sizes.begun(config))
     columns = PART * forward.slabs(p.head_dim) * config.adds
     source = f"""\
-// attention_rows | {p.dtype} dim {p.head_dim}
+// attention_rows | {p.dtype} dim {p.columns}
 #include "attention_rows.cuh"
 
 namespace {{
 struct Traits {{
   using Element = {element};
-  static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
+  static constexpr int kColumns = {p.columns}, kLanes = {lanes}, \
 kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
 kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
@@ -147,11 +147,11 @@ def keys_kernel(
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
             "k": operand_map(p, 1, keys, c.tile_kv, p.head_dim),
-            "v": operand_map(p, 2, keys, c.tile_kv, p.head_dim),
-            "d_out": operand_map(p, 3, queries, c.block_q, p.head_dim),
+            "v": operand_map(p, 2, keys, c.tile_kv, p.columns),
+            "d_out": operand_map(p, 3, queries, c.block_q, p.columns),
             "rows": _rows_map(p, c),
             "dk": operand_map(p, out, keys, WARP_ROWS, p.head_dim),
-            "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.head_dim),
+            "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.columns),
         },
         pointers={
             "const float* everywhere": _number(reads, "everywhere"),
@@ -194,8 +194,8 @@ def queries_kernel(
         maps={
             "q": operand_map(p, 0, queries, c.tile_q, p.head_dim),
             "k": operand_map(p, 1, keys, c.block_kv, p.head_dim),
-            "v": operand_map(p, 2, keys, c.block_kv, p.head_dim),
-            "d_out": operand_map(p, 3, queries, c.tile_q, p.head_dim),
+            "v": operand_map(p, 2, keys, c.block_kv, p.columns),
+            "d_out": operand_map(p, 3, queries, c.tile_q, p.columns),
             "dq": operand_map(p, len(reads), queries, WARP_ROWS, p.head_dim),
             "segments": _ids_map(p, c, reads) if p.segments else None,
         },
@@ -266,10 +266,22 @@ def _number(operands: tuple[str, ...], name: str) -> int:
     return operands.index(name) if name in operands else -1
 
 
+def _factors(problem: AttentionProblem) -> dict[str, float]:
+    """What the kernels multiply scores with."""
+    p = problem
+    bounds = p.scale if p.soft_cap is None else p.soft_cap
+    return {
+        "scale": p.scale,
+        "scale_log2": bounds * math.log2(math.e),
+        "to_cap": p.scale / bounds if p.soft_cap else 0.0,
+    }
+
+
 def _keys_section(problem: AttentionProblem) -> int:
     """Heads of keys whose tiles are neighbours: their queries stay in L2."""
     group = problem.heads // problem.kv_heads
-    bytes_of_queries = 2 * problem.q_len * problem.head_dim * _ITEMSIZE * group
+    columns = problem.head_dim + problem.columns
+    bytes_of_queries = problem.q_len * columns * _ITEMSIZE * group
     fitting = max(1, _SECTION_BYTES // bytes_of_queries)
     return min(fitting, problem.kv_heads * problem.batch)
 
@@ -330,6 +342,7 @@ def _kernel(
     element, short = DTYPES[p.dtype]
     scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
     sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    of_values = Wgmma(n=p.columns, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
     part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
     left, right = forward.window(p)
     flags = {
@@ -338,33 +351,36 @@ def _kernel(
         "kQLengths": p.q_lengths,
         "kKvLengths": p.kv_lengths,
         "kSegments": p.segments,
+        "kSoftCap": p.soft_cap is not None,
         **flags,
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
-    words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
+    words |= {"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"}
     words |= {"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"}
     kind = [words[flag] for flag, is_set in flags.items() if is_set]
     base = f"attention_backward_{name}_sm90"
-    parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
+    dims = f"d{p.head_dim}" + (f"x{p.value_dim}" if p.value_dim else "")
+    parts = (base, short, dims, *kind, f"{own}x{other}_s{stages}")
     entry = "_".join(parts)
     threads = WARPGROUP * (1 + consumers)
     producer, consumer = _REGISTERS[consumers]
     if consumers == 2 and registers > _FEW:
         producer, consumer = _ALL_REGISTERS
     parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
-    floats = ("scale", "scale_log2")
+    floats = _factors(p)
     parameters += [f"int {n}" for n in numbers] + [f"float {n}" for n in floats]
     arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
     arguments += [x.split()[-1] for x in pointers]
     arguments += [*numbers, *floats]
     headers = dict(sources.headers(f"{base}.cuh"))
-    headers |= {w.header_name: w.header for w in (scores, sums, part)}
+    headers |= {w.header_name: w.header for w in (scores, sums, of_values, part)}
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
     source = f"""\
-// {base} | {p.dtype} dim {p.head_dim} | {own}x{other} s{stages}
+// {base} | {p.dtype} {dims} | {own}x{other} s{stages}
 #include "{base}.cuh"
 #include "{scores.header_name}"
 #include "{sums.header_name}"
+#include "{of_values.header_name}"
 #include "{part.header_name}"
 
 namespace {{
@@ -372,9 +388,11 @@ struct Traits {{
   using Element = {element};
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
+  using ValueSums = tracea::{of_values.type_name}<0, 1>;
   using Dq = tracea::{part.type_name}<1, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
+  static constexpr int kValueDim = {p.columns}, kValueSlabs = {forward.slabs(p.columns)};
   static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
 kMostBlocks = {sizes.MOST_BLOCKS};
   static constexpr bool {bools};
@@ -393,8 +411,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(m for m in maps.values() if m),
         *(Pointer(operand=operand) for operand in pointers.values()),
         *(Scalar(value=value) for value in numbers.values()),
-        Scalar(value=p.scale, dtype="float32"),
-        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
+        *(Scalar(value=value, dtype="float32") for value in floats.values()),
     )
     return Kernel(
         entry=entry,

@@ -18,6 +18,7 @@ _ALIGNMENT = 1024  # of tiles, which the whole is a multiple of
 _BARRIERS = 256  # bytes for them, and for words that both roles read
 ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
+_CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
 PART = 64  # rows and columns of what one consumer adds to the sums of dq
 _MAP_BYTES = 2 * MOST_BLOCKS // 8  # of those that are seen, and of full ones
 
@@ -59,8 +60,10 @@ class AttentionBackwardSm90Config:
         return f"{keys} {self.tile_q}x{self.block_kv} s{self.stages_kv}"
 
 
-def _tile_bytes(problem: AttentionProblem, rows: Any) -> Any:
-    return forward.slabs(problem.head_dim) * rows * _ROW_BYTES
+def _pair_bytes(problem: AttentionProblem, rows: Any) -> Any:
+    """Of rows of keys and of their values, or of queries and of do."""
+    slabs = forward.slabs(problem.head_dim) + forward.slabs(problem.columns)
+    return slabs * rows * _ROW_BYTES
 
 
 def keys_smem_bytes(
@@ -68,8 +71,8 @@ def keys_smem_bytes(
 ) -> Any:
     """Shared memory of a block of the kernel for dk and dv."""
     rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
-    block = 2 * _tile_bytes(problem, config.block_q) + rows
-    tile = 2 * _tile_bytes(problem, config.tile_kv)
+    block = _pair_bytes(problem, config.block_q) + rows
+    tile = _pair_bytes(problem, config.tile_kv)
     # Gradients of scores, two buffers, and a part of dq for each of two consumers.
     scores = 2 * -(-config.block_q // PART) * config.tile_kv * _ROW_BYTES
     sums = (scores + 2 * 4 * PART * PART + _BARRIERS + _ALIGNMENT) * config.adds
@@ -80,8 +83,8 @@ def queries_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dq."""
-    block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
-    tile = 2 * _tile_bytes(problem, config.tile_q)
+    block = _pair_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
+    tile = _pair_bytes(problem, config.tile_q)
     return _whole(problem, tile + config.stages_kv * block)
 
 
@@ -95,14 +98,16 @@ def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: two sums, two blocks of scores, and weights."""
-    return problem.head_dim + config.block_q + config.block_q // 4
+    sums = (problem.head_dim + problem.columns) // 2
+    return sums + config.block_q + config.block_q // 4
 
 
 def queries_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
-    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4
+    of_cap = _CAP_REGISTERS * (problem.soft_cap is not None)
+    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + of_cap
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -131,7 +136,7 @@ def blind_shape(
 ) -> tuple[int, ...]:
     """Of the sums of do over the queries of a tile that see no key."""
     tiles = -(-padded(problem, config) // ROWS_TILE)
-    return (problem.batch, tiles, problem.heads, problem.head_dim)
+    return (problem.batch, tiles, problem.heads, problem.columns)
 
 
 def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:

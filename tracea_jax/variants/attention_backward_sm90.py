@@ -35,13 +35,14 @@ from tracea_jax.variants.space import (
 )
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
-_WIDEST_HEAD = 128
+_WIDEST_HEAD, _WIDEST_VALUE = 192, 128
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
+_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end")
 CHOICES = {
     "tile_kv": (128, 192),
-    "block_q": (48, 64, 80, 96, 128),
+    "block_q": (32, 48, 64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
     "block_kv": (64, 80, 96, 128),
@@ -98,11 +99,16 @@ class AttentionBackwardSm90:
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
         if problem.head_dim <= 64:
+            block_kv = 80 if problem.soft_cap is None else 64
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=96, tile_q=192, block_kv=80, stages_kv=3
+                tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
+            )
+        if problem.head_dim <= 128:
+            return AttentionBackwardSm90Config(
+                tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
             )
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+            tile_kv=128, block_q=32, tile_q=128, block_kv=64
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
@@ -121,7 +127,7 @@ class AttentionBackwardSm90:
         left, right = forward.window(p)
         seen = p.kv_len if left is None else left + 1
         is_near = seen <= _FEWEST or seen <= p.kv_len // 8
-        return p.head_dim == _WIDEST_HEAD and right == 0 and is_near
+        return p.head_dim == 128 and right == 0 and is_near
 
     def call(
         self,
@@ -148,7 +154,7 @@ class AttentionBackwardSm90:
         if c.dq == "ordered":
             scratch.append(Buffer(name="turns", shape=parts[:-1], dtype="int32"))
         if has_blind:
-            of_values = (p.batch, p.kv_heads, p.head_dim)
+            of_values = (p.batch, p.kv_heads, p.columns)
             shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
             scratch += [
                 Buffer(name=name, shape=shape, dtype="float32")
@@ -339,6 +345,13 @@ _RULES = (
         ),
     ),
     Rule(
+        code="cap",
+        refuses=lambda p, c, d: (
+            c.adds & (p.soft_cap is not None) & (c.block_q > emit.PART)
+        ),
+        why=lambda p, c, d: f"dq={c.dq!r} with a soft cap takes heads above 64",
+    ),
+    Rule(
         code="idle",
         refuses=lambda p, c, d: (
             c.adds
@@ -388,10 +401,13 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
         return (
             f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
         )
-    if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
-        return (
-            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
-        )
+    p = problem
+    for name, columns, widest in (
+        ("head_dim", p.head_dim, _WIDEST_HEAD),
+        ("value_dim", p.columns, _WIDEST_VALUE),
+    ):
+        if columns % 8 or not 0 < columns <= widest:
+            return f"{name}={columns}; it takes multiples of 8 up to {widest}"
     return None
 
 
@@ -404,7 +420,7 @@ def _tiles_refuse(problem: AttentionProblem) -> str | None:
 
 def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
-    if reason := refuses_extras(p, "segments", "sinks"):
+    if reason := refuses_extras(p, *_EXTRAS):
         return reason
     if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
         return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
@@ -412,6 +428,8 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return "it computes no gradient of a bias"
     if p.mask:
         return "it reads no mask"
+    if forward.shifts(p):
+        return "positions from ends that each example has its own of"
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None
