@@ -3,7 +3,7 @@
 //     dq = scale sums, rounded
 //
 // Sums lie as tile/attention_sums.cuh says: a warpgroup takes a part, whose registers lie as
-// those that it was added from. A part that no tile of keys had its turn at is zero.
+// those that it was added from. A block that no tile of keys had its turn at is zero.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -17,7 +17,7 @@ namespace tracea {
 struct AttentionDqParams {
   const TensorMap* dq;  // boxes of 16 rows of 64 columns
   const float* sums;    // (batch, heads, blocks, parts, 64 x 64)
-  const int* turns;     // (batch, heads, blocks, parts), or null
+  const int* turns;     // (batch, heads, blocks), or null
   int parts;            // of a head
   int heads;
   float scale;
@@ -30,7 +30,7 @@ TRACEA_DEVICE void attention_backward_dq_sm90(const AttentionDqParams& p) {
   const int thread = static_cast<int>(threadIdx.x);
   const int of_head = static_cast<int>(blockIdx.x) / p.parts;
   const int part = static_cast<int>(blockIdx.x) - of_head * p.parts;
-  const bool is_seen = !Traits::kOrdered || p.turns[blockIdx.x] > 0;
+  const bool is_seen = !Traits::kOrdered || p.turns[blockIdx.x / 2] > 0;
   const Words* const sums =
       reinterpret_cast<const Words*>(p.sums) + static_cast<i64>(blockIdx.x) * 1024 + thread;
   float c[32];

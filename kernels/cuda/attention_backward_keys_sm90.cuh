@@ -164,20 +164,31 @@ struct AttentionKeys {
     return queries.seen_blocks(tile.query, end - 1, kBlockQ);
   }
 
-  // Calls with each block of queries, and whether it is partial.
+  // Calls with each head of those that share the keys and each block of queries, and whether
+  // it is partial. Where tiles of keys wait for each other, all heads of a block come before
+  // the next block: that the tile before has come to the last block frees all heads at once.
   template <bool kWarp, class Visit>
   TRACEA_DEVICE void walk(Visit one) const {
-    if constexpr (Traits::kAdds && Traits::kSegments) {
-      smem.map.template walk_back<kWarp>(range, one);
-    } else if constexpr (Traits::kAdds) {
-      walk_range_back(range, one);
-    } else {
-      const auto of_partial = [&](int block) { one(block, true); };
-      const auto of_full = [&](int block) { one(block, false); };
+    if constexpr (Traits::kAdds) {
+      const auto of_heads = [&](int block, bool is_partial) {
+        TRACEA_NO_UNROLL
+        for (int head = 0; head < p.group; ++head) one(head, block, is_partial);
+      };
       if constexpr (Traits::kSegments) {
-        smem.map.template walk<kWarp>(range, of_partial, of_full);
+        smem.map.template walk_back<kWarp>(range, of_heads);
       } else {
-        walk_range(range, of_partial, of_full);
+        walk_range_back(range, of_heads);
+      }
+    } else {
+      TRACEA_NO_UNROLL
+      for (int head = 0; head < p.group; ++head) {
+        const auto of_partial = [&](int block) { one(head, block, true); };
+        const auto of_full = [&](int block) { one(head, block, false); };
+        if constexpr (Traits::kSegments) {
+          smem.map.template walk<kWarp>(range, of_partial, of_full);
+        } else {
+          walk_range(range, of_partial, of_full);
+        }
       }
     }
   }
@@ -212,14 +223,11 @@ struct AttentionKeys {
     TileK::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
     TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
     State state;
-    const int first_head = tile.head * p.group;
-    TRACEA_NO_UNROLL
-    for (int head = first_head; head < first_head + p.group; ++head) {
-      walk<false>([&](int block, bool) {
-        copy_queries(block, head, state.stage_idx, state.producer_parity());
-        state.advance();
-      });
-    }
+    walk<false>([&](int head, int block, bool) {
+      copy_queries(block, tile.head * p.group + head, state.stage_idx,
+                   state.producer_parity());
+      state.advance();
+    });
   }
 
   TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
@@ -253,17 +261,18 @@ struct AttentionKeys {
     }
   }
 
-  TRACEA_DEVICE static void add(const AttentionKeysParams& p, Shared& smem, int part) {
+  // Of two warps each takes every second block, so that one may wait until its sums have
+  // arrived while the other one adds.
+  TRACEA_DEVICE static void add(const AttentionKeysParams& p, Shared& smem, int warp) {
     const volatile AttentionAdding& adding = smem.sums.adding;
     TRACEA_NO_UNROLL
-    for (int i = 0; i < adding.count; ++i) {
-      wait(smem.sums.full[part], i & 1);
-      const AttentionPartPlace place = smem.sums.places[part];
+    for (int i = warp; i < adding.count; i += 2) {
+      wait(smem.sums.full[warp], i / 2 & 1);
+      const AttentionPartPlace place = smem.sums.place[warp];
       const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
       if (elect_one()) {
         const int index = adding.first + place.head * adding.blocks + place.block;
-        AttentionSums<Traits>::add(smem.sums, p.sums, p.turns,
-                                   2 * index + part, turn, part);
+        AttentionSums<Traits>::add(smem.sums, p.sums, p.turns, index, turn);
       }
       __syncwarp();
     }
@@ -464,12 +473,9 @@ struct AttentionKeys {
         }
       }
       wait(smem.keys_full, 0);
-      TRACEA_NO_UNROLL
-      for (int head = 0; head < p.group; ++head) {
-        walk<true>([&](int block, bool is_partial) {
-          step(at, head, block, is_partial, start, queries, key, consumer, thread);
-        });
-      }
+      walk<true>([&](int head, int block, bool is_partial) {
+        step(at, head, block, is_partial, start, queries, key, consumer, thread);
+      });
       wgmma_wait_group<0>();
       wgmma_fence_operands(at.dk);
       wgmma_fence_operands(at.dv);

@@ -30,7 +30,7 @@ struct AttentionRowsParams {
   float* rows;            // (batch, heads, 2 or 3, padded): exponents, deltas, ids
   float* blind;           // (batch, tiles, heads, columns), or null
   float* sums;            // (batch, heads, padded, kSumColumns), or null
-  int* turns;             // (batch, heads, padded * kSumColumns / 4096), or null
+  int* turns;             // (batch, heads, blocks of kBlockQ), or null
   int q_len, padded, heads;
 };
 
@@ -57,7 +57,8 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
     const int parts = Traits::kSumColumns / 64;
     const i64 part = (heads_before * p.padded + first) / 64 * parts;
     if constexpr (Traits::kOrdered) {
-      if (threadIdx.x < parts) p.turns[part + threadIdx.x] = 0;
+      const i64 row = heads_before * p.padded + first;
+      if (threadIdx.x == 0) p.turns[row / Traits::kBlockQ] = 0;
     } else {
       Words* const sums = reinterpret_cast<Words*>(p.sums + part * 4096);
       TRACEA_UNROLL

@@ -78,7 +78,7 @@ struct Traits {{
 kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
 kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
-  static constexpr int kSumColumns = {columns};
+  static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q if config.adds else 1};
   static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
 }};
 }}  // namespace

@@ -131,6 +131,14 @@ def sums_shape(
     return (problem.batch, problem.heads, parts, PART * PART)
 
 
+def turns_shape(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[int, ...]:
+    """Of the numbers of tiles of keys that have added to dq of each block."""
+    blocks = padded(problem, config) // config.block_q
+    return (problem.batch, problem.heads, blocks)
+
+
 def blind_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:

@@ -152,7 +152,8 @@ class AttentionBackwardSm90:
             parts = emit.sums_shape(p, c)
             scratch.append(Buffer(name="sums", shape=parts, dtype="float32"))
         if c.dq == "ordered":
-            scratch.append(Buffer(name="turns", shape=parts[:-1], dtype="int32"))
+            shape = emit.turns_shape(p, c)
+            scratch.append(Buffer(name="turns", shape=shape, dtype="int32"))
         if has_blind:
             of_values = (p.batch, p.kv_heads, p.columns)
             shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}

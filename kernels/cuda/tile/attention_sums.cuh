@@ -3,8 +3,8 @@
 //     dq = ds k        of a block of queries, over the keys of all tiles
 //
 // Two consumers compute it from ds, which both put into shared memory, keys along rows. Each
-// has a part: 64 queries if the block has 128, else 64 columns. A warp for each part adds it
-// to the sums while the consumers go on:
+// has a part: 64 queries if the block has 128, else 64 columns. A warp adds both to the sums
+// while the consumers go on:
 //
 //                 consumers                          a warp
 //     ds      ->  both have stored theirs
@@ -16,7 +16,7 @@
 //
 // In no order (kOrdered false) sums must begin with zeros, and their last bits depend on which
 // tile of keys comes first. In order, tiles of keys come one after the other, the first one
-// stores: `turns` counts those that did, for each part. Who waits for a turn waits for tiles
+// stores: `turns` counts those that did, for each block. Who waits for a turn waits for tiles
 // of threads that were launched before.
 #pragma once
 
@@ -59,8 +59,8 @@ struct AttentionSumsShared<Traits, true> {
   static constexpr int kSlabs = ceil_div(Traits::kBlockQ, 64);
   alignas(1024) u8 ds[2][kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 parts[2][kPartBytes];
-  u64 full[2], empty[2];  // of parts
-  AttentionPartPlace places[2];
+  u64 full[2], empty;  // of even and odd blocks; of both parts
+  AttentionPartPlace place[2];
   AttentionAdding adding;
 };
 
@@ -81,10 +81,10 @@ struct AttentionSums {
 
   TRACEA_DEVICE static void initialize(Shared& shared) {
     TRACEA_UNROLL
-    for (int part = 0; part < 2; ++part) {
-      mbarrier_init(shared_address(&shared.full[part]), kWarpgroupSize / kWarpSize);
-      mbarrier_init(shared_address(&shared.empty[part]), 1);
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(shared_address(&shared.full[i]), 2 * kWarpgroupSize / kWarpSize);
     }
+    mbarrier_init(shared_address(&shared.empty), 1);
   }
 
   // Puts a consumer's ds, keys along rows, where both find it. Buffers take turns: the other
@@ -116,11 +116,11 @@ struct AttentionSums {
     wgmma_commit_group();
   }
 
-  // Hands a part to the warp that adds it.
-  TRACEA_DEVICE static void stage(Shared& shared,
-                                  const float (&c)[32], AttentionPartPlace place, u32 parity,
-                                  int consumer, int thread) {
-    while (!mbarrier_try_wait_parity(shared_address(&shared.empty[consumer]), parity ^ 1)) {
+  // Hands a part to the warp that adds it; blocks are even or odd.
+  TRACEA_DEVICE static void stage(Shared& shared, const float (&c)[32],
+                                  AttentionPartPlace place, int odd, int consumer,
+                                  int thread) {
+    while (!mbarrier_try_wait_parity(shared_address(&shared.empty), odd ^ 1)) {
     }
     const u32 to = shared_address(shared.parts[consumer]) + 16 * thread;
     TRACEA_UNROLL
@@ -129,29 +129,28 @@ struct AttentionSums {
                 Quad{{c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]}});
     }
     fence_proxy_async_shared();
-    shared.places[consumer] = place;  // of all threads the same
+    shared.place[odd] = place;  // of all threads the same
     __syncwarp();
-    if (elect_one()) mbarrier_arrive(shared_address(&shared.full[consumer]));
+    if (elect_one()) mbarrier_arrive(shared_address(&shared.full[odd]));
   }
 
-  // Adds a part to the sums; after `turn` others if they are ordered. One thread.
-  TRACEA_DEVICE static void add(Shared& shared, float* sums,
-                                int* turns, int index, int turn, int part) {
-    const u32 from = shared_address(shared.parts[part]);
-    float* const to = sums + static_cast<i64>(index) * kPartFloats;
+  // Adds the parts of a block to the sums; after `turn` others if they are ordered. One thread.
+  TRACEA_DEVICE static void add(Shared& shared, float* sums, int* turns, int index, int turn) {
+    const u32 from = shared_address(shared.parts);
+    float* const to = sums + static_cast<i64>(index) * 2 * kPartFloats;
     if constexpr (Traits::kOrdered) {
       while (ld_acquire(turns + index) != turn) {
       }
       fence_proxy_async_global();
     }
     if (Traits::kOrdered && turn == 0) {
-      cp_async_bulk_store(to, from, kPartBytes);
+      cp_async_bulk_store(to, from, 2 * kPartBytes);
     } else {
-      cp_reduce_async_bulk_add(to, from, kPartBytes);
+      cp_reduce_async_bulk_add(to, from, 2 * kPartBytes);
     }
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();
-    mbarrier_arrive(shared_address(&shared.empty[part]));
+    mbarrier_arrive(shared_address(&shared.empty));
     if constexpr (Traits::kOrdered) {
       cp_async_bulk_wait_group_all();
       fence_proxy_async_global();
