@@ -105,7 +105,7 @@ struct AttentionKeys {
   static constexpr int kConsumers = kTileKv / 64;
   static constexpr int kSteps = kBlockQ / 16;
   // Whether there are no registers for rounded p beside both p and v do'.
-  static constexpr bool kIsTight = Traits::kAdds && (kBlockQ == 128 || Traits::kSoftCap);
+  static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
   static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileK::kUnits;
@@ -141,12 +141,17 @@ struct AttentionKeys {
     limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
     range = blocks(queries());
     has_queries = range.count() > 0;
+    initialize();
     if constexpr (Traits::kSegments) {
       const SegmentSpan own =
           p.spans_kv[tile.example * ceil_div(p.kv_len, kTileKv) + tile.query / kTileKv];
       const i64 before = static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ);
       has_queries = smem.map.fill(range, own, p.spans_q + before);
     }
+    if constexpr (Traits::kAdds) {
+      if (threadIdx.x == 0) note_adding();
+    }
+    __syncthreads();
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -204,9 +209,16 @@ struct AttentionKeys {
       }
       if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums);
       fence_mbarrier_init();
-      if constexpr (Traits::kAdds) note_adding();
+      if (range.count() > 0) copy_keys();
     }
-    __syncthreads();
+  }
+
+  // They are on their way while the map is made, even if it then has no queries.
+  TRACEA_DEVICE void copy_keys() const {
+    const u32 full = shared_address(&smem.keys_full);
+    mbarrier_arrive_expect_tx(full, TileK::kBytes + TileV::kBytes);
+    TileK::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
+    TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
   }
 
   TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
@@ -218,10 +230,6 @@ struct AttentionKeys {
 
   TRACEA_DEVICE void produce() const {
     if (!has_queries) return;
-    const u32 full = shared_address(&smem.keys_full);
-    mbarrier_arrive_expect_tx(full, TileK::kBytes + TileV::kBytes);
-    TileK::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
-    TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
     State state;
     walk<false>([&](int head, int block, bool) {
       copy_queries(block, tile.head * p.group + head, state.stage_idx,
@@ -464,6 +472,7 @@ struct AttentionKeys {
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = 0.0f;
     TRACEA_UNROLL
     for (int i = 0; i < ValueSums::kAccumulators; ++i) at.dv[i] = 0.0f;
+    if (range.count() > 0) wait(smem.keys_full, 0);
     if (has_queries) {
       if constexpr (Traits::kSegments) {
         const int* const ids = p.segments + static_cast<i64>(tile.example) * p.padded_kv;
@@ -472,7 +481,6 @@ struct AttentionKeys {
           at.ids[half] = ids[min(key + wgmma_accumulator_row(thread, 2 * half), p.kv_len - 1)];
         }
       }
-      wait(smem.keys_full, 0);
       walk<true>([&](int head, int block, bool is_partial) {
         step(at, head, block, is_partial, start, queries, key, consumer, thread);
       });
@@ -546,7 +554,6 @@ TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
   const Kernel kernel(p, shared);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  kernel.initialize();
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
     if (warp == 0 && elect_one()) kernel.produce();

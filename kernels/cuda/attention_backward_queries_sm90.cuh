@@ -111,12 +111,14 @@ struct AttentionQueries {
     tile = order.at(blockIdx.x, kTileQ);
     range = blocks(keys());
     has_keys = range.count() > 0;
+    initialize();
     if constexpr (Traits::kSegments) {
       const SegmentSpan own =
           p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
       const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
       has_keys = smem.map.fill(range, own, p.spans_kv + before);
     }
+    __syncthreads();
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -154,8 +156,17 @@ struct AttentionQueries {
         mbarrier_init(shared_address(&smem.v_empty[i]), empty_arrivals(kConsumers, 1));
       }
       fence_mbarrier_init();
+      if (range.count() > 0) copy_queries();
     }
-    __syncthreads();
+  }
+
+  // They are on their way while the map is made, even if it then has no keys.
+  TRACEA_DEVICE void copy_queries() const {
+    const u32 full = shared_address(&smem.queries_full);
+    mbarrier_arrive_expect_tx(full, TileQ::kBytes + TileOut::kBytes);
+    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
+    TileOut::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
+                  full);
   }
 
   TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
@@ -167,11 +178,6 @@ struct AttentionQueries {
 
   TRACEA_DEVICE void produce() const {
     if (!has_keys) return;
-    const u32 full = shared_address(&smem.queries_full);
-    mbarrier_arrive_expect_tx(full, TileQ::kBytes + TileOut::kBytes);
-    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
-    TileOut::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
-                  full);
     State state;
     const int head = tile.head / p.group;
     const auto copy = [&](int block) {
@@ -312,9 +318,9 @@ struct AttentionQueries {
     at.has_begun = false;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
+    if (range.count() > 0) wait(smem.queries_full, 0);
     if (has_keys) {
       load_rows(at, query, thread);
-      wait(smem.queries_full, 0);
       walk<true>(
           [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
           [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
@@ -352,7 +358,6 @@ TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams&
   const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  kernel.initialize();
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
     if (warp == 0 && elect_one()) kernel.produce();

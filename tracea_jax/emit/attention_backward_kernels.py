@@ -1,5 +1,6 @@
 """The kernels of attention_backward_sm90 as text.
 
+    spans     the least and the largest segment id of tiles and blocks
     rows      exponent and delta of each query, from o, do and the log-sum-exp
     keys      dk and dv, a tile of keys after the other
     queries   dq, a tile of queries after the other
@@ -109,6 +110,53 @@ turns, q_len, padded, heads}});
             ),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
         ),
+    )
+
+
+def spans_kernel(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel (ids of queries, of keys) -> ids of keys in whole blocks, spans."""
+    p = problem
+    operands = (*sizes.SPANS_READ, "ids_kv", *sizes.SPANS)
+    lists: list[str] = []
+    params: list[Param] = []
+    tiles = 0
+    for i, (name, (ids, field)) in enumerate(sizes.SPANS.items()):
+        size = getattr(config, field)
+        length = p.q_len if ids == "q_segments" else p.kv_len
+        copies = operands.index("ids_kv") if name == "spans_block_kv" else -1
+        pointers = (operands.index(ids), operands.index(name), copies)
+        params += [Pointer(operand=operand) for operand in pointers]
+        params += [Scalar(value=length), Scalar(value=size)]
+        lists.append(
+            f"const int* ids{i}, {_SPAN.removeprefix('const ')} spans{i}, "
+            f"int* copies{i}, int length{i}, int size{i}"
+        )
+        tiles += -(-length // size)
+    given = ", ".join(
+        f"{{ids{i}, spans{i}, copies{i}, length{i}, size{i}}}"
+        for i in range(len(lists))
+    )
+    source = f"""\
+// attention_spans
+#include "attention_spans.cuh"
+
+extern "C" __global__ void __launch_bounds__({WARPGROUP})
+attention_spans({", ".join(lists)}, int batch) {{
+  const tracea::AttentionSpanList lists[] = {{{given}}};
+  tracea::attention_spans<{WARPGROUP}>(lists, batch);
+}}
+"""
+    return Kernel(
+        entry="attention_spans",
+        source=source,
+        headers=sources.headers("attention_spans.cuh"),
+        arch=device.arch,
+        grid=(tiles * p.batch, 1, 1),
+        block=(WARPGROUP, 1, 1),
+        smem_bytes=0,
+        params=(*params, Scalar(value=p.batch)),
     )
 
 

@@ -153,6 +153,7 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
 
 
 # Buffers of the least and the largest id of tiles and blocks: (ids, config's field).
+SPANS_READ = ("q_segments", "kv_segments")
 SPANS = {
     "spans_tile_kv": ("kv_segments", "tile_kv"),
     "spans_block_q": ("q_segments", "block_q"),

@@ -19,7 +19,6 @@ from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ir.tile_graph import KeyInterval
-from tracea_jax.ir.tile_states import segment_bounds
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
@@ -64,6 +63,7 @@ class AttentionBackwardSm90:
         "cuda/attention_backward_queries_sm90.cuh",
         "cuda/attention_backward_dq_sm90.cuh",
         "cuda/attention_rows.cuh",
+        "cuda/attention_spans.cuh",
     )
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
@@ -164,7 +164,7 @@ class AttentionBackwardSm90:
             steps.append(_mean_of_blind(p))
         if p.segments:
             scratch += _segment_buffers(p, c)
-            steps.append(_of_segments(p, c))
+            steps.append(_of_segments(p, c, device))
         if p.sinks:
             steps.append(_OF_SINKS)
         steps += [
@@ -280,45 +280,14 @@ def _segment_buffers(
 
 
 def _of_segments(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config
-) -> Expression:
-    sizes = [getattr(config, field) for _, field in emit.SPANS.values()]
-    return Expression(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Launch:
+    return Launch(
         name="segments",
-        function=ids_and_spans,
-        reads=("q_segments", "kv_segments"),
+        kernel=kernels.spans_kernel(problem, config, device),
+        reads=emit.SPANS_READ,
         writes=("ids_kv", *emit.SPANS),
-        arguments=(
-            ("sizes", tuple(sizes)),
-            ("padded", emit.padded_kv(problem, config)),
-        ),
     )
-
-
-def ids_and_spans(
-    module: Any, q_ids: Any, kv_ids: Any, *, sizes: tuple[int, ...], padded: int
-) -> tuple[Any, ...]:
-    """Ids of keys in whole blocks; the least and the largest id of tiles and blocks.
-
-    Args:
-      module: the array module.
-      q_ids, kv_ids: int32 (batch, length).
-      sizes: of the tiles and blocks of ``emit.SPANS``.
-      padded: keys in whole blocks.
-
-    Returns:
-      (batch, padded), then (batch, tiles or blocks, 2) for each size, all int32.
-    """
-
-    def span(ids: Any, size: int) -> Any:
-        return module.stack(segment_bounds(module, ids, block=size), -1)
-
-    of = {"q_segments": q_ids, "kv_segments": kv_ids}
-    names = (ids for ids, _ in emit.SPANS.values())
-    spans = (span(of[n], size) for n, size in zip(names, sizes, strict=True))
-    behind = padded - kv_ids.shape[1]
-    whole = module.pad(kv_ids, ((0, 0), (0, behind)), mode="edge")
-    return (whole, *spans)
 
 
 def _most_registers(tile: Any) -> Any:
@@ -347,10 +316,8 @@ _RULES = (
     ),
     Rule(
         code="cap",
-        refuses=lambda p, c, d: (
-            c.adds & (p.soft_cap is not None) & (c.block_q > emit.PART)
-        ),
-        why=lambda p, c, d: f"dq={c.dq!r} with a soft cap takes heads above 64",
+        refuses=lambda p, c, d: c.adds & (p.soft_cap is not None),
+        why=lambda p, c, d: f"dq={c.dq!r} leaves no registers for a soft cap",
     ),
     Rule(
         code="idle",
