@@ -108,9 +108,26 @@ def test_it_is_the_default_where_cudnn_is_slower():
     near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
     assert plan(problem(**near), H200).variant == "attention_backward_sm90"
     assert plan(problem(64, **near), H200).variant == "cudnn"
+    assert plan(problem(64, is_causal=True), H200).variant == "attention_backward_sm90"
+    assert plan(problem(96, is_causal=True), H200).variant == "cudnn"
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_many_keys_are_worth_sums_in_memory(head_dim):
+    many = {"q_len": 4096, "kv_len": 4096, "kv_heads": 12}
+    for fields, dq in (
+        ({}, "ordered"),
+        ({"is_causal": True}, "ordered"),
+        ({"window": (100, 0)}, "recomputed"),
+        ({"segments": True}, "recomputed"),
+        ({"soft_cap": 5.0}, "recomputed"),
+        ({"kv_len": 512}, "recomputed"),
+    ):
+        asked = problem(head_dim, **(many | fields))
+        assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
 HEAD_DIMS = (8, 40, 64, 72, 96, 128)

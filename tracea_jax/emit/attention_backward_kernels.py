@@ -79,7 +79,7 @@ struct Traits {{
 kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
 kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
-  static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q if config.adds else 1};
+  static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q};
   static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
 }};
 }}  // namespace
@@ -88,8 +88,8 @@ extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
 const int* segments, float* rows, float* blind, float* sums, int* turns, int q_len, \
 int padded, int heads) {{
-  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, segments, rows, blind, sums, \
-turns, q_len, padded, heads}});
+  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, segments, rows, blind, \
+sums, turns, q_len, padded, heads}});
 }}
 """
     return Kernel(
@@ -286,7 +286,8 @@ struct Traits {{
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({WARPGROUP})
-{entry}({_MAP} dq, const float* sums, const int* turns, int parts, int heads, float scale) {{
+{entry}({_MAP} dq, const float* sums, const int* turns, int parts, int heads, \
+float scale) {{
   tracea::{base}<Traits>({{&dq, sums, turns, parts, heads, scale}});
 }}
 """
@@ -440,7 +441,8 @@ struct Traits {{
   using Dq = tracea::{part.type_name}<1, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
-  static constexpr int kValueDim = {p.columns}, kValueSlabs = {forward.slabs(p.columns)};
+  static constexpr int kValueDim = {p.columns}, \
+kValueSlabs = {forward.slabs(p.columns)};
   static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
 kMostBlocks = {sizes.MOST_BLOCKS};
   static constexpr bool {bools};

@@ -38,6 +38,7 @@ _WIDEST_HEAD, _WIDEST_VALUE = 192, 128
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
+_MANY = 4096  # keys of a query that are worth sums of dq in memory
 _EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end")
 CHOICES = {
     "tile_kv": (128, 192),
@@ -98,26 +99,32 @@ class AttentionBackwardSm90:
     def heuristic(
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
-        if problem.head_dim <= 64:
-            block_kv = 80 if problem.soft_cap is None else 64
+        p = problem
+        if p.head_dim > 128:
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
+                tile_kv=128, block_q=32, tile_q=128, block_kv=64
             )
-        if problem.head_dim <= 128:
+        if _adds_faster(p):
+            added = AttentionBackwardSm90Config(
+                tile_kv=2 * emit.PART, block_q=_parts(p), dq="ordered", **_IDLE
+            )
+            if first_refusal(_RULES, p, added, device) is None:
+                return added
+        if p.head_dim > 64:
             return AttentionBackwardSm90Config(
                 tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
             )
+        block_kv = 80 if p.soft_cap is None else 64
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=32, tile_q=128, block_kv=64
+            tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-        It computes scores once instead of twice, but adds up dq in memory. On an H200
-        it took 1.2 times as long for causal sequences of 512 and heads of 128, and 1.1
-        times as long for a causal window of 512 of 4096 keys; heads of other sizes were
-        not measured.
+        On an H100 cuDNN took 1.02 to 1.4 times as long for causal heads of 64 and
+        128, from 512 to 16384 positions, and for a window of 512 keys of heads of
+        128. Without a causal mask it was faster; other heads were not measured.
         """
         p = problem
         if min(p.q_len, p.kv_len) < _FEWEST:
@@ -125,9 +132,8 @@ class AttentionBackwardSm90:
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
         left, right = forward.window(p)
-        seen = p.kv_len if left is None else left + 1
-        is_near = seen <= _FEWEST or seen <= p.kv_len // 8
-        return p.head_dim == 128 and right == 0 and is_near
+        measured = (128,) if left is not None else (64, 128)
+        return right == 0 and p.head_dim == p.columns and p.head_dim in measured
 
     def call(
         self,
@@ -196,6 +202,18 @@ def _of_queries(
         kernel = kernels.queries_kernel(problem, config, device)
         reads = emit.queries_reads(problem)
     return Launch(name="queries", kernel=kernel, reads=reads, writes=("dq",))
+
+
+def _adds_faster(problem: AttentionProblem) -> bool:
+    """Whether the sums of dq in memory pay: queries see many keys.
+
+    On an H100 the ordered sums took 0.86 to 0.93 of the time of two kernels from 4096
+    keys on, and 1.2 times as long for 512; with segments of 512, the same.
+    """
+    p = problem
+    left, _ = forward.window(p)
+    seen = p.kv_len if left is None else left + 1
+    return not p.segments and p.heads == p.kv_heads and seen >= _MANY
 
 
 def may_be_blind(problem: AttentionProblem) -> bool:
@@ -295,7 +313,7 @@ def _most_registers(tile: Any) -> Any:
     return two - (tile // _ROWS - 2) * (two - three)
 
 
-# What the kernel that dq has no need of is said to be, so that each config is said once.
+# What is said of the kernel that sums of dq do not need: each config is said once.
 _IDLE = {"tile_q": 128, "block_kv": 64, "stages_kv": 2}
 
 
