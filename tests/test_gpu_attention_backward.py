@@ -120,6 +120,32 @@ def test_heads_that_share_keys(group):
     run_and_check(dataclasses.replace(BASE, heads=group, kv_heads=1, is_causal=True))
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+def test_soft_caps(head_dim, soft_cap):
+    for fields in ({}, {"segments": True, **EVERYTHING}):
+        run_and_check(
+            dataclasses.replace(BASE, head_dim=head_dim, soft_cap=soft_cap, **fields)
+        )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim"), [(192, 128), (192, 64), (64, 128), (136, 8), (40, 96)]
+)
+def test_values_of_another_size(head_dim, value_dim):
+    problem = dataclasses.replace(BASE, head_dim=head_dim, value_dim=value_dim)
+    run_and_check(problem)
+    run_and_check(
+        dataclasses.replace(problem, segments=True, soft_cap=5.0, **EVERYTHING)
+    )
+
+
+def test_positions_from_the_end():
+    problem = dataclasses.replace(BASE, aligned_at_end=True, is_causal=True)
+    run_and_check(problem)
+    run_and_check(dataclasses.replace(problem, window=(100, 0), head_dim=128))
+
+
 def test_more_tiles_than_multiprocessors():
     problem = dataclasses.replace(BASE, batch=3, heads=8, q_len=1100, kv_len=1150)
     run_and_check(dataclasses.replace(problem, is_causal=True, head_dim=128))
