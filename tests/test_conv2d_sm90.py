@@ -103,7 +103,7 @@ def test_the_phases_of_a_gradient_join_what_the_convolution_joins():
 
 
 def test_tensor_maps_count_the_positions_of_a_walk():
-    """Positions go on from the lower corner as long as they are in front of the upper."""
+    """Positions go on from the lower corner until they pass the upper one."""
     for direction, case in itertools.product(("forward", "input_grad"), cases()):
         asked = rows_only(direction, *case)
         source = source_size(asked)[0]

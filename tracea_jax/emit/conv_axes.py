@@ -130,7 +130,9 @@ def _forward(axis: _Axis) -> Iterator[ConvAxis]:
 
 
 def _phases(axis: _Axis) -> Iterator[ConvAxis]:
-    """dx[a + stride * i] = sum over r of dy[i + (a + before - r * dilation) / stride] w[r].
+    """dx[a + stride * i] = sum over r of dy[i + shift(r)] w[r], for each phase a.
+
+    shift(r) = (a + before - r * dilation) / stride
 
     Only taps count for which the division is exact: every ``stride / g``-th, for the
     greatest common divisor g of stride and dilation. Phases with most taps come first.
@@ -179,8 +181,8 @@ def refused_walks(problem: Conv2dProblem) -> Iterator[str]:
             for corner in (walk.first, walk.upper(size)):
                 if not low <= corner <= high:
                     yield (
-                        f"its {name} begin or end {abs(corner)} pixels from the image's "
-                        f"edge; im2col tensor maps reach {-low}"
+                        f"its {name} begin or end {abs(corner)} pixels from the "
+                        f"image's edge; im2col tensor maps reach {-low}"
                     )
             if walk.most_offset > MOST_OFFSET:
                 yield (
