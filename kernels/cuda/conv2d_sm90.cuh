@@ -242,9 +242,11 @@ struct ConvSm90 {
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
     for_each_tile([&](const ConvWork& work) {
-      const int m = work.m + row;
+      const auto corner = [&](int slab) {
+        return ConvCorner{work.m + row + 64 * slab, 0, 0};
+      };
       const int steps = work.rows.h.taps * work.rows.w.taps * chunks();
-      epilogue.prefetch(m, work.n);
+      epilogue.prefetch(corner, work.n);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       if constexpr (Traits::kPhasesH * Traits::kPhasesW > 1) {
         if (steps == 0) fill_zero(accumulators);
@@ -271,7 +273,7 @@ struct ConvSm90 {
       }
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, m, work.n, work.rows);
+      epilogue.store(accumulators, corner, work.n, work.rows);
     });
     epilogue.drain();
   }

@@ -17,6 +17,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import ConvAxis, im2col_map, source_channels, walks
+from tracea_jax.emit.conv_results import conv_result_map, finish_arguments
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -285,17 +286,8 @@ def _weights_map(problem: Conv2dProblem, config: Conv2dSm90Config) -> TensorMap:
 
 
 def _finished(problem: Conv2dProblem, operand: int, dtype: str) -> TensorMap:
-    """A result, or a residual: pixels by channels."""
-    row = channels_out(problem) * ITEMSIZE[dtype]
-    count = pixels(problem)
-    return TensorMap(
-        operand=operand,
-        dtype=dtype,
-        dims=(channels_out(problem), count, 1),
-        strides=(row, row * count),
-        box=(ROW_BYTES // ITEMSIZE[dtype], SLAB, 1),
-        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
-    )
+    """A result, or a residual: one line of all pixels."""
+    return conv_result_map(operand, dtype, channels_out(problem), pixels(problem), 1, 1)
 
 
 def _source(
@@ -352,14 +344,10 @@ def _signature(
     """Parameters of the entry, and the fields of ``ConvSm90Params`` made of them."""
     epilogue = problem.epilogue
     of_phase = [[f"a{i}{j}" for j in range(len(columns))] for i in range(len(rows))]
-    has_tail, is_scattered = _has_tail(problem, config), scatters(problem)
-    has_bias = epilogues.has_bias(epilogue)
+    has_tail = _has_tail(problem, config)
+    results, finish = finish_arguments(epilogue, is_scattered=scatters(problem))
     maps = [*itertools.chain(*of_phase), "b"] + ["b_tail"] * has_tail
-    parameters = [f"{_MAP} {name}" for name in maps]
-    parameters.append("void* out" if is_scattered else f"{_MAP} out")
-    parameters += [f"{_MAP} z"] * epilogue.save_preactivation
-    parameters += ["const void* bias"] * has_bias
-    parameters += [f"{_MAP} residual"] * epilogue.residual
+    parameters = [*(f"{_MAP} {name}" for name in maps), *results]
     scalars = ["images", "n", "channels", "kernel_width", "rows", "columns"]
     names = [f.name for f in dataclasses.fields(ConvAxis)]
     axes = [f"h{i}" for i in range(len(rows))] + [f"w{i}" for i in range(len(columns))]
@@ -370,16 +358,6 @@ def _signature(
     def braced(items: list[str]) -> str:
         return f"{{{', '.join(items)}}}"
 
-    finish = braced(
-        [
-            "nullptr" if is_scattered else "&out",
-            "&z" if epilogue.save_preactivation else "nullptr",
-            "&residual" if epilogue.residual else "nullptr",
-            "bias" if has_bias else "nullptr",
-            "out" if is_scattered else "nullptr",
-            *("n", "rows", "columns"),
-        ]
-    )
     walks_of = {axis: braced(fields) for axis, fields in walked.items()}
     arguments = [
         braced([braced([f"&{name}" for name in line]) for line in of_phase]),

@@ -184,8 +184,11 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     return rounds * (area + copied)
 
 
-def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
-    """All reasons why not; those that hold for every problem come first."""
+def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """Why no kernel of convolutions for Hopper serves the problem; first those of all.
+
+    The formulas of the kernels are for problems that have none of these reasons.
+    """
     p = problem
     if not isinstance(device, CudaDevice):
         yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
@@ -208,9 +211,16 @@ def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         yield f"precision {p.precision} names an algorithm only XLA has"
     if 0 in p.elements:
         yield "its arrays are empty"
-        return
     if p.groups != 1:
         yield f"it has {p.groups} groups; the product is of one"
+
+
+def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """All reasons why not; those that hold for every problem come first."""
+    p = problem
+    if refused := tuple(refused_problems(p, device)):
+        yield from refused
+        return
     for name in ("in_channels", "out_channels"):
         if (count := getattr(p, name)) % CHANNEL_UNIT:
             yield (

@@ -24,6 +24,7 @@
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
+#include "ptx/tma_4d.cuh"
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
@@ -53,6 +54,12 @@ TRACEA_DEVICE void conv_warpgroup_barrier(int warpgroup) {
     asm volatile("bar.sync 3, 128;" ::: "memory");
   }
 }
+
+// Where a slab of 64 pixels begins in the result: its pixel in a line, the line, the image.
+// Results that are one line of all pixels have neither further lines nor images.
+struct ConvCorner {
+  int pixel, line, image;
+};
 
 // Which pixels a tile is of.
 struct ConvRows {
@@ -93,41 +100,44 @@ class ConvEpilogue {
         thread_(static_cast<int>(threadIdx.x) % kWarpgroupSize),
         leader_(warp_uniform(thread_ / kWarpSize) == 0 && elect_one()) {}
 
-  // Starts the loads that the rows from m on, columns from n on, will need.
-  TRACEA_DEVICE void prefetch(int m, int n) {
+  // Starts the loads that the slabs at corner(slab) will need, columns from n on.
+  template <class Corner>
+  TRACEA_DEVICE void prefetch(Corner&& corner, int n) {
     if constexpr (Traits::kHasBias) load_bias(n);
     if constexpr (Traits::kHasResidual) {
       TRACEA_UNROLL
       for (int i = 0; i < kResidualBuffers && i < kTileSubTiles; ++i) {
-        copy_residual(m, n, i);
+        copy_residual(corner(i / kSubTiles), n, i);
       }
     }
   }
 
-  // Finishes and stores the rows m .. m + 64 kSlabs - 1, columns n .. n + kTileN - 1.
-  TRACEA_DEVICE void store(const float (&accumulators)[Traits::kSlabs][kAccumulators], int m,
-                           int n, const ConvRows& rows) {
+  // Finishes and stores the slabs at corner(slab), columns n .. n + kTileN - 1.
+  template <class Corner>
+  TRACEA_DEVICE void store(const float (&accumulators)[Traits::kSlabs][kAccumulators],
+                           Corner&& corner, int n, const ConvRows& rows) {
     if constexpr (Traits::kHasBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < kTileSubTiles; ++index) {
       const float(&sums)[kAccumulators] = accumulators[index / kSubTiles];
-      const int row = m + index / kSubTiles * Tile::kRows;
+      const ConvCorner at = corner(index / kSubTiles);
       const int sub = index % kSubTiles, column = n + first_column(sub);
       if constexpr (Traits::kHasResidual) wait_for_residual();
       if constexpr (Traits::kSavesPreactivation) {
         stage_all<Activation::kNone>(sums, sub);
-        publish(params_.preactivation, row, column);
+        publish(params_.preactivation, at, column);
       }
       stage_all<Traits::kActivation>(sums, sub);
       if constexpr (Traits::kScatters) {
-        scatter(row, column, rows);
+        scatter(at.pixel, column, rows);
       } else {
-        publish(params_.out, row, column);
+        publish(params_.out, at, column);
       }
       if constexpr (Traits::kHasResidual) {
         ++residual_idx_;
         if (index + kResidualBuffers < kTileSubTiles) {
-          copy_residual(m, n, index + kResidualBuffers);
+          const int next = index + kResidualBuffers;
+          copy_residual(corner(next / kSubTiles), n, next);
         }
       }
     }
@@ -174,14 +184,14 @@ class ConvEpilogue {
 
   // Sub-tile `index` of a tile, into the buffer of the sub-tile two before, which has been
   // read.
-  TRACEA_DEVICE void copy_residual(int m, int n, int index) {
+  TRACEA_DEVICE void copy_residual(const ConvCorner& at, int n, int index) {
     const u32 turn = copied_idx_++;
     if (!leader_) return;
     const u32 barrier = barriers_ + 8 * (turn % kResidualBuffers);
     mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
-    cp_async_bulk_tensor_3d(residual_buffer(turn), params_.residual,
-                            n + first_column(index % kSubTiles),
-                            m + index / kSubTiles * Tile::kRows, 0, barrier);
+    cp_async_bulk_tensor_4d(residual_buffer(turn), params_.residual,
+                            n + first_column(index % kSubTiles), at.pixel, at.line, at.image,
+                            barrier);
   }
 
   TRACEA_DEVICE void wait_for_residual() const {
@@ -226,13 +236,13 @@ class ConvEpilogue {
   }
 
   // Sends the staged buffer on its way; the next one is free to stage into.
-  TRACEA_DEVICE void publish(const TensorMap* result, int row, int column) {
+  TRACEA_DEVICE void publish(const TensorMap* result, const ConvCorner& at, int column) {
     fence_proxy_async_shared();
     if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
     conv_warpgroup_barrier(warpgroup_);
     if (leader_) {
-      cp_async_bulk_tensor_3d_store(result, buffers_ + buffer_idx_ * Tile::kBytes, column,
-                                    row, 0);
+      cp_async_bulk_tensor_4d_store(result, buffers_ + buffer_idx_ * Tile::kBytes, column,
+                                    at.pixel, at.line, at.image);
       cp_async_bulk_commit_group();
     }
     next_buffer();
