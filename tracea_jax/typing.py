@@ -30,6 +30,7 @@ Implementation = Literal[
     "gated_unfused",
     "conv2d_cpu",
     "conv2d_product",
+    "conv2d_strips_sm90",
     "conv2d_sm90",
     "conv2d_stem_sm90",
     "cudnn",

@@ -104,18 +104,18 @@ def scatters(problem: Conv2dProblem) -> bool:
     return problem.direction == "input_grad" and problem.strides != (1, 1)
 
 
-def rows_b(problem: Conv2dProblem, config: Conv2dSm90Config) -> Any:
+def rows_b(problem: Conv2dProblem, tile_n: Any) -> Any:
     """Rows of 128 bytes of a stage's weights."""
     if problem.direction == "input_grad":  # stored along k
-        return config.tile_n
-    return -(-config.tile_n // SLAB) * chunk(problem)
+        return tile_n
+    return -(-tile_n // SLAB) * chunk(problem)
 
 
 def smem_bytes(
     problem: Conv2dProblem, config: Conv2dSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    stage = (config.tile_m + rows_b(problem, config)) * ROW_BYTES
+    stage = (config.tile_m + rows_b(problem, config.tile_n)) * ROW_BYTES
     buffers = epilogue_buffers + _residual_buffers(problem)
     each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * _RESIDUAL_BUFFERS
     total = config.stages * (stage + 16) + config.consumers * each
@@ -228,7 +228,7 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     bias, residual = 2, 2 + epilogues.has_bias(epilogue)
     out = residual + epilogue.residual
     rows, columns = walks(problem)
-    weights = _weights_map(problem, config)
+    weights = weights_map(problem, config.tile_n)
     params: list[Param] = [
         im2col_map(
             problem,
@@ -265,16 +265,13 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     return (*params, *(Scalar(value=value) for value in sizes))
 
 
-def _weights_map(problem: Conv2dProblem, config: Conv2dSm90Config) -> TensorMap:
+def weights_map(problem: Conv2dProblem, tile_n: int) -> TensorMap:
     """HWIO weights as (taps, I, O): boxes that leave a tap meet zeros."""
     inputs, outputs = problem.in_channels, problem.out_channels
     taps = problem.kernel_height * problem.kernel_width
     row = outputs * ITEMSIZE[problem.rhs]
     wide = chunk(problem)
-    along_k = (wide, config.tile_n, 1)
-    along_n = (SLAB, wide, 1)
-    if config.tile_n < SLAB:
-        along_n = (config.tile_n, wide, 1)
+    along_k, along_n = (wide, tile_n, 1), (SLAB, wide, 1)
     return TensorMap(
         operand=1,
         dtype=problem.rhs,
@@ -310,9 +307,10 @@ struct Traits {{
   using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransB = {cxx(along_k)}, \
-kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))};
+kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))}, \
+kWalks = false;
   static constexpr int kElementBytes = {ITEMSIZE[problem.lhs]}, \
-kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config))};
+kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};
   static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {config.consumers};

@@ -243,7 +243,7 @@ namespace {{
 struct Traits {{
   using Mma = tracea::{wgmma.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kScatters = false;
+  static constexpr bool kScatters = false, kWalks = false;
   static constexpr int kTaps = {problem.kernel_height}, kWindow = {window(problem)}, \
 kDepth = {depth(problem)}, kStride = {problem.strides[0]}, \
 kDilation = {problem.dilation[0]};

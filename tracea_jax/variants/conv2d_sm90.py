@@ -36,7 +36,7 @@ from tracea_jax.variants.space import (
 
 CHANNEL_UNIT = 8  # of 16 bits: pixels and rows of weights are multiples of 16 bytes
 _MOST_PHASES = 2  # of an axis
-_MOST_PIXELS = INT32_MAX - 1023  # with those of a tile beyond the edge
+MOST_PIXELS = INT32_MAX - 1023  # with those of a tile beyond the edge
 _MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # by consumers, that leave registers
 _CHOICES = {
     "tile_m": (64, 128, 192, 256),
@@ -215,8 +215,8 @@ def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         yield f"it has {p.groups} groups; the product is of one"
 
 
-def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
-    """All reasons why not; those that hold for every problem come first."""
+def reasons_of_pixels(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """Why pixels and weights cannot be copied as they are; first those of all."""
     p = problem
     if refused := tuple(refused_problems(p, device)):
         yield from refused
@@ -227,14 +227,22 @@ def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
                 f"{name}={count} is not a multiple of {CHANNEL_UNIT}, so that pixels "
                 "or weights are not aligned to 16 bytes for TMA"
             )
+    yield from refused_walks(p)
+
+
+def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """All reasons why not; those that hold for every problem come first."""
+    p = problem
+    if refused := tuple(reasons_of_pixels(p, device)):
+        yield from refused
+        return
     if p.direction == "input_grad" and max(map(len, walks(p))) > _MOST_PHASES:
         yield (
             f"the gradient of strides {p.strides} has more than {_MOST_PHASES} phases "
             "of an axis"
         )
-    if emit.pixels(p) > _MOST_PIXELS:
-        yield f"its result has more than {_MOST_PIXELS} pixels"
-    yield from refused_walks(p)
+    if emit.pixels(p) > MOST_PIXELS:
+        yield f"its result has more than {MOST_PIXELS} pixels"
 
 
 def _refused_results(problem: Conv2dProblem) -> Iterator[str]:

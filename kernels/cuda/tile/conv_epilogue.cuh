@@ -13,10 +13,11 @@
 // of their own, two steps ahead.
 //
 // Where the pixels of the result are not neighbours in memory (kScatters), each warp writes
-// the rows that it staged itself, 16 bytes a lane.
+// the rows that it staged itself, 16 bytes a lane. Where tiles have rows that are no pixels
+// (kWalks), tensor maps in im2col mode drop them.
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kScatters,
-// kEpilogueBuffers, kHasBias, kHasResidual, kSavesPreactivation, kActivation.
+// kWalks, kEpilogueBuffers, kHasBias, kHasResidual, kSavesPreactivation, kActivation.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -25,6 +26,7 @@
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/tma_4d.cuh"
+#include "ptx/tma_im2col.cuh"
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
@@ -189,9 +191,15 @@ class ConvEpilogue {
     if (!leader_) return;
     const u32 barrier = barriers_ + 8 * (turn % kResidualBuffers);
     mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
-    cp_async_bulk_tensor_4d(residual_buffer(turn), params_.residual,
-                            n + first_column(index % kSubTiles), at.pixel, at.line, at.image,
-                            barrier);
+    const u32 buffer = residual_buffer(turn);
+    const int column = n + first_column(index % kSubTiles);
+    if constexpr (Traits::kWalks) {
+      cp_async_bulk_tensor_4d_im2col(buffer, params_.residual, column, at.pixel, at.line,
+                                     at.image, 0, 0, barrier);
+    } else {
+      cp_async_bulk_tensor_4d(buffer, params_.residual, column, at.pixel, at.line, at.image,
+                              barrier);
+    }
   }
 
   TRACEA_DEVICE void wait_for_residual() const {
@@ -241,8 +249,13 @@ class ConvEpilogue {
     if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
     conv_warpgroup_barrier(warpgroup_);
     if (leader_) {
-      cp_async_bulk_tensor_4d_store(result, buffers_ + buffer_idx_ * Tile::kBytes, column,
-                                    at.pixel, at.line, at.image);
+      const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
+      if constexpr (Traits::kWalks) {
+        cp_async_bulk_tensor_4d_im2col_store(result, buffer, column, at.pixel, at.line,
+                                             at.image);
+      } else {
+        cp_async_bulk_tensor_4d_store(result, buffer, column, at.pixel, at.line, at.image);
+      }
       cp_async_bulk_commit_group();
     }
     next_buffer();
