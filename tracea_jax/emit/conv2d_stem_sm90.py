@@ -206,7 +206,8 @@ def _params(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> tuple[Param
             swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
         ),
     ]
-    size = (*p.out_size[::-1], p.batch)
+    rows, columns = p.out_size
+    size = (columns, rows, p.batch)
     params.append(conv_result_map(out, p.out, p.out_channels, *size))
     if epilogue.save_preactivation:
         params.append(conv_result_map(out + 1, p.out, p.out_channels, *size))
