@@ -8,6 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conv_problems import (
+    FULL,
+    H200,
+    assert_compiles,
+    cases,
+    joined,
+    problem,
+    rows_only,
+)
 
 from tracea_jax.device import NAMED
 from tracea_jax.emit import conv2d_sm90 as emit
@@ -15,97 +24,50 @@ from tracea_jax.emit.conv2d_sm90 import Conv2dSm90Config
 from tracea_jax.emit.conv_axes import refused_walks, source_size, walks
 from tracea_jax.emit.kernel import Im2colMap
 from tracea_jax.problem import Conv2dProblem, Epilogue
-from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 
-H200 = NAMED["H200"]
-
-
-def problem(direction: Any = "forward", **changes: Any) -> Conv2dProblem:
-    """3x3 over 128 channels unless changed."""
-    fields: dict[str, Any] = {
-        **{"batch": 64, "height": 28, "width": 28},
-        **{"in_channels": 128, "out_channels": 128},
-        **{"kernel_height": 3, "kernel_width": 3, "padding": ((1, 1), (1, 1))},
-        **{"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"},
-    }
-    return Conv2dProblem(direction=direction, **{**fields, **changes})
-
-
 # ---- positions, taps and corners -----------------------------------------------------
-
-
-def rows_only(direction: Any, size, taps, stride, pads, dilation) -> Conv2dProblem:
-    return problem(
-        direction,
-        batch=1,
-        height=size,
-        kernel_height=taps,
-        strides=(stride, 1),
-        padding=(pads, (1, 1)),
-        dilation=(dilation, 1),
-    )
-
-
-def cases():
-    """Small axes, with paddings beyond the kernel and crops."""
-    sizes, taps, strides, dilations = (1, 5, 8), (1, 2, 3, 7), (1, 2, 3), (1, 2)
-    pads = ((0, 0), (1, 1), (0, 1), (3, 2), (9, 8), (-1, 1))
-    for case in itertools.product(sizes, taps, strides, pads, dilations):
-        if min(rows_only("forward", *case).out_size) > 0:
-            yield case
-
-
-def linear_map(case) -> np.ndarray:
-    """[out, source]: which tap + 1 of the forward convolution joins them, else 0."""
-    size, taps, stride, (before, _), dilation = case
-    asked = rows_only("forward", *case)
-    joined = np.zeros((asked.out_size[0], size), int)
-    for out, tap in itertools.product(range(asked.out_size[0]), range(taps)):
-        if 0 <= (i := out * stride + tap * dilation - before) < size:
-            joined[out, i] = tap + 1
-    return joined
 
 
 def walked(asked: Conv2dProblem, out_size: int) -> np.ndarray:
     """The same by what the kernel is told, each output written once."""
     source = source_size(asked)[0]
-    joined = np.full((out_size, source), -1)
+    found = np.full((out_size, source), -1)
     for walk in walks(asked)[0]:
         for i in range(walk.extent):
             out = walk.out_first + i * walk.out_step
-            assert (joined[out] == -1).all()
-            joined[out] = 0
+            assert (found[out] == -1).all()
+            found[out] = 0
             for j in range(walk.taps):
                 offset = walk.first_offset + j * walk.offset_step
                 assert offset >= 0
                 at = walk.first + i * walk.stride + offset
                 if 0 <= at < source:
-                    joined[out, at] = 1 + walk.first_tap + j * walk.tap_step
-    assert (joined >= 0).all()
-    return joined
+                    found[out, at] = 1 + walk.first_tap + j * walk.tap_step
+    assert (found >= 0).all()
+    return found
 
 
 def test_a_walk_joins_what_the_convolution_joins():
     for case in cases():
-        asked = rows_only("forward", *case)
+        asked = rows_only("forward", case)
         np.testing.assert_array_equal(
-            walked(asked, asked.out_size[0]), linear_map(case), err_msg=str(case)
+            walked(asked, asked.out_size[0]), joined(case), err_msg=str(case)
         )
 
 
 def test_the_phases_of_a_gradient_join_what_the_convolution_joins():
     for case in cases():
-        asked = rows_only("input_grad", *case)
+        asked = rows_only("input_grad", case)
         np.testing.assert_array_equal(
-            walked(asked, case[0]), linear_map(case).T, err_msg=str(case)
+            walked(asked, case[0]), joined(case).T, err_msg=str(case)
         )
 
 
 def test_tensor_maps_count_the_positions_of_a_walk():
     """Positions go on from the lower corner until they pass the upper one."""
     for direction, case in itertools.product(("forward", "input_grad"), cases()):
-        asked = rows_only(direction, *case)
+        asked = rows_only(direction, case)
         source = source_size(asked)[0]
         for walk in walks(asked)[0]:
             positions = range(walk.first, source + walk.upper(source), walk.stride)
@@ -197,7 +159,6 @@ def test_a_chunk_wastes_least(channels, chunk):
 # ---- kernels -------------------------------------------------------------------------
 
 WIDE = Conv2dSm90Config(tile_m=128, tile_n=128, stages=4)
-FULL = Epilogue(bias="row", activation="silu", residual=True, save_preactivation=True)
 STRIDED = problem("input_grad", strides=(2, 2))
 
 
@@ -219,13 +180,7 @@ def test_a_phase_has_a_tensor_map_of_its_own():
 )
 def test_kernels_compile_without_spills(asked, config):
     CONV2D_SM90.check(asked, config, H200)
-    assert_clean(asked, config)
-
-
-def assert_clean(asked: Conv2dProblem, config: Conv2dSm90Config) -> None:
-    compiled = nvrtc.compile(emit.kernel(asked, config, H200))
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0), compiled.entry
-    assert not compiled.warnings, compiled.warnings
+    assert_compiles(emit.kernel(asked, config, H200))
 
 
 def compiled_problems():
@@ -242,4 +197,4 @@ def compiled_problems():
 @pytest.mark.parametrize("asked", list(compiled_problems()), ids=str)
 def test_every_config_compiles_without_spills(asked):
     for config in CONV2D_SM90.space(asked, H200).configs():
-        assert_clean(asked, config)
+        assert_compiles(emit.kernel(asked, config, H200))
