@@ -14,6 +14,9 @@
 // Rows of A are 128 swizzled bytes along the chunk, of which a narrower chunk fills the
 // first. B is stored along k (rows like A's) or along n (slabs of 64 columns).
 //
+// Or each consumer computes whole tiles, those of the block in turn (ping-pong): while one
+// finishes its tile, the other multiplies.
+//
 // A persistent grid walks the tiles. The gradient of a strided convolution's input has
 // phases, the pixels that the same taps reach; their tiles follow one another, and a phase
 // without taps is zeros. See tile/conv_axis.cuh.
@@ -57,6 +60,7 @@ struct ConvSm90Shared {
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
   u64 residual_barriers[Traits::kConsumers][2];
+  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
 };
 
 // What a block computes at a time.
@@ -77,6 +81,8 @@ struct ConvSm90 {
   static constexpr int kSteps = Traits::kChunk * Traits::kElementBytes / 32;  // of a stage
   static constexpr int kSlabs = Traits::kSlabs;
   static constexpr int kConsumers = Traits::kConsumers;
+  static constexpr bool kPingPong = Traits::kPingPong;
+  static constexpr int kTileConsumers = kPingPong ? 1 : kConsumers;  // that share a tile
   static constexpr bool kMnMajorB = !Traits::kTransB;
   static constexpr u32 kSlabBytesB = Traits::kChunk * 128;  // of an MN-major tile
   static constexpr int kSlabsB = ceil_div(Traits::kTileN, kRowElements);
@@ -90,7 +96,8 @@ struct ConvSm90 {
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize,
                 "one producer warpgroup and the consumers");
-  static_assert(Traits::kTileM == kConsumers * kSlabs * 64, "consumers split the rows");
+  static_assert(Traits::kTileM == kTileConsumers * kSlabs * 64, "consumers split the rows");
+  static_assert(!kPingPong || kConsumers == 2, "two consumers take turns");
   static_assert(kConsumers <= 3, "named barriers");
   static_assert(Mma::kN == Traits::kTileN, "one instruction spans the columns of the tile");
   static_assert(Traits::kChunk <= kRowElements && kSteps * 32 == Traits::kChunk *
@@ -150,10 +157,12 @@ struct ConvSm90 {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_barrier[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.empty_barrier[i]),
+                      empty_arrivals(kTileConsumers, 1));
       }
       TRACEA_UNROLL
       for (int i = 0; i < kConsumers; ++i) {
+        mbarrier_init(shared_address(&smem.turn_barriers[i]), 1);
         TRACEA_UNROLL
         for (u64& barrier : smem.residual_barriers[i]) {
           mbarrier_init(shared_address(&barrier), 1);
@@ -233,7 +242,7 @@ struct ConvSm90 {
 
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
-    const int row = consumer * kSlabs * 64;
+    const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
     ConvEpilogue<Traits> epilogue(p.epilogue, shared_address(smem.buffers[consumer]),
@@ -241,12 +250,22 @@ struct ConvSm90 {
                                   shared_address(smem.residual_barriers[consumer]), consumer);
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
+    u32 next = 0;    // tile of this block
     for_each_tile([&](const ConvWork& work) {
+      const u32 tile = next++;
       const auto corner = [&](int slab) {
         return ConvCorner{work.m + row + 64 * slab, 0, 0};
       };
       const int steps = work.rows.h.taps * work.rows.w.taps * chunks();
+      if (kPingPong && tile % 2 != static_cast<u32>(consumer)) {
+        state.skip(steps);
+        finished = state;
+        return;
+      }
       epilogue.prefetch(corner, work.n);
+      if constexpr (kPingPong) {
+        wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
+      }
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       if constexpr (Traits::kPhasesH * Traits::kPhasesW > 1) {
         if (steps == 0) fill_zero(accumulators);
@@ -261,6 +280,9 @@ struct ConvSm90 {
           release(finished, thread);
           finished.advance();
         }
+      }
+      if (kPingPong && thread == 0) {
+        mbarrier_arrive(shared_address(&smem.turn_barriers[consumer]));
       }
       if constexpr (Traits::kWaitDepth > 0) {
         wgmma_wait_group<0>();

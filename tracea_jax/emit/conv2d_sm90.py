@@ -54,22 +54,30 @@ class Conv2dSm90Config:
       tile_m, tile_n: pixels and channels of the result that a block computes at a time.
       stages: depth of the ring of tiles, each a tap by a chunk of channels.
       consumers: warpgroups that multiply; they split the pixels of the tile.
+      ping_pong: consumers take tiles in turn, one finishes its own while the other
+        multiplies.
     """
 
     tile_m: int
     tile_n: int
     stages: int
     consumers: int = 2
+    ping_pong: bool = False
+
+    @property
+    def tile_consumers(self) -> Any:
+        """Warpgroups that share a tile."""
+        return 1 + (self.consumers - 1) * (1 - self.ping_pong)
 
     @property
     def slabs(self) -> Any:
         """64-pixel slabs of each consumer."""
-        return self.tile_m // (SLAB * self.consumers)
+        return self.tile_m // (SLAB * self.tile_consumers)
 
     @property
     def accumulators(self) -> Any:
         """f32 registers of each consumer thread."""
-        return self.tile_m * self.tile_n // (WARPGROUP * self.consumers)
+        return self.tile_m * self.tile_n // (WARPGROUP * self.tile_consumers)
 
     @property
     def threads(self) -> int:
@@ -77,7 +85,8 @@ class Conv2dSm90Config:
         return WARPGROUP * (1 + self.consumers)
 
     def __str__(self) -> str:
-        return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}"
+        turns = " pp" * self.ping_pong
+        return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}{turns}"
 
 
 def channels_out(problem: Conv2dProblem) -> int:
@@ -117,7 +126,7 @@ def smem_bytes(
     """Shared memory of one block; without a count, the least that the kernel needs."""
     stage = (config.tile_m + rows_b(problem, config.tile_n)) * ROW_BYTES
     buffers = epilogue_buffers + _residual_buffers(problem)
-    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * _RESIDUAL_BUFFERS
+    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
     total = config.stages * (stage + 16) + config.consumers * each
     period = SWIZZLE_128B.period_bytes
     return -(-total // period) * period
@@ -314,6 +323,7 @@ kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};
   static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {config.consumers};
+  static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStages = {config.stages}, kWaitDepth = {_WAIT_DEPTH}, \
 kRasterBand = {_RASTER_BAND};
   static constexpr unsigned kFirstEmptyParity = \

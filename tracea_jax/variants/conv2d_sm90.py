@@ -42,6 +42,7 @@ _CHOICES = {
     "tile_m": (64, 128, 192, 256),
     "tile_n": (64, 96, 128, 160, 192, 256),
     "consumers": (1, 2, 3),
+    "ping_pong": (False, True),
 }
 _RANGES = {"stages": (1, emit.MAX_STAGES)}
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
@@ -56,7 +57,7 @@ def _is_narrow(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
 
 
 def _splits_unevenly(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    return c.tile_m % (emit.SLAB * c.consumers) != 0
+    return c.tile_m % (emit.SLAB * c.tile_consumers) != 0
 
 
 def _spills(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
@@ -68,6 +69,11 @@ def _spills(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
 
 
 LEGAL = (
+    Rule(
+        code="turns",
+        refuses=lambda p, c, d: c.ping_pong & (c.consumers != 2),
+        why=lambda p, c, d: f"two consumers take turns, not consumers={c.consumers}",
+    ),
     Rule(
         code="consumers",
         refuses=_splits_unevenly,
@@ -125,6 +131,7 @@ class Conv2dSm90:
             tile_n=_CHOICES["tile_n"],
             stages=_STAGES,
             consumers=_CHOICES["consumers"],
+            ping_pong=_CHOICES["ping_pong"],
         )
         columns, pruned = legal_columns(
             columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
