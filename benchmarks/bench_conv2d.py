@@ -1,8 +1,9 @@
 """conv2d against XLA on a GPU: python benchmarks/bench_conv2d.py [--only GROUP ...]
 
-Sides race in turns: XLA's convolution with the same epilogue written in jnp; each of our
-kernels with its default config; and the default, which a call without ``implementation``
-runs untuned and which may be XLA. Inputs are random normal, times those of kernels.
+Sides race in turns: XLA's convolution with the same epilogue written in jnp; each of
+our kernels with its default config; and the default, which a call without
+``implementation`` runs untuned and which may be XLA. Inputs are random normal, times
+those of kernels.
 
 Results are saved after every case. With ``--only``, the rows of other groups stay as
 they are, if device, versions and commit are the same.

@@ -16,7 +16,8 @@
 //
 // One warp keeps strips coming, another the weights of tap after tap; if those of all taps
 // fit (kResident), they are copied once, and a block keeps its channels. Consumers split the
-// pixels of a tile.
+// pixels of a tile, or take tiles in turn (ping-pong): one finishes its own while the other
+// multiplies.
 //
 // Assumes every pixel and every row of weights a multiple of 16 bytes, and fewer than 2^31
 // pixels. PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
@@ -56,6 +57,7 @@ struct ConvStripsShared {
   u64 full_weights[Traits::kStages];
   u64 empty_weights[Traits::kStages];
   u64 residual_barriers[Traits::kConsumers][2];
+  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
 };
 
 template <class Traits>
@@ -66,6 +68,8 @@ struct ConvStrips {
   using WeightsState = PipelineState<Traits::kStages>;
   static constexpr int kSlabs = Traits::kSlabs;
   static constexpr int kConsumers = Traits::kConsumers;
+  static constexpr bool kPingPong = Traits::kPingPong;
+  static constexpr int kTileConsumers = kPingPong ? 1 : kConsumers;  // that share a tile
   static constexpr int kTaps = Traits::kTapsH * Traits::kTapsW;
   static constexpr int kSteps = Traits::kChunk / 16;
   static constexpr bool kMnMajorB = !Traits::kTransB;
@@ -76,7 +80,7 @@ struct ConvStrips {
 
   static_assert(sizeof(Shared) == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
-  static_assert(Traits::kTileM == kConsumers * kSlabs * 64, "consumers split the rows");
+  static_assert(Traits::kTileM == kTileConsumers * kSlabs * 64, "consumers split the rows");
   static_assert(Mma::kN == Traits::kTileN, "one instruction spans the columns of the tile");
   static_assert(Traits::kTileN % 64 == 0 || !kMnMajorB, "whole slabs of weights");
   static_assert(Traits::kRowsB == (kMnMajorB ? kSlabsB * Traits::kChunk : Traits::kTileN),
@@ -105,15 +109,16 @@ struct ConvStrips {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStrips; ++i) {
         mbarrier_init(shared_address(&smem.full_strip[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_strip[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.empty_strip[i]), empty_arrivals(kTileConsumers, 1));
       }
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_weights[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_weights[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.empty_weights[i]), empty_arrivals(kTileConsumers, 1));
       }
       TRACEA_UNROLL
       for (int i = 0; i < kConsumers; ++i) {
+        mbarrier_init(shared_address(&smem.turn_barriers[i]), 1);
         TRACEA_UNROLL
         for (u64& barrier : smem.residual_barriers[i]) {
           mbarrier_init(shared_address(&barrier), 1);
@@ -207,7 +212,7 @@ struct ConvStrips {
 
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
-    const int row = consumer * kSlabs * 64;
+    const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.x[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.w[0]));
     ConvEpilogue<Traits> epilogue(p.epilogue, shared_address(smem.buffers[consumer]),
@@ -216,12 +221,23 @@ struct ConvStrips {
     StripState strip;
     WeightsState weights;
     bool is_first = true;  // tile, for which resident weights may still be on their way
+    u32 next = 0;          // tile of this block
     for_each_tile([&](int m, int n) {
+      const u32 tile = next++;
+      if (kPingPong && tile % 2 != static_cast<u32>(consumer)) {
+        const int chunks = ceil_div(p.channels, Traits::kChunk);
+        strip.skip(chunks);
+        if constexpr (!Traits::kResident) weights.skip(chunks * kTaps);
+        return;
+      }
       const auto corner = [&](int slab) {
         const Pixel at = Pixel::at(m + row + 64 * slab, p.lines, p.line);
         return ConvCorner{at.column, at.row, at.image};
       };
       epilogue.prefetch(corner, n);
+      if constexpr (kPingPong) {
+        wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
+      }
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       int read_weights = -1, read_strip = -1;          // to release, as soon as they are read
       bool accumulate = false;
@@ -252,6 +268,9 @@ struct ConvStrips {
           }
         }
         read_strip = strip.stage_idx;
+      }
+      if (kPingPong && thread == 0) {
+        mbarrier_arrive(shared_address(&smem.turn_barriers[consumer]));
       }
       wgmma_wait_group<0>();
       if constexpr (!Traits::kResident) release(smem.empty_weights, read_weights, thread);

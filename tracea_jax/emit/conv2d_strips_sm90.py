@@ -54,26 +54,34 @@ class Conv2dStripsSm90Config:
       tile_m, tile_n: pixels and channels of the result that a block computes at a time.
       stages: weights of as many taps are in shared memory, of a chunk of channels each.
       resident: all of them are, and stay.
+      ping_pong: consumers take tiles in turn, one finishes its own while the other
+        multiplies.
     """
 
     tile_m: int
     tile_n: int
     stages: int
     resident: bool = False
+    ping_pong: bool = False
+
+    @property
+    def tile_consumers(self) -> Any:
+        """Warpgroups that share a tile."""
+        return CONSUMERS - (CONSUMERS - 1) * self.ping_pong
 
     @property
     def slabs(self) -> Any:
         """64-pixel slabs of each consumer."""
-        return self.tile_m // (SLAB * CONSUMERS)
+        return self.tile_m // (SLAB * self.tile_consumers)
 
     @property
     def accumulators(self) -> Any:
         """f32 registers of each consumer thread."""
-        return self.tile_m * self.tile_n // (WARPGROUP * CONSUMERS)
+        return self.tile_m * self.tile_n // (WARPGROUP * self.tile_consumers)
 
     def __str__(self) -> str:
-        stays = " resident" * self.resident
-        return f"{self.tile_m}x{self.tile_n} s{self.stages}{stays}"
+        words = " resident" * self.resident + " pp" * self.ping_pong
+        return f"{self.tile_m}x{self.tile_n} s{self.stages}{words}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +163,7 @@ def smem_bytes(
     strips = STRIPS * (strip_rows(problem, config.tile_m) * _ROW_BYTES + 16)
     weights = config.stages * (rows_b(problem, config.tile_n) * _ROW_BYTES + 16)
     buffers = epilogue_buffers + _RESIDUAL_BUFFERS * problem.epilogue.residual
-    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * _RESIDUAL_BUFFERS
+    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
     total = strips + weights + CONSUMERS * each
     period = SWIZZLE_128B.period_bytes
     return -(-total // period) * period
@@ -315,6 +323,7 @@ kRowsB = {int(rows_b(problem, config.tile_n))}, \
 kStripRows = {int(strip_rows(problem, config.tile_m))}, kCopyRows = {copy_rows};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {CONSUMERS};
+  static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStrips = {STRIPS}, kStages = {config.stages};
   static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
 kSmemBytes = {int(smem_bytes(problem, config, buffers))};

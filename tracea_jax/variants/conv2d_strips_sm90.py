@@ -36,14 +36,22 @@ from tracea_jax.variants.space import (
 _MOST_ACCUMULATORS = 128
 _MOST_STAGES = 40
 _CHOICES = {
-    "tile_m": (128, 256, 384),
+    "tile_m": (64, 128, 192, 256, 384),
     "tile_n": (64, 128, 192, 256),
     "resident": (False, True),
+    "ping_pong": (False, True),
 }
 _RANGES = {"stages": (2, _MOST_STAGES)}
 
 
 LEGAL = (
+    Rule(
+        code="consumers",
+        refuses=lambda p, c, d: c.tile_m % (emit.SLAB * c.tile_consumers) != 0,
+        why=lambda p, c, d: (
+            f"two consumers must share tile_m={c.tile_m} in slabs of {emit.SLAB} pixels"
+        ),
+    ),
     Rule(
         code="registers",
         refuses=lambda p, c, d: c.accumulators > _MOST_ACCUMULATORS,
@@ -153,6 +161,7 @@ def _grid(problem: Conv2dProblem) -> dict[str, np.ndarray]:
         tile_n=_CHOICES["tile_n"],
         stages=stages,
         resident=_CHOICES["resident"],
+        ping_pong=_CHOICES["ping_pong"],
     )
 
 
