@@ -12,8 +12,6 @@ from tracea_jax.variants import XLA
 from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
 from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
-from tracea_jax.variants.conv2d_stem_sm90 import CONV2D_STEM_SM90
-from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 
 CONV2D = Op(
     name="conv2d",
@@ -21,9 +19,7 @@ CONV2D = Op(
     problem=Conv2dProblem,
     variants=(
         CONV2D_PRODUCT,
-        CONV2D_STRIPS_SM90,
         CONV2D_SM90,
-        CONV2D_STEM_SM90,
         CONV2D_CPU,
         XLA,
     ),
