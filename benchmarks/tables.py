@@ -96,6 +96,36 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def conv2d(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_conv2d``."""
+    files = sorted(results.glob("*/conv2d.json"))
+    return "".join(_conv2d_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _conv2d_table(result: dict[str, Any]) -> str:
+    lines = [
+        _head(result["environment"]),
+        "| group | problem | fastest kernel | its us | XLA, us | XLA / it "
+        "| XLA / default |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    lines += [f"| {' | '.join(_conv2d_cells(row))} |" for row in result["rows"]]
+    return "\n".join(lines) + "\n\n"
+
+
+def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    times, best = row["times_us"], row["best"]
+    return (
+        row["group"],
+        row["text"].removeprefix("conv2d "),
+        best or "-",
+        _number(times.get(best), 1),
+        _number(times["xla"], 1),
+        _number(row["ratio"], 2),
+        _number(row["ratio_default"], 2),
+    )
+
+
 def bars(results: pathlib.Path) -> str:
     """For each device with results: the bars of groups of cases, and which are met."""
     tables = [
@@ -337,6 +367,7 @@ TABLES = {
     "headline": headline,
     "choices": choices,
     "matmul": matmul,
+    "conv2d": conv2d,
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,

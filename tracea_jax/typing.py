@@ -30,6 +30,7 @@ Implementation = Literal[
     "gated_unfused",
     "conv2d_cpu",
     "conv2d_product",
+    "conv2d_sm90",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",
