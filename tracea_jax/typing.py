@@ -29,6 +29,7 @@ Implementation = Literal[
     "gated_fused",
     "gated_unfused",
     "conv2d_cpu",
+    "conv2d_depthwise",
     "conv2d_product",
     "cudnn",
     "attention_cpu",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem import Conv2dProblem, Epilogue, GemmProblem
 
 CXX_TYPE = {"bfloat16": "tracea::bf16", "float16": "tracea::f16", "float32": "float"}
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -34,7 +34,7 @@ def name_parts(epilogue: Epilogue) -> tuple[str, ...]:
     return tuple(filter(None, words))
 
 
-def traits(problem: GemmProblem) -> str:
+def traits(problem: GemmProblem | Conv2dProblem) -> str:
     """The members of Traits that an epilogue asks for, one to a line."""
     e = problem.epilogue
     flags = {

@@ -201,6 +201,11 @@ def sum_of_parts(module: Any, parts: Any) -> Any:
     return module.sum(parts, 0)
 
 
+def rounded_sum_of_parts(module: Any, parts: Any, *, dtype: str) -> Any:
+    """The same sum, rounded to another dtype."""
+    return sum_of_parts(module, parts).astype(dtype)
+
+
 def converted(module: Any, x: Any, *, dtype: str) -> Any:
     """The array rounded to another dtype."""
     return x.astype(dtype)

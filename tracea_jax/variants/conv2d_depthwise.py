@@ -1,0 +1,304 @@
+"""conv2d_depthwise: convolutions of each channel alone, on every GPU since sm_80.
+
+Here are the reasons that refuse problems, the rules that refuse configs, and the
+default; the kernels' texts are written in ``emit.conv2d_depthwise``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_depthwise as emit
+from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_ranges,
+    first_refusal,
+)
+from tracea_jax.variants.steps import (
+    Buffer,
+    Expression,
+    Launch,
+    Steps,
+    rounded_sum_of_parts,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+CHOICES: dict[str, tuple[int, ...]] = {
+    "channels": (16, 32, 64, 128, 256),
+    "tile_w": (1, 2, 3, 4, 6, 7, 8),
+}
+MOST_STRIPS, MOST_STAGES = 32, 8
+_RANGES = {
+    "strips": (1, MOST_STRIPS),
+    "rows": (1, INT32_MAX),
+    "stages": (2, MOST_STAGES),
+}
+MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
+_MOST_SUMS = 81  # taps whose sums fit the registers of a thread
+_MOST_THREADS = 512
+_MOST_COPIES = 32  # of a thread for each row
+_MOST_REGISTERS = 240
+_MOST_PADDING = 2**20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dDepthwise:
+    """The variant conv2d_depthwise; for its methods see ``variants.base.Variant``."""
+
+    name: str = "conv2d_depthwise"
+    config_type: type = DepthwiseConfig
+    sources: tuple[str, ...] = (
+        "cuda/conv2d_depthwise.cuh",
+        "cuda/conv2d_depthwise_weights.cuh",
+    )
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        default = self.heuristic(problem, device)
+        configs = {default: None}
+        for config in _grid(problem):
+            if first_refusal(LEGAL, problem, config, device) is None:
+                configs[config] = None
+        return Space.of(*configs)
+
+    def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
+        assert isinstance(device, CudaDevice)
+        return _default(problem, device)
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        return False
+
+    def call(
+        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        kernel = emit.kernel(problem, config, device)
+        if problem.direction != "weight_grad":
+            return kernel
+        return _summed(problem, kernel, emit.parts(problem, config, device))
+
+
+CONV2D_DEPTHWISE = Conv2dDepthwise()
+
+
+def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    p = problem
+    if not isinstance(device, CudaDevice):
+        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
+        return
+    if device.capability < (8, 0):
+        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
+    if not p.in_channels == p.out_channels == p.groups > 1:
+        yield (
+            f"it takes a group for each channel; {p.in_channels} channels give "
+            f"{p.out_channels} in {p.groups} groups"
+        )
+    if p.layout != "nhwc":
+        yield f"layout {p.layout}; it takes nhwc"
+    if p.lhs != p.rhs or p.lhs not in DTYPES:
+        yield f"operands {p.lhs} and {p.rhs}; it takes two of {', '.join(DTYPES)}"
+    for what in (p.out, p.epilogue.bias_dtype, p.epilogue.residual_dtype):
+        if what not in (None, *DTYPES):
+            yield f"a result, bias or residual of dtype {what}; it takes {DTYPES}"
+    if p.precision not in EXACT_PRECISIONS:
+        yield f"precision {p.precision} names an algorithm only XLA has"
+    if p.in_channels % 2:
+        yield f"{p.in_channels} channels; a thread takes two, so they must be even"
+    if 0 in p.elements:
+        yield "its arrays are empty"
+    yield from _too_large(p)
+
+
+def _too_large(problem: Conv2dProblem) -> Iterator[str]:
+    p = problem
+    if max(p.kernel_height, p.kernel_width) > MOST_TAPS:
+        yield (
+            f"a kernel of {p.kernel_height}x{p.kernel_width}; it takes up to "
+            f"{MOST_TAPS}x{MOST_TAPS}"
+        )
+    taps = p.kernel_height * p.kernel_width
+    if p.direction == "weight_grad" and taps > _MOST_SUMS:
+        yield f"the gradient of {taps} taps; a thread has registers for {_MOST_SUMS}"
+    if max(p.strides) > MOST_STRIDE:
+        yield f"strides {p.strides}; they may be up to {MOST_STRIDE}"
+    if max(p.dilation) > MOST_DILATION:
+        yield f"dilation {p.dilation}; it may be up to {MOST_DILATION}"
+    is_mixed = any(s > 1 < d for s, d in zip(p.strides, p.dilation, strict=True))
+    if p.direction == "input_grad" and is_mixed:
+        yield f"the gradient of strides {p.strides} with dilation {p.dilation}"
+    if max(map(abs, sum(p.padding, ()))) > _MOST_PADDING:
+        yield f"padding {p.padding}; it may be up to {_MOST_PADDING}"
+    out_height, out_width = p.out_size
+    images = (p.height * p.width, out_height * out_width)
+    if max(images) * p.in_channels > INT32_MAX:
+        yield "an image has more than 2^31 - 1 elements"
+
+
+def _summed(problem: Conv2dProblem, kernel: Kernel, parts: int) -> Steps:
+    """The gradient of weights: partial sums, and their sum in a fixed order."""
+    p = problem
+    shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
+    partial = Buffer(name="partial_sums", shape=(parts, *shape), dtype="float32")
+    return Steps(
+        operands=("x", "dy"),
+        results=("dw",),
+        scratch=(partial,),
+        steps=(
+            Launch(
+                name="products",
+                kernel=kernel,
+                reads=("x", "dy"),
+                writes=(partial.name,),
+            ),
+            Expression(
+                name="sum",
+                function=rounded_sum_of_parts,
+                reads=(partial.name,),
+                writes=("dw",),
+                arguments=(("dtype", p.out),),
+            ),
+        ),
+    )
+
+
+# --- configs --------------------------------------------------------------------------
+
+
+def _copies(p: Conv2dProblem, c: DepthwiseConfig) -> int:
+    """Copies of a thread for each row."""
+    _, columns = emit.axes(p)
+    units = columns.span(c.strips * c.tile_w) * emit.units_of_pixel(p, c)
+    return -(-units // c.threads)
+
+
+LEGAL = (
+    Rule(
+        code="threads",
+        refuses=lambda p, c, d: c.threads % 32 != 0 or c.threads > _MOST_THREADS,
+        why=lambda p, c, d: (
+            f"{c.threads} threads, channels / 2 * strips; they must be a multiple of "
+            f"32 up to {_MOST_THREADS}"
+        ),
+    ),
+    Rule(
+        code="strips",
+        refuses=lambda p, c, d: (
+            c.strips % emit.axes(p)[1].classes != 0
+            or c.tile_w % emit.axes(p)[1].between != 0
+            or c.rows % emit.axes(p)[0].between != 0
+        ),
+        why=lambda p, c, d: (
+            f"strips={c.strips}, tile_w={c.tile_w}, rows={c.rows} must be multiples of "
+            f"{emit.axes(p)[1].classes}, {emit.axes(p)[1].between} and "
+            f"{emit.axes(p)[0].between}"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: emit.registers(p, c) > _MOST_REGISTERS,
+        why=lambda p, c, d: f"tile_w={c.tile_w} takes more registers than there are",
+    ),
+    Rule(
+        code="copies",
+        refuses=lambda p, c, d: _copies(p, c) > _MOST_COPIES,
+        why=lambda p, c, d: f"a thread would copy {_copies(p, c)} pieces of a row",
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
+            f"{d.smem_per_block_bytes}"
+        ),
+    ),
+)
+
+
+def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
+    rows, columns = emit.axes(problem)
+    of_class = -(-(rows.result - rows.first_result) // rows.classes)
+    whole = -(-of_class // rows.between) * rows.between
+    cuts = {-(-whole // n // rows.between) * rows.between for n in (1, 2, 4)}
+    for channels in (32, 64, 128):
+        for tile_w in CHOICES["tile_w"]:
+            most = -(-(columns.result - columns.first_result) // tile_w)
+            for threads in (64, 128, 256):
+                strips = min(threads * 2 // channels, most)
+                strips = emit.round_up(max(strips, 1), columns.classes)
+                for cut in sorted(cuts):
+                    for stages in (3, 5):
+                        yield DepthwiseConfig(
+                            channels=channels,
+                            strips=strips,
+                            tile_w=tile_w,
+                            rows=max(cut, rows.between),
+                            stages=stages,
+                        )
+
+
+def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
+    """Of the legal configs the one that a count of instructions finds fastest."""
+    legal = [
+        config
+        for config in _grid(problem)
+        if first_refusal(LEGAL, problem, config, device) is None
+    ]
+    return min(legal, key=lambda config: cycles(problem, config, device))
+
+
+def cycles(
+    problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
+) -> float:
+    """Predicted cycles: instructions of the busiest processor, or of memory.
+
+    Each scheduler of a processor issues one instruction of a warp in a cycle, if it has
+    warps enough to find one that is ready.
+    """
+    c = config
+    rows, columns = emit.axes(problem)
+    results = min(c.rows, -(-rows.result // rows.classes))
+    read = min(rows.entries(results), -(-rows.read // rows.step))
+    taps = rows.taps / rows.stride * columns.taps  # of an entry
+    kept = emit.keeps_weights(problem)
+    of_row = 2 * taps * c.tile_w / columns.between + (0 if kept else taps)
+    of_row += _READ * columns.entries(c.tile_w) + _ROW + _COPY * _copies(problem, c)
+    of_result = c.tile_w * (
+        _STORE + (_ACTIVATE if problem.epilogue.activation != "none" else 0)
+    )
+    instructions = read * of_row + results * of_result + _BLOCK
+    blocks = emit.blocks(problem, c, device)
+    warps = c.threads // 32
+    resident = emit.resident_blocks(problem, c, device)
+    of_sm = -(-blocks // device.sm_count)
+    ready = min(of_sm, resident) * warps / _SCHEDULERS
+    issue = of_sm * instructions * warps / _SCHEDULERS / min(1.0, ready / _ENOUGH_WARPS)
+    memory = problem.bytes / device.sm_count / _BYTES_PER_CYCLE
+    return max(issue, memory) + 0.1 * min(issue, memory)
+
+
+# Instructions that a thread takes for an entry of its window, a row, a copy, a column
+# of the result and its activation, and a block.
+_READ, _ROW, _COPY, _STORE, _ACTIVATE, _BLOCK = 3, 30, 4, 6, 20, 300
+_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 3, 18
