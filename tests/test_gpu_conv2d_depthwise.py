@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ahead import compiled_ahead
 from depthwise import AWKWARD, FULL, depthwise, exactly
 from spaces import one_of_each
 
@@ -66,8 +67,11 @@ def test_awkward_shapes(name, direction):
 def test_every_kind_of_config(kernel, direction):
     problem = depthwise(3, 13, 11, 40, kernel, direction=direction)
     space = CONV2D_DEPTHWISE.space(problem, device_for("cuda"))
-    for config in one_of_each(space, "channels", "tile_w"):
-        check(problem, config)
+    configs = one_of_each(space, "channels", "tile_w")
+    choices = [Choice(variant="conv2d_depthwise", config=config) for config in configs]
+    with compiled_ahead(problem, choices, device_for("cuda")):
+        for config in configs:
+            check(problem, config)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

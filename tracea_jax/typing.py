@@ -31,6 +31,7 @@ Implementation = Literal[
     "conv2d_cpu",
     "conv2d_depthwise",
     "conv2d_product",
+    "conv2d_weights_sm90",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_depthwise as emit
 from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
-from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
@@ -24,13 +23,7 @@ from tracea_jax.variants.space import (
     check_ranges,
     first_refusal,
 )
-from tracea_jax.variants.steps import (
-    Buffer,
-    Expression,
-    Launch,
-    Steps,
-    rounded_sum_of_parts,
-)
+from tracea_jax.variants.steps import partial_sums
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -97,7 +90,9 @@ class Conv2dDepthwise:
         kernel = emit.kernel(problem, config, device)
         if problem.direction != "weight_grad":
             return kernel
-        return _summed(problem, kernel, emit.parts(problem, config, device))
+        p = problem
+        shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
+        return partial_sums(kernel, emit.parts(p, config, device), shape, p.out)
 
 
 CONV2D_DEPTHWISE = Conv2dDepthwise()
@@ -154,33 +149,6 @@ def _too_large(problem: Conv2dProblem) -> Iterator[str]:
     images = (p.height * p.width, out_height * out_width)
     if max(images) * p.in_channels > INT32_MAX:
         yield "an image has more than 2^31 - 1 elements"
-
-
-def _summed(problem: Conv2dProblem, kernel: Kernel, parts: int) -> Steps:
-    """The gradient of weights: partial sums, and their sum in a fixed order."""
-    p = problem
-    shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
-    partial = Buffer(name="partial_sums", shape=(parts, *shape), dtype="float32")
-    return Steps(
-        operands=("x", "dy"),
-        results=("dw",),
-        scratch=(partial,),
-        steps=(
-            Launch(
-                name="products",
-                kernel=kernel,
-                reads=("x", "dy"),
-                writes=(partial.name,),
-            ),
-            Expression(
-                name="sum",
-                function=rounded_sum_of_parts,
-                reads=(partial.name,),
-                writes=("dw",),
-                arguments=(("dtype", p.out),),
-            ),
-        ),
-    )
 
 
 # --- configs --------------------------------------------------------------------------
