@@ -8,6 +8,7 @@ record (``ops.conv2d.op``).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from tracea_jax.device import CudaDevice, Device
@@ -41,7 +42,7 @@ _ROW_UNIT_BYTES = 16
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conv2dWeightsSm90:
-    """The variant conv2d_weights_sm90; for its methods see ``variants.base.Variant``."""
+    """The variant conv2d_weights_sm90; for its methods see ``variants.base``."""
 
     name: str = "conv2d_weights_sm90"
     config_type: type = ConvWeightsSm90Config
@@ -61,8 +62,7 @@ class Conv2dWeightsSm90:
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
-        configs = dict.fromkeys(_grid(problem, device))
-        return Space.of(self.heuristic(problem, device), *configs)
+        return Space.of(*dict.fromkeys(_grid(problem, device)))
 
     def heuristic(
         self, problem: Conv2dProblem, device: Device
@@ -109,8 +109,8 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     for name, channels in (("x", p.in_channels), ("dy", p.out_channels)):
         if channels * ITEMSIZE[p.lhs] % _ROW_UNIT_BYTES:
             yield (
-                f"pixels of {name} have {channels * ITEMSIZE[p.lhs]} bytes; tensor maps "
-                f"take multiples of {_ROW_UNIT_BYTES}"
+                f"pixels of {name} have {channels * ITEMSIZE[p.lhs]} bytes; tensor "
+                f"maps take multiples of {_ROW_UNIT_BYTES}"
             )
     if 0 in p.elements:
         yield "its arrays are empty"
@@ -165,6 +165,7 @@ _SHAPES = (
     *((64, 192, 1, 1), (64, 576, 1, 3), (64, 384, 1, 2), (64, 192, 1, 3)),
     *((64, 128, 1, 1), (64, 64, 1, 1)),
 )
+_RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
 
 
 def _grid(
@@ -172,24 +173,21 @@ def _grid(
 ) -> Iterator[ConvWeightsSm90Config]:
     for tile_m, tile_n, consumers_m, consumers_n in _SHAPES:
         stage = (tile_m + tile_n) * 128
-        for stages in dict.fromkeys(
-            min(most // stage, 8) for most in (220 << 10, 110 << 10)
-        ):
-            tiles = -(-problem.out_channels // tile_m) * -(
-                -emit.slabs(problem) * emit.SLAB // tile_n
-            )
+        shape = ConvWeightsSm90Config(
+            tile_m=tile_m,
+            tile_n=tile_n,
+            consumers_m=consumers_m,
+            consumers_n=consumers_n,
+            stages=2,
+            parts=1,
+        )
+        tiles = math.prod(emit.tiles(problem, shape))
+        for ring in _RINGS:
             for waves in (1, 2):
-                parts = max(
-                    1, min(waves * device.sm_count // tiles, emit.steps(problem))
+                parts = min(waves * device.sm_count // tiles, emit.steps(problem))
+                config = dataclasses.replace(
+                    shape, stages=min(ring // stage, 8), parts=max(parts, 1)
                 )
-                config = ConvWeightsSm90Config(
-                    tile_m=tile_m,
-                    tile_n=tile_n,
-                    consumers_m=consumers_m,
-                    consumers_n=consumers_n,
-                    stages=stages,
-                    parts=parts,
-                )
-                if stages < 2 or first_refusal(LEGAL, problem, config, device):
-                    continue
-                yield config
+                is_ring = config.stages >= _RANGES["stages"][0]
+                if is_ring and not first_refusal(LEGAL, problem, config, device):
+                    yield config
