@@ -43,7 +43,8 @@ def dense(
     **fields: Any,
 ) -> Conv2dProblem:
     taps = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-    fields = {"padding": tuple(((k - 1) // 2, k // 2) for k in taps)} | fields
+    pads = [((k - 1) // 2, k // 2) for k in taps]
+    how: dict[str, Any] = {"padding": (pads[0], pads[1]), "out": "float32"} | fields
     return Conv2dProblem(
         direction="weight_grad",
         batch=batch,
@@ -55,7 +56,7 @@ def dense(
         kernel_width=taps[1],
         lhs=dtype,
         rhs=dtype,
-        **{"out": "float32"} | fields,
+        **how,
     )
 
 

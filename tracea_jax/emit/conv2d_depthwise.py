@@ -8,6 +8,7 @@ same name, and tests.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 from tracea_jax.device import CudaDevice
@@ -99,6 +100,7 @@ class Axis:
         return self.classes * -(-of_class // results)
 
 
+@functools.lru_cache(maxsize=256)  # each config of a space asks
 def axes(problem: Conv2dProblem) -> tuple[Axis, Axis]:
     """Rows and columns of a forward convolution, or of the gradient of x."""
     p = problem

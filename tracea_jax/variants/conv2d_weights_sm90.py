@@ -182,7 +182,7 @@ def _grid(
             parts=1,
         )
         tiles = math.prod(emit.tiles(problem, shape))
-        for ring in _RINGS:
+        for ring in _RINGS[: 2 if shape.consumers == 1 else 1]:
             for waves in (1, 2):
                 parts = min(waves * device.sm_count // tiles, emit.steps(problem))
                 config = dataclasses.replace(
