@@ -32,6 +32,7 @@ Implementation = Literal[
     "conv2d_depthwise",
     "conv2d_product",
     "conv2d_weights_sm90",
+    "conv2d_stem_weights",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",

@@ -12,6 +12,7 @@ from tracea_jax.variants import XLA
 from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
 from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
+from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
 
 CONV2D = Op(
@@ -22,6 +23,7 @@ CONV2D = Op(
         CONV2D_PRODUCT,
         CONV2D_DEPTHWISE,
         CONV2D_WEIGHTS_SM90,
+        CONV2D_STEM_WEIGHTS,
         CONV2D_CPU,
         XLA,
     ),
