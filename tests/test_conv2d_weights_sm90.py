@@ -91,13 +91,13 @@ def test_the_default_is_a_legal_config_of_the_space(batch, size, inputs, outputs
     assert len(set(space.configs())) == len(space)
     for config in space.configs():
         CONV2D_WEIGHTS_SM90.check(problem, config, H200)
-        (kernel,) = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+        kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
         tiles = emit.tiles(problem, config)
         assert kernel.grid == (tiles[0] * tiles[1] * config.parts, 1, 1)
 
 
 def compiles(problem: Conv2dProblem, config: Any) -> None:
-    (kernel,) = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+    kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
     cubin = nvrtc.compile(kernel)
     found = (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings)
     assert found == (0, 0, ()), str(config)

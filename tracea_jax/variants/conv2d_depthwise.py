@@ -16,6 +16,7 @@ from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -23,7 +24,6 @@ from tracea_jax.variants.space import (
     check_ranges,
     first_refusal,
 )
-from tracea_jax.variants.steps import partial_sums
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -53,6 +53,7 @@ class Conv2dDepthwise:
     sources: tuple[str, ...] = (
         "cuda/conv2d_depthwise.cuh",
         "cuda/conv2d_depthwise_weights.cuh",
+        SOURCE,
     )
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
@@ -92,7 +93,7 @@ class Conv2dDepthwise:
             return kernel
         p = problem
         shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
-        return partial_sums(kernel, emit.parts(p, config, device), shape, p.out)
+        return summed(kernel, emit.parts(p, config, device), shape, p.out, device)
 
 
 CONV2D_DEPTHWISE = Conv2dDepthwise()

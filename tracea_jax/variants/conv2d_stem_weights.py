@@ -16,8 +16,8 @@ from tracea_jax.emit.conv2d_stem_weights import StemWeightsConfig
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import Space, check_choices
-from tracea_jax.variants.steps import partial_sums
 
 DTYPES = ("bfloat16", "float16")
 OUT_DTYPES = ("float32", "bfloat16", "float16")
@@ -34,7 +34,7 @@ class Conv2dStemWeights:
 
     name: str = "conv2d_stem_weights"
     config_type: type = StemWeightsConfig
-    sources: tuple[str, ...] = ("cuda/conv2d_stem_weights.cuh",)
+    sources: tuple[str, ...] = ("cuda/conv2d_stem_weights.cuh", SOURCE)
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
         return next(_reasons(problem, device), None)
@@ -73,7 +73,7 @@ class Conv2dStemWeights:
         p = problem
         shape = (p.kernel_height, p.kernel_width, p.in_channels, p.out_channels)
         parts = emit.parts(p, config, device) * config.splits
-        return partial_sums(emit.kernel(p, config, device), parts, shape, p.out)
+        return summed(emit.kernel(p, config, device), parts, shape, p.out, device)
 
 
 CONV2D_STEM_WEIGHTS = Conv2dStemWeights()

@@ -18,6 +18,7 @@ from tracea_jax.emit.conv_axes import refused_walks
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -25,7 +26,6 @@ from tracea_jax.variants.space import (
     check_ranges,
     first_refusal,
 )
-from tracea_jax.variants.steps import partial_sums
 
 DTYPES = ("bfloat16", "float16")
 OUT_DTYPES = ("float32", "bfloat16", "float16")
@@ -46,7 +46,7 @@ class Conv2dWeightsSm90:
 
     name: str = "conv2d_weights_sm90"
     config_type: type = ConvWeightsSm90Config
-    sources: tuple[str, ...] = ("cuda/conv2d_weights_sm90.cuh",)
+    sources: tuple[str, ...] = ("cuda/conv2d_weights_sm90.cuh", SOURCE)
 
     def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
         return next(_reasons(problem, device), None)
@@ -80,7 +80,7 @@ class Conv2dWeightsSm90:
         p = problem
         shape = (p.kernel_height, p.kernel_width, p.in_channels, p.out_channels)
         kernel = emit.kernel(p, config, device)
-        return partial_sums(kernel, config.parts, shape, p.out)
+        return summed(kernel, config.parts, shape, p.out, device)
 
 
 CONV2D_WEIGHTS_SM90 = Conv2dWeightsSm90()

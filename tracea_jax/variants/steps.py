@@ -201,11 +201,6 @@ def sum_of_parts(module: Any, parts: Any) -> Any:
     return module.sum(parts, 0)
 
 
-def rounded_sum_of_parts(module: Any, parts: Any, *, dtype: str) -> Any:
-    """The same sum, rounded to another dtype."""
-    return sum_of_parts(module, parts).astype(dtype)
-
-
 def converted(module: Any, x: Any, *, dtype: str) -> Any:
     """The array rounded to another dtype."""
     return x.astype(dtype)
@@ -214,35 +209,3 @@ def converted(module: Any, x: Any, *, dtype: str) -> Any:
 def zeros(module: Any, *, shape: tuple[int, ...], dtype: str) -> Any:
     """What a kernel that only adds to a buffer starts from."""
     return module.zeros(shape, dtype)
-
-
-# --- calls that several variants share ------------------------------------------------
-
-
-def partial_sums(
-    kernel: Kernel, parts: int, shape: tuple[int, ...], dtype: str
-) -> Steps:
-    """The gradient of weights: a kernel's partial sums, then their sum, rounded.
-
-    Args:
-      kernel: reads x and dy, and writes (parts, *shape) of float32.
-      parts: how many sums of each weight there are; they are added in their order.
-      shape, dtype: of the gradient.
-    """
-    partial = Buffer(name="partial_sums", shape=(parts, *shape), dtype="float32")
-    products = Launch(
-        name="products", kernel=kernel, reads=("x", "dy"), writes=(partial.name,)
-    )
-    total = Expression(
-        name="sum",
-        function=rounded_sum_of_parts,
-        reads=(partial.name,),
-        writes=("dw",),
-        arguments=(("dtype", dtype),),
-    )
-    return Steps(
-        operands=("x", "dy"),
-        results=("dw",),
-        scratch=(partial,),
-        steps=(products, total),
-    )
