@@ -1,4 +1,4 @@
-"""Depthwise convolutions of awkward shapes, and what they are exactly."""
+"""Convolutions of few channels a group: awkward shapes, and what they are exactly."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def depthwise(
     channels: int,
     kernel: int | tuple[int, int],
     *,
+    group: int = 1,
     stride: int = 1,
     dilation: int = 1,
     padding: Any = None,
     dtype: str = "bfloat16",
     **fields: Any,
 ) -> Conv2dProblem:
-    """A problem whose default padding keeps the image's size."""
+    """Groups of ``group`` channels; the default padding keeps the image's size."""
     taps = kernel if isinstance(kernel, tuple) else (kernel, kernel)
     pads = [((k - 1) * dilation // 2, k // 2 * dilation) for k in taps]
     return Conv2dProblem(
@@ -43,7 +44,7 @@ def depthwise(
         width=width,
         in_channels=channels,
         out_channels=channels,
-        groups=channels,
+        groups=channels // group,
         kernel_height=taps[0],
         kernel_width=taps[1],
         strides=(stride, stride),
@@ -82,9 +83,10 @@ def exactly(problem: Conv2dProblem) -> tuple[list[jax.Array], list[np.ndarray]]:
     The result is rounded to its dtype in the end. Without an epilogue.
     """
     p = problem
+    group = p.in_channels // p.groups
     shapes = {
         "x": (p.batch, p.height, p.width, p.in_channels),
-        "w": (p.kernel_height, p.kernel_width, 1, p.in_channels),
+        "w": (p.kernel_height, p.kernel_width, group, p.in_channels),
         "y": (p.batch, *p.out_size, p.in_channels),
     }
     random = np.random.default_rng(0)
@@ -102,6 +104,8 @@ def _add(numbers: dict[str, np.ndarray], result: str, problem: Conv2dProblem) ->
     """Adds to the result what each pair of a tap and a row of y contributes."""
     p = problem
     x, w, y = (numbers[role] for role in "xwy")
+    split = (p.groups, p.in_channels // p.groups)
+    x, w, y = (a.reshape(*a.shape[:3], *split) for a in (x, w, y))
     out = np.arange(p.out_size[1])
     taps = itertools.product(range(p.kernel_height), range(p.kernel_width))
     for (r, s), row in itertools.product(taps, range(p.out_size[0])):
@@ -112,8 +116,8 @@ def _add(numbers: dict[str, np.ndarray], result: str, problem: Conv2dProblem) ->
             continue
         q, j = out[inside], j[inside]
         if result == "y":
-            y[:, row, q] += x[:, i, j] * w[r, s, 0]
+            y[:, row, q] += np.einsum("nqgc,cgk->nqgk", x[:, i, j], w[r, s])
         elif result == "x":
-            x[:, i, j] += y[:, row, q] * w[r, s, 0]
+            x[:, i, j] += np.einsum("nqgk,cgk->nqgc", y[:, row, q], w[r, s])
         else:
-            w[r, s, 0] += (x[:, i, j] * y[:, row, q]).sum((0, 1))
+            w[r, s] += np.einsum("nqgc,nqgk->cgk", x[:, i, j], y[:, row, q])

@@ -11,7 +11,7 @@ from depthwise import AWKWARD, FULL, depthwise
 from spaces import one_of_each
 
 from tracea_jax.device import NAMED, CpuDevice, CudaDevice
-from tracea_jax.emit import conv2d_depthwise as emit
+from tracea_jax.emit import image_axis
 from tracea_jax.ops.conv2d.directions import ROLES
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.runtime import nvrtc
@@ -106,7 +106,7 @@ def test_an_axis_joins_what_the_convolution_joins(direction):
             CONV2D_DEPTHWISE.why_not(problem, H200) or ""
         ):
             continue
-        axis, _ = emit.axes(problem)
+        axis, _ = image_axis.axes(problem)
         wanted: set[tuple[int, int, int]] = set()
         for out, tap in itertools.product(range(problem.out_size[0]), range(taps)):
             entry = out * stride + tap * dilation - before
@@ -117,7 +117,7 @@ def test_an_axis_joins_what_the_convolution_joins(direction):
         assert wanted == set(joined(axis)), problem
 
 
-def joined(axis: emit.Axis):
+def joined(axis: image_axis.Axis):
     """(result, entry, tap) as the kernel goes through the axis."""
     of_class = range(-(-(axis.result - axis.first_result) // axis.classes))
     for number, index, tap in itertools.product(

@@ -30,6 +30,7 @@ Implementation = Literal[
     "gated_unfused",
     "conv2d_cpu",
     "conv2d_depthwise",
+    "conv2d_grouped",
     "conv2d_product",
     "conv2d_weights_sm90",
     "conv2d_stem_weights",

@@ -8,14 +8,17 @@ record (``ops.conv2d.op``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_depthwise as emit
+from tracea_jax.emit import image_axis, row_walk
 from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
 from tracea_jax.problem import Conv2dProblem
+from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
-from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Rule,
@@ -31,17 +34,16 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "tile_w": (1, 2, 3, 4, 6, 7, 8),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
+_MOST_BLOCKS = 32  # of a multiprocessor
 _RANGES = {
     "strips": (1, MOST_STRIPS),
     "rows": (1, INT32_MAX),
     "stages": (2, MOST_STAGES),
+    "blocks": (1, _MOST_BLOCKS),
 }
-MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_SUMS = 81  # taps whose sums fit the registers of a thread
 _MOST_THREADS = 512
 _MOST_COPIES = 32  # of a thread for each row
-_MOST_REGISTERS = 240
-_MOST_PADDING = 2**20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,55 +103,21 @@ CONV2D_DEPTHWISE = Conv2dDepthwise()
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     p = problem
+    yield from images.refused_device(device)
     if not isinstance(device, CudaDevice):
-        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
         return
-    if device.capability < (8, 0):
-        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
     if not p.in_channels == p.out_channels == p.groups > 1:
         yield (
             f"it takes a group for each channel; {p.in_channels} channels give "
             f"{p.out_channels} in {p.groups} groups"
         )
-    if p.layout != "nhwc":
-        yield f"layout {p.layout}; it takes nhwc"
-    if p.lhs != p.rhs or p.lhs not in DTYPES:
-        yield f"operands {p.lhs} and {p.rhs}; it takes two of {', '.join(DTYPES)}"
-    for what in (p.out, p.epilogue.bias_dtype, p.epilogue.residual_dtype):
-        if what not in (None, *DTYPES):
-            yield f"a result, bias or residual of dtype {what}; it takes {DTYPES}"
-    if p.precision not in EXACT_PRECISIONS:
-        yield f"precision {p.precision} names an algorithm only XLA has"
     if p.in_channels % 2:
         yield f"{p.in_channels} channels; a thread takes two, so they must be even"
-    if 0 in p.elements:
-        yield "its arrays are empty"
-    yield from _too_large(p)
-
-
-def _too_large(problem: Conv2dProblem) -> Iterator[str]:
-    p = problem
-    if max(p.kernel_height, p.kernel_width) > MOST_TAPS:
-        yield (
-            f"a kernel of {p.kernel_height}x{p.kernel_width}; it takes up to "
-            f"{MOST_TAPS}x{MOST_TAPS}"
-        )
+    yield from images.refused_arrays(p, DTYPES)
+    yield from images.refused_sizes(p)
     taps = p.kernel_height * p.kernel_width
     if p.direction == "weight_grad" and taps > _MOST_SUMS:
         yield f"the gradient of {taps} taps; a thread has registers for {_MOST_SUMS}"
-    if max(p.strides) > MOST_STRIDE:
-        yield f"strides {p.strides}; they may be up to {MOST_STRIDE}"
-    if max(p.dilation) > MOST_DILATION:
-        yield f"dilation {p.dilation}; it may be up to {MOST_DILATION}"
-    is_mixed = any(s > 1 < d for s, d in zip(p.strides, p.dilation, strict=True))
-    if p.direction == "input_grad" and is_mixed:
-        yield f"the gradient of strides {p.strides} with dilation {p.dilation}"
-    if max(map(abs, sum(p.padding, ()))) > _MOST_PADDING:
-        yield f"padding {p.padding}; it may be up to {_MOST_PADDING}"
-    out_height, out_width = p.out_size
-    images = (p.height * p.width, out_height * out_width)
-    if max(images) * p.in_channels > INT32_MAX:
-        yield "an image has more than 2^31 - 1 elements"
 
 
 # --- configs --------------------------------------------------------------------------
@@ -157,7 +125,7 @@ def _too_large(problem: Conv2dProblem) -> Iterator[str]:
 
 def _copies(p: Conv2dProblem, c: DepthwiseConfig) -> int:
     """Copies of a thread for each row."""
-    _, columns = emit.axes(p)
+    _, columns = image_axis.axes(p)
     units = columns.span(c.strips * c.tile_w) * emit.units_of_pixel(p, c)
     return -(-units // c.threads)
 
@@ -174,20 +142,26 @@ LEGAL = (
     Rule(
         code="strips",
         refuses=lambda p, c, d: (
-            c.strips % emit.axes(p)[1].classes != 0
-            or c.tile_w % emit.axes(p)[1].between != 0
-            or c.rows % emit.axes(p)[0].between != 0
+            c.strips % image_axis.axes(p)[1].classes != 0
+            or c.tile_w % image_axis.axes(p)[1].between != 0
+            or c.rows % image_axis.axes(p)[0].between != 0
         ),
         why=lambda p, c, d: (
             f"strips={c.strips}, tile_w={c.tile_w}, rows={c.rows} must be multiples of "
-            f"{emit.axes(p)[1].classes}, {emit.axes(p)[1].between} and "
-            f"{emit.axes(p)[0].between}"
+            f"{image_axis.axes(p)[1].classes}, {image_axis.axes(p)[1].between} and "
+            f"{image_axis.axes(p)[0].between}"
         ),
     ),
     Rule(
         code="registers",
-        refuses=lambda p, c, d: emit.registers(p, c) > _MOST_REGISTERS,
-        why=lambda p, c, d: f"tile_w={c.tile_w} takes more registers than there are",
+        refuses=lambda p, c, d: (
+            emit.registers(p, c) > row_walk.available_registers(c.threads, c.blocks)
+        ),
+        why=lambda p, c, d: (
+            f"tile_w={c.tile_w} takes {emit.registers(p, c)} registers; {c.blocks} "
+            f"blocks of {c.threads} threads leave "
+            f"{row_walk.available_registers(c.threads, c.blocks)}"
+        ),
     ),
     Rule(
         code="copies",
@@ -206,25 +180,32 @@ LEGAL = (
 
 
 def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
-    rows, columns = emit.axes(problem)
+    rows, columns = image_axis.axes(problem)
     of_class = -(-(rows.result - rows.first_result) // rows.classes)
-    whole = -(-of_class // rows.between) * rows.between
-    cuts = {-(-whole // n // rows.between) * rows.between for n in (1, 2, 4)}
-    for channels in (32, 64, 128):
-        for tile_w in CHOICES["tile_w"]:
-            most = -(-(columns.result - columns.first_result) // tile_w)
-            for threads in (64, 128, 256):
-                strips = min(threads * 2 // channels, most)
-                strips = emit.round_up(max(strips, 1), columns.classes)
-                for cut in sorted(cuts):
-                    for stages in (3, 5):
-                        yield DepthwiseConfig(
-                            channels=channels,
-                            strips=strips,
-                            tile_w=tile_w,
-                            rows=max(cut, rows.between),
-                            stages=stages,
-                        )
+    for channels, tile_w, threads in itertools.product(
+        (32, 64, 128), CHOICES["tile_w"], (64, 128, 256)
+    ):
+        most = -(-(columns.result - columns.first_result) // tile_w)
+        strips = min(threads * 2 // channels, most)
+        strips = row_walk.round_up(max(strips, 1), columns.classes)
+        for cut, stages in itertools.product((1, 2, 4), (3, 5)):
+            config = DepthwiseConfig(
+                channels=channels,
+                strips=strips,
+                tile_w=tile_w,
+                rows=row_walk.round_up(-(-of_class // cut), rows.between),
+                stages=stages,
+                blocks=1,
+            )
+            blocks = _most_blocks(problem, config)
+            yield dataclasses.replace(config, blocks=blocks)
+
+
+def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """As many as leave a thread the registers that it needs, and hold its threads."""
+    of_thread = row_walk.round_up(emit.registers(problem, config), 8)
+    blocks = min(65536 // of_thread, 2048) // config.threads
+    return min(max(blocks, 1), _MOST_BLOCKS)
 
 
 def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
@@ -246,7 +227,7 @@ def cycles(
     warps enough to find one that is ready.
     """
     c = config
-    rows, columns = emit.axes(problem)
+    rows, columns = image_axis.axes(problem)
     results = min(c.rows, -(-rows.result // rows.classes))
     read = min(rows.entries(results), -(-rows.read // rows.step))
     taps = rows.taps / rows.stride * columns.taps  # of an entry
@@ -257,6 +238,12 @@ def cycles(
         _STORE + (_ACTIVATE if problem.epilogue.activation != "none" else 0)
     )
     instructions = read * of_row + results * of_result + _BLOCK
+    if problem.direction == "weight_grad":
+        of_row += rows.taps / rows.stride * _READ * c.tile_w  # dy for each row of taps
+        pieces = row_walk.tiles(problem, c.strips * c.tile_w, c.rows)
+        each = -(-pieces // emit.parts(problem, c, device))
+        kept_sums = 3 * rows.taps * columns.taps * c.strips
+        instructions = each * (read * of_row + _BLOCK) + kept_sums
     blocks = emit.blocks(problem, c, device)
     warps = c.threads // 32
     resident = emit.resident_blocks(problem, c, device)
