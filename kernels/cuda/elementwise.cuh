@@ -17,6 +17,8 @@ struct alignas(2 * sizeof(T)) Complex {
 
 __device__ inline float magnitude(float x) { return fabsf(x); }
 __device__ inline double magnitude(double x) { return fabs(x); }
+__device__ inline float root(float x) { return sqrtf(x); }
+__device__ inline double root(double x) { return sqrt(x); }
 
 template <typename T, int N>
 struct alignas(N * sizeof(T)) Pack {

@@ -12,6 +12,8 @@ struct Complex {
 
 TRACEA_INLINE float magnitude(float x) { return __builtin_fabsf(x); }
 TRACEA_INLINE double magnitude(double x) { return __builtin_fabs(x); }
+TRACEA_INLINE float root(float x) { return __builtin_sqrtf(x); }
+TRACEA_INLINE double root(double x) { return __builtin_sqrt(x); }
 
 #include "elementwise/table_impl.h"
 

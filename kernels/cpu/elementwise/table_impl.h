@@ -1,23 +1,32 @@
 // Elementwise functions. Written by tracea_jax/emit/elementwise.py from the table in
 // tracea_jax/problem/elementwise.py; a test compares.
 
-// The length of (re, im). Squares of floats neither overflow nor vanish in double.
-TRACEA_INLINE float length(float re, float im) {
-  const double x = re, y = im;
-  const float found = (float)__builtin_sqrt(x * x + y * y), most = 3.4028235e38f;
-  const float a = magnitude(re), b = magnitude(im);
-  return a > most ? a : b > most ? b : found;
-}
+// Powers of two: above kHuge squares may overflow, below kTiny vanish.
+template <typename T>
+struct Scales;
+template <>
+struct Scales<float> {
+  static constexpr float kHuge = 0x1p60f, kTiny = 0x1p-60f, kMost = 0x1.fffffep127f;
+  static constexpr float kUp = 0x1p100f, kDown = 0x1p-100f;
+};
+template <>
+struct Scales<double> {
+  static constexpr double kHuge = 0x1p500, kTiny = 0x1p-500,
+                          kMost = 0x1.fffffffffffffp1023;
+  static constexpr double kUp = 0x1p600, kDown = 0x1p-600;
+};
 
-// Doubles are scaled by powers of two where their squares would overflow or vanish.
-TRACEA_INLINE double length(double re, double im) {
-  const double a = magnitude(re), b = magnitude(im), larger = a > b ? a : b;
-  const bool is_huge = larger > 0x1p500, is_tiny = larger < 0x1p-500;
-  const double down = is_huge ? 0x1p-600 : is_tiny ? 0x1p600 : 1.0;
-  const double up = is_huge ? 0x1p600 : is_tiny ? 0x1p-600 : 1.0;
-  const double x = re * down, y = im * down, most = 1.7976931348623157e308;
-  const double found = __builtin_sqrt(x * x + y * y) * up;
-  return a > most ? a : b > most ? b : found;
+// The length of (re, im), both scaled so that their squares are normal numbers.
+template <typename T>
+TRACEA_INLINE T length(T re, T im) {
+  using S = Scales<T>;
+  const T a = magnitude(re), b = magnitude(im), larger = a > b ? a : b;
+  const bool is_huge = larger > S::kHuge, is_tiny = larger < S::kTiny;
+  const T scale = is_huge ? S::kDown : is_tiny ? S::kUp : T(1);
+  const T back = is_huge ? S::kUp : is_tiny ? S::kDown : T(1);
+  const T x = re * scale, y = im * scale;
+  const T found = root(x * x + y * y) * back;
+  return a > S::kMost ? a : b > S::kMost ? b : found;
 }
 
 // x / y by R. L. Smith, Algorithm 116 (1962): both are divided by the larger part of y.

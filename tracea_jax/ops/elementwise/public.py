@@ -116,9 +116,9 @@ def abs(
 ) -> jax.Array:
     """|x|, element by element; of complex elements their length, a real number.
 
-    A length overflows only if it is too large itself: of complex64 it is computed in
-    float64 and rounded; parts of complex128 are scaled by powers of two where squares
-    would overflow or vanish, and the length is within a unit of the last place.
+    A length overflows only if it is too large itself: both parts are scaled by a power
+    of two where their squares would overflow or vanish. It is within a unit of the last
+    place.
 
     Args:
       x: an array, or a number.
