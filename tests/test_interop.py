@@ -16,7 +16,7 @@ import tracea_jax as tracea
 from tracea_jax import interop
 from tracea_jax.interop import convolution
 
-RNGS = {"rngs": nnx.Rngs(0)}
+RNGS: Any = {"rngs": nnx.Rngs(0)}
 NN: Any = eqx.nn
 KEY = jax.random.key(0)
 

@@ -138,11 +138,11 @@ def cpu_header() -> str:
 struct {_camel(name)} {{
   static constexpr int kOperands = {row.operands};
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {{
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {{
     return {row.real};
   }}
   template <typename T>
-  static TRACEA_INLINE {"Complex<T>" if row.keeps_complex else "T"} Of(
+  [[gnu::always_inline]] static inline {"Complex<T>" if row.keeps_complex else "T"} Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {{
     return {row.complex};
   }}
@@ -154,8 +154,8 @@ struct {_camel(name)} {{
     return f"""\
 // Elementwise functions. Written by tracea_jax/emit/elementwise.py from the table in
 // tracea_jax/problem/elementwise.py; a test compares.
-{_helpers("TRACEA_INLINE")}{structs}
-#define TRACEA_ELEMENTWISE(ROW) \\
+{_helpers("[[gnu::always_inline]] inline")}{structs}
+#define ELEMENTWISE_TABLE(ROW) \\
 {listed}
 """
 

@@ -86,7 +86,7 @@ bool FindElementwise(const char* name, int64_t length, ElementType type,
   if (length == sizeof(own) - 1 && memcmp(name, own, length) == 0) { \
     return OfType<F>(type, scalar, found);                             \
   }
-  TRACEA_ELEMENTWISE(TRACEA_ROW)
+  ELEMENTWISE_TABLE(TRACEA_ROW)
 #undef TRACEA_ROW
   return false;
 }

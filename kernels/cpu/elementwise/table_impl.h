@@ -18,7 +18,7 @@ struct Scales<double> {
 
 // The length of (re, im), both scaled so that their squares are normal numbers.
 template <typename T>
-TRACEA_INLINE T length(T re, T im) {
+[[gnu::always_inline]] inline T length(T re, T im) {
   using S = Scales<T>;
   const T a = magnitude(re), b = magnitude(im), larger = a > b ? a : b;
   const bool is_huge = larger > S::kHuge, is_tiny = larger < S::kTiny;
@@ -32,7 +32,7 @@ TRACEA_INLINE T length(T re, T im) {
 // x / y by R. L. Smith, Algorithm 116 (1962): both are divided by the larger part of y.
 // Divided by zero, the parts of x are multiplied with infinity.
 template <typename T>
-TRACEA_INLINE Complex<T> quotient(Complex<T> x, Complex<T> y) {
+[[gnu::always_inline]] inline Complex<T> quotient(Complex<T> x, Complex<T> y) {
   const bool is_zero = (y.re == 0) & (y.im == 0);
   const bool is_real = magnitude(y.re) >= magnitude(y.im);
   const T large = is_real ? y.re : y.im, small = is_real ? y.im : y.re;
@@ -46,11 +46,11 @@ TRACEA_INLINE Complex<T> quotient(Complex<T> x, Complex<T> y) {
 struct Add {
   static constexpr int kOperands = 2;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return x + y;
   }
   template <typename T>
-  static TRACEA_INLINE Complex<T> Of(
+  [[gnu::always_inline]] static inline Complex<T> Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return {x.re + y.re, x.im + y.im};
   }
@@ -59,11 +59,11 @@ struct Add {
 struct Subtract {
   static constexpr int kOperands = 2;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return x - y;
   }
   template <typename T>
-  static TRACEA_INLINE Complex<T> Of(
+  [[gnu::always_inline]] static inline Complex<T> Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return {x.re - y.re, x.im - y.im};
   }
@@ -72,11 +72,11 @@ struct Subtract {
 struct Multiply {
   static constexpr int kOperands = 2;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return x * y;
   }
   template <typename T>
-  static TRACEA_INLINE Complex<T> Of(
+  [[gnu::always_inline]] static inline Complex<T> Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
   }
@@ -85,11 +85,11 @@ struct Multiply {
 struct Divide {
   static constexpr int kOperands = 2;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return x / y;
   }
   template <typename T>
-  static TRACEA_INLINE Complex<T> Of(
+  [[gnu::always_inline]] static inline Complex<T> Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return quotient(x, y);
   }
@@ -98,11 +98,11 @@ struct Divide {
 struct Negative {
   static constexpr int kOperands = 1;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return -x;
   }
   template <typename T>
-  static TRACEA_INLINE Complex<T> Of(
+  [[gnu::always_inline]] static inline Complex<T> Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return {-x.re, -x.im};
   }
@@ -111,17 +111,17 @@ struct Negative {
 struct Abs {
   static constexpr int kOperands = 1;
   template <typename T>
-  static TRACEA_INLINE T Of(T x, [[maybe_unused]] T y) {
+  [[gnu::always_inline]] static inline T Of(T x, [[maybe_unused]] T y) {
     return magnitude(x);
   }
   template <typename T>
-  static TRACEA_INLINE T Of(
+  [[gnu::always_inline]] static inline T Of(
       Complex<T> x, [[maybe_unused]] Complex<T> y) {
     return length(x.re, x.im);
   }
 };
 
-#define TRACEA_ELEMENTWISE(ROW) \
+#define ELEMENTWISE_TABLE(ROW) \
   ROW("add", Add) \
   ROW("subtract", Subtract) \
   ROW("multiply", Multiply) \
