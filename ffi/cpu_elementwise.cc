@@ -136,6 +136,7 @@ ffi::Error CpuElementwise(ffi::ThreadPool pool, ffi::Dictionary attrs,
     const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
     const cpu::ElementwisePlan plan =
         cpu::PlanElementwise(call.size, call.bytes, options.tasks, threads);
+    cpu::AdviseHugePages(call.out, call.bytes);
     return RunTasks(pool, plan.num_tasks(), 64, [&](int64_t task, float*) {
       const cpu::IeeeArithmetic mode;
       call.function.run(call.x, call.y, call.out, plan.begin(task), plan.end(task));
