@@ -41,6 +41,8 @@ Implementation = Literal[
     "attention_sm90",
     "attention_backward_sm90",
     "paged_attention_sm90",
+    "elementwise_cpu",
+    "elementwise_cuda",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]
