@@ -363,6 +363,7 @@ _SEARCHES = (
 TABLES = {
     "attention": attention_tables.rows,
     "attention_bars": attention_tables.bars,
+    "attention_profile": attention_tables.profile,
     "attention_memory": attention_tables.memory,
     "headline": headline,
     "choices": choices,
