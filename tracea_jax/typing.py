@@ -33,6 +33,7 @@ Implementation = Literal[
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",
+    "attention_sm80",
     "attention_sm90",
     "attention_backward_sm90",
     "paged_attention_sm90",

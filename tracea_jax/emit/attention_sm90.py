@@ -60,6 +60,11 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap")
+SCALARS = {
+    **dict.fromkeys(_INTEGERS, "int"),
+    **dict.fromkeys(_LONG, "long long"),
+    **dict.fromkeys(_FACTORS, "float"),
+}
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 
@@ -136,17 +141,17 @@ def stages_in_place(
     return fits and bool(smem_bytes(problem, config, in_place=False) > limit_bytes)
 
 
-def tiles_q(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def tiles_q(problem: AttentionProblem, config: Any) -> int:
     """Tiles of queries of one head."""
     return -(-problem.q_len // config.tile_q)
 
 
-def tile_count(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def tile_count(problem: AttentionProblem, config: Any) -> int:
     """Tiles of queries of all heads of all examples."""
     return tiles_q(problem, config) * problem.heads * problem.batch
 
 
-def scores(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def scores(problem: AttentionProblem, config: Any) -> int:
     """Scores that are computed for one head: all of every block that a tile sees.
 
     Lengths are known on the device alone; here they count as whole.
@@ -214,6 +219,11 @@ def kernel(
 
 def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[str, ...]:
     """Names of what the kernel reads: operands of the op, and buffers of the call."""
+    return (*score_operands(problem, config), *("counter",) * draws(config))
+
+
+def score_operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
+    """Names of q, k, v and of what else decides on scores."""
     p = problem
     there = {
         "bias": p.bias is not None,
@@ -224,13 +234,18 @@ def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[st
         "sinks": p.sinks,
         "map": is_mapped(p),
         "mask_words": reads_mask(p, config),
-        "counter": draws(config),
     }
     return ("q", "k", "v", *(name for name, is_read in there.items() if is_read))
 
 
 def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of lengths."""
+    choices = str(config).replace(" ", "_")
+    return "_".join(("attention_sm90", *name_parts(problem), choices))
+
+
+def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
+    """What a kernel computes, in words of its name."""
     left, right = window(problem)
     parts = (
         DTYPES[problem.dtype][1],
@@ -247,8 +262,7 @@ def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
         "sinks" if problem.sinks else "",
         "lse" if problem.saves_lse else "",
     )
-    choices = str(config).replace(" ", "_")
-    return "_".join(("attention_sm90", *filter(None, parts), choices))
+    return tuple(filter(None, parts))
 
 
 def _params(
@@ -258,8 +272,23 @@ def _params(
     p = problem
     number = {name: i for i, name in enumerate(operands(p, config))}
     out = len(number)
-    left, right = window(p)
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
+    number["values"] = number["v"] if is_mapped(p) else -1
+    return (
+        operand_map(p, 0, queries, config.tile_q, p.head_dim),
+        operand_map(p, 1, keys, config.tile_kv, p.head_dim),
+        operand_map(p, 2, keys, config.tile_kv, p.columns),
+        operand_map(p, out, queries, WARP_ROWS, p.columns),
+        Pointer(operand=out + 1 if p.saves_lse else -1),
+        *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
+        *scalars(p, config),
+    )
+
+
+def scalars(problem: AttentionProblem, config: Any) -> tuple[Scalar, ...]:
+    """The numbers of a launch, in the order of ``SCALARS``."""
+    p = problem
+    left, right = window(p)
     numbers = {
         "batch": p.batch,
         "q_len": p.q_len,
@@ -271,16 +300,9 @@ def _params(
         "section": section(p),
         **_steps(p, config),
     }
-    number["values"] = number["v"] if is_mapped(p) else -1
     scale = p.soft_cap or p.scale
     factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
     return (
-        operand_map(p, 0, queries, config.tile_q, p.head_dim),
-        operand_map(p, 1, keys, config.tile_kv, p.head_dim),
-        operand_map(p, 2, keys, config.tile_kv, p.columns),
-        operand_map(p, out, queries, WARP_ROWS, p.columns),
-        Pointer(operand=out + 1 if p.saves_lse else -1),
-        *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
         *(Scalar(value=numbers[name]) for name in _INTEGERS),
         *(Scalar(value=numbers[name], dtype="int64") for name in _LONG),
         *(Scalar(value=value, dtype="float32") for value in factors),
@@ -288,7 +310,7 @@ def _params(
 
 
 def buffer_shapes(
-    problem: AttentionProblem, config: AttentionSm90Config
+    problem: AttentionProblem, config: Any
 ) -> dict[str, tuple[int, int, int, int]]:
     """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
     p = problem
@@ -304,7 +326,7 @@ def buffer_shapes(
     }
 
 
-def _steps(problem: AttentionProblem, config: AttentionSm90Config) -> dict[str, int]:
+def _steps(problem: AttentionProblem, config: Any) -> dict[str, int]:
     """Elements from one example, head and query to the next; 0 where they share."""
     bias = problem.bias or (1, 1, 1, 1)
     shapes = {"bias": bias, **buffer_shapes(problem, config)}
@@ -336,6 +358,27 @@ def operand_map(
     )
 
 
+def bias_element(problem: AttentionProblem) -> str:
+    """The C++ type of an entry of the bias."""
+    return _BIAS_DTYPES[problem.bias_dtype or "float32"]
+
+
+def score_traits(problem: AttentionProblem, config: Any) -> str:
+    """The Traits that say what decides on scores."""
+    left, right = window(problem)
+    bias = problem.bias or (1, 1, 1, 1)
+    return f"""\
+  static constexpr bool kHasLeft = {cxx(left is not None)}, \
+kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
+kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
+  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
+kSegments = {cxx(problem.segments)}, \
+kMaskBits = {cxx(bool(reads_mask(problem, config)))};
+  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
+kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
+kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};"""
+
+
 def _source(
     problem: AttentionProblem,
     config: AttentionSm90Config,
@@ -344,20 +387,16 @@ def _source(
     in_place: bool,
 ) -> str:
     """The translation unit: Traits and one entry."""
-    left, right = window(problem)
     producer, consumer = _REGISTERS[config.consumers]
     ring = Ring(stages=config.stages)
     typed = {
         **dict.fromkeys("qkvo", _MAP),
         "lse": "float*",
         **_POINTERS,
-        **dict.fromkeys(_INTEGERS, "int"),
-        **dict.fromkeys(_LONG, "long long"),
-        **dict.fromkeys(_FACTORS, "float"),
+        **SCALARS,
     }
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
     arguments = ", ".join(f"&{name}" if name in "qkvo" else name for name in typed)
-    bias = problem.bias or (1, 1, 1, 1)
     return f"""\
 // attention_sm90 | {problem.dtype} dim {problem.head_dim} | {config}
 #include "attention_sm90.cuh"
@@ -370,21 +409,13 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
+  using BiasElement = {bias_element(problem)};
   static constexpr int kHeadDim = {problem.head_dim}, \
 kSlabs = {slabs(problem.head_dim)}, kValueDim = {problem.columns}, \
 kValueSlabs = {slabs(problem.columns)};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
 kStages = {config.stages};
-  static constexpr bool kHasLeft = {cxx(left is not None)}, \
-kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
-kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
-  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
-kSegments = {cxx(problem.segments)}, \
-kMaskBits = {cxx(bool(reads_mask(problem, config)))};
-  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
-kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
-kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
+{score_traits(problem, config)}
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,12 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_map import mask_words, tile_map
+from tracea_jax.variants.attention_steps import (
+    expression,
+    mask_buffers,
+    mask_steps,
+    optional_operands,
+)
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -84,9 +89,9 @@ class AttentionSm90:
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
             device_refuses(device)
-            or _head_refuses(problem)
+            or head_refuses(problem)
             or size_refuses(problem)
-            or _kind_refuses(problem)
+            or kind_refuses(problem)
         )
 
     def check(
@@ -126,7 +131,7 @@ class AttentionSm90:
         attend = Launch(
             name="attend", kernel=kernel, reads=reads, writes=(*results, *updated)
         )
-        given = [name for name in _optional(problem) if name not in written]
+        given = [name for name in optional_operands(problem) if name not in written]
         return Steps(
             operands=("q", "k", "v", *given),
             results=results,
@@ -158,69 +163,20 @@ def _fewest(problem: AttentionProblem) -> int | None:
 ATTENTION_SM90 = AttentionSm90()
 
 
-def _optional(problem: AttentionProblem) -> tuple[str, ...]:
-    """The op's operands behind q, k and v."""
-    p = problem
-    there = {
-        "bias": p.bias is not None,
-        "mask": p.mask is not None,
-        "q_lengths": p.q_lengths,
-        "kv_lengths": p.kv_lengths,
-        "q_segments": p.segments,
-        "kv_segments": p.segments,
-        "sinks": p.sinks,
-    }
-    return tuple(name for name, is_given in there.items() if is_given)
-
-
 def _before(
     problem: AttentionProblem, config: AttentionSm90Config
 ) -> Iterator[Expression]:
     """What is computed before the kernel starts."""
-    p = problem
-    shape, block = (p.q_len, p.kv_len), p.mask_block or (1, 1)
-    if rules.is_mapped(p):
-        names = ("q_segments", "kv_segments") * p.segments
-        names += ("mask",) * (p.mask is not None)
-        arguments: dict[str, Any] = {
-            "names": names,
-            "shape": shape,
-            "tile": (config.tile_q, config.tile_kv),
-            "block": block,
-        }
-        yield _expression(tile_map, names, "map", arguments)
-    if rules.reads_mask(p, config):
-        rows = p.q_len if p.mask_block or not p.mask else p.mask[2]
-        arguments = {"shape": (rows, p.kv_len), "keys": config.tile_kv, "block": block}
-        yield _expression(mask_words, ("mask",), "mask_words", arguments)
+    yield from mask_steps(problem, config)
     if emit.draws(config):
-        yield _expression(zeros, (), "counter", {"shape": (1,), "dtype": "uint32"})
-
-
-def _expression(
-    function: Callable[..., Any],
-    reads: tuple[str, ...],
-    writes: str,
-    arguments: dict[str, Any],
-) -> Expression:
-    return Expression(
-        name=function.__name__,
-        function=function,
-        reads=reads,
-        writes=(writes,),
-        arguments=tuple(arguments.items()),
-    )
+        yield expression(zeros, (), "counter", {"shape": (1,), "dtype": "uint32"})
 
 
 def _buffers(
     problem: AttentionProblem, config: AttentionSm90Config
 ) -> Iterator[Buffer]:
     """What is written before the kernel starts."""
-    shapes = emit.buffer_shapes(problem, config)
-    if rules.is_mapped(problem):
-        yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
-    if rules.reads_mask(problem, config):
-        yield Buffer(name="mask_words", shape=shapes["mask"], dtype="uint32")
+    yield from mask_buffers(problem, config)
     if emit.draws(config):
         yield Buffer(name="counter", shape=(1,), dtype="uint32")
 
@@ -357,7 +313,7 @@ def device_refuses(device: Device) -> str | None:
     return None
 
 
-def _head_refuses(problem: AttentionProblem) -> str | None:
+def head_refuses(problem: AttentionProblem) -> str | None:
     if problem.dtype not in emit.DTYPES:
         return f"operands of dtype {problem.dtype}; it takes {', '.join(emit.DTYPES)}"
     for name, columns in (
@@ -387,7 +343,7 @@ def size_refuses(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _kind_refuses(problem: AttentionProblem) -> str | None:
+def kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
