@@ -26,10 +26,7 @@
 #pragma once
 
 #include "ptx/cp_async.cuh"
-#include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/mma.cuh"
-#include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/attention_order.cuh"
 #include "tile/block_map.cuh"
@@ -39,11 +36,10 @@
 #include "tile/key_range.cuh"
 #include "tile/mean_of_values.cuh"
 #include "tile/online_softmax.cuh"
-#include "tile/operand_map.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/score_rules.cuh"
 #include "tile/soft_cap.cuh"
-#include "tile/swizzle.cuh"
+#include "tile/warp_products.cuh"
 
 namespace tracea {
 
@@ -85,27 +81,21 @@ class AttentionSm80 {
   static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
   static constexpr int kThreads = Traits::kWarps * kWarpSize;
   static constexpr int kWarpRows = kTileQ / Traits::kWarps, kBands = kWarpRows / 16;
-  static constexpr int kStepsScores = ceil_div(kHeadDim, 16);  // of 16 of the head
-  static constexpr int kStepsSums = kTileKv / 16;              // of 16 keys
+  static constexpr int kStepsSums = kTileKv / 16;  // of 16 keys
   static constexpr int kScores = kTileKv / 2, kSums = kValueDim / 2;  // of a band's lane
 
   using CopyQ = HeadCopy<kTileQ, kHeadDim, kThreads>;
   using CopyK = HeadCopy<kTileKv, kHeadDim, kThreads>;
   using CopyV = HeadCopy<kTileKv, kValueDim, kThreads>;
-  // Blocks of 16 rows or columns of a slab, steps of 32 bytes or 16 rows.
-  using ReadQ = OperandMap<Swizzle128B, 128, 2, true, false, 1>;
-  using ReadK = OperandMap<Swizzle128B, 128, 2, false, false, 1>;
-  using ReadV = OperandMap<Swizzle128B, 128, 2, false, true, 1>;
   static constexpr u32 kStageBytes =
       CopyK::kBytes > CopyV::kBytes ? CopyK::kBytes : CopyV::kBytes;
-  static constexpr u32 kStagedSlabBytes = kTileQ * 128;  // of results
 
   static_assert(CopyQ::kBytes + Traits::kStages * kStageBytes == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(kThreads == Traits::kThreads, "the launch must have all the warps");
   static_assert(kBands * 16 * Traits::kWarps == kTileQ && (kBands == 1 || kBands == 2),
                 "a warp owns 16 or 32 queries");
-  static_assert(CopyV::kSlabs * kStagedSlabBytes <= Traits::kSmemBytes,
+  static_assert(CopyV::kSlabs * kTileQ * 128 <= Traits::kSmemBytes,
                 "results fit where operands were");
 
   TRACEA_DEVICE AttentionSm80(const Params& params, u32 smem, const AttentionTile& tile)
@@ -120,7 +110,7 @@ class AttentionSm80 {
         keys_(interval()),
         range_(blocks()),
         ahead_(map(), range_),
-        q_first_(smem + ReadQ::first_byte(0, lane_) + warp_ * kWarpRows * 128) {}
+        own_queries_(smem + warp_ * kWarpRows * 128) {}
 
   TRACEA_DEVICE void run() {
     float o[kBands][kSums] = {};
@@ -241,68 +231,19 @@ class AttentionSm80 {
 
   // --- products ----------------------------------------------------------------------
 
-  // Registers of the 8-column block `block`.
-  template <int kCount>
-  TRACEA_DEVICE static float (&columns(float (&c)[kCount], int block))[4] {
-    return reinterpret_cast<float(&)[4]>(c[4 * block]);
-  }
-
-  TRACEA_DEVICE void load_queries(u32 (&q)[kBands][4], u32 first, int step) const {
-    TRACEA_UNROLL
-    for (int band = 0; band < kBands; ++band) {
-      ldmatrix_x4(q[band], ReadQ::byte(first, band, step % 4, 0) +
-                               step / 4 * CopyQ::kSlabBytes);
-    }
-  }
-
   // s += q k'
   TRACEA_DEVICE void multiply_keys(float (&s)[kBands][kScores], u32 keys) const {
-    const u32 first = keys + ReadK::first_byte(0, anew(lane_));
-    const u32 q_first = anew(q_first_);
-    TRACEA_UNROLL
-    for (int step = 0; step < kStepsScores; ++step) {
-      u32 q[kBands][4];
-      load_queries(q, q_first, step);
-      TRACEA_UNROLL
-      for (int block = 0; block < kTileKv / 16; ++block) {
-        u32 k[4];
-        ldmatrix_x4(k, ReadK::byte(first, block, step % 4, 0) +
-                           step / 4 * CopyK::kSlabBytes);
-        TRACEA_UNROLL
-        for (int band = 0; band < kBands; ++band) {
-          Mma<Element>::mma(columns(s[band], 2 * block), q[band], k[0], k[1]);
-          Mma<Element>::mma(columns(s[band], 2 * block + 1), q[band], k[2], k[3]);
-        }
-      }
-    }
+    multiply_head_columns<Element, CopyQ, CopyK>(s, anew(own_queries_), keys, anew(lane_));
   }
 
   // o += weights v
   TRACEA_DEVICE void multiply_values(float (&o)[kBands][kSums],
                                      const u32 (&weights)[kBands][kStepsSums][4],
                                      u32 values) const {
-    const u32 first = values + ReadV::first_byte(0, anew(lane_));
-    TRACEA_UNROLL
-    for (int step = 0; step < kStepsSums; ++step) {
-      TRACEA_UNROLL
-      for (int block = 0; block < ceil_div(kValueDim, 16); ++block) {
-        u32 v[4];
-        ldmatrix_x4_trans(v, ReadV::byte(first, block % 4, step, 0) +
-                                 block / 4 * CopyV::kSlabBytes);
-        TRACEA_UNROLL
-        for (int band = 0; band < kBands; ++band) {
-          Mma<Element>::mma(columns(o[band], 2 * block), weights[band][step], v[0], v[1]);
-          if (16 * block + 8 < kValueDim) {
-            Mma<Element>::mma(columns(o[band], 2 * block + 1), weights[band][step], v[2],
-                              v[3]);
-          }
-        }
-      }
-    }
+    multiply_head_rows<Element, CopyV>(o, weights, values, anew(lane_));
   }
 
-  // Scores become weights, and earlier sums are multiplied with what that asks for. The
-  // accumulators of two neighbouring blocks of 8 columns are a fragment of 16.
+  // Scores become weights, and earlier sums are multiplied with what that asks for.
   TRACEA_DEVICE static void weigh(float (&s)[kScores], OnlineSoftmax& softmax,
                                   float (&o)[kSums], u32 (&weights)[kStepsSums][4]) {
     float alpha[2];
@@ -310,14 +251,7 @@ class AttentionSm80 {
       TRACEA_UNROLL
       for (int i = 0; i < kSums; ++i) o[i] *= alpha[i / 2 % 2];
     }
-    TRACEA_UNROLL
-    for (int step = 0; step < kStepsSums; ++step) {
-      TRACEA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int first = 8 * step + 2 * i;
-        weights[step][i] = Packed<Element>::from({s[first], s[first + 1]}).bits;
-      }
-    }
+    round_to_fragments<Element>(s, weights);
   }
 
   // --- the loop over blocks ------------------------------------------------------------
@@ -398,7 +332,7 @@ class AttentionSm80 {
     if constexpr (CopyV::kSlabs > CopyQ::kSlabs) {
       if (band == 0) __syncthreads();
     }
-    stage(o, band);
+    stage_band<Element, kTileQ>(o, smem_, warp_ * kWarpRows + 16 * band, lane_);
   }
 
   // Queries that have seen no key take the mean of all values.
@@ -417,39 +351,14 @@ class AttentionSm80 {
     softmax.see_all(is_blind, p.kv_len);
   }
 
-  TRACEA_DEVICE void stage(const float (&o)[kSums], int band) const {
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_ * kWarpRows + 16 * band + mma_c_row(lane_, 2 * half);
-      const u32 first = smem_ + Swizzle128B::apply(row * 128 + 4 * (lane_ % 4));
-      TRACEA_UNROLL
-      for (int block = 0; block < kValueDim / 8; ++block) {
-        const int at = 4 * block + 2 * half;
-        st_shared(Swizzle128B::move(first, block % 8 * 16) + block / 8 * kStagedSlabBytes,
-                  Packed<Element>::from({o[at], o[at + 1]}).bits);
-      }
-    }
-  }
-
-  // Each warp stores its own rows, 16 bytes a lane.
+  // Each warp stores its own rows.
   TRACEA_DEVICE void store() const {
     __syncwarp();
-    const int column = lane_ % 8 * 8;
-    u8* to = static_cast<u8*>(p.o) + to_head<kValueDim>(p.heads, p.q_len, tile_.head) +
-             column * sizeof(Element);
     const i64 row_bytes = pitch<kValueDim>(p.heads);
-    TRACEA_UNROLL
-    for (int i = 0; i < kWarpRows / 4; ++i) {
-      const int row = warp_ * kWarpRows + 4 * i + lane_ / 8;
-      const u32 from = smem_ + Swizzle128B::apply(row * 128 + column * 2);
-      if (tile_.query + row >= p.q_len) break;
-      TRACEA_UNROLL
-      for (int slab = 0; slab < CopyV::kSlabs; ++slab) {
-        if (slab * 64 + column >= kValueDim) break;
-        *reinterpret_cast<Words*>(to + (tile_.query + row) * row_bytes + slab * 128) =
-            ld_shared_words(from + slab * kStagedSlabBytes);
-      }
-    }
+    u8* to = static_cast<u8*>(p.o) + to_head<kValueDim>(p.heads, p.q_len, tile_.head) +
+             tile_.query * row_bytes;
+    store_staged<Element, kTileQ, kValueDim, kWarpRows>(
+        smem_, warp_ * kWarpRows, p.q_len - tile_.query, to, row_bytes, lane_);
   }
 
   const Params& p;
@@ -460,7 +369,7 @@ class AttentionSm80 {
   const Interval keys_;
   const BlockRange range_;
   Walk ahead_;  // of copies
-  const u32 q_first_;
+  const u32 own_queries_;
   bool has_ahead_ = false;
   int writing_ = 0;
 };

@@ -14,9 +14,10 @@
 
 namespace tracea {
 
-template <int kRows_, int kColumns, int kThreads>
+template <int kRows_, int kColumns_, int kThreads>
 struct HeadCopy {
-  static constexpr int kRows = kRows_, kSlabs = ceil_div(kColumns, 64);
+  static constexpr int kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kSlabs = ceil_div(kColumns, 64);
   using Map = CopyMap<Swizzle128B, kRows, 128, 16, kThreads>;
   static constexpr u32 kSlabBytes = kRows * 128, kBytes = kSlabs * kSlabBytes;
   static_assert(kColumns % 8 == 0, "units are whole");
