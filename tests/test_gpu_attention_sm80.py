@@ -5,25 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import attention_checks as checks
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ahead import compiled_ahead
+from attention_checks import arguments
 from attentions import lengths
-from numerics import normal
-from spaces import one_of_each
 
 from tracea_jax.ops import attention
-from tracea_jax.ops.attention import workload as bench
 from tracea_jax.options import device_for
-from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_sm80 import ATTENTION_SM80, device_refuses
 
 pytestmark = pytest.mark.gpu
 
 ours = functools.partial(attention, implementation="attention_sm80")
+run_and_check = functools.partial(checks.run_and_check, ATTENTION_SM80)
 BASE = AttentionProblem(
     batch=2,
     q_len=331,
@@ -62,42 +60,14 @@ def device():
     return device
 
 
-def run_and_check(problem: AttentionProblem, config=None) -> None:
-    """Runs the kernel in buffers full of NaN and compares with float64.
-
-    Two runs must give the same bits.
-    """
-    device = device_for("cuda")
-    config = config or ATTENTION_SM80.heuristic(problem, device)
-    inputs = bench.operands(problem, seed=3)
-    choice = Choice(variant="attention_sm80", config=config)
-    run = functools.partial(bench.execute, problem=problem, choice=choice)
-    poison = [jnp.full(s.shape, jnp.nan, s.dtype) for s in jax.eval_shape(run, *inputs)]
-    call = jax.jit(lambda poison, *x: run(*x), donate_argnums=0, keep_unused=True)
-    again = [jnp.copy(x) for x in poison]
-    found = call(poison, *inputs)
-    for first, second in zip(found, call(again, *inputs), strict=True):
-        np.testing.assert_array_equal(first, second, strict=True)
-    error = bench.error(problem, device, inputs, found, seed=3)
-    assert error <= 1, f"{error:.3g} of the allowed error: {config}"
-
-
-def sweep(problem: AttentionProblem, *fields: str) -> int:
-    """``run_and_check`` of a config for each combination of these fields."""
-    device = device_for("cuda")
-    configs = one_of_each(ATTENTION_SM80.space(problem, device), *fields)
-    choices = [Choice(variant="attention_sm80", config=config) for config in configs]
-    with compiled_ahead(problem, choices, device):
-        for config in configs:
-            run_and_check(problem, config)
-    return len(configs)
-
-
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("fields", [{"is_causal": True}, ALL], ids=len)
 def test_every_config_at_one_awkward_shape(head_dim, fields):
     problem = dataclasses.replace(BASE, head_dim=head_dim, **fields)
-    assert sweep(problem, "tile_q", "tile_kv", "warps", "stages") > 4
+    found = checks.sweep(
+        ATTENTION_SM80, problem, "tile_q", "tile_kv", "warps", "stages"
+    )
+    assert found > 4
 
 
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 80, 96, 112, 160, 192, 200])
@@ -188,12 +158,6 @@ def test_values_of_another_size(dims):
 
 
 # --- against XLA, every row -----------------------------------------------------------
-
-
-def arguments(q_len: int, kv_len: int, head_dim: int = 64, dtype: str = "bfloat16"):
-    k = (2, kv_len, 2, head_dim)
-    shapes = ((2, q_len, 4, head_dim), k, k)
-    return [normal(*s, seed=i).astype(dtype) for i, s in enumerate(shapes)]
 
 
 def assert_as_xla(args, **settings) -> None:

@@ -35,6 +35,7 @@ Implementation = Literal[
     "attention_decode_sm90",
     "attention_sm80",
     "attention_sm90",
+    "attention_backward_sm80",
     "attention_backward_sm90",
     "paged_attention_sm90",
 ]

@@ -155,14 +155,6 @@ class AttentionSm80 {
            tile_.query / kTileQ * words;
   }
 
-  // The value, in a register of its own: what is computed from it is computed here, and not
-  // carried through the loop over blocks in registers that there are too few of.
-  template <class T>
-  TRACEA_DEVICE static T anew(T value) {
-    asm volatile("" : "+r"(value));
-    return value;
-  }
-
   TRACEA_DEVICE int first_row(int band) const {
     return tile_.query + warp_ * kWarpRows + 16 * band;
   }

@@ -298,7 +298,7 @@ def scalars(problem: AttentionProblem, config: Any) -> tuple[Scalar, ...]:
         "left": left or 0,
         "right": right or 0,
         "section": section(p),
-        **_steps(p, config),
+        **steps(p, config),
     }
     scale = p.soft_cap or p.scale
     factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
@@ -326,7 +326,7 @@ def buffer_shapes(
     }
 
 
-def _steps(problem: AttentionProblem, config: Any) -> dict[str, int]:
+def steps(problem: AttentionProblem, config: Any) -> dict[str, int]:
     """Elements from one example, head and query to the next; 0 where they share."""
     bias = problem.bias or (1, 1, 1, 1)
     shapes = {"bias": bias, **buffer_shapes(problem, config)}

@@ -1,0 +1,314 @@
+"""attention_backward_sm80: the gradients of flash attention on every GPU since Ampere.
+
+Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
+ran forward, as ``attention_backward_sm90`` does: both skip what nobody sees, and
+neither adds in memory. Here are the reasons that refuse problems, the legal configs and
+the calls; the kernels' text is in ``emit.attention_backward_sm80``. Caller: the op's
+record (``ops.attention.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_kernels as rows
+from tracea_jax.emit import attention_backward_sm80 as emit
+from tracea_jax.emit import attention_backward_sm90 as sizes
+from tracea_jax.emit import attention_rules as rules
+from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config, Side
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_backward_sm90 import (
+    gradient_of_sinks,
+    may_be_blind,
+    mean_of_blind,
+)
+from tracea_jax.variants.attention_map import mask_words, tile_map
+from tracea_jax.variants.attention_mask import refuses_extras
+from tracea_jax.variants.attention_sm80 import device_refuses
+from tracea_jax.variants.attention_sm90 import head_refuses, size_refuses
+from tracea_jax.variants.attention_steps import (
+    expression,
+    mask_buffers,
+    mask_steps,
+    optional_operands,
+)
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    first_refusal,
+    grid,
+    legal_columns,
+)
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+
+_WIDEST_HEAD = 128
+_LONGEST = 1 << 30  # positions that may be added without overflow
+_LEAST_TILE = 64
+CHOICES: dict[str, tuple[int, ...]] = {
+    "tile_kv": (64, 128),
+    "block_q": (32, 64),
+    "tile_q": (64, 128),
+    "block_kv": (32, 64),
+    "warps": (4, 8),
+    "stages": (2, 3),
+}
+# Registers of a thread for sums and scores that there are without spilling any.
+_REGISTERS = 176
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AttentionBackwardSm80:
+    """The variant attention_backward_sm80; see ``variants.base.Variant``."""
+
+    name: str = "attention_backward_sm80"
+    config_type: type = AttentionBackwardSm80Config
+    sources: tuple[str, ...] = (
+        "cuda/attention_backward_sm80.cuh",
+        "cuda/attention_rows.cuh",
+    )
+
+    def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
+        if problem.direction != "backward":
+            return "it computes gradients only"
+        return (
+            device_refuses(device)
+            or _head_refuses(problem)
+            or size_refuses(problem)
+            or _tiles_refuse(problem)
+            or _kind_refuses(problem)
+        )
+
+    def check(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm80Config,
+        device: Device,
+    ) -> None:
+        check_choices(config, CHOICES)
+        if rule := first_refusal(_RULES, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: AttentionProblem, device: Device) -> Space:
+        columns, pruned = legal_columns(
+            grid(**CHOICES), AttentionBackwardSm80Config, _RULES, problem, device
+        )
+        return Space(
+            config_type=AttentionBackwardSm80Config, columns=columns, pruned=pruned
+        )
+
+    def heuristic(
+        self, problem: AttentionProblem, device: Device
+    ) -> AttentionBackwardSm80Config:
+        return next(
+            config
+            for config in _preferred()
+            if first_refusal(_RULES, problem, config, device) is None
+        )
+
+    def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
+        return False
+
+    def call(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm80Config,
+        device: Device,
+    ) -> Steps:
+        assert isinstance(device, CudaDevice)
+        p, c = problem, cast("Any", config)
+        has_blind = _may_be_blind(p)
+        sides = (emit.side_of_keys(p, c), emit.side_of_queries(p, c))
+        steps: list[Step] = [
+            Launch(
+                name="prepare",
+                kernel=rows.rows_kernel(p, c, device, has_blind),
+                reads=sizes.rows_reads(p),
+                writes=("rows", *("blind",) * has_blind),
+            )
+        ]
+        if has_blind:
+            arguments = {
+                "group": p.heads // p.kv_heads,
+                "kv_len": p.kv_len,
+                "dtype": p.dtype,
+            }
+            steps.append(expression(mean_of_blind, ("blind",), "everywhere", arguments))
+        if p.sinks:
+            reads = ("sinks", "rows")
+            steps.append(expression(gradient_of_sinks, reads, "dsinks", {}))
+        for side in sides:
+            steps += _masks_of(side)
+            steps.append(
+                Launch(
+                    name=side.name,
+                    kernel=emit.kernel(p, c, device, side, has_blind),
+                    reads=emit.reads(side, has_blind),
+                    writes=emit.results(side),
+                )
+            )
+        return Steps(
+            operands=("q", "k", "v", *optional_operands(p), "o", "lse", "do"),
+            results=("dq", "dk", "dv", *("dsinks",) * p.sinks),
+            scratch=tuple(_buffers(p, c, sides, has_blind)),
+            steps=tuple(steps),
+        )
+
+
+ATTENTION_BACKWARD_SM80 = AttentionBackwardSm80()
+
+
+def _may_be_blind(problem: AttentionProblem) -> bool:
+    """Whether a query might see no key; it then takes the mean of all values."""
+    is_shifted = rules.shifts(problem) and rules.window(problem) != (None, None)
+    return problem.mask is not None or is_shifted or may_be_blind(problem)
+
+
+def _buffers(
+    problem: AttentionProblem,
+    config: AttentionBackwardSm80Config,
+    sides: tuple[Side, ...],
+    has_blind: bool,
+) -> Iterator[Buffer]:
+    p, c = problem, cast("Any", config)
+    yield Buffer(name="rows", shape=sizes.rows_shape(p, c), dtype="float32")
+    if has_blind:
+        of_values = (p.batch, p.kv_heads, p.head_dim)
+        yield Buffer(name="blind", shape=sizes.blind_shape(p, c), dtype="float32")
+        yield Buffer(name="everywhere", shape=of_values, dtype="float32")
+    for side in sides:
+        for buffer in mask_buffers(side.problem, side):
+            yield dataclasses.replace(buffer, name=side.buffer(buffer.name))
+
+
+def _masks_of(side: Side) -> Iterator[Expression]:
+    """The map and the words of a mask, as the side's own rows see other ones."""
+    for step in mask_steps(side.problem, side):
+        function = _TRANSPOSED[step.function] if side.of_keys else step.function
+        yield dataclasses.replace(
+            step,
+            name=side.buffer(step.name),
+            function=function,
+            reads=tuple(side.of(name) for name in step.reads),
+            writes=tuple(side.buffer(name) for name in step.writes),
+        )
+
+
+def map_of_keys(module: Any, *arrays: Any, names: tuple[str, ...], **how: Any) -> Any:
+    """``tile_map`` with keys and queries in each other's place."""
+    turned = [
+        module.swapaxes(x, 2, 3) if name == "mask" else x
+        for name, x in zip(names, arrays, strict=True)
+    ]
+    return tile_map(module, *turned, names=names, **how)
+
+
+def mask_words_of_keys(module: Any, mask: Any, **how: Any) -> Any:
+    """``mask_words`` with keys and queries in each other's place."""
+    return mask_words(module, module.swapaxes(mask, 2, 3), **how)
+
+
+_TRANSPOSED = {tile_map: map_of_keys, mask_words: mask_words_of_keys}
+
+
+def _head_refuses(problem: AttentionProblem) -> str | None:
+    if reason := head_refuses(problem):
+        return reason
+    if problem.head_dim > _WIDEST_HEAD:
+        return (
+            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
+        )
+    return None
+
+
+def _tiles_refuse(problem: AttentionProblem) -> str | None:
+    p = problem
+    if -(-p.kv_len // _LEAST_TILE) * p.kv_heads * p.batch > INT32_MAX:
+        return f"the keys have more than 2^31 - 1 tiles of {_LEAST_TILE}"
+    smallest = AttentionBackwardSm80Config(
+        tile_kv=64, block_q=32, tile_q=64, block_kv=32, warps=4
+    )
+    for side in (emit.side_of_keys(p, smallest), emit.side_of_queries(p, smallest)):
+        if math.prod(forward.buffer_shapes(side.problem, side)["map"]) > INT32_MAX:
+            return "the map of a mask would have more than 2^31 - 1 words"
+    return None
+
+
+def _kind_refuses(problem: AttentionProblem) -> str | None:
+    p = problem
+    computed = ("segments", "sinks", "soft_cap", "aligned_at_end")
+    if reason := refuses_extras(p, *computed):
+        return reason
+    if p.bias:
+        return "it computes no gradient of a bias"
+    if p.window and max(map(abs, p.window)) > _LONGEST:
+        return f"window {p.window} with a side above {_LONGEST}"
+    return None
+
+
+def _preferred() -> Iterator[AttentionBackwardSm80Config]:
+    """Configs, the best first; the last one fits everywhere."""
+    for tile, block_q, block_kv in (
+        *((128, 64, 64), (128, 32, 64), (64, 64, 64), (64, 32, 64), (64, 32, 32)),
+    ):
+        yield AttentionBackwardSm80Config(
+            tile_kv=tile,
+            block_q=block_q,
+            tile_q=tile,
+            block_kv=block_kv,
+            warps=tile // 16,
+        )
+
+
+def _uneven(c: Any) -> Any:
+    """Whether a warp would own no whole band of 16 rows, or more than two."""
+    own = 16 * c.warps
+    kv, q = c.tile_kv, c.tile_q
+    return (kv % own != 0) | (q % own != 0) | (kv > 2 * own) | (q > 2 * own)
+
+
+def _largest(measure: Any, p: Any, c: Any) -> tuple[Any, Any]:
+    return measure(p, c, of_keys=True), measure(p, c, of_keys=False)
+
+
+_RULES = (
+    Rule(
+        code="warps",
+        refuses=lambda p, c, d: _uneven(c),
+        why=lambda p, c, d: (
+            f"tiles of {c.tile_kv} and {c.tile_q} rows for {c.warps} warps; each owns "
+            "16 or 32"
+        ),
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: (
+            (emit.smem_bytes(p, c, of_keys=True) > d.smem_per_block_bytes)
+            | (emit.smem_bytes(p, c, of_keys=False) > d.smem_per_block_bytes)
+        ),
+        why=lambda p, c, d: (
+            "the kernels take {} and {} bytes of shared memory; a block of {} has "
+            "{}".format(
+                *_largest(emit.smem_bytes, p, c), d.arch, d.smem_per_block_bytes
+            )
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            (emit.registers(p, c, of_keys=True) > _REGISTERS)
+            | (emit.registers(p, c, of_keys=False) > _REGISTERS)
+        ),
+        why=lambda p, c, d: (
+            "sums and scores take {} and {} registers of a thread; there are {}".format(
+                *_largest(emit.registers, p, c), _REGISTERS
+            )
+        ),
+    ),
+)
