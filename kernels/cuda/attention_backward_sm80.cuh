@@ -90,7 +90,7 @@ class AttentionBackwardSm80 {
   static_assert(kThreads == Traits::kThreads, "the launch must have all the warps");
   static_assert(kBands * 16 * Traits::kWarps == kTile && (kBands == 1 || kBands == 2),
                 "a warp owns 16 or 32 rows");
-  static_assert(kBlock / 2 <= kThreads && kBlock % 32 == 0, "a unit of numbers a thread");
+  static_assert(kBlock / 2 <= kThreads && kBlock % 16 == 0, "a unit of numbers a thread");
 
   TRACEA_DEVICE AttentionBackwardSm80(const Params& params, u32 smem,
                                       const AttentionTile& tile)
@@ -201,8 +201,10 @@ class AttentionBackwardSm80 {
 
   // Starts the copies of the block that copies have come to, and goes on to the next. One
   // group each, whether it has copies or not.
-  TRACEA_DEVICE void start_next(Walk& ahead, bool& has_ahead, int& writing, int head) const {
+  TRACEA_DEVICE void start_next(Walk& ahead, bool& has_ahead, int& writing,
+                                int of_head) const {
     if (has_ahead) {
+      const int head = anew(of_head);
       const int heads = kOfKeys ? p.heads * p.group : p.heads / p.group;
       const int other = kOfKeys ? head : head / p.group;
       const int row = ahead.block() * kBlock;

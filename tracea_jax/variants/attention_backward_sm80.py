@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, cast
 
+import numpy as np
+
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_kernels as rows
 from tracea_jax.emit import attention_backward_sm80 as emit
@@ -21,6 +23,7 @@ from tracea_jax.emit import attention_backward_sm90 as sizes
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config, Side
+from tracea_jax.emit.attention_sm80 import UNITS
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_backward_sm90 import (
     gradient_of_sinks,
@@ -53,14 +56,15 @@ _LONGEST = 1 << 30  # positions that may be added without overflow
 _LEAST_TILE = 64
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_kv": (64, 128),
-    "block_q": (32, 64),
+    "block_q": (16, 32, 64),
     "tile_q": (64, 128),
     "block_kv": (32, 64),
     "warps": (4, 8),
     "stages": (2, 3),
 }
-# Registers of a thread for sums and scores that there are without spilling any.
-_REGISTERS = 176
+# Registers of a thread for sums and scores that there are without spilling any, and
+# where scores are both capped and masked by what memory says.
+_REGISTERS, _REGISTERS_OF_MANY = 176, 160
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
 def _preferred() -> Iterator[AttentionBackwardSm80Config]:
     """Configs, the best first; the last one fits everywhere."""
     for tile, block_q, block_kv in (
-        *((128, 64, 64), (128, 32, 64), (64, 64, 64), (64, 32, 64), (64, 32, 32)),
+        *((128, 64, 64), (128, 32, 64), (64, 64, 64), (64, 32, 64), (64, 16, 64)),
     ):
         yield AttentionBackwardSm80Config(
             tile_kv=tile,
@@ -273,6 +277,12 @@ def _uneven(c: Any) -> Any:
     return (kv % own != 0) | (q % own != 0) | (kv > 2 * own) | (q > 2 * own)
 
 
+def _most_registers(problem: AttentionProblem) -> int:
+    p = problem
+    is_many = p.soft_cap and (rules.is_mapped(p) or p.kv_lengths or p.q_lengths)
+    return _REGISTERS_OF_MANY if is_many else _REGISTERS
+
+
 def _largest(measure: Any, p: Any, c: Any) -> tuple[Any, Any]:
     return measure(p, c, of_keys=True), measure(p, c, of_keys=False)
 
@@ -284,6 +294,16 @@ _RULES = (
         why=lambda p, c, d: (
             f"tiles of {c.tile_kv} and {c.tile_q} rows for {c.warps} warps; each owns "
             "16 or 32"
+        ),
+    ),
+    Rule(
+        code="copies",
+        refuses=lambda p, c, d: (
+            (np.minimum(c.block_q, c.block_kv) * UNITS % c.threads) != 0
+        ),
+        why=lambda p, c, d: (
+            f"blocks of {c.block_q} and {c.block_kv} rows: {c.threads} threads cannot "
+            f"copy rows of {UNITS} units evenly"
         ),
     ),
     Rule(
@@ -302,8 +322,8 @@ _RULES = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (emit.registers(p, c, of_keys=True) > _REGISTERS)
-            | (emit.registers(p, c, of_keys=False) > _REGISTERS)
+            (emit.registers(p, c, of_keys=True) > _most_registers(p))
+            | (emit.registers(p, c, of_keys=False) > _most_registers(p))
         ),
         why=lambda p, c, d: (
             "sums and scores take {} and {} registers of a thread; there are {}".format(
