@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_problems import EVERY_OPTION, problem
+from gpus import A100, DEVICES, H200, small_gpu
 from spaces import one_of_each
 
-from tracea_jax.device import NAMED, CpuDevice, CudaDevice
+from tracea_jax.device import CpuDevice, CudaDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_sm80 as emit
 from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config
@@ -22,22 +23,11 @@ from tracea_jax.variants import attention_backward_sm80 as variant
 from tracea_jax.variants.attention_backward_sm80 import ATTENTION_BACKWARD_SM80
 from tracea_jax.variants.attention_map import mask_words, tile_map
 
-A100, H200 = NAMED["A100"], NAMED["H200"]
 OPTIONS = {
     name: value
     for name, value in EVERY_OPTION.items()
     if name not in ("saves_lse", "bias", "bias_dtype")
 }
-
-
-def small_gpu(*capability: int) -> CudaDevice:
-    """A GPU with 99 KiB of shared memory for a block, as all of 8.6, 8.9 and 12.0."""
-    return dataclasses.replace(
-        A100, name="GPU", capability=capability, smem_per_block_bytes=101376
-    )
-
-
-DEVICES = (A100, small_gpu(8, 6), small_gpu(8, 9), H200, small_gpu(12, 0))
 
 
 def backward(head_dim: int = 128, **fields: Any) -> AttentionProblem:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION, EVERYTHING, problem
+from gpus import A100, DEVICES, H200, small_gpu
 from spaces import one_of_each
 
-from tracea_jax.device import NAMED, CpuDevice, CudaDevice
+from tracea_jax.device import CpuDevice, CudaDevice
 from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_sm80 as emit
 from tracea_jax.emit.attention_sm80 import AttentionSm80Config
@@ -20,18 +21,7 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm80 import ATTENTION_SM80
 
-A100, H200 = NAMED["A100"], NAMED["H200"]
 USUAL = AttentionSm80Config(tile_q=128, tile_kv=64)
-
-
-def small_gpu(*capability: int) -> CudaDevice:
-    """A GPU with 99 KiB of shared memory for a block, as all of 8.6, 8.9 and 12.0."""
-    return dataclasses.replace(
-        A100, name="GPU", capability=capability, smem_per_block_bytes=101376
-    )
-
-
-DEVICES = (A100, small_gpu(8, 6), small_gpu(8, 9), H200, small_gpu(12, 0))
 
 
 # ---- what it takes -------------------------------------------------------------------

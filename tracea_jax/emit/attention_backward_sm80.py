@@ -141,12 +141,17 @@ def smem_bytes(
     of_keys: bool,
 ) -> Any:
     """Shared memory of a block: its own rows, and a ring of other ones."""
-    own, other = (config.tile_q, config.block_kv)
-    if of_keys:
-        own, other = (config.tile_kv, config.block_q)
+    own, other = _rows(config, of_keys=of_keys)
     slabs = forward.slabs(problem.head_dim) * _ROW_BYTES
     stage = 2 * slabs * other + 2 * 4 * other * of_keys
     return 2 * slabs * own + config.stages * stage
+
+
+def _rows(config: AttentionBackwardSm80Config, *, of_keys: bool) -> tuple[int, int]:
+    """Own rows of a tile, other rows of a block."""
+    if of_keys:
+        return config.tile_kv, config.block_q
+    return config.tile_q, config.block_kv
 
 
 def registers(
@@ -156,9 +161,7 @@ def registers(
     of_keys: bool,
 ) -> Any:
     """Of a thread: sums, two blocks of scores, and rounded ones."""
-    own, other = (config.tile_q, config.block_kv)
-    if of_keys:
-        own, other = (config.tile_kv, config.block_q)
+    own, other = _rows(config, of_keys=of_keys)
     sums = (1 + of_keys) * problem.head_dim // 2
     return own // (_BAND * config.warps) * (sums + other + other // 4)
 
