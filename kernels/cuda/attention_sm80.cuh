@@ -221,6 +221,9 @@ class AttentionSm80 {
     start_next<kKeys == (Traits::kStages % 2 == 1)>();
   }
 
+  // What the last turn waited for: its place is the next to be written.
+  TRACEA_DEVICE u32 landed() const { return ring_ + writing_ * kStageBytes; }
+
   // --- products ----------------------------------------------------------------------
 
   // s += q k'
@@ -270,7 +273,6 @@ class AttentionSm80 {
         start_next<false>();
       }
     }
-    int reading = 0;
     TRACEA_NO_UNROLL
     while (walk.next()) {
       const int block = walk.block();
@@ -279,8 +281,7 @@ class AttentionSm80 {
       TRACEA_UNROLL
       for (int band = 0; band < kBands; ++band) start_scores(s[band], block, band);
       turn<true>();
-      multiply_keys(s, ring_ + reading * kStageBytes);
-      reading = after(reading);
+      multiply_keys(s, landed());
       turn<false>();
       u32 weights[kBands][kStepsSums][4];
       TRACEA_UNROLL
@@ -289,8 +290,7 @@ class AttentionSm80 {
         if (!is_full) rules(band).mask(s[band], block, walk.is_mixed());
         weigh(s[band], softmax[band], o[band], weights[band]);
       }
-      multiply_values(o, weights, ring_ + reading * kStageBytes);
-      reading = after(reading);
+      multiply_values(o, weights, landed());
     }
     cp_async_wait_group<0>();
   }

@@ -63,8 +63,8 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "stages": (2, 3),
 }
 # Registers of a thread for sums and scores that there are without spilling any, and
-# where scores are both capped and masked by what memory says.
-_REGISTERS, _REGISTERS_OF_MANY = 176, 160
+# where scores are capped.
+_REGISTERS, _REGISTERS_OF_MANY = 168, 160
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,9 +258,7 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
 
 def _preferred() -> Iterator[AttentionBackwardSm80Config]:
     """Configs, the best first; the last one fits everywhere."""
-    for tile, block_q, block_kv in (
-        *((128, 64, 64), (128, 32, 64), (64, 64, 64), (64, 32, 64), (64, 16, 64)),
-    ):
+    for tile, block_q, block_kv in (*((64, 64, 64), (64, 32, 64), (64, 16, 64)),):
         yield AttentionBackwardSm80Config(
             tile_kv=tile,
             block_q=block_q,
@@ -279,8 +277,7 @@ def _uneven(c: Any) -> Any:
 
 def _most_registers(problem: AttentionProblem) -> int:
     p = problem
-    is_many = p.soft_cap and (rules.is_mapped(p) or p.kv_lengths or p.q_lengths)
-    return _REGISTERS_OF_MANY if is_many else _REGISTERS
+    return _REGISTERS_OF_MANY if p.soft_cap else _REGISTERS
 
 
 def _largest(measure: Any, p: Any, c: Any) -> tuple[Any, Any]:

@@ -49,7 +49,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 _SMALLEST = AttentionSm80Config(tile_q=64, tile_kv=32)
 # Scores, weights and sums that a thread has registers for without spilling any: where
 # rules on positions alone decide on scores, and where memory has a say.
-_PLAIN, _MASKED = 208, 176
+_PLAIN, _MASKED = 208, 168
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,9 +143,10 @@ def _preferred(problem: AttentionProblem) -> tuple[AttentionSm80Config, ...]:
     return tuple(
         AttentionSm80Config(tile_q=tile_q, tile_kv=tile_kv, warps=warps, stages=stages)
         for tile_q, tile_kv, warps, stages in (
-            (128, 64, 4, 2),
+            (128, 96, 4, 2),
+            (128, 64, 4, 3),
             (128, 48, 4, 2),
-            (128, 64, 8, 2),
+            (128, 32, 4, 2),
             (64, 64, 4, 2),
             (64, 32, 4, 2),
         )
