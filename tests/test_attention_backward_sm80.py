@@ -81,8 +81,8 @@ def test_it_runs_nowhere_else():
 
 def test_warps_own_bands_of_16_rows():
     config = ATTENTION_BACKWARD_SM80.heuristic(backward(), A100)
-    narrow = dataclasses.replace(config, tile_q=64)
-    with pytest.raises(ValueError, match="tiles of 128 and 64 rows for 8 warps"):
+    narrow = dataclasses.replace(config, warps=8)
+    with pytest.raises(ValueError, match="tiles of 64 and 64 rows for 8 warps"):
         ATTENTION_BACKWARD_SM80.check(backward(), narrow, A100)
 
 

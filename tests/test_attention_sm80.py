@@ -222,5 +222,31 @@ def test_wrong_traits_do_not_compile(right, wrong, message):
 # ---- the default ---------------------------------------------------------------------
 
 
-def test_nothing_is_chosen_that_was_not_measured():
-    assert plan(problem(is_causal=True), H200).variant == "attention_sm90"
+def test_hopper_has_a_faster_kernel():
+    for fields in ({"is_causal": True}, {"soft_cap": 50.0}):
+        assert plan(problem(q_len=4096, kv_len=4096, **fields), H200).variant == (
+            "attention_sm90"
+        )
+    narrow = problem(96, q_len=4096, kv_len=4096, soft_cap=50.0)
+    assert plan(narrow, H200).variant == "xla"  # heads that were not measured
+
+
+@pytest.mark.parametrize(
+    ("fields", "device", "variant"),
+    [
+        ({"soft_cap": 50.0}, A100, "attention_sm80"),
+        ({"soft_cap": 50.0, "is_causal": True}, small_gpu(8, 9), "attention_sm80"),
+        ({"sinks": True, "head_dim": 64}, small_gpu(8, 6), "attention_sm80"),
+        ({"sinks": True}, small_gpu(8, 6), "xla"),  # its units are too slow
+        ({"soft_cap": 50.0, "head_dim": 256}, A100, "xla"),
+        ({"soft_cap": 50.0, "q_len": 512}, A100, "xla"),
+        ({"soft_cap": 50.0, "batch": 1, "heads": 4}, A100, "xla"),  # L2 has room
+        ({"is_causal": True}, A100, "cudnn"),
+        ({"segments": True}, A100, "cudnn"),
+    ],
+    ids=str,
+)
+def test_the_default_where_nothing_was_measured(fields, device, variant):
+    """It is chosen where cuDNN has no kernel, and moving XLA's scores takes longer."""
+    asked = problem(**{"q_len": 2048, "kv_len": 2048, **fields})
+    assert plan(asked, device).variant == variant

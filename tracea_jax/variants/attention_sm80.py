@@ -17,6 +17,7 @@ from tracea_jax.emit import attention_sm80 as emit
 from tracea_jax.emit import attention_sm90 as hopper
 from tracea_jax.emit.attention_sm80 import AttentionSm80Config
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_sm90 import (
     head_refuses,
     kind_refuses,
@@ -45,6 +46,21 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "warps": (4, 8),
     "stages": (2, 3, 4),
 }
+# Of GPUs that were not measured, by capability: bytes of memory and dense operations of
+# 16 bits, added in float32, in a picosecond. Of each capability that GPU with least
+# operations for a byte: A100 (80 GB), RTX 3090, RTX 4090, RTX 5090 (data sheets).
+_SPECS = {
+    (8, 0): (2.04, 312.0),
+    (8, 6): (0.94, 71.0),
+    (8, 9): (1.01, 165.0),
+    (12, 0): (1.79, 210.0),
+}
+# XLA writes and reads scores in float32, and weights in 16 bits.
+_SCORE_BYTES = 12
+_REACHED = 0.4  # of the operations, by this kernel: a guess, as nothing was measured
+_LEAST_GAIN = 1.5
+_FEWEST = 1024  # queries, and keys
+_MANY_CACHES = 8  # sizes of L2, of which scores find no place in it
 # The config whose map of blocks is largest.
 _SMALLEST = AttentionSm80Config(tile_q=64, tile_kv=32)
 # Scores, weights and sums that a thread has registers for without spilling any: where
@@ -92,7 +108,22 @@ class AttentionSm80:
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        return False
+        """Where cuDNN has no kernel and XLA's scores would take long to move.
+
+        On Hopper never: ``attention_sm90`` takes the same problems, and is faster. No
+        other GPU was measured. There the default rests on a bound for XLA, which keeps
+        scores in memory, and on a guess for this kernel: see ``_gain``.
+        """
+        if not isinstance(device, CudaDevice) or device.capability not in _SPECS:
+            return False
+        p = problem
+        scores = p.batch * p.heads * p.q_len * p.kv_len
+        return (
+            min(p.q_len, p.kv_len) >= _FEWEST
+            and scores * _SCORE_BYTES > _MANY_CACHES * device.l2_bytes
+            and ATTENTION_CUDNN.why_not(p, device) is not None
+            and _gain(p, device) >= _LEAST_GAIN
+        )
 
     def call(
         self, problem: AttentionProblem, config: AttentionSm80Config, device: Device
@@ -129,6 +160,19 @@ def device_refuses(device: Device) -> str | None:
     if device.capability < (8, 0):
         return f"it needs sm_80 or newer; the device is {device.arch}"
     return None
+
+
+def _gain(problem: AttentionProblem, device: CudaDevice) -> float:
+    """How many times as long as this kernel XLA takes at the least, for all scores.
+
+    XLA moves each score at the rate of memory and then multiplies at full speed; the
+    kernel does nothing but multiply, at a part of it. Scores that are skipped only add
+    to this.
+    """
+    bytes_rate, rate = _SPECS[device.capability]
+    operations = 2 * (problem.head_dim + problem.columns)
+    xla = _SCORE_BYTES / bytes_rate + operations / rate
+    return xla / (operations / (_REACHED * rate))
 
 
 def _map_refuses(problem: AttentionProblem) -> str | None:
