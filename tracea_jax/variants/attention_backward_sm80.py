@@ -62,9 +62,9 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "warps": (4, 8),
     "stages": (2, 3),
 }
-# Registers of a thread for sums and scores that there are without spilling any, and
-# where scores are capped.
-_REGISTERS, _REGISTERS_OF_MANY = 168, 160
+# Registers of a thread for sums and scores that there are without spilling any: as a
+# rule, where scores are capped, and on sm_120.
+_REGISTERS, _REGISTERS_CAPPED, _REGISTERS_NEWER = 176, 168, 160
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -258,13 +258,15 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
 
 def _preferred() -> Iterator[AttentionBackwardSm80Config]:
     """Configs, the best first; the last one fits everywhere."""
-    for tile, block_q, block_kv in (*((64, 64, 64), (64, 32, 64), (64, 16, 64)),):
+    for tile, block_q, block_kv, warps in (
+        *((128, 16, 64, 4), (64, 64, 64, 4), (64, 32, 64, 4), (64, 16, 64, 4)),
+    ):
         yield AttentionBackwardSm80Config(
             tile_kv=tile,
             block_q=block_q,
             tile_q=tile,
             block_kv=block_kv,
-            warps=tile // 16,
+            warps=warps,
         )
 
 
@@ -275,9 +277,10 @@ def _uneven(c: Any) -> Any:
     return (kv % own != 0) | (q % own != 0) | (kv > 2 * own) | (q > 2 * own)
 
 
-def _most_registers(problem: AttentionProblem) -> int:
-    p = problem
-    return _REGISTERS_OF_MANY if p.soft_cap else _REGISTERS
+def _most_registers(problem: AttentionProblem, device: Any) -> int:
+    if device.capability >= (10, 0):
+        return _REGISTERS_NEWER
+    return _REGISTERS_CAPPED if problem.soft_cap else _REGISTERS
 
 
 def _largest(measure: Any, p: Any, c: Any) -> tuple[Any, Any]:
@@ -319,8 +322,8 @@ _RULES = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (emit.registers(p, c, of_keys=True) > _most_registers(p))
-            | (emit.registers(p, c, of_keys=False) > _most_registers(p))
+            (emit.registers(p, c, of_keys=True) > _most_registers(p, d))
+            | (emit.registers(p, c, of_keys=False) > _most_registers(p, d))
         ),
         why=lambda p, c, d: (
             "sums and scores take {} and {} registers of a thread; there are {}".format(
