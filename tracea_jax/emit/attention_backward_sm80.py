@@ -19,6 +19,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import padded
+from tracea_jax.emit.attention_sm80 import rule_traits, scalars
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
 from tracea_jax.problem import AttentionProblem
@@ -90,6 +91,11 @@ class Side:
     problem: AttentionProblem
     tile_q: int
     tile_kv: int
+
+    @property
+    def schedule(self) -> str:
+        """A block for each tile, see ``AttentionSm90Config``."""
+        return "grid"
 
     @property
     def of_keys(self) -> bool:
@@ -257,11 +263,7 @@ def _scalars(
     }
     scale = p.soft_cap or p.scale
     factors = (p.scale, scale * math.log2(math.e), p.scale / (p.soft_cap or 1.0))
-    return (
-        *(Scalar(value=numbers[name]) for name in _INTEGERS),
-        *(Scalar(value=numbers[name], dtype="int64") for name in _LONG),
-        *(Scalar(value=value, dtype="float32") for value in factors),
-    )
+    return scalars(numbers, _INTEGERS, _LONG, factors)
 
 
 def _entry_name(
@@ -285,7 +287,6 @@ def _source(
 ) -> str:
     """The translation unit: Traits and one entry."""
     p = problem
-    left, right = _window(p, side)
     typed = {
         **_POINTERS,
         **dict.fromkeys(_INTEGERS, "int"),
@@ -293,19 +294,7 @@ def _source(
         **dict.fromkeys(_FACTORS, "float"),
     }
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
-    flags = {
-        "kOfKeys": side.of_keys,
-        "kHasLeft": left is not None,
-        "kHasRight": right is not None,
-        "kFromEnd": rules.shifts(p),
-        "kMapped": rules.is_mapped(p),
-        "kSegments": p.segments,
-        "kMaskBits": bool(rules.reads_mask(side.problem, side)),
-        "kSoftCap": p.soft_cap is not None,
-        "kEverywhere": has_everywhere,
-        "kBiasPairs": False,
-    }
-    bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
+    reads_mask = rules.reads_mask(side.problem, side)
     return f"""\
 // attention_backward_sm80 | {side.name} | {p.dtype} dim {p.head_dim} | {config}
 #include "attention_backward_sm80.cuh"
@@ -317,7 +306,9 @@ struct Traits {{
   static constexpr int kHeadDim = {p.head_dim};
   static constexpr int kTileQ = {side.tile_q}, kTileKv = {side.tile_kv}, \
 kWarps = {config.warps}, kStages = {config.stages};
-  static constexpr bool {bools};
+{rule_traits(p, _window(p, side), reads_mask)}
+  static constexpr bool kOfKeys = {cxx(side.of_keys)}, \
+kEverywhere = {cxx(has_everywhere)}, kBiasPairs = false;
   static constexpr int kThreads = {config.threads}, kSmemBytes = {smem};
 }};
 }}  // namespace

@@ -9,15 +9,17 @@ device code asserts that it arrives at the same numbers. Caller:
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
 from tracea_jax.device import CudaDevice
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as hopper
 from tracea_jax.emit import sources
 from tracea_jax.emit.epilogue import cxx
-from tracea_jax.emit.kernel import Kernel, Param, Pointer
+from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
 from tracea_jax.problem import AttentionProblem
 
 DTYPES = hopper.DTYPES
@@ -36,6 +38,13 @@ _POINTERS = {
     "bias": "const void*",
     **dict.fromkeys(("map", "mask_words"), "const unsigned*"),
 }
+_INTEGERS = (
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "section"),
+    *("map_example", "map_head", "bias_row", "mask_row"),
+)
+_LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
+_FACTORS = ("scale_log2", "unscale", "to_cap")
+_BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,11 @@ class AttentionSm80Config:
     @property
     def threads(self) -> int:
         return WARP * self.warps
+
+    @property
+    def schedule(self) -> str:
+        """A block for each tile, see ``AttentionSm90Config``."""
+        return "grid"
 
     @property
     def bands(self) -> Any:
@@ -103,7 +117,7 @@ def kernel(
 
 def operands(problem: AttentionProblem, config: AttentionSm80Config) -> tuple[str, ...]:
     """Names of what the kernel reads: operands of the op, and buffers of the call."""
-    return hopper.score_operands(problem, config)
+    return hopper.operands(problem, config)
 
 
 def entry_name(problem: AttentionProblem, config: AttentionSm80Config) -> str:
@@ -123,13 +137,67 @@ def _params(
         number["lse"] = len(number)
     return (
         *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
-        *hopper.scalars(p, config),
+        *_scalars(p, config),
     )
+
+
+def _scalars(
+    problem: AttentionProblem, config: AttentionSm80Config
+) -> tuple[Scalar, ...]:
+    p = problem
+    left, right = rules.window(p)
+    numbers = {
+        **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads},
+        "group": p.heads // p.kv_heads,
+        **{"left": left or 0, "right": right or 0, "section": hopper.section(p)},
+        **hopper.steps(p, config),
+    }
+    cap = p.soft_cap or 1.0
+    scale_log2 = (p.soft_cap or p.scale) * math.log2(math.e)
+    return scalars(
+        numbers, _INTEGERS, _LONG, (scale_log2, 1 / p.scale, p.scale / cap)
+    )
+
+
+def scalars(
+    numbers: dict[str, int],
+    integers: tuple[str, ...],
+    long: tuple[str, ...],
+    factors: tuple[float, ...],
+) -> tuple[Scalar, ...]:
+    """Numbers of a launch: those named, of 32 and of 64 bits, and factors."""
+    return (
+        *(Scalar(value=numbers[name]) for name in integers),
+        *(Scalar(value=numbers[name], dtype="int64") for name in long),
+        *(Scalar(value=value, dtype="float32") for value in factors),
+    )
+
+
+def rule_traits(
+    problem: AttentionProblem,
+    sides: tuple[int | None, int | None],
+    reads_mask: Any,
+) -> str:
+    """The Traits that say which scores count; ``sides``: of the window."""
+    left, right = sides
+    return f"""\
+  static constexpr bool kHasLeft = {cxx(left is not None)}, \
+kHasRight = {cxx(right is not None)}, kFromEnd = {cxx(rules.shifts(problem))};
+  static constexpr bool kMapped = {cxx(rules.is_mapped(problem))}, \
+kSegments = {cxx(problem.segments)}, kMaskBits = {cxx(bool(reads_mask))}, \
+kSoftCap = {cxx(problem.soft_cap is not None)};"""
 
 
 def _source(problem: AttentionProblem, config: AttentionSm80Config) -> str:
     """The translation unit: Traits and one entry."""
-    typed = {**_POINTERS, **hopper.SCALARS}
+    typed = {
+        **_POINTERS,
+        **dict.fromkeys(_INTEGERS, "int"),
+        **dict.fromkeys(_LONG, "long long"),
+        **dict.fromkeys(_FACTORS, "float"),
+    }
+    bias = problem.bias or (1, 1, 1, 1)
+    reads_mask = rules.reads_mask(problem, config)
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
     return f"""\
 // attention_sm80 | {problem.dtype} dim {problem.head_dim} | {config}
@@ -138,12 +206,16 @@ def _source(problem: AttentionProblem, config: AttentionSm80Config) -> str:
 namespace {{
 struct Traits {{
   using Element = {DTYPES[problem.dtype][0]};
-  using BiasElement = {hopper.bias_element(problem)};
+  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
   static constexpr int kHeadDim = {problem.head_dim}, kValueDim = {problem.columns};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
 kWarps = {config.warps}, kStages = {config.stages};
-{hopper.score_traits(problem, config)}
-  static constexpr bool kSavesLse = {cxx(problem.saves_lse)};
+{rule_traits(problem, rules.window(problem), reads_mask)}
+  static constexpr bool kQLengths = {cxx(problem.q_lengths)}, \
+kKvLengths = {cxx(problem.kv_lengths)}, kSinks = {cxx(problem.sinks)}, \
+kSavesLse = {cxx(problem.saves_lse)};
+  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
+kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)};
   static constexpr int kThreads = {config.threads}, \
 kSmemBytes = {int(smem_bytes(problem, config))};
 }};

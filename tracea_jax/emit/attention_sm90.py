@@ -13,7 +13,13 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_rules import is_mapped, reads_mask, shifts, window
+from tracea_jax.emit.attention_rules import (
+    biased_by_tiles,
+    is_mapped,
+    reads_mask,
+    shifts,
+    window,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -39,6 +45,7 @@ _ROW_BYTES = 128  # of a slab
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
+_ALIBI = {None: "kNone", "linear": "kLinear", "distance": "kDistance"}
 _BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 # Parameters behind the tensor maps and the log-sum-exp: pointers with their types, and
 # numbers.
@@ -49,22 +56,18 @@ _POINTERS = {
     "q_segments": "const int*",
     "kv_segments": "const int*",
     "sinks": "const float*",
+    "alibi_slopes": "const float*",
     "bias": "const void*",
     "map": "const unsigned*",
     "mask_words": "const unsigned*",
     "values": "const void*",
 }
 _INTEGERS = (
-    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "section"),
-    *("map_example", "map_head", "bias_row", "mask_row"),
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "ahead"),
+    *("section", "map_example", "map_head", "bias_row", "mask_row"),
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
-_FACTORS = ("scale_log2", "unscale", "to_cap")
-SCALARS = {
-    **dict.fromkeys(_INTEGERS, "int"),
-    **dict.fromkeys(_LONG, "long long"),
-    **dict.fromkeys(_FACTORS, "float"),
-}
+_FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 
@@ -127,7 +130,7 @@ def smem_bytes(
     staging = 0 if in_place else values * tile
     period = SWIZZLE_128B.period_bytes
     # The last for barriers, and one byte.
-    return keys * tile + ring + staging + period
+    return keys * tile + ring + staging + bias_bytes(problem, config) + period
 
 
 def stages_in_place(
@@ -184,7 +187,7 @@ def grid(problem: AttentionProblem, config: AttentionSm90Config, sm_count: int) 
     return tiles if config.schedule == "grid" else min(tiles, sm_count)
 
 
-def draws(config: AttentionSm90Config) -> bool:
+def draws(config: Any) -> bool:
     """Whether the kernel needs a counter."""
     return config.schedule == "drawn"
 
@@ -217,13 +220,8 @@ def kernel(
     )
 
 
-def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[str, ...]:
+def operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
     """Names of what the kernel reads: operands of the op, and buffers of the call."""
-    return (*score_operands(problem, config), *("counter",) * draws(config))
-
-
-def score_operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
-    """Names of q, k, v and of what else decides on scores."""
     p = problem
     there = {
         "bias": p.bias is not None,
@@ -232,8 +230,10 @@ def score_operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
         "map": is_mapped(p),
         "mask_words": reads_mask(p, config),
+        "counter": draws(config),
     }
     return ("q", "k", "v", *(name for name, is_read in there.items() if is_read))
 
@@ -260,6 +260,7 @@ def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
         "bias" if problem.bias else "",
         "cap" if problem.soft_cap else "",
         "sinks" if problem.sinks else "",
+        f"alibi_{problem.alibi}" if problem.alibi else "",
         "lse" if problem.saves_lse else "",
     )
     return tuple(filter(None, parts))
@@ -272,23 +273,8 @@ def _params(
     p = problem
     number = {name: i for i, name in enumerate(operands(p, config))}
     out = len(number)
-    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
-    number["values"] = number["v"] if is_mapped(p) else -1
-    return (
-        operand_map(p, 0, queries, config.tile_q, p.head_dim),
-        operand_map(p, 1, keys, config.tile_kv, p.head_dim),
-        operand_map(p, 2, keys, config.tile_kv, p.columns),
-        operand_map(p, out, queries, WARP_ROWS, p.columns),
-        Pointer(operand=out + 1 if p.saves_lse else -1),
-        *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
-        *scalars(p, config),
-    )
-
-
-def scalars(problem: AttentionProblem, config: Any) -> tuple[Scalar, ...]:
-    """The numbers of a launch, in the order of ``SCALARS``."""
-    p = problem
     left, right = window(p)
+    queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     numbers = {
         "batch": p.batch,
         "q_len": p.q_len,
@@ -297,20 +283,30 @@ def scalars(problem: AttentionProblem, config: Any) -> tuple[Scalar, ...]:
         "group": p.heads // p.kv_heads,
         "left": left or 0,
         "right": right or 0,
+        "ahead": p.kv_len - p.q_len if p.aligned_at_end else 0,
         "section": section(p),
         **steps(p, config),
     }
-    scale = p.soft_cap or p.scale
-    factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
+    number["values"] = number["v"] if is_mapped(p) else -1
+    product = 1.0 if biased_by_tiles(p) else p.scale  # what scores then lack
+    cap = p.soft_cap or 1.0
+    last = p.soft_cap or product
+    factors = (last * math.log2(math.e), 1 / p.scale, product / cap, p.scale)
     return (
+        operand_map(p, 0, queries, config.tile_q, p.head_dim),
+        operand_map(p, 1, keys, config.tile_kv, p.head_dim),
+        operand_map(p, 2, keys, config.tile_kv, p.columns),
+        operand_map(p, out, queries, WARP_ROWS, p.columns),
+        *(_bias_map(p, config, number["bias"]) for _ in range(biased_by_tiles(p))),
+        Pointer(operand=out + 1 if p.saves_lse else -1),
+        *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
         *(Scalar(value=numbers[name]) for name in _INTEGERS),
         *(Scalar(value=numbers[name], dtype="int64") for name in _LONG),
         *(Scalar(value=value, dtype="float32") for value in factors),
     )
 
 
-def buffer_shapes(
-    problem: AttentionProblem, config: Any
+def buffer_shapes(problem: AttentionProblem, config: Any
 ) -> dict[str, tuple[int, int, int, int]]:
     """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
     p = problem
@@ -319,7 +315,7 @@ def buffer_shapes(
     words = 2 * -(-blocks // 32)
     return {
         "mask": (
-            *(examples, heads, p.q_len if p.mask_block else rows),
+            *(examples, heads, p.q_len if rows > 1 else 1),
             blocks * WORDS_OF_BLOCK,
         ),
         "map": (p.batch if p.segments else examples, heads, tiles_q(p, config), words),
@@ -358,25 +354,27 @@ def operand_map(
     )
 
 
-def bias_element(problem: AttentionProblem) -> str:
-    """The C++ type of an entry of the bias."""
-    return _BIAS_DTYPES[problem.bias_dtype or "float32"]
+def bias_bytes(problem: AttentionProblem, config: AttentionSm90Config) -> Any:
+    """Shared memory for tiles of a bias."""
+    if not biased_by_tiles(problem):
+        return 0
+    return config.stages * config.tile_q * slabs(config.tile_kv) * _ROW_BYTES
 
 
-def score_traits(problem: AttentionProblem, config: Any) -> str:
-    """The Traits that say what decides on scores."""
-    left, right = window(problem)
-    bias = problem.bias or (1, 1, 1, 1)
-    return f"""\
-  static constexpr bool kHasLeft = {cxx(left is not None)}, \
-kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
-kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
-  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
-kSegments = {cxx(problem.segments)}, \
-kMaskBits = {cxx(bool(reads_mask(problem, config)))};
-  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
-kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
-kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};"""
+def _bias_map(
+    problem: AttentionProblem, config: AttentionSm90Config, operand: int
+) -> TensorMap:
+    """Boxes of a tile's queries and 64 keys."""
+    examples, heads, queries, keys = problem.bias or (1, 1, 1, 1)
+    row = keys * _ITEMSIZE
+    return TensorMap(
+        operand=operand,
+        dtype=problem.bias_dtype or problem.dtype,
+        dims=(keys, queries, heads, examples),
+        strides=(row, queries * row, heads * queries * row),
+        box=(ROWS, config.tile_q, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
 
 
 def _source(
@@ -387,16 +385,21 @@ def _source(
     in_place: bool,
 ) -> str:
     """The translation unit: Traits and one entry."""
+    left, right = window(problem)
+    bias, tiled = problem.bias or (1, 1, 1, 1), biased_by_tiles(problem)
     producer, consumer = _REGISTERS[config.consumers]
     ring = Ring(stages=config.stages)
     typed = {
-        **dict.fromkeys("qkvo", _MAP),
+        **dict.fromkeys((*"qkvo", *("bias_tiles",) * tiled), _MAP),
         "lse": "float*",
         **_POINTERS,
-        **SCALARS,
+        **dict.fromkeys(_INTEGERS, "int"),
+        **dict.fromkeys(_LONG, "long long"),
+        **dict.fromkeys(_FACTORS, "float"),
     }
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
-    arguments = ", ".join(f"&{name}" if name in "qkvo" else name for name in typed)
+    maps = ["&q, &k, &v, &o", "&bias_tiles" if tiled else "nullptr"]
+    arguments = ", ".join([*maps, *(n for n, t in typed.items() if t != _MAP)])
     return f"""\
 // attention_sm90 | {problem.dtype} dim {problem.head_dim} | {config}
 #include "attention_sm90.cuh"
@@ -409,13 +412,25 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  using BiasElement = {bias_element(problem)};
+  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
   static constexpr int kHeadDim = {problem.head_dim}, \
 kSlabs = {slabs(problem.head_dim)}, kValueDim = {problem.columns}, \
 kValueSlabs = {slabs(problem.columns)};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
-kStages = {config.stages};
-{score_traits(problem, config)}
+kStages = {config.stages}, kBiasSlabs = {slabs(config.tile_kv)};
+  static constexpr bool kHasLeft = {cxx(left is not None)}, \
+kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
+kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
+  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
+kSegments = {cxx(problem.segments)}, \
+kMaskBits = {cxx(bool(reads_mask(problem, config)))};
+  static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
+kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
+kBiasTiles = {cxx(tiled)}, kBiasHeads = {cxx(bias[1] > 1)}, \
+kBiasExamples = {cxx(bias[0] > 1)}, \
+kExamplesFirst = {cxx(tiled and bias[0] == 1 < problem.batch)}, \
+kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
+  static constexpr tracea::Alibi kAlibi = tracea::Alibi::{_ALIBI[problem.alibi]};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \

@@ -30,14 +30,12 @@ from tracea_jax.variants.attention_backward_sm90 import (
     may_be_blind,
     mean_of_blind,
 )
-from tracea_jax.variants.attention_map import mask_words, tile_map
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm80 import device_refuses
 from tracea_jax.variants.attention_sm90 import head_refuses, size_refuses
 from tracea_jax.variants.attention_steps import (
-    expression,
-    mask_buffers,
-    mask_steps,
+    map_buffers,
+    map_step,
     optional_operands,
 )
 from tracea_jax.variants.cuda_gemm import INT32_MAX
@@ -138,17 +136,12 @@ class AttentionBackwardSm80:
             )
         ]
         if has_blind:
-            arguments = {
-                "group": p.heads // p.kv_heads,
-                "kv_len": p.kv_len,
-                "dtype": p.dtype,
-            }
-            steps.append(expression(mean_of_blind, ("blind",), "everywhere", arguments))
+            steps.append(_mean_of_blind(p))
         if p.sinks:
             reads = ("sinks", "rows")
             steps.append(expression(gradient_of_sinks, reads, "dsinks", {}))
         for side in sides:
-            steps += _masks_of(side)
+            steps += _map_of(side, device)
             steps.append(
                 Launch(
                     name=side.name,
@@ -187,38 +180,37 @@ def _buffers(
         yield Buffer(name="blind", shape=sizes.blind_shape(p, c), dtype="float32")
         yield Buffer(name="everywhere", shape=of_values, dtype="float32")
     for side in sides:
-        for buffer in mask_buffers(side.problem, side):
+        if side.of_keys and side.problem.mask:
+            shape = side.problem.mask
+            yield Buffer(name=side.buffer("mask"), shape=shape, dtype="bool")
+        for buffer in map_buffers(side.problem, side):
             yield dataclasses.replace(buffer, name=side.buffer(buffer.name))
 
 
-def _masks_of(side: Side) -> Iterator[Expression]:
+def _map_of(side: Side, device: CudaDevice) -> Iterator[Step]:
     """The map and the words of a mask, as the side's own rows see other ones."""
-    for step in mask_steps(side.problem, side):
-        function = _TRANSPOSED[step.function] if side.of_keys else step.function
-        yield dataclasses.replace(
-            step,
-            name=side.buffer(step.name),
-            function=function,
-            reads=tuple(side.of(name) for name in step.reads),
-            writes=tuple(side.buffer(name) for name in step.writes),
+    if not rules.is_mapped(side.problem):
+        return
+    step = map_step(side.problem, side, device)
+    if side.of_keys and side.problem.mask:
+        yield Expression(
+            name="mask_of_keys",
+            function=turned,
+            reads=("mask",),
+            writes=("mask_of_keys",),
         )
+    reads = (side.buffer(n) if n == "mask" else side.of(n) for n in step.reads)
+    yield dataclasses.replace(
+        step,
+        name=side.buffer(step.name),
+        reads=tuple(reads),
+        writes=tuple(side.buffer(name) for name in step.writes),
+    )
 
 
-def map_of_keys(module: Any, *arrays: Any, names: tuple[str, ...], **how: Any) -> Any:
-    """``tile_map`` with keys and queries in each other's place."""
-    turned = [
-        module.swapaxes(x, 2, 3) if name == "mask" else x
-        for name, x in zip(names, arrays, strict=True)
-    ]
-    return tile_map(module, *turned, names=names, **how)
-
-
-def mask_words_of_keys(module: Any, mask: Any, **how: Any) -> Any:
-    """``mask_words`` with keys and queries in each other's place."""
-    return mask_words(module, module.swapaxes(mask, 2, 3), **how)
-
-
-_TRANSPOSED = {tile_map: map_of_keys, mask_words: mask_words_of_keys}
+def turned(module: Any, mask: Any) -> Any:
+    """A mask with keys and queries in each other's place."""
+    return module.swapaxes(mask, 2, 3)
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:

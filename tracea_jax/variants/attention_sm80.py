@@ -18,14 +18,15 @@ from tracea_jax.emit import attention_sm90 as hopper
 from tracea_jax.emit.attention_sm80 import AttentionSm80Config
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm90 import (
     head_refuses,
     kind_refuses,
     size_refuses,
 )
 from tracea_jax.variants.attention_steps import (
-    mask_buffers,
-    mask_steps,
+    map_buffers,
+    map_step,
     optional_operands,
 )
 from tracea_jax.variants.base import Call
@@ -46,6 +47,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "warps": (4, 8),
     "stages": (2, 3, 4),
 }
+_COMPUTED = ("segments", "soft_cap", "sinks", "value_dim", "aligned_at_end")
 # Of GPUs that were not measured, by capability: bytes of memory and dense operations of
 # 16 bits, added in float32, in a picosecond. Of each capability that GPU with least
 # operations for a byte: A100 (80 GB), RTX 3090, RTX 4090, RTX 5090 (data sheets).
@@ -74,7 +76,7 @@ class AttentionSm80:
 
     name: str = "attention_sm80"
     config_type: type = AttentionSm80Config
-    sources: tuple[str, ...] = ("cuda/attention_sm80.cuh",)
+    sources: tuple[str, ...] = ("cuda/attention_sm80.cuh", "cuda/attention_map.cuh")
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
@@ -83,6 +85,7 @@ class AttentionSm80:
             or size_refuses(problem)
             or kind_refuses(problem)
             or _map_refuses(problem)
+            or refuses_extras(problem, *_COMPUTED)
         )
 
     def check(
@@ -130,10 +133,9 @@ class AttentionSm80:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = emit.kernel(problem, config, device)
-        before = tuple(mask_steps(problem, config))
-        if not before:
+        if not rules.is_mapped(problem):
             return kernel
-        written = [name for step in before for name in step.writes]
+        before = map_step(problem, config, device)
         results = ("o", *(("lse",) * problem.saves_lse))
         attend = Launch(
             name="attend",
@@ -141,12 +143,11 @@ class AttentionSm80:
             reads=emit.operands(problem, config),
             writes=results,
         )
-        given = [n for n in optional_operands(problem) if n not in written]
         return Steps(
-            operands=("q", "k", "v", *given),
+            operands=("q", "k", "v", *optional_operands(problem)),
             results=results,
-            scratch=tuple(mask_buffers(problem, config)),
-            steps=(*before, attend),
+            scratch=tuple(map_buffers(problem, config)),
+            steps=(before, attend),
         )
 
 

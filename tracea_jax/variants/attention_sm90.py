@@ -19,12 +19,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_steps import (
-    expression,
-    mask_buffers,
-    mask_steps,
-    optional_operands,
-)
+from tracea_jax.variants.attention_steps import map_buffers, map_step, optional_operands
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -35,7 +30,7 @@ from tracea_jax.variants.space import (
     grid,
     legal_columns,
 )
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, zeros
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, zeros
 
 _WIDEST_HEAD = 256
 _BIAS_DTYPES = ("bfloat16", "float16", "float32")
@@ -63,6 +58,7 @@ _SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
 _PLAIN = {1: 208, 2: 196, 3: 128}
 _MASKED = {1: 256, 2: 224, 3: 152}
 _CAPPED = 32
+_BIASED = 20
 _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
@@ -84,7 +80,7 @@ class AttentionSm90:
 
     name: str = "attention_sm90"
     config_type: type = AttentionSm90Config
-    sources: tuple[str, ...] = ("cuda/attention_sm90.cuh",)
+    sources: tuple[str, ...] = ("cuda/attention_sm90.cuh", "cuda/attention_map.cuh")
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
@@ -121,7 +117,7 @@ class AttentionSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = emit.kernel(problem, config, device)
-        before = tuple(_before(problem, config))
+        before = tuple(_before(problem, config, device))
         if not before:
             return kernel
         written = [name for step in before for name in step.writes]
@@ -143,9 +139,9 @@ class AttentionSm90:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
-    No other kernel has caps, sinks, blocks of a mask or values of another size, and
-    cuDNN has segments only as a mask: others compute all scores, and took seven times
-    as long or longer.
+    No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
+    and cuDNN has segments only as a mask: others compute all scores, and took seven
+    times as long or longer.
     """
     p = problem
     if p.mask and not p.mask_block:  # dense masks were not measured
@@ -155,7 +151,7 @@ def _fewest(problem: AttentionProblem) -> int | None:
     fewest = _FEWEST.get(p.head_dim)
     if p.bias:
         return _FEWEST_BIASED if p.head_dim == 128 else None
-    if p.mask or p.segments or p.soft_cap or p.sinks:
+    if p.mask or p.segments or p.soft_cap or p.sinks or p.alibi:
         return fewest if p.head_dim <= 128 else None
     return fewest
 
@@ -164,19 +160,26 @@ ATTENTION_SM90 = AttentionSm90()
 
 
 def _before(
-    problem: AttentionProblem, config: AttentionSm90Config
-) -> Iterator[Expression]:
-    """What is computed before the kernel starts."""
-    yield from mask_steps(problem, config)
-    if emit.draws(config):
-        yield expression(zeros, (), "counter", {"shape": (1,), "dtype": "uint32"})
+    problem: AttentionProblem, config: AttentionSm90Config, device: CudaDevice
+) -> Iterator[Step]:
+    """What runs before the kernel starts."""
+    if rules.is_mapped(problem):
+        yield map_step(problem, config, device)
+    elif emit.draws(config):
+        yield Expression(
+            name="zeros",
+            function=zeros,
+            reads=(),
+            writes=("counter",),
+            arguments=(("shape", (1,)), ("dtype", "uint32")),
+        )
 
 
 def _buffers(
     problem: AttentionProblem, config: AttentionSm90Config
 ) -> Iterator[Buffer]:
     """What is written before the kernel starts."""
-    yield from mask_buffers(problem, config)
+    yield from map_buffers(problem, config)
     if emit.draws(config):
         yield Buffer(name="counter", shape=(1,), dtype="uint32")
 
@@ -238,12 +241,14 @@ def _registers(problem: AttentionProblem, config: Any) -> Any:
     """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
 
     While scores are masked, as many again as there are scores. Wide heads leave too few
-    to cap many scores at once.
+    to cap many scores at once, and three consumers for what adds a bias.
     """
     scores, sums = config.tile_kv // 2, problem.columns // 2
     wide = max(problem.head_dim, problem.columns) > 128
     capped = _CAPPED * (problem.soft_cap is not None and wide)
-    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + capped
+    biased = _BIASED * rules.biased_by_tiles(problem) * (config.consumers > 2)
+    more = capped + biased
+    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + more
 
 
 def _most_registers(problem: AttentionProblem, config: Any) -> Any:

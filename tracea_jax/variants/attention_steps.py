@@ -1,18 +1,19 @@
-"""What is computed before a kernel of attention starts: maps and words of masks.
+"""What the calls of several kernels of attention have in common.
 
-Callers: ``attention_sm90``, ``attention_sm80``.
+Callers: ``attention_sm90``, ``attention_sm80``, ``attention_backward_sm80``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import attention_map
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_map import mask_words, tile_map
-from tracea_jax.variants.steps import Buffer, Expression
+from tracea_jax.variants.steps import Buffer, Launch
 
 
 def optional_operands(problem: AttentionProblem) -> tuple[str, ...]:
@@ -26,48 +27,23 @@ def optional_operands(problem: AttentionProblem) -> tuple[str, ...]:
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
     }
     return tuple(name for name, is_given in there.items() if is_given)
 
 
-def mask_steps(problem: AttentionProblem, config: Any) -> Iterator[Expression]:
-    """The map of blocks and the words of a mask, for tiles of a config's sizes."""
-    p = problem
-    shape, block = (p.q_len, p.kv_len), p.mask_block or (1, 1)
-    if rules.is_mapped(p):
-        names = ("q_segments", "kv_segments") * p.segments
-        names += ("mask",) * (p.mask is not None)
-        arguments: dict[str, Any] = {
-            "names": names,
-            "shape": shape,
-            "tile": (config.tile_q, config.tile_kv),
-            "block": block,
-        }
-        yield expression(tile_map, names, "map", arguments)
-    if rules.reads_mask(p, config):
-        rows = p.q_len if p.mask_block or not p.mask else p.mask[2]
-        arguments = {"shape": (rows, p.kv_len), "keys": config.tile_kv, "block": block}
-        yield expression(mask_words, ("mask",), "mask_words", arguments)
-
-
-def expression(
-    function: Callable[..., Any],
-    reads: tuple[str, ...],
-    writes: str,
-    arguments: dict[str, Any],
-) -> Expression:
-    """A step that computes one buffer."""
-    return Expression(
-        name=function.__name__,
-        function=function,
-        reads=reads,
-        writes=(writes,),
-        arguments=tuple(arguments.items()),
+def map_step(problem: AttentionProblem, config: Any, device: CudaDevice) -> Launch:
+    """Makes the map of blocks and the words of a mask, for a config's tiles."""
+    return Launch(
+        name="map",
+        kernel=attention_map.kernel(problem, config, device),
+        reads=attention_map.reads(problem),
+        writes=attention_map.writes(problem, config),
     )
 
 
-def mask_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
-    """What ``mask_steps`` write."""
+def map_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
+    """What ``map_step`` writes, but for a counter."""
     shapes = emit.buffer_shapes(problem, config)
     if rules.is_mapped(problem):
         yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
