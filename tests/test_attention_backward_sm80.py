@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 from attention_problems import EVERY_OPTION, problem
 from gpus import A100, DEVICES, H200, small_gpu
@@ -19,9 +18,7 @@ from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch
-from tracea_jax.variants import attention_backward_sm80 as variant
 from tracea_jax.variants.attention_backward_sm80 import ATTENTION_BACKWARD_SM80
-from tracea_jax.variants.attention_map import mask_words, tile_map
 
 OPTIONS = {
     name: value
@@ -95,30 +92,18 @@ def test_each_side_has_its_own_map_and_words():
     config = ATTENTION_BACKWARD_SM80.heuristic(backward(), A100)
     call = ATTENTION_BACKWARD_SM80.call(backward(**OPTIONS), config, A100)
     assert [s.name for s in call.steps] == [
-        *("prepare", "mean_of_blind", "gradient_of_sinks"),
-        *("tile_map_of_keys", "mask_words_of_keys", "keys"),
-        *("tile_map", "mask_words", "queries"),
+        *("prepare", "mean", "sinks"),
+        *("mask_of_keys", "map_of_keys", "keys", "map", "queries"),
     ]
     keys, queries = (s for s in call.steps if s.name in ("keys", "queries"))
     assert isinstance(keys, Launch) and isinstance(queries, Launch)
     assert keys.writes == ("dk", "dv") and queries.writes == ("dq",)
     shared = {"q", "k", "v", "do", "rows", "q_lengths", "kv_lengths"}
     shared |= {"q_segments", "kv_segments"}
+    maps = [s for s in call.steps if s.name.startswith("map")]
+    assert maps[0].reads == ("kv_segments", "q_segments", "mask_of_keys")
+    assert maps[1].reads == ("q_segments", "kv_segments", "mask")
     assert set(keys.reads) & set(queries.reads) == shared
-
-
-def test_what_keys_see_is_what_queries_see_turned_around():
-    rng = np.random.default_rng(0)
-    names = ("q_segments", "kv_segments", "mask")
-    queries, keys = (np.sort(rng.integers(0, 4, (2, n)), 1) for n in (70, 90))
-    mask = rng.random((1, 3, 70, 90)) < 0.5
-    how = {"names": names, "shape": (90, 70), "tile": (64, 32), "block": (1, 1)}
-    found = variant.map_of_keys(np, keys, queries, mask, **how)
-    turned = mask.swapaxes(2, 3)
-    np.testing.assert_array_equal(found, tile_map(np, keys, queries, turned, **how))
-    how = {"shape": (90, 70), "keys": 32, "block": (1, 1)}
-    found = variant.mask_words_of_keys(np, mask, **how)
-    np.testing.assert_array_equal(found, mask_words(np, turned, **how))
 
 
 def test_lengths_and_heads_share_a_source():
@@ -184,4 +169,6 @@ def test_every_config_compiles_without_spilling(device, head_dim, fields):
 
 
 def test_nothing_is_chosen_that_was_not_measured():
-    assert plan(backward(is_causal=True), H200).variant == "cudnn"
+    capped = backward(is_causal=True, soft_cap=50.0, q_len=2048, kv_len=2048)
+    assert plan(capped, A100).variant == "xla"
+    assert plan(capped, H200).variant == "attention_backward_sm90"

@@ -72,6 +72,15 @@ class AttentionBackwardSm80Config:
     def threads(self) -> int:
         return _WARP * self.warps
 
+    @property
+    def dq(self) -> str:
+        """It adds nothing in memory, see ``AttentionBackwardSm90Config``."""
+        return "recomputed"
+
+    @property
+    def adds(self) -> bool:
+        return False
+
     def __str__(self) -> str:
         tiles = f"{self.tile_kv}x{self.block_q} {self.tile_q}x{self.block_kv}"
         return f"{tiles} w{self.warps} s{self.stages}"

@@ -52,9 +52,7 @@ def writes(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
     return ("map", *words, *("counter",) * draws(config))
 
 
-def kernel(
-    problem: AttentionProblem, config: Any, device: CudaDevice
-) -> Kernel:
+def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel:
     """The kernel of a problem with segments or a mask, and of a config's tiles."""
     p = problem
     looks = bool(reads_mask(p, config))

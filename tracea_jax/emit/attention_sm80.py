@@ -154,9 +154,7 @@ def _scalars(
     }
     cap = p.soft_cap or 1.0
     scale_log2 = (p.soft_cap or p.scale) * math.log2(math.e)
-    return scalars(
-        numbers, _INTEGERS, _LONG, (scale_log2, 1 / p.scale, p.scale / cap)
-    )
+    return scalars(numbers, _INTEGERS, _LONG, (scale_log2, 1 / p.scale, p.scale / cap))
 
 
 def scalars(

@@ -306,7 +306,8 @@ def _params(
     )
 
 
-def buffer_shapes(problem: AttentionProblem, config: Any
+def buffer_shapes(
+    problem: AttentionProblem, config: Any
 ) -> dict[str, tuple[int, int, int, int]]:
     """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
     p = problem

@@ -26,9 +26,9 @@ from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config,
 from tracea_jax.emit.attention_sm80 import UNITS
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_backward_sm90 import (
-    gradient_of_sinks,
+    OF_SINKS,
     may_be_blind,
-    mean_of_blind,
+    of_blind,
 )
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm80 import device_refuses
@@ -136,10 +136,9 @@ class AttentionBackwardSm80:
             )
         ]
         if has_blind:
-            steps.append(_mean_of_blind(p))
+            steps.append(of_blind(p))
         if p.sinks:
-            reads = ("sinks", "rows")
-            steps.append(expression(gradient_of_sinks, reads, "dsinks", {}))
+            steps.append(OF_SINKS)
         for side in sides:
             steps += _map_of(side, device)
             steps.append(
