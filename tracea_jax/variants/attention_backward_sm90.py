@@ -167,12 +167,12 @@ class AttentionBackwardSm90:
                 Buffer(name=name, shape=shape, dtype="float32")
                 for name, shape in shapes.items()
             ]
-            steps.append(_mean_of_blind(p))
+            steps.append(of_blind(p))
         if p.segments:
             scratch += _segment_buffers(p, c)
             steps.append(_of_segments(p, c, device))
         if p.sinks:
-            steps.append(_OF_SINKS)
+            steps.append(OF_SINKS)
         steps += [
             Launch(
                 name="keys",
@@ -224,7 +224,7 @@ def may_be_blind(problem: AttentionProblem) -> bool:
     return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
 
 
-def _mean_of_blind(problem: AttentionProblem) -> Expression:
+def of_blind(problem: AttentionProblem) -> Expression:
     p = problem
     arguments = {
         "group": p.heads // p.kv_heads,
@@ -276,7 +276,7 @@ def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
     return -module.sum(weights * rows[:, :, 1], (0, 2))
 
 
-_OF_SINKS = Expression(
+OF_SINKS = Expression(
     name="sinks",
     function=gradient_of_sinks,
     reads=("sinks", "rows"),
