@@ -298,7 +298,7 @@ def test_the_scale_is_that_of_powers_of_two():
 
 def test_scores_of_a_cap_are_scaled_with_it():
     kernel = emit.kernel(problem(scale=0.25, soft_cap=20.0), USUAL, H200)
-    cap_log2, unscale, to_cap = floats(kernel)
+    cap_log2, unscale, to_cap, _ = floats(kernel)
     assert cap_log2 == pytest.approx(20 / 0.6931471805599453)
     assert (unscale, to_cap) == (4.0, 0.0125)
 
@@ -438,6 +438,42 @@ COMPILED = [
     (256, {"soft_cap": 50.0, "window": (4096, 0)}, None),
     (128, {"soft_cap": 50.0, "is_causal": True}, None),
     (128, {"alibi": "linear", "is_causal": True}, None),
+    (
+        128,
+        {"bias": (1, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304},
+        None,
+    ),
+    (
+        128,
+        {
+            "bias": (2, 12, 1000, 1304),
+            "bias_dtype": "float16",
+            "kv_len": 1304,
+            "is_causal": True,
+        },
+        None,
+    ),
+    (
+        64,
+        {
+            "bias": (2, 1, 1000, 1304),
+            "bias_dtype": "bfloat16",
+            "kv_len": 1304,
+            "soft_cap": 5.0,
+            "segments": True,
+        },
+        None,
+    ),
+    (
+        256,
+        {
+            "bias": (2, 12, 1000, 1304),
+            "bias_dtype": "bfloat16",
+            "kv_len": 1304,
+            "is_causal": True,
+        },
+        None,
+    ),
     (64, {"alibi": "distance"}, None),
     (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
     (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),

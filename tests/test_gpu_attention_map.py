@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_map, attention_sm90
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.ir import tile_states
@@ -37,7 +38,9 @@ def written(
 ) -> dict[str, np.ndarray]:
     """What the kernel writes into buffers full of ones, by name."""
     config = AttentionSm90Config(tile_q=tile[0], tile_kv=tile[1])
-    kernel = attention_map.kernel(problem, config, device_for("cuda"))
+    device = device_for("cuda")
+    assert isinstance(device, CudaDevice)
+    kernel = attention_map.kernel(problem, config, device)
     shapes = attention_sm90.buffer_shapes(problem, config)
     of = {"map": shapes["map"], "mask_words": shapes["mask"], "counter": (1,)}
     names = attention_map.writes(problem, config)

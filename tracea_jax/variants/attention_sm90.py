@@ -58,6 +58,7 @@ _SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
 _PLAIN = {1: 208, 2: 196, 3: 128}
 _MASKED = {1: 256, 2: 224, 3: 152}
 _CAPPED = 32
+_BIASED = 20
 _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
@@ -265,12 +266,14 @@ def _registers(problem: AttentionProblem, config: Any) -> Any:
     """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
 
     While scores are masked, as many again as there are scores. Wide heads leave too few
-    to cap many scores at once.
+    to cap many scores at once, and three consumers for what adds a bias.
     """
     scores, sums = config.tile_kv // 2, problem.columns // 2
     wide = max(problem.head_dim, problem.columns) > 128
     capped = _CAPPED * (problem.soft_cap is not None and wide)
-    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + capped
+    biased = _BIASED * rules.biased_by_tiles(problem) * (config.consumers > 2)
+    more = capped + biased
+    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + more
 
 
 def _most_registers(problem: AttentionProblem, config: Any) -> Any:

@@ -27,6 +27,11 @@ constexpr float kMaskedByJax = -2.3819763e38f;
 constexpr float kSlack = 8.0f;
 constexpr int kChains = 2;  // of a row's maximum and sum, that do not wait for each other
 
+// kMasked in the place of a lower score that is not -inf.
+TRACEA_DEVICE float not_below_masked(float v) {
+  return __float_as_uint(v) == 0xFF800000u ? v : (v < kMasked ? kMasked : v);
+}
+
 TRACEA_DEVICE float quad_max(float v) {
   v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
   return fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
@@ -67,10 +72,20 @@ class OnlineSoftmax {
 
   // Scores become weights; leaves in `alpha` what earlier sums are multiplied with. Whether
   // that is 1 for all rows of the warp.
-  template <int kCount>
+  //
+  // kClamps: scores may be lower than kMasked, and then count as that, but for -inf. Of a row
+  // whose largest score is higher they weigh nothing anyway.
+  template <bool kClamps = false, int kCount>
   TRACEA_DEVICE bool update(float (&s)[kCount], float (&alpha)[2]) {
     float most[2], shift[2];
     largest(s, most);
+    if constexpr (kClamps) {
+      if (__any_sync(0xFFFFFFFFu, fminf(most[0], most[1]) <= kMasked)) {
+        TRACEA_UNROLL
+        for (int i = 0; i < kCount; ++i) s[i] = not_below_masked(s[i]);
+        largest(s, most);
+      }
+    }
     const bool is_same = grow(most, alpha, shift);
     weigh(s, alpha, [&](float score, int half) { return fmaf(score, c_, -shift[half]); });
     return __all_sync(0xFFFFFFFFu, is_same);
@@ -88,8 +103,7 @@ class OnlineSoftmax {
       const auto curve = cap.curve(c_);
       weigh(s, alpha, [&](float x, int half) { return curve(x, -shift[half]); });
     } else {
-      cap.all(s);
-      weigh(s, alpha, [&](float x, int half) { return fmaf(x, c_, -shift[half]); });
+      weigh(s, alpha, [&](float x, int half) { return fmaf(cap(x), c_, -shift[half]); });
     }
     return __all_sync(0xFFFFFFFFu, is_same);
   }
