@@ -159,8 +159,3 @@ def in_scan(loss):
         return descended(p, jax.grad(loss)(p, *xy)), None
 
     return lambda p, x, y: lax.scan(body, p, (jnp.stack([x, y]), jnp.stack([y, x])))[0]
-
-
-def _tripled_backward(saved, ct):
-    plain = lambda p, x: x @ p["up"] @ p["down"]  # noqa: E731
-    return jax.tree.map(lambda g: 3 * g, jax.vjp(plain, *saved)[1](ct))
