@@ -10,7 +10,8 @@
 //   result 0   ======== k16 ==  == k16 ====             window of 8 pixels, 32 entries of k
 //   result 1         ======== k16 ==  == k16 ====
 //
-// A stage is the lines that kLines lines of results need, in boxes for 64 results each. The
+// A stage is the lines that kLines lines of results need, in boxes for 64 results each,
+// copied in pieces of lines. The
 // weights, all taps of kTileN channels, stay in shared memory. Each consumer computes some
 // of the lines.
 //
@@ -32,7 +33,7 @@ namespace tracea {
 
 template <class Traits>
 struct ConvStemParams {
-  const TensorMap* x;  // pixels as 8-byte elements
+  const TensorMap* x;  // pixels as two elements of 4 bytes each
   const TensorMap* w;  // (taps, n)
   ConvEpilogueParams<Traits> epilogue;
   int images, rows, columns, n;  // of the result
@@ -59,7 +60,7 @@ struct ConvStem {
   static constexpr int kSlabs = Traits::kSlabs;  // of each consumer
   static constexpr int kLines = Traits::kLines;
   static constexpr int kRowSteps = Traits::kWindow / 4;  // of 16 entries, in a line's window
-  static constexpr u32 kPitch = 8 * Traits::kBoxColumns;
+  static constexpr u32 kPitch = Traits::kPieces * Traits::kPiecePixels * 8;
   static constexpr int kInputLines =
       (kLines - 1) * Traits::kStride + (Traits::kTaps - 1) * Traits::kDilation + 1;
   static constexpr u32 kSlabBytesW = Traits::kDepth * 128;
@@ -71,7 +72,9 @@ struct ConvStem {
                 "consumers share the lines");
   static_assert(kSlabs % Traits::kLineSlabs == 0, "a consumer computes whole lines");
   static_assert(Traits::kDepth == Traits::kTaps * Traits::kWindow * 4, "all taps");
-  static_assert(Traits::kBoxColumns == 2 * 63 + Traits::kWindow, "windows of 64 results");
+  static_assert(Traits::kPieces * Traits::kPiecePixels >= 2 * 63 + Traits::kWindow,
+                "windows of 64 results");
+  static_assert(Traits::kPiecePixels * 8 % 128 == 0, "copies begin at lines of 128 bytes");
   static_assert(Traits::kBoxBytes >= kInputLines * kPitch, "a box holds its lines");
   static_assert(Mma::kN == Traits::kTileN, "one instruction spans the columns of the tile");
 
@@ -141,9 +144,17 @@ struct ConvStem {
       mbarrier_arrive_expect_tx(full, Traits::kLineSlabs * kInputLines * kPitch);
       TRACEA_UNROLL
       for (int slab = 0; slab < Traits::kLineSlabs; ++slab) {
-        cp_async_bulk_tensor_3d(shared_address(smem.x[state.stage_idx][slab]), p.x,
-                                2 * (column + 64 * slab) - p.left,
-                                line * Traits::kStride - p.top, image, full);
+        const u32 box = shared_address(smem.x[state.stage_idx][slab]);
+        const int first = 2 * (column + 64 * slab) - p.left;
+        TRACEA_NO_UNROLL
+        for (int i = 0; i < kInputLines; ++i) {
+          TRACEA_UNROLL
+          for (int piece = 0; piece < Traits::kPieces; ++piece) {
+            const int pixels = piece * Traits::kPiecePixels;
+            cp_async_bulk_tensor_3d(box + i * kPitch + 8 * pixels, p.x, 2 * (first + pixels),
+                                    line * Traits::kStride - p.top + i, image, full);
+          }
+        }
       }
       state.advance();
     });
@@ -168,7 +179,7 @@ struct ConvStem {
     for_each_tile([&](int image, int line, int column) {
       const auto corner = [&](int slab) {
         return ConvCorner{column + slab % Traits::kLineSlabs * 64,
-                          line + first_line + slab / Traits::kLineSlabs, image};
+                          line + first_line + slab / Traits::kLineSlabs, image, 0};
       };
       epilogue.prefetch(corner, n());
       float accumulators[kSlabs][Mma::kAccumulators];

@@ -12,7 +12,7 @@
 //
 // A strip is rows of 128 swizzled bytes, a chunk of channels. The swizzle is a function of
 // the address, so that a tile may begin at any row of it. Results at the zeros behind a line
-// or an image are computed, too, and the im2col map of the result drops them.
+// or an image are computed, too, and dropped.
 //
 // One warp keeps strips coming, another the weights of tap after tap; if those of all taps
 // fit (kResident), they are copied once, and a block keeps its channels. Consumers split the
@@ -102,6 +102,16 @@ struct ConvStrips {
       body(static_cast<int>(tile / n_tiles * Traits::kTileM),
            static_cast<int>(tile % n_tiles * Traits::kTileN));
     }
+  }
+
+  // All rows that are computed, which are pixels of the result while they are in an image.
+  TRACEA_DEVICE ConvRows rows() const {
+    ConvRows rows{};
+    rows.h.extent = p.lines;
+    rows.w.extent = p.line;
+    rows.h.out_step = rows.w.out_step = 1;
+    rows.count = p.images * p.lines * p.line;
+    return rows;
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -231,8 +241,9 @@ struct ConvStrips {
         return;
       }
       const auto corner = [&](int slab) {
-        const Pixel at = Pixel::at(m + row + 64 * slab, p.lines, p.line);
-        return ConvCorner{at.column, at.row, at.image};
+        const int first = m + row + 64 * slab;
+        const Pixel at = Pixel::at(first, p.lines, p.line);
+        return ConvCorner{at.column, at.row, at.image, first};
       };
       epilogue.prefetch(corner, n);
       if constexpr (kPingPong) {
@@ -278,7 +289,7 @@ struct ConvStrips {
       is_first = false;
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, corner, n, ConvRows{});
+      epilogue.store(accumulators, corner, n, rows());
     });
     epilogue.drain();
   }

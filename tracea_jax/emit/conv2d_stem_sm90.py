@@ -32,6 +32,7 @@ STRIDE = 2  # along a line: four pixels are 16 bytes, how wgmma reads neighbouri
 SLAB = 64  # results of one wgmma, in a line
 _SUBTILE_BYTES = SLAB * 128
 _PIXEL_BYTES = 8
+_PIECE = 48  # pixels of a line in one copy
 _CONSUMERS = 2
 _RESIDUAL_BUFFERS = 2  # of each consumer
 _WINDOW_UNIT = 4  # pixels of a step of wgmma
@@ -90,14 +91,15 @@ def _input_lines(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> Any:
     return (config.lines - 1) * problem.strides[0] + reach + 1
 
 
-def _box_columns(problem: Conv2dProblem) -> int:
-    return STRIDE * (SLAB - 1) + window(problem)
+def _pieces(problem: Conv2dProblem) -> int:
+    """Copies of a line of the image that 64 results are computed of."""
+    return -(-(STRIDE * (SLAB - 1) + window(problem)) // _PIECE)
 
 
 def box_bytes(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> Any:
     """Lines of the image for a slab of each line, in whole lines of 128 bytes."""
-    size = _input_lines(problem, config) * _box_columns(problem) * _PIXEL_BYTES
-    return -(-size // 128) * 128
+    line = _pieces(problem) * _PIECE * _PIXEL_BYTES
+    return _input_lines(problem, config) * line
 
 
 def smem_bytes(
@@ -186,15 +188,14 @@ def _params(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> tuple[Param
     residual = 2 + epilogues.has_bias(epilogue)
     out = residual + epilogue.residual
     line = padded_width(p) * _PIXEL_BYTES
-    image = (_box_columns(p), int(_input_lines(p, config)), 1)
     row = p.out_channels * ITEMSIZE[p.rhs]
     params: list[Param] = [
         TensorMap(
             operand=0,
-            dtype="float64",  # four channels
-            dims=(padded_width(p), p.height, p.batch),
+            dtype="float32",  # two channels
+            dims=(2 * padded_width(p), p.height, p.batch),
             strides=(line, line * p.height),
-            box=image,
+            box=(2 * _PIECE, 1, 1),
             swizzle=TensorMapSwizzle.NONE,
         ),
         TensorMap(
@@ -244,14 +245,15 @@ namespace {{
 struct Traits {{
   using Mma = tracea::{wgmma.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kScatters = false, kWalks = false;
+  static constexpr bool kScatters = false;
   static constexpr int kTaps = {problem.kernel_height}, kWindow = {window(problem)}, \
 kDepth = {depth(problem)}, kStride = {problem.strides[0]}, \
 kDilation = {problem.dilation[0]};
   static constexpr int kLines = {config.lines}, kLineSlabs = {config.line_slabs}, \
 kTileN = {config.tile_n}, kSlabs = {config.slabs}, kConsumers = {_CONSUMERS};
   static constexpr int kStages = {config.stages}, \
-kBoxColumns = {_box_columns(problem)}, kBoxBytes = {int(box_bytes(problem, config))}, \
+kPieces = {_pieces(problem)}, kPiecePixels = {_PIECE}, \
+kBoxBytes = {int(box_bytes(problem, config))}, \
 kBoxRowsW = {_box_rows_w(problem)};
   static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
 kSmemBytes = {int(smem_bytes(problem, config, buffers))};

@@ -272,10 +272,10 @@ def _params(
     params: list[Param] = [
         _pixels_map(problem, config),
         weights_map(problem, config.tile_n),
-        finished(out, p.out),
+        Pointer(operand=out),
     ]
     if epilogue.save_preactivation:
-        params.append(finished(out + 1, p.out))
+        params.append(Pointer(operand=out + 1))
     if epilogues.has_bias(epilogue):
         params.append(Pointer(operand=2))
     if epilogue.residual:
@@ -283,6 +283,7 @@ def _params(
     sizes = (
         *(p.batch, rows.counted, columns.counted),
         *(channels_out(p), source_channels(p), rows.before, columns.before),
+        *(rows.extent, columns.extent),
     )
     return (*params, *(Scalar(value=value) for value in sizes))
 
@@ -298,10 +299,11 @@ def _source(
     along_k = problem.direction == "input_grad"
     rows, columns = strip_axes(problem)
     total = buffers + _RESIDUAL_BUFFERS * epilogue.residual
-    parameters, finish = finish_arguments(epilogue, has_size=False)
+    parameters, finish = finish_arguments(epilogue, is_scattered=True)
     scalars = ("images", "lines", "line", "n", "channels", "top", "left")
+    sizes = (*scalars, "rows", "columns")
     signature = ", ".join(
-        [f"{_MAP} x", f"{_MAP} w", *parameters, *(f"int {name}" for name in scalars)]
+        [f"{_MAP} x", f"{_MAP} w", *parameters, *(f"int {name}" for name in sizes)]
     )
     types = f"{problem.lhs} -> {problem.out} {problem.direction}"
     copy_rows = int(copies(problem, config.tile_m)[1])
@@ -314,7 +316,7 @@ namespace {{
 struct Traits {{
   using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kScatters = false, kWalks = true, kTransB = {cxx(along_k)}, \
+  static constexpr bool kScatters = true, kTransB = {cxx(along_k)}, \
 kFlips = {cxx(along_k)}, kResident = {cxx(config.resident)};
   static constexpr int kTapsH = {rows.taps}, kTapsW = {columns.taps}, \
 kDilationH = {rows.step}, kDilationW = {columns.step};

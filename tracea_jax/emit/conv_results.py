@@ -59,25 +59,24 @@ def conv_walked_map(
 
 
 def finish_arguments(
-    epilogue: Epilogue, *, is_scattered: bool = False, has_size: bool = True
+    epilogue: Epilogue, *, is_scattered: bool = False
 ) -> tuple[list[str], str]:
     """Parameters of an entry, and the ``ConvEpilogueParams`` made of them.
 
-    The entry also has "n" and, if ``has_size``, "rows" and "columns" of an image of the
-    result.
+    The entry also has "n", and "rows" and "columns" of an image of the result.
     """
     saves, joins = epilogue.save_preactivation, epilogue.residual
     has_bias = epilogues.has_bias(epilogue)
     parameters = ["void* out" if is_scattered else f"{_MAP} out"]
-    parameters += [f"{_MAP} z"] * saves
+    parameters += ["void* z" if is_scattered else f"{_MAP} z"] * saves
     parameters += ["const void* bias"] * has_bias
     parameters += [f"{_MAP} residual"] * joins
     fields = (
         "nullptr" if is_scattered else "&out",
-        "&z" if saves else "nullptr",
+        "&z" if saves and not is_scattered else "nullptr",
         "&residual" if joins else "nullptr",
         "bias" if has_bias else "nullptr",
-        "out" if is_scattered else "nullptr",
-        *(("n", "rows", "columns") if has_size else ("n", "0", "0")),
+        f"{{out, {'z' if saves else 'nullptr'}}}" if is_scattered else "{}",
+        *("n", "rows", "columns"),
     )
     return parameters, f"{{{', '.join(fields)}}}"
