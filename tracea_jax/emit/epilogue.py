@@ -34,7 +34,7 @@ def name_parts(epilogue: Epilogue) -> tuple[str, ...]:
     return tuple(filter(None, words))
 
 
-def traits(problem: GemmProblem) -> str:
+def traits(problem: GemmProblem | Conv2dProblem) -> str:
     """The members of Traits that an epilogue asks for, one to a line."""
     e = problem.epilogue
     flags = {
