@@ -214,7 +214,12 @@ def check_compiles(asked: GemmProblem, config: GemmSm90Config) -> None:
 
 
 ALL_STEPS = Epilogue(bias="row", activation="gelu", residual=True)
-# One config of every tile and cluster shape that the search may ever propose.
+# One config of every tile that the search may ever propose; clusters take turns.
+TILES = one_of_each(
+    GEMM_SM90.space(problem(epilogue=ALL_STEPS), H200),
+    *("tile_m", "tile_n", "consumers", "ping_pong"),
+)
+# One of every tile and cluster shape.
 PROPOSED = one_of_each(
     GEMM_SM90.space(problem(epilogue=ALL_STEPS), H200), *SHAPE_FIELDS
 )
@@ -227,11 +232,18 @@ WIDEST = [
 
 
 @pytest.mark.nvrtc
+@pytest.mark.parametrize("config", TILES, ids=str)
+def test_every_tile_of_the_space_compiles(config):
+    check_compiles(problem(epilogue=ALL_STEPS), config)
+    if config.accumulators == max(c.accumulators for c in TILES):
+        check_compiles(problem(epilogue=GATE), config)  # registers run out here first
+
+
+@pytest.mark.nvrtc
+@pytest.mark.slow
 @pytest.mark.parametrize("config", PROPOSED, ids=str)
 def test_every_shape_of_the_space_compiles(config):
     check_compiles(problem(epilogue=ALL_STEPS), config)
-    if config.accumulators == max(c.accumulators for c in PROPOSED):
-        check_compiles(problem(epilogue=GATE), config)  # registers run out here first
 
 
 @pytest.mark.nvrtc
@@ -271,7 +283,7 @@ KINDS = (
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", KINDS, ids=str)
 def test_every_kind_of_kernel_compiles(asked, every):
     fields = ("tile_m", "tile_n", "consumers", "cluster_k")

@@ -32,6 +32,7 @@ Implementation = Literal[
     "conv2d_depthwise",
     "conv2d_grouped",
     "conv2d_product",
+    "conv2d_sm90",
     "conv2d_weights_sm90",
     "conv2d_stem_weights",
     "cudnn",
@@ -40,6 +41,8 @@ Implementation = Literal[
     "attention_sm90",
     "attention_backward_sm90",
     "paged_attention_sm90",
+    "elementwise_cpu",
+    "elementwise_cuda",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -46,10 +46,26 @@ def traits(problem: GemmProblem | Conv2dProblem) -> str:
         "kSumsColumns": e.column_sums,
         "kSavesPreactivation": e.save_preactivation,
     }
+    return _members(e, problem.out, flags)
+
+
+def convolution_traits(problem: Conv2dProblem) -> str:
+    """The same of a convolution's epilogue."""
+    e = problem.epilogue
+    flags = {
+        "kHasBias": has_bias(e),
+        "kHasResidual": e.residual,
+        "kSavesPreactivation": e.save_preactivation,
+    }
+    return _members(e, problem.out, flags)
+
+
+def _members(epilogue: Epilogue, out: str, flags: dict[str, bool]) -> str:
+    e = epilogue
     lines = (
-        f"using ElementOut = {CXX_TYPE[problem.out]};",
-        f"using ElementBias = {CXX_TYPE[e.bias_dtype or problem.out]};",
-        f"using ElementResidual = {CXX_TYPE[e.residual_dtype or problem.out]};",
+        f"using ElementOut = {CXX_TYPE[out]};",
+        f"using ElementBias = {CXX_TYPE[e.bias_dtype or out]};",
+        f"using ElementResidual = {CXX_TYPE[e.residual_dtype or out]};",
         *(f"static constexpr bool {name} = {cxx(v)};" for name, v in flags.items()),
         "static constexpr auto kActivation = "
         f"tracea::Activation::{_ACTIVATION[e.activation]};",
