@@ -13,7 +13,9 @@ from numerics import normal
 
 @functools.partial(
     jax.jit,
-    static_argnames=("scale", "is_causal", "local_window_size", "logits_soft_cap"),
+    static_argnames=(
+        *("scale", "is_causal", "local_window_size", "logits_soft_cap", "alibi"),
+    ),
 )
 def definition(
     q,
@@ -31,6 +33,8 @@ def definition(
     key_value_segment_ids=None,
     logits_soft_cap=None,
     sinks=None,
+    alibi_slopes=None,
+    alibi="distance",
 ) -> tuple[Any, Any]:
     """(output, log-sum-exp (batch, queries, heads)) in the operands' precision."""
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
@@ -38,9 +42,12 @@ def definition(
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
+    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None]
+    if alibi_slopes is not None:
+        ahead = -jnp.abs(i - j) if alibi == "distance" else j - i
+        scores = scores + alibi_slopes[:, None, None] * ahead
     if logits_soft_cap is not None:
         scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
-    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None]
     allowed = jnp.ones(scores.shape, bool) if mask is None else mask
     if is_causal:
         allowed = allowed & (j <= i)
@@ -125,11 +132,19 @@ EXTRAS: dict[str, dict[str, Any]] = {
     },
     "cap": {"logits_soft_cap": 0.7, "bias": normal(1, 4, 6, 5)},
     "sinks": {"sinks": normal(4, seed=7), "is_causal": True},
+    "alibi": {"alibi_slopes": normal(4, seed=9), "bias": normal(1, 1, 6, 5)},
+    "linear alibi": {
+        "alibi_slopes": normal(4, seed=9),
+        "alibi": "linear",
+        "local_window_size": 3,
+        "key_value_seq_lengths": lengths(4, 5),
+    },
     "all extras": {
         "query_segment_ids": jnp.asarray([[3, 3, 5, 5, 5, 5], [0, 0, 0, 0, 0, 0]]),
         "key_value_segment_ids": jnp.asarray([[3, 3, 5, 5, 5], [0, 0, 0, 0, 0]]),
         "logits_soft_cap": 1.5,
         "sinks": normal(4, seed=8),
+        "alibi_slopes": normal(4, seed=9),
         "is_causal": True,
         "bias": normal(2, 1, 6, 5),
         "key_value_seq_lengths": lengths(4, 5),

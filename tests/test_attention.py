@@ -251,6 +251,7 @@ PROBLEMS = st.builds(
     segments=st.booleans(),
     soft_cap=st.none() | st.floats(0.5, 100),
     sinks=st.booleans(),
+    alibi=st.none() | st.sampled_from(["distance", "linear"]),
     value_dim=st.none() | SIZES,
     aligned_at_end=st.booleans(),
 )
@@ -339,7 +340,9 @@ KINDS = {
         "aligned_at_end": True,
         "kv_lengths": True,
         "sinks": True,
+        "alibi": "distance",
     },
+    "alibi": {"alibi": "distance", "soft_cap": 2.0},
 }
 
 

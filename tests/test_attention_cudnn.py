@@ -408,6 +408,7 @@ ARGUMENTS = dict(
             "query_segment_ids",
             "key_value_segment_ids",
             "sinks",
+            "alibi_slopes",
         ),
         strict=True,
     )

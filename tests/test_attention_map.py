@@ -1,160 +1,109 @@
-"""Maps of blocks and words of masks: equal to dense masks, as the device reads them."""
+"""The kernel that makes maps of blocks: its launches, its code, and what words mean."""
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-import numpy as np
+import dataclasses
+from typing import Any
+
 import pytest
 from device_code import compiles_device_code
 
+from tracea_jax.device import NAMED, CudaDevice
+from tracea_jax.emit import attention_map
+from tracea_jax.emit.attention_sm90 import AttentionSm90Config
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
+from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
-from tracea_jax.variants.attention_map import mask_words, tile_map
 
-SHAPES = [((300, 700), (128, 64)), ((70, 5000), (64, 96)), ((1, 1), (192, 128))]
-
-
-def unpacked(words: np.ndarray, blocks: int) -> tuple[np.ndarray, np.ndarray]:
-    """(seen, full) of (.., tiles, words), as booleans (.., tiles, blocks)."""
-    n = np.arange(blocks)
-    seen, full = (
-        (words[..., 2 * (n // 32) + kind] >> (n % 32) & 1).astype(bool)
-        for kind in (0, 1)
-    )
-    return seen, full
-
-
-def tiles_of(allowed: np.ndarray, tile: tuple[int, int], reduce) -> np.ndarray:
-    """The reduction of each tile of (.., queries, keys)."""
-    rows = range(0, allowed.shape[-2], tile[0])
-    columns = range(0, allowed.shape[-1], tile[1])
-    parts = [
-        [
-            reduce(allowed[..., a : a + tile[0], b : b + tile[1]], axis=(-2, -1))
-            for b in columns
-        ]
-        for a in rows
-    ]
-    return np.moveaxis(np.asarray(parts), (0, 1), (-2, -1))
-
-
-def some_mask(*shape: int) -> np.ndarray:
-    """Random, with tiles that are empty and tiles that are full."""
-    mask = np.random.default_rng(0).random(shape) < 0.5
-    mask[:, :, :128] = False
-    mask[:, -1] = True
-    mask[..., 130:, :256] = True
-    return mask
+H200 = NAMED["H200"]
+assert isinstance(H200, CudaDevice)
+BASE = AttentionProblem(
+    batch=2,
+    q_len=1000,
+    kv_len=1300,
+    heads=12,
+    kv_heads=4,
+    head_dim=64,
+    dtype="bfloat16",
+    scale=0.125,
+)
+TILES = AttentionSm90Config(tile_q=128, tile_kv=64)
+SEGMENTS = {"segments": True}
+SCORES = {"mask": (1, 12, 1000, 1300)}
+BLOCKS = {"mask": (2, 1, 8, 11), "mask_block": (128, 128)}
+OTHERS = {"mask": (2, 1, 10, 26), "mask_block": (100, 50)}
+KINDS: tuple[dict[str, Any], ...] = (
+    SEGMENTS,
+    SCORES,
+    BLOCKS,
+    OTHERS,
+    {"mask": (1, 1, 1, 1)},
+    {**SEGMENTS, **SCORES},
+    {**SEGMENTS, **BLOCKS},
+    {**SCORES, "kv_len": 1301, "mask": (1, 1, 1000, 1301)},
+)
 
 
-def ids(length: int, seed: int) -> np.ndarray:
-    return np.sort(np.random.default_rng(seed).integers(0, 5, (2, length))).astype("i4")
+def made(fields: dict[str, Any], config: AttentionSm90Config = TILES) -> Kernel:
+    assert isinstance(H200, CudaDevice)
+    return attention_map.kernel(dataclasses.replace(BASE, **fields), config, H200)
 
 
-@pytest.mark.parametrize(("shape", "tile"), SHAPES, ids=str)
-@pytest.mark.parametrize("module", [np, jnp])
-def test_a_mask_says_which_tiles_are_seen_and_full(module, shape, tile):
-    mask = some_mask(1, 3, *shape)
-    words = tile_map(
-        module,
-        module.asarray(mask),
-        names=("mask",),
-        shape=shape,
-        tile=tile,
-        block=(1, 1),
-    )
-    seen, full = unpacked(np.asarray(words), -(-shape[1] // tile[1]))
-    np.testing.assert_array_equal(seen, tiles_of(mask, tile, np.any))
-    np.testing.assert_array_equal(full, tiles_of(mask, tile, np.all))
-
-
-@pytest.mark.parametrize(("shape", "tile"), SHAPES, ids=str)
-def test_documents_are_skipped_exactly_and_other_segments_safely(shape, tile):
-    queries, keys = ids(shape[0], 1), ids(shape[1], 2)
-    keys[1] = keys[1][::-1]  # descending
-    for sorted_ids in (True, False):
-        if not sorted_ids:
-            keys = np.random.default_rng(3).permuted(keys, axis=1)
-        words = tile_map(
-            np,
-            *(queries, keys),
-            names=("q_segments", "kv_segments"),
-            shape=shape,
-            tile=tile,
-            block=(1, 1),
-        )
-        seen, full = unpacked(words, -(-shape[1] // tile[1]))
-        allowed = (queries[:, :, None] == keys[:, None])[:, None]
-        np.testing.assert_array_equal(full, tiles_of(allowed, tile, np.all))
-        needed = tiles_of(allowed, tile, np.any)
-        assert not (needed & ~seen).any()
-    # Sorted ids without gaps overlap where a score counts, and nowhere else.
-    both = ids(shape[0], 1)
-    words = tile_map(
-        np,
-        *(both, both),
-        names=("q_segments", "kv_segments"),
-        shape=(shape[0], shape[0]),
-        tile=tile,
-        block=(1, 1),
-    )
-    allowed = (both[:, :, None] == both[:, None])[:, None]
-    seen, _ = unpacked(words, -(-shape[0] // tile[1]))
-    np.testing.assert_array_equal(seen, tiles_of(allowed, tile, np.any))
-
-
-def test_all_rules_hold_together():
-    shape, tile = (300, 700), (128, 64)
-    mask, queries, keys = some_mask(1, 3, *shape), ids(300, 1), ids(700, 2)
-    words = tile_map(
-        np,
-        *(queries, keys, mask),
-        names=("q_segments", "kv_segments", "mask"),
-        shape=shape,
-        tile=tile,
-        block=(1, 1),
-    )
-    assert words.shape == (2, 3, 3, 2) and words.dtype == np.uint32
-    seen, full = unpacked(words, 11)
-    allowed = mask & (queries[:, None, :, None] == keys[:, None, None, :])
-    assert not (tiles_of(allowed, tile, np.any) & ~seen).any()
-    np.testing.assert_array_equal(full, tiles_of(allowed, tile, np.all))
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("fields", KINDS, ids=str)
+def test_every_kind_compiles_without_spilling(fields):
+    for tiles in ((128, 64), (192, 48)):
+        config = AttentionSm90Config(tile_q=tiles[0], tile_kv=tiles[1])
+        cubin = nvrtc.compile(made(fields, config))
+        assert cubin.stack_bytes == cubin.spill_bytes == 0
+        assert cubin.warnings == ()
 
 
 @pytest.mark.parametrize(
-    "block", [(128, 128), (256, 384), (100, 50), (1, 700)], ids=str
+    ("fields", "blocks"),
+    [
+        (SEGMENTS, 2),  # an example's 8 tiles, and its one word of blocks
+        ({**SEGMENTS, "q_len": 128 * 32 + 1}, 2 * 2),
+        ({**SEGMENTS, "kv_len": 64 * 32 + 1}, 2 * 2),
+        (SCORES, 12 * 8),
+        ({**SEGMENTS, **SCORES}, 2 * 12 * 8),
+        (BLOCKS, 2),
+    ],
+    ids=str,
 )
-def test_blocks_of_a_mask_are_those_of_its_scores(block):
-    shape, tile = (300, 700), (128, 128)
-    entries = (
-        np.random.default_rng(0).random(
-            (2, 1, -(-shape[0] // block[0]), -(-shape[1] // block[1]))
-        )
-        < 0.4
-    )
-    mask = entries.repeat(block[0], 2)[:, :, : shape[0]]
-    mask = mask.repeat(block[1], 3)[..., : shape[1]]
-    words = tile_map(np, entries, names=("mask",), shape=shape, tile=tile, block=block)
-    seen, full = unpacked(words, 6)
-    np.testing.assert_array_equal(seen, tiles_of(mask, tile, np.any))
-    np.testing.assert_array_equal(full, tiles_of(mask, tile, np.all))
+def test_blocks_of_the_launch(fields, blocks):
+    assert made(fields).grid == (blocks, 1, 1)
 
 
-@pytest.mark.parametrize("keys", [48, 112, 128])
-@pytest.mark.parametrize("given", [(7, 300), (1, 300), (7, 1)])
-def test_a_threads_word_has_its_own_entries(keys, given):
-    """Bit of key j of a block: those of a lane are 8 i + 2 t and the next."""
-    mask = np.random.default_rng(0).random((1, 2, *given)) < 0.5
-    shape = (given[0], 300)
-    words = mask_words(np, mask, shape=shape, keys=keys, block=(1, 1))
-    blocks = -(-300 // keys)
-    assert words.shape == (1, 2, given[0], 4 * blocks)
-    words = words.reshape(1, 2, given[0], blocks, 4)
-    for j in range(blocks * keys):
-        block, column = divmod(j, keys)
-        bit = 2 * (column // 8) + column % 2
-        found = words[..., block, column % 8 // 2] >> bit & 1
-        expected = np.broadcast_to(mask, (1, 2, *shape))[..., j] if j < 300 else 1
-        np.testing.assert_array_equal(found, np.broadcast_to(expected, found.shape))
+def test_operands_and_steps():
+    def operands(fields: dict[str, Any], **changes: Any) -> list[int]:
+        kernel = made(fields, dataclasses.replace(TILES, **changes))
+        return [p.operand for p in kernel.params if isinstance(p, Pointer)]
+
+    # segments, mask, map, words of the mask, counter
+    assert operands(SEGMENTS) == [0, 1, -1, 2, -1, 3]
+    assert operands(SCORES, schedule="grid") == [-1, -1, 0, 1, 2, -1]
+    assert operands({**SEGMENTS, **BLOCKS}) == [0, 1, 2, 3, -1, 4]
+
+    def steps(fields: dict[str, Any]) -> tuple[float, ...]:
+        numbers = [p.value for p in made(fields).params if isinstance(p, Scalar)]
+        return tuple(numbers[5:])  # row, key, example, head
+
+    assert steps(SCORES) == (1300, 1, 0, 1300_000)
+    assert steps(BLOCKS) == (11, 1, 88, 0)
+    assert steps({"mask": (2, 12, 1, 1300)}) == (0, 1, 15600, 1300)
+    assert steps({"mask": (1, 1, 1000, 1)}) == (1, 0, 0, 0)
+
+
+def test_lengths_share_a_source():
+    lengths = ((1000, 1300), (77, 1304))
+    kernels = [
+        made({"mask": (1, 1, *n), "q_len": n[0], "kv_len": n[1]}) for n in lengths
+    ]
+    assert len({kernel.source for kernel in kernels}) == 1
+
+
+# ---- what attention_sm90 reads -------------------------------------------------------
 
 
 def claims() -> list[str]:

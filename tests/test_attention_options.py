@@ -27,7 +27,7 @@ from tracea_jax.problem import AttentionProblem
 
 Q, K, _ = qkv()
 NARROW = normal(2, 5, 2, 3, seed=1)  # values of another size than the keys
-DIFFERENTIABLE = ("bias", "sinks")
+DIFFERENTIABLE = ("bias", "sinks", "alibi_slopes")
 
 
 @pytest.fixture(params=["reference", "flash"])
@@ -58,7 +58,7 @@ def test_values_are_those_of_the_definition(case):
     assert_close(o.astype("float32"), exact[0], 2e-2)
 
 
-@pytest.mark.parametrize("case", ["cap", "all extras"])
+@pytest.mark.parametrize("case", ["cap", "alibi", "all extras"])
 def test_derivatives_are_those_of_the_definition(path, case):
     fixed = dict(EXTRAS[case])
     named = {n: fixed.pop(n) for n in DIFFERENTIABLE if n in fixed}
@@ -206,6 +206,16 @@ def test_a_kernel_of_masks_is_given_one():
     assert text.count("tracea_cpu_attention_v1") == 1 and "block_q = 7" in text
 
 
+def test_a_kernel_of_biases_is_given_that_of_slopes():
+    settings: dict[str, Any] = {**EXTRAS["linear alibi"], "bias": normal(2, 1, 6, 5)}
+    kernel = functools.partial(attention, implementation="attention_cpu", **settings)
+    values = normal(2, 5, 2, 8)
+    exact = in_f64(lambda *x: exactly(*x, **settings), Q, K, values)
+    assert_close(jax.jit(kernel)(Q, K, values), exact, 4e-6)
+    with pytest.raises(tracea.Unsupported, match="no gradient of one"):
+        jax.grad(lambda q: kernel(q, K, values).sum())(Q)
+
+
 @pytest.mark.parametrize("kernel", ["cudnn", "attention_cpu"])
 def test_kernels_of_masks_refuse_what_no_mask_says(kernel):
     device = NAMED["H200"] if kernel == "cudnn" else local_device()
@@ -229,6 +239,8 @@ def test_kernels_of_masks_refuse_what_no_mask_says(kernel):
     ):
         other = dataclasses.replace(problem, **fields)
         assert diagnose(other, device).reason(kernel) == reason
+    sloped = diagnose(dataclasses.replace(problem, alibi="linear"), device)
+    assert ("attention_cpu" in sloped.candidates) is (kernel == "attention_cpu")
 
 
 # --- special cases --------------------------------------------------------------------
@@ -294,6 +306,8 @@ def test_export_keeps_the_options(flash):
         ),
         ({"logits_soft_cap": 0}, "must be positive and finite, not 0.0"),
         ({"logits_soft_cap": "much"}, "must be a number that is known, not 'much'"),
+        ({"alibi": "far"}, "alibi='far' must be one of distance, linear"),
+        ({"alibi_slopes": jnp.zeros((4, 1))}, r"alibi_slopes must be floating point"),
         ({"sinks": jnp.zeros(2)}, r"sinks must be floating point of shape \(4,\)"),
         ({"value": NARROW[:, :4]}, "value must have key's shape .* but for the last"),
     ],

@@ -38,6 +38,7 @@ EVERY_OPTION = {
     "bias_dtype": "float32",
     "soft_cap": 50.0,
     "sinks": True,
+    "alibi": "distance",
 }
 
 
@@ -257,14 +258,14 @@ def test_operands_are_numbered_arguments_first():
         return [maps(kernel)[3].operand, *pointers]
 
     # o, then log-sum-exp, counter, lengths of queries and of keys
-    none = [-1] * 7
+    none = [-1] * 8
     assert operands({}, schedule="grid") == [3, -1, -1, -1, -1, *none]
     assert operands({}) == [4, -1, 3, -1, -1, *none]
     assert operands({"kv_lengths": True}) == [5, -1, 4, -1, 3, *none]
     assert operands(EVERYTHING) == [6, 7, 5, 3, 4, *none]
-    # ..., segments, sinks, bias, map, words of the mask, values
+    # ..., segments, sinks, slopes, bias, map, words of the mask, values
     found = operands(EVERY_OPTION)
-    assert found == [12, 13, 11, 4, 5, 6, 7, 8, 3, 9, 10, 2]
+    assert found == [13, 14, 12, 4, 5, 6, 7, 8, 9, 3, 10, 11, 2]
     assert len(set(found)) == len(found)
 
 
@@ -297,7 +298,7 @@ def test_the_scale_is_that_of_powers_of_two():
 
 def test_scores_of_a_cap_are_scaled_with_it():
     kernel = emit.kernel(problem(scale=0.25, soft_cap=20.0), USUAL, H200)
-    cap_log2, unscale, to_cap = floats(kernel)
+    cap_log2, unscale, to_cap, _ = floats(kernel)
     assert cap_log2 == pytest.approx(20 / 0.6931471805599453)
     assert (unscale, to_cap) == (4.0, 0.0125)
 
@@ -317,13 +318,12 @@ def test_tiles_that_are_drawn_start_from_a_counter():
 def test_masks_become_a_map_before_the_kernel():
     call = ATTENTION_SM90.call(problem(**EVERY_OPTION), USUAL, H200)
     assert isinstance(call, Steps)
-    options = ("q_lengths", "kv_lengths", "q_segments", "kv_segments", "sinks")
+    options = ("q_lengths", "kv_lengths", "q_segments", "kv_segments")
+    options += ("sinks", "alibi_slopes")
     assert call.operands == ("q", "k", "v", "bias", "mask", *options)
-    assert [(s.name, *s.reads) for s in call.steps[:3]] == [
-        ("tile_map", "q_segments", "kv_segments", "mask"),
-        ("mask_words", "mask"),
-        ("zeros",),
-    ]
+    first, *_ = call.steps
+    assert (first.name, *first.reads) == ("map", "q_segments", "kv_segments", "mask")
+    assert first.writes == ("map", "mask_words", "counter")
     assert {b.name: b.shape for b in call.scratch} == {
         "map": (2, 1, 8, 2),  # two words for 11 blocks
         "mask_words": (2, 1, 1000, 11 * 4),
@@ -334,7 +334,8 @@ def test_masks_become_a_map_before_the_kernel():
     blocks = problem(mask=(1, 12, 8, 11), mask_block=(128, 128))
     call = ATTENTION_SM90.call(blocks, USUAL, H200)
     assert isinstance(call, Steps)
-    assert [s.name for s in call.steps] == ["tile_map", "zeros", "attend"]
+    assert [s.name for s in call.steps] == ["map", "attend"]
+    assert call.steps[0].writes == ("map", "counter")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ def test_what_a_bias_shares_is_read_again(shape, found):
     fields = {"bias": shape, "bias_dtype": "bfloat16"}
     kernel = emit.kernel(problem(**fields), USUAL, H200)
     scalars = [p for p in kernel.params if isinstance(p, Scalar)]
-    row = scalars[10].value
+    row = scalars[11].value
     example, head, *_ = (p.value for p in scalars if p.dtype == "int64")
     assert (example, head, row) == found
 
@@ -435,6 +436,45 @@ COMPILED = [
     (128, {"segments": True, "is_causal": True}, None),
     (192, {"soft_cap": 50.0, "is_causal": True, "value_dim": 128}, None),
     (256, {"soft_cap": 50.0, "window": (4096, 0)}, None),
+    (128, {"soft_cap": 50.0, "is_causal": True}, None),
+    (128, {"alibi": "linear", "is_causal": True}, None),
+    (
+        128,
+        {"bias": (1, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304},
+        None,
+    ),
+    (
+        128,
+        {
+            "bias": (2, 12, 1000, 1304),
+            "bias_dtype": "float16",
+            "kv_len": 1304,
+            "is_causal": True,
+        },
+        None,
+    ),
+    (
+        64,
+        {
+            "bias": (2, 1, 1000, 1304),
+            "bias_dtype": "bfloat16",
+            "kv_len": 1304,
+            "soft_cap": 5.0,
+            "segments": True,
+        },
+        None,
+    ),
+    (
+        256,
+        {
+            "bias": (2, 12, 1000, 1304),
+            "bias_dtype": "bfloat16",
+            "kv_len": 1304,
+            "is_causal": True,
+        },
+        None,
+    ),
+    (64, {"alibi": "distance"}, None),
     (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
     (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),
 ]

@@ -148,6 +148,7 @@ ALL = {
     "mask": (1, *SCORES),
     "soft_cap": 5.0,
     "sinks": True,
+    "alibi": "distance",
 }
 
 
@@ -158,7 +159,11 @@ ALL = {
         {"segments": True, "is_causal": True},
         {"soft_cap": 5.0, "is_causal": True},
         {"soft_cap": 1e6, "sinks": True, "saves_lse": True},
+        {"soft_cap": 50.0, "is_causal": True},
         {"soft_cap": 1e-3},
+        {"alibi": "linear", "is_causal": True},
+        {"alibi": "distance", "saves_lse": True},
+        {"alibi": "linear", "aligned_at_end": True, "kv_lengths": True},
         BIAS,
         {"mask": (1, *SCORES)},
         {"mask": (1, 4, 3, 4), "mask_block": (128, 128), "is_causal": True},
@@ -178,6 +183,38 @@ def test_biases_that_are_shared(dtype, kv_len):
         run_and_check(
             dataclasses.replace(BASE, kv_len=kv_len, bias=shape, bias_dtype=dtype)
         )
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_biases_that_are_copied_in_tiles(head_dim, dtype):
+    problem = dataclasses.replace(BASE, kv_len=456, head_dim=head_dim, dtype=dtype)
+    bias = {"bias": (1, 4, 331, 456), "bias_dtype": dtype}
+    per_example = {"bias": (2, 1, 331, 456), "bias_dtype": "bfloat16"}
+    masked = {**ALL, **bias, "mask": (1, 4, 331, 456)}
+    for fields in (bias, per_example, {**bias, "is_causal": True}, masked):
+        run_and_check(dataclasses.replace(problem, **fields))
+
+
+def test_every_tile_takes_a_bias():
+    problem = dataclasses.replace(BASE, kv_len=456, bias=(2, 4, 331, 456))
+    problem = dataclasses.replace(problem, bias_dtype="bfloat16", is_causal=True)
+    assert sweep(problem, "tile_q", "tile_kv") > 4
+    assert sweep(problem, "stages", "overlap") > 2
+
+
+@pytest.mark.parametrize("kv_len", [400, 401])
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}], ids=str)
+def test_a_bias_that_masks(kv_len, settings):
+    """By infinities and by the least numbers, alone and through whole blocks."""
+    args = arguments(300, kv_len)
+    least = float(jnp.finfo("bfloat16").min)
+    bias = normal(1, 4, 300, kv_len, seed=5).astype("bfloat16")
+    bias = bias.at[:, 0, :, 64:256].set(-jnp.inf).at[:, 1, :, 100:300].set(least)
+    bias = bias.at[:, 2, 70:200].set(least).at[:, 3, 40:90].set(-jnp.inf)
+    bias = bias.at[:, 3, 100:200, :300].set(least).at[:, 3, 250:, 1:].set(-jnp.inf)
+    assert_as_xla(args, bias=bias, **settings)
+    assert_as_xla(args, bias=bias, logits_soft_cap=5.0, **settings)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (7, 129), (129, 127), (300, 9000)], ids=str)

@@ -21,6 +21,7 @@ BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = (
     "gpt2_step",
     "vit_step",
+    "convnext_step",
     "llama_block_step",
     "llama_decode donated",
     "llama_decode kept",

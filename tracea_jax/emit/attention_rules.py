@@ -1,7 +1,8 @@
-"""What attention_sm90 makes of the rules on which query sees which key.
+"""What attention_sm90 makes of biases and of the rules on which query sees which key.
 
 Rules on positions and lengths are numbers of a launch. Segments and masks are a map of
-blocks, which is computed before it, and words of a mask for blocks that are mixed.
+blocks, which a kernel makes before it (``attention_map``), and words of a mask for
+blocks that are mixed.
 Callers: ``attention_sm90`` beside this module, and the variant of that name.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from tracea_jax.problem import AttentionProblem
+
+_ALIGNED = 8  # elements of 16 bits; tensor maps read rows that start at a multiple
 
 
 def window(problem: AttentionProblem) -> tuple[int | None, int | None]:
@@ -54,3 +57,14 @@ def reads_mask(problem: AttentionProblem, config: Any) -> Any:
 def masks(problem: AttentionProblem) -> bool:
     """Whether more than the last block of keys of a tile may be partial."""
     return window(problem) != (None, None) or problem.kv_lengths or is_mapped(problem)
+
+
+def biased_by_tiles(problem: AttentionProblem) -> bool:
+    """Whether tiles of a bias are copied into shared memory.
+
+    Others are shared by queries or keys, or their rows start where no copy can.
+    """
+    p = problem
+    if p.bias is None or p.bias_dtype not in ("bfloat16", "float16"):
+        return False
+    return p.bias[2] > 1 and p.bias[3] > 1 and p.kv_len % _ALIGNED == 0

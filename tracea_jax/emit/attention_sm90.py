@@ -13,7 +13,13 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_rules import is_mapped, reads_mask, shifts, window
+from tracea_jax.emit.attention_rules import (
+    biased_by_tiles,
+    is_mapped,
+    reads_mask,
+    shifts,
+    window,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -39,6 +45,7 @@ _ROW_BYTES = 128  # of a slab
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
+_ALIBI = {None: "kNone", "linear": "kLinear", "distance": "kDistance"}
 _BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 # Parameters behind the tensor maps and the log-sum-exp: pointers with their types, and
 # numbers.
@@ -49,17 +56,18 @@ _POINTERS = {
     "q_segments": "const int*",
     "kv_segments": "const int*",
     "sinks": "const float*",
+    "alibi_slopes": "const float*",
     "bias": "const void*",
     "map": "const unsigned*",
     "mask_words": "const unsigned*",
     "values": "const void*",
 }
 _INTEGERS = (
-    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "section"),
-    *("map_example", "map_head", "bias_row", "mask_row"),
+    *("batch", "q_len", "kv_len", "heads", "group", "left", "right", "ahead"),
+    *("section", "map_example", "map_head", "bias_row", "mask_row"),
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
-_FACTORS = ("scale_log2", "unscale", "to_cap")
+_FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 
@@ -122,7 +130,7 @@ def smem_bytes(
     staging = 0 if in_place else values * tile
     period = SWIZZLE_128B.period_bytes
     # The last for barriers, and one byte.
-    return keys * tile + ring + staging + period
+    return keys * tile + ring + staging + bias_bytes(problem, config) + period
 
 
 def stages_in_place(
@@ -222,6 +230,7 @@ def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[st
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
         "map": is_mapped(p),
         "mask_words": reads_mask(p, config),
         "counter": draws(config),
@@ -245,6 +254,7 @@ def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
         "bias" if problem.bias else "",
         "cap" if problem.soft_cap else "",
         "sinks" if problem.sinks else "",
+        f"alibi_{problem.alibi}" if problem.alibi else "",
         "lse" if problem.saves_lse else "",
     )
     choices = str(config).replace(" ", "_")
@@ -268,17 +278,21 @@ def _params(
         "group": p.heads // p.kv_heads,
         "left": left or 0,
         "right": right or 0,
+        "ahead": p.kv_len - p.q_len if p.aligned_at_end else 0,
         "section": section(p),
         **_steps(p, config),
     }
     number["values"] = number["v"] if is_mapped(p) else -1
-    scale = p.soft_cap or p.scale
-    factors = (scale * math.log2(math.e), 1 / p.scale, p.scale / (p.soft_cap or 1.0))
+    product = 1.0 if biased_by_tiles(p) else p.scale  # what scores then lack
+    cap = p.soft_cap or 1.0
+    last = p.soft_cap or product
+    factors = (last * math.log2(math.e), 1 / p.scale, product / cap, p.scale)
     return (
         operand_map(p, 0, queries, config.tile_q, p.head_dim),
         operand_map(p, 1, keys, config.tile_kv, p.head_dim),
         operand_map(p, 2, keys, config.tile_kv, p.columns),
         operand_map(p, out, queries, WARP_ROWS, p.columns),
+        *(_bias_map(p, config, number["bias"]) for _ in range(biased_by_tiles(p))),
         Pointer(operand=out + 1 if p.saves_lse else -1),
         *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
         *(Scalar(value=numbers[name]) for name in _INTEGERS),
@@ -297,7 +311,7 @@ def buffer_shapes(
     words = 2 * -(-blocks // 32)
     return {
         "mask": (
-            *(examples, heads, p.q_len if p.mask_block else rows),
+            *(examples, heads, p.q_len if rows > 1 else 1),
             blocks * WORDS_OF_BLOCK,
         ),
         "map": (p.batch if p.segments else examples, heads, tiles_q(p, config), words),
@@ -336,6 +350,29 @@ def operand_map(
     )
 
 
+def bias_bytes(problem: AttentionProblem, config: AttentionSm90Config) -> Any:
+    """Shared memory for tiles of a bias."""
+    if not biased_by_tiles(problem):
+        return 0
+    return config.stages * config.tile_q * slabs(config.tile_kv) * _ROW_BYTES
+
+
+def _bias_map(
+    problem: AttentionProblem, config: AttentionSm90Config, operand: int
+) -> TensorMap:
+    """Boxes of a tile's queries and 64 keys."""
+    examples, heads, queries, keys = problem.bias or (1, 1, 1, 1)
+    row = keys * _ITEMSIZE
+    return TensorMap(
+        operand=operand,
+        dtype=problem.bias_dtype or problem.dtype,
+        dims=(keys, queries, heads, examples),
+        strides=(row, queries * row, heads * queries * row),
+        box=(ROWS, config.tile_q, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
 def _source(
     problem: AttentionProblem,
     config: AttentionSm90Config,
@@ -345,10 +382,11 @@ def _source(
 ) -> str:
     """The translation unit: Traits and one entry."""
     left, right = window(problem)
+    bias, tiled = problem.bias or (1, 1, 1, 1), biased_by_tiles(problem)
     producer, consumer = _REGISTERS[config.consumers]
     ring = Ring(stages=config.stages)
     typed = {
-        **dict.fromkeys("qkvo", _MAP),
+        **dict.fromkeys((*"qkvo", *("bias_tiles",) * tiled), _MAP),
         "lse": "float*",
         **_POINTERS,
         **dict.fromkeys(_INTEGERS, "int"),
@@ -356,8 +394,8 @@ def _source(
         **dict.fromkeys(_FACTORS, "float"),
     }
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
-    arguments = ", ".join(f"&{name}" if name in "qkvo" else name for name in typed)
-    bias = problem.bias or (1, 1, 1, 1)
+    maps = ["&q, &k, &v, &o", "&bias_tiles" if tiled else "nullptr"]
+    arguments = ", ".join([*maps, *(n for n, t in typed.items() if t != _MAP)])
     return f"""\
 // attention_sm90 | {problem.dtype} dim {problem.head_dim} | {config}
 #include "attention_sm90.cuh"
@@ -375,7 +413,7 @@ struct Traits {{
 kSlabs = {slabs(problem.head_dim)}, kValueDim = {problem.columns}, \
 kValueSlabs = {slabs(problem.columns)};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
-kStages = {config.stages};
+kStages = {config.stages}, kBiasSlabs = {slabs(config.tile_kv)};
   static constexpr bool kHasLeft = {cxx(left is not None)}, \
 kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
 kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
@@ -384,7 +422,11 @@ kSegments = {cxx(problem.segments)}, \
 kMaskBits = {cxx(bool(reads_mask(problem, config)))};
   static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
 kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
+kBiasTiles = {cxx(tiled)}, kBiasHeads = {cxx(bias[1] > 1)}, \
+kBiasExamples = {cxx(bias[0] > 1)}, \
+kExamplesFirst = {cxx(tiled and bias[0] == 1 < problem.batch)}, \
 kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
+  static constexpr tracea::Alibi kAlibi = tracea::Alibi::{_ALIBI[problem.alibi]};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \

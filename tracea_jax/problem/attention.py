@@ -9,6 +9,8 @@ from typing import Any, Literal
 from tracea_jax.problem.base import Problem
 from tracea_jax.problem.epilogue import ITEMSIZE, tuples
 
+Alibi = Literal["distance", "linear"]
+
 # Fields that came later: see ``Problem.to_json``.
 _NEW = (
     "saves_lse",
@@ -18,6 +20,7 @@ _NEW = (
     "sinks",
     "value_dim",
     "aligned_at_end",
+    "alibi",
 )
 
 
@@ -26,7 +29,8 @@ class AttentionProblem(Problem):
     """o = softmax(scale * q @ k' + bias, where allowed) @ v, for each head.
 
     With a cap c the scores are c * tanh((scale * q @ k' + bias) / c). With sinks, each
-    head's softmax has one logit more, whose weight multiplies no value.
+    head's softmax has one logit more, whose weight multiplies no value. ALiBi is a bias
+    that follows from positions.
 
     Query head h reads key/value head h // (heads / kv_heads).
 
@@ -56,6 +60,9 @@ class AttentionProblem(Problem):
       scale: what the scores are multiplied with.
       soft_cap: what bounds the scores, or None.
       sinks: whether each head has a further logit: float32 (heads,).
+      alibi: which bias a slope of each head, float32 (heads,), makes of positions:
+        "distance": -slope |key - query|; "linear": slope (key - query); None for none.
+        Where queries see no later keys both are the same, and called "linear".
     """
 
     direction: Literal["forward", "backward"] = "forward"
@@ -81,6 +88,7 @@ class AttentionProblem(Problem):
     sinks: bool = False
     value_dim: int | None = None
     aligned_at_end: bool = False
+    alibi: Alibi | None = None
 
     op = "attention"
     extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
@@ -92,6 +100,9 @@ class AttentionProblem(Problem):
             raise ValueError(f"mask_block={self.mask_block} needs a mask")
         if self.value_dim == self.head_dim:  # one problem, one key
             object.__setattr__(self, "value_dim", None)
+        looks_back = self.is_causal or (self.window and self.window[1] <= 0)
+        if self.alibi and looks_back:
+            object.__setattr__(self, "alibi", "linear")
 
     @property
     def columns(self) -> int:
@@ -170,6 +181,7 @@ class AttentionProblem(Problem):
             "key lengths" if self.kv_lengths else "",
             f"cap {self.soft_cap:g}" if self.soft_cap else "",
             "sinks" if self.sinks else "",
+            f"alibi {self.alibi}" if self.alibi else "",
             "&lse" if self.saves_lse else "",
         ]
         return " ".join(p for p in parts if p)

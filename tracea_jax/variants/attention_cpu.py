@@ -87,11 +87,11 @@ class AttentionCpu:
             return reason
         if not all((p.batch, p.q_len, p.kv_len, p.heads, p.head_dim)):
             return "there is nothing to compute"
-        if reason := refuses_extras(p, *BY_MASK):
+        if reason := refuses_extras(p, *BY_MASK, "alibi"):
             return reason
         if p.head_dim > _WIDEST_HEAD:
             return f"head_dim={p.head_dim}; it takes up to {_WIDEST_HEAD}"
-        if p.direction == "backward" and p.bias:
+        if p.direction == "backward" and (p.bias or p.alibi):
             return "a bias; its backward pass has no gradient of one"
         return None
 
@@ -142,7 +142,7 @@ class AttentionCpu:
     ) -> Call:
         assert device.arch in CPU_ISAS
         p = problem
-        if is_said_by_mask(p):
+        if is_said_by_mask(p) or p.alibi:
             # Unmeasured, it is the problem with a mask whose answer is looked up.
             known = None if config == self.heuristic(p, device) else config
             how = (("implementation", self.name), ("config", known))

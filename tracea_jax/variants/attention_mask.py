@@ -34,6 +34,7 @@ def refuses_extras(problem: AttentionProblem, *computed: str) -> str | None:
         "segments": "it reads no segment ids" if p.segments else None,
         "soft_cap": "it caps no scores" if p.soft_cap else None,
         "sinks": "it has no sinks" if p.sinks else None,
+        "alibi": "it computes no ALiBi from slopes" if p.alibi else None,
         "value_dim": (
             f"values of {p.value_dim} columns for keys of {p.head_dim}"
             if p.value_dim

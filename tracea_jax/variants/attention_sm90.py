@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_map
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_map import mask_words, tile_map
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -30,7 +30,7 @@ from tracea_jax.variants.space import (
     grid,
     legal_columns,
 )
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, zeros
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, zeros
 
 _WIDEST_HEAD = 256
 _BIAS_DTYPES = ("bfloat16", "float16", "float32")
@@ -58,6 +58,7 @@ _SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
 _PLAIN = {1: 208, 2: 196, 3: 128}
 _MASKED = {1: 256, 2: 224, 3: 152}
 _CAPPED = 32
+_BIASED = 20
 _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
@@ -79,7 +80,7 @@ class AttentionSm90:
 
     name: str = "attention_sm90"
     config_type: type = AttentionSm90Config
-    sources: tuple[str, ...] = ("cuda/attention_sm90.cuh",)
+    sources: tuple[str, ...] = ("cuda/attention_sm90.cuh", "cuda/attention_map.cuh")
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
@@ -116,7 +117,7 @@ class AttentionSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = emit.kernel(problem, config, device)
-        before = tuple(_before(problem, config))
+        before = tuple(_before(problem, config, device))
         if not before:
             return kernel
         written = [name for step in before for name in step.writes]
@@ -138,9 +139,9 @@ class AttentionSm90:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
-    No other kernel has caps, sinks, blocks of a mask or values of another size, and
-    cuDNN has segments only as a mask: others compute all scores, and took seven times
-    as long or longer.
+    No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
+    and cuDNN has segments only as a mask: others compute all scores, and took seven
+    times as long or longer.
     """
     p = problem
     if p.mask and not p.mask_block:  # dense masks were not measured
@@ -150,7 +151,7 @@ def _fewest(problem: AttentionProblem) -> int | None:
     fewest = _FEWEST.get(p.head_dim)
     if p.bias:
         return _FEWEST_BIASED if p.head_dim == 128 else None
-    if p.mask or p.segments or p.soft_cap or p.sinks:
+    if p.mask or p.segments or p.soft_cap or p.sinks or p.alibi:
         return fewest if p.head_dim <= 128 else None
     return fewest
 
@@ -169,47 +170,30 @@ def _optional(problem: AttentionProblem) -> tuple[str, ...]:
         "q_segments": p.segments,
         "kv_segments": p.segments,
         "sinks": p.sinks,
+        "alibi_slopes": p.alibi is not None,
     }
     return tuple(name for name, is_given in there.items() if is_given)
 
 
 def _before(
-    problem: AttentionProblem, config: AttentionSm90Config
-) -> Iterator[Expression]:
-    """What is computed before the kernel starts."""
-    p = problem
-    shape, block = (p.q_len, p.kv_len), p.mask_block or (1, 1)
-    if rules.is_mapped(p):
-        names = ("q_segments", "kv_segments") * p.segments
-        names += ("mask",) * (p.mask is not None)
-        arguments: dict[str, Any] = {
-            "names": names,
-            "shape": shape,
-            "tile": (config.tile_q, config.tile_kv),
-            "block": block,
-        }
-        yield _expression(tile_map, names, "map", arguments)
-    if rules.reads_mask(p, config):
-        rows = p.q_len if p.mask_block or not p.mask else p.mask[2]
-        arguments = {"shape": (rows, p.kv_len), "keys": config.tile_kv, "block": block}
-        yield _expression(mask_words, ("mask",), "mask_words", arguments)
-    if emit.draws(config):
-        yield _expression(zeros, (), "counter", {"shape": (1,), "dtype": "uint32"})
-
-
-def _expression(
-    function: Callable[..., Any],
-    reads: tuple[str, ...],
-    writes: str,
-    arguments: dict[str, Any],
-) -> Expression:
-    return Expression(
-        name=function.__name__,
-        function=function,
-        reads=reads,
-        writes=(writes,),
-        arguments=tuple(arguments.items()),
-    )
+    problem: AttentionProblem, config: AttentionSm90Config, device: CudaDevice
+) -> Iterator[Step]:
+    """What runs before the kernel starts."""
+    if rules.is_mapped(problem):
+        yield Launch(
+            name="map",
+            kernel=attention_map.kernel(problem, config, device),
+            reads=attention_map.reads(problem),
+            writes=attention_map.writes(problem, config),
+        )
+    elif emit.draws(config):
+        yield Expression(
+            name="zeros",
+            function=zeros,
+            reads=(),
+            writes=("counter",),
+            arguments=(("shape", (1,)), ("dtype", "uint32")),
+        )
 
 
 def _buffers(
@@ -282,12 +266,14 @@ def _registers(problem: AttentionProblem, config: Any) -> Any:
     """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
 
     While scores are masked, as many again as there are scores. Wide heads leave too few
-    to cap many scores at once.
+    to cap many scores at once, and three consumers for what adds a bias.
     """
     scores, sums = config.tile_kv // 2, problem.columns // 2
     wide = max(problem.head_dim, problem.columns) > 128
     capped = _CAPPED * (problem.soft_cap is not None and wide)
-    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + capped
+    biased = _BIASED * rules.biased_by_tiles(problem) * (config.consumers > 2)
+    more = capped + biased
+    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + more
 
 
 def _most_registers(problem: AttentionProblem, config: Any) -> Any:

@@ -21,6 +21,7 @@ struct AttentionTile {
 struct AttentionOrder {
   int tiles_q, heads, batch, section;
   bool long_last;  // whether later queries see more keys
+  bool examples_first = false;  // whether a head of all examples comes before the next
 
   TRACEA_HOST_DEVICE constexpr AttentionTile at(u32 index, int tile_q) const {
     const u32 all = static_cast<u32>(heads) * batch;
@@ -30,7 +31,10 @@ struct AttentionOrder {
     const u32 rank = local / count;
     const u32 head = first + local - rank * count;
     const int row = static_cast<int>(long_last ? tiles_q - 1 - rank : rank);
-    return {row * tile_q, static_cast<int>(head % heads), static_cast<int>(head / heads)};
+    const u32 inner = examples_first ? batch : heads;
+    const int low = static_cast<int>(head % inner), high = static_cast<int>(head / inner);
+    if (examples_first) return {row * tile_q, high, low};
+    return {row * tile_q, low, high};
   }
 };
 

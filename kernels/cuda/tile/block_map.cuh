@@ -7,7 +7,7 @@
 //
 // A block that is not seen is skipped. In one that is seen and not full each score needs a
 // look. A walk visits the blocks that are seen, the last first; a rule on positions
-// limits it. tracea_jax/variants/attention_map.py computes the words.
+// limits it. attention_map.cuh computes the words.
 #pragma once
 
 #include "ptx/sync.cuh"

@@ -27,6 +27,11 @@ constexpr float kMaskedByJax = -2.3819763e38f;
 constexpr float kSlack = 8.0f;
 constexpr int kChains = 2;  // of a row's maximum and sum, that do not wait for each other
 
+// kMasked in the place of a lower score that is not -inf.
+TRACEA_DEVICE float not_below_masked(float v) {
+  return __float_as_uint(v) == 0xFF800000u ? v : (v < kMasked ? kMasked : v);
+}
+
 TRACEA_DEVICE float quad_max(float v) {
   v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 1));
   return fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, 2));
@@ -67,43 +72,38 @@ class OnlineSoftmax {
 
   // Scores become weights; leaves in `alpha` what earlier sums are multiplied with. Whether
   // that is 1 for all rows of the warp.
-  template <int kCount>
+  //
+  // kClamps: scores may be lower than kMasked, and then count as that, but for -inf. Of a row
+  // whose largest score is higher they weigh nothing anyway.
+  template <bool kClamps = false, int kCount>
   TRACEA_DEVICE bool update(float (&s)[kCount], float (&alpha)[2]) {
-    float most[2][kChains], sum[2][kChains];
-    TRACEA_UNROLL
-    for (int i = 0; i < kCount; i += 2) {
-      float& chain = most[i / 2 % 2][i / 4 % kChains];
-      const float pair = fmaxf(s[i], s[i + 1]);
-      chain = i / 4 < kChains ? pair : fmaxf(chain, pair);
+    float most[2], shift[2];
+    largest(s, most);
+    if constexpr (kClamps) {
+      if (__any_sync(0xFFFFFFFFu, fminf(most[0], most[1]) <= kMasked)) {
+        TRACEA_UNROLL
+        for (int i = 0; i < kCount; ++i) s[i] = not_below_masked(s[i]);
+        largest(s, most);
+      }
     }
-    float shift[2];
-    bool is_same = true;
+    const bool is_same = grow(most, alpha, shift);
+    weigh(s, alpha, [&](float score, int half) { return fmaf(score, c_, -shift[half]); });
+    return __all_sync(0xFFFFFFFFu, is_same);
+  }
+
+  // The same for scores x of which `cap` makes tanh(x), see tile/soft_cap.cuh.
+  template <int kCount, class Cap>
+  TRACEA_DEVICE bool update_capped(float (&s)[kCount], float (&alpha)[2], const Cap& cap) {
+    float most[2], capped[2], shift[2];
+    largest(s, most);
     TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      TRACEA_UNROLL
-      for (int i = 1; i < kChains; ++i) most[half][0] = fmaxf(most[half][0], most[half][i]);
-      const float row = quad_max(most[half][0]);
-      const float growth = (row - max_[half]) * c_;
-      const bool grows = growth > kSlack;
-      alpha[half] = grows ? ex2_approx(-growth) : 1.0f;
-      max_[half] = grows ? row : max_[half];
-      shift[half] = max_[half] * c_;
-      is_same = is_same && !grows;
-    }
-    TRACEA_UNROLL
-    for (int i = 0; i < kCount; i += 2) {
-      const int half = i / 2 % 2;
-      s[i] = ex2_approx(fmaf(s[i], c_, -shift[half]));
-      s[i + 1] = ex2_approx(fmaf(s[i + 1], c_, -shift[half]));
-      float& chain = sum[half][i / 4 % kChains];
-      const float pair = s[i] + s[i + 1];
-      chain = i / 4 < kChains ? pair : chain + pair;
-    }
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      TRACEA_UNROLL
-      for (int i = 1; i < kChains; ++i) sum[half][0] += sum[half][i];
-      sum_[half] = fmaf(sum_[half], alpha[half], sum[half][0]);
+    for (int half = 0; half < 2; ++half) capped[half] = cap(most[half]);
+    const bool is_same = grow(capped, alpha, shift);
+    if (cap.are_near(capped, c_)) {
+      const auto curve = cap.curve(c_);
+      weigh(s, alpha, [&](float x, int half) { return curve(x, -shift[half]); });
+    } else {
+      weigh(s, alpha, [&](float x, int half) { return fmaf(cap(x), c_, -shift[half]); });
     }
     return __all_sync(0xFFFFFFFFu, is_same);
   }
@@ -143,6 +143,62 @@ class OnlineSoftmax {
   }
 
  private:
+  // Of the rows' scores.
+  template <int kCount>
+  TRACEA_DEVICE static void largest(const float (&s)[kCount], float (&row)[2]) {
+    float most[2][kChains];
+    TRACEA_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      float& chain = most[i / 2 % 2][i / 4 % kChains];
+      const float pair = fmaxf(s[i], s[i + 1]);
+      chain = i / 4 < kChains ? pair : fmaxf(chain, pair);
+    }
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      TRACEA_UNROLL
+      for (int i = 1; i < kChains; ++i) most[half][0] = fmaxf(most[half][0], most[half][i]);
+      row[half] = quad_max(most[half][0]);
+    }
+  }
+
+  // Takes the largest scores of a block in. Weights are then 2^(c s - shift); whether that
+  // is as it was.
+  TRACEA_DEVICE bool grow(const float (&row)[2], float (&alpha)[2], float (&shift)[2]) {
+    bool is_same = true;
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float growth = (row[half] - max_[half]) * c_;
+      const bool grows = growth > kSlack;
+      alpha[half] = grows ? ex2_approx(-growth) : 1.0f;
+      max_[half] = grows ? row[half] : max_[half];
+      shift[half] = max_[half] * c_;
+      is_same = is_same && !grows;
+    }
+    return is_same;
+  }
+
+  // Scores become weights, of the powers of two that `exponent` makes of them.
+  template <int kCount, class Exponent>
+  TRACEA_DEVICE void weigh(float (&s)[kCount], const float (&alpha)[2],
+                           const Exponent& exponent) {
+    float sum[2][kChains];
+    TRACEA_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      const int half = i / 2 % 2;
+      s[i] = ex2_approx(exponent(s[i], half));
+      s[i + 1] = ex2_approx(exponent(s[i + 1], half));
+      float& chain = sum[half][i / 4 % kChains];
+      const float pair = s[i] + s[i + 1];
+      chain = i / 4 < kChains ? pair : chain + pair;
+    }
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      TRACEA_UNROLL
+      for (int i = 1; i < kChains; ++i) sum[half][0] += sum[half][i];
+      sum_[half] = fmaf(sum_[half], alpha[half], sum[half][0]);
+    }
+  }
+
   const float c_;
   float max_[2], sum_[2];
 };

@@ -1,7 +1,8 @@
-"""Attention for kernels that read no segments: all that a mask can say is made one.
+"""Attention for kernels that read no segments: masks and biases say what they can.
 
-``attention_cpu`` asks for it where a problem has segment ids, a mask of blocks or
-positions from the end; the same primitive without these then runs with its config.
+``attention_cpu`` asks for it where a problem has segment ids, a mask of blocks,
+positions from the end or slopes of ALiBi; the same primitive without these then runs
+with its config.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from tracea_jax.ops.common.typed import Primitive
 
 
 def call(primitive: Primitive, *operands: Any, spec: Spec, **params: Any) -> list[Any]:
-    """The primitive's results, of a problem that has only a boolean mask."""
+    """The primitive's results, of a problem that has only a mask and a bias."""
     primals, following = spec.split(operands)
     x = spec.named(primals)
-    x = {**x, "mask": definition.allowed(spec, x), "q_segments": None}
-    x["kv_segments"] = None
+    absent = dict.fromkeys(("q_segments", "kv_segments", "alibi_slopes"))
+    said = {"mask": definition.allowed(spec, x), "bias": definition.bias(spec, x)}
+    x = {**x, **absent, **said}
     at_start = not spec.aligned_at_end
     plain = dataclasses.replace(
         spec,
@@ -27,6 +29,7 @@ def call(primitive: Primitive, *operands: Any, spec: Spec, **params: Any) -> lis
         window=spec.window if at_start else None,
         aligned_at_end=False,
         mask_block=None,
+        alibi=None,
         optional=tuple(name for name in OPTIONAL if x[name] is not None),
     )
     inner = [x[name] for name in plain.names]

@@ -1,8 +1,9 @@
 """Attention written out in jnp, where ``jax.nn.dot_product_attention`` has no argument.
 
 Segment ids, masks of blocks and positions that count from the end become a boolean mask
-(``allowed``). A soft cap, sinks and values of another size than the keys need the whole
-formula (``attend``), which rounds where JAX's own does. Caller: ``reference``.
+(``allowed``), ALiBi becomes a bias (``bias``). A soft cap, sinks and values of another
+size than the keys need the whole formula (``attend``), which rounds where JAX's own
+does. Caller: ``reference``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,19 @@ def allowed(spec: Any, x: Named) -> jax.Array | None:
     if spec.aligned_at_end:
         parts.append(_of_positions(spec, x))
     return _both(parts)
+
+
+def bias(spec: Any, x: Named) -> jax.Array | None:
+    """All that is added to the scores, broadcast to them; None if nothing is."""
+    given: jax.Array | None = x["bias"]
+    if x["alibi_slopes"] is None:
+        return given
+    ahead = _ahead(spec, x)  # a position is exact in float32
+    if spec.alibi == "distance":
+        ahead = -abs(ahead)
+    slopes = x["alibi_slopes"][:, None, None]
+    alibi = slopes * ahead.astype(slopes.dtype)[:, None]
+    return alibi if given is None else given + alibi
 
 
 def attend(spec: Any, x: Named) -> tuple[jax.Array, jax.Array]:
@@ -65,8 +79,8 @@ def _scores(spec: Any, x: Named) -> jax.Array:
         preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
     ).reshape(batch, heads, q_len, k.shape[1])
     scores = scores * asarray(spec.scale, scores.dtype)
-    if x["bias"] is not None:
-        scores = (scores + x["bias"]).astype(scores.dtype)
+    if (added := bias(spec, x)) is not None:
+        scores = (scores + added).astype(scores.dtype)
     if spec.soft_cap is None:
         return scores
     cap = asarray(spec.soft_cap, scores.dtype)
@@ -126,12 +140,16 @@ def _of_positions(spec: Any, x: Named) -> jax.Array | None:
     """What the rules on positions leave."""
     if not spec.is_causal and spec.window is None:
         return None
-    keys = arange(x["k"].shape[1])
-    ahead = keys - _positions(spec, x)[..., None]  # of the query
+    ahead = _ahead(spec, x)
     rules = [ahead <= 0] if spec.is_causal else []
     if spec.window is not None:
         rules += [ahead >= -spec.window[0], ahead <= spec.window[1]]
     return functools.reduce(jnp.logical_and, rules)[:, None]
+
+
+def _ahead(spec: Any, x: Named) -> jax.Array:
+    """(1 or batch, q_len, kv_len): how far each key is ahead of each query."""
+    return arange(x["k"].shape[1]) - _positions(spec, x)[..., None]
 
 
 def _positions(spec: Any, x: Named) -> jax.Array:

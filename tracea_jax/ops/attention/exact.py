@@ -70,6 +70,11 @@ def block(
     if p.bias:
         bias = _f64(_part(x["bias"], b, h, rows, keys))
         scores, magnitude = scores + bias, magnitude + np.abs(bias)
+    if p.alibi:
+        ahead = keys[None, :] - rows[:, None] - _start(p, x, b)
+        ahead = -np.abs(ahead) if p.alibi == "distance" else ahead
+        alibi = float(x["alibi_slopes"][h]) * ahead
+        scores, magnitude = scores + alibi, magnitude + np.abs(alibi)
     slope = 1.0
     if p.soft_cap:
         bounded = np.tanh(scores / p.soft_cap)
@@ -92,8 +97,7 @@ def _allowed(
 ) -> tuple[np.ndarray, np.ndarray]:
     q_len = x["q_lengths"][b] if p.q_lengths else p.q_len
     kv_len = x["kv_lengths"][b] if p.kv_lengths else p.kv_len
-    start = kv_len - q_len if p.aligned_at_end else 0
-    i, j = rows[:, None] + start, keys[None, :]
+    i, j = rows[:, None] + _start(p, x, b), keys[None, :]
     allowed = np.broadcast_to(j < kv_len, (len(rows), len(keys)))
     if p.is_causal:
         allowed = allowed & (j <= i)
@@ -106,6 +110,13 @@ def _allowed(
         own, theirs = x["q_segments"][b, rows], x["kv_segments"][b, keys]
         allowed = allowed & (own[:, None] == theirs)
     return allowed, rows < q_len
+
+
+def _start(p: AttentionProblem, x: Arrays, b: int) -> int:
+    """The position of an example's first query."""
+    q_len = x["q_lengths"][b] if p.q_lengths else p.q_len
+    kv_len = x["kv_lengths"][b] if p.kv_lengths else p.kv_len
+    return int(kv_len) - int(q_len) if p.aligned_at_end else 0
 
 
 def _part(a: np.ndarray, b: int, h: int, rows: Any, keys: Any) -> np.ndarray:

@@ -15,6 +15,9 @@ import jax.numpy as jnp
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.common.typed import asarray
+from tracea_jax.problem.attention import Alibi
+
+ALIBI: tuple[Alibi, ...] = ("distance", "linear")
 
 
 def masking(mask: Any, q: jax.Array, k: jax.Array, **given: Any) -> dict[str, Any]:
@@ -93,14 +96,21 @@ def soft_cap(cap: Any) -> float | None:
     return found
 
 
-def sinks(x: Any, q: jax.Array) -> jax.Array | None:
-    """A logit for each head, float32."""
+def of_heads(name: str, x: Any, q: jax.Array) -> jax.Array | None:
+    """A number for each head, float32."""
     if x is None:
         return None
     x = asarray(x)
     if x.shape != q.shape[2:3] or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
-            f"sinks must be floating point of shape {q.shape[2:3]}, a logit for each "
+            f"{name} must be floating point of shape {q.shape[2:3]}, a number for each "
             f"head; it is {x.dtype} of shape {x.shape}"
         )
     return x.astype(jnp.float32)
+
+
+def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
+    """What the slopes make of positions, if there are any."""
+    if form not in ALIBI:
+        raise ValueError(f"alibi={form!r} must be one of {', '.join(ALIBI)}")
+    return None if slopes is None else form

@@ -10,13 +10,14 @@ q is (batch, q_len, heads, head_dim), k (batch, kv_len, kv_heads, head_dim), v l
 but maybe with other columns, which o then has. What ``Spec.optional`` names follows:
 bias and boolean mask, of rank 4 and broadcast to (batch, heads, q_len, kv_len), int32
 lengths (batch,), int32 segment ids (batch, q_len) and (batch, kv_len), and float32
-sinks (heads,). lse, the log-sum-exp of a query's scores and its sink, is (batch, heads,
-q_len): the layout that kernels read it in.
+sinks and ALiBi slopes (heads,). lse, the log-sum-exp of a query's scores and its sink,
+is (batch, heads, q_len): the layout that kernels read it in.
 
 The tangent is linear in its last operands, and its transpose is the backward pass, so
 that kernels serve reverse mode while forward mode works too. Where XLA runs the
 attention anyway, the reference is differentiated instead: then nothing is computed
-twice. Second derivatives are those of the reference.
+twice. Second derivatives are those of the reference, and so are the first ones where
+slopes have a tangent.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def _left_to_xla(
 def _jvp(
     primals: Arrays, tangents: Tangents, *, lse: Any, **params: Any
 ) -> Differentiated:
-    if _left_to_xla(primals, **params):
+    slopes = dict(zip(params["spec"].names, tangents, strict=True)).get("alibi_slopes")
+    bends = slopes is not None and not isinstance(slopes, Zero)
+    if bends or _left_to_xla(primals, **params):
         f = functools.partial(_traced_once, spec=params["spec"], lse=lse)
         outs, (do, *_) = references.jvp(f, primals, tangents)
     else:
@@ -264,7 +267,8 @@ def _batch(
     """Folds the mapped axis into the batch."""
     names = _names(primitive, params)
     mapped = {n: d is not None for n, d in zip(names, dims, strict=True)}
-    if mapped.get("sinks") or mapped.get("dsinks") or _sums_sinks(primitive, params):
+    of_heads = (*references.OF_HEADS, "dsinks")
+    if any(map(mapped.get, of_heads)) or _sums_sinks(primitive, params):
         return _batch_of_reference(primitive, operands, dims, **params)
     moved = {
         n: x if d is None else jnp.moveaxis(x, d, 0)
@@ -278,7 +282,7 @@ def _batch(
 
     def fold(name: str) -> jax.Array:
         x = moved[name]
-        if name in ("sinks", "dsinks"):
+        if name in of_heads:
             return x  # there is one for all examples
         if not mapped[name]:
             if name in shared and x.shape[0] == 1:
@@ -309,7 +313,7 @@ def _sums_sinks(primitive: Primitive, params: Params) -> bool:
 def _batch_of_reference(
     primitive: Primitive, operands: Arrays, dims: Dims, **params: Any
 ) -> Batched:
-    """Sinks have no batch that the mapped axis could go into."""
+    """What heads have has no batch that the mapped axis could go into."""
     f = functools.partial(_REFERENCES[primitive], **params)
     outs = jax.vmap(f, in_axes=tuple(dims))(*operands)
     return outs, [0] * len(outs)

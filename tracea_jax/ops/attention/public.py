@@ -35,6 +35,7 @@ from tracea_jax.ops.attention.reference import (
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision, precision_name
 from tracea_jax.ops.common.typed import asarray
+from tracea_jax.problem.attention import Alibi
 from tracea_jax.typing import Implementation
 
 
@@ -50,6 +51,8 @@ class Keywords(TypedDict, total=False):
     key_value_segment_ids: ArrayLike | None
     logits_soft_cap: float | None
     sinks: ArrayLike | None
+    alibi_slopes: ArrayLike | None
+    alibi: Alibi
     precision: PrecisionLike
     preferred_element_type: DTypeLike | None
     implementation: Implementation | None
@@ -111,6 +114,8 @@ def attention(
     key_value_segment_ids: ArrayLike | None = None,
     logits_soft_cap: float | None = None,
     sinks: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    alibi: Alibi = "distance",
     return_residual: bool = False,
     precision: PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -147,6 +152,11 @@ def attention(
         c * tanh(s / c) before the masks.
       sinks: (N,), a further logit for the softmax of each head, whose weight multiplies
         no value. Differentiable.
+      alibi_slopes: (N,), which make a bias of the distance of query i and key j without
+        reading one: -slope |i - j|, as ALiBi's. The bias and they add up. Positions
+        count from where those of ``is_causal`` do. Differentiable, by XLA.
+      alibi: "distance" for that, "linear" for slope (j - i), which is the same where
+        queries see no later keys.
       return_residual: whether to return (output, log-sum-exp of each query's scores);
         the second counts the sink too; it is (B, T, N) or (T, N) and has no derivative.
       precision: of both products, as in ``jax.lax.dot_general``; one for both operands.
@@ -190,7 +200,8 @@ def attention(
         **sees,
         "bias": _check_scores("bias", bias, q, k),
         "mask": _check_scores("mask", sees["mask"], q, k, block),
-        "sinks": options.sinks(sinks, q),
+        "sinks": options.of_heads("sinks", sinks, q),
+        "alibi_slopes": options.of_heads("alibi_slopes", alibi_slopes, q),
     }
     spec = Spec(
         scale=_scale(scale, q, implementation),
@@ -199,6 +210,7 @@ def attention(
         aligned_at_end=sees["aligned_at_end"],
         mask_block=sees["mask_block"],
         soft_cap=options.soft_cap(logits_soft_cap),
+        alibi=options.alibi(alibi, extra["alibi_slopes"]),
         precision=_precision(precision),
         optional=tuple(name for name in OPTIONAL if extra[name] is not None),
     )

@@ -22,6 +22,7 @@ from tracea_jax.ops.attention import definition
 from tracea_jax.ops.common.typed import Aval, Zero, eval_shape, finfo, lax, vjp
 from tracea_jax.ops.common.typed import jvp as jvp_of
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.problem.attention import Alibi
 
 OPTIONAL = (
     "bias",
@@ -31,7 +32,9 @@ OPTIONAL = (
     "q_segments",
     "kv_segments",
     "sinks",
+    "alibi_slopes",
 )
+OF_HEADS = ("sinks", "alibi_slopes")  # (heads,), and no batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class Spec:
       mask_block: (queries, keys) that one entry of the mask stands for; None for one
         score.
       soft_cap: what bounds the scores, or None.
+      alibi: what ``alibi_slopes`` make of positions, as in ``AttentionProblem``.
       precision: of both products, as ``jax.default_matmul_precision`` names it; None
         for JAX's default.
       optional: which of ``OPTIONAL`` follow q, k and v, in that order.
@@ -58,6 +62,7 @@ class Spec:
     aligned_at_end: bool = False
     mask_block: tuple[int, int] | None = None
     soft_cap: float | None = None
+    alibi: Alibi | None = None
     precision: str | None = None
     optional: tuple[str, ...] = ()
 
@@ -148,7 +153,7 @@ def _dot_product_attention(spec: Spec, return_residual: bool, x: dict[str, Any])
             x["q"],
             x["k"],
             x["v"],
-            x["bias"],
+            definition.bias(spec, x),
             definition.allowed(spec, x),
             scale=spec.scale,
             is_causal=spec.is_causal and at_start,
@@ -262,4 +267,5 @@ def problem_of(
         sinks=x["sinks"] is not None,
         value_dim=x["v"].shape[3],
         aligned_at_end=spec.aligned_at_end,
+        alibi=spec.alibi,
     )

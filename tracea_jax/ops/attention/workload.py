@@ -13,7 +13,7 @@ import numpy as np
 from tracea_jax.device import Device
 from tracea_jax.ops.attention import exact
 from tracea_jax.ops.attention.primitives import attention_backward_p, attention_p
-from tracea_jax.ops.attention.reference import OPTIONAL, Spec, reference
+from tracea_jax.ops.attention.reference import OF_HEADS, OPTIONAL, Spec, reference
 from tracea_jax.ops.common.bench import (
     Judge,
     Workload,
@@ -52,6 +52,7 @@ def spec_of(problem: AttentionProblem) -> Spec:
         problem.segments,
         problem.segments,
         problem.sinks,
+        problem.alibi,
     )
     return Spec(
         scale=problem.scale,
@@ -60,6 +61,7 @@ def spec_of(problem: AttentionProblem) -> Spec:
         aligned_at_end=problem.aligned_at_end,
         mask_block=problem.mask_block,
         soft_cap=problem.soft_cap,
+        alibi=problem.alibi,
         optional=tuple(n for n, there in zip(OPTIONAL, given, strict=True) if there),
     )
 
@@ -104,6 +106,7 @@ def operands(problem: AttentionProblem, seed: int) -> list[jax.Array]:
         "q_segments": asarray(kv_segments[:, _diagonal(p)]),
         "kv_segments": asarray(kv_segments),
         "sinks": sinks,
+        "alibi_slopes": 2.0 ** (-8 / p.heads * arange(1, p.heads + 1)),
     }
     spec = spec_of(p)
     inputs = [*qkv, *(given[name] for name in spec.optional)]
@@ -154,7 +157,7 @@ def _forward(inputs: list[jax.Array], spec: Spec) -> list[jax.Array]:
     def one(index: jax.Array) -> list[jax.Array]:
         parts = [
             x
-            if name == "sinks"
+            if name in OF_HEADS
             else jax.lax.dynamic_slice_in_dim(x, index * (x.shape[0] > 1), 1)
             for name, x in zip(spec.names, inputs, strict=True)
         ]
