@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
-from tracea_jax.emit import attention_backward_kernels as rows
+from tracea_jax.emit import attention_backward_rows as rows
 from tracea_jax.emit import attention_backward_sm80 as emit
 from tracea_jax.emit import attention_backward_sm90 as sizes
 from tracea_jax.emit import attention_rules as rules
