@@ -1,131 +1,197 @@
-"""Forward attention, unmeasured: each candidate's default config beside the fastest.
+"""Attention against cuDNN and XLA: python benchmarks/bench_attention.py --suite NAME
 
-    python benchmarks/bench_attention.py [--heads 64 128] [--lengths 2048 16384]
+forward   16384 tokens of 2048 columns in heads of several sizes, full and causal
+backward  the same with gradients, and gradients alone
+masks     documents, windows, a bias, soft caps, sinks, blocks
+decode    one query of each sequence against a long cache, and a copy's bandwidth
+memory    bytes that XLA plans for long sequences, and the most that were in use
 
-16384 tokens of 2048 columns in heads of several sizes, full and causal, and windows and
-shared keys at some lengths; bfloat16, random normal inputs, kernel times on a GPU. What
-runs unmeasured is marked. Operations of scores that no query sees are not counted.
+Peers are ``jax.nn.dot_product_attention`` with its implementations by name. "Ours" is
+our kernel by name, the default what runs unmeasured. bfloat16, random normal inputs,
+kernel times on a GPU in turns, ratios as medians over the rounds. Operations of scores
+that no query sees are not counted. Results are saved after every case.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
+import itertools
+import re
 import statistics
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import attention_memory
 import common
 import jax
+from attention_suite import (
+    BARS,
+    BESIDES_US,
+    PER_BLOCK_OF_SCORES,
+    SUITES,
+    Case,
+    Side,
+    suite,
+)
+from attention_tables import FIGURES
+from bench_matmul import copy_gbs, render_groups
+from matmul_suite import Row, summary
 
-from tracea_jax.campaign import local_device
-from tracea_jax.diagnosis import diagnose
-from tracea_jax.ir.tile_graph import KeyInterval
-from tracea_jax.ops.attention import workload
-from tracea_jax.policy import Choice, decide
-from tracea_jax.problem import AttentionProblem
-
-TOKENS, COLUMNS = 16384, 2048
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-HEADS = (64, 128, 256)
-WINDOWS = ((4096, 511), (16384, 1023))  # (length, keys before a query)
-SLOW = "xla"  # where another candidate runs: it takes seconds
-
-
-def problems(
-    heads: Sequence[int] = HEADS, lengths: Sequence[int] = LENGTHS, tokens: int = TOKENS
-) -> Iterator[AttentionProblem]:
-    for head_dim in heads:
-        for length in lengths:
-            full = AttentionProblem(
-                batch=max(1, tokens // length),
-                q_len=length,
-                kv_len=length,
-                heads=COLUMNS // head_dim,
-                kv_heads=COLUMNS // head_dim,
-                head_dim=head_dim,
-                dtype="bfloat16",
-                scale=head_dim**-0.5,
-            )
-            causal = dataclasses.replace(full, is_causal=True)
-            yield from (full, causal)
-            for at, before in WINDOWS:
-                if at == length:
-                    yield dataclasses.replace(causal, window=(before, 0))
-            if length >= 4096:
-                yield dataclasses.replace(causal, kv_heads=causal.heads // 4)
+_ENTRY = re.compile(r'entry = "(\w+)"')
+_PASSES = {"forward": 1.0, "backward": 2.5, "both": 3.5}  # in operations
 
 
-def seen(problem: AttentionProblem) -> float:
-    """The part of all scores that some rule on positions leaves."""
-    p = problem
-    left, right = p.window or (None, None)
-    if p.is_causal:
-        right = 0 if right is None else min(right, 0)
-    keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
-    pairs = sum(max(0, keys.end(q) - keys.begin(q)) for q in range(p.q_len))
-    return pairs / (p.q_len * p.kv_len)
+def compiled(case: Case, side: Side) -> tuple[Callable[..., Any], str, list[Any]]:
+    """(the executable, its program, sets of its operands)."""
+    if case.passes == "forward":
+        run, sets = side.run, list(side.sets)
+    else:
+        forward = jax.jit(functools.partial(_forward, side.run, case.differentiated))
+        o = jax.eval_shape(forward, *side.sets[0])[0]
+        do = jax.jit(lambda: jax.random.normal(jax.random.key(7), o.shape, o.dtype))()
+        run = functools.partial(_both, side.run, case.differentiated)
+        sets = [(do, *operands) for operands in side.sets]
+        if case.passes == "backward":
+            run = _backward
+            sets = [(do, forward(*operands)[1]) for operands in side.sets]
+    lowered = jax.jit(run).lower(*sets[0])
+    return lowered.compile(), lowered.as_text(), sets
 
 
-def measured(problem: AttentionProblem, rounds: int) -> list[dict[str, Any]]:
-    """A row for each candidate, raced with the others."""
-    decision = decide(diagnose(problem, local_device()))
-    others = [c for c in decision.heroes if c.variant != SLOW]
-    choices: list[Choice] = others or list(decision.heroes)
-    operands = workload.operands(problem, seed=1)
+def _forward(run: Callable[..., Any], count: int, *operands: Any) -> tuple[Any, Any]:
+    rest = operands[count:]
+    return jax.vjp(lambda *x: run(*x, *rest), *operands[:count])
+
+
+def _both(run: Callable[..., Any], count: int, do: Any, *operands: Any) -> Any:
+    o, pull = _forward(run, count, *operands)
+    return o, pull(do)
+
+
+def _backward(do: Any, pull: Callable[..., Any]) -> Any:
+    return pull(do)
+
+
+def measured(case: Case, rounds: int) -> Row:
+    """Races the sides of a case. Sides that are one program race once."""
+    programs: dict[str, str] = {}
+    same: dict[str, str] = {}
     calls: dict[str, common.Call] = {}
-    for choice in choices:
-        run = functools.partial(workload.execute, problem=problem, choice=choice)
-        calls[choice.variant] = functools.partial(jax.jit(run), *operands)
-    times = common.race(calls, rounds)
+    with warnings.catch_warnings():
+        # A kernel that cannot be compiled would be replaced by XLA, under our name.
+        warnings.filterwarnings("error", message=".*is left to XLA")
+        for name, side in case.sides().items():
+            executable, program, sets = compiled(case, side)
+            twin = next((n for n, p in programs.items() if p == program), name)
+            programs[name], same[name] = program, twin
+            if twin == name:
+                calls[name] = functools.partial(
+                    _next, executable, itertools.cycle(sets)
+                )
+    raced = common.race(calls, rounds)
+    times = {name: raced[twin] for name, twin in same.items()}
     us = {name: statistics.median(values) for name, values in times.items()}
-    flops = problem.flops * seen(problem)
-    return [
-        {
-            "problem": problem.to_json(),
-            "text": str(problem),
-            "variant": choice.variant,
-            "config": str(choice.config),
-            "is_default": choice == decision.choice,
-            "time_us": us[choice.variant],
-            "tflops": flops / us[choice.variant] * 1e-6,
-            "ratio": min(us.values()) / us[choice.variant],
-        }
-        for choice in choices
-    ]
+    return {
+        "problem": case.problem.to_json(),
+        "text": case.text,
+        "passes": case.passes,
+        "kernels": list(dict.fromkeys(_ENTRY.findall(programs["ours"]))),
+        "default_is": _who(same["default"], programs["default"]),
+        "us": us,
+        "own_us": us["ours"],
+        **_ratios(case, times, us),
+    }
+
+
+def _next(executable: Callable[..., Any], sets: itertools.cycle[Any]) -> Any:
+    return executable(*next(sets))
+
+
+def _who(twin: str, program: str) -> str:
+    if twin != "default":
+        return twin
+    if "__cudnn$" in program:
+        return "cudnn"
+    return "another kernel of ours" if _ENTRY.search(program) else "xla"
+
+
+def _ratios(case: Case, times: dict[str, list[float]], us: dict[str, float]) -> Row:
+    """Of each peer's time by ours, by its name, and rates of ours."""
+    problem = case.problem
+    found = {
+        name: common.median_ratio(times, name, "ours")
+        for name in times
+        if name not in ("ours", "default")
+    }
+    rivals = [name for name in (*case.rivals, "xla") if name in times]
+    found["ratio_default"] = min(
+        common.median_ratio(times, n, "default") for n in rivals
+    )
+    if "dense" in found:
+        allowed = PER_BLOCK_OF_SCORES * case.seen * us["dense"] + BESIDES_US
+        found["allowed"] = allowed / us["ours"]
+    flops = problem.flops * case.seen * _PASSES[case.passes]
+    found["tflops"] = flops / us["ours"] * 1e-6
+    if problem.q_len == 1:
+        found["gbs"] = problem.bytes * case.seen / us["ours"] * 1e-3
+        found["copy"] = found["gbs"] / copy_gbs()
+    return found
+
+
+def row_of(case: Case, rounds: int) -> Row:
+    """The row of a case, with the error if it fails."""
+    head: Row = {"group": case.group}
+    try:
+        return {**head, **measured(case, rounds)}
+    except Exception as e:  # recorded, and the rest goes on
+        error = f"{type(e).__name__}: {e}"[:1000]
+        return {**head, "text": case.text, "passes": case.passes, "error": error}
+
+
+def render(rows: Sequence[Row]) -> str:
+    """A line for each case; ratios are of the peer's time by ours."""
+    named = ("cudnn", "xla", "separate", "plain", "allowed", "copy")
+    head = ("problem", "group", "ours us", "TFLOP/s", *named, "best/default", "")
+    return common.table(head, [_cells(row, named) for row in rows])
+
+
+def _cells(row: Row, named: Sequence[str]) -> tuple[str, ...]:
+    if "error" in row:
+        blank = ("-",) * (len(named) + 3)
+        return row["text"], row["group"], *blank, row["error"].splitlines()[0]
+    ratios = (f"{row[name]:.3f}" if name in row else "-" for name in named)
+    default = f"{row['ratio_default']:.3f}"
+    rates = f"{row['own_us']:.1f}", f"{row['tflops']:.3g}"
+    return row["text"], row["group"], *rates, *ratios, default, row["default_is"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     common.add_arguments(parser)
-    parser.add_argument("--heads", type=int, nargs="*", default=HEADS)
-    parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
-    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--suite", choices=(*SUITES, "memory"), required=True)
+    parser.add_argument("--only", nargs="+", metavar="GROUP", help="these groups")
+    parser.add_argument("--quick", action="store_true", help="one case of each group")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for problem in problems(args.heads, args.lengths, args.tokens):
-        rows += measured(problem, args.rounds)
-        common.save("attention", rows, args)
+    name = f"attention_{args.suite}"
+    if args.suite == "memory":
+        rows = attention_memory.rows()
+        print(attention_memory.render(rows))
+        print(common.save(name, rows, args))
+        return
+    rows: list[Row] = []
+    cases = [c for c in suite(args.suite) if args.only is None or c.group in args.only]
+    if args.quick:
+        cases = list({case.group: case for case in reversed(cases)}.values())[::-1]
+    for case in cases:
+        rows.append(row_of(case, args.rounds))
+        print(render(rows[-1:]).splitlines()[-1], flush=True)
+        path = common.save(name, rows, args, groups=summary(rows, BARS, FIGURES))
     print(render(rows))
-    print(common.save("attention", rows, args))
-
-
-def render(rows: list[dict[str, Any]]) -> str:
-    head = ("problem", "by", "us", "TFLOP/s", "fastest/it", "")
-    cells = [
-        (
-            row["text"],
-            f"{row['variant']} {row['config']}",
-            f"{row['time_us']:.1f}",
-            f"{row['tflops']:.3g}",
-            f"{row['ratio']:.3f}",
-            "default" if row["is_default"] else "",
-        )
-        for row in rows
-    ]
-    return common.table(head, cells)
+    print(path)
+    print(render_groups(summary(rows, BARS, FIGURES), FIGURES))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import common
@@ -347,13 +347,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def render_groups(groups: Sequence[Row]) -> str:
+def render_groups(groups: Sequence[Row], figures: Mapping[str, str] = FIGURES) -> str:
     """Each bar, the figure, and whether it is met."""
     head = ("group", "cases", "failed", "no own", "figure", "bar", "is", "met")
     body = [
         (
             *(str(g[name]) for name in ("group", "cases", "failed", "without_own")),
-            FIGURES[bar["figure"]],
+            figures[bar["figure"]],
             f"{'<=' if bar['is_upper'] else '>='} {bar['limit']:.2f}",
             _number(bar["value"], 3),
             "yes" if bar["is_met"] else "NO",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tracea_jax.problem import Epilogue, GatedMatmulProblem, GemmProblem
@@ -175,18 +175,27 @@ def _dtypes(dtype: str) -> dict[str, Any]:
 # --- figures --------------------------------------------------------------------------
 
 
-def summary(rows: Sequence[Row]) -> list[Row]:
+def summary(
+    rows: Sequence[Row],
+    bars: Mapping[str, Sequence[Bar]] = BARS,
+    figures: Iterable[str] = FIGURES,
+) -> list[Row]:
     """The figures of each group that has bars and rows, and which bars are met.
 
     A figure is None if no row has its values. A bar is met only if every row of the
     group has a value: a case that failed, or that no kernel of ours takes, is a miss.
     """
-    groups = dict.fromkeys(r["group"] for r in rows if r["group"] in BARS)
-    return [_summed(g, [r for r in rows if r["group"] == g]) for g in groups]
+    groups = dict.fromkeys(r["group"] for r in rows if r["group"] in bars)
+    return [
+        _summed(g, [r for r in rows if r["group"] == g], bars[g], figures)
+        for g in groups
+    ]
 
 
-def _summed(group: str, rows: Sequence[Row]) -> Row:
-    values = {name: _values(name, rows) for name in FIGURES}
+def _summed(
+    group: str, rows: Sequence[Row], limits: Sequence[Bar], names: Iterable[str]
+) -> Row:
+    values = {name: _values(name, rows) for name in names}
     figures = {
         name: _FOLDS[name.rpartition("_")[2]](found) if found else None
         for name, found in values.items()
@@ -198,7 +207,7 @@ def _summed(group: str, rows: Sequence[Row]) -> Row:
             "is_met": len(values[bar.figure]) == len(rows)
             and bar.is_met(figures[bar.figure]),
         }
-        for bar in BARS[group]
+        for bar in limits
     ]
     return {
         "group": group,

@@ -118,6 +118,38 @@ class UnetBlock(nn.Module):
         return x + y
 
 
+class ConvNextBlock(nn.Module):
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        y = nn.Conv(width, (7, 7), feature_group_count=width, dtype=self.dtype)(x)
+        y = nn.LayerNorm(epsilon=1e-6, dtype=self.dtype)(y)
+        y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype)(y))
+        y = nn.Dense(width, dtype=self.dtype)(y)
+        scale = self.param("scale", nn.initializers.constant(1e-6), (width,))
+        return x + y * scale.astype(y.dtype)
+
+
+class ConvNext(nn.Module):
+    blocks: tuple[int, ...]
+    width: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        conv = functools.partial(nn.Conv, padding="VALID", dtype=self.dtype)
+        norm = functools.partial(nn.LayerNorm, epsilon=1e-6, dtype=self.dtype)
+        x = norm()(conv(self.width, (4, 4), (4, 4))(images))
+        for i, count in enumerate(self.blocks):
+            if i > 0:
+                x = conv(self.width * 2**i, (2, 2), (2, 2))(norm()(x))
+            for _ in range(count):
+                x = ConvNextBlock(self.dtype)(x)
+        return nn.Dense(CLASSES, dtype=self.dtype)(norm()(x.mean((1, 2))))
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """Images and the sizes of what looks at them.
@@ -211,6 +243,16 @@ def resnet(
         return ResNet(blocks, filters, is_training, dtype)
 
     text = f"{sum(blocks)} bottlenecks, {filters} filters"
+    return Images(module=module, text=text, batch=batch, size=size, dtype=dtype)
+
+
+def convnext(
+    *, blocks: tuple[int, ...], width: int, batch: int, size: int, dtype: str
+) -> Images:
+    def module(dtype: Any, is_training: bool) -> nn.Module:
+        return ConvNext(blocks, width, dtype)
+
+    text = f"{sum(blocks)} blocks, width {width}"
     return Images(module=module, text=text, batch=batch, size=size, dtype=dtype)
 
 

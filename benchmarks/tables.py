@@ -13,6 +13,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import attention_tables
+from table_cells import bar_line, head, number
+
 ROOT = pathlib.Path(__file__).resolve().parent
 PAGES = (ROOT.parent / "README.md", ROOT.parent / "docs" / "benchmarks.md")
 _MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -40,7 +43,7 @@ def _headline_table(
         if row.get(ratio) is not None:
             ratios.setdefault(kind_of(row), []).append(row[ratio])
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| problems | cases | XLA / ours, geometric mean | lowest |",
         "|---|---:|---:|---:|",
     ]
@@ -69,7 +72,7 @@ def matmul(results: pathlib.Path) -> str:
 
 def _matmul_table(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| group | problem | kernel | ours, us | XLA, us | XLA / ours "
         "| XLA / default |",
         "|---|---|---|---:|---:|---:|---:|",
@@ -86,10 +89,40 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["group"],
         problem,
         row["variant"] or "-",
-        _number(row["own_us"], 1),
-        _number(row["xla_us"], 1),
-        _number(row["ratio_own"], 2),
-        _number(row["ratio_default"], 2),
+        number(row["own_us"], 1),
+        number(row["xla_us"], 1),
+        number(row["ratio_own"], 2),
+        number(row["ratio_default"], 2),
+    )
+
+
+def conv2d(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_conv2d``."""
+    files = sorted(results.glob("*/conv2d.json"))
+    return "".join(_conv2d_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _conv2d_table(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        "| group | problem | fastest kernel | its us | XLA, us | XLA / it "
+        "| XLA / default |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    lines += [f"| {' | '.join(_conv2d_cells(row))} |" for row in result["rows"]]
+    return "\n".join(lines) + "\n\n"
+
+
+def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    times, best = row["times_us"], row["best"]
+    return (
+        row["group"],
+        row["text"].removeprefix("conv2d "),
+        best or "-",
+        number(times.get(best), 1),
+        number(times["xla"], 1),
+        number(row["ratio"], 2),
+        number(row["ratio_default"], 2),
     )
 
 
@@ -105,7 +138,7 @@ def _bars_table(device: pathlib.Path) -> str:
     """Bars of ``bench_matmul``'s groups and of rows of ``bench_models``."""
     products = json.loads((device / "matmul.json").read_text())
     lines = [
-        _bar_line(group["group"], _FIGURES[bar["figure"]], bar)
+        bar_line(group["group"], _FIGURES[bar["figure"]], bar)
         for group in products.get("groups", ())
         for bar in group["bars"]
     ]
@@ -114,22 +147,15 @@ def _bars_table(device: pathlib.Path) -> str:
             if (limit := row.get("bar")) is not None:
                 value = row["ratio"]
                 bar = {"limit": limit, "value": value, "is_met": value >= limit}
-                lines.append(_bar_line("training", row["name"], bar))
+                lines.append(bar_line("training", row["name"], bar))
     if not lines:
         return ""
-    head = [
-        _head(products["environment"]),
+    top = [
+        head(products["environment"]),
         "| group | figure | goal | measured | met |",
         "|---|---|---:|---:|---|",
     ]
-    return "\n".join([*head, *lines]) + "\n\n"
-
-
-def _bar_line(group: str, figure: str, bar: dict[str, Any]) -> str:
-    sign = "<=" if bar.get("is_upper") else ">="
-    met = "yes" if bar["is_met"] else "no"
-    goal, value = f"{sign} {bar['limit']:.2f}", _number(bar["value"], 3)
-    return f"| {group} | {figure} | {goal} | {value} | {met} |"
+    return "\n".join([*top, *lines]) + "\n\n"
 
 
 _FIGURES = {
@@ -142,10 +168,6 @@ _FIGURES = {
 }
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def untuned(results: pathlib.Path) -> str:
     """A line for each origin, of each device with results of ``bench_untuned``."""
     files = sorted(results.glob("*/untuned.json"))
@@ -154,7 +176,7 @@ def untuned(results: pathlib.Path) -> str:
 
 def _untuned_table(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| origin of the plan | products | a kernel of ours | XLA / ours of these, "
         "geometric mean | lowest | below 0.98 |",
         "|---|---:|---:|---:|---:|---:|",
@@ -165,8 +187,8 @@ def _untuned_table(result: dict[str, Any]) -> str:
         mean = statistics.geometric_mean(ratios) if ratios else None
         below = sum(ratio < 0.98 for ratio in ratios)
         lines.append(
-            f"| {origin} | {len(rows)} | {len(ratios)} | {_number(mean, 2)} "
-            f"| {_number(min(ratios, default=None), 2)} | {below} |"
+            f"| {origin} | {len(rows)} | {len(ratios)} | {number(mean, 2)} "
+            f"| {number(min(ratios, default=None), 2)} | {below} |"
         )
     return "\n".join(lines) + "\n\n"
 
@@ -210,7 +232,7 @@ def models(results: pathlib.Path) -> str:
 
 def _models_table(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| model | ours, us | plain JAX, us | plain / ours | wall-clock |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -230,7 +252,7 @@ def programs(results: pathlib.Path) -> str:
 
 def _programs_table(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| program | tuning | ours, us | plain JAX, us | plain / ours | wall-clock "
         "| inside / ours | memory, ours / plain | goals |",
         "|---|---|---:|---:|---:|---:|---:|---:|---|",
@@ -247,12 +269,12 @@ def _programs_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
         row["effort"],
-        _number(row["us"]["ours"], 1),
-        _number(row["us"]["plain"], 1),
-        _number(row["ratio"], 2),
-        _number(row["wall_ratio"], 2),
-        _number(row.get("inside_ratio"), 2),
-        _number(row["memory_ratio"], 2),
+        number(row["us"]["ours"], 1),
+        number(row["us"]["plain"], 1),
+        number(row["ratio"], 2),
+        number(row["wall_ratio"], 2),
+        number(row.get("inside_ratio"), 2),
+        number(row["memory_ratio"], 2),
         "; ".join(goals) or "-",
     )
 
@@ -280,7 +302,7 @@ def cpu(results: pathlib.Path) -> str:
 
 def _cpu_tables(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| group | problem | kernel | ours, us | XLA / ours | goal | oneDNN / ours "
         "| torch / ours |",
         "|---|---|---|---:|---:|---:|---:|---:|",
@@ -305,11 +327,11 @@ def _cpu_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["group"],
         problem,
         row["variant"],
-        _number(row["ours_us"], 1),
-        _number(row["ratio"], 2),
+        number(row["ours_us"], 1),
+        number(row["ratio"], 2),
         goal,
-        _number(row["ratio_onednn"], 2),
-        _number(row["ratio_torch"], 2),
+        number(row["ratio_onednn"], 2),
+        number(row["ratio_torch"], 2),
     )
 
 
@@ -338,17 +360,15 @@ _SEARCHES = (
 )
 
 
-def _head(where: dict[str, Any]) -> str:
-    return (
-        f"\n{where['device']} ({where['arch']}, {where['units']} units), "
-        f"jax {where['versions']['jax']}, {where['date']}:\n"
-    )
-
-
 TABLES = {
+    "attention": attention_tables.rows,
+    "attention_bars": attention_tables.bars,
+    "attention_profile": attention_tables.profile,
+    "attention_memory": attention_tables.memory,
     "headline": headline,
     "choices": choices,
     "matmul": matmul,
+    "conv2d": conv2d,
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,

@@ -3,11 +3,11 @@
     python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
-machine (a CPU: the cases of ``bench_cpu``), the most important first, until the time is
-over. After every few problems the answers are written to ``DIRECTORY/<environment>/``
-in the layout of ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that
-folder. Answers that ``bench_matmul`` has found already are taken from its results
-(``--results``).
+machine (a CPU: the cases of ``bench_cpu``; with ``--what attention`` the attention of
+models), the most important first, until the time is over. After every few problems the
+answers are written to ``DIRECTORY/<environment>/`` in the layout of
+``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
+``bench_matmul`` has found already are taken from its results (``--results``).
 
 A problem is not tuned again if it has an answer in the cache of this machine, in the
 installed package, or in a directory that an earlier run wrote (``--from``). So a run on
@@ -28,6 +28,7 @@ from typing import Any
 
 import common
 import cpu_suite
+import model_attention
 from matmul_suite import suite
 from model_layers import order
 
@@ -50,8 +51,10 @@ KEPT = 6  # observations of an entry that ships, besides XLA's
 TOGETHER = 16  # problems that one child process tunes
 
 
-def wanted(platform: str) -> tuple[Problem, ...]:
+def wanted(platform: str, what: str = "products") -> tuple[Problem, ...]:
     """The problems to tune, the most important first."""
+    if what == "attention":
+        return model_attention.order()
     if platform != "cuda":
         return tuple(case.problem for case in cpu_suite.suite(quick=False))
     cases = [case.problem for case in suite(quick=False)]
@@ -260,6 +263,9 @@ def main() -> None:
     parser.add_argument(
         "--results", type=pathlib.Path, help="of bench_matmul, whose answers to take"
     )
+    parser.add_argument(
+        "--what", default="products", choices=("products", "attention"), help="to tune"
+    )
     parser.add_argument("--effort", default="quick", help="of tuning each problem")
     parser.add_argument("--goal", default="throughput", help="of tuning")
     parser.add_argument("--budget-s", type=float, default=500.0, help="for everything")
@@ -275,7 +281,7 @@ def main() -> None:
         print(f"{raced(args.results, device)} answers taken from results")
     if args.earlier:
         print(f"{take(args.earlier)} answers taken from earlier runs")
-    problems = wanted(device.platform)
+    problems = wanted(device.platform, args.what)
     problems = problems if args.again else left(problems, device)
     if args.list:
         print("\n".join(map(str, problems)))

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from bench_models import LLAMA_3_8B
 from programs_language import Decoding, Function, Gpt2, Wrap, with_gradients
-from programs_vision import Images, resnet, unet, vit
+from programs_vision import Images, convnext, resnet, unet, vit
 
 DTYPES = ("float32", "bfloat16")
 
@@ -69,6 +69,7 @@ def _full() -> Iterator[Program]:
         GPT2_124M, _least(ratio=2.0, wall_ratio=2.0) + (_most("memory_ratio", 0.6),)
     )
     yield vit_step(vit_b16(batch=64), _least(ratio=1.28))
+    yield convnext_step(convnext_t(batch=64), _least(ratio=1.3))
     yield llama_block_step(LLAMA_3_8B, _least(ratio=1.70))
     decoding = dataclasses.replace(LLAMA_3_8B, batch=64, tokens=2048)
     yield from _decodings(Decoding(model=decoding), donated=5.0, kept=1.45)
@@ -92,6 +93,9 @@ def _small() -> Iterator[Program]:
     yield gpt2_step(TINY_GPT2)
     yield vit_step(
         vit(layers=1, width=32, heads=2, patch=8, batch=2, size=16, dtype="bfloat16")
+    )
+    yield convnext_step(
+        convnext(blocks=(1, 1), width=8, batch=2, size=16, dtype="bfloat16")
     )
     llama = dataclasses.replace(
         LLAMA_3_8B, batch=2, tokens=16, width=64, hidden=96, heads=4, kv_heads=2
@@ -146,6 +150,12 @@ def resnet50(batch: int) -> Images:
     )
 
 
+def convnext_t(batch: int) -> Images:
+    return convnext(
+        blocks=(3, 3, 9, 3), width=96, batch=batch, size=224, dtype="bfloat16"
+    )
+
+
 def gpt2_step(model: Gpt2, bars: tuple[Bar, ...] = ()) -> Program:
     return Program(
         name="gpt2_step",
@@ -161,6 +171,10 @@ def gpt2_step(model: Gpt2, bars: tuple[Bar, ...] = ()) -> Program:
 
 def vit_step(model: Images, bars: tuple[Bar, ...] = ()) -> Program:
     return _training("vit_step", model, bars)
+
+
+def convnext_step(model: Images, bars: tuple[Bar, ...] = ()) -> Program:
+    return _training("convnext_step", model, bars)
 
 
 def _training(name: str, model: Images, bars: tuple[Bar, ...]) -> Program:

@@ -75,6 +75,33 @@ def calls_only() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def our_attention(monkeypatch: pytest.MonkeyPatch, calls_only: None) -> None:
+    """Attention that XLA would compute as fast keeps primitives of ours: seen here."""
+    from tracea_jax.ops.attention import primitives
+
+    monkeypatch.setattr(primitives, "_left_to_xla", lambda *_, **__: False)
+
+
+@pytest.fixture
+def small_chunks(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Cross entropies in chunks of eight columns, as if tiny logits were many."""
+    from losses import ROWS
+
+    from tracea_jax.ops.linear_cross_entropy import chunks
+
+    if "large_chunks" not in request.fixturenames:
+        monkeypatch.setattr(chunks, "CHUNK_BYTES", 4 * ROWS * 8)
+        monkeypatch.setattr(chunks, "_ALIGNMENT", 8)
+
+
+@pytest.fixture
+def large_chunks() -> None:
+    """As in programs: see ``small_chunks``."""
+
+
 @pytest.fixture(autouse=True)
 def calls_are_free(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.emit.kernel import TensorMap
+from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.ops.attention.reference import backward_reference, reference
 from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
@@ -22,7 +23,6 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.attention_backward_sm90 import (
     ATTENTION_BACKWARD_SM90,
     gradient_of_sinks,
-    ids_and_spans,
     may_be_blind,
     mean_of_blind,
 )
@@ -58,16 +58,18 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
     [
         ({"direction": "forward"}, "it computes gradients only"),
         ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
-        ({"head_dim": 136}, "head_dim=136; it takes multiples of 8 up to 128"),
+        ({"head_dim": 200}, "head_dim=200; it takes multiples of 8 up to 192"),
+        ({"head_dim": 136}, "value_dim=136; it takes multiples of 8 up to 128"),
         ({"kv_len": 0}, "there is nothing to compute"),
         (
             {"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"},
             "it computes no grad",
         ),
         ({"mask": (1, 1, 1000, 1300)}, "it reads no mask"),
-        ({"soft_cap": 30.0}, "it caps no scores"),
-        ({"value_dim": 64}, "values of 64 columns"),
-        ({"aligned_at_end": True}, "it counts positions from the start"),
+        (
+            {"aligned_at_end": True, "is_causal": True, "kv_lengths": True},
+            "positions from ends",
+        ),
         ({"window": (1 << 31, 0)}, "window (2147483648, 0) with a side above 10737"),
         (
             {"segments": True, "q_len": (1 << 20) + 1},
@@ -81,7 +83,16 @@ def test_what_it_refuses(fields, reason):
 
 
 def test_what_it_takes():
-    kinds: tuple[dict[str, Any], ...] = ({}, EVERYTHING, {"dtype": "float16"})
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        EVERYTHING,
+        {"dtype": "float16", "soft_cap": 30.0},
+        {"value_dim": 128, "aligned_at_end": True, "is_causal": True},
+    )
+    for head_dim, fields in itertools.product((8, 64, 128, 192), kinds[-1:]):
+        assert (
+            ATTENTION_BACKWARD_SM90.why_not(problem(head_dim, **fields), H200) is None
+        )
     for head_dim, fields in itertools.product((8, 64, 128), kinds):
         asked = problem(head_dim, **fields)
         assert ATTENTION_BACKWARD_SM90.why_not(asked, H200) is None
@@ -97,18 +108,39 @@ def test_it_is_the_default_where_cudnn_is_slower():
     near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
     assert plan(problem(**near), H200).variant == "attention_backward_sm90"
     assert plan(problem(64, **near), H200).variant == "cudnn"
+    assert plan(problem(64, is_causal=True), H200).variant == "attention_backward_sm90"
+    assert plan(problem(96, is_causal=True), H200).variant == "cudnn"
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_many_keys_are_worth_sums_in_memory(head_dim):
+    many = {"q_len": 4096, "kv_len": 4096, "kv_heads": 12}
+    for fields, dq in (
+        ({}, "ordered"),
+        ({"is_causal": True}, "ordered"),
+        ({"window": (100, 0)}, "recomputed"),
+        ({"segments": True}, "recomputed"),
+        ({"soft_cap": 5.0}, "recomputed"),
+        ({"kv_len": 512}, "recomputed"),
+    ):
+        asked = problem(head_dim, **(many | fields))
+        assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
 HEAD_DIMS = (8, 40, 64, 72, 96, 128)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-@pytest.mark.parametrize("fields", [{}, EVERYTHING], ids=("plain", "everything"))
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {**EVERYTHING, "soft_cap": 30.0}, {"head_dim": 192, "value_dim": 128}],
+    ids=("plain", "everything", "wide keys"),
+)
 def test_the_usual_config_is_one_of_the_space(head_dim, fields):
-    asked = problem(head_dim, **fields)
+    asked = problem(**({"head_dim": head_dim} | fields))
     space = ATTENTION_BACKWARD_SM90.space(asked, H200)
     config = ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
     configs = list(space.configs())
@@ -124,6 +156,9 @@ def test_registers_and_memory_refuse_configs():
         ({"block_q": 80}, "registers"),
         ({"tile_q": 192, "stages_kv": 3, "block_kv": 96}, "shared memory"),
         ({"block_kv": 72}, "block_kv"),
+        ({"dq": "ordered", "block_q": 48}, "block_q=64"),
+        ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
+        ({"dq": "twice"}, "dq"),
     ):
         with pytest.raises(ValueError, match=reason):
             wrong = dataclasses.replace(USUAL, **change)
@@ -145,6 +180,36 @@ def test_steps_read_what_the_problem_has():
     assert call.results == ("dq", "dk", "dv", "dsinks")
     names = [step.name for step in call.steps]
     assert names == ["prepare", "mean", "segments", "sinks", "keys", "queries"]
+
+
+@pytest.mark.parametrize("dq", ["ordered", "atomic"])
+def test_steps_that_add_up_the_gradient_of_queries(dq):
+    config = dataclasses.replace(USUAL, dq=dq)
+    call = ATTENTION_BACKWARD_SM90.call(problem(), config, H200)
+    assert [step.name for step in call.steps] == ["prepare", "keys", "queries"]
+    shapes = {buffer.name: buffer.shape for buffer in call.scratch}
+    assert shapes["sums"] == (2, 12, 32, 64 * 64)
+    begun = {"ordered": "turns", "atomic": "sums"}[dq]
+    prepare, keys, queries = call.steps
+    assert begun in prepare.writes and begun in keys.reads and begun in keys.writes
+    assert "sums" in queries.reads and queries.writes == ("dq",)
+
+
+@pytest.mark.parametrize("left", [None, -100, -5, 0, 3, 64, 200, 5000])
+@pytest.mark.parametrize("right", [None, -40, 0, 90])
+def test_tiles_take_turns_without_a_gap(left, right):
+    """The formula of ``earlier_tiles`` in attention_backward_keys_sm90.cuh."""
+    queries, keys = 777, 900
+    seen = KeyInterval(kv_len=queries, limit=queries, left=right, right=left)
+    turns = dict.fromkeys(range(13), 0)
+    for tile in range(8):
+        last = min(128 * tile + 128, keys) - 1
+        blocks = seen.seen_blocks(128 * tile, last, 64)
+        for block in range(blocks.first, blocks.last):
+            behind = 64 * block - (left or 0)
+            nearest = 0 if left is None or behind <= 0 else behind // 128
+            assert turns[block] == tile - nearest
+            turns[block] += 1
 
 
 @pytest.mark.parametrize(
@@ -221,19 +286,10 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
-def test_spans_are_the_extremes_of_tiles():
-    rng = np.random.default_rng(1)
-    q, kv = rng.integers(0, 99, (2, 37)), rng.integers(0, 99, (2, 50))
-    ids, *spans = ids_and_spans(np, q, kv, sizes=(32, 8, 16, 24), padded=72)
-    np.testing.assert_array_equal(ids[:, :50], kv)
-    for span, of, size in zip(spans, (kv, q, q, kv), (32, 8, 16, 24), strict=True):
-        parts = [of[:, i : i + size] for i in range(0, of.shape[1], size)]
-        expected = np.stack([[x.min(1), x.max(1)] for x in parts]).transpose(2, 0, 1)
-        np.testing.assert_array_equal(span, expected)
-
-
 # ---- machine code --------------------------------------------------------------------
 
+COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
+ROWS = dataclasses.replace(COLUMNS, block_q=128)
 COMPILED = [
     (64, {}, None),
     (64, EVERYTHING, None),
@@ -246,6 +302,14 @@ COMPILED = [
         EVERYTHING,
         AttentionBackwardSm90Config(tile_kv=128, block_q=80, tile_q=192, block_kv=80),
     ),
+    (64, {"is_causal": True}, ROWS),
+    (64, {**EVERYTHING, "dtype": "float16"}, ROWS),
+    (128, {"is_causal": True}, COLUMNS),
+    (128, EVERYTHING, COLUMNS),
+    (128, {}, dataclasses.replace(COLUMNS, dq="atomic")),
+    (128, {**EVERYTHING, "soft_cap": 30.0}, None),
+    (64, {**EVERYTHING, "soft_cap": 30.0}, None),
+    (192, {**EVERYTHING, "soft_cap": 30.0, "value_dim": 128}, None),
 ]
 
 

@@ -7,6 +7,8 @@ import itertools
 from typing import Any
 
 import pytest
+from attention_problems import EVERY_OPTION as OPTIONS
+from attention_problems import EVERYTHING, problem
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED, CpuDevice
@@ -15,44 +17,13 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
-from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 H200 = NAMED["H200"]
 USUAL = AttentionSm90Config(tile_q=128, tile_kv=128)
-EVERYTHING = {
-    "window": (300, 7),
-    "is_causal": True,
-    "q_lengths": True,
-    "kv_lengths": True,
-    "saves_lse": True,
-}
-EVERY_OPTION = {
-    **EVERYTHING,
-    "aligned_at_end": True,
-    "segments": True,
-    "mask": (2, 1, 1000, 1300),
-    "bias": (1, 12, 1000, 1300),
-    "bias_dtype": "float32",
-    "soft_cap": 50.0,
-    "sinks": True,
-    "alibi": "distance",
-}
-
-
-def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
-    usual: dict[str, Any] = {
-        "batch": 2,
-        "q_len": 1000,
-        "kv_len": 1300,
-        "heads": 12,
-        "kv_heads": 4,
-        "dtype": "bfloat16",
-        "scale": head_dim**-0.5,
-    }
-    return AttentionProblem(head_dim=head_dim, **(usual | fields))
+EVERY_OPTION = {**OPTIONS, "alibi": "distance"}
 
 
 # ---- what it takes -------------------------------------------------------------------

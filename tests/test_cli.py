@@ -43,7 +43,7 @@ def test_doctor(capsys, cache_dir):
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
     cpu = local_cpu().name
     called = ["matmul", "gated_matmul", "conv2d", "attention"]
-    called += ["paged_attention", "cuda_kernel"]
+    called += ["paged_attention", "elementwise", "cuda_kernel"]
     ops = [f"{op} on {cpu}" for op in called]
     assert titles == ["versions", "devices", "toolchain", *ops, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out

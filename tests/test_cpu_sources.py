@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "common": {"common"},
     "gemm": {"common", "gemm"},
     "attention": {"common", "attention"},
+    "elementwise": {"common", "elementwise"},
     "conv2d": {"common", "gemm", "conv2d"},  # some convolutions are plain products
 }
 

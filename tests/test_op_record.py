@@ -35,7 +35,14 @@ from tracea_jax.tuning import roofline
 
 CPU = local_cpu()
 PROBLEM = ScaledMatmulProblem(m=64, n=64, k=16)
-BUILT_IN = ("matmul", "gated_matmul", "conv2d", "attention", "paged_attention")
+BUILT_IN = (
+    "matmul",
+    "gated_matmul",
+    "conv2d",
+    "attention",
+    "paged_attention",
+    "elementwise",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -10,34 +10,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_spellings import (
-    BIASES,
-    GROUPS,
-    JAX_NN,
+from attention_spellings import GROUPS, Case
+from attention_spellings.base import (
     LENGTHS,
     NARROW,
     SCALE,
-    SHARED,
     TRIL,
     B,
-    Case,
     H,
     K,
     N,
     T,
-    attend,
     bnth,
     btnh,
     ones,
     scores,
-    shifted,
     softmax,
-    unshifted,
 )
+from attention_spellings.biases import BIASES
+from attention_spellings.jax_nn import JAX_NN
+from attention_spellings.layouts import SHARED, attend
+from attention_spellings.softmaxes import shifted, unshifted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxprs import equations
 from numerics import normal
+from transformed import jit
 
 from tracea_jax.rewrite import Miss, splice
 from tracea_jax.transform import rules_of, transform
@@ -89,7 +87,7 @@ def test_means_the_same(group):
     plain = {name: cases[name].fn for name in run}
     fast = {name: transform(fn) for name, fn in plain.items()}
     args = {name: cases[name].args for name in run}
-    found, expected = jax.jit(
+    found, expected = jit(
         lambda args: [{n: f[n](*args[n]) for n in run} for f in (fast, plain)]
     )(args)
     for name in run:
@@ -120,7 +118,7 @@ def assert_same_gradients(fn: Any, *args: Any) -> None:
         return jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), numbers)(*args)
 
     fast = transform(fn)
-    found, expected = jax.jit(lambda *x: (of(fast, *x), of(fn, *x)))(*args)
+    found, expected = jit(lambda *x: (of(fast, *x), of(fn, *x)))(*args)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert x.dtype == y.dtype
         assert float(jnp.abs(x - y).max()) <= 1e-5 * float(jnp.abs(y).max())
@@ -316,8 +314,8 @@ REFUSED = {
     wrong_axis: "the softmax is not over what the product after it sums",
     over_heads: "the softmax is not over what the product after it sums",
     highest: "it asks for a precision other than the default",
-    dropout: "the probabilities go through div",
-    scaled_late: "the probabilities go through mul, as in dropout",
+    dropout: "dropout acts on the weights",
+    scaled_late: "the probabilities go through mul",
     learned_scale: "the scores are scaled by what is not known while tracing",
     weakly_masked: "masked scores are replaced by -5, no large number",
     filled: "masked scores are replaced by what is not known",
@@ -421,5 +419,5 @@ def test_random_programs(program):
     (site,) = sites(fn, *args)
     assert site.params["spec"].optional == (() if of_bounds else ("mask",))
     fast = transform(fn)
-    found, expected = jax.jit(lambda *args: (fast(*args), fn(*args)))(*args)
+    found, expected = jit(lambda *args: (fast(*args), fn(*args)))(*args)
     assert np.allclose(found, expected, atol=1e-5)

@@ -12,7 +12,7 @@ import pytest
 from jax import checkpoint_policies as policies
 from jax.ad_checkpoint import checkpoint_name
 from numerics import normal
-from transformed import assert_near
+from transformed import assert_near, jit
 
 import tracea_jax as tracea
 
@@ -52,39 +52,55 @@ def arguments() -> tuple[Any, Any]:
     return p, normal(BATCH, LENGTH, WIDTH, seed=9)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [(name,) for name in [*NAMES, *AMIDST]] + [("mixed", "hidden"), tuple(NAMES)],
-    ids="+".join,
-)
-def test_the_same_arrays_are_saved(names):
+@functools.cache
+def loss_of(names: tuple[str, ...]) -> Any:
+    """Of two layers, of whose values those with the names are saved."""
     block = jax.checkpoint(
         functools.partial(layer, names=names),
         policy=policies.save_only_these_names(*names),
     )
+    return lambda p, x: jnp.sin(block(p, block(p, x))).sum()
 
-    def loss(p, x):
-        return jnp.sin(block(p, block(p, x))).sum()
 
-    saved = []
+def steps(loss: Any, saved: list[Any]) -> list[Any]:
+    """Plain, transformed as a whole, and of a transformed loss.
 
-    def step(loss, p, x):
+    Each notes the shapes of what its backward pass is given.
+    """
+
+    def step(loss: Any, p: Any, x: Any) -> Any:
         value, pull = jax.vjp(loss, p, x)
         leaves = jax.tree.leaves(pull)
         saved.append(collections.Counter(jnp.shape(leaf) for leaf in leaves))
         return value, pull(jnp.ones_like(value))
 
-    args = arguments()
-    inside = tracea.transform(functools.partial(step, loss))
     plain = functools.partial(step, loss)
-    outside = functools.partial(step, tracea.transform(loss))
-    expected = jax.jit(plain)(*args)
-    assert_near(jax.jit(inside)(*args), expected, 3e-5)
-    assert_near(jax.jit(outside)(*args), expected, 3e-5)
+    inside, outside = tracea.transform(plain), tracea.transform(loss)
+    return [plain, inside, functools.partial(step, outside)]
+
+
+TOGETHER = [("mixed", "hidden"), tuple(NAMES)]
+
+
+@pytest.mark.parametrize(
+    "names", [(name,) for name in [*NAMES, *AMIDST]] + TOGETHER, ids="+".join
+)
+def test_the_same_arrays_are_saved(names):
+    loss, args, saved = loss_of(names), arguments(), []
+    for step in steps(loss, saved):
+        jax.eval_shape(step, *args)
     assert len(saved) == 3 and saved[0] == saved[1] == saved[2]
     # An attention with a name in the middle of it is none.
     attentions = 0 if set(names) & set(AMIDST) else 2
     assert tracea.explain(loss)(*args).ops.get("attention", 0) == attentions
+
+
+@pytest.mark.parametrize("names", [("weights",), ("product",), *TOGETHER], ids="+".join)
+def test_values_and_gradients_are_the_same(names):
+    made = steps(loss_of(names), [])
+    expected, *others = jit(lambda *args: [step(*args) for step in made])(*arguments())
+    for found in others:
+        assert_near(found, expected, 3e-5)
 
 
 def test_a_name_that_is_not_asked_for_is_not_saved():

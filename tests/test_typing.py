@@ -17,7 +17,14 @@ from tracea_jax.ops.attention.public import Keywords
 from tracea_jax.options import Options, Settings
 from tracea_jax.tuning.tuner import EFFORTS
 
-OPS = ("matmul", "gated_matmul", "conv2d", "attention", "paged_attention")
+OPS = (
+    "matmul",
+    "gated_matmul",
+    "conv2d",
+    "attention",
+    "paged_attention",
+    "elementwise",
+)
 
 
 def test_the_package_says_that_it_has_types():

@@ -21,6 +21,7 @@ BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 NAMES = (
     "gpt2_step",
     "vit_step",
+    "convnext_step",
     "llama_block_step",
     "llama_decode donated",
     "llama_decode kept",
@@ -84,7 +85,12 @@ def test_results_are_as_good_as_those_of_plain_jax(module, name):
     json.dumps(row)
 
 
-@pytest.mark.parametrize("name", NAMES)
+# The others trace to the same sites: they differ in what is donated, or are the forward
+# passes of steps.
+TRACED = [n for n in NAMES if n not in ("llama_decode kept", "unet_block")]
+
+
+@pytest.mark.parametrize("name", TRACED)
 def test_full_sizes_are_found_as_well_as_in_the_model(module, name):
     # Traced only, for a GPU that need not be there.
     program = named(module, "full")[name]

@@ -47,10 +47,11 @@ _HOMES = {
     "tune": "campaign",
 }
 
-_MODULES = ("masks", "ops", "typing")  # that are public themselves
+_MODULES = ("interop", "masks", "ops", "typing")  # that are public themselves
 
 if TYPE_CHECKING:
     __version__: str
+    from tracea_jax import interop as interop
     from tracea_jax import masks as masks
     from tracea_jax import ops as ops
     from tracea_jax import typing as typing

@@ -13,6 +13,7 @@ from tracea_jax import catalogue
 from tracea_jax.ops.attention.op import ATTENTION
 from tracea_jax.ops.conv2d.op import CONV2D
 from tracea_jax.ops.cuda_kernel.op import CUDA_KERNEL_OP
+from tracea_jax.ops.elementwise.op import ELEMENTWISE
 from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
 from tracea_jax.ops.linear_cross_entropy.primitive import LINEAR_CROSS_ENTROPY
 from tracea_jax.ops.matmul.op import MATMUL
@@ -36,5 +37,6 @@ for _op, _rule in (
 ):
     catalogue.register(dataclasses.replace(_op, rules=(_rule,)))
 catalogue.register(PAGED_ATTENTION)
+catalogue.register(ELEMENTWISE)
 catalogue.register(PROGRAM)
 catalogue.register(CUDA_KERNEL_OP)

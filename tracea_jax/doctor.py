@@ -22,6 +22,7 @@ from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.runtime import cubins, nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.runtime.trust import Trust
+from tracea_jax.variants.base import Doubting
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -51,7 +52,7 @@ class Said:
       op, device, variant: names of what is asked about.
       runs: for each kind of problem the dtypes that it runs; an op of one kind calls
         it "".
-      reasons: against the others.
+      reasons: against the others, and against running those unmeasured.
     """
 
     op: str
@@ -252,7 +253,8 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
             taken = runs.setdefault(kind, [])
             if reason is None:
                 taken.append(dtype)
-            else:
+                reason = _doubt(variant, problem, device)
+            if reason is not None:
                 reasons[reason] = None
     return Said(
         op=op.name,
@@ -261,6 +263,12 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
         runs=runs,
         reasons=list(reasons),
     )
+
+
+def _doubt(variant: Any, problem: Any, device: Device) -> str | None:
+    """Why the variant does not run unmeasured, if it says so."""
+    doubt = variant.doubt(problem, device) if isinstance(variant, Doubting) else None
+    return None if doubt is None else f"XLA runs unless it was measured: {doubt}"
 
 
 def _caches() -> Caches:

@@ -103,3 +103,13 @@ class Adds:
         pages: int | None = None,
         count: int = 1,
     ) -> None: ...
+
+    def add_elementwise(
+        self,
+        function: str,
+        size: int,
+        *,
+        dtype: DTypeLike = "float32",
+        scalar: str = "none",
+        count: int = 1,
+    ) -> None: ...

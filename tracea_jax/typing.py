@@ -29,13 +29,22 @@ Implementation = Literal[
     "gated_fused",
     "gated_unfused",
     "conv2d_cpu",
+    "conv2d_depthwise",
+    "conv2d_grouped",
     "conv2d_product",
+    "conv2d_sm90",
+    "conv2d_weights_sm90",
+    "conv2d_stem_weights",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",
+    "attention_sm80",
     "attention_sm90",
+    "attention_backward_sm80",
     "attention_backward_sm90",
     "paged_attention_sm90",
+    "elementwise_cpu",
+    "elementwise_cuda",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -4,6 +4,8 @@
 //     ds = p * (do v' - delta)                 exponent, delta: see attention_rows.cuh
 //     dq = scale ds k
 //
+// With a cap p and ds are those of attention_backward_keys_sm90.cuh.
+//
 // A block owns kTileQ queries of one head, each of the consumers, a warpgroup, 64 of them.
 // One warp copies queries and do once, and blocks of kBlockKv keys and values into two rings:
 //
@@ -24,6 +26,7 @@
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
+#include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
@@ -39,16 +42,18 @@ struct AttentionQueriesParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int section;      // heads, of all examples, of one section
-  float scale, scale_log2;
+  float scale;
+  float scale_log2;  // scale log2(e), or cap log2(e)
+  float to_cap;      // scale / cap
 };
 
 template <class Traits>
 struct AttentionQueriesShared {
-  static constexpr int kSlabs = Traits::kSlabs;
+  static constexpr int kSlabs = Traits::kSlabs, kValueSlabs = Traits::kValueSlabs;
   alignas(1024) u8 q[kSlabs][Traits::kTileQ * 128];
-  alignas(1024) u8 d_out[kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 d_out[kValueSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
-  alignas(1024) u8 v[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
+  alignas(1024) u8 v[Traits::kStages][kValueSlabs][Traits::kBlockKv * 128];
   // Of a block of keys, each where a copy may begin.
   alignas(128) int segments[Traits::kStages][round_up(Traits::kBlockKv, 32)];
   u64 queries_full;
@@ -69,13 +74,16 @@ struct AttentionQueries {
   static constexpr int kTileQ = Traits::kTileQ, kBlockKv = Traits::kBlockKv;
   static constexpr int kHeadDim = Traits::kHeadDim, kStages = Traits::kStages;
   using TileQ = HeadTile<kTileQ, kHeadDim>;
-  using TileKv = HeadTile<kBlockKv, kHeadDim>;
+  using TileOut = HeadTile<kTileQ, Traits::kValueDim>;
+  using TileK = HeadTile<kBlockKv, kHeadDim>;
+  using TileV = HeadTile<kBlockKv, Traits::kValueDim>;
 
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kSteps = kBlockKv / 16;
   // From the start of the queries.
-  static constexpr u32 kUnitsToDOut = TileQ::kUnits, kUnitsToK = 2 * TileQ::kUnits;
-  static constexpr u32 kUnitsToV = kUnitsToK + kStages * TileKv::kUnits;
+  static constexpr u32 kUnitsToDOut = TileQ::kUnits;
+  static constexpr u32 kUnitsToK = kUnitsToDOut + TileOut::kUnits;
+  static constexpr u32 kUnitsToV = kUnitsToK + kStages * TileK::kUnits;
 
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
                 "the launch must request the shared memory that is laid out here");
@@ -86,7 +94,8 @@ struct AttentionQueries {
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
   static_assert(sizeof(Shared::q) == TileQ::kBytes &&
-                    sizeof(Shared::k) == kStages * TileKv::kBytes,
+                    sizeof(Shared::d_out) == TileOut::kBytes &&
+                    sizeof(Shared::k) == kStages * TileK::kBytes,
                 "operands lie one after another");
 
   const AttentionQueriesParams& p;
@@ -102,12 +111,14 @@ struct AttentionQueries {
     tile = order.at(blockIdx.x, kTileQ);
     range = blocks(keys());
     has_keys = range.count() > 0;
+    initialize();
     if constexpr (Traits::kSegments) {
       const SegmentSpan own =
           p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
       const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
       has_keys = smem.map.fill(range, own, p.spans_kv + before);
     }
+    __syncthreads();
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -145,8 +156,17 @@ struct AttentionQueries {
         mbarrier_init(shared_address(&smem.v_empty[i]), empty_arrivals(kConsumers, 1));
       }
       fence_mbarrier_init();
+      if (range.count() > 0) copy_queries();
     }
-    __syncthreads();
+  }
+
+  // They are on their way while the map is made, even if it then has no keys.
+  TRACEA_DEVICE void copy_queries() const {
+    const u32 full = shared_address(&smem.queries_full);
+    mbarrier_arrive_expect_tx(full, TileQ::kBytes + TileOut::kBytes);
+    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
+    TileOut::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
+                  full);
   }
 
   TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
@@ -158,36 +178,32 @@ struct AttentionQueries {
 
   TRACEA_DEVICE void produce() const {
     if (!has_keys) return;
-    const u32 full = shared_address(&smem.queries_full);
-    mbarrier_arrive_expect_tx(full, 2 * TileQ::kBytes);
-    TileQ::copy(shared_address(smem.q[0]), p.q, tile.query, tile.head, tile.example, full);
-    TileQ::copy(shared_address(smem.d_out[0]), p.d_out, tile.query, tile.head, tile.example,
-                full);
     State state;
     const int head = tile.head / p.group;
     const auto copy = [&](int block) {
       const int stage = state.stage_idx;
-      copy_block(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
+      copy_block<TileK>(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
                  state.producer_parity(), Traits::kSegments ? 4 * kBlockKv : 0);
       if constexpr (Traits::kSegments) {
         cp_async_bulk_tensor_4d(shared_address(smem.segments[stage]), p.segments,
                                 block * kBlockKv, tile.example, 0, 0,
                                 shared_address(&smem.k_full[stage]));
       }
-      copy_block(smem.v[stage][0], p.v, block, head, smem.v_full[stage], smem.v_empty[stage],
+      copy_block<TileV>(smem.v[stage][0], p.v, block, head, smem.v_full[stage], smem.v_empty[stage],
                  state.producer_parity(), 0);
       state.advance();
     };
     walk<false>(copy, copy);
   }
 
+  template <class Tile>
   TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
                                 const u64& full, const u64& empty, u32 parity,
                                 u32 more_bytes) const {
     wait(empty, parity);
     const u32 barrier = shared_address(&full);
-    mbarrier_arrive_expect_tx(barrier, TileKv::kBytes + more_bytes);
-    TileKv::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
+    mbarrier_arrive_expect_tx(barrier, Tile::kBytes + more_bytes);
+    Tile::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
   }
 
   // --- consumers: warpgroups ---------------------------------------------------------
@@ -241,19 +257,20 @@ struct AttentionQueries {
     u32 ds[kSteps][4];
     const int stage = at.state.stage_idx;
     const u32 q = start + consumer * kConsumerUnits, d_out = q + kUnitsToDOut;
-    const u32 k = start + kUnitsToK + stage * TileKv::kUnits;
-    const u32 v = start + kUnitsToV + stage * TileKv::kUnits;
+    const u32 k = start + kUnitsToK + stage * TileK::kUnits;
+    const u32 v = start + kUnitsToV + stage * TileV::kUnits;
     wait(smem.k_full[stage], at.state.consumer_parity());
     wgmma_fence();
-    multiply_columns<Scores, TileQ, TileKv>(s, q, k);
+    multiply_columns<Scores, TileQ, TileK>(s, q, k);
     wait(smem.v_full[stage], at.state.consumer_parity());
-    multiply_columns<Scores, TileQ, TileKv>(t, d_out, v);
+    multiply_columns<Scores, TileOut, TileV>(t, d_out, v);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
     if (at.has_begun && thread == 0) {
       mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
     }
     at.has_begun = true;
+    if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
     weigh<kMasks>(s, at, keys, block, query, stage, thread);
     wgmma_wait_group<0>();
     wgmma_fence_operands(t);
@@ -262,11 +279,16 @@ struct AttentionQueries {
     for (int j = 0; j < kBlockKv / 8; ++j) {
       float c[4];
       TRACEA_UNROLL
-      for (int i = 0; i < 4; ++i) c[i] = s[4 * j + i] * (t[4 * j + i] - at.delta[i / 2]);
+      for (int i = 0; i < 4; ++i) {
+        c[i] = s[4 * j + i] * (t[4 * j + i] - at.delta[i / 2]);
+        if constexpr (Traits::kSoftCap) {
+          c[i] *= soft_cap_slope(s[4 * j + i], at.exponent[i / 2], rcp_approx(p.scale_log2));
+        }
+      }
       round_block<Element>(ds, j, c);
     }
     wgmma_fence();
-    multiply_rows<Sums, TileKv>(at.dq, ds, k);
+    multiply_rows<Sums, TileK>(at.dq, ds, k);
     at.state.advance();
   }
 
@@ -296,9 +318,9 @@ struct AttentionQueries {
     at.has_begun = false;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
+    if (range.count() > 0) wait(smem.queries_full, 0);
     if (has_keys) {
       load_rows(at, query, thread);
-      wait(smem.queries_full, 0);
       walk<true>(
           [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
           [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
@@ -336,7 +358,6 @@ TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams&
   const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  kernel.initialize();
   if (warpgroup == 0) {
     setmaxnreg_dec<Traits::kProducerRegisters>();
     if (warp == 0 && elect_one()) kernel.produce();

@@ -10,6 +10,9 @@
 // Of the queries that see no key, which weigh all values equally, the sum of do is left for
 // each tile of queries (kBlind).
 //
+// Where sums of dq are added up in memory (tile/attention_sums.cuh), what is added to begins
+// with zeros: the sums, or if they are ordered the numbers of those that had their turn.
+//
 // kLanes neighbouring lanes share a row of o and do, 16 bytes each at a time. Rows of
 // neighbouring heads are neighbours in memory, so heads are the fastest of the grid.
 #pragma once
@@ -26,6 +29,8 @@ struct AttentionRowsParams {
   const int* segments;    // (batch, q_len), or null
   float* rows;            // (batch, heads, 2 or 3, padded): exponents, deltas, ids
   float* blind;           // (batch, tiles, heads, columns), or null
+  float* sums;            // (batch, heads, padded, kSumColumns), or null
+  int* turns;             // (batch, heads, blocks of kBlockQ), or null
   int q_len, padded, heads;
 };
 
@@ -47,6 +52,21 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
       Traits::kQLengths ? min(max(p.q_lengths[example], 0), p.q_len) : p.q_len;
   const i64 heads_before = static_cast<i64>(example) * p.heads + head;
   float* const exponents = p.rows + heads_before * (2 + Traits::kSegments) * p.padded;
+
+  if constexpr (Traits::kSumColumns > 0) {
+    const int parts = Traits::kSumColumns / 64;
+    const i64 part = (heads_before * p.padded + first) / 64 * parts;
+    if constexpr (Traits::kOrdered) {
+      const i64 row = heads_before * p.padded + first;
+      if (threadIdx.x == 0) p.turns[row / Traits::kBlockQ] = 0;
+    } else {
+      Words* const sums = reinterpret_cast<Words*>(p.sums + part * 4096);
+      TRACEA_UNROLL
+      for (int i = 0; i < parts * 1024; i += Traits::kThreads) {
+        sums[i + threadIdx.x] = Words{};
+      }
+    }
+  }
 
   float sum[8] = {};
   bool has_blind = false;

@@ -1,10 +1,10 @@
 """The kernels of attention_backward_sm90 as text.
 
-    rows      exponent and delta of each query, from o, do and the log-sum-exp
     keys      dk and dv, a tile of keys after the other
     queries   dq, a tile of queries after the other
 
-Grids and the orders of tiles follow from config and problem. Caller:
+The small kernels before and after them are in ``attention_backward_rows``. Grids and
+the orders of tiles follow from config and problem. Caller:
 ``variants.attention_backward_sm90``.
 """
 
@@ -16,7 +16,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_backward_sm90 as sizes
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+from tracea_jax.emit.attention_backward_sm90 import PART, AttentionBackwardSm90Config
 from tracea_jax.emit.attention_sm90 import (
     DTYPES,
     ROWS,
@@ -46,61 +46,6 @@ _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 _REGISTERS = {2: (40, 232), 3: (32, 160)}
 _ALL_REGISTERS = (24, 240)
 _FEW = 192  # registers for sums and scores
-_ROWS_THREADS = 128
-
-
-def rows_kernel(
-    problem: AttentionProblem,
-    config: AttentionBackwardSm90Config,
-    device: CudaDevice,
-    has_blind: bool,
-) -> Kernel:
-    """The first kernel: (o, do, lse, lengths, ids) -> rows (, blind)."""
-    p = problem
-    element, short = DTYPES[p.dtype]
-    lanes = max(2, 1 << (-(-p.head_dim // 8) - 1).bit_length())
-    length = sizes.padded(p, config)
-    reads = sizes.rows_reads(p)
-    entry = f"attention_rows_{short}_d{p.head_dim}" + "_qlen" * p.q_lengths
-    entry += "_segments" * p.segments + "_blind" * has_blind
-    source = f"""\
-// attention_rows | {p.dtype} dim {p.head_dim}
-#include "attention_rows.cuh"
-
-namespace {{
-struct Traits {{
-  using Element = {element};
-  static constexpr int kColumns = {p.head_dim}, kLanes = {lanes}, \
-kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
-  static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
-kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
-}};
-}}  // namespace
-
-extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
-{entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, float* blind, int q_len, int padded, int heads) {{
-  tracea::attention_rows<Traits>(
-      {{o, d_out, lse, q_lengths, segments, rows, blind, q_len, padded, heads}});
-}}
-"""
-    return Kernel(
-        entry=entry,
-        source=source,
-        headers=sources.headers("attention_rows.cuh"),
-        arch=device.arch,
-        grid=(-(-length // sizes.ROWS_TILE) * p.heads * p.batch, 1, 1),
-        block=(_ROWS_THREADS, 1, 1),
-        smem_bytes=0,
-        params=(
-            *(Pointer(operand=i) for i in range(3)),
-            Pointer(operand=_number(reads, "q_lengths")),
-            Pointer(operand=_number(reads, "q_segments")),
-            Pointer(operand=len(reads)),
-            Pointer(operand=len(reads) + 1 if has_blind else -1),
-            *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
-        ),
-    )
 
 
 def keys_kernel(
@@ -111,7 +56,8 @@ def keys_kernel(
 ) -> Kernel:
     """The kernel (q, k, v, do, rows, lengths, everywhere) -> dk, dv."""
     p, c = problem, config
-    reads = sizes.keys_reads(p, has_blind)
+    reads = sizes.keys_reads(p, c, has_blind)
+    written = (*reads, *sizes.keys_writes(c))
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     out = len(reads)
     left, right = forward.window(p)
@@ -128,24 +74,30 @@ def keys_kernel(
         p,
         device,
         tile=(c.tile_kv, c.block_q, c.stages_q),
-        flags={"kEverywhere": has_blind},
+        flags={
+            "kEverywhere": has_blind,
+            "kAdds": bool(c.adds),
+            "kOrdered": c.dq == "ordered",
+        },
         names=("TileKv", "BlockQ"),
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
             "k": operand_map(p, 1, keys, c.tile_kv, p.head_dim),
-            "v": operand_map(p, 2, keys, c.tile_kv, p.head_dim),
-            "d_out": operand_map(p, 3, queries, c.block_q, p.head_dim),
+            "v": operand_map(p, 2, keys, c.tile_kv, p.columns),
+            "d_out": operand_map(p, 3, queries, c.block_q, p.columns),
             "rows": _rows_map(p, c),
             "dk": operand_map(p, out, keys, WARP_ROWS, p.head_dim),
-            "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.head_dim),
+            "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.columns),
         },
         pointers={
-            "const float* everywhere": _number(reads, "everywhere"),
-            "const int* q_lengths": _number(reads, "q_lengths"),
-            "const int* kv_lengths": _number(reads, "kv_lengths"),
-            "const int* segments": _number(reads, "ids_kv"),
-            f"{_SPAN} spans_kv": _number(reads, "spans_tile_kv"),
-            f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
+            "const float* everywhere": sizes.number(reads, "everywhere"),
+            "const int* q_lengths": sizes.number(reads, "q_lengths"),
+            "const int* kv_lengths": sizes.number(reads, "kv_lengths"),
+            "const int* segments": sizes.number(reads, "ids_kv"),
+            f"{_SPAN} spans_kv": sizes.number(reads, "spans_tile_kv"),
+            f"{_SPAN} spans_q": sizes.number(reads, "spans_block_q"),
+            "float* sums": sizes.number(written, "sums"),
+            "int* turns": sizes.number(written, "turns"),
         },
         numbers=numbers,
         tiles=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
@@ -178,17 +130,17 @@ def queries_kernel(
         maps={
             "q": operand_map(p, 0, queries, c.tile_q, p.head_dim),
             "k": operand_map(p, 1, keys, c.block_kv, p.head_dim),
-            "v": operand_map(p, 2, keys, c.block_kv, p.head_dim),
-            "d_out": operand_map(p, 3, queries, c.tile_q, p.head_dim),
+            "v": operand_map(p, 2, keys, c.block_kv, p.columns),
+            "d_out": operand_map(p, 3, queries, c.tile_q, p.columns),
             "dq": operand_map(p, len(reads), queries, WARP_ROWS, p.head_dim),
             "segments": _ids_map(p, c, reads) if p.segments else None,
         },
         pointers={
-            "const float* rows": _number(reads, "rows"),
-            "const int* q_lengths": _number(reads, "q_lengths"),
-            "const int* kv_lengths": _number(reads, "kv_lengths"),
-            f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
-            f"{_SPAN} spans_kv": _number(reads, "spans_block_kv"),
+            "const float* rows": sizes.number(reads, "rows"),
+            "const int* q_lengths": sizes.number(reads, "q_lengths"),
+            "const int* kv_lengths": sizes.number(reads, "kv_lengths"),
+            f"{_SPAN} spans_q": sizes.number(reads, "spans_tile_q"),
+            f"{_SPAN} spans_kv": sizes.number(reads, "spans_block_kv"),
         },
         numbers=numbers,
         tiles=-(-p.q_len // c.tile_q) * p.heads * p.batch,
@@ -198,14 +150,22 @@ def queries_kernel(
     )
 
 
-def _number(operands: tuple[str, ...], name: str) -> int:
-    return operands.index(name) if name in operands else -1
+def _factors(problem: AttentionProblem) -> dict[str, float]:
+    """What the kernels multiply scores with."""
+    p = problem
+    bounds = p.scale if p.soft_cap is None else p.soft_cap
+    return {
+        "scale": p.scale,
+        "scale_log2": bounds * math.log2(math.e),
+        "to_cap": p.scale / bounds if p.soft_cap else 0.0,
+    }
 
 
 def _keys_section(problem: AttentionProblem) -> int:
     """Heads of keys whose tiles are neighbours: their queries stay in L2."""
     group = problem.heads // problem.kv_heads
-    bytes_of_queries = 2 * problem.q_len * problem.head_dim * _ITEMSIZE * group
+    columns = problem.head_dim + problem.columns
+    bytes_of_queries = problem.q_len * columns * _ITEMSIZE * group
     fitting = max(1, _SECTION_BYTES // bytes_of_queries)
     return min(fitting, problem.kv_heads * problem.batch)
 
@@ -235,7 +195,7 @@ def _ids_map(
     length = sizes.padded_kv(problem, config)
     row = 4 * length
     return TensorMap(
-        operand=_number(reads, "ids_kv"),
+        operand=sizes.number(reads, "ids_kv"),
         dtype="int32",
         dims=(length, problem.batch, 1, 1),
         strides=(row, row * problem.batch, row * problem.batch),
@@ -266,6 +226,8 @@ def _kernel(
     element, short = DTYPES[p.dtype]
     scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
     sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    of_values = Wgmma(n=p.columns, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
     left, right = forward.window(p)
     flags = {
         "kHasLeft": left is not None,
@@ -273,41 +235,49 @@ def _kernel(
         "kQLengths": p.q_lengths,
         "kKvLengths": p.kv_lengths,
         "kSegments": p.segments,
+        "kSoftCap": p.soft_cap is not None,
         **flags,
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
-    words |= {"kKvLengths": "kvlen", "kSegments": "segments"}
-    words |= {"kEverywhere": "everywhere"}
+    words |= {"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"}
+    words |= {"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"}
     kind = [words[flag] for flag, is_set in flags.items() if is_set]
     base = f"attention_backward_{name}_sm90"
-    parts = (base, short, f"d{p.head_dim}", *kind, f"{own}x{other}_s{stages}")
+    dims = f"d{p.head_dim}" + (f"x{p.value_dim}" if p.value_dim else "")
+    parts = (base, short, dims, *kind, f"{own}x{other}_s{stages}")
     entry = "_".join(parts)
     threads = WARPGROUP * (1 + consumers)
     producer, consumer = _REGISTERS[consumers]
     if consumers == 2 and registers > _FEW:
         producer, consumer = _ALL_REGISTERS
     parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
-    floats = ("scale", "scale_log2")
+    floats = _factors(p)
     parameters += [f"int {n}" for n in numbers] + [f"float {n}" for n in floats]
     arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
     arguments += [x.split()[-1] for x in pointers]
     arguments += [*numbers, *floats]
     headers = dict(sources.headers(f"{base}.cuh"))
-    headers |= {w.header_name: w.header for w in (scores, sums)}
+    headers |= {w.header_name: w.header for w in (scores, sums, of_values, part)}
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
     source = f"""\
-// {base} | {p.dtype} dim {p.head_dim} | {own}x{other} s{stages}
+// {base} | {p.dtype} {dims} | {own}x{other} s{stages}
 #include "{base}.cuh"
 #include "{scores.header_name}"
 #include "{sums.header_name}"
+#include "{of_values.header_name}"
+#include "{part.header_name}"
 
 namespace {{
 struct Traits {{
   using Element = {element};
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
+  using ValueSums = tracea::{of_values.type_name}<0, 1>;
+  using Dq = tracea::{part.type_name}<1, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
+  static constexpr int kValueDim = {p.columns}, \
+kValueSlabs = {forward.slabs(p.columns)};
   static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
 kMostBlocks = {sizes.MOST_BLOCKS};
   static constexpr bool {bools};
@@ -326,8 +296,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(m for m in maps.values() if m),
         *(Pointer(operand=operand) for operand in pointers.values()),
         *(Scalar(value=value) for value in numbers.values()),
-        Scalar(value=p.scale, dtype="float32"),
-        Scalar(value=p.scale * math.log2(math.e), dtype="float32"),
+        *(Scalar(value=value, dtype="float32") for value in floats.values()),
     )
     return Kernel(
         entry=entry,

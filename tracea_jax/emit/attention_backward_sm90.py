@@ -8,7 +8,7 @@ same bytes. Callers: ``attention_backward_kernels``, and the variant of that nam
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.problem import AttentionProblem
@@ -18,6 +18,8 @@ _ALIGNMENT = 1024  # of tiles, which the whole is a multiple of
 _BARRIERS = 256  # bytes for them, and for words that both roles read
 ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
+_CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
+PART = 64  # rows and columns of what one consumer adds to the sums of dq
 _MAP_BYTES = 2 * MOST_BLOCKS // 8  # of those that are seen, and of full ones
 
 
@@ -32,6 +34,10 @@ class AttentionBackwardSm90Config:
       tile_q: queries of a tile, 64 for each consumer of the kernel for dq.
       block_kv: keys that it takes at a time.
       stages_kv: blocks of keys, and of values, that its shared memory holds.
+      dq: how dq is computed. "recomputed": by a kernel of its own, which computes all
+        scores again; else by the kernel for dk and dv, which adds it up in memory:
+        "atomic", in no order, so that its last bits differ from run to run, or
+        "ordered", the tiles of keys one after the other.
     """
 
     tile_kv: int
@@ -40,14 +46,24 @@ class AttentionBackwardSm90Config:
     tile_q: int
     block_kv: int
     stages_kv: int = 2
+    dq: Literal["recomputed", "ordered", "atomic"] = "recomputed"
+
+    @property
+    def adds(self) -> Any:
+        """Whether dq is added up in memory."""
+        return self.dq != "recomputed"
 
     def __str__(self) -> str:
         keys = f"{self.tile_kv}x{self.block_q} s{self.stages_q}"
+        if self.adds:
+            return f"{keys} {self.dq}"
         return f"{keys} {self.tile_q}x{self.block_kv} s{self.stages_kv}"
 
 
-def _tile_bytes(problem: AttentionProblem, rows: Any) -> Any:
-    return forward.slabs(problem.head_dim) * rows * _ROW_BYTES
+def _pair_bytes(problem: AttentionProblem, rows: Any) -> Any:
+    """Of rows of keys and of their values, or of queries and of do."""
+    slabs = forward.slabs(problem.head_dim) + forward.slabs(problem.columns)
+    return slabs * rows * _ROW_BYTES
 
 
 def keys_smem_bytes(
@@ -55,17 +71,20 @@ def keys_smem_bytes(
 ) -> Any:
     """Shared memory of a block of the kernel for dk and dv."""
     rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
-    block = 2 * _tile_bytes(problem, config.block_q) + rows
-    tile = 2 * _tile_bytes(problem, config.tile_kv)
-    return _whole(problem, tile + config.stages_q * block)
+    block = _pair_bytes(problem, config.block_q) + rows
+    tile = _pair_bytes(problem, config.tile_kv)
+    # Gradients of scores, two buffers, and a part of dq for each of two consumers.
+    scores = 2 * -(-config.block_q // PART) * config.tile_kv * _ROW_BYTES
+    sums = (scores + 2 * 4 * PART * PART + _BARRIERS + _ALIGNMENT) * config.adds
+    return _whole(problem, tile + config.stages_q * block + sums)
 
 
 def queries_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dq."""
-    block = 2 * _tile_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
-    tile = 2 * _tile_bytes(problem, config.tile_q)
+    block = _pair_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
+    tile = _pair_bytes(problem, config.tile_q)
     return _whole(problem, tile + config.stages_kv * block)
 
 
@@ -79,14 +98,16 @@ def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: two sums, two blocks of scores, and weights."""
-    return problem.head_dim + config.block_q + config.block_q // 4
+    sums = (problem.head_dim + problem.columns) // 2
+    return sums + config.block_q + config.block_q // 4
 
 
 def queries_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
-    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4
+    of_cap = _CAP_REGISTERS * (problem.soft_cap is not None)
+    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + of_cap
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -102,12 +123,28 @@ def rows_shape(
     return (problem.batch, problem.heads, planes, padded(problem, config))
 
 
+def sums_shape(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[int, ...]:
+    """Of dq while it is added up: parts as tile/attention_sums.cuh describes them."""
+    parts = padded(problem, config) // PART * forward.slabs(problem.head_dim)
+    return (problem.batch, problem.heads, parts, PART * PART)
+
+
+def turns_shape(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[int, ...]:
+    """Of the numbers of tiles of keys that have added to dq of each block."""
+    blocks = padded(problem, config) // config.block_q
+    return (problem.batch, problem.heads, blocks)
+
+
 def blind_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
     """Of the sums of do over the queries of a tile that see no key."""
     tiles = -(-padded(problem, config) // ROWS_TILE)
-    return (problem.batch, tiles, problem.heads, problem.head_dim)
+    return (problem.batch, tiles, problem.heads, problem.columns)
 
 
 def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -116,6 +153,7 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
 
 
 # Buffers of the least and the largest id of tiles and blocks: (ids, config's field).
+SPANS_READ = ("q_segments", "kv_segments")
 SPANS = {
     "spans_tile_kv": ("kv_segments", "tile_kv"),
     "spans_block_q": ("q_segments", "block_q"),
@@ -134,11 +172,24 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
     return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths, *ids)
 
 
-def keys_reads(problem: AttentionProblem, has_blind: bool) -> tuple[str, ...]:
+def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
+    """What the first kernel fills with zeros, and the one for dk and dv adds to."""
+    return {"recomputed": (), "ordered": ("turns",), "atomic": ("sums",)}[config.dq]
+
+
+def keys_reads(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, has_blind: bool
+) -> tuple[str, ...]:
     """Operands of the kernel for dk and dv."""
     spans = ["spans_tile_kv", "spans_block_q"] if problem.segments else []
-    rest = [*spans, *["everywhere"] * has_blind]
+    rest = [*spans, *["everywhere"] * has_blind, *begun(config)]
     return (*_reads(problem), *rest)
+
+
+def keys_writes(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
+    """Results of the kernel for dk and dv."""
+    sums = {"recomputed": (), "ordered": ("sums", "turns"), "atomic": ("sums",)}
+    return ("dk", "dv", *sums[config.dq])
 
 
 def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
@@ -150,3 +201,13 @@ def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
 def _reads(problem: AttentionProblem) -> tuple[str, ...]:
     ids = ["ids_kv"] * problem.segments
     return ("q", "k", "v", "do", "rows", *_lengths(problem), *ids)
+
+
+def dq_reads(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
+    """Operands of the kernel that rounds the sums of dq."""
+    return ("sums", *("turns",) * (config.dq == "ordered"))
+
+
+def number(operands: tuple[str, ...], name: str) -> int:
+    """Of an operand; -1, a null pointer, if it is none of them."""
+    return operands.index(name) if name in operands else -1

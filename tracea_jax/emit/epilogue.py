@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem import Conv2dProblem, Epilogue, GemmProblem
 
 CXX_TYPE = {"bfloat16": "tracea::bf16", "float16": "tracea::f16", "float32": "float"}
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
@@ -34,7 +34,7 @@ def name_parts(epilogue: Epilogue) -> tuple[str, ...]:
     return tuple(filter(None, words))
 
 
-def traits(problem: GemmProblem) -> str:
+def traits(problem: GemmProblem | Conv2dProblem) -> str:
     """The members of Traits that an epilogue asks for, one to a line."""
     e = problem.epilogue
     flags = {
@@ -46,10 +46,26 @@ def traits(problem: GemmProblem) -> str:
         "kSumsColumns": e.column_sums,
         "kSavesPreactivation": e.save_preactivation,
     }
+    return _members(e, problem.out, flags)
+
+
+def convolution_traits(problem: Conv2dProblem) -> str:
+    """The same of a convolution's epilogue."""
+    e = problem.epilogue
+    flags = {
+        "kHasBias": has_bias(e),
+        "kHasResidual": e.residual,
+        "kSavesPreactivation": e.save_preactivation,
+    }
+    return _members(e, problem.out, flags)
+
+
+def _members(epilogue: Epilogue, out: str, flags: dict[str, bool]) -> str:
+    e = epilogue
     lines = (
-        f"using ElementOut = {CXX_TYPE[problem.out]};",
-        f"using ElementBias = {CXX_TYPE[e.bias_dtype or problem.out]};",
-        f"using ElementResidual = {CXX_TYPE[e.residual_dtype or problem.out]};",
+        f"using ElementOut = {CXX_TYPE[out]};",
+        f"using ElementBias = {CXX_TYPE[e.bias_dtype or out]};",
+        f"using ElementResidual = {CXX_TYPE[e.residual_dtype or out]};",
         *(f"static constexpr bool {name} = {cxx(v)};" for name, v in flags.items()),
         "static constexpr auto kActivation = "
         f"tracea::Activation::{_ACTIVATION[e.activation]};",

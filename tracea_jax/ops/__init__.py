@@ -5,6 +5,7 @@ how it is measured, and its record (``op.py``), by which the rest of the package
 it; ``common`` holds what several share.
 """
 
+from tracea_jax.ops import elementwise
 from tracea_jax.ops.attention.public import attention
 from tracea_jax.ops.common.export import export_checks
 from tracea_jax.ops.common.remat import remat_policy
@@ -17,6 +18,7 @@ from tracea_jax.ops.paged_attention.public import paged_attention
 __all__ = [
     "attention",
     "conv2d",
+    "elementwise",
     "export_checks",
     "gated_matmul",
     "linear_cross_entropy",

@@ -13,6 +13,7 @@ from tracea_jax import catalogue
 from tracea_jax.problem.attention import AttentionProblem
 from tracea_jax.problem.base import Problem
 from tracea_jax.problem.conv2d import Conv2dProblem
+from tracea_jax.problem.elementwise import ElementwiseProblem
 from tracea_jax.problem.epilogue import (
     ACTIVATIONS,
     ITEMSIZE,
@@ -50,6 +51,7 @@ __all__ = [
     "AttentionProblem",
     "BiasKind",
     "Conv2dProblem",
+    "ElementwiseProblem",
     "Epilogue",
     "GatedMatmulProblem",
     "GemmProblem",

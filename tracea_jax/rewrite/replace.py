@@ -17,7 +17,7 @@ from jax.extend.core import Literal
 
 from tracea_jax import _compat, dispatch
 from tracea_jax.ops.common import choice, lowering
-from tracea_jax.ops.common.programs import calls_in, is_composite
+from tracea_jax.ops.common.programs import Call, calls_in, is_composite
 from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.spliced import is_spliced
@@ -47,10 +47,14 @@ def is_left_to_xla(match: Match, root: Equation) -> bool:
     in it. The answer decides about speed only.
     """
     try:
-        calls = calls_in(_template(match, root).jaxpr)
-        return all(lowering.would_be_xla(*call) for call in calls)
+        return all(lowering.would_be_xla(*call) for call in calls_of(match, root))
     except dispatch.Unsupported:
         return False  # what was demanded cannot run here; lowering says so, if it comes
+
+
+def calls_of(match: Match, root: Equation) -> list[Call]:
+    """The calls of our ops that a match makes."""
+    return list(calls_in(_template(match, root).jaxpr))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +80,15 @@ class _Piece:
 def _pieces(
     view: View, written: Sequence[Equation], matches: Mapping[int, Match]
 ) -> Iterator[_Piece]:
-    """The program in order, each site at the place of its root."""
+    """The program in order, each site at the place of its root.
+
+    What is computed in vain stays, unless it needs what only a site still computes.
+    """
+    gone = {x for i in view.taken - matches.keys() for x in view.eqns[i].outvars}
     for index, eqn in enumerate(written):
+        if index in view.vain - view.taken and not gone.isdisjoint(_variables(eqn)):
+            gone.update(eqn.outvars)
+            continue
         if index in matches:
             match = matches[index]
             own = tuple(written[i] for i in sorted(match.equations))
@@ -139,6 +150,10 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
         source_info=info.replace(name_stack=type(info.name_stack)()),
     )
     return (site,)
+
+
+def _variables(eqn: Equation) -> list[Any]:
+    return [x for x in eqn.invars if not isinstance(x, Literal)]
 
 
 def _free(eqns: Sequence[Equation]) -> Iterator[Any]:

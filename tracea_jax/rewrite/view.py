@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ class View:
     Attributes:
       eqns, outvars: the equations, in order, and the jaxpr's results.
       taken: indices that an accepted match replaces; other rules keep off them.
+      vain: indices of equations that nothing needs; they are nobody's consumers.
       outside: inputs that always have one value of an enclosing jaxpr, with it.
     """
 
@@ -41,6 +42,7 @@ class View:
         self.eqns = list(eqns)
         self.outvars = list(outvars)
         self.taken: set[int] = set()
+        self.vain = _in_vain(self.eqns, self.outvars)
         self.memory: dict[Any, Any] = {}  # of ``remembered`` functions
         self.outside: dict[Any, tuple[View, Atom]] = {}
         self._known = known
@@ -48,7 +50,7 @@ class View:
         self._consumers: dict[Any, list[int]] = collections.defaultdict(list)
         self._scalars: dict[Any, Any] = {}
         for index, eqn in enumerate(self.eqns):
-            for atom in eqn.invars:
+            for atom in () if index in self.vain else eqn.invars:
                 if not isinstance(atom, Literal):
                     self._consumers[atom].append(index)
             for var in eqn.outvars:
@@ -145,6 +147,19 @@ class View:
         pairs = zip(values, eqn.invars, strict=True)
         value = evaluate(eqn, *(np.asarray(v, x.aval.dtype) for v, x in pairs))
         return None if value is None else _number(value)
+
+
+def _in_vain(eqns: Sequence[Equation], outvars: Iterable[Atom]) -> frozenset[int]:
+    """Indices of equations without effects whose results no result depends on."""
+    needed = {x for x in outvars if not isinstance(x, Literal)}
+    found: list[int] = []
+    for index in range(len(eqns) - 1, -1, -1):
+        eqn = eqns[index]
+        if needed.isdisjoint(eqn.outvars) and not eqn.effects:
+            found.append(index)
+        else:
+            needed.update([x for x in eqn.invars if not isinstance(x, Literal)])
+    return frozenset(found)
 
 
 def remembered(f: Callable[..., T]) -> Callable[..., T]:

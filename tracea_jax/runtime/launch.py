@@ -7,6 +7,7 @@ so a program lowered for another interface is refused instead of misread.
 from __future__ import annotations
 
 import base64
+import ctypes
 import functools
 import hashlib
 import math
@@ -57,9 +58,14 @@ TENSOR_MAP_DTYPES = {
 }
 
 
+# Handlers for CPUs that are symbols of the extension and no part of its tables: the
+# sources of the launcher of CUDA kernels do not change with them.
+_BY_SYMBOL = ("tracea_cpu_elementwise_v1",)
+
+
 def targets() -> tuple[str, ...]:
     """The names of all handlers, those of the CPU and the launcher of CUDA kernels."""
-    return tuple(_native.ffi_targets())
+    return (*_native.ffi_targets(), *_BY_SYMBOL)
 
 
 @functools.cache
@@ -74,6 +80,10 @@ def register() -> None:
             state_name, state = target["state"]
             jax.ffi.register_ffi_type(state_name, state, platform=platform)
         jax.ffi.register_ffi_target(name, target["stages"], platform=platform)
+    extension = ctypes.CDLL(_native.__file__)
+    for name in _BY_SYMBOL:
+        handler = jax.ffi.pycapsule(getattr(extension, name))
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
 
 
 def set_cubin_directory(directory: pathlib.Path | None) -> None:

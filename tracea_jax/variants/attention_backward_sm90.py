@@ -3,7 +3,8 @@
 Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
 ran forward; both skip what nobody sees, and neither adds in memory, so that results are
 the same from run to run. Here are the reasons that refuse problems, the legal configs
-and the calls; the kernels' text is in ``emit.attention_backward_kernels``. Caller: the
+and the calls; the kernels' text is in ``emit.attention_backward_kernels`` and
+``emit.attention_backward_rows``. Caller: the
 op's record (``ops.attention.op``).
 """
 
@@ -15,11 +16,11 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_kernels as kernels
+from tracea_jax.emit import attention_backward_rows as small
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ir.tile_graph import KeyInterval
-from tracea_jax.ir.tile_states import segment_bounds
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
@@ -35,17 +36,20 @@ from tracea_jax.variants.space import (
 )
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
 
-_WIDEST_HEAD = 128
+_WIDEST_HEAD, _WIDEST_VALUE = 192, 128
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
+_MANY = 4096  # keys of a query that are worth sums of dq in memory
+_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end")
 CHOICES = {
     "tile_kv": (128, 192),
-    "block_q": (48, 64, 80, 96),
+    "block_q": (32, 48, 64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
     "block_kv": (64, 80, 96, 128),
     "stages_kv": (2, 3),
+    "dq": ("recomputed", "ordered", "atomic"),
 }
 # Registers of a thread for sums and scores that there are without spilling any.
 _REGISTERS = {2: 208, 3: 136}
@@ -60,7 +64,9 @@ class AttentionBackwardSm90:
     sources: tuple[str, ...] = (
         "cuda/attention_backward_keys_sm90.cuh",
         "cuda/attention_backward_queries_sm90.cuh",
+        "cuda/attention_backward_dq_sm90.cuh",
         "cuda/attention_rows.cuh",
+        "cuda/attention_spans.cuh",
     )
 
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
@@ -95,21 +101,32 @@ class AttentionBackwardSm90:
     def heuristic(
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
-        if problem.head_dim <= 64:
+        p = problem
+        if p.head_dim > 128:
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=96, tile_q=192, block_kv=80, stages_kv=3
+                tile_kv=128, block_q=32, tile_q=128, block_kv=64
             )
+        if _adds_faster(p):
+            added = AttentionBackwardSm90Config(
+                tile_kv=2 * emit.PART, block_q=_parts(p), dq="ordered", **_IDLE
+            )
+            if first_refusal(_RULES, p, added, device) is None:
+                return added
+        if p.head_dim > 64:
+            return AttentionBackwardSm90Config(
+                tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+            )
+        block_kv = 80 if p.soft_cap is None else 64
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+            tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-        It computes scores once instead of twice, but adds up dq in memory. On an H200
-        it took 1.2 times as long for causal sequences of 512 and heads of 128, and 1.1
-        times as long for a causal window of 512 of 4096 keys; heads of other sizes were
-        not measured.
+        On an H100 cuDNN took 1.02 to 1.4 times as long for causal heads of 64 and
+        128, from 512 to 16384 positions, and for a window of 512 keys of heads of
+        128. Without a causal mask it was faster; other heads were not measured.
         """
         p = problem
         if min(p.q_len, p.kv_len) < _FEWEST:
@@ -117,9 +134,8 @@ class AttentionBackwardSm90:
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
         left, right = forward.window(p)
-        seen = p.kv_len if left is None else left + 1
-        is_near = seen <= _FEWEST or seen <= p.kv_len // 8
-        return p.head_dim == _WIDEST_HEAD and right == 0 and is_near
+        measured = (128,) if left is not None else (64, 128)
+        return right == 0 and p.head_dim == p.columns and p.head_dim in measured
 
     def call(
         self,
@@ -135,37 +151,38 @@ class AttentionBackwardSm90:
         steps: list[Step] = [
             Launch(
                 name="prepare",
-                kernel=kernels.rows_kernel(p, c, device, has_blind),
+                kernel=small.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
-                writes=("rows", *("blind",) * has_blind),
+                writes=("rows", *("blind",) * has_blind, *emit.begun(c)),
             )
         ]
+        if c.adds:
+            parts = emit.sums_shape(p, c)
+            scratch.append(Buffer(name="sums", shape=parts, dtype="float32"))
+        if c.dq == "ordered":
+            shape = emit.turns_shape(p, c)
+            scratch.append(Buffer(name="turns", shape=shape, dtype="int32"))
         if has_blind:
-            of_values = (p.batch, p.kv_heads, p.head_dim)
+            of_values = (p.batch, p.kv_heads, p.columns)
             shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
             scratch += [
                 Buffer(name=name, shape=shape, dtype="float32")
                 for name, shape in shapes.items()
             ]
-            steps.append(_mean_of_blind(p))
+            steps.append(of_blind(p))
         if p.segments:
             scratch += _segment_buffers(p, c)
-            steps.append(_of_segments(p, c))
+            steps.append(_of_segments(p, c, device))
         if p.sinks:
-            steps.append(_OF_SINKS)
+            steps.append(OF_SINKS)
         steps += [
             Launch(
                 name="keys",
                 kernel=kernels.keys_kernel(p, c, device, has_blind),
-                reads=emit.keys_reads(p, has_blind),
-                writes=("dk", "dv"),
+                reads=emit.keys_reads(p, c, has_blind),
+                writes=emit.keys_writes(c),
             ),
-            Launch(
-                name="queries",
-                kernel=kernels.queries_kernel(p, c, device),
-                reads=emit.queries_reads(p),
-                writes=("dq",),
-            ),
+            _of_queries(p, c, device),
         ]
         optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
         optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
@@ -177,6 +194,30 @@ class AttentionBackwardSm90:
         )
 
 
+def _of_queries(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Launch:
+    if config.adds:
+        kernel = small.dq_kernel(problem, config, device)
+        reads = emit.dq_reads(config)
+    else:
+        kernel = kernels.queries_kernel(problem, config, device)
+        reads = emit.queries_reads(problem)
+    return Launch(name="queries", kernel=kernel, reads=reads, writes=("dq",))
+
+
+def _adds_faster(problem: AttentionProblem) -> bool:
+    """Whether the sums of dq in memory pay: queries see many keys.
+
+    On an H100 the ordered sums took 0.86 to 0.93 of the time of two kernels from 4096
+    keys on, and 1.2 times as long for 512; with segments of 512, the same.
+    """
+    p = problem
+    left, _ = forward.window(p)
+    seen = p.kv_len if left is None else left + 1
+    return not p.segments and p.heads == p.kv_heads and seen >= _MANY
+
+
 def may_be_blind(problem: AttentionProblem) -> bool:
     """Whether a query might see no key; it then takes the mean of all values."""
     p = problem
@@ -185,7 +226,7 @@ def may_be_blind(problem: AttentionProblem) -> bool:
     return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
 
 
-def _mean_of_blind(problem: AttentionProblem) -> Expression:
+def of_blind(problem: AttentionProblem) -> Expression:
     p = problem
     arguments = {
         "group": p.heads // p.kv_heads,
@@ -237,7 +278,7 @@ def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
     return -module.sum(weights * rows[:, :, 1], (0, 2))
 
 
-_OF_SINKS = Expression(
+OF_SINKS = Expression(
     name="sinks",
     function=gradient_of_sinks,
     reads=("sinks", "rows"),
@@ -259,45 +300,14 @@ def _segment_buffers(
 
 
 def _of_segments(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config
-) -> Expression:
-    sizes = [getattr(config, field) for _, field in emit.SPANS.values()]
-    return Expression(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Launch:
+    return Launch(
         name="segments",
-        function=ids_and_spans,
-        reads=("q_segments", "kv_segments"),
+        kernel=small.spans_kernel(problem, config, device),
+        reads=emit.SPANS_READ,
         writes=("ids_kv", *emit.SPANS),
-        arguments=(
-            ("sizes", tuple(sizes)),
-            ("padded", emit.padded_kv(problem, config)),
-        ),
     )
-
-
-def ids_and_spans(
-    module: Any, q_ids: Any, kv_ids: Any, *, sizes: tuple[int, ...], padded: int
-) -> tuple[Any, ...]:
-    """Ids of keys in whole blocks; the least and the largest id of tiles and blocks.
-
-    Args:
-      module: the array module.
-      q_ids, kv_ids: int32 (batch, length).
-      sizes: of the tiles and blocks of ``emit.SPANS``.
-      padded: keys in whole blocks.
-
-    Returns:
-      (batch, padded), then (batch, tiles or blocks, 2) for each size, all int32.
-    """
-
-    def span(ids: Any, size: int) -> Any:
-        return module.stack(segment_bounds(module, ids, block=size), -1)
-
-    of = {"q_segments": q_ids, "kv_segments": kv_ids}
-    names = (ids for ids, _ in emit.SPANS.values())
-    spans = (span(of[n], size) for n, size in zip(names, sizes, strict=True))
-    behind = padded - kv_ids.shape[1]
-    whole = module.pad(kv_ids, ((0, 0), (0, behind)), mode="edge")
-    return (whole, *spans)
 
 
 def _most_registers(tile: Any) -> Any:
@@ -305,7 +315,45 @@ def _most_registers(tile: Any) -> Any:
     return two - (tile // _ROWS - 2) * (two - three)
 
 
+# What is said of the kernel that sums of dq do not need: each config is said once.
+_IDLE = {"tile_q": 128, "block_kv": 64, "stages_kv": 2}
+
+
+def _parts(problem: AttentionProblem) -> int:
+    """Queries of a block of which two consumers add a part each."""
+    return emit.PART * (3 - forward.slabs(problem.head_dim))
+
+
 _RULES = (
+    Rule(
+        code="parts",
+        refuses=lambda p, c, d: (
+            c.adds & ((c.tile_kv != 2 * emit.PART) | (c.block_q != _parts(p)))
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={_parts(p)}"
+        ),
+    ),
+    Rule(
+        code="cap",
+        refuses=lambda p, c, d: c.adds & (p.soft_cap is not None),
+        why=lambda p, c, d: f"dq={c.dq!r} leaves no registers for a soft cap",
+    ),
+    Rule(
+        code="idle",
+        refuses=lambda p, c, d: (
+            c.adds
+            & (
+                (c.tile_q != _IDLE["tile_q"])
+                | (c.block_kv != _IDLE["block_kv"])
+                | (c.stages_kv != _IDLE["stages_kv"])
+            )
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} has no kernel of its own, and is written as "
+            + ", ".join(f"{name}={value}" for name, value in _IDLE.items())
+        ),
+    ),
     Rule(
         code="smem",
         refuses=lambda p, c, d: (
@@ -321,7 +369,10 @@ _RULES = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            (
+                (c.dq == "recomputed")
+                & (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+            )
             | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
         ),
         why=lambda p, c, d: (
@@ -338,10 +389,13 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
         return (
             f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
         )
-    if problem.head_dim % 8 or not 0 < problem.head_dim <= _WIDEST_HEAD:
-        return (
-            f"head_dim={problem.head_dim}; it takes multiples of 8 up to {_WIDEST_HEAD}"
-        )
+    p = problem
+    for name, columns, widest in (
+        ("head_dim", p.head_dim, _WIDEST_HEAD),
+        ("value_dim", p.columns, _WIDEST_VALUE),
+    ):
+        if columns % 8 or not 0 < columns <= widest:
+            return f"{name}={columns}; it takes multiples of 8 up to {widest}"
     return None
 
 
@@ -354,7 +408,7 @@ def _tiles_refuse(problem: AttentionProblem) -> str | None:
 
 def _kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
-    if reason := refuses_extras(p, "segments", "sinks"):
+    if reason := refuses_extras(p, *_EXTRAS):
         return reason
     if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
         return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
@@ -362,6 +416,8 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return "it computes no gradient of a bias"
     if p.mask:
         return "it reads no mask"
+    if forward.shifts(p):
+        return "positions from ends that each example has its own of"
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None

@@ -37,6 +37,7 @@ _MOST_QUERIES = 64
 _FEW_QUERIES = 16  # more were not measured
 _FEWEST_KEYS = 100
 _LONG_ENOUGH = 1024  # keys, with which it was compared with cuDNN
+_MEASURED_HEAD = 128  # columns; wider ones only where there are many tiles
 _LARGE_BYTES = 1 << 27  # so much is worth a second kernel, for occupying all blocks
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
@@ -98,11 +99,12 @@ class AttentionDecodeSm90:
         return dataclasses.replace(config, splits=_splits(problem, config, device))
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN is not expected to, or so many heads need no parts.
+        """Where cuDNN is not expected to, or there are many heads, which need no parts.
 
         On an H200, of 64 sequences with 8 heads of keys each it took 1.03 times as long
-        as cuDNN for equal lengths, and less for different ones; of 1 and 8 long ones,
-        1.08 times as long.
+        as cuDNN for equal lengths, and less for different ones; of 16 short ones as
+        long; of 1 and 8 long ones, 1.08 times as long. On an H100 it took 0.98, 0.93
+        and 0.99 times as long.
         """
         assert isinstance(device, CudaDevice)
         p = problem
@@ -112,8 +114,11 @@ class AttentionDecodeSm90:
         if not (theirs and ATTENTION_CUDNN.expects_to_win(p, device)):
             return True
         rows = p.q_len * (p.heads // p.kv_heads)
-        many = rows <= ROWS and emit.tiles(p) >= 2 * device.sm_count
-        return p.kv_lengths and many and p.kv_len >= _LONG_ENOUGH
+        if not p.kv_lengths or rows > ROWS or p.kv_len < _LONG_ENOUGH:
+            return False
+        if emit.tiles(p) >= 2 * device.sm_count:
+            return True
+        return p.head_dim <= _MEASURED_HEAD and self.heuristic(p, device).splits == 1
 
     def call(
         self,

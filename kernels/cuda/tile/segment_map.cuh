@@ -64,6 +64,24 @@ struct SegmentMap {
     visit<kWarp>(1, range.first / 32, of_full);
   }
 
+  // See walk_range_back.
+  template <bool kWarp, class Visit>
+  TRACEA_DEVICE void walk_back(const BlockRange& range, Visit one) const {
+    u32 left = 0, partial = 0;
+    int word = ceil_div(range.last, 32);
+    TRACEA_NO_UNROLL
+    for (int count = uniform<kWarp>(counts[0] + counts[1]); count > 0; --count) {
+      while (left == 0) {
+        --word;
+        partial = bits[0][word];
+        left = partial | bits[1][word];
+      }
+      const u32 bit = 31 - __clz(static_cast<int>(left));
+      one(uniform<kWarp>(32 * word + bit), uniform<kWarp>(partial >> bit & 1) != 0);
+      left &= ~(1u << bit);
+    }
+  }
+
  private:
   template <bool kWarp>
   TRACEA_DEVICE static int uniform(int value) {
@@ -93,6 +111,16 @@ TRACEA_DEVICE void walk_range(const BlockRange& range, Partial of_partial, Full 
   for (; block < range.full_last; ++block) of_full(block);
   TRACEA_NO_UNROLL
   for (; block < range.last; ++block) of_partial(block);
+}
+
+// Calls with each block, the last one first, and whether it is partial: one loop, for calls
+// that are too large to be there twice.
+template <class Visit>
+TRACEA_DEVICE void walk_range_back(const BlockRange& range, Visit one) {
+  TRACEA_NO_UNROLL
+  for (int block = range.last - 1; block >= range.first; --block) {
+    one(block, !range.is_full(block));
+  }
 }
 
 }  // namespace tracea

@@ -93,4 +93,17 @@ struct SoftCap {
   }
 };
 
+TRACEA_DEVICE float lg2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The derivative of tanh where a weight was p = 2^(scale tanh - exponent), from the weight:
+// 1 - tanh^2. Of no weight, and of a query that has none, it is 0.
+TRACEA_DEVICE float soft_cap_slope(float p, float exponent, float unscale) {
+  const float bounded = fminf(fmaxf((lg2_approx(p) + exponent) * unscale, -1.0f), 1.0f);
+  return fmaf(-bounded, bounded, 1.0f);
+}
+
 }  // namespace tracea

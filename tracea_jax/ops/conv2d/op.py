@@ -10,13 +10,27 @@ from tracea_jax.ops.conv2d import builder, primitive, workload
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import XLA
 from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
+from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
+from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
+from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
+from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
+from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
 
 CONV2D = Op(
     name="conv2d",
     summary="a convolution of (BATCH, H, W, C) with (R, S, C / groups, K)",
     problem=Conv2dProblem,
-    variants=(CONV2D_PRODUCT, CONV2D_CPU, XLA),
+    variants=(
+        CONV2D_PRODUCT,
+        CONV2D_SM90,
+        CONV2D_DEPTHWISE,
+        CONV2D_GROUPED,
+        CONV2D_WEIGHTS_SM90,
+        CONV2D_STEM_WEIGHTS,
+        CONV2D_CPU,
+        XLA,
+    ),
     primitives=primitive.PLANNED,
     bench=functools.partial(OpBench, workload.CONV2D),
     build=builder.build,

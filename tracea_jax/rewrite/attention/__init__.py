@@ -18,7 +18,8 @@ from tracea_jax.rewrite.attention.op_call import call_of
 from tracea_jax.rewrite.attention.output import Output, output_of
 from tracea_jax.rewrite.attention.products import looks_like_attention, score_paths
 from tracea_jax.rewrite.attention.scores import Scores, scores_along
-from tracea_jax.rewrite.attention.softmax import Refused, Softmax, softmax_at
+from tracea_jax.rewrite.attention.softmax import Softmax, softmax_at
+from tracea_jax.rewrite.attention.steps import Refused
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.view import View
 
@@ -69,6 +70,8 @@ def _terms(
     view: View, softmax: Softmax, scores: Scores, output: Output
 ) -> tuple[Term, ...]:
     """The mask. What only sums or probabilities are masked with must be in it."""
+    if scores.weights != scores.dims and (softmax.masks or softmax.repeated):
+        raise Refused("its scores and sinks are masked together")
     terms = list(scores.terms)
     for keep in softmax.masks:
         terms += keep.terms(view, scores.dims)

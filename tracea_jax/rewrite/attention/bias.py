@@ -48,8 +48,10 @@ def added(view: View, atom: Atom, dims: Dims, factor: float) -> Added:
     name = eqn.primitive.name
     if name in MOVES and (source := backward(eqn, dims)) is not None:
         return added(view, eqn.invars[0], source, factor)
-    if name == "convert_element_type" and _is_exact(eqn):
-        return added(view, eqn.invars[0], dims, factor)
+    if name == "convert_element_type" and eqn.invars[0].aval.dtype.kind in "fV":
+        found = added(view, eqn.invars[0], dims, factor)
+        # Rounding changes nothing of a mask: what forbids does so in any dtype.
+        return found if _is_exact(eqn) or not found.bias else whole
     if name in ("add", "sub"):
         signs = (1, -1) if name == "sub" else (1, 1)
         parts = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tracea_jax.rewrite.attention.dims import Factor, Factors, Labels
 from tracea_jax.rewrite.attention.masks import NEVER, Bound, Leaf, Same, Term
 from tracea_jax.rewrite.attention.positions import Unknown
-from tracea_jax.rewrite.attention.softmax import Refused
+from tracea_jax.rewrite.attention.steps import Refused
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

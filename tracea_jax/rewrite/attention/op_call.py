@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+from tracea_jax.rewrite.attention.alibi import sloped
+from tracea_jax.rewrite.attention.call import AttentionCall
 from tracea_jax.rewrite.attention.dims import (
-    Arrange,
     Dims,
     Factor,
     Factors,
     Labels,
-    arrange,
 )
 from tracea_jax.rewrite.attention.from_end import has_one_query, seen_from_end
-from tracea_jax.rewrite.attention.mask_arguments import Lengths, Reader, Seen
+from tracea_jax.rewrite.attention.mask_arguments import Reader
 from tracea_jax.rewrite.attention.masks import Bound, Leaf, Same, Term
 from tracea_jax.rewrite.attention.output import Output
 from tracea_jax.rewrite.attention.roles import Roles, Sides, positions, roles_of, size
 from tracea_jax.rewrite.attention.scores import Scores
-from tracea_jax.rewrite.attention.site import AttentionSite
-from tracea_jax.rewrite.attention.sliced import Within, arranged
-from tracea_jax.rewrite.attention.softmax import Refused
 from tracea_jax.rewrite.attention.sources import Source, of_one_dtype, sources
+from tracea_jax.rewrite.attention.steps import Refused
 from tracea_jax.rewrite.match import Match
-from tracea_jax.rewrite.replace import is_left_to_xla
-from tracea_jax.rewrite.view import Atom, View
+from tracea_jax.rewrite.view import View
 
 _ALL = (0, 1, 2, 3)
 _WIDEST = 512  # two products with a softmax between them are better for wider ones
@@ -51,16 +47,28 @@ def call_of(
     """
     operands, sides = _operands(view, scores, output)
     hint = _hint(terms, sides)
+    slopes = [x for b in scores.biases if (x := sloped(view, b, scores.keys))]
     written = (scores.lhs, scores.rhs, output.value_dims, output.dims, scores.dims)
+    written += tuple(x.dims for x in slopes)
     labels = Labels(_dimensions(written, sides, scores, terms))
     if not labels.fit:
         raise Refused("its reshapes take dimensions apart unevenly")
     bounds = _length_bounds(terms, scores.keys, output.zeroed)
     lengths = [f for x in bounds for f in labels.of_all(_unknown_dims(x))]
     ids = [f for x in terms if isinstance(x, Same) for f in _shared(labels, x)]
-    one_query = has_one_query(terms, scores.keys)
-    roles = roles_of(labels, sides, hint, [*lengths, *ids], one_query=one_query)
+    of_sinks = labels.of_all(scores.sink.dims) if scores.sink else ()
+    of_slopes = labels.of_all(tuple(d for x in slopes for d in x.dims))
+    roles = roles_of(
+        labels,
+        sides,
+        hint,
+        [*lengths, *ids],
+        {*of_sinks, *of_slopes}.difference(labels.of(hint)),
+        one_query=has_one_query(terms, scores.keys),
+    )
     _check_sizes(roles)
+    if not set(of_sinks) <= {*roles.heads, *roles.groups}:
+        raise Refused("its sinks are not one for each head")
     reader = Reader(
         queries=positions(roles),
         keys=scores.keys,
@@ -79,8 +87,17 @@ def call_of(
     zeroed = bool(output.repeated) and not reader.always_something(seen)
     if zeroed:
         seen = reader.booleans(terms)
-    call = _Call(view, labels, roles, scores, output, seen)
-    return call.match(operands, zeroed, equations)
+    call = AttentionCall(
+        view=view,
+        labels=labels,
+        roles=roles,
+        scores=scores,
+        output=output,
+        terms=terms,
+        seen=seen,
+        zeroed=zeroed,
+    )
+    return call.match(operands, equations)
 
 
 def _operands(view: View, scores: Scores, output: Output) -> tuple[list[Source], Sides]:
@@ -123,6 +140,8 @@ def _dimensions(
     """All dimensions of all values that the op is given."""
     dims = [*written, sides.q, sides.k, sides.v, *(b.dims for b in scores.biases)]
     dims.append((scores.keys,))
+    if scores.sink is not None:
+        dims.append(scores.sink.dims)
     for term in terms:
         leaf = term if isinstance(term, Leaf) else term.leaf
         if leaf is not None:
@@ -139,14 +158,30 @@ def _dimensions(
 
 
 def _hint(terms: Sequence[Term], sides: Sides) -> Factors:
-    """The positions that a mask compares with those of keys."""
+    """The positions that a mask compares with those of keys.
+
+    Heads that share keys mostly share masks of theirs, too: what else a mask varies
+    along are positions.
+    """
     for term in terms:
         along = dict(term.linear.positions) if isinstance(term, Bound) else {}
         if along.pop(sides.keys, 0) and len(along) == 1:
             (other,) = along
             if _axes((other,)) <= sides.own:
                 return other
+    keys = _axes((sides.keys,))
+    for dims in (x for term in terms for x in _varying(term)):
+        own = [d for d in dims if d and _axes((d,)) <= sides.own]
+        if len(own) == 1 and (keys & _axes(dims) or len(dims) > 1):
+            return own[0]
     return ()
+
+
+def _varying(term: Term) -> list[Dims]:
+    """Dimensions of what a term compares, or of the boolean that it is."""
+    if isinstance(term, Same):
+        return [term.a.dims, term.b.dims]
+    return [term.dims] if isinstance(term, Leaf) else []
 
 
 def _length_bounds(
@@ -175,91 +210,3 @@ def _check_sizes(roles: Roles) -> None:
     width = max(size(roles.width), size(roles.values))
     if width > _WIDEST:
         raise Refused(f"a head has {width} numbers, more than {_WIDEST}")
-
-
-# --- the call -------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Call:
-    view: View
-    labels: Labels
-    roles: Roles
-    scores: Scores
-    output: Output
-    seen: Seen
-
-    def match(
-        self, operands: Sequence[Source], zeroed: bool, equations: frozenset[int]
-    ) -> Match:
-        q, k, v = operands
-        roles, seen = self.roles, self.seen
-        root = self.output.root
-        extra: list[Atom] = [x.atom for x in (*self.scores.biases, *seen.leaves)]
-        lengths = [x for x in (seen.q_lengths, seen.kv_lengths) if x is not None]
-        ids = seen.segments or ()
-        site = AttentionSite(
-            query=self._arrange(q.dims, roles.for_queries, _ALL),
-            key=self._arrange(k.dims, roles.for_keys, _ALL),
-            value=self._arrange(v.dims, roles.for_values, _ALL),
-            result=self._result(),
-            dtype=self.view.eqns[root].outvars[0].aval.dtype.name,
-            biases=tuple(
-                (self._arrange(b.dims, roles.for_scores), b.factor)
-                for b in self.scores.biases
-            ),
-            masks=tuple(
-                (self._arrange(x.dims, roles.for_scores), x.positive)
-                for x in seen.leaves
-            ),
-            q_lengths=self._lengths(seen.q_lengths),
-            kv_lengths=self._lengths(seen.kv_lengths),
-            segments=tuple(
-                self._arrange(x.dims, (roles.batch, positions), (0, 1))
-                for x, positions in zip(ids, (roles.queries, roles.keys), strict=False)
-            ),
-            scale=self.scores.scale * q.scale * k.scale,
-            is_causal=seen.is_causal,
-            window=seen.window(size(roles.queries), size(roles.keys)),
-            soft_cap=self.scores.soft_cap,
-            from_end=seen.from_end,
-            zeroed=zeroed,
-        )
-        extra += [x.unknown.atom for x in lengths]
-        extra += [x.atom for x in ids]
-        self._check_made(extra)
-        atoms = (q.atom, k.atom, v.atom, *extra)
-        match = Match(root=root, equations=equations, operands=atoms, site=site)
-        self._check_pays(match)
-        return match
-
-    def _check_pays(self, match: Match) -> None:
-        """Refuses what few kernels compute where none does: its products are sites."""
-        width, values = size(self.roles.width), size(self.roles.values)
-        what = None
-        if width != values:
-            what = f"a head of the keys has {width} numbers, of the values {values}"
-        elif self.scores.soft_cap is not None:
-            what = "its scores have a soft cap"
-        if what is not None and is_left_to_xla(match, self.view.eqns[match.root]):
-            raise Refused(f"{what}, and no kernel here computes that")
-
-    def _arrange(
-        self, dims: Dims, groups: Sequence[Sequence[Factor]], whole: Sequence[int] = ()
-    ) -> Arrange:
-        return arrange(self.labels.of_all(dims), groups, whole)
-
-    def _result(self) -> Arrange:
-        made = [x for group in self.roles.for_result for x in group]
-        return arrange(made, [self.labels.of(d) for d in self.output.dims])
-
-    def _lengths(self, lengths: Lengths | None) -> tuple[Arrange | Within, int] | None:
-        if lengths is None:
-            return None
-        how = self._arrange(lengths.unknown.dims, (self.roles.batch,), (0,))
-        return arranged(how, lengths.unknown), lengths.offset
-
-    def _check_made(self, atoms: Sequence[Atom]) -> None:
-        """Refuses masks and biases that are interior to another match."""
-        if any(self.view.producer_index(x) in self.view.taken for x in atoms):
-            raise Refused("its mask or bias is part of another site")

@@ -16,7 +16,9 @@ from tracea_jax.rewrite.attention.dims import (
 from tracea_jax.rewrite.attention.masks import Bound, Term
 from tracea_jax.rewrite.attention.products import weighted_by
 from tracea_jax.rewrite.attention.scores import Scores, check_product
-from tracea_jax.rewrite.attention.softmax import Refused, Softmax, keep_of
+from tracea_jax.rewrite.attention.sinks import dropped, is_joined
+from tracea_jax.rewrite.attention.softmax import Softmax
+from tracea_jax.rewrite.attention.steps import Refused, keep_of
 from tracea_jax.rewrite.product import DTYPES
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -56,14 +58,16 @@ def output_of(view: View, softmax: Softmax, scores: Scores, zeroes: bool) -> Out
       Refused: if it is no product over the keys, or not the only use.
     """
     weighted = weighted_by(view, softmax)
-    dims, value = scores.dims, softmax.result
+    dims, value = scores.weights, softmax.result
     repeated: list[Term] = []
     for index in weighted.steps:
         eqn = view.eqns[index]
         if (keep := keep_of(view, eqn, value)) is not None:
             repeated += keep.terms(view, dims)
-        dims = _moved(eqn, dims)
+        dims = _moved(eqn, dims, scores)
         value = eqn.outvars[0]
+    if any(is_joined(d) for d in dims):
+        raise Refused("its sink's weight is multiplied with a value")
     dot = view.eqns[weighted.dot]
     check_product(dot)
     value_dims, dims = _product(dot, weighted.place, dims, scores.keys)
@@ -76,10 +80,28 @@ def output_of(view: View, softmax: Softmax, scores: Scores, zeroes: bool) -> Out
         zeroed=None,
         equations=frozenset((*weighted.steps, weighted.dot)),
     )
-    return _followed(view, start, scores.terms if zeroes else ())
+    terms = scores.terms if zeroes else ()
+    if not softmax.is_deferred:
+        return _followed(view, start, terms, None)
+    output = _followed(view, start, terms, softmax.division.root)
+    return _followed(view, _divided(view, softmax, scores, output), terms, None)
 
 
-def _moved(eqn: Equation, dims: Dims) -> Dims:
+def _divided(view: View, softmax: Softmax, scores: Scores, output: Output) -> Output:
+    """The output after its division by the sum of each query's exponentials."""
+    division = softmax.division
+    of_sum = division.kept(view, scores.weights)
+    if division.numerator is not view.eqns[output.root].outvars[0]:
+        raise Refused("its result is changed before it is divided")
+    if division.of_sum(view, output.dims) != of_sum:
+        raise Refused("its result is divided by the sums of other queries")
+    equations = output.equations | {division.root}
+    return dataclasses.replace(output, root=division.root, equations=equations)
+
+
+def _moved(eqn: Equation, dims: Dims, scores: Scores) -> Dims:
+    if eqn.primitive.name == "slice":
+        return dropped(eqn, dims, scores.keys, first=scores.sink_is_first)
     if eqn.primitive.name not in MOVES:
         return dims
     found = forward(eqn, dims)
@@ -109,12 +131,14 @@ def _product(dot: Equation, place: int, dims: Dims, keys: Factors) -> tuple[Dims
     return tuple(values), (*(dims[i] for i in mine[1]), *free)
 
 
-def _followed(view: View, output: Output, terms: tuple[Term, ...]) -> Output:
-    """The output with the moves after it."""
+def _followed(
+    view: View, output: Output, terms: tuple[Term, ...], end: int | None
+) -> Output:
+    """The output with the moves after it, as far as an equation."""
     while True:
         value = view.eqns[output.root].outvars[0]
         index = view.sole_consumer(value)
-        if index is None:
+        if index is None or index == end:
             return output
         eqn = view.eqns[index]
         changes: dict[str, Any] = {}

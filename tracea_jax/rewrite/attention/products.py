@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
 
 from tracea_jax.rewrite.attention.dims import MOVES
-from tracea_jax.rewrite.attention.softmax import Refused, Softmax, is_same, keep_of
+from tracea_jax.rewrite.attention.sinks import joins
+from tracea_jax.rewrite.attention.softmax import Softmax
+from tracea_jax.rewrite.attention.steps import Refused, is_same, keep_of
 from tracea_jax.rewrite.view import OUTPUT, Equation, View
 
 _DEPTH = 32  # equations between a product and the softmax; they are about ten
@@ -45,21 +47,55 @@ def weighted_by(view: View, softmax: Softmax) -> Weighted:
     """
     value, steps = softmax.result, []
     while len(steps) < _DEPTH:
-        index = view.sole_consumer(value)
-        if index is None:
-            count = len(view.consumers(value))
-            raise Refused(f"the probabilities are used {count} times")
+        users = [i for i in view.consumers(value) if i not in softmax.equations]
+        if len(users) != 1 or users[0] == OUTPUT or users[0] in view.taken:
+            raise Refused(f"the probabilities are used {len(users)} times")
+        (index,) = users
         eqn = view.eqns[index]
         name = eqn.primitive.name
         if name == "dot_general":
             place = 0 if eqn.invars[0] is value else 1
             return Weighted(dot=index, place=place, steps=tuple(steps))
-        if name not in MOVES and not is_same(eqn) and not keep_of(view, eqn, value):
-            dropout = ", as in dropout" if name in ("mul", "select_n") else ""
-            raise Refused(f"the probabilities go through {name}{dropout}")
+        passes = name in (*MOVES, "slice") or is_same(eqn)
+        if not passes and not keep_of(view, eqn, value):
+            if _drops(view, index):
+                raise Refused("dropout acts on the weights")
+            raise Refused(f"the probabilities go through {name}")
         steps.append(index)
         value = eqn.outvars[0]
     raise Refused("the product with the values is too far from the softmax")
+
+
+_DRAWS = ("random_bits", "threefry2x32", "rng_bit_generator")
+_LATER = 4  # equations of a dropout between the weights and their product
+
+
+def _drops(view: View, index: int | None) -> bool:
+    """Whether an equation, or one soon after it, takes random numbers to the weights."""
+    for _ in range(_LATER):
+        if index is None or view.eqns[index].primitive.name == "dot_general":
+            return False
+        if any(_is_random(view, x) for x in view.eqns[index].invars):
+            return True
+        index = view.sole_consumer(view.eqns[index].outvars[0])
+    return False
+
+
+def _is_random(view: View, atom: Any) -> bool:
+    """Whether a value is made of random numbers without any product."""
+    pending, seen = [atom], set[int]()
+    while pending and len(seen) < _DEPTH:
+        index = view.producer_index(pending.pop())
+        if index is None or index in seen:
+            continue
+        seen.add(index)
+        eqn = view.eqns[index]
+        name = str(eqn.params.get("name", ""))
+        if eqn.primitive.name in _DRAWS or name in ("_bernoulli", "_uniform"):
+            return True
+        if eqn.primitive.name != "dot_general":
+            pending += eqn.invars
+    return False
 
 
 # --- the scores before it -------------------------------------------------------------
@@ -96,7 +132,10 @@ def _paths(
 
 
 def score_operands(view: View, eqn: Equation) -> list[Any]:
-    """Operands that may be the scores, if an equation scales, masks, moves or caps."""
+    """Operands that may be the scores, if an equation scales, masks, moves or caps.
+
+    Or puts a sink beside them.
+    """
     name = eqn.primitive.name
     is_passed = name in MOVES or name == "tanh"
     if is_passed or (is_same(eqn) and not _may_overflow(eqn)):
@@ -113,7 +152,7 @@ def score_operands(view: View, eqn: Equation) -> list[Any]:
             return [x for x in whole if x is eqn.invars[0]]
         case "select_n" if len(eqn.invars) == 3:
             return [x for x in whole if x is not eqn.invars[0]]
-    return []
+    return joins(eqn)
 
 
 def _may_overflow(eqn: Equation) -> bool:
@@ -139,16 +178,24 @@ def _below(view: View, var: Any) -> list[Equation]:
 
 
 def _product_near(view: View, var: Any, neighbours: Any) -> bool:
-    size = math.prod(var.aval.shape)
     pending, seen = [var], {var}
     while pending and len(seen) < _DEPTH:
         for eqn in neighbours(view, pending.pop(0)):
             if eqn.primitive.name == "dot_general":
                 return True
-            new = eqn.invars if neighbours is _above else eqn.outvars
+            old, new = eqn.outvars, eqn.invars
+            if neighbours is _below:
+                old, new = new, old
             for x in new:
-                same = not isinstance(x, Literal) and math.prod(x.aval.shape) == size
-                if same and x not in seen:
+                if not isinstance(x, Literal) and x not in seen and _like(x, old, eqn):
                     seen.add(x)
                     pending.append(x)
     return False
+
+
+def _like(x: Any, others: Sequence[Any], eqn: Equation) -> bool:
+    """Whether a value may be scores or weights where the others are, sinks or not."""
+    sizes = {math.prod(y.aval.shape) for y in others if not isinstance(y, Literal)}
+    if math.prod(x.aval.shape) in sizes:
+        return True
+    return eqn.primitive.name == "slice" or any(x is y for y in joins(eqn))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from tracea_jax.rewrite.attention.dims import Dims, Factor, Factors, Labels, merged
 
 Group = tuple[Factor, ...]
+_MOST_GROUPS = 64  # of heads that share keys
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ def roles_of(
     sides: Sides,
     hint: Factors,
     lengths: Iterable[Factor],
+    of_heads: Iterable[Factor] = (),
     *,
     one_query: bool = False,
 ) -> Roles:
@@ -88,21 +90,25 @@ def roles_of(
       sides: the operands.
       hint: positions of queries, if the mask tells; else empty.
       lengths: labels that numbers of keys or queries depend on: batch, if possible.
+      of_heads: labels that are heads', as sinks depend on them.
       one_query: whether the mask tells that there is one query.
 
     Several axes that only queries have may be positions or groups of heads that share
-    keys; without a mask both readings are right. What lies next to the keys in the
-    scores is taken for the positions, as in all common layouts.
+    keys; without a mask both readings are right. The largest is taken for the
+    positions, and the one next to the keys in the scores among several; but if a
+    dimension of size one is there, that is the only query's.
     """
     q, k, v = (labels.of_all(x) for x in (sides.q, sides.k, sides.v))
     keys = labels.of(sides.keys)
     outer = [x for x in labels.of_all(sides.scores) if x not in keys]
     shared = [x for x in outer if x in k or x in v]
     free = [x for x in outer if x not in shared]
-    own = [x for x in free if x.axis in sides.own and not one_query]
+    heads_only = set(of_heads)
+    own = [x for x in free if x.axis in sides.own and x not in heads_only]
+    own = [] if one_query else own
     queries = _queries(labels, sides, hint, own)
     groups = [x for x in free if x not in queries]
-    batch, heads = _split(shared, set(lengths), q, queries)
+    batch, heads = _split(shared, set(lengths), heads_only, q, queries)
     width = [x for x in (*q, *k) if x.axis in sides.width]
     return Roles(
         batch=batch,
@@ -123,21 +129,29 @@ def _queries(
         return hinted
     axes = {f.axis for f in sides.keys}
     of_keys = [any(f.axis in axes for f in d) for d in sides.scores].index(True)
-    for place in (of_keys - 1, of_keys + 1):
-        if 0 <= place < len(sides.scores):
-            near = [x for x in labels.of(sides.scores[place]) if x in candidates]
-            if near:
-                return tuple(near)
-    largest = max(candidates, key=lambda x: x.size, default=None)
-    return () if largest is None else (largest,)
+    found = [tuple(x for x in labels.of(d) if x in candidates) for d in sides.scores]
+    is_single = of_keys > 0 and sides.scores[of_keys - 1] == ()
+    if is_single and size(x for d in found for x in d) <= _MOST_GROUPS:
+        return ()
+
+    def merit(place: int) -> tuple[int, int]:
+        return size(found[place]), place in (of_keys - 1, of_keys + 1)
+
+    return found[max(range(len(found)), key=merit)]
 
 
 def _split(
-    shared: Sequence[Factor], lengths: set[Factor], q: Group, queries: Group
+    shared: Sequence[Factor],
+    lengths: set[Factor],
+    of_heads: set[Factor],
+    q: Group,
+    queries: Group,
 ) -> tuple[Group, Group]:
     """Batch and heads. In scores, (batch, heads, queries, keys) is the usual order."""
     if lengths and lengths <= set(shared):
         batch = [x for x in shared if x in lengths]
+    elif not of_heads.isdisjoint(shared):
+        batch = [x for x in shared if x not in of_heads]
     elif len(shared) > 1:
         batch = shared[:-1]
     else:  # where it lies in memory

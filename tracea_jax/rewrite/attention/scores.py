@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
-
 from tracea_jax.rewrite.attention.bias import FORBIDS, Bias, added
+from tracea_jax.rewrite.attention.derived import Derived, derived_along
 from tracea_jax.rewrite.attention.dims import (
     MOVES,
     Dims,
@@ -21,7 +20,18 @@ from tracea_jax.rewrite.attention.dims import (
     merged,
 )
 from tracea_jax.rewrite.attention.masks import Term, conjuncts
-from tracea_jax.rewrite.attention.softmax import Refused, Softmax, keep_of
+from tracea_jax.rewrite.attention.sinks import (
+    Shift,
+    Sink,
+    beside,
+    is_joined,
+    joined,
+    origin,
+    separated,
+    summand,
+)
+from tracea_jax.rewrite.attention.softmax import Softmax
+from tracea_jax.rewrite.attention.steps import Refused, keep_of
 from tracea_jax.rewrite.product import why_not
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -33,13 +43,18 @@ class Scores:
     Attributes:
       dot: index of the product.
       lhs, rhs: dimensions of its operands; each is an axis, contracted ones shared.
-      dims: of the softmax's operand.
-      keys: what the softmax sums over.
+      dims: of the softmax's operand, without a sink that is put beside it.
+      weights: the same with that sink.
+      keys: what the softmax sums over, without that sink.
       scale: a number; with a cap, what it would be if nothing were capped.
       soft_cap: what bounds the scores, biases included; None if nothing does.
       terms: the mask.
       repeated: masks that made scores zero where they are forbidden anyway.
       biases: what is added.
+      sink: a further logit of each softmax.
+      sink_is_first: whether it comes before the scores, where it is put beside them.
+      shifts: what is added that is the same for all keys, and so of no interest for a
+        softmax without a sink.
       equations: indices of all that belong to it.
     """
 
@@ -47,12 +62,16 @@ class Scores:
     lhs: Dims
     rhs: Dims
     dims: Dims
+    weights: Dims
     keys: Factors
     scale: float = 1.0
     soft_cap: float | None = None
     terms: tuple[Term, ...] = ()
     repeated: tuple[Term, ...] = ()
     biases: tuple[Bias, ...] = ()
+    sink: Sink | None = None
+    sink_is_first: bool = False
+    shifts: tuple[Shift, ...] = ()
     equations: frozenset[int] = frozenset()
 
 
@@ -65,26 +84,47 @@ def scores_along(view: View, path: Sequence[int], softmax: Softmax) -> Scores:
     dot = view.eqns[path[0]]
     check_product(dot)
     lhs, rhs, dims = axes_of(dot)
-    places = [dims]
+    places, keys = [dims], None
     for index in path[1:]:
-        places.append(_moved(view.eqns[index], places[-1]))
-    keys = merged(f for i in softmax.axes for f in places[-1][i])
+        eqn = view.eqns[index]
+        if eqn.primitive.name == "concatenate":
+            keys = places[-1][eqn.params["dimension"]]
+        places.append(_moved(eqn, places[-1]))
+    summed = merged(f for i in softmax.axes for f in places[-1][i])
+    if keys is None or not is_joined(summed):
+        keys = summed
     scores = Scores(
         dot=path[0],
         lhs=lhs,
         rhs=rhs,
-        dims=places[-1],
+        dims=separated(places[-1], keys),
+        weights=places[-1],
         keys=keys,
         equations=frozenset(path),
     )
-    end = max(softmax.equations)
-    derived = _derived(view, dot.outvars[0], end)
-    inner = {view.eqns[i].outvars[0] for i in path}
+    derived = derived_along(view, path, max(softmax.equations))
     for place in range(len(path) - 1, 0, -1):
         eqn = view.eqns[path[place]]
         value = view.eqns[path[place - 1]].outvars[0]
-        reader = _Reader(view, eqn, value, places[place], derived, inner)
+        reader = _Reader(view, eqn, value, places[place], derived)
         scores = reader.extended(scores)
+    return _with_summand(view, softmax, scores, derived)
+
+
+def _with_summand(
+    view: View, softmax: Softmax, scores: Scores, derived: Derived
+) -> Scores:
+    """The scores with the sink that the sum has; a sink is shifted as they are."""
+    shifts: tuple[Shift, ...] = ()
+    if softmax.division.addition is not None:
+        if scores.sink is not None:
+            raise Refused("its softmax has two sinks")
+        found = summand(view, softmax, scores.weights, derived)
+        shifts = found.shifts
+        equations = scores.equations | found.equations
+        scores = dataclasses.replace(scores, sink=found.sink, equations=equations)
+    if scores.sink is not None and scores.shifts != shifts:
+        raise Refused("its scores are shifted otherwise than its sink")
     return scores
 
 
@@ -114,23 +154,13 @@ def axes_of(dot: Equation) -> tuple[Dims, Dims, Dims]:
 
 
 def _moved(eqn: Equation, dims: Dims) -> Dims:
+    if eqn.primitive.name == "concatenate":
+        return joined(eqn, dims)
     if eqn.primitive.name not in MOVES:
         return dims
     found = forward(eqn, dims)
     if found is None:
         raise Refused("a reshape of the scores takes dimensions apart unevenly")
-    return found
-
-
-def _derived(view: View, var: Any, end: int) -> set[Any]:
-    """All values that depend on one, as far as some equation."""
-    found, pending = {var}, [var]
-    while pending:
-        for index in view.consumers(pending.pop()):
-            if 0 <= index <= end:
-                new = set(view.eqns[index].outvars) - found
-                found |= new
-                pending += new
     return found
 
 
@@ -142,16 +172,14 @@ class _Reader:
       view, eqn: the equation.
       value: which of its operands the scores are.
       dims: of its result.
-      derived: values that depend on the product.
-      inner: the scores after each equation of the path.
+      derived: what depends on the product.
     """
 
     view: View
     eqn: Equation
     value: Any
     dims: Dims
-    derived: set[Any]
-    inner: set[Any]
+    derived: Derived
 
     def extended(self, scores: Scores) -> Scores:
         """The scores, of which the later equations are read, with this one."""
@@ -164,6 +192,8 @@ class _Reader:
                 return self._selected(scores)
             case "tanh":
                 return self._capped(scores)
+            case "concatenate":
+                return self._joined(scores)
         return scores
 
     @property
@@ -192,7 +222,7 @@ class _Reader:
     def _biased(self, scores: Scores, sign: int) -> Scores:
         """What is added before a cap: all of it counts, also the same for all keys."""
         other = self._other
-        if _within(other, self.derived) or self.view.scalar(other) is not None:
+        if other in self.derived or self.view.scalar(other) is not None:
             raise Refused("the scores are shifted before their cap")
         bias = Bias(other, aligned(other, self.dims), sign * scores.scale)
         return dataclasses.replace(scores, biases=(*scores.biases, bias))
@@ -201,20 +231,25 @@ class _Reader:
         sign = -1 if self.eqn.primitive.name == "sub" else 1
         if scores.soft_cap is not None:
             return self._biased(scores, sign)
-        if _within(self._other, self.derived):
+        if self._other in self.derived:
             return self._shifted(scores)
         dims = aligned(self._other, self.dims)
         found = added(self.view, self._other, dims, sign * scores.scale)
+        shifts = scores.shifts
+        if self.view.scalar(self._other) and not found.bias:
+            shifts = (*shifts, (self._other, ()))
         return dataclasses.replace(
             scores,
             terms=(*scores.terms, *found.terms),
             biases=(*scores.biases, *((found.bias,) if found.bias else ())),
+            shifts=shifts,
         )
 
     def _shifted(self, scores: Scores) -> Scores:
         """A shift that is the same for all keys changes nothing."""
         view, atom, dims = self.view, self._other, aligned(self._other, self.dims)
-        keys = set(scores.keys)
+        joined_keys = (f for d in scores.weights if is_joined(d) for f in d)
+        keys = {*scores.keys, *joined_keys}
         while not _free_of(dims, keys):
             eqn = view.producer(atom, *MOVES, "stop_gradient", "convert_element_type")
             if eqn is None:
@@ -225,23 +260,25 @@ class _Reader:
                     raise Refused("the shift of the scores takes dimensions apart")
                 dims = found
             atom = eqn.invars[0]
-        equations = scores.equations | self._slice(self._other)
-        return dataclasses.replace(scores, equations=equations)
+        whole = aligned(self._other, self.dims)
+        return dataclasses.replace(
+            scores,
+            equations=scores.equations | self.derived.slice(self._other),
+            shifts=(*scores.shifts, origin(view, self._other, whole)),
+        )
 
-    def _slice(self, atom: Atom) -> frozenset[int]:
-        """Equations between the scores and a function of them."""
-        found: set[int] = set()
-        pending = [atom]
-        while pending:
-            x = pending.pop()
-            if not _within(x, self.derived) or x in self.inner:
-                continue
-            index = self.view.producer_index(x)
-            if index is None or index in found:
-                continue
-            found.add(index)
-            pending += self.view.eqns[index].invars
-        return frozenset(found)
+    def _joined(self, scores: Scores) -> Scores:
+        """Scores and a sink, of which both were shifted, if anything."""
+        pristine = scores.scale == 1 and scores.soft_cap is None
+        changed = (scores.sink, scores.terms, scores.repeated, scores.biases)
+        if not pristine or any(changed):
+            raise Refused("its scores and sinks are changed together")
+        return dataclasses.replace(
+            scores,
+            sink=beside(self.view, self.eqn, self.value, self.dims),
+            sink_is_first=self.eqn.invars[1] is self.value,
+            shifts=(),
+        )
 
     def _selected(self, scores: Scores) -> Scores:
         if scores.soft_cap is not None:
@@ -256,10 +293,6 @@ class _Reader:
         dims = aligned(which, self.dims)
         terms = conjuncts(self.view, which, dims, positive)
         return dataclasses.replace(scores, terms=(*scores.terms, *terms))
-
-
-def _within(atom: Atom, values: set[Any]) -> bool:
-    return not isinstance(atom, Literal) and atom in values
 
 
 def _free_of(dims: Dims, keys: set[Any]) -> bool:

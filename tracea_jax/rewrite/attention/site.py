@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tracea_jax.masks import Mask
 from tracea_jax.ops.attention.public import attention
+from tracea_jax.problem.attention import Alibi as Form
 from tracea_jax.rewrite.attention.dims import Arrange
 from tracea_jax.rewrite.attention.sliced import Within
 
@@ -19,7 +20,7 @@ class AttentionSite:
     """A call of ``ops.attention`` with a result in the program's shape and dtype.
 
     It takes query, key and value, then biases, masks, lengths of queries and of keys,
-    and segment ids of queries and of keys, as many as there are.
+    segment ids of queries and of keys, sinks, and slopes, as many as there are.
 
     Attributes:
       query, key, value: how the operands become (B, T, N, H) and (B, S, K, H).
@@ -29,6 +30,8 @@ class AttentionSite:
       masks: booleans, and the value with which they let a query see a key.
       q_lengths, kv_lengths: of each example, less an offset; None if there are none.
       segments: how the ids become (B, T) and (B, S); empty if there are none.
+      sinks: how they become (N,), or the one number that they all are; or None.
+      alibi: how slopes become (N,), a factor of them, and what they make of positions.
       scale, is_causal, window, soft_cap: arguments of the op.
       from_end: whether the rules on positions count from the end.
       zeroed: whether queries that see no key have a result of zero.
@@ -44,6 +47,8 @@ class AttentionSite:
     q_lengths: tuple[Arrange | Within, int] | None
     kv_lengths: tuple[Arrange | Within, int] | None
     segments: tuple[Arrange, ...]
+    sinks: Arrange | float | None
+    alibi: tuple[Arrange, float, Form] | None
     scale: float
     is_causal: bool
     window: tuple[int, int] | None
@@ -63,6 +68,15 @@ class AttentionSite:
             for how in (self.q_lengths, self.kv_lengths)
         ]
         ids = [how(pending.pop(0)) for how in self.segments] or [None, None]
+        sinks = self.sinks
+        if isinstance(sinks, Arrange):
+            sinks = sinks(pending.pop(0))
+        elif sinks is not None:
+            sinks = jnp.full(self.query.shape[2], sinks, jnp.float32)
+        slopes, form = None, "distance"
+        if self.alibi is not None:
+            how, factor, form = self.alibi
+            slopes = how(pending.pop(0)).astype(jnp.float32) * factor
         o = attention(
             self.query(q),
             self.key(k),
@@ -77,6 +91,9 @@ class AttentionSite:
             query_segment_ids=ids[0],
             key_value_segment_ids=ids[1],
             logits_soft_cap=self.soft_cap,
+            sinks=sinks,
+            alibi_slopes=slopes,
+            alibi=form,
         )
         if self.zeroed and mask is not None:
             o = jnp.where(mask.any(-1).swapaxes(1, 2)[..., None], o, 0)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from tracea_jax.rewrite.attention.dims import MOVES, Dims, backward
-from tracea_jax.rewrite.attention.softmax import Refused
+from tracea_jax.rewrite.attention.steps import Refused
 from tracea_jax.rewrite.product import DTYPES
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -55,7 +55,7 @@ def _before(view: View, source: Source, scaled: bool) -> Source | None:
             return None
         dims = backward(eqn, source.dims)
         return None if dims is None else Source(eqn.invars[0], dims, source.scale)
-    if name == "copy" or (name == "convert_element_type" and _widens(eqn)):
+    if name == "copy" or widens(eqn):
         return Source(eqn.invars[0], source.dims, source.scale)
     return _unscaled(view, eqn, source) if scaled and name in ("mul", "div") else None
 
@@ -89,7 +89,12 @@ def _unscaled(view: View, eqn: Equation, source: Source) -> Source | None:
     return None
 
 
-def _widens(eqn: Equation) -> bool:
+def widens(eqn: Equation) -> bool:
+    """Whether an equation converts to a wider floating-point dtype."""
+    if eqn.primitive.name != "convert_element_type":
+        return False
+    if eqn.primitive.name != "convert_element_type":
+        return False
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     return old.name in DTYPES and old.itemsize < new.itemsize
 

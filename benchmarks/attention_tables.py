@@ -1,0 +1,149 @@
+"""The tables of ``bench_attention``'s results, which ``tables`` puts into pages."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from table_cells import bar_line, head, number
+
+
+def rows(results: pathlib.Path) -> str:
+    """One table for each device and suite of ``bench_attention``."""
+    found = [
+        _rows_table(json.loads(file.read_text()))
+        for suite in SUITES
+        for file in sorted(results.glob(f"*/attention_{suite}.json"))
+    ]
+    return "".join(found) or "\n"
+
+
+SUITES = ("forward", "backward", "masks", "decode")
+
+
+def _rows_table(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        "| attention | passes | ours, us | TFLOP/s | cuDNN / ours | XLA / ours "
+        "| other / ours | the fastest / default | default |",
+        "|---|---|---:|---:|---:|---:|---|---:|---|",
+    ]
+    lines += [f"| {' | '.join(_cells(row))} |" for row in result["rows"]]
+    return "\n".join(lines) + "\n\n"
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    if "error" in row:
+        return row["text"], row["passes"], "failed", *6 * ("-",)
+    others = [f"{text} {row[n]:.2f}" for n, text in _OTHERS.items() if n in row]
+    return (
+        row["text"],
+        row["passes"],
+        number(row["own_us"], 1),
+        number(row["tflops"], 0),
+        number(row.get("cudnn"), 2),
+        number(row.get("xla"), 2),
+        "; ".join(others) or "-",
+        number(row["ratio_default"], 2),
+        row["default_is"],
+    )
+
+
+_OTHERS = {
+    "causal": "cuDNN, causal beside the mask",
+    "separate": "documents as a batch",
+    "plain": "without it",
+    "dense": "all blocks",
+    "copy": "of a copy's bandwidth",
+}
+
+
+def bars(results: pathlib.Path) -> str:
+    """For each device: the bars of groups of attention, and which are met."""
+    devices = sorted({file.parent for file in results.glob("*/attention_*.json")})
+    return "".join(map(_bars_table, devices)) or "\n"
+
+
+def _bars_table(device: pathlib.Path) -> str:
+    files = [device / f"attention_{suite}.json" for suite in SUITES]
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    lines = [
+        bar_line(group["group"], FIGURES[bar["figure"]], bar)
+        for result in results
+        for group in result["groups"]
+        for bar in group["bars"]
+    ]
+    if not lines:
+        return ""
+    top = [
+        head(results[-1]["environment"]),
+        "| group | figure | goal | measured | met |",
+        "|---|---|---:|---:|---|",
+    ]
+    return "\n".join([*top, *lines]) + "\n\n"
+
+
+FIGURES = {
+    "cudnn_geomean": "cuDNN / ours, geometric mean",
+    "cudnn_min": "cuDNN / ours, lowest",
+    "default_min": "the fastest / default, lowest",
+    "separate_min": "documents as a batch / ours, lowest",
+    "plain_min": "without it / ours, lowest",
+    "allowed_min": "1.15 of the share of dense and 5 us / ours, lowest",
+    "copy_min": "bandwidth by that of a copy, lowest",
+}
+
+
+def profile(results: pathlib.Path) -> str:
+    """One table for each device: what pipes and warps of kernels do."""
+    files = sorted(results.glob("*/attention_profile.json"))
+    return "".join(_profile_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _profile_table(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        f"| kernel | {' | '.join(_PROFILED.values())} | warps wait for |",
+        f"|---|{'---:|' * len(_PROFILED)}---|",
+    ]
+    for row in result["rows"]:
+        figures = (number(row[name], 0) for name in _PROFILED)
+        waits = ", ".join(f"{what} {n:.1f}" for what, n in row["stalls"].items())
+        lines.append(f"| {row['kernel']} | {' | '.join(figures)} | {waits} |")
+    return "\n".join(lines) + "\n\n"
+
+
+_PROFILED = {
+    "tensor": "tensor cores, %",
+    "xu": "exponentials, %",
+    "alu": "ALU, %",
+    "fma": "FMA, %",
+    "l1": "shared memory, %",
+    "l2": "L2, %",
+    "dram": "DRAM, %",
+    "issue": "issue slots, %",
+    "registers": "registers",
+}
+
+
+def memory(results: pathlib.Path) -> str:
+    """One table for each device: bytes that attention of long sequences takes."""
+    files = sorted(results.glob("*/attention_memory.json"))
+    return "".join(_memory_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _memory_table(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        "| call | keys | arguments, MB | results, MB | temporary, MB "
+        "| most in use, MB | scores of 16 bits, MB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    names = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
+    for row in result["rows"]:
+        sizes = (row.get(name) for name in (*names, "scores_bytes"))
+        megabytes = (number(n and n / 1e6, 1) for n in sizes)
+        call = f"{row['side']}, {row['passes']}"
+        lines.append(f"| {call} | {row['length']} | {' | '.join(megabytes)} |")
+    return "\n".join(lines) + "\n\n"

@@ -1,0 +1,169 @@
+"""Attention kernels under compute-sanitizer: python benchmarks/sanitize.py
+
+Each kind of kernel runs once at a small, awkward shape, in a process of its own for
+each tool. The kernels are instrumented, XLA's are not; only ``initcheck`` has to see
+what others write. Prints a line for each tool, and what it complains about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+FOUND = 99  # the exit code that stands for complaints
+KERNELS = "kernel_substring=attention"
+_SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: .*$", re.MULTILINE)
+
+
+def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """(name, what to run) of each kind of kernel."""
+    import jax
+    import numpy as np
+
+    from tracea_jax import masks
+    from tracea_jax.ops import attention, paged_attention
+
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jax.device_put(rng.normal(size=shape).astype(jax.numpy.bfloat16))
+
+    def qkv(q_len: int, kv_len: int, dim: int, heads: int = 2, kv_heads: int = 2):
+        keys = (1, kv_len, kv_heads, dim)
+        return normal(1, q_len, heads, dim), normal(*keys), normal(*keys)
+
+    def forward(*x: jax.Array, **how: Any) -> jax.Array:
+        return attention(*x, implementation="attention_sm90", **how)
+
+    def gradients(*x: jax.Array, **how: Any) -> Any:
+        return jax.vjp(lambda *x: forward(*x, **how), *x)[1](x[0])
+
+    def decoded(*x: jax.Array, **config: Any) -> jax.Array:
+        lengths = jax.device_put(np.asarray([217], np.int32))
+        return attention(
+            *x,
+            key_value_seq_lengths=lengths,
+            implementation="attention_decode_sm90",
+            config={"tile_kv": 64, "blocks_per_sm": 1, **config},
+        )
+
+    x = qkv(200, 200, 64)
+    wide = qkv(200, 200, 128)
+    ids = jax.device_put(np.repeat([0, 1, 2], [70, 1, 129]).astype(np.int32))[None]
+    bias = normal(1, 2, 200, 200)
+    array = jax.device_put(
+        (rng.random((1, 2, 200, 200)) < 0.7) | np.eye(200, dtype=bool)
+    )
+    blocks = masks.block_sparse(jax.device_put(np.eye(2, dtype=bool)), (128, 128))
+    causal: dict[str, Any] = {"is_causal": True}
+    kinds: dict[str, dict[str, Any]] = {
+        "full": {},
+        "causal": causal,
+        "window": {**causal, "local_window_size": (50, 0)},
+        "documents": {**causal, "query_segment_ids": ids},
+        "bias": {"bias": bias},
+        "array": {"mask": array},
+        "blocks": {"mask": blocks},
+        "soft cap": {**causal, "logits_soft_cap": 20.0},
+        "sinks": {**causal, "sinks": jax.device_put(np.ones(2, np.float32))},
+        "lengths": {
+            "key_value_seq_lengths": jax.device_put(np.asarray([123], np.int32))
+        },
+    }
+    for name, how in kinds.items():
+        yield f"forward, {name}", lambda how=how: forward(*x, **how)
+    yield "forward, 128 columns", lambda: forward(*wide, **causal)
+    for name in ("full", "causal", "documents", "bias", "soft cap"):
+        how = kinds[name]
+        yield f"gradients, {name}", lambda how=how: gradients(*x, **how)
+    yield "gradients, 128 columns", lambda: gradients(*wide, **causal)
+    few = qkv(1, 300, 128, 16, 4)
+    for config in ({}, {"splits": 3}):
+        yield f"decode {config or ''}", lambda config=config: decoded(*few, **config)
+    pages = normal(2, 9, 16, 64)
+    table = jax.device_put(np.asarray([[3, 1, 4], [8, 0, 0]], np.int32))
+    of_pages = (
+        normal(2, 4, 64),
+        pages,
+        pages,
+        jax.device_put(np.asarray([40, 5], np.int32)),
+        table,
+    )
+    yield (
+        "pages",
+        lambda: paged_attention(*of_pages, implementation="paged_attention_sm90"),
+    )
+
+
+def run_all() -> None:
+    """Runs every kind, one after the other."""
+    import jax
+
+    from tracea_jax.dispatch import Unsupported
+
+    for name, run in runs():
+        try:
+            jax.block_until_ready(jax.jit(run)())
+        except Unsupported as e:
+            print("left out", name, str(e).splitlines()[0])
+        else:
+            print("\nran", name, flush=True)
+    print("\nran all", flush=True)
+
+
+def checked(tool: str, sanitizer: str, timeout_s: float) -> tuple[bool, str]:
+    """Whether a tool has nothing to complain about, and what it says."""
+    command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}"]
+    command += ["--report-api-errors", "no"]  # programs ask for what there may not be
+    if tool != "initcheck":
+        command += ["--kernel-regex", KERNELS]
+    command += [sys.executable, str(pathlib.Path(__file__).resolve()), "--run"]
+    # Graphs would hide the kernels' names, and unused memory is the allocator's.
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
+    }
+    how: Any = {"capture_output": True, "text": True, "env": environment}
+    try:
+        done = subprocess.run(command, timeout=timeout_s, check=False, **how)
+    except subprocess.TimeoutExpired as e:
+        said = e.stdout or b""
+        text = said.decode() if isinstance(said, bytes) else said
+        return False, f"not done after {timeout_s:.0f} s; {text[-300:]}"
+    text = done.stdout + done.stderr
+    ran = re.findall(r"^ran (.*)$", text, re.MULTILINE)
+    summary = "; ".join(_SUMMARY.findall(text)) or text[-2000:]
+    is_clean = done.returncode == 0 and ran[-1:] == ["all"]
+    details = "" if is_clean else "\n" + text[:4000]
+    return is_clean, f"{'; '.join(ran)}: {summary.strip('= ')}{details}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--run", action="store_true", help="only run the kernels")
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="of each tool")
+    args = parser.parse_args()
+    if args.run:
+        run_all()
+        return
+    clean = True
+    for tool in args.tools:
+        is_clean, text = checked(tool, args.sanitizer, args.timeout_s)
+        clean = clean and is_clean
+        print(f"{tool}: {'clean' if is_clean else 'NOT CLEAN'}: {text}", flush=True)
+    sys.exit(not clean)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+// conv2d_weights_sm90: the gradient of a convolution's weights on Hopper,
+//
+//   dw[r, s, c, k] = sum over pixels of x[pixel as tap (r, s) sees it, c] * dy[pixel, k]
+//
+// as partial sums over ranges of pixels, f32, (parts, R, S, C, K). They are summed in a
+// second step, always in the same order.
+//
+// An implicit product whose k are the pixels of y, 64 in a stage. Its rows are channels of dy,
+// its columns those of x, in slabs of 64 that belong to one tap each: some columns of dw are
+// those of several taps, so that one copy of dy meets them all.
+//
+//                  kTileN: slabs of x           producer:   wait empty -> expect bytes ->
+//               +--------+--------+                         copy slabs of dy and of x
+//   kTileM, dy  | cons 0 | cons 2 |             consumer w: wait full -> wgmma -> arrive empty
+//               | cons 1 | cons 3 |
+//               +--------+--------+             A slab is 64 pixels of 128 swizzled bytes of
+//                                               channels, which tensor cores read along m or n
+//                                               if elements have 16 bits.
+//
+// A block computes one tile of one part. The slabs of x are copied by an im2col tensor map;
+// pixels beyond the last one are zeros in both operands.
+//
+// Assumes pixels of x and dy multiples of 16 bytes, and fewer than 2^31 pixels.
+// PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/tma_im2col.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/common.cuh"
+#include "tile/fragment.cuh"
+#include "tile/pipeline.cuh"
+
+namespace tracea {
+
+struct ConvWeightsSm90Params {
+  const TensorMap* x;
+  const TensorMap* dy;
+  float* partial;
+  int pixels, height, width;  // of y
+  int first_row, first_column, stride_h, stride_w, dilation_h, dilation_w;
+  int kernel_width, slabs, chunks;  // slabs of all taps, and of one
+  int channels, out_channels;
+  int n_tiles, m_tiles, parts;
+};
+
+template <class Traits>
+struct ConvWeightsSm90Shared {
+  alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
+  alignas(1024) u8 b[Traits::kStages][Traits::kTileN * 128];
+  u64 full_barrier[Traits::kStages];
+  u64 empty_barrier[Traits::kStages];
+};
+
+template <class Traits>
+class ConvWeightsSm90 {
+ public:
+  using Shared = ConvWeightsSm90Shared<Traits>;
+  using Mma = typename Traits::Mma;
+  using State = PipelineState<Traits::kStages>;
+
+  static constexpr int kPixels = 64;  // of a stage
+  static constexpr int kSlab = 64;    // channels
+  static constexpr u32 kSlabBytes = kPixels * 128;
+  static constexpr int kSlabsM = Traits::kTileM / kSlab, kSlabsN = Traits::kTileN / kSlab;
+  static constexpr int kConsumers = Traits::kConsumersM * Traits::kConsumersN;
+  static constexpr int kRows = kSlabsM / Traits::kConsumersM;  // slabs of a consumer
+  static constexpr int kColumns = kSlabsN / Traits::kConsumersN;
+  static constexpr u32 kCopiedBytes = (kSlabsM + kSlabsN) * kSlabBytes;
+  static constexpr int kSteps = kPixels / 16;
+  using Descriptor = OperandDescriptor<true, kSlabBytes>;
+
+  static_assert(sizeof(Shared) == Traits::kSmemBytes,
+                "the launch must request exactly the shared memory that is laid out here");
+  static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize,
+                "one producer warpgroup and the consumers");
+  static_assert(kRows * Traits::kConsumersM == kSlabsM &&
+                    kColumns * Traits::kConsumersN == kSlabsN && Mma::kN == kColumns * kSlab,
+                "consumers hold whole slabs, all columns by one instruction");
+
+  TRACEA_DEVICE ConvWeightsSm90(const ConvWeightsSm90Params& params, Shared& shared)
+      : p_(params), smem_(shared) {
+    u32 block = blockIdx.x;
+    n_ = static_cast<int>(block % p_.n_tiles) * kSlabsN;
+    block /= p_.n_tiles;
+    m_ = static_cast<int>(block % p_.m_tiles) * Traits::kTileM;
+    part_ = static_cast<int>(block / p_.m_tiles);
+    const int steps = ceil_div(p_.pixels, kPixels);
+    first_ = static_cast<int>(static_cast<i64>(steps) * part_ / p_.parts);
+    last_ = static_cast<int>(static_cast<i64>(steps) * (part_ + 1) / p_.parts);
+  }
+
+  TRACEA_DEVICE void initialize() const {
+    if (threadIdx.x == 0) {
+      TRACEA_UNROLL
+      for (int i = 0; i < Traits::kStages; ++i) {
+        mbarrier_init(shared_address(&smem_.full_barrier[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem_.empty_barrier[i]), empty_arrivals(kConsumers, 1));
+      }
+      fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+
+  // One thread of the block.
+  TRACEA_DEVICE void produce() const {
+    int column[kSlabsN];  // of each slab of x: its channel and the offsets of its tap
+    u16 offset_h[kSlabsN], offset_w[kSlabsN];
+    TRACEA_UNROLL
+    for (int i = 0; i < kSlabsN; ++i) {
+      // Beyond the last slab the sums are stored nowhere.
+      const int slab = n_ + i < p_.slabs ? n_ + i : p_.slabs - 1;
+      const int tap = slab / p_.chunks, r = tap / p_.kernel_width;
+      column[i] = (slab - tap * p_.chunks) * kSlab;
+      offset_h[i] = static_cast<u16>(r * p_.dilation_h);
+      offset_w[i] = static_cast<u16>((tap - r * p_.kernel_width) * p_.dilation_w);
+    }
+    State state;
+    TRACEA_NO_UNROLL
+    for (int step = first_; step < last_; ++step, state.advance()) {
+      const u32 full = shared_address(&smem_.full_barrier[state.stage_idx]);
+      wait(shared_address(&smem_.empty_barrier[state.stage_idx]), state.producer_parity());
+      mbarrier_arrive_expect_tx(full, kCopiedBytes);
+      const int pixel = step * kPixels;
+      const u32 a = shared_address(smem_.a[state.stage_idx]);
+      TRACEA_UNROLL
+      for (int i = 0; i < kSlabsM; ++i) {
+        cp_async_bulk_tensor_3d(a + i * kSlabBytes, p_.dy, m_ + i * kSlab, pixel, 0, full);
+      }
+      const int line = pixel / p_.width, image = line / p_.height;
+      const int w = p_.first_column + (pixel - line * p_.width) * p_.stride_w;
+      const int h = p_.first_row + (line - image * p_.height) * p_.stride_h;
+      const u32 b = shared_address(smem_.b[state.stage_idx]);
+      TRACEA_UNROLL
+      for (int i = 0; i < kSlabsN; ++i) {
+        cp_async_bulk_tensor_4d_im2col(b + i * kSlabBytes, p_.x, column[i], w, h, image,
+                                       offset_w[i], offset_h[i], full);
+      }
+    }
+  }
+
+  TRACEA_DEVICE void consume(int consumer) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
+    const int row = consumer % Traits::kConsumersM * kRows;         // slabs
+    const int column = consumer / Traits::kConsumersM * kColumns;
+    const u64 first_a =
+        Descriptor::encode(shared_address(smem_.a[0]) + row * kSlabBytes);
+    const u64 first_b =
+        Descriptor::encode(shared_address(smem_.b[0]) + column * kSlabBytes);
+    float sums[kRows][Mma::kAccumulators];  // (64, kColumns * 64) for each slab
+    TRACEA_UNROLL
+    for (auto& slab : sums) {
+      TRACEA_UNROLL
+      for (float& sum : slab) sum = 0.0f;
+    }
+    State state;     // the stage to multiply next
+    State finished;  // the oldest stage not yet released
+    TRACEA_NO_UNROLL
+    for (int step = first_; step < last_; ++step, state.advance()) {
+      wait(shared_address(&smem_.full_barrier[state.stage_idx]), state.consumer_parity());
+      multiply(sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
+               first_b + state.stage_idx * (Traits::kTileN * 128 / 16));
+      wgmma_wait_group<1>();
+      if (step > first_) {
+        release(finished, thread);
+        finished.advance();
+      }
+    }
+    wgmma_wait_group<0>();
+    TRACEA_UNROLL
+    for (auto& slab : sums) wgmma_fence_operands(slab);
+    store(sums, m_ + row * kSlab, n_ + column, thread);
+  }
+
+ private:
+  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(barrier, parity)) {
+    }
+  }
+
+  // One thread tells the producer, as a finished wgmma is finished for the warpgroup.
+  TRACEA_DEVICE void release(const State& state, int thread) const {
+    if (thread == 0) mbarrier_arrive(shared_address(&smem_.empty_barrier[state.stage_idx]));
+  }
+
+  TRACEA_DEVICE static void multiply(float (&sums)[kRows][Mma::kAccumulators], u64 a, u64 b) {
+    wgmma_fence();
+    TRACEA_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
+      TRACEA_UNROLL
+      for (int slab = 0; slab < kRows; ++slab) {
+        Mma::mma(sums[slab], a + slab * (kSlabBytes / 16) + step * Descriptor::kStep,
+                 b + step * Descriptor::kStep, true);
+      }
+    }
+    wgmma_commit_group();
+  }
+
+  // Rows are channels of dy, which are next to each other in dw; eight lanes write a sector.
+  TRACEA_DEVICE void store(const float (&sums)[kRows][Mma::kAccumulators], int m, int n,
+                           int thread) const {
+    TRACEA_UNROLL
+    for (int i = 0; i < kColumns; ++i) {
+      const int slab = n + i, tap = slab / p_.chunks;
+      if (slab >= p_.slabs) return;
+      const int first = (slab - tap * p_.chunks) * kSlab;
+      const i64 taps = static_cast<i64>(part_) * (p_.slabs / p_.chunks) + tap;
+      TRACEA_UNROLL
+      for (int j = 0; j < kSlab; j += 8) {
+        TRACEA_UNROLL
+        for (int element = 0; element < 4; ++element) {
+          const int channel = first + j + wgmma_accumulator_col(thread, element);
+          if (channel >= p_.channels) continue;
+          float* line = p_.partial + (taps * p_.channels + channel) * p_.out_channels;
+          TRACEA_UNROLL
+          for (int row = 0; row < kRows; ++row) {
+            const int k = m + row * kSlab + wgmma_accumulator_row(thread, element);
+            if (k < p_.out_channels) line[k] = sums[row][4 * ((i * kSlab + j) / 8) + element];
+          }
+        }
+      }
+    }
+  }
+
+  const ConvWeightsSm90Params& p_;
+  Shared& smem_;
+  int n_, m_, part_;   // first slab of x, first channel of dy
+  int first_, last_;   // steps of 64 pixels
+};
+
+template <class Traits>
+TRACEA_DEVICE void conv2d_weights_sm90(const ConvWeightsSm90Params& p) {
+  using Kernel = ConvWeightsSm90<Traits>;
+  extern __shared__ __align__(1024) u8 smem_bytes[];
+  // Swizzled copies and descriptors count on it; nothing useful can happen without.
+  if (shared_address(smem_bytes) % 1024 != 0) __trap();
+
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  kernel.initialize();
+  if (warpgroup == 0) {
+    if constexpr (Traits::kProducerRegisters > 0) {
+      setmaxnreg_dec<Traits::kProducerRegisters>();
+    }
+    if (warp == 0 && elect_one()) kernel.produce();
+  } else {
+    if constexpr (Traits::kConsumerRegisters > 0) {
+      setmaxnreg_inc<Traits::kConsumerRegisters>();
+    }
+    kernel.consume(warpgroup - 1);
+  }
+}
+
+}  // namespace tracea

@@ -1,0 +1,120 @@
+"""conv2d_weights_sm90 without a GPU: refusals, configs, and that it compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.emit import conv2d_weights_sm90 as emit
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.base import kernels_in
+from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
+
+A100, H200 = NAMED["A100"], NAMED["H200"]
+CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
+RESNET = Conv2dProblem(
+    direction="weight_grad",
+    batch=64,
+    height=28,
+    width=28,
+    in_channels=128,
+    out_channels=128,
+    kernel_height=3,
+    kernel_width=3,
+    padding=((1, 1), (1, 1)),
+    lhs="bfloat16",
+    rhs="bfloat16",
+    out="bfloat16",
+)
+
+
+def changed(**changes: Any) -> Conv2dProblem:
+    return dataclasses.replace(RESNET, **changes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "words"),
+    [
+        (RESNET, CPU, "the device is cpu"),
+        (RESNET, A100, "capability 9.0"),
+        (changed(direction="forward"), H200, "direction forward"),
+        (changed(layout="nchw"), H200, "layout nchw"),
+        (changed(groups=2), H200, "2 groups"),
+        (changed(lhs="float32", rhs="float32"), H200, "operands float32"),
+        (changed(out="float64"), H200, "output of dtype float64"),
+        (changed(precision="bf16_bf16_f32"), H200, "precision"),
+        (changed(in_channels=3), H200, "pixels of x have 6 bytes"),
+        (changed(out_channels=100), H200, "pixels of dy have 200 bytes"),
+        (changed(batch=0), H200, "empty"),
+        (changed(strides=(9, 9)), H200, "stride"),
+        (changed(padding=((200, 200), (1, 1))), H200, "pixels from the image's edge"),
+    ],
+)
+def test_refuses_with_a_reason(asked, device, words):
+    assert words in (CONV2D_WEIGHTS_SM90.why_not(asked, device) or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tile_m": 96}, "tile_m=96"),
+        ({"parts": 0}, "parts=0"),
+        ({"tile_m": 64, "consumers_m": 2}, "whole slabs"),
+        ({"tile_n": 576, "stages": 2}, "accumulators"),
+        ({"parts": 4000}, "there are 784 steps"),
+        ({"stages": 10}, "shared memory"),
+    ],
+)
+def test_refuses_a_config_with_a_reason(change, words):
+    config = dataclasses.replace(
+        CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200), tile_m=128, tile_n=192
+    )
+    with pytest.raises(ValueError, match=words):
+        CONV2D_WEIGHTS_SM90.check(RESNET, dataclasses.replace(config, **change), H200)
+
+
+SIZES = [(1, 1, 8, 8), (64, 56, 64, 64), (64, 7, 512, 512), (8, 64, 320, 640)]
+
+
+@pytest.mark.parametrize(("batch", "size", "inputs", "outputs"), SIZES)
+def test_the_default_is_a_legal_config_of_the_space(batch, size, inputs, outputs):
+    problem = changed(
+        batch=batch, height=size, width=size, in_channels=inputs, out_channels=outputs
+    )
+    space = CONV2D_WEIGHTS_SM90.space(problem, H200)
+    default = CONV2D_WEIGHTS_SM90.heuristic(problem, H200)
+    assert space.index(default) is not None
+    assert len(set(space.configs())) == len(space)
+    for config in space.configs():
+        CONV2D_WEIGHTS_SM90.check(problem, config, H200)
+        kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+        tiles = emit.tiles(problem, config)
+        assert kernel.grid == (tiles[0] * tiles[1] * config.parts, 1, 1)
+
+
+def compiles(problem: Conv2dProblem, config: Any) -> None:
+    kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+    cubin = nvrtc.compile(kernel)
+    found = (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings)
+    assert found == (0, 0, ()), str(config)
+
+
+@pytest.mark.nvrtc
+def test_compiles_without_spills():
+    compiles(RESNET, CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200))
+
+
+@pytest.mark.nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_config_compiles_without_spills(dtype):
+    problem = changed(lhs=dtype, rhs=dtype)
+    seen = {}
+    for config in CONV2D_WEIGHTS_SM90.space(problem, H200).configs():
+        seen[dataclasses.replace(config, parts=1)] = config
+    for config in seen.values():
+        compiles(problem, config)

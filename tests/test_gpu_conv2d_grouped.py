@@ -1,0 +1,64 @@
+"""conv2d_grouped on a GPU: poisoned results, every entry compared with float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from ahead import compiled_ahead
+from depthwise import FULL, depthwise
+from gpu_images import check, executed
+from spaces import one_of_each
+
+from tracea_jax.ops.conv2d import workload
+from tracea_jax.options import device_for
+from tracea_jax.policy import Choice
+from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "pairs": depthwise(2, 9, 20, 32, 3, group=2),
+    "fours": depthwise(2, 13, 17, 48, 3, group=4),
+    "steps": depthwise(1, 9, 40, 48, 3, group=8, stride=2),
+    "sixteens": depthwise(2, 7, 33, 80, 3, group=16),
+    "pairs of fragments": depthwise(1, 9, 20, 96, 3, group=32),
+    "one pixel": depthwise(1, 1, 1, 16, 1, group=8),
+    "dilated": depthwise(1, 20, 35, 32, 3, group=4, dilation=2),
+    "dilated with steps": depthwise(1, 15, 34, 32, 3, group=4, dilation=3, stride=2),
+    "wide kernel": depthwise(1, 12, 18, 32, (1, 7), group=4),
+    "padding beyond the kernel": depthwise(
+        1, 5, 4, 16, 3, group=4, padding=((5, 6), (4, 7))
+    ),
+    "cropped": depthwise(1, 9, 8, 16, 3, group=8, padding=((-1, -2), (-2, 1))),
+}
+
+
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_awkward_shapes(name, direction):
+    problem = dataclasses.replace(SHAPES[name], direction=direction)
+    if (why := CONV2D_GROUPED.why_not(problem, device_for("cuda"))) is not None:
+        assert "the gradient of strides" in why
+        return
+    check(CONV2D_GROUPED, problem)
+
+
+def test_every_kind_of_config():
+    problem = depthwise(2, 14, 40, 64, 3, group=4)
+    space = CONV2D_GROUPED.space(problem, device_for("cuda"))
+    configs = one_of_each(space, "channels", "tile_w", "rows")
+    choices = [Choice(variant="conv2d_grouped", config=config) for config in configs]
+    with compiled_ahead(problem, choices, device_for("cuda")):
+        for config in configs:
+            check(CONV2D_GROUPED, problem, config)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_dtypes_and_epilogues(dtype):
+    plain = depthwise(2, 14, 13, 64, 3, group=4, dtype=dtype)
+    check(CONV2D_GROUPED, plain)
+    problem = dataclasses.replace(plain, epilogue=FULL)
+    inputs = workload.operands(problem, seed=1)
+    results = executed(CONV2D_GROUPED, problem, inputs)
+    assert workload.error(problem, device_for("cuda"), inputs, results, 0) <= 1

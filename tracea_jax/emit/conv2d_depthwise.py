@@ -1,0 +1,159 @@
+"""conv2d_depthwise in numbers: its config, what follows from it, and its kernels.
+
+See ``kernels/cuda/conv2d_depthwise.cuh`` and ``conv2d_depthwise_weights.cuh``. Callers:
+the variant of the same name, and tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import epilogue as epilogues
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.image_axis import axes
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.emit.row_walk import (
+    RowWalk,
+    channel_blocks,
+    copy_bytes,
+    tiles,
+)
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+
+_BANKS_BYTES = 128
+_ADDRESSES = 20  # registers for them, and for what is on its way
+_MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DepthwiseConfig:
+    """How the work is cut; what a thread computes follows.
+
+    Attributes:
+      channels: of a block, two of each thread.
+      strips: of a block, next to each other along the width.
+      tile_w: columns of the result in a strip.
+      rows: of the result in a block.
+      stages: rows of the image in shared memory, one of them being read.
+      blocks: that a multiprocessor holds; fewer leave more registers to a thread.
+    """
+
+    channels: int
+    strips: int
+    tile_w: int
+    rows: int
+    stages: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        return self.channels // 2 * self.strips
+
+    def __str__(self) -> str:
+        return (
+            f"c{self.channels} s{self.strips} w{self.tile_w} r{self.rows} "
+            f"st{self.stages} b{self.blocks}"
+        )
+
+
+def units_of_pixel(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """Copies that make a pixel of a block."""
+    return config.channels * ITEMSIZE[problem.lhs] // copy_bytes(problem)
+
+
+def keeps_weights(problem: Conv2dProblem) -> bool:
+    """Whether a thread has its weights in registers, else in shared memory."""
+    return problem.kernel_height * problem.kernel_width <= _MOST_KEPT_TAPS
+
+
+def pitch_bytes(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """Bytes from pixel to pixel in shared memory.
+
+    Strips that share a warp read different banks: the pixels of one strip begin where
+    those of the other end.
+    """
+    _, columns = axes(problem)
+    pixel = config.channels * ITEMSIZE[problem.lhs]
+    copied = copy_bytes(problem)
+    step = config.tile_w * columns.stride // columns.between * columns.step
+    for pad in range(0, _BANKS_BYTES, max(copied, 2 * ITEMSIZE[problem.lhs])):
+        apart = step * (pixel + pad) % _BANKS_BYTES
+        if pixel % _BANKS_BYTES == 0 or apart in (pixel, _BANKS_BYTES - pixel):
+            return pixel + pad
+    return pixel
+
+
+def smem_bytes(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """Bytes of a block: rows of images, and the weights unless threads have them."""
+    rows, columns = axes(problem)
+    wide = config.strips * config.tile_w
+    taps = problem.kernel_height * problem.kernel_width
+    pitch = pitch_bytes(problem, config)
+    ring = config.stages * columns.span(wide) * pitch
+    if problem.direction == "weight_grad":
+        meeting = (rows.taps + config.stages - 2) // rows.stride + 1
+        return max(ring + meeting * wide * pitch, 4 * taps * config.channels)
+    return ring + (0 if keeps_weights(problem) else 4 * taps * config.channels)
+
+
+def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """The fewest that a thread can do with: sums, a window, weights, addresses."""
+    rows, columns = axes(problem)
+    taps = problem.kernel_height * problem.kernel_width
+    window = columns.entries(config.tile_w)
+    if problem.direction == "weight_grad":
+        return 2 * (taps + window + config.tile_w) + _ADDRESSES
+    weights = taps if keeps_weights(problem) else problem.kernel_width
+    return 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
+
+
+def kernel(
+    problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
+) -> Kernel:
+    """The kernel of a forward convolution, or of the gradient of x.
+
+    Of the gradient of weights, the one that leaves ``parts`` partial sums.
+    """
+    is_weights = problem.direction == "weight_grad"
+    flips, keeps = problem.direction == "input_grad", keeps_weights(problem)
+    traits = f"""\
+  static constexpr bool kFlips = {cxx(flips)}, kWeightsInRegisters = {cxx(keeps)};
+{epilogues.traits(problem)}"""
+    walk = RowWalk(
+        template="conv2d_depthwise" + "_weights" * is_weights,
+        problem=problem,
+        **dataclasses.asdict(config),
+        threads=config.threads,
+        pitch_bytes=pitch_bytes(problem, config),
+        smem_bytes=smem_bytes(problem, config),
+        traits="" if is_weights else traits,
+        parts=parts(problem, config, device) if is_weights else 0,
+    )
+    return walk.kernel(device)
+
+
+def blocks(problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice) -> int:
+    is_weights = problem.direction == "weight_grad"
+    each = parts(problem, config, device) if is_weights else _tiles(problem, config)
+    return each * channel_blocks(problem, config.channels)
+
+
+def parts(problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice) -> int:
+    """Partial sums of each weight: of as many blocks as run at once, each its tiles."""
+    pieces = _tiles(problem, config)
+    at_once = device.sm_count * resident_blocks(problem, config, device)
+    most = max(at_once // channel_blocks(problem, config.channels), 1)
+    return -(-pieces // -(-pieces // most))
+
+
+def _tiles(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    return tiles(problem, config.strips * config.tile_w, config.rows)
+
+
+def resident_blocks(
+    problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
+) -> int:
+    """Blocks that share a multiprocessor."""
+    in_memory = device.smem_per_block_bytes // smem_bytes(problem, config)
+    return max(min(config.blocks, in_memory), 1)

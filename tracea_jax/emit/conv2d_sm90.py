@@ -1,0 +1,378 @@
+"""conv2d_sm90 as text: the kernel of a problem and a config, and its parameters.
+
+A config holds the free choices; shared memory, threads, grid and boxes of copies are
+derived here by pure functions, and the generated Traits carry them to the device code,
+which asserts that it arrives at the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import epilogue as epilogues
+from tracea_jax.emit import sources
+from tracea_jax.emit.conv_axes import ConvAxis, im2col_map, source_channels, walks
+from tracea_jax.emit.conv_results import conv_result_map, finish_arguments
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.kernel import (
+    Kernel,
+    Param,
+    Pointer,
+    Scalar,
+    TensorMap,
+    TensorMapSwizzle,
+)
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.ir.pipeline import Ring
+from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+
+DTYPES = ("bfloat16", "float16")
+OUT_DTYPES = tuple(epilogues.CXX_TYPE)
+ROW_BYTES = 128  # of a stage's rows: the widest swizzled box
+SLAB = 64  # rows of one wgmma; also columns of one row of weights stored along n
+STEP = 16  # channels of one wgmma
+WARPGROUP = 128
+MAX_STAGES = 10
+_SUBTILE_BYTES = SLAB * ROW_BYTES
+_RASTER_BAND = 8
+_WAIT_DEPTH = 1  # batches of wgmma in flight while the next one is issued
+_RESIDUAL_BUFFERS = 2  # of each consumer
+_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Conv2dSm90Config:
+    """The free choices of conv2d_sm90.
+
+    Attributes:
+      tile_m, tile_n: pixels and channels of the result that a block computes at a time.
+      stages: depth of the ring of tiles, each a tap by a chunk of channels.
+      consumers: warpgroups that multiply; they split the pixels of the tile.
+      ping_pong: consumers take tiles in turn, one finishes its own while the other
+        multiplies.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    consumers: int = 2
+    ping_pong: bool = False
+
+    @property
+    def tile_consumers(self) -> Any:
+        """Warpgroups that share a tile."""
+        return 1 + (self.consumers - 1) * (1 - self.ping_pong)
+
+    @property
+    def slabs(self) -> Any:
+        """64-pixel slabs of each consumer."""
+        return self.tile_m // (SLAB * self.tile_consumers)
+
+    @property
+    def accumulators(self) -> Any:
+        """f32 registers of each consumer thread."""
+        return self.tile_m * self.tile_n // (WARPGROUP * self.tile_consumers)
+
+    @property
+    def threads(self) -> int:
+        """The consumers and one warpgroup for the producer."""
+        return WARPGROUP * (1 + self.consumers)
+
+    def __str__(self) -> str:
+        turns = " pp" * self.ping_pong
+        return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}{turns}"
+
+
+def channels_out(problem: Conv2dProblem) -> int:
+    """Channels of the result, along n."""
+    is_gradient = problem.direction == "input_grad"
+    return problem.in_channels if is_gradient else problem.out_channels
+
+
+def chunk(problem: Conv2dProblem) -> int:
+    """Channels of one stage: the width whose multiples exceed the channels least."""
+    depth = source_channels(problem)
+    widths = range(ROW_BYTES // 2, 0, -STEP)
+    return min(widths, key=lambda width: (-(-depth // width) * width, -width))
+
+
+def k_steps(problem: Conv2dProblem) -> int:
+    """Stages of a tile with all taps."""
+    taps = problem.kernel_height * problem.kernel_width
+    return taps * -(-source_channels(problem) // chunk(problem))
+
+
+def scatters(problem: Conv2dProblem) -> bool:
+    """Whether neighbours among the pixels of a tile are none in memory."""
+    return problem.direction == "input_grad" and problem.strides != (1, 1)
+
+
+def rows_b(problem: Conv2dProblem, tile_n: Any) -> Any:
+    """Rows of 128 bytes of a stage's weights."""
+    if problem.direction == "input_grad":  # stored along k
+        return tile_n
+    return -(-tile_n // SLAB) * chunk(problem)
+
+
+def smem_bytes(
+    problem: Conv2dProblem, config: Conv2dSm90Config, epilogue_buffers: int = 2
+) -> Any:
+    """Shared memory of one block; without a count, the least that the kernel needs."""
+    stage = (config.tile_m + rows_b(problem, config.tile_n)) * ROW_BYTES
+    buffers = epilogue_buffers + _residual_buffers(problem)
+    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
+    total = config.stages * (stage + 16) + config.consumers * each
+    period = SWIZZLE_128B.period_bytes
+    return -(-total // period) * period
+
+
+def epilogue_buffers(
+    problem: Conv2dProblem, config: Conv2dSm90Config, limit_bytes: int
+) -> int:
+    """Staging buffers of each consumer: at most one for every store, at least two."""
+    columns = ROW_BYTES // ITEMSIZE[problem.out]
+    stores = config.slabs * -(-config.tile_n // columns)
+    stores *= 1 + problem.epilogue.save_preactivation
+    fitting = (
+        count
+        for count in range(max(stores, 2), 2, -1)
+        if smem_bytes(problem, config, count) <= limit_bytes
+    )
+    return next(fitting, 2)
+
+
+def most_stages(problem: Conv2dProblem, config: Any, limit_bytes: int) -> int:
+    """The deepest ring that fits beside two staging buffers; 0 if none does."""
+    rings = (dataclasses.replace(config, stages=s) for s in range(1, MAX_STAGES + 1))
+    fitting = (r.stages for r in rings if smem_bytes(problem, r) <= limit_bytes)
+    return max(fitting, default=0)
+
+
+def _residual_buffers(problem: Conv2dProblem) -> int:
+    return _RESIDUAL_BUFFERS * problem.epilogue.residual
+
+
+def registers(config: Conv2dSm90Config) -> tuple[int, int]:
+    """setmaxnreg of producer and consumers; zeros leave the launch's budget alone."""
+    return {1: (0, 0), 2: (40, 232), 3: (32, 160)}[config.consumers]
+
+
+def pixels(problem: Conv2dProblem) -> int:
+    """Rows of the implicit product, over all phases."""
+    rows, columns = walks(problem)
+    return problem.batch * sum(
+        h.extent * w.extent for h, w in itertools.product(rows, columns)
+    )
+
+
+def tile_count(problem: Conv2dProblem, config: Conv2dSm90Config) -> Any:
+    """Tiles of all phases."""
+    rows, columns = walks(problem)
+    m_tiles = sum(
+        -(-problem.batch * h.extent * w.extent // config.tile_m)
+        for h, w in itertools.product(rows, columns)
+    )
+    return m_tiles * -(-channels_out(problem) // config.tile_n)
+
+
+def grid(problem: Conv2dProblem, config: Conv2dSm90Config, sm_count: int) -> int:
+    """Blocks of the persistent launch."""
+    return int(np.minimum(tile_count(problem, config), sm_count))
+
+
+def kernel(
+    problem: Conv2dProblem, config: Conv2dSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel that computes the problem with this config.
+
+    Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
+    are the output, then the preactivation if it is saved. Sizes of images and kernels
+    stay out of the source: one cubin serves all that share the width of a chunk.
+    """
+    wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
+    headers = sources.headers("conv2d_sm90.cuh")
+    limit = device.smem_per_block_bytes
+    buffers = epilogue_buffers(problem, config, limit)
+    return Kernel(
+        entry=entry_name(problem, config),
+        source=_source(problem, config, buffers, wgmma),
+        headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
+        arch=device.arch,
+        grid=(grid(problem, config, device.sm_count), 1, 1),
+        block=(config.threads, 1, 1),
+        smem_bytes=int(smem_bytes(problem, config, buffers)),
+        params=_params(problem, config),
+    )
+
+
+def entry_name(problem: Conv2dProblem, config: Conv2dSm90Config) -> str:
+    """What the kernel computes and how, readable in a profiler; free of shapes."""
+    words = (
+        "conv2d_sm90",
+        "dgrad" if problem.direction == "input_grad" else "fprop",
+        epilogues.SHORT[problem.lhs],
+        epilogues.SHORT[problem.out],
+        "" if chunk(problem) == SLAB else f"c{chunk(problem)}",
+        "scattered" * scatters(problem),
+        *epilogues.name_parts(problem.epilogue),
+        str(config).replace(" ", "_"),
+    )
+    return "_".join(filter(None, words))
+
+
+def _has_tail(problem: Conv2dProblem, config: Conv2dSm90Config) -> bool:
+    """Whether a last, narrow slab of weights has a tensor map of its own."""
+    return problem.direction != "input_grad" and config.tile_n % SLAB != 0
+
+
+def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ...]:
+    """The arguments of the entry point, in the order of ``_signature``."""
+    epilogue = problem.epilogue
+    bias, residual = 2, 2 + epilogues.has_bias(epilogue)
+    out = residual + epilogue.residual
+    rows, columns = walks(problem)
+    weights = weights_map(problem, config.tile_n)
+    params: list[Param] = [
+        im2col_map(
+            problem,
+            # A phase without taps copies nothing, whatever its map.
+            h if h.taps else rows[0],
+            w if w.taps else columns[0],
+            operand=0,
+            dtype=problem.lhs,
+            channels=chunk(problem),
+            pixels=config.tile_m,
+        )
+        for h, w in itertools.product(rows, columns)
+    ]
+    params.append(weights)
+    if _has_tail(problem, config):
+        box = (config.tile_n % SLAB, *weights.box[1:])
+        params.append(dataclasses.replace(weights, box=box))
+    if scatters(problem):
+        params.append(Pointer(operand=out))
+    else:
+        params.append(_finished(problem, out, problem.out))
+    if epilogue.save_preactivation:
+        params.append(_finished(problem, out + 1, problem.out))
+    if epilogues.has_bias(epilogue):
+        params.append(Pointer(operand=bias))
+    if epilogue.residual:
+        dtype = epilogue.residual_dtype or problem.out
+        params.append(_finished(problem, residual, dtype))
+    sizes = (
+        *(problem.batch, channels_out(problem), source_channels(problem)),
+        *(problem.kernel_width, problem.height, problem.width),
+        *(value for walk in (*rows, *columns) for value in dataclasses.astuple(walk)),
+    )
+    return (*params, *(Scalar(value=value) for value in sizes))
+
+
+def weights_map(problem: Conv2dProblem, tile_n: int) -> TensorMap:
+    """HWIO weights as (taps, I, O): boxes that leave a tap meet zeros."""
+    inputs, outputs = problem.in_channels, problem.out_channels
+    taps = problem.kernel_height * problem.kernel_width
+    row = outputs * ITEMSIZE[problem.rhs]
+    wide = chunk(problem)
+    along_k, along_n = (wide, tile_n, 1), (SLAB, wide, 1)
+    return TensorMap(
+        operand=1,
+        dtype=problem.rhs,
+        dims=(outputs, inputs, taps),
+        strides=(row, row * inputs),
+        box=along_k if problem.direction == "input_grad" else along_n,
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def _finished(problem: Conv2dProblem, operand: int, dtype: str) -> TensorMap:
+    """A result, or a residual: one line of all pixels."""
+    return conv_result_map(operand, dtype, channels_out(problem), pixels(problem), 1, 1)
+
+
+def _source(
+    problem: Conv2dProblem, config: Conv2dSm90Config, buffers: int, wgmma: Wgmma
+) -> str:
+    """The translation unit: Traits and one entry."""
+    along_k = problem.direction == "input_grad"
+    rows, columns = walks(problem)
+    producer, consumer = registers(config)
+    total = buffers + _residual_buffers(problem)
+    signature, arguments = _signature(problem, config, rows, columns)
+    types = f"{problem.lhs} -> {problem.out} {problem.direction}"
+    return f"""\
+// conv2d_sm90 | {types}, epilogue {problem.epilogue} | {config}
+#include "conv2d_sm90.cuh"
+#include "{wgmma.header_name}"
+
+namespace {{
+struct Traits {{
+  using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  static constexpr bool kTransB = {cxx(along_k)}, \
+kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))};
+  static constexpr int kElementBytes = {ITEMSIZE[problem.lhs]}, \
+kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};
+  static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};
+  static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
+kSlabs = {config.slabs}, kConsumers = {config.consumers};
+  static constexpr bool kPingPong = {cxx(config.ping_pong)};
+  static constexpr int kStages = {config.stages}, kWaitDepth = {_WAIT_DEPTH}, \
+kRasterBand = {_RASTER_BAND};
+  static constexpr unsigned kFirstEmptyParity = \
+{Ring(stages=config.stages).producer_parity(0)};
+  static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
+kConsumerRegisters = {consumer};
+  static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
+kSmemBytes = {int(smem_bytes(problem, config, buffers))};
+{epilogues.convolution_traits(problem)}
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({config.threads}, 1)
+{entry_name(problem, config)}({signature}) {{
+  tracea::conv2d_sm90<Traits>({{{arguments}}});
+}}
+"""
+
+
+def _signature(
+    problem: Conv2dProblem,
+    config: Conv2dSm90Config,
+    rows: tuple[ConvAxis, ...],
+    columns: tuple[ConvAxis, ...],
+) -> tuple[str, str]:
+    """Parameters of the entry, and the fields of ``ConvSm90Params`` made of them."""
+    epilogue = problem.epilogue
+    of_phase = [[f"a{i}{j}" for j in range(len(columns))] for i in range(len(rows))]
+    has_tail = _has_tail(problem, config)
+    results, finish = finish_arguments(epilogue, is_scattered=scatters(problem))
+    maps = [*itertools.chain(*of_phase), "b"] + ["b_tail"] * has_tail
+    parameters = [*(f"{_MAP} {name}" for name in maps), *results]
+    scalars = ["images", "n", "channels", "kernel_width", "rows", "columns"]
+    names = [f.name for f in dataclasses.fields(ConvAxis)]
+    axes = [f"h{i}" for i in range(len(rows))] + [f"w{i}" for i in range(len(columns))]
+    walked = {axis: [f"{axis}_{name}" for name in names] for axis in axes}
+    scalars += itertools.chain(*walked.values())
+    parameters += [f"int {name}" for name in scalars]
+
+    def braced(items: list[str]) -> str:
+        return f"{{{', '.join(items)}}}"
+
+    walks_of = {axis: braced(fields) for axis, fields in walked.items()}
+    arguments = [
+        braced([braced([f"&{name}" for name in line]) for line in of_phase]),
+        "&b",
+        "&b_tail" if has_tail else "nullptr",
+        finish,
+        *("images", "n", "channels", "kernel_width"),
+        braced([text for axis, text in walks_of.items() if axis[0] == "h"]),
+        braced([text for axis, text in walks_of.items() if axis[0] == "w"]),
+    ]
+    return ", ".join(parameters), ", ".join(arguments)

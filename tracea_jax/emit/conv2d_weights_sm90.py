@@ -1,0 +1,209 @@
+"""conv2d_weights_sm90 as text: the gradient of a convolution's weights on Hopper.
+
+Here are its config, what follows from a problem and a config, and the launch; the
+kernel is in ``kernels/cuda/conv2d_weights_sm90.cuh``. Callers: the variant of the same
+name, and tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import sources
+from tracea_jax.emit.conv_axes import im2col_map, walks
+from tracea_jax.emit.epilogue import SHORT
+from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap, TensorMapSwizzle
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+
+PIXELS = 64  # of a stage
+SLAB = 64  # channels of a slab: 128 bytes of 16-bit elements
+WARPGROUP = 128
+_ROW_BYTES = 128
+_SMEM_UNIT = 1024  # the swizzle's period
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ConvWeightsSm90Config:
+    """The free choices.
+
+    Attributes:
+      tile_m: channels of dy in a block, a multiple of 64.
+      tile_n: channels of x in a block, in slabs of 64 that are of one tap each.
+      consumers_m, consumers_n: warpgroups that split the tile.
+      stages: depth of the ring, each 64 pixels.
+      parts: ranges of pixels that are summed apart.
+    """
+
+    tile_m: int
+    tile_n: int
+    consumers_m: int
+    consumers_n: int
+    stages: int
+    parts: int
+
+    @property
+    def consumers(self) -> int:
+        return self.consumers_m * self.consumers_n
+
+    @property
+    def threads(self) -> int:
+        """The consumers and one warpgroup for the producer."""
+        return WARPGROUP * (1 + self.consumers)
+
+    @property
+    def accumulators(self) -> int:
+        """f32 registers of each consumer thread."""
+        return self.tile_m * self.tile_n // (WARPGROUP * self.consumers)
+
+    @property
+    def columns(self) -> int:
+        """Columns of one instruction."""
+        return self.tile_n // self.consumers_n
+
+    @property
+    def smem_bytes(self) -> int:
+        ring = self.stages * (self.tile_m + self.tile_n) * _ROW_BYTES
+        barriers = 2 * 8 * self.stages
+        return -(-(ring + barriers) // _SMEM_UNIT) * _SMEM_UNIT
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tile_m}x{self.tile_n} w{self.consumers_m}x{self.consumers_n} "
+            f"s{self.stages} p{self.parts}"
+        )
+
+
+def chunks(problem: Conv2dProblem) -> int:
+    """Slabs of one tap."""
+    return -(-problem.in_channels // SLAB)
+
+
+def slabs(problem: Conv2dProblem) -> int:
+    return problem.kernel_height * problem.kernel_width * chunks(problem)
+
+
+def tiles(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> tuple[int, int]:
+    """Tiles along the channels of dy, and along the slabs of x."""
+    return (
+        -(-problem.out_channels // config.tile_m),
+        -(-slabs(problem) * SLAB // config.tile_n),
+    )
+
+
+def steps(problem: Conv2dProblem) -> int:
+    """Stages that all pixels fill."""
+    return -(-problem.batch * math.prod(problem.out_size) // PIXELS)
+
+
+def registers(config: ConvWeightsSm90Config) -> tuple[int, int]:
+    """setmaxnreg of producer and consumers; zeros leave the launch's budget alone."""
+    return {1: (0, 0), 2: (40, 232), 3: (32, 160)}.get(config.consumers, (24, 112))
+
+
+def kernel(
+    problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel that leaves partial sums, (parts, R, S, C, K) of float32."""
+    p = problem
+    wgmma = Wgmma(n=config.columns, lhs=p.lhs, rhs=p.lhs)
+    headers = sources.headers("conv2d_weights_sm90.cuh")
+    m_tiles, n_tiles = tiles(p, config)
+    (rows,), (columns,) = walks(p)
+    pixels = p.batch * math.prod(p.out_size)
+    out_height, out_width = p.out_size
+    scalars = (
+        *(pixels, out_height, out_width),
+        *(rows.first, columns.first, rows.stride, columns.stride),
+        *(rows.offset_step, columns.offset_step),
+        *(p.kernel_width, slabs(p), chunks(p)),
+        *(p.in_channels, p.out_channels),
+        *(n_tiles, m_tiles, config.parts),
+    )
+    return Kernel(
+        entry=_entry(p, config),
+        source=_source(p, config, wgmma),
+        headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
+        arch=device.arch,
+        grid=(m_tiles * n_tiles * config.parts, 1, 1),
+        block=(config.threads, 1, 1),
+        smem_bytes=config.smem_bytes,
+        params=(
+            im2col_map(
+                p,
+                rows,
+                columns,
+                operand=0,
+                dtype=p.lhs,
+                channels=SLAB,
+                pixels=PIXELS,
+            ),
+            _gradient_map(p),
+            Pointer(operand=2),
+            *(Scalar(value=value) for value in scalars),
+        ),
+    )
+
+
+def _gradient_map(problem: Conv2dProblem) -> TensorMap:
+    """Boxes of 64 pixels by 64 channels of dy, a matrix."""
+    row = problem.out_channels * ITEMSIZE[problem.rhs]
+    pixels = problem.batch * math.prod(problem.out_size)
+    return TensorMap(
+        operand=1,
+        dtype=problem.rhs,
+        dims=(problem.out_channels, pixels, 1),
+        strides=(row, row * pixels),
+        box=(SLAB, PIXELS, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
+    """What the kernel computes and how; free of shapes and of the number of parts."""
+    c = config
+    choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"
+    return f"conv2d_weights_sm90_{SHORT[problem.lhs]}_{choices}"
+
+
+_SCALARS = (
+    *("pixels", "height", "width"),
+    *("first_row", "first_column", "stride_h", "stride_w"),
+    *("dilation_h", "dilation_w"),
+    *("kernel_width", "slabs", "chunks", "channels", "out_channels"),
+    *("n_tiles", "m_tiles", "parts"),
+)
+
+
+def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma) -> str:
+    producer, consumer = registers(config)
+    names = ", ".join(_SCALARS)
+    scalars = ", ".join(f"int {name}" for name in _SCALARS)
+    entry = _entry(problem, config)
+    map_type = "const __grid_constant__ tracea::TensorMap"
+    return f"""\
+// conv2d_weights_sm90 | {problem.lhs} | {entry}
+#include "conv2d_weights_sm90.cuh"
+#include "{wgmma.header_name}"
+
+namespace {{
+struct Traits {{
+  using Mma = tracea::{wgmma.type_name}<1, 1>;
+  static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
+kStages = {config.stages};
+  static constexpr int kConsumersM = {config.consumers_m}, \
+kConsumersN = {config.consumers_n};
+  static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
+kConsumerRegisters = {consumer};
+  static constexpr int kSmemBytes = {config.smem_bytes};
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({config.threads}, 1)
+{entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
+  tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
+}}
+"""

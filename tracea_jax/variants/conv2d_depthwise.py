@@ -1,0 +1,275 @@
+"""conv2d_depthwise: convolutions of each channel alone, on every GPU since sm_80.
+
+Here are the reasons that refuse problems, the rules that refuse configs, and the
+default; the kernels' texts are written in ``emit.conv2d_depthwise``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_depthwise as emit
+from tracea_jax.emit import image_axis, row_walk
+from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.variants import images
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.partial_sums import SOURCE, summed
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_ranges,
+    first_refusal,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+CHOICES: dict[str, tuple[int, ...]] = {
+    "channels": (16, 32, 64, 128, 256),
+    "tile_w": (1, 2, 3, 4, 6, 7, 8),
+}
+MOST_STRIPS, MOST_STAGES = 32, 8
+_MOST_BLOCKS = 32  # of a multiprocessor
+_RANGES = {
+    "strips": (1, MOST_STRIPS),
+    "rows": (1, INT32_MAX),
+    "stages": (2, MOST_STAGES),
+    "blocks": (1, _MOST_BLOCKS),
+}
+_MOST_SUMS = 81  # taps whose sums fit the registers of a thread
+_FEWEST_BYTES = 2**26
+_MOST_THREADS = 512
+_MOST_COPIES = 32  # of a thread for each row
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dDepthwise:
+    """The variant conv2d_depthwise; for its methods see ``variants.base.Variant``."""
+
+    name: str = "conv2d_depthwise"
+    config_type: type = DepthwiseConfig
+    sources: tuple[str, ...] = (
+        "cuda/conv2d_depthwise.cuh",
+        "cuda/conv2d_depthwise_weights.cuh",
+        SOURCE,
+    )
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        default = self.heuristic(problem, device)
+        configs = {default: None}
+        for config in _grid(problem):
+            if first_refusal(LEGAL, problem, config, device) is None:
+                configs[config] = None
+        return Space.of(*configs)
+
+    def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
+        assert isinstance(device, CudaDevice)
+        return _default(problem, device)
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        """Whether the kernel was measured to beat cuDNN on such problems.
+
+        On an H100 cuDNN took 1.36 times as long for 3 x 3 kernels, 1.6 for 7 x 7 and
+        3.1 for 5 x 5 in steps of two, on images of more than 64 MiB together; as long
+        for 10 MB.
+        """
+        p = problem
+        steps = p.strides if p.direction == "input_grad" else (1, 1)
+        return (
+            images.is_measured(p, device)
+            and p.direction != "weight_grad"
+            and steps == (1, 1) == p.dilation
+            and p.kernel_height == p.kernel_width in (3, 5, 7)
+            and p.bytes >= _FEWEST_BYTES
+        )
+
+    def call(
+        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        kernel = emit.kernel(problem, config, device)
+        if problem.direction != "weight_grad":
+            return kernel
+        p = problem
+        shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
+        return summed(kernel, emit.parts(p, config, device), shape, p.out, device)
+
+
+CONV2D_DEPTHWISE = Conv2dDepthwise()
+
+
+def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    p = problem
+    yield from images.refused_device(device)
+    if not isinstance(device, CudaDevice):
+        return
+    if not p.in_channels == p.out_channels == p.groups > 1:
+        yield (
+            f"it takes a group for each channel; {p.in_channels} channels give "
+            f"{p.out_channels} in {p.groups} groups"
+        )
+    if p.in_channels % 2:
+        yield f"{p.in_channels} channels; a thread takes two, so they must be even"
+    yield from images.refused_arrays(p, DTYPES)
+    yield from images.refused_sizes(p)
+    taps = p.kernel_height * p.kernel_width
+    if p.direction == "weight_grad" and taps > _MOST_SUMS:
+        yield f"the gradient of {taps} taps; a thread has registers for {_MOST_SUMS}"
+
+
+# --- configs --------------------------------------------------------------------------
+
+
+def _copies(p: Conv2dProblem, c: DepthwiseConfig) -> int:
+    """Copies of a thread for each row."""
+    _, columns = image_axis.axes(p)
+    units = columns.span(c.strips * c.tile_w) * emit.units_of_pixel(p, c)
+    return -(-units // c.threads)
+
+
+LEGAL = (
+    Rule(
+        code="threads",
+        refuses=lambda p, c, d: c.threads % 32 != 0 or c.threads > _MOST_THREADS,
+        why=lambda p, c, d: (
+            f"{c.threads} threads, channels / 2 * strips; they must be a multiple of "
+            f"32 up to {_MOST_THREADS}"
+        ),
+    ),
+    Rule(
+        code="strips",
+        refuses=lambda p, c, d: (
+            c.strips % image_axis.axes(p)[1].classes != 0
+            or c.tile_w % image_axis.axes(p)[1].between != 0
+            or c.rows % image_axis.axes(p)[0].between != 0
+        ),
+        why=lambda p, c, d: (
+            f"strips={c.strips}, tile_w={c.tile_w}, rows={c.rows} must be multiples of "
+            f"{image_axis.axes(p)[1].classes}, {image_axis.axes(p)[1].between} and "
+            f"{image_axis.axes(p)[0].between}"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            emit.registers(p, c) > row_walk.available_registers(c.threads, c.blocks)
+        ),
+        why=lambda p, c, d: (
+            f"tile_w={c.tile_w} takes {emit.registers(p, c)} registers; {c.blocks} "
+            f"blocks of {c.threads} threads leave "
+            f"{row_walk.available_registers(c.threads, c.blocks)}"
+        ),
+    ),
+    Rule(
+        code="copies",
+        refuses=lambda p, c, d: _copies(p, c) > _MOST_COPIES,
+        why=lambda p, c, d: f"a thread would copy {_copies(p, c)} pieces of a row",
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
+            f"{d.smem_per_block_bytes}"
+        ),
+    ),
+)
+
+
+def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
+    rows, columns = image_axis.axes(problem)
+    of_class = -(-(rows.result - rows.first_result) // rows.classes)
+    for channels, tile_w, threads in itertools.product(
+        (32, 64, 128), CHOICES["tile_w"], (64, 128, 256)
+    ):
+        most = -(-(columns.result - columns.first_result) // tile_w)
+        strips = min(threads * 2 // channels, most)
+        strips = row_walk.round_up(max(strips, 1), columns.classes)
+        for cut, stages in itertools.product((1, 2, 4), (3, 5)):
+            config = DepthwiseConfig(
+                channels=channels,
+                strips=strips,
+                tile_w=tile_w,
+                rows=row_walk.round_up(-(-of_class // cut), rows.between),
+                stages=stages,
+                blocks=1,
+            )
+            blocks = _most_blocks(problem, config)
+            yield dataclasses.replace(config, blocks=blocks)
+
+
+def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
+    """As many as leave a thread the registers that it needs, and hold its threads."""
+    of_thread = row_walk.round_up(emit.registers(problem, config), 8)
+    blocks = min(65536 // of_thread, 2048) // config.threads
+    return min(max(blocks, 1), _MOST_BLOCKS)
+
+
+def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
+    """Of the legal configs the one that a count of instructions finds fastest."""
+    legal = [
+        config
+        for config in _grid(problem)
+        if first_refusal(LEGAL, problem, config, device) is None
+    ]
+    return min(legal, key=lambda config: cycles(problem, config, device))
+
+
+def cycles(
+    problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
+) -> float:
+    """Predicted cycles: instructions of the busiest processor, or of memory.
+
+    Each scheduler of a processor issues one instruction of a warp in a cycle, if it has
+    warps enough to find one that is ready.
+    """
+    c = config
+    rows, columns = image_axis.axes(problem)
+    results = min(c.rows, -(-rows.result // rows.classes))
+    read = min(rows.entries(results), -(-rows.read // rows.step))
+    taps = rows.taps / rows.stride * columns.taps  # of an entry
+    kept = emit.keeps_weights(problem)
+    of_row = 2 * taps * c.tile_w / columns.between + (0 if kept else taps)
+    of_row += _READ * columns.entries(c.tile_w) + _ROW + _COPY * _copies(problem, c)
+    of_result = c.tile_w * (
+        _STORE + (_ACTIVATE if problem.epilogue.activation != "none" else 0)
+    )
+    instructions = read * of_row + results * of_result + _BLOCK
+    if problem.direction == "weight_grad":
+        of_row += rows.taps / rows.stride * _READ * c.tile_w  # dy for each row of taps
+        pieces = row_walk.tiles(problem, c.strips * c.tile_w, c.rows)
+        each = -(-pieces // emit.parts(problem, c, device))
+        kept_sums = 3 * rows.taps * columns.taps * c.strips
+        instructions = each * (read * of_row + _BLOCK) + kept_sums
+    blocks = emit.blocks(problem, c, device)
+    warps = c.threads // 32
+    resident = emit.resident_blocks(problem, c, device)
+    of_sm = -(-blocks // device.sm_count)
+    ready = min(of_sm, resident) * warps / _SCHEDULERS
+    issue = of_sm * instructions * warps / _SCHEDULERS / min(1.0, ready / _ENOUGH_WARPS)
+    memory = problem.bytes / device.sm_count / _BYTES_PER_CYCLE
+    return max(issue, memory) + 0.1 * min(issue, memory)
+
+
+# Instructions that a thread takes for an entry of its window, a row, a copy, a column
+# of the result and its activation, and a block.
+_READ, _ROW, _COPY, _STORE, _ACTIVATE, _BLOCK = 3, 30, 4, 6, 20, 300
+_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 3, 18

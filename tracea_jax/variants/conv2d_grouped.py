@@ -1,0 +1,211 @@
+"""conv2d_grouped: convolutions of few channels a group, on every GPU since sm_80.
+
+Forward, and the gradient of x without steps. Groups of fewer than 16 channels are
+multiplied with zeros for the others of their 16: where a pixel has an entry that is
+infinite or NaN, those channels' results are NaN.
+
+Here are the reasons that refuse problems, the rules that refuse configs, and the
+default; the kernel's text is written in ``emit.conv2d_grouped``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_grouped as emit
+from tracea_jax.emit import image_axis, row_walk
+from tracea_jax.emit.conv2d_grouped import GroupedConfig
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.variants import images
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_ranges,
+    first_refusal,
+)
+
+DTYPES = ("bfloat16", "float16")
+GROUPS = (2, 4, 8, 16, 32)  # channels of one
+CHOICES: dict[str, tuple[int, ...]] = {
+    "channels": (16, 32, 64, 128, 256),
+    "tile_w": (16, 32),
+}
+_RANGES = {
+    "strips": (1, 32),
+    "rows": (1, INT32_MAX),
+    "stages": (2, 8),
+    "blocks": (1, 16),
+}
+_FEWEST_BYTES = 50_000_000
+_MOST_THREADS, _MOST_REGISTERS, _MOST_COPIES = 512, 230, 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dGrouped:
+    """The variant conv2d_grouped; for its methods see ``variants.base.Variant``."""
+
+    name: str = "conv2d_grouped"
+    config_type: type = GroupedConfig
+    sources: tuple[str, ...] = ("cuda/conv2d_grouped.cuh",)
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: GroupedConfig, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        return Space.of(*dict.fromkeys(_grid(problem, device)))
+
+    def heuristic(self, problem: Conv2dProblem, device: Device) -> GroupedConfig:
+        assert isinstance(device, CudaDevice)
+        return next(iter(_grid(problem, device)))
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        """Whether the kernel was measured to beat cuDNN on such problems.
+
+        On an H100 cuDNN took 2.1 times as long for 3 x 3 kernels of 4 and of 8 channels
+        a group, on images of 51 MB and more together.
+        """
+        p = problem
+        return (
+            images.is_measured(p, device)
+            and p.direction == "forward"
+            and p.strides == (1, 1) == p.dilation
+            and (p.kernel_height, p.kernel_width) == (3, 3)
+            and emit.group(p) in (4, 8)
+            and p.bytes >= _FEWEST_BYTES
+        )
+
+    def call(
+        self, problem: Conv2dProblem, config: GroupedConfig, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        return emit.kernel(problem, config, device)
+
+
+CONV2D_GROUPED = Conv2dGrouped()
+
+
+def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    p = problem
+    yield from images.refused_device(device)
+    if not isinstance(device, CudaDevice):
+        return
+    if p.direction == "weight_grad":
+        yield "direction weight_grad; it computes forward, and the gradient of x"
+    if p.in_channels != p.out_channels or emit.group(p) not in GROUPS:
+        yield (
+            f"groups of {p.in_channels // p.groups} channels give "
+            f"{p.out_channels // p.groups}; it takes as many out as in, "
+            f"{', '.join(map(str, GROUPS))} of them"
+        )
+        return
+    if p.in_channels % max(emit.SIDE, emit.group(p)):
+        yield f"{p.in_channels} channels; it takes multiples of {emit.SIDE}"
+    yield from images.refused_arrays(p, DTYPES)
+    yield from images.refused_sizes(p)
+    if p.direction == "input_grad" and p.strides != (1, 1):
+        yield f"the gradient of strides {p.strides}; it takes none"
+        return
+    smallest = GroupedConfig(
+        channels=32, strips=1, tile_w=16, rows=1, stages=2, blocks=1
+    )
+    if emit.registers(p, smallest) > _MOST_REGISTERS:
+        yield (
+            f"weights of {p.kernel_height}x{p.kernel_width} taps; a warp has no "
+            "registers for so many"
+        )
+
+
+# --- configs --------------------------------------------------------------------------
+
+
+def _copies(p: Conv2dProblem, c: GroupedConfig) -> int:
+    """Copies of a thread for each row."""
+    _, columns = image_axis.axes(p)
+    units = columns.span(c.strips * c.tile_w) * c.channels * 2
+    return -(-units // row_walk.copy_bytes(p) // c.threads)
+
+
+LEGAL = (
+    Rule(
+        code="threads",
+        refuses=lambda p, c, d: c.threads > _MOST_THREADS,
+        why=lambda p, c, d: f"{c.threads} threads; they may be {_MOST_THREADS}",
+    ),
+    Rule(
+        code="channels",
+        refuses=lambda p, c, d: c.channels % max(emit.group(p), emit.SIDE) != 0,
+        why=lambda p, c, d: f"channels={c.channels} must be whole groups",
+    ),
+    Rule(
+        code="strips",
+        refuses=lambda p, c, d: c.strips % image_axis.axes(p)[1].classes != 0,
+        why=lambda p, c, d: (
+            f"strips={c.strips} must be a multiple of {image_axis.axes(p)[1].classes}"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            emit.registers(p, c) > row_walk.available_registers(c.threads, c.blocks)
+        ),
+        why=lambda p, c, d: (
+            f"tile_w={c.tile_w} takes {emit.registers(p, c)} registers; {c.blocks} "
+            f"blocks of {c.threads} threads leave "
+            f"{row_walk.available_registers(c.threads, c.blocks)}"
+        ),
+    ),
+    Rule(
+        code="copies",
+        refuses=lambda p, c, d: _copies(p, c) > _MOST_COPIES,
+        why=lambda p, c, d: f"a thread would copy {_copies(p, c)} pieces of a row",
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
+            f"{d.smem_per_block_bytes}"
+        ),
+    ),
+)
+
+
+def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedConfig]:
+    rows, columns = image_axis.axes(problem)
+    high = -(-rows.result // rows.classes)
+    for tile_w in CHOICES["tile_w"]:
+        for channels in (64, 32, 128):
+            for cut in (2, 1, 4):
+                for stages in (4, 6):
+                    strips = min(
+                        -(-columns.result // tile_w), max(8 * 16 // channels, 1)
+                    )
+                    config = GroupedConfig(
+                        channels=channels,
+                        strips=row_walk.round_up(strips, columns.classes),
+                        tile_w=tile_w,
+                        rows=-(-high // cut),
+                        stages=stages,
+                        blocks=1,
+                    )
+                    needed = row_walk.round_up(emit.registers(problem, config), 8)
+                    most = min(65536 // needed, 2048) // config.threads
+                    config = dataclasses.replace(config, blocks=max(most, 1))
+                    if not first_refusal(LEGAL, problem, config, device):
+                        yield config

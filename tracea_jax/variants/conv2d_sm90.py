@@ -1,0 +1,272 @@
+"""conv2d_sm90: convolutions on Hopper as implicit products, by TMA im2col and wgmma.
+
+    forward       y = activation(conv(x, w) + bias + residual)
+    input_grad    dx, stride by stride where the convolution has one
+
+Here are the reasons that refuse problems, the legal configs, and the choice of one
+without measurements; the kernel's text is in ``emit.conv2d_sm90``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_sm90 as emit
+from tracea_jax.emit.conv2d_sm90 import DTYPES, OUT_DTYPES, Conv2dSm90Config
+from tracea_jax.emit.conv_axes import refused_walks, walks
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    as_config,
+    check_choices,
+    check_ranges,
+    first_refusal,
+    grid,
+    legal_columns,
+)
+
+CHANNEL_UNIT = 8  # of 16 bits: pixels and rows of weights are multiples of 16 bytes
+_MOST_PHASES = 2  # of an axis
+MOST_PIXELS = INT32_MAX - 1023  # with those of a tile beyond the edge
+_MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # by consumers, that leave registers
+_CHOICES = {
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": (64, 96, 128, 160, 192, 256),
+    "consumers": (1, 2, 3),
+    "ping_pong": (False, True),
+}
+_RANGES = {"stages": (1, emit.MAX_STAGES)}
+_STAGES = tuple(range(2, emit.MAX_STAGES + 1))
+
+
+def _exceeds_memory(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    return emit.smem_bytes(p, c) > d.smem_per_block_bytes
+
+
+def _is_narrow(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    return c.tile_n * ITEMSIZE[p.out] < emit.ROW_BYTES
+
+
+def _splits_unevenly(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    return c.tile_m % (emit.SLAB * c.tile_consumers) != 0
+
+
+def _spills(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    limit = np.select(
+        [c.consumers == n for n in _MOST_ACCUMULATORS],
+        list(_MOST_ACCUMULATORS.values()),
+    )
+    return c.accumulators > limit
+
+
+LEGAL = (
+    Rule(
+        code="turns",
+        refuses=lambda p, c, d: c.ping_pong & (c.consumers != 2),
+        why=lambda p, c, d: f"two consumers take turns, not consumers={c.consumers}",
+    ),
+    Rule(
+        code="consumers",
+        refuses=_splits_unevenly,
+        why=lambda p, c, d: (
+            f"consumers={c.consumers} must share tile_m={c.tile_m} in slabs of "
+            f"{emit.SLAB} pixels"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=_spills,
+        why=lambda p, c, d: (
+            f"a thread would hold {c.accumulators} sums; with consumers={c.consumers} "
+            f"it can hold {_MOST_ACCUMULATORS[c.consumers]}"
+        ),
+    ),
+    Rule(
+        code="narrow",
+        refuses=_is_narrow,
+        why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
+    ),
+    Rule(
+        code="smem",
+        refuses=_exceeds_memory,
+        why=lambda p, c, d: (
+            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
+            f"memory; a block has {d.smem_per_block_bytes}"
+        ),
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dSm90:
+    """The variant conv2d_sm90; for its methods see ``variants.base.Variant``."""
+
+    name: str = "conv2d_sm90"
+    config_type: type = Conv2dSm90Config
+    sources: tuple[str, ...] = ("cuda/conv2d_sm90.cuh",)
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: Conv2dSm90Config, device: Device
+    ) -> None:
+        check_choices(config, _CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        columns = grid(
+            tile_m=_CHOICES["tile_m"],
+            tile_n=_CHOICES["tile_n"],
+            stages=_STAGES,
+            consumers=_CHOICES["consumers"],
+            ping_pong=_CHOICES["ping_pong"],
+        )
+        columns, pruned = legal_columns(
+            columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
+        )
+        return Space(config_type=Conv2dSm90Config, columns=columns, pruned=pruned)
+
+    def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dSm90Config:
+        assert isinstance(device, CudaDevice)
+        return choose(problem, device)
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        return False
+
+    def call(
+        self, problem: Conv2dProblem, config: Conv2dSm90Config, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        return emit.kernel(problem, config, device)
+
+
+CONV2D_SM90 = Conv2dSm90()
+
+
+def _deepest(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    """The deepest ring that leaves every store a buffer, or fits at all."""
+    deepest = np.zeros_like(c.stages)
+    for stages in range(1, emit.MAX_STAGES + 1):
+        one = dataclasses.replace(c, stages=stages)
+        fits = emit.smem_bytes(p, one) <= d.smem_per_block_bytes
+        deepest = np.where(fits, stages, deepest)
+    return deepest
+
+
+# Shallower rings than the deepest were never faster by what measurements tell apart.
+_WORTHWHILE = (
+    Rule(
+        code="shallow",
+        refuses=lambda p, c, d: c.stages != _deepest(p, c, d),
+        why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
+    ),
+)
+
+
+def choose(problem: Conv2dProblem, device: CudaDevice) -> Conv2dSm90Config:
+    """The config to use without measurements."""
+    space = CONV2D_SM90.space(problem, device)
+    config = as_config(Conv2dSm90Config, space.columns)
+    return space.config(int(np.argmin(_cost(problem, config, device))))
+
+
+def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
+    """Time of the rounds of tiles, in the time of one of 64 x 64 at full speed."""
+    rounds = -(-emit.tile_count(problem, config) // device.sm_count)
+    area = config.tile_m * config.tile_n / emit.SLAB**2
+    # Operands of a stage come through shared memory: narrow tiles wait for it.
+    copied = (config.tile_m + config.tile_n) / (2 * emit.SLAB)
+    return rounds * (area + copied)
+
+
+def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """Why no kernel of convolutions for Hopper serves the problem; first those of all.
+
+    The formulas of the kernels are for problems that have none of these reasons.
+    """
+    p = problem
+    if not isinstance(device, CudaDevice):
+        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
+        return
+    if device.capability != (9, 0):
+        yield f"wgmma exists only on sm_90a; the device is {device.arch}"
+    if p.direction == "weight_grad":
+        yield "it computes no gradients of weights"
+        return
+    if p.layout != "nhwc":
+        yield f"its images are {p.layout}; it reads nhwc"
+    if p.lhs not in DTYPES or p.lhs != p.rhs:
+        yield (
+            f"operands of dtype {p.lhs} and {p.rhs}; it takes two of "
+            f"{' or '.join(DTYPES)}"
+        )
+        return
+    yield from _refused_results(p)
+    if p.precision not in EXACT_PRECISIONS:
+        yield f"precision {p.precision} names an algorithm only XLA has"
+    if 0 in p.elements:
+        yield "its arrays are empty"
+    if p.groups != 1:
+        yield f"it has {p.groups} groups; the product is of one"
+
+
+def reasons_of_pixels(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """Why pixels and weights cannot be copied as they are; first those of all."""
+    p = problem
+    if refused := tuple(refused_problems(p, device)):
+        yield from refused
+        return
+    for name in ("in_channels", "out_channels"):
+        if (count := getattr(p, name)) % CHANNEL_UNIT:
+            yield (
+                f"{name}={count} is not a multiple of {CHANNEL_UNIT}, so that pixels "
+                "or weights are not aligned to 16 bytes for TMA"
+            )
+    yield from refused_walks(p)
+
+
+def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """All reasons why not; those that hold for every problem come first."""
+    p = problem
+    if refused := tuple(reasons_of_pixels(p, device)):
+        yield from refused
+        return
+    if p.direction == "input_grad" and max(map(len, walks(p))) > _MOST_PHASES:
+        yield (
+            f"the gradient of strides {p.strides} has more than {_MOST_PHASES} phases "
+            "of an axis"
+        )
+    if emit.pixels(p) > MOST_PIXELS:
+        yield f"its result has more than {MOST_PIXELS} pixels"
+
+
+def _refused_results(problem: Conv2dProblem) -> Iterator[str]:
+    """Why output, bias and residual cannot have their dtypes."""
+    allowed = ", ".join(OUT_DTYPES)
+    epilogue = problem.epilogue
+    if problem.out not in OUT_DTYPES:
+        yield f"output of dtype {problem.out}; it gives {allowed}"
+        return
+    for role in ("bias", "residual"):
+        dtype = getattr(epilogue, f"{role}_dtype")
+        if dtype not in (None, *OUT_DTYPES):
+            yield f"{role} of dtype {dtype}; it takes {allowed}"
+            return
+    residual = epilogue.residual_dtype or problem.out
+    if epilogue.residual and ITEMSIZE[residual] != ITEMSIZE[problem.out]:
+        yield (
+            f"residual of dtype {residual}; it must be as wide as the output, "
+            f"{problem.out}"
+        )

@@ -1,0 +1,210 @@
+"""conv2d_weights_sm90: the gradient of dense convolutions' weights on Hopper.
+
+Here are the reasons that refuse problems, the rules that refuse configs, and the
+default; the kernel's text is written in ``emit.conv2d_weights_sm90``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_weights_sm90 as emit
+from tracea_jax.emit.conv2d_weights_sm90 import ConvWeightsSm90Config
+from tracea_jax.emit.conv_axes import refused_walks
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+from tracea_jax.variants import images
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.partial_sums import SOURCE, summed
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_ranges,
+    first_refusal,
+)
+
+DTYPES = ("bfloat16", "float16")
+OUT_DTYPES = ("float32", "bfloat16", "float16")
+CHOICES: dict[str, tuple[int, ...]] = {
+    "tile_m": (64, 128, 256),
+    "tile_n": (64, 128, 192, 256, 384, 576),
+    "consumers_m": (1, 2),
+    "consumers_n": (1, 2, 3),
+}
+_RANGES = {"stages": (2, 10), "parts": (1, 4096)}
+_MOST_COLUMNS, _MOST_ACCUMULATORS = 256, 192
+_ROW_UNIT_BYTES = 16
+_FEWEST_FLOPS = 2**33
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dWeightsSm90:
+    """The variant conv2d_weights_sm90; for its methods see ``variants.base``."""
+
+    name: str = "conv2d_weights_sm90"
+    config_type: type = ConvWeightsSm90Config
+    sources: tuple[str, ...] = ("cuda/conv2d_weights_sm90.cuh", SOURCE)
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: ConvWeightsSm90Config, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        return Space.of(*dict.fromkeys(_grid(problem, device)))
+
+    def heuristic(
+        self, problem: Conv2dProblem, device: Device
+    ) -> ConvWeightsSm90Config:
+        assert isinstance(device, CudaDevice)
+        # A tile of 128 channels of dy would be half empty where there are only 64.
+        configs = tuple(_grid(problem, device))
+        wide = 64 if problem.out_channels <= 64 else 128
+        return next((c for c in configs if c.tile_m == wide), configs[0])
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        """Whether the kernel was measured to beat cuDNN on such problems.
+
+        On an H100 cuDNN took 1.48 times as long for a 3 x 3 kernel of 128 channels on
+        64 images of 28 x 28.
+        """
+        p = problem
+        return (
+            images.is_measured(p, device)
+            and p.strides == (1, 1) == p.dilation
+            and (p.kernel_height, p.kernel_width) == (3, 3)
+            and (p.in_channels, p.out_channels) == (128, 128)
+            and p.flops >= _FEWEST_FLOPS
+        )
+
+    def call(
+        self, problem: Conv2dProblem, config: ConvWeightsSm90Config, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        p = problem
+        shape = (p.kernel_height, p.kernel_width, p.in_channels, p.out_channels)
+        kernel = emit.kernel(p, config, device)
+        return summed(kernel, config.parts, shape, p.out, device)
+
+
+CONV2D_WEIGHTS_SM90 = Conv2dWeightsSm90()
+
+
+def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    p = problem
+    if not isinstance(device, CudaDevice):
+        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
+        return
+    if device.capability != (9, 0):
+        yield f"it needs compute capability 9.0; {device.name} has {device.capability}"
+    if p.direction != "weight_grad":
+        yield f"direction {p.direction}; it computes the gradient of weights"
+        return
+    if p.layout != "nhwc":
+        yield f"layout {p.layout}; it takes nhwc"
+    if p.groups != 1:
+        yield f"it has {p.groups} groups; it takes one"
+    if p.lhs != p.rhs or p.lhs not in DTYPES:
+        yield f"operands {p.lhs} and {p.rhs}; it takes two of {', '.join(DTYPES)}"
+    if p.out not in OUT_DTYPES:
+        yield f"output of dtype {p.out}; it gives {', '.join(OUT_DTYPES)}"
+    if p.precision not in EXACT_PRECISIONS:
+        yield f"precision {p.precision} names an algorithm only XLA has"
+    for name, channels in (("x", p.in_channels), ("dy", p.out_channels)):
+        if channels * ITEMSIZE[p.lhs] % _ROW_UNIT_BYTES:
+            yield (
+                f"pixels of {name} have {channels * ITEMSIZE[p.lhs]} bytes; tensor "
+                f"maps take multiples of {_ROW_UNIT_BYTES}"
+            )
+    if 0 in p.elements:
+        yield "its arrays are empty"
+        return
+    yield from refused_walks(p)
+    if emit.steps(p) * emit.PIXELS > INT32_MAX:
+        yield "y has more than 2^31 - 1 pixels"
+
+
+# --- configs --------------------------------------------------------------------------
+
+LEGAL = (
+    Rule(
+        code="consumers",
+        refuses=lambda p, c, d: (
+            c.tile_m % (emit.SLAB * c.consumers_m) != 0
+            or c.tile_n % (emit.SLAB * c.consumers_n) != 0
+            or c.consumers > 3
+        ),
+        why=lambda p, c, d: (
+            f"{c.consumers_m}x{c.consumers_n} consumers of {c.tile_m}x{c.tile_n}; at "
+            "most 3 may take whole slabs of 64"
+        ),
+    ),
+    Rule(
+        code="accumulators",
+        refuses=lambda p, c, d: (
+            c.accumulators > _MOST_ACCUMULATORS // (1 + (c.consumers == 3))
+            or c.columns > _MOST_COLUMNS
+        ),
+        why=lambda p, c, d: f"{c.accumulators} accumulators a thread are too many",
+    ),
+    Rule(
+        code="parts",
+        refuses=lambda p, c, d: c.parts > emit.steps(p),
+        why=lambda p, c, d: (
+            f"parts={c.parts}; there are {emit.steps(p)} steps of {emit.PIXELS} pixels"
+        ),
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: c.smem_bytes > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"it needs {c.smem_bytes} bytes of shared memory; a block has "
+            f"{d.smem_per_block_bytes}"
+        ),
+    ),
+)
+# Tiles and their consumers.
+_SHAPES = (
+    *((128, 192, 2, 1), (128, 256, 2, 1), (256, 128, 2, 1), (128, 128, 2, 1)),
+    *((64, 192, 1, 1), (64, 576, 1, 3), (64, 384, 1, 2), (64, 192, 1, 3)),
+    *((64, 128, 1, 1), (64, 64, 1, 1)),
+)
+_RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
+
+
+def _grid(
+    problem: Conv2dProblem, device: CudaDevice
+) -> Iterator[ConvWeightsSm90Config]:
+    for tile_m, tile_n, consumers_m, consumers_n in _SHAPES:
+        stage = (tile_m + tile_n) * 128
+        shape = ConvWeightsSm90Config(
+            tile_m=tile_m,
+            tile_n=tile_n,
+            consumers_m=consumers_m,
+            consumers_n=consumers_n,
+            stages=2,
+            parts=1,
+        )
+        tiles = math.prod(emit.tiles(problem, shape))
+        for ring in _RINGS[: 2 if shape.consumers == 1 else 1]:
+            for waves in (1, 2):
+                parts = min(waves * device.sm_count // tiles, emit.steps(problem))
+                config = dataclasses.replace(
+                    shape, stages=min(ring // stage, 8), parts=max(parts, 1)
+                )
+                is_ring = config.stages >= _RANGES["stages"][0]
+                if is_ring and not first_refusal(LEGAL, problem, config, device):
+                    yield config

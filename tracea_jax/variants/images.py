@@ -1,0 +1,78 @@
+"""What the kernels of convolutions on GPUs share: reasons to refuse, what was measured.
+
+Callers: the variants of convolutions of groups, and of weights' gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+
+MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
+_MOST_PADDING = 2**20
+
+
+def refused_device(device: Device) -> Iterator[str]:
+    if not isinstance(device, CudaDevice):
+        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
+    elif device.capability < (8, 0):
+        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
+
+
+def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[str]:
+    """Why layout, dtypes and precision are refused.
+
+    Args:
+      problem: the problem.
+      dtypes: of operands; results, biases and residuals may also be float32.
+    """
+    p = problem
+    if p.layout != "nhwc":
+        yield f"layout {p.layout}; it takes nhwc"
+    if p.lhs != p.rhs or p.lhs not in dtypes:
+        yield f"operands {p.lhs} and {p.rhs}; it takes two of {', '.join(dtypes)}"
+    results = tuple(dict.fromkeys((*dtypes, "float32")))
+    for what in (p.out, p.epilogue.bias_dtype, p.epilogue.residual_dtype):
+        if what not in (None, *results):
+            yield (
+                f"a result, bias or residual of dtype {what}; it takes "
+                f"{', '.join(results)}"
+            )
+    if p.precision not in EXACT_PRECISIONS:
+        yield f"precision {p.precision} names an algorithm only XLA has"
+    if 0 in p.elements:
+        yield "its arrays are empty"
+
+
+def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
+    """Why sizes are refused: each sentence names the limit."""
+    p = problem
+    if max(p.kernel_height, p.kernel_width) > MOST_TAPS:
+        yield (
+            f"a kernel of {p.kernel_height}x{p.kernel_width}; it takes up to "
+            f"{MOST_TAPS}x{MOST_TAPS}"
+        )
+    if max(p.strides) > MOST_STRIDE:
+        yield f"strides {p.strides}; they may be up to {MOST_STRIDE}"
+    if max(p.dilation) > MOST_DILATION:
+        yield f"dilation {p.dilation}; it may be up to {MOST_DILATION}"
+    is_mixed = any(s > 1 < d for s, d in zip(p.strides, p.dilation, strict=True))
+    if p.direction == "input_grad" and is_mixed:
+        yield f"the gradient of strides {p.strides} with dilation {p.dilation}"
+    if max(map(abs, sum(p.padding, ()))) > _MOST_PADDING:
+        yield f"padding {p.padding}; it may be up to {_MOST_PADDING}"
+    out_height, out_width = p.out_size
+    if max(p.height * p.width, out_height * out_width) * p.in_channels > INT32_MAX:
+        yield "an image has more than 2^31 - 1 elements"
+
+
+def is_measured(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether device and dtypes are those that convolutions were measured with."""
+    return (
+        isinstance(device, CudaDevice)
+        and device.capability == (9, 0)
+        and ITEMSIZE[problem.lhs] == 2 == ITEMSIZE[problem.out]
+    )
