@@ -95,6 +95,38 @@ FIGURES = {
 }
 
 
+def profile(results: pathlib.Path) -> str:
+    """One table for each device: what pipes and warps of kernels do."""
+    files = sorted(results.glob("*/attention_profile.json"))
+    return "".join(_profile_table(json.loads(f.read_text())) for f in files) or "\n"
+
+
+def _profile_table(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        f"| kernel | {' | '.join(_PROFILED.values())} | warps wait for |",
+        f"|---|{'---:|' * len(_PROFILED)}---|",
+    ]
+    for row in result["rows"]:
+        figures = (number(row[name], 0) for name in _PROFILED)
+        waits = ", ".join(f"{what} {n:.1f}" for what, n in row["stalls"].items())
+        lines.append(f"| {row['kernel']} | {' | '.join(figures)} | {waits} |")
+    return "\n".join(lines) + "\n\n"
+
+
+_PROFILED = {
+    "tensor": "tensor cores, %",
+    "xu": "exponentials, %",
+    "alu": "ALU, %",
+    "fma": "FMA, %",
+    "l1": "shared memory, %",
+    "l2": "L2, %",
+    "dram": "DRAM, %",
+    "issue": "issue slots, %",
+    "registers": "registers",
+}
+
+
 def memory(results: pathlib.Path) -> str:
     """One table for each device: bytes that attention of long sequences takes."""
     files = sorted(results.glob("*/attention_memory.json"))

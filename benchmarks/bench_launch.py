@@ -16,6 +16,9 @@ side
 - ``processor_us``: processor time of the whole process that one more product adds.
 - ``kernel_us``: time of the kernel.
 
+- rows of kind "peer": host time of one launch of a tiny kernel after another, of a
+  kernel of the user in programs of such kernels, and in cupy and torch where they are.
+
 Compiling (anywhere with NVRTC): for some problems the kernel that runs on an H200 when
 nothing is tuned, compiled several times without any cache, with its registers, spills,
 stack, and warnings of the assembler.
@@ -24,6 +27,7 @@ stack, and warnings of the assembler.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import statistics
 import time
@@ -33,6 +37,7 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
+import numpy as np
 from matmul_suite import GELU, SILU
 
 import tracea_jax as tracea
@@ -131,6 +136,72 @@ def _host_us(call: common.Call, length: int) -> dict[str, float | None]:
     }
 
 
+# --- peers ----------------------------------------------------------------------------
+
+ADD_ONE = """
+extern "C" __global__ void add_one(const float* x, float* y, long long n) {
+  long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + 1.0f;
+}
+"""
+ELEMENTS = 1024
+LAUNCHES = 500
+
+
+def peers(length: int) -> Iterator[dict[str, Any]]:
+    """Rows of launches with each library that is installed."""
+    yield {"kind": "peer", "name": "tracea.cuda_kernel", "wall_us": _in_program(length)}
+    for name, prepare in (("cupy.RawKernel", _cupy), ("torch.add", _torch)):
+        try:
+            launch, wait = prepare()
+        except ImportError:
+            continue
+        times = [_launched_us(launch, wait) for _ in range(7)]
+        yield {"kind": "peer", "name": name, "wall_us": statistics.median(times)}
+
+
+def _in_program(length: int) -> float:
+    """What one more launch adds to the wall-clock time of a program."""
+    op = tracea.cuda_kernel(ADD_ONE, scalars={"n": lambda x: x.size})
+    x = jnp.zeros(ELEMENTS)
+
+    def run_us(count: int) -> float:
+        @jax.jit
+        def run(x: jax.Array) -> jax.Array:
+            for _ in range(count):
+                x = op(x)
+            return x
+
+        times = [_launched_us(lambda: run(x).block_until_ready(), lambda: None, 20)]
+        times += [_launched_us(lambda: run(x).block_until_ready(), lambda: None, 20)]
+        return times[-1]
+
+    return (run_us(length) - run_us(SHORT)) / (length - SHORT)
+
+
+def _launched_us(launch: Any, wait: Any, count: int = LAUNCHES) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        launch()
+    wait()
+    return 1e6 * (time.perf_counter() - start) / count
+
+
+def _cupy() -> tuple[Any, Any]:
+    cupy: Any = importlib.import_module("cupy")
+    kernel = cupy.RawKernel(ADD_ONE, "add_one")
+    x, y = cupy.zeros((2, ELEMENTS), cupy.float32)
+    arguments = (x, y, np.int64(ELEMENTS))
+    grid = (ELEMENTS // 256,)
+    return (lambda: kernel(grid, (256,), arguments)), cupy.cuda.Device().synchronize
+
+
+def _torch() -> tuple[Any, Any]:
+    torch: Any = importlib.import_module("torch")
+    x, y = torch.zeros((2, ELEMENTS), device="cuda")
+    return (lambda: torch.add(x, 1.0, out=y)), torch.cuda.synchronize
+
+
 # --- compiling ------------------------------------------------------------------------
 
 
@@ -208,6 +279,9 @@ def main() -> None:
         launches = launching(args.chain, args.rounds)
         print(render(launches))
         rows += launches
+        beside = list(peers(args.chain))
+        print(render(beside))
+        rows += beside
     print(common.save("launch", rows, args))
 
 

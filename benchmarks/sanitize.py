@@ -114,7 +114,8 @@ def run_all() -> None:
         except Unsupported as e:
             print("left out", name, str(e).splitlines()[0])
         else:
-            print("ran", name, flush=True)
+            print("\nran", name, flush=True)
+    print("\nran all", flush=True)
 
 
 def checked(tool: str, sanitizer: str, timeout_s: float) -> tuple[bool, str]:
@@ -139,11 +140,11 @@ def checked(tool: str, sanitizer: str, timeout_s: float) -> tuple[bool, str]:
         text = said.decode() if isinstance(said, bytes) else said
         return False, f"not done after {timeout_s:.0f} s; {text[-300:]}"
     text = done.stdout + done.stderr
-    ran = len(re.findall(r"^ran ", text, re.MULTILINE))
+    ran = re.findall(r"^ran (.*)$", text, re.MULTILINE)
     summary = "; ".join(_SUMMARY.findall(text)) or text[-2000:]
-    is_clean = done.returncode == 0 and ran > 0
+    is_clean = done.returncode == 0 and ran[-1:] == ["all"]
     details = "" if is_clean else "\n" + text[:4000]
-    return is_clean, f"{ran} kinds of kernels: {summary.strip('= ')}{details}"
+    return is_clean, f"{'; '.join(ran)}: {summary.strip('= ')}{details}"
 
 
 def main() -> None:

@@ -104,7 +104,7 @@ def conv2d(results: pathlib.Path) -> str:
 
 def _conv2d_table(result: dict[str, Any]) -> str:
     lines = [
-        _head(result["environment"]),
+        head(result["environment"]),
         "| group | problem | fastest kernel | its us | XLA, us | XLA / it "
         "| XLA / default |",
         "|---|---|---|---:|---:|---:|---:|",
@@ -119,10 +119,10 @@ def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["group"],
         row["text"].removeprefix("conv2d "),
         best or "-",
-        _number(times.get(best), 1),
-        _number(times["xla"], 1),
-        _number(row["ratio"], 2),
-        _number(row["ratio_default"], 2),
+        number(times.get(best), 1),
+        number(times["xla"], 1),
+        number(row["ratio"], 2),
+        number(row["ratio_default"], 2),
     )
 
 
@@ -363,6 +363,7 @@ _SEARCHES = (
 TABLES = {
     "attention": attention_tables.rows,
     "attention_bars": attention_tables.bars,
+    "attention_profile": attention_tables.profile,
     "attention_memory": attention_tables.memory,
     "headline": headline,
     "choices": choices,

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "common/ieee.h"
 #include "cpu_call.h"
 #include "elementwise/elementwise.h"
 #include "xla/ffi/api/ffi.h"
@@ -138,8 +137,8 @@ ffi::Error CpuElementwise(ffi::ThreadPool pool, ffi::Dictionary attrs,
         cpu::PlanElementwise(call.size, call.bytes, options.tasks, threads);
     cpu::AdviseHugePages(call.out, call.bytes);
     return RunTasks(pool, plan.num_tasks(), 64, [&](int64_t task, float*) {
-      const cpu::IeeeArithmetic mode;
-      call.function.run(call.x, call.y, call.out, plan.begin(task), plan.end(task));
+      cpu::Compute(call.function, call.x, call.y, call.out, plan.begin(task),
+                   plan.end(task));
     });
   });
 }

@@ -15,7 +15,42 @@ from numerics import Exact, f64
 from tracea_jax.ops.conv2d import workload as bench
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
-from tracea_jax.problem import Conv2dProblem
+from tracea_jax.problem import Conv2dProblem, Epilogue
+
+FULL = Epilogue(bias="row", activation="silu", residual=True, save_preactivation=True)
+AWKWARD: dict[str, Any] = {
+    **{"batch": 3, "height": 13, "width": 11, "in_channels": 72, "out_channels": 200},
+    **{"kernel_height": 3, "kernel_width": 2, "padding": ((1, 2), (0, 1))},
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "one pixel": {"batch": 1, "height": 1, "width": 1},
+    "one result": {"height": 3, "width": 2, "padding": ((0, 0), (0, 0))},
+    "primes": {"batch": 5, "height": 31, "width": 29, "out_channels": 88},
+    "one row": {"height": 1, "kernel_height": 1, "padding": ((0, 0), (2, 3))},
+    "one column": {"width": 1, "kernel_width": 1, "padding": ((3, 1), (0, 0))},
+    "pointwise": {"kernel_height": 1, "kernel_width": 1, "padding": ((0, 0),) * 2},
+    "padding beyond the kernel": {"padding": ((7, 5), (9, 0))},
+    "cropped": {"padding": ((-2, 1), (1, -3))},
+    "large kernel": {
+        **{"kernel_height": 7, "kernel_width": 9, "padding": ((3, 3), (4, 4))}
+    },
+    "dilated": {"dilation": (2, 3), "padding": ((2, 2), (3, 1))},
+    "strided": {"strides": (2, 2), "padding": ((1, 1), (1, 1)), "kernel_width": 3},
+    "strided rows": {"strides": (2, 1)},
+    "strided columns": {"strides": (1, 2), "kernel_width": 5},
+    "strided and dilated": {"strides": (2, 2), "dilation": (2, 3), "width": 17},
+    "strided pixels": {
+        **{"kernel_height": 1, "kernel_width": 1, "padding": ((0, 0),) * 2},
+        **{"strides": (2, 2)},
+    },
+    "many": {"batch": 64, "height": 56, "width": 56, "out_channels": 64},
+}
+
+
+def conv(dtype: Any = "bfloat16", **changes: Any) -> Conv2dProblem:
+    fields: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": dtype, **AWKWARD}
+    return Conv2dProblem(**{**fields, **changes})
 
 
 def executed(variant: Any, problem: Conv2dProblem, config: Any = None) -> Any:

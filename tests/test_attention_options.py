@@ -216,6 +216,20 @@ def test_a_kernel_of_biases_is_given_that_of_slopes():
         jax.grad(lambda q: kernel(q, K, values).sum())(Q)
 
 
+def test_vmap_of_slopes(flash):
+    slopes = normal(3, 4)
+
+    def loss(f, slopes):
+        o = f(Q, K, NARROW, alibi_slopes=slopes, is_causal=True)
+        return (o**2).sum()
+
+    def mapped(f):
+        return jax.jit(jax.vmap(jax.value_and_grad(functools.partial(loss, f))))
+
+    found = mapped(attention)(slopes)
+    assert_close(found, in_f64(mapped(exactly), slopes), 2e-5)
+
+
 @pytest.mark.parametrize("kernel", ["cudnn", "attention_cpu"])
 def test_kernels_of_masks_refuse_what_no_mask_says(kernel):
     device = NAMED["H200"] if kernel == "cudnn" else local_device()

@@ -7,6 +7,8 @@ import itertools
 from typing import Any
 
 import pytest
+from attention_problems import EVERY_OPTION as OPTIONS
+from attention_problems import EVERYTHING, problem
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED, CpuDevice
@@ -15,44 +17,13 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
-from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 H200 = NAMED["H200"]
 USUAL = AttentionSm90Config(tile_q=128, tile_kv=128)
-EVERYTHING = {
-    "window": (300, 7),
-    "is_causal": True,
-    "q_lengths": True,
-    "kv_lengths": True,
-    "saves_lse": True,
-}
-EVERY_OPTION = {
-    **EVERYTHING,
-    "aligned_at_end": True,
-    "segments": True,
-    "mask": (2, 1, 1000, 1300),
-    "bias": (1, 12, 1000, 1300),
-    "bias_dtype": "float32",
-    "soft_cap": 50.0,
-    "sinks": True,
-    "alibi": "distance",
-}
-
-
-def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
-    usual: dict[str, Any] = {
-        "batch": 2,
-        "q_len": 1000,
-        "kv_len": 1300,
-        "heads": 12,
-        "kv_heads": 4,
-        "dtype": "bfloat16",
-        "scale": head_dim**-0.5,
-    }
-    return AttentionProblem(head_dim=head_dim, **(usual | fields))
+EVERY_OPTION = {**OPTIONS, "alibi": "distance"}
 
 
 # ---- what it takes -------------------------------------------------------------------
@@ -409,6 +380,7 @@ def test_the_device_walks_tiles_section_by_section():
 
 # ---- machine code --------------------------------------------------------------------
 
+TILED = {"bias": (2, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304}
 # Between them every head size class, mask, schedule and way of staging.
 COMPILED = [
     (64, {}, None),
@@ -437,51 +409,27 @@ COMPILED = [
     (192, {"soft_cap": 50.0, "is_causal": True, "value_dim": 128}, None),
     (256, {"soft_cap": 50.0, "window": (4096, 0)}, None),
     (128, {"soft_cap": 50.0, "is_causal": True}, None),
-    (128, {"alibi": "linear", "is_causal": True}, None),
-    (
-        128,
-        {"bias": (1, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304},
-        None,
-    ),
-    (
-        128,
-        {
-            "bias": (2, 12, 1000, 1304),
-            "bias_dtype": "float16",
-            "kv_len": 1304,
-            "is_causal": True,
-        },
-        None,
-    ),
-    (
-        64,
-        {
-            "bias": (2, 1, 1000, 1304),
-            "bias_dtype": "bfloat16",
-            "kv_len": 1304,
-            "soft_cap": 5.0,
-            "segments": True,
-        },
-        None,
-    ),
-    (
-        256,
-        {
-            "bias": (2, 12, 1000, 1304),
-            "bias_dtype": "bfloat16",
-            "kv_len": 1304,
-            "is_causal": True,
-        },
-        None,
-    ),
     (64, {"alibi": "distance"}, None),
+    (128, {**TILED, "is_causal": True}, None),
     (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
     (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),
 ]
 
 
+MORE: list[tuple[int, dict[str, Any], AttentionSm90Config | None]] = [
+    (128, {"alibi": "linear", "is_causal": True}, None),
+    (128, {**TILED, "bias_dtype": "float16"}, None),
+    (64, {**TILED, "soft_cap": 5.0, "segments": True}, None),
+    (256, {**TILED, "is_causal": True}, None),
+]
+
+
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("head_dim", "fields", "config"), COMPILED, ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "fields", "config"),
+    [*COMPILED, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE)],
+    ids=str,
+)
 def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config):
     asked = problem(head_dim, **fields)
     config = config or ATTENTION_SM90.heuristic(asked, H200)

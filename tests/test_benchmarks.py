@@ -391,6 +391,41 @@ def test_tables_of_attention(module, tmp_path):
     assert tables.rows(tmp_path / "none") == tables.bars(tmp_path / "none") == "\n"
 
 
+PROFILE = """
+==PROF== Connected
+  attention_rows_bf16_d64 (4, 1, 1)x(128, 1, 1), Context 1
+    SM: Pipe Tensor Cycles Active                       %        76.67
+    DRAM Throughput                   %        30.13
+    Registers Per Thread             register/thread             1,168
+    Stall Wait                      inst         2.15
+    Selected                        inst         1.00
+    Stall Long Scoreboard           inst         2.84
+  attention_rows_bf16_d64 (4, 1, 1)x(128, 1, 1), Context 1
+    DRAM Throughput                   %        99.13
+  attention_sm90_x (4, 1, 1)x(128, 1, 1), Context 1
+    DRAM Throughput                   %        50.00
+"""
+
+
+def test_profiles_are_read_and_shown(module, tmp_path):
+    profile = module("profile_attention")
+    rows = profile.rows_of(PROFILE)
+    assert [r["kernel"] for r in rows] == [
+        "attention_rows_bf16_d64",
+        "attention_sm90_x",
+    ]
+    first = rows[0]
+    assert (first["tensor"], first["dram"], first["registers"]) == (76.67, 30.13, 1168)
+    assert list(first["stalls"].items()) == [("Long Scoreboard", 2.84), ("Wait", 2.15)]
+    assert "Long Scoreboard 2.8" in profile.render(rows)
+    assert len({(c.group, c.text) for c in profile.cases()}) == 5
+    (tmp_path / "gpu").mkdir()
+    result = json.dumps({"environment": WHERE, "rows": rows})
+    (tmp_path / "gpu" / "attention_profile.json").write_text(result)
+    line = "| attention_rows_bf16_d64 | 77 | - | - | - | - | - | 30 | - | 1168 |"
+    assert line in module("attention_tables").profile(tmp_path)
+
+
 def test_memory_of_attention_that_is_planned_only(module, monkeypatch):
     memory, suite = module("attention_memory"), module("attention_suite")
     monkeypatch.setattr(memory, "LENGTHS", (32,))

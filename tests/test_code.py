@@ -26,7 +26,7 @@ from tracea_jax.tuning.store.environment import Environment, environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
 H200 = NAMED["H200"]
-HANDLERS = ("gemm", "conv2d", "attention")
+HANDLERS = ("gemm", "conv2d", "attention", "elementwise")
 
 
 def forget() -> None:

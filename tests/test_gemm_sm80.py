@@ -11,9 +11,10 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from gpus import A100, DEVICES, H200, small_gpu
 from spaces import one_of_each
 
-from tracea_jax.device import NAMED, CpuDevice, CudaDevice
+from tracea_jax.device import CpuDevice, CudaDevice
 from tracea_jax.emit import gemm_sm80 as emit
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.emit.kernel import Pointer, Scalar
@@ -23,18 +24,9 @@ from tracea_jax.variants import gemm_sm80 as variant
 from tracea_jax.variants.gemm_sm80 import GEMM_SM80
 from tracea_jax.variants.space import first_refusal
 
-A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 
 
-def small_gpu(*capability: int) -> CudaDevice:
-    """A GPU with 99 KiB of shared memory for a block, as all of 8.6, 8.9 and 12.0."""
-    return dataclasses.replace(
-        A100, name="GPU", capability=capability, smem_per_block_bytes=101376
-    )
-
-
-DEVICES = (A100, small_gpu(8, 6), small_gpu(8, 9), H200, small_gpu(12, 0))
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 USUAL = GemmSm80Config(
     tile_m=128, tile_n=128, tile_k=32, warps_m=2, warps_n=2, stages=4

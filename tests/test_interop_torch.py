@@ -151,6 +151,19 @@ def test_writing_into_results_and_weights_is_seen_by_the_next_call():
         assert torch.allclose(layer(x), 2 * kept)
 
 
+@pytest.mark.parametrize("is_last", [False, True], ids=["NCHW", "channels_last"])
+def test_results_may_be_updated_in_place(is_last):
+    model = seeded(lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(inplace=True)))
+    x = torch.randn(2, 3, 6, 6)
+    if is_last:
+        model = model.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+    theirs = loss_and_gradients(copy.deepcopy(model), x)
+    ours = loss_and_gradients(interop.patch_conv2d(model), x)
+    for mine, his in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, his, rtol=1e-4, atol=1e-5)
+
+
 # --- models ---------------------------------------------------------------------------
 
 

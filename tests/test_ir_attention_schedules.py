@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tracea_jax.ir.attention_schedules import Protocol, run_tiles
+from tracea_jax.ir.attention_schedules import Protocol, run_sums, run_tiles
 from tracea_jax.ir.schedules import Hazard
 
 TILES = (
@@ -57,6 +57,34 @@ def test_a_rule_that_is_broken_is_caught(broken, in_place):
     for tiles, seed in itertools.product(TILES, range(60)):
         try:
             run_tiles(wrong, tiles, seed)
+        except Hazard:
+            caught += 1
+    assert caught
+
+
+# Blocks of queries that tiles of keys see, the last one first: all, causal, a window,
+# and documents.
+SEEN = (
+    [list(range(6, -1, -1))] * 5,
+    [list(range(7, 2 * tile - 1, -1)) for tile in range(4)],
+    [list(range(tile + 2, tile - 1, -1)) for tile in range(6)],
+    [[1, 0], [1, 0], [], [4, 2], [4, 3, 2], [5]],
+)
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_tiles_add_in_order_and_never_wait_for_each_other(seen):
+    for resident, seed in itertools.product((1, 2, 4), range(20)):
+        for adding in run_sums(seen, seed, resident=resident).values():
+            assert adding == sorted(adding)
+
+
+@pytest.mark.parametrize("broken", [{"launches_in_order": False}, {"barriers": 1}])
+def test_tiles_that_add_in_another_way_are_caught(broken):
+    caught = 0
+    for seen, seed in itertools.product(SEEN, range(40)):
+        try:
+            run_sums(seen, seed, **broken)
         except Hazard:
             caught += 1
     assert caught

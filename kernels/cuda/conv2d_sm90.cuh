@@ -254,7 +254,7 @@ struct ConvSm90 {
     for_each_tile([&](const ConvWork& work) {
       const u32 tile = next++;
       const auto corner = [&](int slab) {
-        return ConvCorner{work.m + row + 64 * slab, 0, 0};
+        return ConvCorner{work.m + row + 64 * slab, 0, 0, work.m + row + 64 * slab};
       };
       const int steps = work.rows.h.taps * work.rows.w.taps * chunks();
       if (kPingPong && tile % 2 != static_cast<u32>(consumer)) {

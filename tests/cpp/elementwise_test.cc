@@ -91,8 +91,8 @@ void Check(const std::string& function, ElementType type, ScalarSide scalar,
     std::vector<uint8_t> out(size * ElementBytes(found.out));
     const ElementwisePlan plan = PlanElementwise(size, rng() % 2 << 22, 3, 2);
     for (int64_t task = 0; task < plan.num_tasks(); ++task) {
-      found.run(x.data(), found.operands == 2 ? y.data() : nullptr, out.data(),
-                plan.begin(task), plan.end(task));
+      Compute(found, x.data(), found.operands == 2 ? y.data() : nullptr, out.data(),
+              plan.begin(task), plan.end(task));
     }
     if (first.empty()) first = out;
     if (first != out) Fail(what + ": other bits than the baseline's");

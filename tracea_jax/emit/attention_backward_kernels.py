@@ -1,12 +1,10 @@
 """The kernels of attention_backward_sm90 as text.
 
-    spans     the least and the largest segment id of tiles and blocks
-    rows      exponent and delta of each query, from o, do and the log-sum-exp
     keys      dk and dv, a tile of keys after the other
     queries   dq, a tile of queries after the other
-    dq        or dq from what the kernel for dk and dv added up
 
-Grids and the orders of tiles follow from config and problem. Caller:
+The small kernels before and after them are in ``attention_backward_rows``. Grids and
+the orders of tiles follow from config and problem. Caller:
 ``variants.attention_backward_sm90``.
 """
 
@@ -48,116 +46,6 @@ _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 _REGISTERS = {2: (40, 232), 3: (32, 160)}
 _ALL_REGISTERS = (24, 240)
 _FEW = 192  # registers for sums and scores
-_ROWS_THREADS = 128
-
-
-def rows_kernel(
-    problem: AttentionProblem,
-    config: AttentionBackwardSm90Config,
-    device: CudaDevice,
-    has_blind: bool,
-) -> Kernel:
-    """The first kernel: (o, do, lse, lengths, ids) -> rows (, blind)."""
-    p = problem
-    element, short = DTYPES[p.dtype]
-    lanes = max(2, 1 << (-(-p.columns // 8) - 1).bit_length())
-    length = sizes.padded(p, config)
-    reads = sizes.rows_reads(p)
-    entry = f"attention_rows_{short}_d{p.columns}" + "_qlen" * p.q_lengths
-    entry += "_segments" * p.segments + "_blind" * has_blind
-    entry += f"_{config.dq}" * config.adds
-    writes = ("rows", *("blind",) * has_blind, *sizes.begun(config))
-    columns = PART * forward.slabs(p.head_dim) * config.adds
-    source = f"""\
-// attention_rows | {p.dtype} dim {p.columns}
-#include "attention_rows.cuh"
-
-namespace {{
-struct Traits {{
-  using Element = {element};
-  static constexpr int kColumns = {p.columns}, kLanes = {lanes}, \
-kThreads = {_ROWS_THREADS}, kRows = {sizes.ROWS_TILE};
-  static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
-kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
-  static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q};
-  static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
-}};
-}}  // namespace
-
-extern "C" __global__ void __launch_bounds__({_ROWS_THREADS})
-{entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
-const int* segments, float* rows, float* blind, float* sums, int* turns, int q_len, \
-int padded, int heads) {{
-  tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, segments, rows, blind, \
-sums, turns, q_len, padded, heads}});
-}}
-"""
-    return Kernel(
-        entry=entry,
-        source=source,
-        headers=sources.headers("attention_rows.cuh"),
-        arch=device.arch,
-        grid=(-(-length // sizes.ROWS_TILE) * p.heads * p.batch, 1, 1),
-        block=(_ROWS_THREADS, 1, 1),
-        smem_bytes=0,
-        params=(
-            *(Pointer(operand=i) for i in range(3)),
-            Pointer(operand=_number(reads, "q_lengths")),
-            Pointer(operand=_number(reads, "q_segments")),
-            *(
-                Pointer(operand=_number((*reads, *writes), name))
-                for name in ("rows", "blind", "sums", "turns")
-            ),
-            *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
-        ),
-    )
-
-
-def spans_kernel(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
-) -> Kernel:
-    """The kernel (ids of queries, of keys) -> ids of keys in whole blocks, spans."""
-    p = problem
-    operands = (*sizes.SPANS_READ, "ids_kv", *sizes.SPANS)
-    lists: list[str] = []
-    params: list[Param] = []
-    tiles = 0
-    for i, (name, (ids, field)) in enumerate(sizes.SPANS.items()):
-        size = getattr(config, field)
-        length = p.q_len if ids == "q_segments" else p.kv_len
-        copies = operands.index("ids_kv") if name == "spans_block_kv" else -1
-        pointers = (operands.index(ids), operands.index(name), copies)
-        params += [Pointer(operand=operand) for operand in pointers]
-        params += [Scalar(value=length), Scalar(value=size)]
-        lists.append(
-            f"const int* ids{i}, {_SPAN.removeprefix('const ')} spans{i}, "
-            f"int* copies{i}, int length{i}, int size{i}"
-        )
-        tiles += -(-length // size)
-    given = ", ".join(
-        f"{{ids{i}, spans{i}, copies{i}, length{i}, size{i}}}"
-        for i in range(len(lists))
-    )
-    source = f"""\
-// attention_spans
-#include "attention_spans.cuh"
-
-extern "C" __global__ void __launch_bounds__({WARPGROUP})
-attention_spans({", ".join(lists)}, int batch) {{
-  const tracea::AttentionSpanList lists[] = {{{given}}};
-  tracea::attention_spans<{WARPGROUP}>(lists, batch);
-}}
-"""
-    return Kernel(
-        entry="attention_spans",
-        source=source,
-        headers=sources.headers("attention_spans.cuh"),
-        arch=device.arch,
-        grid=(tiles * p.batch, 1, 1),
-        block=(WARPGROUP, 1, 1),
-        smem_bytes=0,
-        params=(*params, Scalar(value=p.batch)),
-    )
 
 
 def keys_kernel(
@@ -202,14 +90,14 @@ def keys_kernel(
             "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.columns),
         },
         pointers={
-            "const float* everywhere": _number(reads, "everywhere"),
-            "const int* q_lengths": _number(reads, "q_lengths"),
-            "const int* kv_lengths": _number(reads, "kv_lengths"),
-            "const int* segments": _number(reads, "ids_kv"),
-            f"{_SPAN} spans_kv": _number(reads, "spans_tile_kv"),
-            f"{_SPAN} spans_q": _number(reads, "spans_block_q"),
-            "float* sums": _number(written, "sums"),
-            "int* turns": _number(written, "turns"),
+            "const float* everywhere": sizes.number(reads, "everywhere"),
+            "const int* q_lengths": sizes.number(reads, "q_lengths"),
+            "const int* kv_lengths": sizes.number(reads, "kv_lengths"),
+            "const int* segments": sizes.number(reads, "ids_kv"),
+            f"{_SPAN} spans_kv": sizes.number(reads, "spans_tile_kv"),
+            f"{_SPAN} spans_q": sizes.number(reads, "spans_block_q"),
+            "float* sums": sizes.number(written, "sums"),
+            "int* turns": sizes.number(written, "turns"),
         },
         numbers=numbers,
         tiles=-(-p.kv_len // c.tile_kv) * p.kv_heads * p.batch,
@@ -248,11 +136,11 @@ def queries_kernel(
             "segments": _ids_map(p, c, reads) if p.segments else None,
         },
         pointers={
-            "const float* rows": _number(reads, "rows"),
-            "const int* q_lengths": _number(reads, "q_lengths"),
-            "const int* kv_lengths": _number(reads, "kv_lengths"),
-            f"{_SPAN} spans_q": _number(reads, "spans_tile_q"),
-            f"{_SPAN} spans_kv": _number(reads, "spans_block_kv"),
+            "const float* rows": sizes.number(reads, "rows"),
+            "const int* q_lengths": sizes.number(reads, "q_lengths"),
+            "const int* kv_lengths": sizes.number(reads, "kv_lengths"),
+            f"{_SPAN} spans_q": sizes.number(reads, "spans_tile_q"),
+            f"{_SPAN} spans_kv": sizes.number(reads, "spans_block_kv"),
         },
         numbers=numbers,
         tiles=-(-p.q_len // c.tile_q) * p.heads * p.batch,
@@ -260,59 +148,6 @@ def queries_kernel(
         registers=sizes.queries_registers(p, c),
         smem=int(sizes.queries_smem_bytes(p, c)),
     )
-
-
-def dq_kernel(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
-) -> Kernel:
-    """The kernel (sums, turns) -> dq."""
-    p, c = problem, config
-    element, short = DTYPES[p.dtype]
-    is_ordered = c.dq == "ordered"
-    reads = sizes.dq_reads(c)
-    of_rows = forward.slabs(p.head_dim) == 1
-    base = "attention_backward_dq_sm90"
-    entry = f"{base}_{short}" + "_ordered" * is_ordered + "_rows" * of_rows
-    source = f"""\
-// {base} | {p.dtype}
-#include "{base}.cuh"
-
-namespace {{
-struct Traits {{
-  using Element = {element};
-  using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kOrdered = {cxx(is_ordered)}, kPartsAreRows = {cxx(of_rows)};
-}};
-}}  // namespace
-
-extern "C" __global__ void __launch_bounds__({WARPGROUP})
-{entry}({_MAP} dq, const float* sums, const int* turns, int parts, int heads, \
-float scale) {{
-  tracea::{base}<Traits>({{&dq, sums, turns, parts, heads, scale}});
-}}
-"""
-    batch, heads, parts, _ = sizes.sums_shape(p, c)
-    return Kernel(
-        entry=entry,
-        source=source,
-        headers=sources.headers(f"{base}.cuh"),
-        arch=device.arch,
-        grid=(parts * heads * batch, 1, 1),
-        block=(WARPGROUP, 1, 1),
-        smem_bytes=0,
-        params=(
-            operand_map(p, len(reads), (p.q_len, heads), WARP_ROWS, p.head_dim),
-            Pointer(operand=_number(reads, "sums")),
-            Pointer(operand=_number(reads, "turns")),
-            Scalar(value=parts),
-            Scalar(value=heads),
-            Scalar(value=p.scale, dtype="float32"),
-        ),
-    )
-
-
-def _number(operands: tuple[str, ...], name: str) -> int:
-    return operands.index(name) if name in operands else -1
 
 
 def _factors(problem: AttentionProblem) -> dict[str, float]:
@@ -360,7 +195,7 @@ def _ids_map(
     length = sizes.padded_kv(problem, config)
     row = 4 * length
     return TensorMap(
-        operand=_number(reads, "ids_kv"),
+        operand=sizes.number(reads, "ids_kv"),
         dtype="int32",
         dims=(length, problem.batch, 1, 1),
         strides=(row, row * problem.batch, row * problem.batch),

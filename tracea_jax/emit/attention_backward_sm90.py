@@ -206,3 +206,8 @@ def _reads(problem: AttentionProblem) -> tuple[str, ...]:
 def dq_reads(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     """Operands of the kernel that rounds the sums of dq."""
     return ("sums", *("turns",) * (config.dq == "ordered"))
+
+
+def number(operands: tuple[str, ...], name: str) -> int:
+    """Of an operand; -1, a null pointer, if it is none of them."""
+    return operands.index(name) if name in operands else -1

@@ -2,16 +2,18 @@
 
 It reads segment ids and boolean masks and writes the map of blocks, the words of a mask
 whose scores are looked at one by one, and the counter of drawn tiles: one launch before
-that of the attention. Caller: ``variants.attention_sm90``.
+that of the attention. A config has ``tile_q``, ``tile_kv`` and ``schedule``. Caller:
+``variants.attention_steps``.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_rules import reads_mask
 from tracea_jax.emit.attention_sm90 import (
-    AttentionSm90Config,
     buffer_shapes,
     draws,
     tiles_q,
@@ -44,15 +46,13 @@ def reads(problem: AttentionProblem) -> tuple[str, ...]:
     return ("q_segments", "kv_segments") * p.segments + ("mask",) * bool(p.mask)
 
 
-def writes(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[str, ...]:
+def writes(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
     """Names of the results."""
     words = ("mask_words",) * bool(reads_mask(problem, config))
     return ("map", *words, *("counter",) * draws(config))
 
 
-def kernel(
-    problem: AttentionProblem, config: AttentionSm90Config, device: CudaDevice
-) -> Kernel:
+def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel:
     """The kernel of a problem with segments or a mask, and of a config's tiles."""
     p = problem
     looks = bool(reads_mask(p, config))

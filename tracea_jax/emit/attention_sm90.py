@@ -144,17 +144,17 @@ def stages_in_place(
     return fits and bool(smem_bytes(problem, config, in_place=False) > limit_bytes)
 
 
-def tiles_q(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def tiles_q(problem: AttentionProblem, config: Any) -> int:
     """Tiles of queries of one head."""
     return -(-problem.q_len // config.tile_q)
 
 
-def tile_count(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def tile_count(problem: AttentionProblem, config: Any) -> int:
     """Tiles of queries of all heads of all examples."""
     return tiles_q(problem, config) * problem.heads * problem.batch
 
 
-def scores(problem: AttentionProblem, config: AttentionSm90Config) -> int:
+def scores(problem: AttentionProblem, config: Any) -> int:
     """Scores that are computed for one head: all of every block that a tile sees.
 
     Lengths are known on the device alone; here they count as whole.
@@ -187,7 +187,7 @@ def grid(problem: AttentionProblem, config: AttentionSm90Config, sm_count: int) 
     return tiles if config.schedule == "grid" else min(tiles, sm_count)
 
 
-def draws(config: AttentionSm90Config) -> bool:
+def draws(config: Any) -> bool:
     """Whether the kernel needs a counter."""
     return config.schedule == "drawn"
 
@@ -220,7 +220,7 @@ def kernel(
     )
 
 
-def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[str, ...]:
+def operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
     """Names of what the kernel reads: operands of the op, and buffers of the call."""
     p = problem
     there = {
@@ -240,6 +240,12 @@ def operands(problem: AttentionProblem, config: AttentionSm90Config) -> tuple[st
 
 def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of lengths."""
+    choices = str(config).replace(" ", "_")
+    return "_".join(("attention_sm90", *name_parts(problem), choices))
+
+
+def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
+    """What a kernel computes, in words of its name."""
     left, right = window(problem)
     parts = (
         DTYPES[problem.dtype][1],
@@ -257,8 +263,7 @@ def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
         f"alibi_{problem.alibi}" if problem.alibi else "",
         "lse" if problem.saves_lse else "",
     )
-    choices = str(config).replace(" ", "_")
-    return "_".join(("attention_sm90", *filter(None, parts), choices))
+    return tuple(filter(None, parts))
 
 
 def _params(
@@ -280,7 +285,7 @@ def _params(
         "right": right or 0,
         "ahead": p.kv_len - p.q_len if p.aligned_at_end else 0,
         "section": section(p),
-        **_steps(p, config),
+        **steps(p, config),
     }
     number["values"] = number["v"] if is_mapped(p) else -1
     product = 1.0 if biased_by_tiles(p) else p.scale  # what scores then lack
@@ -302,7 +307,7 @@ def _params(
 
 
 def buffer_shapes(
-    problem: AttentionProblem, config: AttentionSm90Config
+    problem: AttentionProblem, config: Any
 ) -> dict[str, tuple[int, int, int, int]]:
     """Of the map of blocks and of the mask's words, (examples, heads, rows, words)."""
     p = problem
@@ -318,7 +323,7 @@ def buffer_shapes(
     }
 
 
-def _steps(problem: AttentionProblem, config: AttentionSm90Config) -> dict[str, int]:
+def steps(problem: AttentionProblem, config: Any) -> dict[str, int]:
     """Elements from one example, head and query to the next; 0 where they share."""
     bias = problem.bias or (1, 1, 1, 1)
     shapes = {"bias": bias, **buffer_shapes(problem, config)}

@@ -316,8 +316,7 @@ struct Traits {{
   using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr bool kTransB = {cxx(along_k)}, \
-kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))}, \
-kWalks = false;
+kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))};
   static constexpr int kElementBytes = {ITEMSIZE[problem.lhs]}, \
 kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};
   static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};

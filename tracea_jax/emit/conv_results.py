@@ -6,7 +6,7 @@ See kernels/cuda/tile/conv_epilogue.cuh.
 from __future__ import annotations
 
 from tracea_jax.emit import epilogue as epilogues
-from tracea_jax.emit.kernel import Im2colMap, TensorMap, TensorMapSwizzle
+from tracea_jax.emit.kernel import TensorMap, TensorMapSwizzle
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Epilogue
 
@@ -29,55 +29,25 @@ def conv_result_map(
     )
 
 
-def conv_walked_map(
-    operand: int,
-    dtype: str,
-    dims: tuple[int, int, int, int],
-    counted: tuple[int, int],
-) -> Im2colMap:
-    """The same, in copies of 64 pixels that are counted through a larger image.
-
-    Args:
-      operand, dtype: of the map.
-      dims: channels, columns, rows and images.
-      counted: columns and rows of an image as pixels are counted.
-    """
-    channels, columns, rows, _ = dims
-    row = channels * ITEMSIZE[dtype]
-    return Im2colMap(
-        operand=operand,
-        dtype=dtype,
-        dims=dims,
-        strides=(row, row * columns, row * columns * rows),
-        lower=(0, 0),
-        upper=(counted[0] - columns, counted[1] - rows),
-        channels=_ROW_BYTES // ITEMSIZE[dtype],
-        pixels=_SLAB,
-        element_strides=(1, 1, 1, 1),
-        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
-    )
-
-
 def finish_arguments(
-    epilogue: Epilogue, *, is_scattered: bool = False, has_size: bool = True
+    epilogue: Epilogue, *, is_scattered: bool = False
 ) -> tuple[list[str], str]:
     """Parameters of an entry, and the ``ConvEpilogueParams`` made of them.
 
-    The entry also has "n" and, if ``has_size``, "rows" and "columns" of an image of the
-    result.
+    The entry also has "n", and "rows" and "columns" of an image of the result.
     """
     saves, joins = epilogue.save_preactivation, epilogue.residual
     has_bias = epilogues.has_bias(epilogue)
     parameters = ["void* out" if is_scattered else f"{_MAP} out"]
-    parameters += [f"{_MAP} z"] * saves
+    parameters += ["void* z" if is_scattered else f"{_MAP} z"] * saves
     parameters += ["const void* bias"] * has_bias
     parameters += [f"{_MAP} residual"] * joins
     fields = (
         "nullptr" if is_scattered else "&out",
-        "&z" if saves else "nullptr",
+        "&z" if saves and not is_scattered else "nullptr",
         "&residual" if joins else "nullptr",
         "bias" if has_bias else "nullptr",
-        "out" if is_scattered else "nullptr",
-        *(("n", "rows", "columns") if has_size else ("n", "0", "0")),
+        f"{{out, {'z' if saves else 'nullptr'}}}" if is_scattered else "{}",
+        *("n", "rows", "columns"),
     )
     return parameters, f"{{{', '.join(fields)}}}"

@@ -26,7 +26,8 @@ class Geometry:
     """All but the arrays of a convolution.
 
     Attributes:
-      strides, padding, dilation, groups, implementation: as of ``ops.conv2d``.
+      strides, padding, dilation, groups, precision, implementation: as of
+        ``ops.conv2d``.
       weights: the order of the weights' dimensions, "OIHW" or "OHWI".
     """
 
@@ -34,6 +35,7 @@ class Geometry:
     padding: str | tuple[tuple[int, int], tuple[int, int]]
     dilation: tuple[int, int]
     groups: int
+    precision: str | None
     implementation: Implementation | None
     weights: str
 
@@ -52,6 +54,7 @@ def forward(
         padding=g.padding,
         dilation=g.dilation,
         groups=g.groups,
+        precision=g.precision,
         implementation=g.implementation,
     )
 

@@ -274,9 +274,16 @@ def _geometry(layer: Any, weight: Any) -> Geometry:
         padding=_padding(layer),
         dilation=tuple(layer.dilation),
         groups=layer.groups,
-        implementation=getattr(layer, "implementation", None),
+        precision=_precision(weight),
+        implementation=layer.implementation,
         weights="OHWI" if _is_channels_last(weight) else "OIHW",
     )
+
+
+def _precision(weight: Any) -> str | None:
+    """None, or "highest" where torch was told not to round to TF32."""
+    is_exact = weight.is_cuda and not torch.backends.cudnn.allow_tf32
+    return "highest" if is_exact else None
 
 
 def _is_channels_last(tensor: Any) -> bool:
@@ -300,7 +307,8 @@ def _weights(weight: Any) -> jax.Array:
 
 
 def _from_channels_last(array: jax.Array) -> Any:
-    return to_torch(array).permute(0, 3, 1, 2)
+    # ``data``, as results that are views may not be updated in place.
+    return to_torch(array).permute(0, 3, 1, 2).data
 
 
 def _like(result: Any, x: Any, weight: Any) -> Any:

@@ -196,3 +196,82 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
     run_agents(agents, random.Random(seed))
     if any(slot.unread for o in (queries, keys, values) for s in o.slots for slot in s):
         raise Hazard("something was copied that nobody read")
+
+
+def run_sums(
+    tiles: Sequence[Sequence[int]],
+    seed: int,
+    *,
+    resident: int = 2,
+    launches_in_order: bool = True,
+    barriers: int = 2,
+) -> dict[int, list[int]]:
+    """Run tiles of keys that add to the sums of blocks of queries, in order.
+
+    Of each tile two consumers stage a part for each block, and two warps, every second
+    block each, add both parts when all earlier tiles that see the block have. Kernel:
+    tile/attention_sums.cuh.
+
+    Args:
+      tiles: for each tile the blocks that it sees, in the order in which it does.
+      seed: of the schedule.
+      resident: tiles that run at the same time; another one starts when one has ended.
+      launches_in_order: whether tiles start in the order in which they add.
+      barriers: 2 if even and odd blocks have a barrier each, else 1.
+
+    Returns:
+      The tiles that added to each block, the first one first.
+
+    Raises:
+      Hazard: the schedule is wrong.
+    """
+    sums: dict[int, list[int]] = {}
+    order = range(len(tiles)) if launches_in_order else reversed(range(len(tiles)))
+    agents: list[Agent] = []
+    waiting, running = list(order), [0]
+
+    def start() -> None:
+        while waiting and running[0] < resident:
+            tile = waiting.pop(0)
+            running[0] += 1
+            agents.extend(_adding(tile))
+
+    def _adding(tile: int) -> list[Agent]:
+        blocks = tiles[tile]
+        full = [Barrier(2) for _ in range(barriers)]
+        empty, parts = Barrier(1), [Slot(), Slot()]
+        left = [4]
+
+        def end() -> None:
+            left[0] -= 1
+            if not left[0]:
+                running[0] -= 1
+                start()
+
+        def consume(consumer: int) -> Agent:
+            for i in range(len(blocks)):
+                yield lambda i=i: empty.passes(i % 2 ^ 1)
+                parts[consumer].write(i, 1)
+                yield lambda: True
+                full[i % barriers].arrive()
+            end()
+
+        def add(warp: int) -> Agent:
+            for i in range(warp, len(blocks), 2):
+                barrier = full[i % barriers]
+                yield lambda i=i, b=barrier: b.passes(i // barriers % 2)
+                block = blocks[i]
+                turn = sum(block in other for other in tiles[:tile])
+                yield lambda b=block, t=turn: len(sums.get(b, ())) == t
+                for part in parts:
+                    part.read(i)
+                empty.arrive()
+                yield lambda: True
+                sums.setdefault(block, []).append(tile)
+            end()
+
+        return [*map(consume, range(2)), *map(add, range(2))]
+
+    start()
+    run_agents(agents, random.Random(seed))
+    return sums

@@ -3,7 +3,8 @@
 Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
 ran forward; both skip what nobody sees, and neither adds in memory, so that results are
 the same from run to run. Here are the reasons that refuse problems, the legal configs
-and the calls; the kernels' text is in ``emit.attention_backward_kernels``. Caller: the
+and the calls; the kernels' text is in ``emit.attention_backward_kernels`` and
+``emit.attention_backward_rows``. Caller: the
 op's record (``ops.attention.op``).
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_kernels as kernels
+from tracea_jax.emit import attention_backward_rows as small
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
@@ -149,7 +151,7 @@ class AttentionBackwardSm90:
         steps: list[Step] = [
             Launch(
                 name="prepare",
-                kernel=kernels.rows_kernel(p, c, device, has_blind),
+                kernel=small.rows_kernel(p, c, device, has_blind),
                 reads=emit.rows_reads(p),
                 writes=("rows", *("blind",) * has_blind, *emit.begun(c)),
             )
@@ -167,12 +169,12 @@ class AttentionBackwardSm90:
                 Buffer(name=name, shape=shape, dtype="float32")
                 for name, shape in shapes.items()
             ]
-            steps.append(_mean_of_blind(p))
+            steps.append(of_blind(p))
         if p.segments:
             scratch += _segment_buffers(p, c)
             steps.append(_of_segments(p, c, device))
         if p.sinks:
-            steps.append(_OF_SINKS)
+            steps.append(OF_SINKS)
         steps += [
             Launch(
                 name="keys",
@@ -196,7 +198,7 @@ def _of_queries(
     problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
 ) -> Launch:
     if config.adds:
-        kernel = kernels.dq_kernel(problem, config, device)
+        kernel = small.dq_kernel(problem, config, device)
         reads = emit.dq_reads(config)
     else:
         kernel = kernels.queries_kernel(problem, config, device)
@@ -224,7 +226,7 @@ def may_be_blind(problem: AttentionProblem) -> bool:
     return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
 
 
-def _mean_of_blind(problem: AttentionProblem) -> Expression:
+def of_blind(problem: AttentionProblem) -> Expression:
     p = problem
     arguments = {
         "group": p.heads // p.kv_heads,
@@ -276,7 +278,7 @@ def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
     return -module.sum(weights * rows[:, :, 1], (0, 2))
 
 
-_OF_SINKS = Expression(
+OF_SINKS = Expression(
     name="sinks",
     function=gradient_of_sinks,
     reads=("sinks", "rows"),
@@ -302,7 +304,7 @@ def _of_segments(
 ) -> Launch:
     return Launch(
         name="segments",
-        kernel=kernels.spans_kernel(problem, config, device),
+        kernel=small.spans_kernel(problem, config, device),
         reads=emit.SPANS_READ,
         writes=("ids_kv", *emit.SPANS),
     )

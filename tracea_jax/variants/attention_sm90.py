@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
-from tracea_jax.emit import attention_map
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_steps import map_buffers, map_step, optional_operands
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
@@ -85,9 +85,9 @@ class AttentionSm90:
     def why_not(self, problem: AttentionProblem, device: Device) -> str | None:
         return (
             device_refuses(device)
-            or _head_refuses(problem)
+            or head_refuses(problem)
             or size_refuses(problem)
-            or _kind_refuses(problem)
+            or kind_refuses(problem)
         )
 
     def check(
@@ -127,7 +127,7 @@ class AttentionSm90:
         attend = Launch(
             name="attend", kernel=kernel, reads=reads, writes=(*results, *updated)
         )
-        given = [name for name in _optional(problem) if name not in written]
+        given = [name for name in optional_operands(problem) if name not in written]
         return Steps(
             operands=("q", "k", "v", *given),
             results=results,
@@ -159,33 +159,12 @@ def _fewest(problem: AttentionProblem) -> int | None:
 ATTENTION_SM90 = AttentionSm90()
 
 
-def _optional(problem: AttentionProblem) -> tuple[str, ...]:
-    """The op's operands behind q, k and v."""
-    p = problem
-    there = {
-        "bias": p.bias is not None,
-        "mask": p.mask is not None,
-        "q_lengths": p.q_lengths,
-        "kv_lengths": p.kv_lengths,
-        "q_segments": p.segments,
-        "kv_segments": p.segments,
-        "sinks": p.sinks,
-        "alibi_slopes": p.alibi is not None,
-    }
-    return tuple(name for name, is_given in there.items() if is_given)
-
-
 def _before(
     problem: AttentionProblem, config: AttentionSm90Config, device: CudaDevice
 ) -> Iterator[Step]:
     """What runs before the kernel starts."""
     if rules.is_mapped(problem):
-        yield Launch(
-            name="map",
-            kernel=attention_map.kernel(problem, config, device),
-            reads=attention_map.reads(problem),
-            writes=attention_map.writes(problem, config),
-        )
+        yield map_step(problem, config, device)
     elif emit.draws(config):
         yield Expression(
             name="zeros",
@@ -200,11 +179,7 @@ def _buffers(
     problem: AttentionProblem, config: AttentionSm90Config
 ) -> Iterator[Buffer]:
     """What is written before the kernel starts."""
-    shapes = emit.buffer_shapes(problem, config)
-    if rules.is_mapped(problem):
-        yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
-    if rules.reads_mask(problem, config):
-        yield Buffer(name="mask_words", shape=shapes["mask"], dtype="uint32")
+    yield from map_buffers(problem, config)
     if emit.draws(config):
         yield Buffer(name="counter", shape=(1,), dtype="uint32")
 
@@ -343,7 +318,7 @@ def device_refuses(device: Device) -> str | None:
     return None
 
 
-def _head_refuses(problem: AttentionProblem) -> str | None:
+def head_refuses(problem: AttentionProblem) -> str | None:
     if problem.dtype not in emit.DTYPES:
         return f"operands of dtype {problem.dtype}; it takes {', '.join(emit.DTYPES)}"
     for name, columns in (
@@ -373,7 +348,7 @@ def size_refuses(problem: AttentionProblem) -> str | None:
     return None
 
 
-def _kind_refuses(problem: AttentionProblem) -> str | None:
+def kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"

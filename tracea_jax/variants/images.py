@@ -1,11 +1,14 @@
-"""Reasons that the kernels share that walk down images, see ``emit.row_walk``."""
+"""What the kernels of convolutions on GPUs share: reasons to refuse, what was measured.
+
+Callers: the variants of convolutions of groups, and of weights' gradients.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from tracea_jax.device import CudaDevice, Device
-from tracea_jax.problem import Conv2dProblem
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
@@ -64,3 +67,12 @@ def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
     out_height, out_width = p.out_size
     if max(p.height * p.width, out_height * out_width) * p.in_channels > INT32_MAX:
         yield "an image has more than 2^31 - 1 elements"
+
+
+def is_measured(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether device and dtypes are those that convolutions were measured with."""
+    return (
+        isinstance(device, CudaDevice)
+        and device.capability == (9, 0)
+        and ITEMSIZE[problem.lhs] == 2 == ITEMSIZE[problem.out]
+    )

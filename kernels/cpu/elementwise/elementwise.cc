@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/ieee.h"
 #include "common/ladder.h"
 
 namespace tracea::cpu {
@@ -47,6 +48,12 @@ ElementwisePlan PlanElementwise(int64_t size, int64_t bytes, int64_t tasks,
   const int64_t count = std::max(std::min(most, wanted), bytes / kMostBytes);
   const int64_t step = (size / count + kUnit) / kUnit * kUnit;
   return {size, step};
+}
+
+void Compute(const Elementwise& function, const void* x, const void* y, void* out,
+             int64_t begin, int64_t end) {
+  const IeeeArithmetic mode;
+  function.run(x, y, out, begin, end);
 }
 
 }  // namespace tracea::cpu

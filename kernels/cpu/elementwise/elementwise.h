@@ -25,7 +25,7 @@ enum class ScalarSide : int32_t { kNone, kLeft, kRight };
 struct Elementwise {
   int operands;     // 1 or 2; y is null where there is one
   ElementType out;  // of the results
-  // Elements [begin, end), on the calling thread.
+  // Elements [begin, end), on the calling thread, in its mode; see `Compute`.
   void (*run)(const void* x, const void* y, void* out, int64_t begin, int64_t end);
 };
 
@@ -56,6 +56,10 @@ struct ElementwisePlan {
 // Args: size and bytes of the result, tasks of each thread, threads.
 ElementwisePlan PlanElementwise(int64_t size, int64_t bytes, int64_t tasks,
                                 int64_t threads);
+
+// Elements [begin, end), on the calling thread, whatever its mode is.
+void Compute(const Elementwise& function, const void* x, const void* y, void* out,
+             int64_t begin, int64_t end);
 
 }  // namespace tracea::cpu
 

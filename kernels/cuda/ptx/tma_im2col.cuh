@@ -20,14 +20,4 @@ TRACEA_DEVICE void cp_async_bulk_tensor_4d_im2col(u32 destination, const TensorM
       : "memory");
 }
 
-// Writes channels from `c` on of as many positions; those outside of an image are dropped.
-TRACEA_DEVICE void cp_async_bulk_tensor_4d_im2col_store(const TensorMap* map, u32 source,
-                                                        int c, int w, int h, int n) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.im2col_no_offs.bulk_group"
-      " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-      "r"(source), "r"(c), "r"(w), "r"(h), "r"(n)
-      : "memory");
-}
-
 }  // namespace tracea

@@ -13,11 +13,11 @@
 // of their own, two steps ahead.
 //
 // Where the pixels of the result are not neighbours in memory (kScatters), each warp writes
-// the rows that it staged itself, 16 bytes a lane. Where tiles have rows that are no pixels
-// (kWalks), tensor maps in im2col mode drop them.
+// the rows that it staged itself, 16 bytes a lane, and drops those that are no pixels of the
+// result. Residuals of such rows arrive by tensor maps in im2col mode.
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kScatters,
-// kWalks, kEpilogueBuffers, kHasBias, kHasResidual, kSavesPreactivation, kActivation.
+// kEpilogueBuffers, kHasBias, kHasResidual, kSavesPreactivation, kActivation.
 #pragma once
 
 #include "ptx/convert.cuh"
@@ -41,7 +41,7 @@ struct ConvEpilogueParams {
   const TensorMap* preactivation;  // z, null unless it is saved
   const TensorMap* residual;       // or null
   const void* bias;                // (n), or null
-  void* scattered;                 // the result, if it is scattered
+  void* scattered[2];              // the result and z, if they are scattered, else null
   int n;                           // channels
   int rows, columns;               // of an image of the scattered result
 };
@@ -61,6 +61,7 @@ TRACEA_DEVICE void conv_warpgroup_barrier(int warpgroup) {
 // Results that are one line of all pixels have neither further lines nor images.
 struct ConvCorner {
   int pixel, line, image;
+  int row;  // of all rows that are computed
 };
 
 // Which pixels a tile is of.
@@ -86,9 +87,6 @@ class ConvEpilogue {
   static_assert(Traits::kEpilogueBuffers >= 2, "one barrier a step needs two buffers");
   static_assert(!Traits::kHasResidual || sizeof(ElementResidual) == sizeof(Element),
                 "residuals come in boxes like the result's");
-  static_assert(!Traits::kScatters || !(Traits::kHasBias || Traits::kHasResidual ||
-                                        Traits::kSavesPreactivation),
-                "gradients have no epilogue");
 
   // `buffers` are the staging buffers and, behind them, those of the residual, each with
   // one of `barriers`; with `bias` addresses of this warpgroup's own shared memory.
@@ -127,15 +125,21 @@ class ConvEpilogue {
       if constexpr (Traits::kHasResidual) wait_for_residual();
       if constexpr (Traits::kSavesPreactivation) {
         stage_all<Activation::kNone>(sums, sub);
-        publish(params_.preactivation, at, column);
+        if constexpr (Traits::kScatters) {
+          scatter(params_.scattered[1], at.row, column, rows);
+        } else {
+          publish(params_.preactivation, at, column);
+        }
       }
       stage_all<Traits::kActivation>(sums, sub);
       if constexpr (Traits::kScatters) {
-        scatter(at.pixel, column, rows);
+        scatter(params_.scattered[0], at.row, column, rows);
       } else {
         publish(params_.out, at, column);
       }
       if constexpr (Traits::kHasResidual) {
+        // Warps that write their own rows have not met since they read the residual.
+        if constexpr (Traits::kScatters) conv_warpgroup_barrier(warpgroup_);
         ++residual_idx_;
         if (index + kResidualBuffers < kTileSubTiles) {
           const int next = index + kResidualBuffers;
@@ -193,7 +197,7 @@ class ConvEpilogue {
     mbarrier_arrive_expect_tx(barrier, Tile::kBytes);
     const u32 buffer = residual_buffer(turn);
     const int column = n + first_column(index % kSubTiles);
-    if constexpr (Traits::kWalks) {
+    if constexpr (Traits::kScatters) {
       cp_async_bulk_tensor_4d_im2col(buffer, params_.residual, column, at.pixel, at.line,
                                      at.image, 0, 0, barrier);
     } else {
@@ -250,19 +254,14 @@ class ConvEpilogue {
     conv_warpgroup_barrier(warpgroup_);
     if (leader_) {
       const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
-      if constexpr (Traits::kWalks) {
-        cp_async_bulk_tensor_4d_im2col_store(result, buffer, column, at.pixel, at.line,
-                                             at.image);
-      } else {
-        cp_async_bulk_tensor_4d_store(result, buffer, column, at.pixel, at.line, at.image);
-      }
+      cp_async_bulk_tensor_4d_store(result, buffer, column, at.pixel, at.line, at.image);
       cp_async_bulk_commit_group();
     }
     next_buffer();
   }
 
   // Writes this warp's 16 rows of the staged buffer, each to the place of its pixel.
-  TRACEA_DEVICE void scatter(int m, int n, const ConvRows& pixels) {
+  TRACEA_DEVICE void scatter(void* result, int m, int n, const ConvRows& pixels) {
     constexpr int kLanes = Tile::kRowBytes / 16, kUnit = 16 / sizeof(Element);
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     const int lane = thread_ % kWarpSize, unit = lane % kLanes;
@@ -275,9 +274,11 @@ class ConvEpilogue {
           buffer + Traits::Swizzle::apply(Tile::kRowBytes * row + 16 * unit));
       if (m + row >= pixels.count || column >= params_.n) continue;
       const Pixel at = Pixel::at(m + row, pixels.h.extent, pixels.w.extent);
-      const u64 line = static_cast<u64>(at.image) * params_.rows + pixels.h.out(at.row);
-      const u64 pixel = line * params_.columns + pixels.w.out(at.column);
-      Element* out = static_cast<Element*>(params_.scattered) + pixel * params_.n + column;
+      const int y = pixels.h.out(at.row), x = pixels.w.out(at.column);
+      if (y >= params_.rows || x >= params_.columns) continue;
+      const u64 line = static_cast<u64>(at.image) * params_.rows + y;
+      const u64 pixel = line * params_.columns + x;
+      Element* out = static_cast<Element*>(result) + pixel * params_.n + column;
       *reinterpret_cast<Words*>(out) = words;
     }
     __syncwarp();

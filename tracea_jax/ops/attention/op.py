@@ -9,10 +9,12 @@ from tracea_jax.ops.attention import builder, primitives, workload
 from tracea_jax.ops.common.bench import OpBench
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants import XLA
+from tracea_jax.variants.attention_backward_sm80 import ATTENTION_BACKWARD_SM80
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_cpu import ATTENTION_CPU
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_decode_sm90 import ATTENTION_DECODE_SM90
+from tracea_jax.variants.attention_sm80 import ATTENTION_SM80
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ATTENTION = Op(
@@ -23,6 +25,8 @@ ATTENTION = Op(
         ATTENTION_DECODE_SM90,
         ATTENTION_SM90,
         ATTENTION_BACKWARD_SM90,
+        ATTENTION_BACKWARD_SM80,
+        ATTENTION_SM80,
         ATTENTION_CUDNN,
         ATTENTION_CPU,
         XLA,

@@ -192,11 +192,15 @@ def _tangent_transpose(
     return [*known, *(grads[name] if name in linear else None for name in names)]
 
 
+_GRADIENTS_OF = {
+    "attention_sm80": "attention_backward_sm80",
+    "attention_sm90": "attention_backward_sm90",
+}
+
+
 def _gradients_of(implementation: str | None) -> str | None:
     """Who is asked for the gradients of what an implementation was asked for."""
-    if implementation == "attention_sm90":
-        return "attention_backward_sm90"
-    return implementation
+    return _GRADIENTS_OF.get(implementation or "", implementation)
 
 
 def _jvp_of_reference(
