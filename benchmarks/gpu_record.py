@@ -7,10 +7,10 @@ headers of ``kernels/cuda`` that its kernels include, and a hash of these header
 ``ffi`` (without the handlers of CPU kernels). An ordinary test asks ``complaints``, so
 kernels cannot change without a GPU run of the tests that run them.
 
-Without arguments those files run that were not run, failed, or ran with other sources;
-``--all`` runs every file, ``--only`` those named, ``--failed`` the tests that failed,
-if their sources are still the same. The record is written after every test file: a run
-that is cut off leaves its results.
+Without arguments those files run that were not run, failed, or ran with other sources,
+on whatever device has a record; ``--all`` runs every file, ``--only`` those named,
+``--failed`` the tests that failed, if their sources are still the same. The record is
+written after every test file: a run that is cut off leaves its results.
 """
 
 from __future__ import annotations
@@ -66,6 +66,18 @@ def records(results: pathlib.Path = ROOT / "results") -> list[Record]:
     return [json.loads(f.read_text()) for f in sorted(results.glob("*/gpu_tests.json"))]
 
 
+def of_any_device(
+    found: Iterable[Record], repository: pathlib.Path = REPOSITORY
+) -> Record:
+    """One record of several: of each test file an entry that is not stale, if any."""
+    best: dict[str, Entry] = {}
+    for record in found:
+        for name, entry in record["files"].items():
+            if name not in best or why_stale(best[name], repository):
+                best[name] = entry
+    return {"files": best}
+
+
 def gpu_files(tests: pathlib.Path = REPOSITORY / "tests") -> list[pathlib.Path]:
     """The test files that need a GPU, or have tests that do."""
     return sorted(f for f in tests.glob("test_*.py") if "mark.gpu" in f.read_text())
@@ -119,7 +131,9 @@ def main() -> int:
     path = path / "gpu_tests.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     entries = json.loads(path.read_text())["files"] if path.exists() else {}
-    chosen = tests_to_run(entries, args.all, args.only, args.failed)
+    everywhere = of_any_device([*records(), {"files": entries}])["files"]
+    known = entries if args.failed else everywhere
+    chosen = tests_to_run(known, args.all, args.only, args.failed)
     if args.only and len(chosen) != len(args.only):
         parser.error(f"GPU tests are in {', '.join(f.name for f in gpu_files())}")
     jobs = args.jobs or max(1, (os.cpu_count() or 1) * 3 // 4)
@@ -128,7 +142,7 @@ def main() -> int:
             outcome = together(entries[file.name], outcome)
         entries[file.name] = outcome and entry_of(outcome, where)
         path.write_text(json.dumps(summary(entries), indent=1) + "\n")
-    found = complaints(summary(entries))
+    found = complaints(of_any_device([*records(), {"files": entries}]))
     print("\n".join(found) or "the kernels pass as they are", file=sys.stderr)
     return int(bool(found))
 

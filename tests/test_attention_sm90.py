@@ -380,6 +380,7 @@ def test_the_device_walks_tiles_section_by_section():
 
 # ---- machine code --------------------------------------------------------------------
 
+TILED = {"bias": (2, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304}
 # Between them every head size class, mask, schedule and way of staging.
 COMPILED = [
     (64, {}, None),
@@ -408,51 +409,27 @@ COMPILED = [
     (192, {"soft_cap": 50.0, "is_causal": True, "value_dim": 128}, None),
     (256, {"soft_cap": 50.0, "window": (4096, 0)}, None),
     (128, {"soft_cap": 50.0, "is_causal": True}, None),
-    (128, {"alibi": "linear", "is_causal": True}, None),
-    (
-        128,
-        {"bias": (1, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304},
-        None,
-    ),
-    (
-        128,
-        {
-            "bias": (2, 12, 1000, 1304),
-            "bias_dtype": "float16",
-            "kv_len": 1304,
-            "is_causal": True,
-        },
-        None,
-    ),
-    (
-        64,
-        {
-            "bias": (2, 1, 1000, 1304),
-            "bias_dtype": "bfloat16",
-            "kv_len": 1304,
-            "soft_cap": 5.0,
-            "segments": True,
-        },
-        None,
-    ),
-    (
-        256,
-        {
-            "bias": (2, 12, 1000, 1304),
-            "bias_dtype": "bfloat16",
-            "kv_len": 1304,
-            "is_causal": True,
-        },
-        None,
-    ),
     (64, {"alibi": "distance"}, None),
+    (128, {**TILED, "is_causal": True}, None),
     (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
     (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),
 ]
 
 
+MORE: list[tuple[int, dict[str, Any], AttentionSm90Config | None]] = [
+    (128, {"alibi": "linear", "is_causal": True}, None),
+    (128, {**TILED, "bias_dtype": "float16"}, None),
+    (64, {**TILED, "soft_cap": 5.0, "segments": True}, None),
+    (256, {**TILED, "is_causal": True}, None),
+]
+
+
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("head_dim", "fields", "config"), COMPILED, ids=str)
+@pytest.mark.parametrize(
+    ("head_dim", "fields", "config"),
+    [*COMPILED, *(pytest.param(*kind, marks=pytest.mark.slow) for kind in MORE)],
+    ids=str,
+)
 def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config):
     asked = problem(head_dim, **fields)
     config = config or ATTENTION_SM90.heuristic(asked, H200)

@@ -71,7 +71,7 @@ _LATER = 4  # equations of a dropout between the weights and their product
 
 
 def _drops(view: View, index: int | None) -> bool:
-    """Whether an equation, or one soon after it, takes random numbers to the weights."""
+    """Whether an equation, or one soon after, takes random numbers to weights."""
     for _ in range(_LATER):
         if index is None or view.eqns[index].primitive.name == "dot_general":
             return False
