@@ -23,6 +23,7 @@ from tracea_jax.emit import sources
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 _FEWEST_TESTS = 8  # of a process: fewer are not worth starting JAX
+_LONGEST_S = 420  # of a process: one that takes longer waits for a kernel that hangs
 _SUITE_COUNTS = ("tests", "failures", "errors", "skipped")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
@@ -147,15 +148,21 @@ def _run(
     report = own / "report.xml"
     tests = [f"{file}::{name}" for name in names] or [str(file)]
     where = [f"--basetemp={own / 'tests'}", f"--junitxml={report}"]
-    done = subprocess.run(
-        _pytest(*tests, *where, *pytest_args),
-        cwd=_REPOSITORY,
-        env=_environ(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    try:
+        done = subprocess.run(
+            _pytest(*tests, *where, *pytest_args),
+            cwd=_REPOSITORY,
+            env=_environ(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_LONGEST_S,
+        )
+    except subprocess.TimeoutExpired as late:
+        shown = (late.output or b"").decode(errors="replace")
+        print(f"{file.name} did not end in {_LONGEST_S} s:\n{shown}", flush=True)
+        return None
     lines = done.stdout.strip().splitlines()
     shown = lines[-1:] if done.returncode == 0 else lines
     print(f"{file.name}: " + "\n".join(shown), flush=True)
