@@ -81,6 +81,24 @@ def test_refuses_a_config_with_a_reason(change, words):
         CONV2D_DEPTHWISE.check(problem, dataclasses.replace(legal, **change), H200)
 
 
+@pytest.mark.parametrize(
+    ("asked", "wins"),
+    [
+        (CONVNEXT, True),
+        (changed(direction="input_grad"), True),
+        (changed(direction="weight_grad"), False),
+        (changed(batch=8), False),
+        (changed(strides=(2, 2)), False),
+        (changed(lhs="float32", rhs="float32", out="float32"), False),
+        (depthwise(64, 56, 56, 144, 5, stride=2), True),
+        (depthwise(64, 112, 112, 96, 3, stride=2), False),
+    ],
+)
+def test_runs_unmeasured_only_where_it_was_measured_to_win(asked, wins):
+    assert CONV2D_DEPTHWISE.expects_to_win(asked, H200) == wins
+    assert not CONV2D_DEPTHWISE.expects_to_win(asked, A100)
+
+
 # ---- what follows from a problem -----------------------------------------------------
 
 
