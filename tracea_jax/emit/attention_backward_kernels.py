@@ -14,6 +14,7 @@ import math
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_backward_sm90 as sizes
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import PART, AttentionBackwardSm90Config
@@ -60,7 +61,7 @@ def keys_kernel(
     written = (*reads, *sizes.keys_writes(c))
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     out = len(reads)
-    left, right = forward.window(p)
+    left, right = rules.window(p)
     smem = int(sizes.keys_smem_bytes(p, c))
     consumers = c.tile_kv // ROWS
     numbers = {
@@ -114,7 +115,7 @@ def queries_kernel(
     p, c = problem, config
     reads = sizes.queries_reads(p)
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
-    left, right = forward.window(p)
+    left, right = rules.window(p)
     numbers = {
         **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len, "heads": p.heads},
         **{"padded": sizes.padded(p, c), "group": p.heads // p.kv_heads},
@@ -228,7 +229,7 @@ def _kernel(
     sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
     of_values = Wgmma(n=p.columns, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
     part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
-    left, right = forward.window(p)
+    left, right = rules.window(p)
     flags = {
         "kHasLeft": left is not None,
         "kHasRight": right is not None,

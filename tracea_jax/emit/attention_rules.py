@@ -1,9 +1,10 @@
-"""What attention_sm90 makes of biases and of the rules on which query sees which key.
+"""What kernels of attention make of biases and of rules on which query sees which key.
 
 Rules on positions and lengths are numbers of a launch. Segments and masks are a map of
 blocks, which a kernel makes before it (``attention_map``), and words of a mask for
 blocks that are mixed.
-Callers: ``attention_sm90`` beside this module, and the variant of that name.
+Callers: ``attention_sm90`` and ``attention_sm80`` beside this module, and the variants
+of these names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from typing import Any
 
 from tracea_jax.problem import AttentionProblem
 
+_BIAS_ELEMENTS = {
+    "float32": "float",
+    "bfloat16": "tracea::bf16",
+    "float16": "tracea::f16",
+}
 _ALIGNED = 8  # elements of 16 bits; tensor maps read rows that start at a multiple
 
 
@@ -68,3 +74,8 @@ def biased_by_tiles(problem: AttentionProblem) -> bool:
     if p.bias is None or p.bias_dtype not in ("bfloat16", "float16"):
         return False
     return p.bias[2] > 1 and p.bias[3] > 1 and p.kv_len % _ALIGNED == 0
+
+
+def bias_element(problem: AttentionProblem) -> str:
+    """The C++ type of an entry of the bias, also of one that is not there."""
+    return _BIAS_ELEMENTS[problem.bias_dtype or "float32"]

@@ -44,7 +44,6 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap")
-_BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +203,7 @@ def _source(problem: AttentionProblem, config: AttentionSm80Config) -> str:
 namespace {{
 struct Traits {{
   using Element = {DTYPES[problem.dtype][0]};
-  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
+  using BiasElement = {rules.bias_element(problem)};
   static constexpr int kHeadDim = {problem.head_dim}, kValueDim = {problem.columns};
   static constexpr int kTileQ = {config.tile_q}, kTileKv = {config.tile_kv}, \
 kWarps = {config.warps}, kStages = {config.stages};

@@ -12,14 +12,8 @@ import math
 from typing import Any
 
 from tracea_jax.device import CudaDevice
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_rules import (
-    biased_by_tiles,
-    is_mapped,
-    reads_mask,
-    shifts,
-    window,
-)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
@@ -46,7 +40,6 @@ _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
 _ALIBI = {None: "kNone", "linear": "kLinear", "distance": "kDistance"}
-_BIAS_DTYPES = {"float32": "float", **{name: t for name, (t, _) in DTYPES.items()}}
 # Parameters behind the tensor maps and the log-sum-exp: pointers with their types, and
 # numbers.
 _POINTERS = {
@@ -159,7 +152,7 @@ def scores(problem: AttentionProblem, config: Any) -> int:
 
     Lengths are known on the device alone; here they count as whole.
     """
-    left, right = window(problem)
+    left, right = rules.window(problem)
     every = problem.kv_len
     keys = KeyInterval(kv_len=every, limit=every, left=left, right=right)
     seen = (
@@ -231,8 +224,8 @@ def operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
         "kv_segments": p.segments,
         "sinks": p.sinks,
         "alibi_slopes": p.alibi is not None,
-        "map": is_mapped(p),
-        "mask_words": reads_mask(p, config),
+        "map": rules.is_mapped(p),
+        "mask_words": rules.reads_mask(p, config),
         "counter": draws(config),
     }
     return ("q", "k", "v", *(name for name, is_read in there.items() if is_read))
@@ -246,7 +239,7 @@ def entry_name(problem: AttentionProblem, config: AttentionSm90Config) -> str:
 
 def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
     """What a kernel computes, in words of its name."""
-    left, right = window(problem)
+    left, right = rules.window(problem)
     parts = (
         DTYPES[problem.dtype][1],
         f"d{problem.head_dim}" + (f"v{problem.columns}" if problem.value_dim else ""),
@@ -254,7 +247,7 @@ def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
         "right" if right is not None else "",
         "qlen" if problem.q_lengths else "",
         "kvlen" if problem.kv_lengths else "",
-        "end" if shifts(problem) else "",
+        "end" if rules.shifts(problem) else "",
         "segments" if problem.segments else "",
         "mask" if problem.mask else "",
         "bias" if problem.bias else "",
@@ -273,7 +266,7 @@ def _params(
     p = problem
     number = {name: i for i, name in enumerate(operands(p, config))}
     out = len(number)
-    left, right = window(p)
+    left, right = rules.window(p)
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     numbers = {
         "batch": p.batch,
@@ -287,8 +280,8 @@ def _params(
         "section": section(p),
         **steps(p, config),
     }
-    number["values"] = number["v"] if is_mapped(p) else -1
-    product = 1.0 if biased_by_tiles(p) else p.scale  # what scores then lack
+    number["values"] = number["v"] if rules.is_mapped(p) else -1
+    product = 1.0 if rules.biased_by_tiles(p) else p.scale  # what scores then lack
     cap = p.soft_cap or 1.0
     last = p.soft_cap or product
     factors = (last * math.log2(math.e), 1 / p.scale, product / cap, p.scale)
@@ -297,7 +290,10 @@ def _params(
         operand_map(p, 1, keys, config.tile_kv, p.head_dim),
         operand_map(p, 2, keys, config.tile_kv, p.columns),
         operand_map(p, out, queries, WARP_ROWS, p.columns),
-        *(_bias_map(p, config, number["bias"]) for _ in range(biased_by_tiles(p))),
+        *(
+            _bias_map(p, config, number["bias"])
+            for _ in range(rules.biased_by_tiles(p))
+        ),
         Pointer(operand=out + 1 if p.saves_lse else -1),
         *(Pointer(operand=number.get(name, -1)) for name in _POINTERS),
         *(Scalar(value=numbers[name]) for name in _INTEGERS),
@@ -357,7 +353,7 @@ def operand_map(
 
 def bias_bytes(problem: AttentionProblem, config: AttentionSm90Config) -> Any:
     """Shared memory for tiles of a bias."""
-    if not biased_by_tiles(problem):
+    if not rules.biased_by_tiles(problem):
         return 0
     return config.stages * config.tile_q * slabs(config.tile_kv) * _ROW_BYTES
 
@@ -386,8 +382,8 @@ def _source(
     in_place: bool,
 ) -> str:
     """The translation unit: Traits and one entry."""
-    left, right = window(problem)
-    bias, tiled = problem.bias or (1, 1, 1, 1), biased_by_tiles(problem)
+    left, right = rules.window(problem)
+    bias, tiled = problem.bias or (1, 1, 1, 1), rules.biased_by_tiles(problem)
     producer, consumer = _REGISTERS[config.consumers]
     ring = Ring(stages=config.stages)
     typed = {
@@ -413,7 +409,7 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Sums = tracea::{sums.type_name}<0, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  using BiasElement = {_BIAS_DTYPES[problem.bias_dtype or "float32"]};
+  using BiasElement = {rules.bias_element(problem)};
   static constexpr int kHeadDim = {problem.head_dim}, \
 kSlabs = {slabs(problem.head_dim)}, kValueDim = {problem.columns}, \
 kValueSlabs = {slabs(problem.columns)};
@@ -421,10 +417,10 @@ kValueSlabs = {slabs(problem.columns)};
 kStages = {config.stages}, kBiasSlabs = {slabs(config.tile_kv)};
   static constexpr bool kHasLeft = {cxx(left is not None)}, \
 kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
-kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(shifts(problem))};
-  static constexpr bool kMapped = {cxx(is_mapped(problem))}, \
+kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(rules.shifts(problem))};
+  static constexpr bool kMapped = {cxx(rules.is_mapped(problem))}, \
 kSegments = {cxx(problem.segments)}, \
-kMaskBits = {cxx(bool(reads_mask(problem, config)))};
+kMaskBits = {cxx(bool(rules.reads_mask(problem, config)))};
   static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
 kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
 kBiasTiles = {cxx(tiled)}, kBiasHeads = {cxx(bias[1] > 1)}, \

@@ -18,6 +18,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_kernels as kernels
 from tracea_jax.emit import attention_backward_rows as small
 from tracea_jax.emit import attention_backward_sm90 as emit
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ir.tile_graph import KeyInterval
@@ -133,7 +134,7 @@ class AttentionBackwardSm90:
             return False
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
-        left, right = forward.window(p)
+        left, right = rules.window(p)
         measured = (128,) if left is not None else (64, 128)
         return right == 0 and p.head_dim == p.columns and p.head_dim in measured
 
@@ -213,7 +214,7 @@ def _adds_faster(problem: AttentionProblem) -> bool:
     keys on, and 1.2 times as long for 512; with segments of 512, the same.
     """
     p = problem
-    left, _ = forward.window(p)
+    left, _ = rules.window(p)
     seen = p.kv_len if left is None else left + 1
     return not p.segments and p.heads == p.kv_heads and seen >= _MANY
 
@@ -221,7 +222,7 @@ def _adds_faster(problem: AttentionProblem) -> bool:
 def may_be_blind(problem: AttentionProblem) -> bool:
     """Whether a query might see no key; it then takes the mean of all values."""
     p = problem
-    left, right = forward.window(p)
+    left, right = rules.window(p)
     keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
     return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
 
@@ -416,7 +417,7 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return "it computes no gradient of a bias"
     if p.mask:
         return "it reads no mask"
-    if forward.shifts(p):
+    if rules.shifts(p):
         return "positions from ends that each example has its own of"
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
