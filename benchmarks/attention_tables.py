@@ -6,7 +6,7 @@ import json
 import pathlib
 from typing import Any
 
-from table_cells import bar_line, head, number
+from table_cells import UNMEASURED, bar_line, head, number
 
 
 def rows(results: pathlib.Path) -> str:
@@ -98,7 +98,9 @@ FIGURES = {
 def profile(results: pathlib.Path) -> str:
     """One table for each device: what pipes and warps of kernels do."""
     files = sorted(results.glob("*/attention_profile.json"))
-    return "".join(_profile_table(json.loads(f.read_text())) for f in files) or "\n"
+    return (
+        "".join(_profile_table(json.loads(f.read_text())) for f in files) or UNMEASURED
+    )
 
 
 def _profile_table(result: dict[str, Any]) -> str:
@@ -130,7 +132,9 @@ _PROFILED = {
 def memory(results: pathlib.Path) -> str:
     """One table for each device: bytes that attention of long sequences takes."""
     files = sorted(results.glob("*/attention_memory.json"))
-    return "".join(_memory_table(json.loads(f.read_text())) for f in files) or "\n"
+    return (
+        "".join(_memory_table(json.loads(f.read_text())) for f in files) or UNMEASURED
+    )
 
 
 def _memory_table(result: dict[str, Any]) -> str:

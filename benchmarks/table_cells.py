@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+UNMEASURED = "\nNot measured yet.\n\n"  # what stands where results are missing
+
 
 def head(where: dict[str, Any]) -> str:
     """The line above a table: which device, when."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attention_tables
-from table_cells import bar_line, head, number
+from table_cells import UNMEASURED, bar_line, head, number
 
 ROOT = pathlib.Path(__file__).resolve().parent
 PAGES = (ROOT.parent / "README.md", ROOT.parent / "docs" / "benchmarks.md")
@@ -99,7 +99,9 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
 def conv2d(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_conv2d``."""
     files = sorted(results.glob("*/conv2d.json"))
-    return "".join(_conv2d_table(json.loads(f.read_text())) for f in files) or "\n"
+    return (
+        "".join(_conv2d_table(json.loads(f.read_text())) for f in files) or UNMEASURED
+    )
 
 
 def _conv2d_table(result: dict[str, Any]) -> str:

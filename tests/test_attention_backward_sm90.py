@@ -151,6 +151,22 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
             assert kernel.smem_bytes <= H200.smem_per_block_bytes
 
 
+def test_the_usual_config_is_legal_wherever_the_kernel_runs():
+    sizes = (8, 40, 64, 72, 96, 128, 136, 192)
+    kinds = ({}, {"is_causal": True}, {"segments": True}, {"soft_cap": 30.0})
+    found = 0
+    for head_dim, value_dim, fields in itertools.product(sizes, sizes, kinds):
+        for length in (100, 8192):
+            asked = problem(
+                head_dim, value_dim=value_dim, q_len=length, kv_len=length, **fields
+            )
+            if ATTENTION_BACKWARD_SM90.why_not(asked, H200) is None:
+                config = ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
+                ATTENTION_BACKWARD_SM90.check(asked, config, H200)
+                found += 1
+    assert found > 100
+
+
 def test_registers_and_memory_refuse_configs():
     for change, reason in (
         ({"block_q": 80}, "registers"),

@@ -113,7 +113,7 @@ class AttentionBackwardSm90:
             )
             if first_refusal(_RULES, p, added, device) is None:
                 return added
-        if p.head_dim > 64:
+        if max(p.head_dim, p.columns) > 64:
             return AttentionBackwardSm90Config(
                 tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
             )

@@ -42,7 +42,6 @@ _RANGES = {
     "stages": (2, 8),
     "blocks": (1, 16),
 }
-_FEWEST_BYTES = 50_000_000
 _MOST_THREADS, _MOST_REGISTERS, _MOST_COPIES = 512, 230, 32
 
 
@@ -75,20 +74,12 @@ class Conv2dGrouped:
         return next(iter(_grid(problem, device)))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
+        """Never: infinities and NaN of a group reach others of its 16 channels.
 
         On an H100 cuDNN took 2.1 times as long for 3 x 3 kernels of 4 and of 8 channels
-        a group, on images of 51 MB and more together.
+        a group, so the kernel is worth naming where operands are finite.
         """
-        p = problem
-        return (
-            images.is_measured(p, device)
-            and p.direction == "forward"
-            and p.strides == (1, 1) == p.dilation
-            and (p.kernel_height, p.kernel_width) == (3, 3)
-            and emit.group(p) in (4, 8)
-            and p.bytes >= _FEWEST_BYTES
-        )
+        return False
 
     def call(
         self, problem: Conv2dProblem, config: GroupedConfig, device: Device
