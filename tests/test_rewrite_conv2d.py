@@ -252,8 +252,12 @@ def test_what_follows_and_is_no_epilogue_is_left():
     for name, f in programs.items():
         assert sites(f, *args) == [STOPS[name][1]], name
     f = together(programs)
+    found, expected = transform(f)(*args), jax.jit(f)(*args)
+    # Divided by numbers near zero, what is within rounding differs by much.
+    for both in (found, expected):
+        both["number by it"] = 1 / both["number by it"]
     equal = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-6)
-    jax.tree.map(equal, transform(f)(*args), jax.jit(f)(*args))
+    jax.tree.map(equal, found, expected)
 
 
 def test_an_op_for_each_image_of_a_map():

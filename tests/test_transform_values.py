@@ -15,7 +15,7 @@ from value_programs import Program, program
 
 import tracea_jax as tracea
 from tracea_jax.rewrite import rules, splice
-from tracea_jax.rewrite.attention import softmax
+from tracea_jax.rewrite.attention import steps
 
 pytestmark = pytest.mark.usefixtures("calls_only")
 
@@ -121,5 +121,5 @@ def test_differences_are_found(monkeypatch):
     def converts(eqn):
         return eqn.primitive.name == "convert_element_type"
 
-    monkeypatch.setattr(softmax, "only_rounds", converts)
+    monkeypatch.setattr(steps, "only_rounds", converts)
     assert any(differing(range(200)))
