@@ -8,12 +8,14 @@ Headers are passed in memory, so the compiler reads no file.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import hashlib
 import importlib
 import json
 import logging
+import pathlib
 import re
 import time
 from collections.abc import Iterator
@@ -153,7 +155,23 @@ def _require() -> str:
         why = " ".join(str(e).split())
         raise ToolchainMissing(f"NVRTC cannot be loaded ({why}); {_INSTALL}") from e
     _check(status, "nvrtcVersion")
+    _load_builtins(f"{major}.{minor}")
     return f"{major}.{minor}"
+
+
+def _load_builtins(version: str) -> None:
+    """Loads the library of NVRTC's own device functions from beside NVRTC.
+
+    NVRTC opens it by its name, which the loader may not find where JAX loaded NVRTC
+    before; a library that is loaded already is found. Where this fails, NVRTC searches
+    as ever, and says what it misses.
+    """
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        beside = pathlib.Path(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+        ctypes.CDLL(str(beside.with_name(f"libnvrtc-builtins.so.{version}")))
+    except (ImportError, OSError, RuntimeError, TypeError) as e:
+        _logger.debug("NVRTC's own device functions were not loaded: %s", e)
 
 
 def _check(status: Any, what: str) -> None:
