@@ -61,7 +61,8 @@ class AttentionProblem(Problem):
       soft_cap: what bounds the scores, or None.
       sinks: whether each head has a further logit: float32 (heads,).
       alibi: which bias a slope of each head, float32 (heads,), makes of positions:
-        "distance": -slope |key - query|; "linear": slope (key - query); None for none.
+        "distance": ``-slope |key - query|``; "linear": slope (key - query); None for
+        none.
         Where queries see no later keys both are the same, and called "linear".
     """
 

@@ -153,7 +153,7 @@ def attention(
       sinks: (N,), a further logit for the softmax of each head, whose weight multiplies
         no value. Differentiable.
       alibi_slopes: (N,), which make a bias of the distance of query i and key j without
-        reading one: -slope |i - j|, as ALiBi's. The bias and they add up. Positions
+        reading one: ``-slope |i - j|``, as ALiBi's. The bias and they add up. Positions
         count from where those of ``is_causal`` do. Differentiable, by XLA.
       alibi: "distance" for that, "linear" for slope (j - i), which is the same where
         queries see no later keys.

@@ -114,7 +114,7 @@ def abs(
     implementation: Implementation | None = None,
     config: Any = None,
 ) -> jax.Array:
-    """|x|, element by element; of complex elements their length, a real number.
+    """``|x|``, element by element; of complex elements their length, a real number.
 
     A length overflows only if it is too large itself: both parts are scaled by a power
     of two where their squares would overflow or vanish. It is within a unit of the last
