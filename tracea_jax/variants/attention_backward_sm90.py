@@ -1,11 +1,11 @@
 """attention_backward_sm90: the gradients of flash attention on Hopper's tensor cores.
 
-Two kernels compute dk and dv, and dq, from the output and the log-sum-exp of whatever
-ran forward; both skip what nobody sees, and neither adds in memory, so that results are
-the same from run to run. Here are the reasons that refuse problems, the legal configs
-and the calls; the kernels' text is in ``emit.attention_backward_kernels`` and
-``emit.attention_backward_rows``. Caller: the
-op's record (``ops.attention.op``).
+The output and the log-sum-exp come from whatever ran forward. Two kernels compute dk
+and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
+order of the keys, so that results are the same from run to run, or in none. Both skip
+what nobody sees. Here are the reasons that refuse problems, the legal configs and the
+calls; the kernels' text is in ``emit.attention_backward_kernels`` and beside it.
+Caller: the op's record (``ops.attention.op``).
 """
 
 from __future__ import annotations
