@@ -20,6 +20,9 @@ conv = functools.partial(
 )
 
 
+Program = tuple[Callable[..., Any], jax.Array]  # a function and its input
+
+
 class Arrays:
     """Random arrays of one dtype."""
 
@@ -31,7 +34,7 @@ class Arrays:
         return jnp.asarray(self._random.normal(size=shape) * scale, self._dtype)
 
 
-def resnet_block(dtype: Any, channels: int = 64, size: int = 16) -> tuple[Any, ...]:
+def resnet_block(dtype: Any, channels: int = 64, size: int = 16) -> Program:
     """A block that halves the image and doubles the channels, and its input."""
     array, wide = Arrays(dtype), 2 * channels
     p = {
@@ -51,7 +54,7 @@ def resnet_block(dtype: Any, channels: int = 64, size: int = 16) -> tuple[Any, .
     return functools.partial(block, p), array(2, size, size, channels)
 
 
-def mlp(dtype: Any, width: int = 256, tokens: int = 96) -> tuple[Any, ...]:
+def mlp(dtype: Any, width: int = 256, tokens: int = 96) -> Program:
     """A transformer's MLP with its residual, and its input."""
     array = Arrays(dtype, 1)
     p = {
@@ -70,7 +73,7 @@ def mlp(dtype: Any, width: int = 256, tokens: int = 96) -> tuple[Any, ...]:
 
 def attention_block(
     dtype: Any, implementation: Implementation, heads: int = 4, head_dim: int = 64
-) -> tuple[Any, ...]:
+) -> Program:
     """Causal self-attention with its projections and residual, and its input."""
     array, width = Arrays(dtype, 2), heads * head_dim
     p = {name: array(width, heads, head_dim, scale=0.05) for name in "qkv"}

@@ -128,7 +128,7 @@ class _Lowering:
             params = {"function": _ELEMENTWISE[name], "implementation": None}
             params["config"] = None
             return self._call(ELEMENTWISE, operands, params, source)
-        if (copies := moves(eqn)) is not None:
+        if (copies := moves(eqn, operands)) is not None:
             return [self._moved(eqn, copies, operands, source)]
         raise Unsupported(_refused(eqn, source))
 

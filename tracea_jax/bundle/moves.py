@@ -14,7 +14,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Literal
+import numpy as np
+
+from tracea_jax.bundle.arrays import View
 
 _LEAST_RUN_BYTES = 16  # that a GPU copies at a time
 _MOST_COPIES = 64  # of a move on a GPU, each of rows
@@ -63,14 +65,20 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def moves(eqn: Any) -> tuple[Move, ...] | None:
+def moves(eqn: Any, operands: Sequence[Any]) -> tuple[Move, ...] | None:
     """The copies that an equation is; None if it is something else.
 
     Parts of the result that no copy writes are zero.
+
+    Args:
+      eqn: the equation.
+      operands: views, or arrays that are known.
     """
     made = _RULES.get(eqn.primitive.name)
     x, out = eqn.invars[0], eqn.outvars[0]
     if made is None or x.aval.dtype != out.aval.dtype or 0 in out.aval.shape:
+        return None
+    if eqn.primitive.name == "pad" and not _is_zero(operands[1]):
         return None
     return made(eqn, tuple(x.aval.shape), tuple(out.aval.shape))
 
@@ -101,13 +109,15 @@ def _slice(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
     )
 
 
+def _is_zero(value: Any) -> bool:
+    return not isinstance(value, View) and value == 0 and not np.signbit(value)
+
+
 def _pad(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...] | None:
-    value = eqn.invars[1]
-    if not isinstance(value, Literal) or value.val != 0:
-        return None
     counts, source, target, steps = [], 0, 0, []
     of_x, of_out = strides(shape), strides(out)
-    for axis, (low, high, inner) in enumerate(eqn.params["padding_config"]):
+    for axis, config in enumerate(eqn.params["padding_config"]):
+        low, high, inner = map(int, config)
         if inner and min(low, high) < 0:
             return None
         skipped = max(-low, 0)
