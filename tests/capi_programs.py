@@ -17,13 +17,15 @@ SOURCE = pathlib.Path(__file__).parent / "capi"
 BROKEN = 99  # the status with which they exit where something is wrong
 
 
-def built(place: pathlib.Path, *options: str) -> pathlib.Path:
+def built(
+    place: pathlib.Path, *options: str, source: pathlib.Path = SOURCE
+) -> pathlib.Path:
     """The directory of the programs; skips where nothing can be built."""
     if missing := [tool for tool in ("cmake", "cc", "c++") if not shutil.which(tool)]:
         pytest.skip(f"there is no {', '.join(missing)}")
     package = f"-Dtracea_DIR={Library.installed().cmake}"
     for command in (
-        ["cmake", "-S", str(SOURCE), "-B", str(place), package, *options],
+        ["cmake", "-S", str(source), "-B", str(place), package, *options],
         ["cmake", "--build", str(place), "--parallel", "2"],
     ):
         made = subprocess.run(command, capture_output=True, text=True)

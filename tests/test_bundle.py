@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from capi_programs import built, computed, run, same_bits
+from pages import blocks
 
 import tracea_jax as tracea
 from tracea_jax import cli
@@ -148,6 +149,20 @@ def test_what_depends_on_weights_alone_is_computed_now(programs, tmp_path):
     want = np.asarray(fn(x))
     got = computed(programs / "run_c", "cpu", tmp_path / "folded.tracea", [x], want)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_program_of_the_documents_runs(programs, tmp_path):
+    page = pathlib.Path(__file__).parent.parent / "docs" / "howto" / "native.md"
+    texts = {block.language: block.text for block in blocks(page)}
+    (tmp_path / "serve.cpp").write_text(texts["cpp"])
+    (tmp_path / "CMakeLists.txt").write_text(texts["cmake"])
+    fn, x, _ = PROGRAMS["mlp"]
+    tracea.bundle(fn, x, path=tmp_path / "mlp.tracea")
+    made = built(tmp_path / "build", source=tmp_path)
+    done = subprocess.run(
+        [made / "serve"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == f"out: {x.size} numbers\n", done.stdout
 
 
 # --- mistakes -------------------------------------------------------------------------
