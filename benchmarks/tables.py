@@ -96,7 +96,7 @@ _HEADLINES = {  # by result file
         kind=lambda row: f"matmul, {row['group']}",
         ratio=lambda row: row.get("ratio_default"),
     ),
-    **{f"attention_{suite}": _ATTENTION for suite in attention_tables.SUITES},
+    **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
     "conv2d": _Compared(
         kind=lambda row: f"conv2d, {row['group']}",
         ratio=lambda row: row["ratio_default"],
