@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jaxprs import equations
-from numerics import f64, normal
+from numerics import array, f64, normal
 from transforms import assert_close
 
 from tracea_jax.rewrite import splice
@@ -54,7 +53,7 @@ def reasons(f, *args):
 def exactly(f, *args):
     """f in float64."""
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: jnp.asarray(f64(x)), args)
+        wide = jax.tree.map(lambda x: array(f64(x)), args)
         return jax.tree.map(np.asarray, jax.jit(f)(*wide))
 
 

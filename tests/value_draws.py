@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numerics import array
 from value_readings import BITS, COMPARISONS, FLOATS, convert
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "uint32")
@@ -44,12 +45,12 @@ class Draws:
         """Numbers of any dtype, with some special ones if the program has them."""
         dtype = dtype or self.dtype
         if dtype == "bool":
-            return jnp.asarray(self.rng.random(shape) < self.pick([0.5, 0.9, 1.0]))
+            return array(self.rng.random(shape) < self.pick([0.5, 0.9, 1.0]))
         if dtype in INTEGERS:
             limits = np.iinfo(dtype)
             low, high = self.pick([(0, 2), (-3, 4), (1, 2), (-200, 300)])
             x = self.rng.integers(low, high, shape)
-            return jnp.asarray(np.clip(x, limits.min, limits.max).astype(dtype))
+            return array(np.clip(x, limits.min, limits.max).astype(dtype))
         if self.is_exact:
             x = self.rng.choice(EXACT, shape)
         else:
@@ -58,7 +59,7 @@ class Draws:
         if x.size and self.chance(self.special):
             for _ in range(self.rng.integers(1, 3)):
                 x.flat[self.rng.integers(x.size)] = self.pick(special)
-        return jnp.asarray(x.astype(jnp.dtype(dtype)))
+        return array(x.astype(jnp.dtype(dtype)))
 
     def used(self, dtype: str) -> str:
         """The dtype, noted for what roundings there are."""
