@@ -106,14 +106,29 @@ def one_a_channel(
     Its size is 1 or the number of channels.
     """
     places = list(range(atom.aval.ndim))
+    if (turned := view.producer(atom, "transpose")) is not None:
+        order = [int(i) for i in turned.params["permutation"]]
+        atom, places = turned.invars[0], [order.index(i) for i in places]
     eqn = view.producer(atom, "broadcast_in_dim")
     if eqn is not None and len(eqn.invars) == 1:
-        atom, places = eqn.invars[0], [*map(int, eqn.params["broadcast_dimensions"])]
+        spread = [int(i) for i in eqn.params["broadcast_dimensions"]]
+        atom, places = eqn.invars[0], [places[i] for i in spread]
     elif atom.aval.ndim not in (0, len(shape)):
         return None
     sizes = dict(zip(places, atom.aval.shape, strict=True))
     varies = {place for place, size in sizes.items() if size != 1}
     return atom if varies <= {channels.axis} else None
+
+
+def keeps_order(eqn: Equation) -> bool:
+    """Whether this is a reshape, however it is spelled."""
+    if eqn.primitive.name == "reshape":
+        return eqn.params.get("dimensions") is None
+    return eqn.primitive.name == "squeeze" or (
+        eqn.primitive.name == "broadcast_in_dim"
+        and len(eqn.invars) == 1
+        and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    )
 
 
 def scale_and_shift(
