@@ -120,17 +120,6 @@ def one_a_channel(
     return atom if varies <= {channels.axis} else None
 
 
-def keeps_order(eqn: Equation) -> bool:
-    """Whether this is a reshape, however it is spelled."""
-    if eqn.primitive.name == "reshape":
-        return eqn.params.get("dimensions") is None
-    return eqn.primitive.name == "squeeze" or (
-        eqn.primitive.name == "broadcast_in_dim"
-        and len(eqn.invars) == 1
-        and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
-    )
-
-
 def scale_and_shift(
     steps: Sequence[Step], operands: Sequence[Any], count: int
 ) -> tuple[Any, Any]:

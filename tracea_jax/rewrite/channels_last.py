@@ -18,11 +18,10 @@ from jax.extend.core import Literal
 from jax.extend.core.primitives import transpose_p
 
 from tracea_jax.rewrite.activation import is_jax_relu
-from tracea_jax.rewrite.channels import keeps_order
 from tracea_jax.rewrite.convolution import has_channels_first
 from tracea_jax.rewrite.evaluate import is_elementwise
 from tracea_jax.rewrite.spliced import is_spliced
-from tracea_jax.rewrite.view import Atom, Equation
+from tracea_jax.rewrite.view import Atom, Equation, is_reshape
 
 _CONVOLUTION = "conv_general_dilated"
 
@@ -103,7 +102,7 @@ class _Program:
                 return
             if (follow := _follower(eqn)) is not None and follow(self, eqn):
                 return
-        if self.born and keeps_order(eqn) and self._restored(eqn):
+        if self.born and is_reshape(eqn) and self._restored(eqn):
             return
         for x in invars:
             self.first(x)
@@ -199,7 +198,7 @@ class _Program:
         """
         (y,) = eqn.outvars
         before: Equation | None = eqn
-        while before is not None and keeps_order(before):
+        while before is not None and is_reshape(before):
             x = before.invars[0]
             if x.aval == y.aval and self._is_born(x) and y not in self.outvars:
                 self.names[y] = x

@@ -11,7 +11,6 @@ from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.channels import (
     Channels,
     Step,
-    keeps_order,
     scale_and_shift,
     step_at,
 )
@@ -23,7 +22,7 @@ from tracea_jax.rewrite.product import DTYPES, why_not
 from tracea_jax.rewrite.replace import is_served
 from tracea_jax.rewrite.scales import may_be_in_weights, normalises
 from tracea_jax.rewrite.transposed import transposed_at
-from tracea_jax.rewrite.view import Atom, Equation, View
+from tracea_jax.rewrite.view import Atom, Equation, View, is_reshape
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +235,7 @@ class Chain:
             if (step := chain._step(view, value)) is not None:
                 return step
             consumer = view.sole_consumer(value)
-            if consumer is None or not keeps_order(view.eqns[consumer]):
+            if consumer is None or not is_reshape(view.eqns[consumer]):
                 return None
             result = view.eqns[consumer].outvars[0]
             channels = chain.channels.reshaped(value.aval.shape, result.aval.shape)
