@@ -1,4 +1,4 @@
-"""The ``tracea`` command: doctor, demo, tune, explain, bench, cache, emit and bundle."""
+"""The ``tracea`` command: doctor, demo, tune, explain, bench, cache, emit, bundle."""
 
 from __future__ import annotations
 
