@@ -74,7 +74,11 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
     [
         ({"direction": "forward"}, "it computes gradients only"),
         ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
-        ({"head_dim": 200}, "head_dim=200; it takes multiples of 8 up to 192"),
+        ({"head_dim": 264}, "head_dim=264; it takes multiples of 8 up to 256"),
+        (
+            {"head_dim": 200, "value_dim": 128},
+            "head_dim=200; it takes multiples of 8 up to 192",
+        ),
         ({"head_dim": 136}, "value_dim=136; it takes multiples of 8 up to 128"),
         ({"kv_len": 0}, "there is nothing to compute"),
         (
@@ -118,7 +122,7 @@ def test_what_it_takes():
         assert (
             ATTENTION_BACKWARD_SM90.why_not(problem(head_dim, **fields), H200) is None
         )
-    for head_dim, fields in itertools.product((8, 64, 128), kinds):
+    for head_dim, fields in itertools.product((8, 64, 128, 200, 256), kinds[:-1]):
         asked = problem(head_dim, **fields)
         assert ATTENTION_BACKWARD_SM90.why_not(asked, H200) is None
     cpu = CpuDevice(name="any", isa="avx2", cores=8)
@@ -157,7 +161,7 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
         assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
-HEAD_DIMS = (8, 40, 64, 72, 96, 128)
+HEAD_DIMS = (8, 40, 64, 72, 96, 128, 200, 256)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -185,7 +189,7 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
 
 
 def test_the_usual_config_is_legal_wherever_the_kernel_runs():
-    sizes = (8, 40, 64, 72, 96, 128, 136, 192)
+    sizes = (8, 40, 64, 72, 96, 128, 136, 192, 200, 256)
     crowded = {"soft_cap": 30.0, "alibi": "linear", "mask": (1, 1, 1, 1)}
     kinds = ({"is_causal": True}, {"segments": True}, {"soft_cap": 30.0}, crowded)
     found = 0
@@ -208,6 +212,7 @@ def test_registers_and_memory_refuse_configs():
         ({"block_kv": 72}, "block_kv"),
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
+        ({"tile_kv": 64}, "heads above 192 take tiles of 64 keys"),
         ({"dq": "twice"}, "dq"),
     ):
         with pytest.raises(ValueError, match=reason):
@@ -426,6 +431,8 @@ COMPILED = [
     (64, ALL, None),
     (128, ALL, None),
     (192, {**ALL, "value_dim": 128}, None),
+    (256, {"is_causal": True}, None),
+    (200, ALL, None),
 ]
 
 

@@ -101,6 +101,18 @@ def test_heads_that_fill_no_slab(head_dim, more):
         run_and_check(dataclasses.replace(problem, **fields))
 
 
+@pytest.mark.parametrize("head_dim", [200, 256])
+def test_wide_heads(head_dim):
+    problem = dataclasses.replace(BASE, head_dim=head_dim)
+    for fields in (
+        {"is_causal": True},
+        {"kv_lengths": True, "q_len": 1000, "kv_len": 129},
+        {**TILED, "dtype": "float16"},
+        {**ALL, **TILED, "mask": (1, 4, 331, 456)},
+    ):
+        run_and_check(dataclasses.replace(problem, **fields))
+
+
 @pytest.mark.parametrize("group", [1, 3])
 def test_heads_that_share_keys_and_many_tiles(group):
     problem = dataclasses.replace(BASE, heads=3 * group, kv_heads=3, head_dim=128)
@@ -112,9 +124,12 @@ def test_heads_that_share_keys_and_many_tiles(group):
     run_and_check(dataclasses.replace(problem, **masked))
 
 
-@pytest.mark.parametrize("fields", [TILED, {"mask": (1, 4, 331, 457)}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [TILED, {"mask": (1, 4, 331, 457)}, {"head_dim": 256}], ids=str
+)
 def test_every_tile(fields):
-    problem = dataclasses.replace(BASE, head_dim=128, is_causal=True, **fields)
+    fields = {"head_dim": 128, "is_causal": True, **fields}
+    problem = dataclasses.replace(BASE, **fields)
     sweep = functools.partial(attention_checks.sweep, ATTENTION_BACKWARD_SM90, problem)
     assert sweep("tile_kv", "block_q") + sweep("tile_q", "block_kv", "stages_kv") > 5
 

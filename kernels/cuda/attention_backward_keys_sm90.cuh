@@ -19,6 +19,9 @@
 //     dv += p do      | ds = p * (t - delta)
 //     dk += ds q
 //
+// Of heads wider than a consumer has registers for (kSplits) two consumers share 64 keys: both
+// compute all scores, and each half of the columns of dk and of dv.
+//
 // With kAdds each step also multiplies ds by the keys, and two more warps add that to the sums
 // of dq in memory (tile/attention_sums.cuh); else dq is another kernel's, and nothing is added
 // in memory. Which queries see a tile of keys is what tile/key_range.cuh says with both in
@@ -110,7 +113,12 @@ struct AttentionKeys {
       Traits::kHasLeft || Traits::kHasRight || Traits::kSegments || Traits::kMapped;
   using Beside = GradientScores<Traits, true, kBlockQ>;
 
-  static constexpr int kConsumers = kTileKv / 64;
+  static constexpr int kBands = kTileKv / 64;  // of 64 keys
+  static constexpr int kConsumers = Traits::kSplits ? 2 : kBands;
+  static constexpr int kHalf = 128;  // columns of a consumer, if it has not all
+  // From a consumer's slabs to the next one's, or from its rows.
+  static constexpr u32 kRowUnits = Traits::kSplits ? 0 : kConsumerUnits;
+  static constexpr u32 kSumsUnits = Traits::kSplits ? 2 * TileQ::kSlabBytes / 16 : 0;
   static constexpr int kSteps = kBlockQ / 16;
   // Whether there are no registers for rounded p beside both p and v do'.
   static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
@@ -124,11 +132,15 @@ struct AttentionKeys {
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
                 "the launch must request the shared memory that is laid out here");
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileKv % 64 == 0,
-                "one producer warpgroup, and a consumer for 64 keys");
+                "one producer warpgroup, and a consumer for 64 keys or for half of them");
+  static_assert(!Traits::kSplits || (kBands == 1 && Traits::kSlabs == 4 &&
+                                     Traits::kValueSlabs == 4 && !Traits::kAdds),
+                "halves of two slabs");
   static_assert(!(Traits::kAdds && Traits::kMapped), "a map does not say who comes first");
   static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
-  static_assert(Scores::kN == kBlockQ && Sums::kN == kHeadDim &&
-                    ValueSums::kN == kValueDim,
+  static_assert(Scores::kN == kBlockQ &&
+                    Sums::kN == (Traits::kSplits ? kHalf : kHeadDim) &&
+                    ValueSums::kN == (Traits::kSplits ? kHalf : kValueDim),
                 "one instruction a step");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
@@ -263,7 +275,7 @@ struct AttentionKeys {
   TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
     wait(smem.empty[stage], parity);
     const u32 q_full = shared_address(&smem.q_full[stage]);
-    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kConsumers * kBiasBytes);
+    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kBands * kBiasBytes);
     TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
                 q_full);
     cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
@@ -277,7 +289,7 @@ struct AttentionKeys {
 
   TRACEA_DEVICE void copy_bias(int block, int head, int stage, u32 full) const {
     TRACEA_UNROLL
-    for (int i = 0; i < kConsumers; ++i) {
+    for (int i = 0; i < kBands; ++i) {
       cp_async_bulk_tensor_4d(bias_tile(stage, i), p.bias, tile.query + 64 * i,
                               block * kBlockQ, Traits::kBiasHeads ? head : 0,
                               Traits::kBiasExamples ? tile.example : 0, full);
@@ -286,7 +298,7 @@ struct AttentionKeys {
 
   TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
     if constexpr (Traits::kBiasTiles) {
-      return shared_address(smem.bias.bytes[stage * kConsumers + consumer]);
+      return shared_address(smem.bias.bytes[stage * kBands + (kBands > 1 ? consumer : 0)]);
     }
     return 0;
   }
@@ -446,9 +458,10 @@ struct AttentionKeys {
     float s[Scores::kAccumulators], t[Scores::kAccumulators];
     u32 weights[kSteps][4], ds[kSteps][4];
     const int stage = at.state.stage_idx;
-    const u32 k = start + consumer * kConsumerUnits, v = k + kUnitsToV;
+    const u32 k = start + consumer * kRowUnits, v = k + kUnitsToV;
     const u32 q = start + kUnitsToQ + stage * TileQ::kUnits;
     const u32 d_out = start + kUnitsToDOut + stage * TileOut::kUnits;
+    const u32 own_q = q + consumer * kSumsUnits, own_d_out = d_out + consumer * kSumsUnits;
     wait(smem.q_full[stage], at.state.consumer_parity());
     wgmma_fence();
     multiply_columns<Scores, TileK, TileQ>(s, k, q);
@@ -480,7 +493,7 @@ struct AttentionKeys {
     } else {
       round(weights, s);
       wgmma_fence();
-      multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
+      multiply_rows<ValueSums, TileOut>(at.dv, weights, own_d_out);
       wgmma_wait_group<1>();
       wgmma_fence_operands(t);
     }
@@ -504,7 +517,7 @@ struct AttentionKeys {
                    thread);
     } else {
       wgmma_fence();
-      multiply_rows<Sums, TileQ>(at.dk, ds, q);
+      multiply_rows<Sums, TileQ>(at.dk, ds, own_q);
     }
     at.state.advance();
   }
@@ -513,7 +526,7 @@ struct AttentionKeys {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.k[0]) / 16;
     const Interval queries = this->queries();
-    const int key = tile.query + consumer * 64;
+    const int key = tile.query + (Traits::kSplits ? 0 : consumer * 64);
     Progress at;
     at.has_begun = false;
     TRACEA_UNROLL
@@ -543,24 +556,36 @@ struct AttentionKeys {
   TRACEA_DEVICE void finish(Progress& at, int key, int consumer, int thread) const {
     scale_rows(at.dk, key, thread, p.scale);
     scale_rows(at.dv, key, thread, 1.0f);
-    if constexpr (Traits::kEverywhere) add_everywhere(at.dv, thread);
-    if constexpr (Traits::kAdds) {  // all have multiplied all keys
+    if constexpr (Traits::kEverywhere) add_everywhere(at.dv, consumer, thread);
+    if constexpr (Traits::kAdds || Traits::kSplits) {  // all have multiplied all keys
       consumers_barrier<kConsumers * kWarpgroupSize>();
     } else {
       meet_warpgroup(consumer);  // all of it have multiplied their keys and values
     }
-    const u32 to_dk = shared_address(smem.k[0]) + consumer * 64 * 128;
-    const u32 to_dv = shared_address(smem.v[0]) + consumer * 64 * 128;
+    const int slab = Traits::kSplits ? 2 * consumer : 0;
+    const u32 to_own = Traits::kSplits ? 0 : consumer * 64 * 128;
+    const u32 to_dk = shared_address(smem.k[slab]) + to_own;
+    const u32 to_dv = shared_address(smem.v[slab]) + to_own;
     stage_rows<Element, typename Traits::Swizzle, TileK>(at.dk, to_dk, thread);
     stage_rows<Element, typename Traits::Swizzle, TileV>(at.dv, to_dv, thread);
     fence_proxy_async_shared();
     __syncwarp();
     if (!elect_one()) return;
     const int row = thread / kWarpSize * 16;
-    store_rows<TileK>(p.dk, to_dk + row * 128, key + row, tile.head, tile.example);
-    store_rows<TileV>(p.dv, to_dv + row * 128, key + row, tile.head, tile.example);
+    store_slabs<Sums::kN>(p.dk, to_dk + row * 128, slab, key + row);
+    store_slabs<ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row);
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+  }
+
+  // Starts the copies of 16 rows of the consumer's columns, from slab `first` on.
+  template <int kColumns>
+  TRACEA_DEVICE void store_slabs(const TensorMap* map, u32 from, int first, int row) const {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < ceil_div(kColumns, 64); ++slab) {
+      cp_async_bulk_tensor_4d_store(map, from + slab * TileK::kSlabBytes, (first + slab) * 64,
+                                    row, tile.head, tile.example);
+    }
   }
 
   // Rows of keys past the limit become zeros.
@@ -579,12 +604,15 @@ struct AttentionKeys {
   }
 
   // What queries that see no key, and take the mean of all values, add to every dv.
-  TRACEA_DEVICE void add_everywhere(float (&dv)[ValueSums::kAccumulators], int thread) const {
+  TRACEA_DEVICE void add_everywhere(float (&dv)[ValueSums::kAccumulators], int consumer,
+                                    int thread) const {
     const float* const row =
         p.everywhere + (static_cast<i64>(tile.example) * p.kv_heads + tile.head) * kValueDim;
     TRACEA_UNROLL
-    for (int block = 0; block < kValueDim / 8; ++block) {
-      const int column = wgmma_accumulator_col(thread, 4 * block);
+    for (int block = 0; block < ValueSums::kN / 8; ++block) {
+      const int first = Traits::kSplits ? consumer * kHalf : 0;
+      const int column = first + wgmma_accumulator_col(thread, 4 * block);
+      if (Traits::kSplits && column >= kValueDim) break;
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) dv[4 * block + i] += row[column + i % 2];
     }

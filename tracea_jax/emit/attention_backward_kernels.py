@@ -65,7 +65,7 @@ def keys_kernel(
     out = len(reads)
     left, right = rules.window(p)
     smem = int(sizes.keys_smem_bytes(p, c))
-    consumers = c.tile_kv // ROWS
+    consumers = sizes.consumers_of_keys(p, c)
     numbers = {
         **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len},
         **{"kv_heads": p.kv_heads, "padded_kv": sizes.padded_kv(p, c)},
@@ -82,7 +82,9 @@ def keys_kernel(
             "kEverywhere": has_blind,
             "kAdds": bool(c.adds),
             "kOrdered": c.dq == "ordered",
+            "kSplits": sizes.splits(p),
         },
+        columns=(sizes.HALF,) * 2 if sizes.splits(p) else (p.head_dim, p.columns),
         names=("TileKv", "BlockQ"),
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
@@ -134,6 +136,7 @@ def queries_kernel(
         beside=beside,
         tile=(c.tile_q, c.block_kv, c.stages_kv),
         flags={},
+        columns=(p.head_dim, p.columns),
         names=("TileQ", "BlockKv"),
         maps={
             "q": operand_map(p, 0, queries, c.tile_q, p.head_dim),
@@ -223,6 +226,7 @@ def _kernel(
     beside: GradientScores,
     tile: tuple[int, int, int],
     flags: dict[str, bool],
+    columns: tuple[int, int],
     names: tuple[str, str],
     maps: dict[str, TensorMap | None],
     operands: tuple[str, ...],
@@ -238,8 +242,9 @@ def _kernel(
     own, other, stages = tile
     element, short = DTYPES[p.dtype]
     scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
-    sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
-    of_values = Wgmma(n=p.columns, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    sums, of_values = (
+        Wgmma(n=n, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True) for n in columns
+    )
     part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
     left, right = rules.window(p)
     flags = {

@@ -23,6 +23,8 @@ ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
 _CROWD_REGISTERS = 8  # of a thread: see is_crowded
 _CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
+HALF = 128  # columns that a consumer has of wide heads
+WIDEST = 192  # head whose columns one consumer has registers for
 PART = 64  # rows and columns of what one consumer adds to the sums of dq
 _MAP_BYTES = 2 * MOST_BLOCKS // 8  # of those that are seen, and of full ones
 
@@ -32,7 +34,8 @@ class AttentionBackwardSm90Config:
     """The free choices of attention_backward_sm90.
 
     Attributes:
-      tile_kv: keys of a tile, 64 for each consumer of the kernel for dk and dv.
+      tile_kv: keys of a tile, 64 for each consumer of the kernel for dk and dv; 64 in
+        all where consumers split wide heads.
       block_q: queries that it takes at a time.
       stages_q: blocks of queries that its shared memory holds.
       tile_q: queries of a tile, 64 for each consumer of the kernel for dq.
@@ -109,7 +112,8 @@ def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: two sums, two blocks of scores, and weights."""
-    sums = (problem.head_dim + problem.columns) // 2
+    columns = 2 * HALF if splits(problem) else problem.head_dim + problem.columns
+    sums = columns // 2
     crowd = _CROWD_REGISTERS * is_crowded(problem)
     return sums + config.block_q + config.block_q // 4 + crowd
 
@@ -121,6 +125,16 @@ def queries_registers(
     of_cap = _CAP_REGISTERS * (problem.soft_cap is not None)
     more = of_cap + _CROWD_REGISTERS * is_crowded(problem)
     return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + more
+
+
+def splits(problem: AttentionProblem) -> bool:
+    """Whether two consumers share keys, and each has half of the columns."""
+    return problem.head_dim > WIDEST and problem.columns > WIDEST
+
+
+def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
+    """Warpgroups that multiply in the kernel for dk and dv."""
+    return 2 if splits(problem) else config.tile_kv // forward.ROWS
 
 
 def is_crowded(problem: AttentionProblem) -> bool:

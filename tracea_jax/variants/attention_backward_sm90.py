@@ -47,18 +47,18 @@ from tracea_jax.variants.space import (
 )
 from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
-_WIDEST_HEAD, _WIDEST_VALUE = 192, 128
+_WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 _MANY = 4096  # keys of a query that are worth sums of dq in memory
 _EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
 CHOICES = {
-    "tile_kv": (128, 192),
+    "tile_kv": (64, 128, 192),
     "block_q": (32, 48, 64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
-    "block_kv": (64, 80, 96, 128),
+    "block_kv": (32, 48, 64, 80, 96, 128),
     "stages_kv": (2, 3),
     "dq": ("recomputed", "ordered", "atomic"),
 }
@@ -119,6 +119,8 @@ class AttentionBackwardSm90:
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
         p = problem
+        if emit.splits(p):
+            return _of_split(p, device)
         if p.head_dim > 128:
             return AttentionBackwardSm90Config(
                 tile_kv=128, block_q=32, tile_q=128, block_kv=64
@@ -151,7 +153,7 @@ class AttentionBackwardSm90:
         p = problem
         if min(p.q_len, p.kv_len) < _FEWEST:
             return False
-        if _looks_at_scores(p):  # not measured
+        if _looks_at_scores(p) or emit.splits(p):  # not measured
             return False
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
@@ -262,6 +264,10 @@ def _most_registers(tile: Any) -> Any:
     return two - (tile // _ROWS - 2) * (two - three)
 
 
+def _registers_of_keys(problem: AttentionProblem, config: Any) -> Any:
+    return _most_registers(_ROWS * emit.consumers_of_keys(problem, config))
+
+
 # What is said of the kernel that sums of dq do not need: each config is said once.
 _IDLE = {"tile_q": 128, "block_kv": 64, "stages_kv": 2}
 
@@ -279,6 +285,16 @@ _RULES = (
         ),
         why=lambda p, c, d: (
             f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={_parts(p)}"
+        ),
+    ),
+    Rule(
+        code="split",
+        refuses=lambda p, c, d: (
+            ((c.tile_kv == _ROWS) != emit.splits(p)) | (c.adds & emit.splits(p))
+        ),
+        why=lambda p, c, d: (
+            f"tile_kv={c.tile_kv} and dq={c.dq!r}: heads above {emit.WIDEST} take "
+            f"tiles of {_ROWS} keys and compute dq apart, and others no such tiles"
         ),
     ),
     Rule(
@@ -323,17 +339,28 @@ _RULES = (
         refuses=lambda p, c, d: (
             (
                 (c.dq == "recomputed")
-                & (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+                & (emit.keys_registers(p, c) > _registers_of_keys(p, c))
             )
             | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
         ),
         why=lambda p, c, d: (
             f"sums and scores take {emit.keys_registers(p, c)} and "
             f"{emit.queries_registers(p, c)} registers of a thread; there are "
-            f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
+            f"{_registers_of_keys(p, c)} and {_most_registers(c.tile_q)}"
         ),
     ),
 )
+
+
+def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:
+    """The config of wide heads whose blocks are largest."""
+    configs = (
+        AttentionBackwardSm90Config(
+            tile_kv=_ROWS, block_q=block_q, tile_q=128, block_kv=block_kv
+        )
+        for block_q, block_kv in ((64, 48), (64, 32), (48, 32), (32, 32))
+    )
+    return next(c for c in configs if not first_refusal(_RULES, problem, c, device))
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:
@@ -342,9 +369,10 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
             f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
         )
     p = problem
+    most = (_WIDEST, _WIDEST) if emit.splits(p) else (emit.WIDEST, _WIDEST_VALUE)
     for name, columns, widest in (
-        ("head_dim", p.head_dim, _WIDEST_HEAD),
-        ("value_dim", p.columns, _WIDEST_VALUE),
+        ("head_dim", p.head_dim, most[0]),
+        ("value_dim", p.columns, most[1]),
     ):
         if columns % 8 or not 0 < columns <= widest:
             return f"{name}={columns}; it takes multiples of 8 up to {widest}"
