@@ -161,7 +161,7 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
         assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
-HEAD_DIMS = (8, 40, 64, 72, 96, 128, 200, 256)
+HEAD_DIMS = (8, 72, 128, 256)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -182,7 +182,7 @@ def test_the_usual_config_is_one_of_the_space(head_dim, fields):
     config = ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
     configs = list(space.configs())
     assert config in configs
-    for other in configs:
+    for other in configs[:: max(1, len(configs) // 20)]:
         ATTENTION_BACKWARD_SM90.check(asked, other, H200)
         for kernel in ATTENTION_BACKWARD_SM90.call(asked, other, H200).kernels:
             assert kernel.smem_bytes <= H200.smem_per_block_bytes
@@ -213,15 +213,24 @@ def test_registers_and_memory_refuse_configs():
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
         ({"tile_kv": 64}, "heads above 192 take tiles of 64 keys"),
+        ({"block_kv": 48}, "heads above 192, which leave no room"),
         ({"dq": "twice"}, "dq"),
     ):
         with pytest.raises(ValueError, match=reason):
             wrong = dataclasses.replace(USUAL, **change)
             ATTENTION_BACKWARD_SM90.check(problem(), wrong, H200)
     added = dataclasses.replace(USUAL, dq="ordered")
-    for fields in (TILED, {"mask": (1, 1, 1000, 1300)}, {"alibi": "linear"}):
-        with pytest.raises(ValueError, match="neither a bias nor a mask"):
+    for fields in (
+        BIASED,
+        {"mask": (1, 1, 1000, 1300)},
+        {**TILED, "alibi": "linear"},
+        {"alibi": "linear", "segments": True},
+        {**TILED, "window": (100, 0)},
+    ):
+        with pytest.raises(ValueError, match="no registers for a mask"):
             ATTENTION_BACKWARD_SM90.check(problem(**fields), added, H200)
+    for fields in (TILED, {"alibi": "linear", "is_causal": True}):
+        ATTENTION_BACKWARD_SM90.check(problem(**fields), added, H200)
 
 
 # ---- steps ---------------------------------------------------------------------------
@@ -277,10 +286,11 @@ def test_the_gradient_of_a_bias_is_dealt_out(shape, left, parts):
     else:
         assert not how.is_whole and "terms" in names
         assert how.shape == (parts, *left) and how.dtype == "float32"
-    kernel = next(step.kernel for step in call.steps if step.name == "bias")
+    (kernel,) = (k for k in call.kernels if "backward_bias" in k.entry)
     rows, keys = how.shape[3:]
-    tiles = -(-rows // 128) * -(-keys // bias.tile_kv(asked))
-    assert kernel.grid[0] == tiles * np.prod(how.shape[:3])
+    tiles = -(-rows // 128) * -(-keys // bias.tile_kv(asked)) * np.prod(how.shape[:3])
+    assert bias.tiles(asked, how) == tiles
+    assert kernel.grid[0] == min(tiles, H200.sm_count)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 3, 1, 7), (1, 3, 5, 1)])
@@ -431,6 +441,9 @@ COMPILED = [
     (64, ALL, None),
     (128, ALL, None),
     (192, {**ALL, "value_dim": 128}, None),
+    (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
+    (128, {"alibi": "distance"}, COLUMNS),
+    (64, {"alibi": "linear", "is_causal": True}, ROWS),
     (256, {"is_causal": True}, None),
     (200, ALL, None),
 ]

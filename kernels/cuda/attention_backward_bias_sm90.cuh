@@ -3,9 +3,10 @@
 //     ds = p * (do v' - delta)      p, delta: see attention_backward_queries_sm90.cuh
 //     dbias = sum of ds over what shares the bias: examples, heads, queries or keys
 //
-// A block of threads owns kTileQ x kTileKv entries of the gradient, or of an axis that is shared
-// the sums over all tiles, and goes through the terms that they are summed over, always in
-// the same order: what others do does not matter, and nothing is added in memory. Where there
+// A tile is kTileQ x kTileKv entries of the gradient, or of an axis that is shared the sums
+// over all tiles. A block of threads computes every gridDim.x-th one, and goes through the
+// terms that it is summed over, always in the same order: what others do does not matter, and
+// nothing is added in memory. Where there
 // are few tiles, terms are dealt out in parts, which the step after this kernel adds up, as it
 // does the rows or columns of a tile that share an entry.
 //
@@ -46,6 +47,7 @@ struct AttentionBiasParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int parts;
+  int count;         // of tiles, of all parts
   float scale_log2;  // log2(e), or cap log2(e)
   float to_cap;      // 1 / cap
   GradientScoresParams scores;
@@ -60,12 +62,13 @@ struct AttentionBiasShared {
   alignas(1024) Pair ring[Traits::kStages];
   // In slabs of 64 keys.
   BiasTiles<Traits::kTileKv / 64, Traits::kBiasTiles ? Traits::kTileQ * 128 : 0> bias;
-  u64 full[Traits::kStages], empty[Traits::kStages], bias_full;
+  u64 full[Traits::kStages], empty[Traits::kStages], bias_full, bias_empty;
 };
 
-// One tile of scores that is summed.
+// One tile of scores that is summed; also what a tile of the gradient owns, with 0 for an
+// axis that is shared.
 struct AttentionBiasTerm {
-  int tile, block, head, example;
+  int tile, block, head, example, part;
 };
 
 template <class Traits>
@@ -99,20 +102,12 @@ struct AttentionBias {
   const AttentionBiasParams& p;
   Shared& smem;
   int tiles, blocks;  // of queries and of keys, of a head
-  Term own;           // of an axis that is shared: 0
-  int part;
 
   TRACEA_DEVICE AttentionBias(const AttentionBiasParams& params, Shared& shared)
       : p(params),
         smem(shared),
         tiles(ceil_div(params.q_len, kTileQ)),
         blocks(ceil_div(params.kv_len, kTileKv)) {
-    u32 index = blockIdx.x;
-    own.block = take<Traits::kBiasKeys>(index, blocks);
-    own.tile = take<Traits::kBiasQueries>(index, tiles);
-    own.head = take<Traits::kBiasHeads>(index, p.heads);
-    own.example = take<Traits::kBiasExamples>(index, p.batch);
-    part = static_cast<int>(index);
     if (threadIdx.x == 0) {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
@@ -120,6 +115,7 @@ struct AttentionBias {
         mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
       }
       mbarrier_init(shared_address(&smem.bias_full), full_arrivals());
+      mbarrier_init(shared_address(&smem.bias_empty), empty_arrivals(kConsumers, 1));
       fence_mbarrier_init();
     }
     __syncthreads();
@@ -135,6 +131,16 @@ struct AttentionBias {
     const int digit = static_cast<int>(index - rest * static_cast<u32>(count));
     index = rest;
     return digit;
+  }
+
+  TRACEA_DEVICE Term tile_at(u32 index) const {
+    Term own;
+    own.block = take<Traits::kBiasKeys>(index, blocks);
+    own.tile = take<Traits::kBiasQueries>(index, tiles);
+    own.head = take<Traits::kBiasHeads>(index, p.heads);
+    own.example = take<Traits::kBiasExamples>(index, p.batch);
+    own.part = static_cast<int>(index);
+    return own;
   }
 
   TRACEA_DEVICE Interval keys(int example) const {
@@ -164,16 +170,16 @@ struct AttentionBias {
     return is_seen | is_full << 1;
   }
 
-  // Calls with each term of the part of which anything is seen, and whether scores need a
+  // Calls with each term of a tile of which anything is seen, and whether scores need a
   // look. kWarp: all threads of a warp do, and the compiler shall know that they do the same.
   template <bool kWarp, class Visit>
-  TRACEA_DEVICE void walk(Visit one) const {
+  TRACEA_DEVICE void walk(const Term& own, Visit one) const {
     const i64 all = static_cast<i64>(Traits::kBiasKeys ? 1 : blocks) *
                     (Traits::kBiasQueries ? 1 : tiles) * (Traits::kBiasHeads ? 1 : p.heads) *
                     (Traits::kBiasExamples ? 1 : p.batch);
-    const u32 end = static_cast<u32>(all * (part + 1) / p.parts);
+    const u32 end = static_cast<u32>(all * (own.part + 1) / p.parts);
     TRACEA_NO_UNROLL
-    for (u32 i = static_cast<u32>(all * part / p.parts); i < end; ++i) {
+    for (u32 i = static_cast<u32>(all * own.part / p.parts); i < end; ++i) {
       u32 index = i;
       Term term = own;
       if constexpr (!Traits::kBiasKeys) term.block = take<true>(index, blocks);
@@ -202,13 +208,21 @@ struct AttentionBias {
 
   TRACEA_DEVICE void produce() const {
     State state;
-    bool has_bias = !Traits::kBiasTiles;
-    walk<false>([&](const Term& term, bool) {
-      copy_slabs<kSlabs>(p.q, p.k, term, state);
-      copy_slabs<kValueSlabs>(p.d_out, p.v, term, state);
-      if (!has_bias) copy_bias();
-      has_bias = true;
-    });
+    PipelineState<1> of_bias;
+    TRACEA_NO_UNROLL
+    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
+      const Term own = tile_at(index);
+      bool has_bias = !Traits::kBiasTiles;
+      walk<false>(own, [&](const Term& term, bool) {
+        copy_slabs<kSlabs>(p.q, p.k, term, state);
+        if (!has_bias) {
+          copy_bias(own, of_bias.producer_parity());
+          of_bias.advance();
+        }
+        has_bias = true;
+        copy_slabs<kValueSlabs>(p.d_out, p.v, term, state);
+      });
+    }
   }
 
   template <int kCopies>
@@ -229,8 +243,9 @@ struct AttentionBias {
   }
 
   // All terms have the same.
-  TRACEA_DEVICE void copy_bias() const {
+  TRACEA_DEVICE void copy_bias(const Term& own, u32 parity) const {
     if constexpr (Traits::kBiasTiles) {
+      wait(smem.bias_empty, parity);
       const u32 full = shared_address(&smem.bias_full);
       mbarrier_arrive_expect_tx(full, kTileKv / 64 * kSlabBytes);
       TRACEA_UNROLL
@@ -282,12 +297,24 @@ struct AttentionBias {
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.ring[0].of_queries) / 16;
-    float sums[kCount];
-    TRACEA_UNROLL
-    for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
     State state;
+    PipelineState<1> of_bias;
+    TRACEA_NO_UNROLL
+    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
+      const Term own = tile_at(index);
+      float sums[kCount];
+      TRACEA_UNROLL
+      for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+      sum_terms(sums, own, state, of_bias, start, consumer, thread);
+      store(sums, own, consumer, thread);
+    }
+  }
+
+  TRACEA_DEVICE void sum_terms(float (&sums)[kCount], const Term& own, State& state,
+                               PipelineState<1>& of_bias, u32 start, int consumer,
+                               int thread) const {
     bool has_bias = !Traits::kBiasTiles;
-    walk<true>([&](const Term& term, bool is_partial) {
+    walk<true>(own, [&](const Term& term, bool is_partial) {
       float s[kCount], t[kCount];
       float exponent[2], delta[2];
       int ids[2];
@@ -298,7 +325,7 @@ struct AttentionBias {
       wgmma_wait_group<kValueSlabs>();
       wgmma_fence_operands(s);
       release(before(state.stage_idx, kValueSlabs + 1), thread);
-      if (!has_bias) wait(smem.bias_full, 0);
+      if (!has_bias) wait(smem.bias_full, of_bias.consumer_parity());
       has_bias = true;
       const Beside beside{p.scores, term.head, term.example, query,
                           term.block * kTileKv};
@@ -332,7 +359,11 @@ struct AttentionBias {
         sums[i] += c;
       }
     });
-    store(sums, consumer, thread);
+    if (Traits::kBiasTiles && has_bias) {
+      meet_warpgroup(consumer);  // all of it have read the bias
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
+      of_bias.advance();
+    }
   }
 
   TRACEA_DEVICE void load_rows(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
@@ -342,12 +373,13 @@ struct AttentionBias {
     load_query_numbers<Traits>(exponent, delta, ids, of_head, p.padded, query, thread);
   }
 
-  TRACEA_DEVICE void store(const float (&sums)[kCount], int consumer, int thread) const {
+  TRACEA_DEVICE void store(const float (&sums)[kCount], const Term& own, int consumer,
+                           int thread) const {
     const int row_count = Traits::kBiasQueries ? p.q_len : kTileQ;
     const int column_count = Traits::kBiasKeys ? p.kv_len : kTileKv;
     const int heads = Traits::kBiasHeads ? p.heads : 1;
     const int examples = Traits::kBiasExamples ? p.batch : 1;
-    const i64 head = (static_cast<i64>(part) * examples + own.example) * heads + own.head;
+    const i64 head = (static_cast<i64>(own.part) * examples + own.example) * heads + own.head;
     Out* const out = static_cast<Out*>(p.gradient) + head * row_count * column_count;
     const int column = own.block * kTileKv + wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL

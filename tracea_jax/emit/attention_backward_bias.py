@@ -163,7 +163,7 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
             )
         ),
         arch=device.arch,
-        grid=(_blocks(p, how), 1, 1),
+        grid=(min(tiles(p, how), device.sm_count), 1, 1),
         block=(_THREADS, 1, 1),
         smem_bytes=smem_bytes(p),
         params=(
@@ -190,10 +190,12 @@ def _numbers(
         "padded_kv": sizes.padded_kv(p, config),
         "group": p.heads // p.kv_heads,
         **{"left": left or 0, "right": right or 0, "parts": how.parts},
+        "count": tiles(p, how),
     }
 
 
-def _blocks(problem: AttentionProblem, how: BiasGradient) -> int:
+def tiles(problem: AttentionProblem, how: BiasGradient) -> int:
+    """Tiles that the kernel computes, of all parts."""
     parts, examples, heads, rows, columns = how.shape
     return (
         parts * examples * heads * -(-rows // TILE_Q) * -(-columns // tile_kv(problem))

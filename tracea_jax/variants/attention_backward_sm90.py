@@ -259,6 +259,17 @@ def _looks_at_scores(problem: AttentionProblem) -> bool:
     return p.bias is not None or p.mask is not None or p.alibi is not None
 
 
+def _adds_beside(problem: AttentionProblem) -> bool:
+    """Whether sums of dq leave registers for what is done to scores."""
+    p = problem
+    if not _looks_at_scores(p):
+        return True
+    left, _ = rules.window(p)
+    alone = (p.bias is None or p.alibi is None) and not p.segments and left is None
+    in_tiles = p.bias is None or rules.biased_by_tiles(p)
+    return p.mask is None and in_tiles and alone
+
+
 def _most_registers(tile: Any) -> Any:
     two, three = _REGISTERS.values()
     return two - (tile // _ROWS - 2) * (two - three)
@@ -298,9 +309,21 @@ _RULES = (
         ),
     ),
     Rule(
+        code="narrow",
+        refuses=lambda p, c, d: (c.block_kv < _ROWS) & (not emit.splits(p)),
+        why=lambda p, c, d: (
+            f"block_kv={c.block_kv} is for heads above {emit.WIDEST}, which leave no "
+            f"room for {_ROWS} keys"
+        ),
+    ),
+    Rule(
         code="scores",
-        refuses=lambda p, c, d: c.adds & _looks_at_scores(p),
-        why=lambda p, c, d: f"dq={c.dq!r} takes neither a bias nor a mask",
+        refuses=lambda p, c, d: c.adds & (not _adds_beside(p)),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} leaves no registers for a mask, for a bias that is not "
+            "copied in tiles, nor for ALiBi or a bias beside each other, segments or "
+            "a window's left side"
+        ),
     ),
     Rule(
         code="cap",
