@@ -1,4 +1,4 @@
-"""conv2d_sm90 without a GPU: index formulas, reasons, configs, and text."""
+"""conv2d_sm90 and its kin without a GPU: index formulas, reasons, configs, text."""
 
 from __future__ import annotations
 
