@@ -43,8 +43,12 @@ _CHOICES = {
     "tile_n": (64, 96, 128, 160, 192, 256),
     "consumers": (1, 2, 3),
     "ping_pong": (False, True),
+    "cluster": (1, 2),
 }
 _RANGES = {"stages": (1, emit.MAX_STAGES)}
+# What a multiprocessor does in a cycle: 64 of k are a step.
+_PRODUCTS_A_CYCLE = 2048 / 64
+_BYTES_A_CYCLE, _STORED_BYTES_A_CYCLE = 45, 16
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
 
 
@@ -132,6 +136,7 @@ class Conv2dSm90:
             stages=_STAGES,
             consumers=_CHOICES["consumers"],
             ping_pong=_CHOICES["ping_pong"],
+            cluster=_CHOICES["cluster"],
         )
         columns, pruned = legal_columns(
             columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
@@ -184,12 +189,16 @@ def choose(problem: Conv2dProblem, device: CudaDevice) -> Conv2dSm90Config:
 
 
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
-    """Time of the rounds of tiles, in the time of one of 64 x 64 at full speed."""
-    rounds = -(-emit.tile_count(problem, config) // device.sm_count)
-    area = config.tile_m * config.tile_n / emit.SLAB**2
-    # Operands of a stage come through shared memory: narrow tiles wait for it.
-    copied = (config.tile_m + config.tile_n) / (2 * emit.SLAB)
-    return rounds * (area + copied)
+    """Cycles of the rounds of tiles, each as many as the scarcest resource takes."""
+    c = config
+    rounds = -(-emit.tile_count(problem, c) * c.cluster // device.sm_count)
+    products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
+    copied = (c.tile_m + c.tile_n / c.cluster) * emit.ROW_BYTES / _BYTES_A_CYCLE
+    multiplied = emit.k_steps(problem) * np.maximum(products, copied)
+    stored = c.tile_m * c.tile_n * ITEMSIZE[problem.out] / _STORED_BYTES_A_CYCLE
+    # In turns, one consumer stores while the other multiplies.
+    tile = np.where(c.ping_pong, np.maximum(multiplied, stored), multiplied + stored)
+    return rounds * tile + np.where(c.ping_pong, stored, 0)
 
 
 def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
