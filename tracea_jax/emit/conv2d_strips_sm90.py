@@ -19,7 +19,7 @@ from tracea_jax.emit.conv2d_sm90 import (
     rows_b,
     weights_map,
 )
-from tracea_jax.emit.conv_axes import source_channels, source_size, walks
+from tracea_jax.emit.conv_axes import source_channels, strip_axes
 from tracea_jax.emit.conv_results import conv_walked_map, finish_arguments
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
@@ -82,52 +82,6 @@ class Conv2dStripsSm90Config:
     def __str__(self) -> str:
         words = " resident" * self.resident + " pp" * self.ping_pong
         return f"{self.tile_m}x{self.tile_n} s{self.stages}{words}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StripAxis:
-    """How an axis is counted: entries of the source, with zeros behind them.
-
-    Attributes:
-      size, before, behind: of the source, and its padding.
-      taps, step: of the kernel, and from tap to tap.
-      extent: results.
-    """
-
-    size: int
-    before: int
-    behind: int
-    taps: int
-    step: int
-    extent: int
-
-    @property
-    def counted(self) -> int:
-        """Entries with zeros behind them, which are those in front of the next ones."""
-        return self.size + max(self.before, self.behind)
-
-    @property
-    def reach(self) -> int:
-        return (self.taps - 1) * self.step
-
-
-def strip_axes(problem: Conv2dProblem) -> tuple[StripAxis, StripAxis]:
-    """Rows and columns of a problem of stride 1."""
-    rows, columns = (
-        StripAxis(
-            size=size,
-            before=-walk.first,
-            behind=walk.extent
-            - size
-            + walk.first
-            + (walk.taps - 1) * abs(walk.offset_step),
-            taps=walk.taps,
-            step=abs(walk.offset_step),
-            extent=walk.extent,
-        )
-        for size, (walk,) in zip(source_size(problem), walks(problem), strict=True)
-    )
-    return rows, columns
 
 
 def computed_pixels(problem: Conv2dProblem) -> int:
