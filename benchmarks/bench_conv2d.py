@@ -140,9 +140,11 @@ def suite() -> Iterator[Case]:
 
 def default(*inputs: jax.Array, problem: Conv2dProblem) -> list[jax.Array]:
     """The problem as the op plans it."""
-    size = None
-    if problem.direction == "input_grad":
-        size = (problem.height, problem.width)
+    size = {
+        "forward": None,
+        "input_grad": (problem.height, problem.width),
+        "weight_grad": (problem.kernel_height, problem.kernel_width),
+    }[problem.direction]
     return conv2d_p.bind(
         *inputs,
         direction=problem.direction,

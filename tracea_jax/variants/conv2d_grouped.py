@@ -1,7 +1,7 @@
 """conv2d_grouped: convolutions of few channels a group, on every GPU since sm_80.
 
-Forward, and the gradient of x without steps. Groups of fewer than 16 channels are
-multiplied with zeros for the others of their 16: where a pixel has an entry that is
+Forward, and the gradient of x without steps. Groups of fewer than 8 channels are
+multiplied with zeros for the others of their 8: where a pixel has an entry that is
 infinite or NaN, those channels' results are NaN.
 
 Here are the reasons that refuse problems, the rules that refuse configs, and the
