@@ -99,6 +99,7 @@ def test_taps_find_their_pixels_in_one_copy(pads, dilation):
     x = rng.integers(-4, 5, (2, 7, 6, 8)).astype(float)
     dy = rng.integers(-4, 5, (2, *p.out_size, 8)).astype(float)
     of_x, of_dy = emit.kernel(p, SHARED, H200).params[:2]
+    assert isinstance(of_x, Im2colMap) and isinstance(of_dy, Im2colMap)
     count = emit.pixels(p, SHARED)
     found = np.zeros((3, 3, 8, 8))
     for r, s in itertools.product(range(3), range(3)):

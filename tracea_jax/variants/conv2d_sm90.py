@@ -194,11 +194,12 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     rounds = -(-emit.tile_count(problem, c) * c.cluster // device.sm_count)
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = (c.tile_m + c.tile_n / c.cluster) * emit.ROW_BYTES / _BYTES_A_CYCLE
-    multiplied = emit.k_steps(problem) * np.maximum(products, copied)
+    multiplied: Any = emit.k_steps(problem) * np.maximum(products, copied)
     stored = c.tile_m * c.tile_n * ITEMSIZE[problem.out] / _STORED_BYTES_A_CYCLE
     # In turns, one consumer stores while the other multiplies.
-    tile = np.where(c.ping_pong, np.maximum(multiplied, stored), multiplied + stored)
-    return rounds * tile + np.where(c.ping_pong, stored, 0)
+    hidden: Any = np.maximum(multiplied, stored)
+    in_turns, together = rounds * hidden + stored, rounds * (multiplied + stored)
+    return np.where(c.ping_pong, in_turns, together)
 
 
 def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
