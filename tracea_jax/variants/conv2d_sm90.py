@@ -199,7 +199,8 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     # In turns, one consumer stores while the other multiplies.
     hidden: Any = np.maximum(multiplied, stored)
     in_turns, together = rounds * hidden + stored, rounds * (multiplied + stored)
-    return np.where(c.ping_pong, in_turns, together)
+    cycles: Any = np.where(c.ping_pong, in_turns, together)
+    return cycles
 
 
 def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
