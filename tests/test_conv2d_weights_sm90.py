@@ -62,6 +62,11 @@ def test_refuses_with_a_reason(asked, device, words):
     assert words in (CONV2D_WEIGHTS_SM90.why_not(asked, device) or "")
 
 
+WIDE = ConvWeightsSm90Config(
+    tile_m=128, tile_n=192, consumers_m=2, consumers_n=1, stages=5, parts=22
+)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -74,11 +79,9 @@ def test_refuses_with_a_reason(asked, device, words):
     ],
 )
 def test_refuses_a_config_with_a_reason(change, words):
-    config = dataclasses.replace(
-        CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200), tile_m=128, tile_n=192
-    )
+    config = dataclasses.replace(WIDE, **change)
     with pytest.raises(ValueError, match=words):
-        CONV2D_WEIGHTS_SM90.check(RESNET, dataclasses.replace(config, **change), H200)
+        CONV2D_WEIGHTS_SM90.check(RESNET, config, H200)
 
 
 SHARED = ConvWeightsSm90Config(
@@ -170,7 +173,7 @@ def compiles(problem: Conv2dProblem, config: Any) -> None:
 
 @pytest.mark.nvrtc
 def test_compiles_without_spills():
-    compiles(RESNET, CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200))
+    compiles(RESNET, WIDE)
     compiles(RESNET, SHARED)
 
 

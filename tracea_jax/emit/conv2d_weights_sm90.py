@@ -111,7 +111,7 @@ def copied_pixels(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     return PIXELS + (config.taps - 1) * problem.dilation[1]
 
 
-def _rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+def rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Rows of 128 bytes of the copies of x in a stage: whole periods of the swizzle."""
     copies = config.tile_n // (SLAB * config.taps)
     return copies * -(-copied_pixels(problem, config) // _PERIOD) * _PERIOD
@@ -119,7 +119,7 @@ def _rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 
 def smem_bytes(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Shared memory of a block."""
-    stage = (config.tile_m + _rows_b(problem, config)) * _ROW_BYTES
+    stage = (config.tile_m + rows_b(problem, config)) * _ROW_BYTES
     total = config.stages * (stage + 2 * 8)
     return -(-total // _SMEM_UNIT) * _SMEM_UNIT
 
@@ -225,7 +225,7 @@ kStages = {config.stages};
   static constexpr int kConsumersM = {config.consumers_m}, \
 kConsumersN = {config.consumers_n};
   static constexpr int kTaps = {config.taps}, kShift = {problem.dilation[1]}, \
-kRowsB = {_rows_b(problem, config)};
+kRowsB = {rows_b(problem, config)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
   static constexpr int kSmemBytes = {smem_bytes(problem, config)};

@@ -71,10 +71,7 @@ class Conv2dWeightsSm90:
         self, problem: Conv2dProblem, device: Device
     ) -> ConvWeightsSm90Config:
         assert isinstance(device, CudaDevice)
-        # A tile of 128 channels of dy would be half empty where there are only 64.
-        configs = tuple(_grid(problem, device))
-        wide = 64 if problem.out_channels <= 64 else 128
-        return next((c for c in configs if c.tile_m == wide), configs[0])
+        return min(_grid(problem, device), key=lambda c: _cost(problem, c, device))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -206,9 +203,25 @@ LEGAL = (
 _SHAPES = (
     *((128, 192, 2, 1), (128, 256, 2, 1), (256, 128, 2, 1), (128, 128, 2, 1)),
     *((64, 192, 1, 1), (64, 576, 1, 3), (64, 384, 1, 2), (64, 192, 1, 3)),
-    *((64, 128, 1, 1), (64, 64, 1, 1)),
+    *((64, 128, 1, 1), (64, 64, 1, 1), (256, 64, 2, 1), (64, 256, 1, 2)),
 )
 _RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
+# What a multiprocessor does in a cycle, and the memory of all of them.
+_PRODUCTS_A_CYCLE, _BYTES_A_CYCLE, _MEMORY_BYTES_A_CYCLE = 2048 / 64, 45, 1700
+
+
+def _cost(
+    problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
+) -> float:
+    """Cycles of the blocks of a multiprocessor, and of what sums the parts."""
+    p, c = problem, config
+    rounds = -(-math.prod(emit.tiles(p, c)) * c.parts // device.sm_count)
+    steps = -(-emit.steps(p, c) // c.parts)
+    products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
+    copied = (c.tile_m + emit.rows_b(p, c)) * 128 / _BYTES_A_CYCLE
+    weights = p.kernel_height * p.kernel_width * p.in_channels * p.out_channels
+    partial = 2 * 4 * c.parts * weights  # written and read
+    return rounds * steps * max(products, copied) + partial / _MEMORY_BYTES_A_CYCLE
 
 
 def _shapes(problem: Conv2dProblem) -> Iterator[ConvWeightsSm90Config]:
