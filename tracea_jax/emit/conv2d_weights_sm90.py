@@ -24,6 +24,7 @@ WARPGROUP = 128
 _ROW_BYTES = 128
 _PERIOD = 8  # rows after which the swizzle begins again
 _SMEM_UNIT = _PERIOD * _ROW_BYTES
+_HALF_BYTES = 112 << 10  # of a multiprocessor's shared memory, less what is reserved
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +130,12 @@ def registers(config: ConvWeightsSm90Config) -> tuple[int, int]:
     return {1: (0, 0), 2: (40, 232), 3: (32, 160)}.get(config.consumers, (24, 112))
 
 
+def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Blocks that a multiprocessor is to hold: two whose ring is the half of it."""
+    is_small = smem_bytes(problem, config) <= _HALF_BYTES
+    return 2 if config.consumers == 1 and is_small else 1
+
+
 def kernel(
     problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
 ) -> Kernel:
@@ -232,7 +239,7 @@ kConsumerRegisters = {consumer};
 }};
 }}  // namespace
 
-extern "C" __global__ void __launch_bounds__({config.threads}, 1)
+extern "C" __global__ void __launch_bounds__({config.threads}, {_blocks(problem, config)})
 {entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
   tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
 }}
