@@ -217,7 +217,7 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
     producer, consumer = registers(config)
     names = ", ".join(_SCALARS)
     scalars = ", ".join(f"int {name}" for name in _SCALARS)
-    entry = _entry(problem, config)
+    entry, blocks = _entry(problem, config), _blocks(problem, config)
     map_type = "const __grid_constant__ tracea::TensorMap"
     return f"""\
 // conv2d_weights_sm90 | {problem.lhs} | {entry}
@@ -239,7 +239,7 @@ kConsumerRegisters = {consumer};
 }};
 }}  // namespace
 
-extern "C" __global__ void __launch_bounds__({config.threads}, {_blocks(problem, config)})
+extern "C" __global__ void __launch_bounds__({config.threads}, {blocks})
 {entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
   tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
 }}

@@ -1,8 +1,8 @@
 """conv2d_weights_sm90: the gradient of dense convolutions' weights on Hopper.
 
-Where taps share copies of x, pixels are also multiplied with zeros behind lines of dy: an
-entry of x that is infinite or NaN, at the edge of an image, reaches the weights of all taps
-of a line, also of those that do not see it.
+Where taps share copies of x, pixels are also multiplied with zeros behind lines of dy:
+an entry of x that is infinite or NaN, at the edge of an image, reaches the weights of
+all taps of a line, also of those that do not see it.
 
 Here are the reasons that refuse problems, the rules that refuse configs, and the
 default; the kernel's text is written in ``emit.conv2d_weights_sm90``. Caller: the op's
