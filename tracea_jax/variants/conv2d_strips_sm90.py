@@ -20,6 +20,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_strips_sm90 as emit
 from tracea_jax.emit.conv2d_strips_sm90 import Conv2dStripsSm90Config
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
 from tracea_jax.variants.space import (
@@ -42,6 +43,7 @@ _CHOICES = {
     "ping_pong": (False, True),
 }
 _RANGES = {"stages": (2, _MOST_STAGES)}
+_STORED = 0.5  # see ``_cost``
 
 
 LEGAL = (
@@ -141,7 +143,17 @@ class Conv2dStripsSm90:
         return space.config(int(np.argmin(_cost(problem, config, device))))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        return False
+        """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
+
+        On an H100 cuDNN took 1.2 to 1.3 times as long, and conv2d_sm90 1.05 to 1.2
+        times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56.
+        """
+        p = problem
+        return (
+            images.is_measured(p, device)
+            and images.is_dense_3x3(p)
+            and (p.in_channels, p.out_channels) == (64, 64)
+        )
 
     def call(
         self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
@@ -170,7 +182,9 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     rounds = -(-emit.tile_count(problem, config) // device.sm_count)
     area = config.tile_m * config.tile_n / emit.SLAB**2
     copied = np.where(config.resident, 0, config.tile_n / (2 * emit.SLAB))
-    return rounds * (area + copied)
+    # In turns, some of a tile's store is hidden behind the next tile, but the last one's.
+    stored = np.where(config.ping_pong, _STORED, 2 * _STORED)
+    return rounds * (area + copied + stored) + area
 
 
 def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
