@@ -182,7 +182,7 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     rounds = -(-emit.tile_count(problem, config) // device.sm_count)
     area = config.tile_m * config.tile_n / emit.SLAB**2
     copied = np.where(config.resident, 0, config.tile_n / (2 * emit.SLAB))
-    # In turns, some of a tile's store is hidden behind the next tile, but the last one's.
+    # In turns, some of a store is hidden behind the next tile, but not the last one.
     stored = np.where(config.ping_pong, _STORED, 2 * _STORED)
     return rounds * (area + copied + stored) + area
 
