@@ -44,11 +44,13 @@ def test_windows_begin_two_pixels_apart(taps, pads):
     x = rng.standard_normal((2, 9, 13, 3))
     w = rng.standard_normal((*taps, 3, 8))
     width, window = emit.padded_width(asked), emit.window(asked)
-    pixels = padded_pixels(np, x, width=width, channels=4)
+    lead = emit.lead(asked)
+    pixels = padded_pixels(np, x, lead=lead, width=width, channels=4)
     matrix = padded_taps(np, w, width=window, channels=4)
     assert matrix.shape == (emit.depth(asked), 8)
     (top, _), (left, _) = pads
-    around = np.pad(pixels, ((0, 0), (top, 40), (left, 40), (0, 0)))
+    around = np.pad(pixels, ((0, 0), (top, 40), (left - lead, 40), (0, 0)))
+    assert (left - lead) % 2 == 0  # two pixels are 16 bytes
     y = np.zeros((2, *asked.out_size, 8))
     for p, q in itertools.product(*map(range, asked.out_size)):
         lines = around[:, 2 * p : 2 * p + taps[0]].reshape(2, taps[0], -1)

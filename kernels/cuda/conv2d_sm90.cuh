@@ -296,7 +296,7 @@ struct ConvSm90 {
         finished = state;
         return;
       }
-      epilogue.prefetch(corner, work.n);
+      epilogue.prefetch(corner, work.n, work.rows);
       if constexpr (kPingPong) {
         wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
       }
@@ -329,7 +329,7 @@ struct ConvSm90 {
       }
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, corner, work.n, work.rows);
+      epilogue.store(accumulators, corner, work.n);
     });
     epilogue.drain();
   }

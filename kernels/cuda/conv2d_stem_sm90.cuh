@@ -181,7 +181,7 @@ struct ConvStem {
         return ConvCorner{column + slab % Traits::kLineSlabs * 64,
                           line + first_line + slab / Traits::kLineSlabs, image, 0};
       };
-      epilogue.prefetch(corner, n());
+      epilogue.prefetch(corner, n(), ConvRows{});
       float accumulators[kSlabs][Mma::kAccumulators];
       wait(shared_address(&smem.full_barrier[state.stage_idx]), state.consumer_parity());
       const u32 lines = shared_address(smem.x[state.stage_idx][0]) +
@@ -204,7 +204,7 @@ struct ConvStem {
       state.advance();
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, corner, n(), ConvRows{});
+      epilogue.store(accumulators, corner, n());
     });
     epilogue.drain();
   }

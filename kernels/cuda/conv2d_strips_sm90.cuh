@@ -245,7 +245,7 @@ struct ConvStrips {
         const Pixel at = Pixel::at(first, p.lines, p.line);
         return ConvCorner{at.column, at.row, at.image, first};
       };
-      epilogue.prefetch(corner, n);
+      epilogue.prefetch(corner, n, rows());
       if constexpr (kPingPong) {
         wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
       }
@@ -289,7 +289,7 @@ struct ConvStrips {
       is_first = false;
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, corner, n, rows());
+      epilogue.store(accumulators, corner, n);
     });
     epilogue.drain();
   }

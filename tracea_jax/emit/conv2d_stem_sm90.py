@@ -81,9 +81,18 @@ def depth(problem: Conv2dProblem) -> int:
     return problem.kernel_height * window(problem) * CHANNELS
 
 
+def lead(problem: Conv2dProblem) -> int:
+    """Zeros in front of a line of the image that the kernel reads.
+
+    Windows then begin at a multiple of 16 bytes, as copies must.
+    """
+    return problem.padding[1][0] % STRIDE
+
+
 def padded_width(problem: Conv2dProblem) -> int:
     """Pixels in a line of the image that the kernel reads: 16 bytes and multiples."""
-    return problem.width + problem.width % 2
+    width = lead(problem) + problem.width
+    return width + width % 2
 
 
 def _input_lines(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> Any:
@@ -218,7 +227,7 @@ def _params(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> tuple[Param
         dtype = epilogue.residual_dtype or p.out
         params.append(conv_result_map(residual, dtype, p.out_channels, *size))
     (top, _), (left, _) = p.padding
-    sizes = (p.batch, *p.out_size, p.out_channels, top, left)
+    sizes = (p.batch, *p.out_size, p.out_channels, top, left - lead(p))
     return (*params, *(Scalar(value=value) for value in sizes))
 
 

@@ -165,7 +165,10 @@ def _steps(
                 function=padded_pixels,
                 reads=("x",),
                 writes=("pixels",),
-                arguments=(("width", width), ("channels", emit.CHANNELS)),
+                arguments=(
+                    *(("lead", emit.lead(p)), ("width", width)),
+                    ("channels", emit.CHANNELS),
+                ),
             ),
             Expression(
                 name="flatten",
@@ -184,10 +187,10 @@ def _steps(
     )
 
 
-def padded_pixels(module: Any, x: Any, *, width: int, channels: int) -> Any:
-    """The image with zeros behind its lines and channels."""
-    pads = ((0, 0), (0, 0), (0, width - x.shape[2]), (0, channels - x.shape[3]))
-    return module.pad(x, pads)
+def padded_pixels(module: Any, x: Any, *, lead: int, width: int, channels: int) -> Any:
+    """The image with zeros around its lines, ``lead`` in front, and behind channels."""
+    behind = width - lead - x.shape[2]
+    return module.pad(x, ((0, 0), (0, 0), (lead, behind), (0, channels - x.shape[3])))
 
 
 def padded_taps(module: Any, w: Any, *, width: int, channels: int) -> Any:
