@@ -404,13 +404,18 @@ def test_a_mistake_is_shown_at_the_users_line_with_a_caret(tmp_path):
     for _ in range(2):
         lines = errors(BAD).splitlines()
         at = lines.index(
-            f'test_cuda_kernel.py({line}): error: identifier "zeta" is undefined'
+            f'test_cuda_kernel.py({line},17): error: identifier "zeta" is undefined'
         )
         assert "y[0] = x[0] + zeta;" in lines[at + 1]
         assert lines[at + 2].index("^") == lines[at + 1].index("zeta")
     path = tmp_path / "own.cu"
     path.write_text(BAD)
-    assert 'own.cu(3): error: identifier "zeta"' in errors(path)
+    assert 'own.cu(3,17): error: identifier "zeta"' in errors(path)
+    # Each error of a line has its own column, and a tab is one character.
+    path.write_text(BAD.replace("  y[0]", "\tgamma(beta); y[0]"))
+    found = [s for s in errors(path).splitlines() if s.startswith("own.cu(")]
+    places = [s.partition(":")[0] for s in found]
+    assert places == ["own.cu(3,8)", "own.cu(3,2)", "own.cu(3,29)"]
 
 
 @pytest.mark.nvrtc

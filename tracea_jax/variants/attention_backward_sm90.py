@@ -2,9 +2,13 @@
 
 The output and the log-sum-exp come from whatever ran forward. Two kernels compute dk
 and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
-order of the keys, so that results are the same from run to run, or in none. Both skip
-what nobody sees. Here are the reasons that refuse problems, the legal configs and the
-calls; the kernels' text is in ``emit.attention_backward_kernels`` and beside it.
+order of the keys, so that results are the same from run to run, or in none. A further
+one computes the gradient of a bias, whose terms it sums in an order that depends on
+shapes alone. All skip what nobody sees. A query all of whose scores are below -2^99
+counts as one that sees no key: it takes the mean of all values, masked ones too.
+
+Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
+text is in ``emit.attention_backward_kernels`` and beside it.
 Caller: the op's record (``ops.attention.op``).
 """
 
@@ -15,17 +19,23 @@ import math
 from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_bias as of_bias
 from tracea_jax.emit import attention_backward_kernels as kernels
 from tracea_jax.emit import attention_backward_rows as small
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
-from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants import attention_backward_steps as steps_of
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm90 import device_refuses, size_refuses
+from tracea_jax.variants.attention_steps import (
+    map_buffers_of,
+    map_steps_of,
+    optional_operands,
+)
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
@@ -35,23 +45,27 @@ from tracea_jax.variants.space import (
     grid,
     legal_columns,
 )
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
-_WIDEST_HEAD, _WIDEST_VALUE = 192, 128
+_WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 _MANY = 4096  # keys of a query that are worth sums of dq in memory
-_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end")
+_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
 CHOICES = {
-    "tile_kv": (128, 192),
+    "tile_kv": (64, 128, 192),
     "block_q": (32, 48, 64, 80, 96, 128),
     "stages_q": (2, 3),
     "tile_q": (128, 192),
-    "block_kv": (64, 80, 96, 128),
+    "block_kv": (32, 48, 64, 80, 96, 128),
     "stages_kv": (2, 3),
     "dq": ("recomputed", "ordered", "atomic"),
 }
+# The config whose maps of blocks are largest.
+_SMALLEST = AttentionBackwardSm90Config(
+    tile_kv=128, block_q=32, tile_q=128, block_kv=64
+)
 # Registers of a thread for sums and scores that there are without spilling any.
 _REGISTERS = {2: 208, 3: 136}
 
@@ -66,6 +80,8 @@ class AttentionBackwardSm90:
         "cuda/attention_backward_keys_sm90.cuh",
         "cuda/attention_backward_queries_sm90.cuh",
         "cuda/attention_backward_dq_sm90.cuh",
+        "cuda/attention_backward_bias_sm90.cuh",
+        "cuda/attention_map.cuh",
         "cuda/attention_rows.cuh",
         "cuda/attention_spans.cuh",
     )
@@ -103,6 +119,8 @@ class AttentionBackwardSm90:
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
         p = problem
+        if emit.splits(p):
+            return _of_split(p, device)
         if p.head_dim > 128:
             return AttentionBackwardSm90Config(
                 tile_kv=128, block_q=32, tile_q=128, block_kv=64
@@ -114,12 +132,15 @@ class AttentionBackwardSm90:
             if first_refusal(_RULES, p, added, device) is None:
                 return added
         if max(p.head_dim, p.columns) > 64:
+            block_q = 48 if emit.is_crowded(p) else 64
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+                tile_kv=128, block_q=block_q, tile_q=128, block_kv=64, stages_kv=3
             )
-        block_kv = 80 if p.soft_cap is None else 64
+        narrow = p.soft_cap is not None or _looks_at_scores(p)
+        block_kv = 64 if narrow else 80
+        tile_q = 128 if emit.is_crowded(p) else 192
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
+            tile_kv=128, block_q=96, tile_q=tile_q, block_kv=block_kv, stages_kv=3
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
@@ -131,6 +152,8 @@ class AttentionBackwardSm90:
         """
         p = problem
         if min(p.q_len, p.kv_len) < _FEWEST:
+            return False
+        if _looks_at_scores(p) or emit.splits(p):  # not measured
             return False
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
@@ -146,7 +169,7 @@ class AttentionBackwardSm90:
     ) -> Steps:
         assert isinstance(device, CudaDevice)
         p, c = problem, config
-        has_blind = may_be_blind(p)
+        has_blind = steps_of.may_be_blind(p)
         shape = emit.rows_shape(p, c)
         scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
         steps: list[Step] = [
@@ -170,12 +193,23 @@ class AttentionBackwardSm90:
                 Buffer(name=name, shape=shape, dtype="float32")
                 for name, shape in shapes.items()
             ]
-            steps.append(of_blind(p))
+            steps.append(steps_of.of_blind(p))
         if p.segments:
-            scratch += _segment_buffers(p, c)
-            steps.append(_of_segments(p, c, device))
+            scratch += steps_of.segment_buffers(p, c)
+            steps.append(steps_of.of_segments(p, c, device))
         if p.sinks:
-            steps.append(OF_SINKS)
+            steps.append(steps_of.OF_SINKS)
+        for told in steps_of.told(p, c):
+            if told.is_mapped:
+                scratch += map_buffers_of(told.side)
+                steps += map_steps_of(told.side, device)
+        if p.bias_gradient:
+            how = of_bias.of(p, device)
+            if not how.is_whole:
+                scratch.append(
+                    Buffer(name=how.writes, shape=how.shape, dtype=how.dtype)
+                )
+            steps += steps_of.of_bias(p, c, device)
         steps += [
             Launch(
                 name="keys",
@@ -185,11 +219,10 @@ class AttentionBackwardSm90:
             ),
             _of_queries(p, c, device),
         ]
-        optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
-        optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
+        more = ("dbias",) * p.bias_gradient + ("dsinks",) * p.sinks
         return Steps(
-            operands=("q", "k", "v", *optional, "o", "lse", "do"),
-            results=("dq", "dk", "dv", *("dsinks",) * p.sinks),
+            operands=("q", "k", "v", *optional_operands(p), "o", "lse", "do"),
+            results=("dq", "dk", "dv", *more),
             scratch=tuple(scratch),
             steps=tuple(steps),
         )
@@ -203,7 +236,7 @@ def _of_queries(
         reads = emit.dq_reads(config)
     else:
         kernel = kernels.queries_kernel(problem, config, device)
-        reads = emit.queries_reads(problem)
+        reads = emit.queries_reads(problem, config)
     return Launch(name="queries", kernel=kernel, reads=reads, writes=("dq",))
 
 
@@ -216,104 +249,34 @@ def _adds_faster(problem: AttentionProblem) -> bool:
     p = problem
     left, _ = rules.window(p)
     seen = p.kv_len if left is None else left + 1
-    return not p.segments and p.heads == p.kv_heads and seen >= _MANY
+    has_turns = not p.segments and p.heads == p.kv_heads
+    return has_turns and not _looks_at_scores(p) and seen >= _MANY
 
 
-def may_be_blind(problem: AttentionProblem) -> bool:
-    """Whether a query might see no key; it then takes the mean of all values."""
+def _looks_at_scores(problem: AttentionProblem) -> bool:
+    """Whether scores have more than positions, lengths and segments say."""
     p = problem
-    left, right = rules.window(p)
-    keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
-    return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
+    return p.bias is not None or p.mask is not None or p.alibi is not None
 
 
-def of_blind(problem: AttentionProblem) -> Expression:
+def _adds_beside(problem: AttentionProblem) -> bool:
+    """Whether sums of dq leave registers for what is done to scores."""
     p = problem
-    arguments = {
-        "group": p.heads // p.kv_heads,
-        "kv_len": p.kv_len,
-        "dtype": p.dtype,
-    }
-    return Expression(
-        name="mean",
-        function=mean_of_blind,
-        reads=("blind",),
-        writes=("everywhere",),
-        arguments=tuple(arguments.items()),
-    )
-
-
-def mean_of_blind(
-    module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
-) -> Any:
-    """What queries that see no key add to the gradient of each value of their head.
-
-    Args:
-      module: the array module.
-      blind: float32 (batch, tiles, heads, head_dim), sums of their do.
-      group: heads that share values.
-      kv_len: keys, the masked ones included.
-      dtype: that a weight is rounded to.
-
-    Returns:
-      float32 (batch, kv_heads, head_dim).
-    """
-    batch, _, heads, dim = blind.shape
-    shared = module.sum(blind, 1).reshape(batch, heads // group, group, dim)
-    return module.sum(shared, 2) * module.asarray(1 / kv_len, dtype).astype("float32")
-
-
-def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
-    """-sum of p delta over all queries, p being the weight of the sink.
-
-    Args:
-      module: the array module.
-      sinks: float32 (heads,).
-      rows: float32 (batch, heads, 2 or 3, queries), see attention_rows.cuh.
-
-    Returns:
-      float32 (heads,).
-    """
-    log2 = sinks[:, None] * math.log2(math.e)
-    weights = module.exp2(log2 - rows[:, :, 0])
-    return -module.sum(weights * rows[:, :, 1], (0, 2))
-
-
-OF_SINKS = Expression(
-    name="sinks",
-    function=gradient_of_sinks,
-    reads=("sinks", "rows"),
-    writes=("dsinks",),
-)
-
-
-def _segment_buffers(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config
-) -> list[Buffer]:
-    p = problem
-    shapes: dict[str, tuple[int, ...]] = {
-        "ids_kv": (p.batch, emit.padded_kv(p, config))
-    }
-    for name, (ids, field) in emit.SPANS.items():
-        length = p.q_len if ids == "q_segments" else p.kv_len
-        shapes[name] = (p.batch, -(-length // getattr(config, field)), 2)
-    return [Buffer(name=n, shape=s, dtype="int32") for n, s in shapes.items()]
-
-
-def _of_segments(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
-) -> Launch:
-    return Launch(
-        name="segments",
-        kernel=small.spans_kernel(problem, config, device),
-        reads=emit.SPANS_READ,
-        writes=("ids_kv", *emit.SPANS),
-    )
+    if not _looks_at_scores(p):
+        return True
+    left, _ = rules.window(p)
+    alone = (p.bias is None or p.alibi is None) and not p.segments and left is None
+    in_tiles = p.bias is None or rules.biased_by_tiles(p)
+    return p.mask is None and in_tiles and alone
 
 
 def _most_registers(tile: Any) -> Any:
     two, three = _REGISTERS.values()
     return two - (tile // _ROWS - 2) * (two - three)
+
+
+def _registers_of_keys(problem: AttentionProblem, config: Any) -> Any:
+    return _most_registers(_ROWS * emit.consumers_of_keys(problem, config))
 
 
 # What is said of the kernel that sums of dq do not need: each config is said once.
@@ -333,6 +296,33 @@ _RULES = (
         ),
         why=lambda p, c, d: (
             f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={_parts(p)}"
+        ),
+    ),
+    Rule(
+        code="split",
+        refuses=lambda p, c, d: (
+            ((c.tile_kv == _ROWS) != emit.splits(p)) | (c.adds & emit.splits(p))
+        ),
+        why=lambda p, c, d: (
+            f"tile_kv={c.tile_kv} and dq={c.dq!r}: heads above {emit.WIDEST} take "
+            f"tiles of {_ROWS} keys and compute dq apart, and others no such tiles"
+        ),
+    ),
+    Rule(
+        code="narrow",
+        refuses=lambda p, c, d: (c.block_kv < _ROWS) & (not emit.splits(p)),
+        why=lambda p, c, d: (
+            f"block_kv={c.block_kv} is for heads above {emit.WIDEST}, which leave no "
+            f"room for {_ROWS} keys"
+        ),
+    ),
+    Rule(
+        code="scores",
+        refuses=lambda p, c, d: c.adds & (not _adds_beside(p)),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} leaves no registers for a mask, for a bias that is not "
+            "copied in tiles, nor for ALiBi or a bias beside each other, segments or "
+            "a window's left side"
         ),
     ),
     Rule(
@@ -372,17 +362,28 @@ _RULES = (
         refuses=lambda p, c, d: (
             (
                 (c.dq == "recomputed")
-                & (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
+                & (emit.keys_registers(p, c) > _registers_of_keys(p, c))
             )
             | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
         ),
         why=lambda p, c, d: (
             f"sums and scores take {emit.keys_registers(p, c)} and "
             f"{emit.queries_registers(p, c)} registers of a thread; there are "
-            f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
+            f"{_registers_of_keys(p, c)} and {_most_registers(c.tile_q)}"
         ),
     ),
 )
+
+
+def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:
+    """The config of wide heads whose blocks are largest."""
+    configs = (
+        AttentionBackwardSm90Config(
+            tile_kv=_ROWS, block_q=block_q, tile_q=128, block_kv=block_kv
+        )
+        for block_q, block_kv in ((64, 48), (64, 32), (48, 32), (32, 32))
+    )
+    return next(c for c in configs if not first_refusal(_RULES, problem, c, device))
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:
@@ -391,9 +392,10 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
             f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
         )
     p = problem
+    most = (_WIDEST, _WIDEST) if emit.splits(p) else (emit.WIDEST, _WIDEST_VALUE)
     for name, columns, widest in (
-        ("head_dim", p.head_dim, _WIDEST_HEAD),
-        ("value_dim", p.columns, _WIDEST_VALUE),
+        ("head_dim", p.head_dim, most[0]),
+        ("value_dim", p.columns, most[1]),
     ):
         if columns % 8 or not 0 < columns <= widest:
             return f"{name}={columns}; it takes multiples of 8 up to {widest}"
@@ -404,6 +406,16 @@ def _tiles_refuse(problem: AttentionProblem) -> str | None:
     p = problem
     if -(-p.kv_len // _ROWS) * p.kv_heads * p.batch > INT32_MAX:
         return "the keys have more than 2^31 - 1 tiles of 64"
+    if p.bias_gradient:
+        tile = _ROWS
+        tiles = -(-p.q_len // tile) * -(-p.kv_len // tile)
+        if tiles * p.heads * p.batch > INT32_MAX:
+            return f"the scores have more than 2^31 - 1 tiles of {tile}x{tile}"
+    for told in steps_of.told(p, _SMALLEST):
+        if math.prod(forward.buffer_shapes(told.side.problem, told.side)["map"]) > (
+            INT32_MAX
+        ):
+            return "the map of a mask would have more than 2^31 - 1 words"
     return None
 
 
@@ -413,10 +425,10 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return reason
     if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
         return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
-    if p.bias:
-        return "it computes no gradient of a bias"
-    if p.mask:
-        return "it reads no mask"
+    if p.bias and p.bias_dtype not in forward.BIAS_DTYPES:
+        return (
+            f"a bias of dtype {p.bias_dtype}; it reads {', '.join(forward.BIAS_DTYPES)}"
+        )
     if rules.shifts(p):
         return "positions from ends that each example has its own of"
     if p.window and max(map(abs, p.window)) > _LONGEST:
