@@ -124,6 +124,15 @@ def test_memory_is_moved_and_numbers_are_combined_as_numpy_does(programs, tmp_pa
     assert [name for name, *_ in report.inputs] == ["args[0]", "args[1]"]
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_subnormal_numbers_are_what_they_are_in_xlas_threads(programs, tmp_path, dtype):
+    array = bundle_programs.Arrays(dtype, 8)
+    w, x = array(48, 40, scale=1e-20), array(300, 48, scale=1e-20)
+    check_bits(
+        programs / "run_c", lambda x: x @ w, x, "gemm_cpu", tmp_path / "tiny.tracea"
+    )
+
+
 def test_arguments_that_are_results_and_constants_are_copied(programs, tmp_path):
     w = np.arange(6, dtype=np.int32)
     x = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 
+#include "arithmetic.h"
 #include "calls/attention_call.h"
 #include "calls/conv2d_call.h"
 #include "calls/gemm_call.h"
@@ -228,6 +229,7 @@ tracea_status tracea_matmul(tracea_context* context, const tracea_tensor* lhs,
                             const tracea_tensor* out) {
   return Guarded([&] {
     Pool& pool = PoolOf(context);
+    const XlaArithmetic arithmetic;
     GemmOptions options;
     int64_t of_lhs[TRACEA_MAX_RANK], of_rhs[TRACEA_MAX_RANK];
     Operands operands, results;
@@ -253,6 +255,7 @@ tracea_status tracea_conv2d(tracea_context* context, const tracea_tensor* x,
                             const tracea_conv2d_options* given, const tracea_tensor* out) {
   return Guarded([&] {
     Pool& pool = PoolOf(context);
+    const XlaArithmetic arithmetic;
     const tracea_conv2d_options how = given ? *given : tracea_conv2d_options{};
     ConvOptions options;
     const auto extent = [&](int axis) {
@@ -292,6 +295,7 @@ tracea_status tracea_attention(tracea_context* context, const tracea_tensor* q,
                                const tracea_tensor* out) {
   return Guarded([&] {
     Pool& pool = PoolOf(context);
+    const XlaArithmetic arithmetic;
     const tracea_attention_options how = given ? *given : tracea_attention_options{};
     AttentionOptions options;
     Operands operands, results;

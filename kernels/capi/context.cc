@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "arithmetic.h"
 #include "failure.h"
 
 namespace tracea::capi {
@@ -31,6 +32,7 @@ void Threads::Schedule(std::function<void()> work) {
 }
 
 void Threads::Work() {
+  const XlaArithmetic arithmetic;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });

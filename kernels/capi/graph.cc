@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "arithmetic.h"
 #include "cuda.h"
 #include "failure.h"
 
@@ -179,6 +180,7 @@ void tracea_graph::Run(const tracea_tensor* inputs, size_t num_inputs,
   if (wanted > 0 && reinterpret_cast<uintptr_t>(workspace) % alignment != 0) {
     Fail(TRACEA_INVALID, "the workspace is not aligned to ", alignment, " bytes.");
   }
+  const XlaArithmetic arithmetic;
   std::optional<CudaScope> scope;
   if (context.is_cuda()) scope.emplace(context.device.ordinal);
   for (const auto& action : actions) action->Run(addresses, stream);
