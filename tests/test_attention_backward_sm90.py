@@ -144,6 +144,14 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
     for fields in (TILED, {"mask": (1, 1, 1000, 1300)}):
         assert plan(problem(is_causal=True, **fields), H200).variant == "cudnn"
+    long = {"q_len": 4096, "kv_len": 4096, "bias": (1, 12, 4096, 4096)}
+    biased = {**BIASED, **long}
+    assert plan(problem(**biased), H200).variant == "attention_backward_sm90"
+    assert plan(problem(64, **biased), H200).variant == "cudnn"
+    alibi = {"q_len": 4096, "kv_len": 4096, "alibi": "linear", "is_causal": True}
+    assert plan(problem(**alibi), H200).variant == "attention_backward_sm90"
+    short = {**alibi, "kv_len": 512}
+    assert plan(problem(**short), H200).variant == "xla"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
