@@ -234,9 +234,10 @@ def test_registers_and_memory_refuse_configs():
             wrong = dataclasses.replace(USUAL, **change)
             ATTENTION_BACKWARD_SM90.check(problem(), wrong, H200)
     added = dataclasses.replace(USUAL, dq="ordered")
+    masked: dict[str, Any] = {"mask": (1, 1, 1000, 1300)}
     for fields in (
         BIASED,
-        {"mask": (1, 1, 1000, 1300)},
+        masked,
         {**TILED, "alibi": "linear"},
         {"alibi": "linear", "segments": True},
         {**TILED, "window": (100, 0)},
