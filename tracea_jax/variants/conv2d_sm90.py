@@ -238,8 +238,7 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     # In turns, one consumer stores while the other multiplies.
     hidden: Any = np.maximum(multiplied, stored)
     in_turns, together = rounds * hidden + stored, rounds * (multiplied + stored)
-    cycles: Any = np.where(c.ping_pong, in_turns, together)
-    return cycles
+    return c.ping_pong * in_turns + (1 - c.ping_pong) * together
 
 
 def _copies_tails(p: Conv2dProblem, c: Any) -> Any:
