@@ -89,6 +89,36 @@ def test_every_schedule_and_way_to_overlap(fields):
     assert sweep(problem, "ping_pong", "overlap", "schedule") == 12
 
 
+WINDOW = {"window": (150, 0), "is_causal": True, "saves_lse": True}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fields", "config"),
+    [
+        (128, {"segments": True, "is_causal": True}, {}),
+        (128, {"segments": True}, {"tile_kv": 64, "schedule": "static"}),
+        (64, {"mask": (1, 1, 3, 4), "mask_block": (128, 128)}, {}),
+        (128, WINDOW, {}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 96}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 48, "stages": 4}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 64, "ping_pong": False}),
+        (128, {**WINDOW, "q_lengths": True}, {"tile_kv": 64, "overlap": True}),
+        (64, {"q_lengths": True, "kv_lengths": True}, {"tile_q": 192, "tile_kv": 64}),
+        (64, {"window": (30, -90)}, {"tile_q": 192, "tile_kv": 96}),
+        (128, {"window": (30, -90), "is_causal": True}, {"tile_kv": 64}),
+        (256, {"is_causal": True}, {"tile_kv": 64}),
+        (192, {"value_dim": 128, "segments": True}, {}),
+    ],
+    ids=str,
+)
+def test_blocks_that_compute_several_tiles(head_dim, fields, config):
+    """A tile begins while the one before ends, or consumers pass over blocks of it."""
+    problem = dataclasses.replace(BASE, batch=6, heads=48, kv_heads=24)
+    problem = dataclasses.replace(problem, head_dim=head_dim, **fields)
+    usual = ATTENTION_SM90.heuristic(problem, device_for("cuda"))
+    run_and_check(problem, dataclasses.replace(usual, **config))
+
+
 @pytest.mark.parametrize("head_dim", [8, 40, 72, 80, 96, 112, 160, 192, 200])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_heads_that_fill_no_slab(head_dim, dtype):
@@ -126,6 +156,21 @@ def test_windows(window):
 def test_heads_that_share_keys(group):
     run_and_check(dataclasses.replace(BASE, heads=3 * group, kv_heads=3))
     run_and_check(dataclasses.replace(BASE, heads=group, kv_heads=1, is_causal=True))
+
+
+@pytest.mark.parametrize("group", [2, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_that_are_packed(group, head_dim):
+    """Awkward numbers of queries, alone and many tiles of them."""
+    base = dataclasses.replace(BASE, heads=3 * group, kv_heads=3, head_dim=head_dim)
+    for q_len, fields in (
+        *((1, {}), (33, {"sinks": True, "saves_lse": True}), (331, EVERYTHING)),
+        (200, {"is_causal": True, "aligned_at_end": True, "kv_lengths": True}),
+        (457, {"window": (90, 0), "is_causal": True, "batch": 40, "soft_cap": 5.0}),
+    ):
+        problem = dataclasses.replace(base, q_len=q_len, **fields)
+        usual = ATTENTION_SM90.heuristic(problem, device_for("cuda"))
+        run_and_check(problem, dataclasses.replace(usual, packed=True))
 
 
 def test_more_heads_than_a_section():
