@@ -134,9 +134,12 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert plan(problem(segments=True), H200).variant == "attention_backward_sm90"
     short = {"is_causal": True, "q_len": 512, "kv_len": 512}
     assert plan(problem(**short), H200).variant == "attention_backward_sm90"
-    near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
-    assert plan(problem(**near), H200).variant == "attention_backward_sm90"
-    assert plan(problem(64, **near), H200).variant == "cudnn"
+    long = {"q_len": 4096, "kv_len": 4096}
+    for head_dim, keys in itertools.product((64, 128), (128, 512)):
+        near = problem(head_dim, is_causal=True, window=(keys - 1, 0), **long)
+        expected = "cudnn" if keys == 128 else "attention_backward_sm90"
+        assert plan(near, H200).variant == expected
+    assert plan(problem(**long), H200).variant == "attention_backward_sm90"
     assert plan(problem(64, is_causal=True), H200).variant == "attention_backward_sm90"
     assert plan(problem(96, is_causal=True), H200).variant == "cudnn"
     ahead = problem(window=(100, 100))

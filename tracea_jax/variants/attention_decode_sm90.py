@@ -99,12 +99,11 @@ class AttentionDecodeSm90:
         return dataclasses.replace(config, splits=_splits(problem, config, device))
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN is not expected to, or there are many heads, which need no parts.
+        """Where cuDNN is not expected to, or sequences are long.
 
-        On an H200, of 64 sequences with 8 heads of keys each it took 1.03 times as long
-        as cuDNN for equal lengths, and less for different ones; of 16 short ones as
-        long; of 1 and 8 long ones, 1.08 times as long. On an H100 it took 0.98, 0.93
-        and 0.99 times as long.
+        On an H100 cuDNN took 1.00 to 1.02 times as long for 64 sequences of 2049 keys,
+        8 of 32768 and 1 of 131072, with 8 heads of keys each, and 1.18 times for 16 of
+        1024.
         """
         assert isinstance(device, CudaDevice)
         p = problem
@@ -118,7 +117,7 @@ class AttentionDecodeSm90:
             return False
         if emit.tiles(p) >= 2 * device.sm_count:
             return True
-        return p.head_dim <= _MEASURED_HEAD and self.heuristic(p, device).splits == 1
+        return p.head_dim <= _MEASURED_HEAD
 
     def call(
         self,
