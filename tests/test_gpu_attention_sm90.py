@@ -104,8 +104,6 @@ WINDOW = {"window": (150, 0), "is_causal": True, "saves_lse": True}
         (64, WINDOW, {"tile_q": 192, "tile_kv": 64, "ping_pong": False}),
         (128, {**WINDOW, "q_lengths": True}, {"tile_kv": 64, "overlap": True}),
         (64, {"q_lengths": True, "kv_lengths": True}, {"tile_q": 192, "tile_kv": 64}),
-        (64, {"window": (30, -90)}, {"tile_q": 192, "tile_kv": 96}),
-        (128, {"window": (30, -90), "is_causal": True}, {"tile_kv": 64}),
         (256, {"is_causal": True}, {"tile_kv": 64}),
         (192, {"value_dim": 128, "segments": True}, {}),
     ],
@@ -335,6 +333,15 @@ def test_a_query_that_sees_no_key_takes_the_mean_of_all(head_dim):
     assert_as_xla(args, is_causal=True, local_window_size=(40, 3))
     assert_as_xla(args, key_value_seq_lengths=lengths(0, 300))
     assert_as_xla(args, key_value_seq_lengths=lengths(0, 17), is_causal=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_many_tiles_whose_queries_see_no_key(head_dim):
+    """Between tiles that see some, and more of both than blocks."""
+    args = arguments(6000, 300, head_dim)
+    assert_as_xla(args, local_window_size=(40, 0))
+    assert_as_xla(args, local_window_size=(40, -50), is_causal=True)
+    assert_as_xla(args, query_seq_lengths=lengths(0, 5000), is_causal=True)
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
