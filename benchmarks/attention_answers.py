@@ -21,8 +21,9 @@ import common
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.ops.attention import workload
+from tracea_jax.ops.common.kernel_time import ProfileError, profiled
 from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.tuning import tuner
@@ -47,6 +48,8 @@ DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 
 Compiled = dict[Choice, Callable[..., Any]]
+Prepared = tuple[Callable[..., Any], Compiled, dict[Choice, Exception]]
+_MARK = "cbrt"  # in the name of a kernel that no call launches
 
 
 def candidates(problem: AttentionProblem, device: Device) -> list[Choice]:
@@ -107,7 +110,6 @@ def _is_legal(variant: Any, problem: Any, config: Any, device: Device) -> bool:
 # --- running --------------------------------------------------------------------------
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _operands(problem: AttentionProblem, seed: jax.Array) -> list[jax.Array]:
     """Random operands; those of gradients are what the forward pass leaves."""
     p = problem
@@ -129,48 +131,86 @@ def _operands(problem: AttentionProblem, seed: jax.Array) -> list[jax.Array]:
     return found
 
 
-def _compiled(problem: AttentionProblem, choice: Choice) -> Callable[..., Any]:
+def _compiled(
+    problem: AttentionProblem, choice: Choice | None = None
+) -> Callable[..., Any]:
+    """What runs a choice, or makes the operands."""
+    operands = functools.partial(_operands, problem)
+    if choice is None:
+        return jax.jit(operands).lower(jnp.uint32(0)).compile()
     run = functools.partial(workload.execute, problem=problem, choice=choice)
-    shapes = jax.eval_shape(lambda: _operands(problem, jnp.uint32(0)))
+    shapes = jax.eval_shape(operands, jnp.uint32(0))
     return jax.jit(run).lower(*shapes).compile()
 
 
 def prepared(
     problems: Sequence[AttentionProblem], device: Device
-) -> Iterator[tuple[AttentionProblem, Compiled, dict[Choice, Exception]]]:
-    """Compiles the candidates of each problem, some problems ahead."""
-    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        submitted = [
-            (problem, {c: None for c in candidates(problem, device)})
-            for problem in problems
-        ]
-        futures: dict[Any, Any] = {}
-        for i, (problem, choices) in enumerate(submitted):
-            for later, of_later in submitted[i : i + AHEAD]:
-                if later not in futures:
-                    futures[later] = {
-                        c: pool.submit(_compiled, later, c) for c in of_later
+) -> Iterator[tuple[AttentionProblem, Prepared]]:
+    """Compiles the candidates and operands of each problem, some problems ahead."""
+    pool = concurrent.futures.ThreadPoolExecutor(THREADS)
+    started: dict[AttentionProblem, dict[Choice | None, Any]] = {}
+    try:
+        for i, problem in enumerate(problems):
+            for later in problems[i : i + AHEAD]:
+                if later not in started:
+                    wanted = (None, *candidates(later, device))
+                    started[later] = {
+                        c: pool.submit(_compiled, later, c) for c in wanted
                     }
-            done: Compiled = {}
-            failed: dict[Choice, Exception] = {}
-            for choice in choices:
-                try:
-                    done[choice] = futures[problem][choice].result()
-                except Exception as e:
-                    failed[choice] = e
-            futures[problem] = {}
+            yield problem, _finished(started[problem])
+            started[problem] = {}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _finished(futures: dict[Choice | None, Any]) -> Prepared:
+    done: Compiled = {}
+    failed: dict[Choice, Exception] = {}
+    for choice, future in futures.items():
+        if choice is not None:
             try:
-                yield problem, done, failed
-            except GeneratorExit:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+                done[choice] = future.result()
+            except Exception as e:
+                failed[choice] = e
+    return futures[None].result(), done, failed
 
 
-def answer(
-    problem: AttentionProblem, compiled: Compiled, device: Device
-) -> Entry | str:
+def raced(calls: dict[Choice, Any], device: Device) -> dict[Choice, list[float]]:
+    """``common.race``, on a GPU with one profile for all: marks tell calls apart."""
+    if not isinstance(device, CudaDevice):
+        return common.race(calls, ROUNDS)
+    one = jnp.ones(7)
+    mark = functools.partial(jax.jit(jnp.cbrt), one)
+    order = [choice for _ in range(ROUNDS) for choice in calls]
+    steps = [step for c in order for step in (calls[c], mark, calls[c], mark)]
+    for call in (mark, *calls.values()):
+        jax.block_until_ready(call())
+    events = sorted(
+        (event.start_ns, event.duration_ns, event.name.lower())
+        for plane in profiled([mark, *steps]).planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+        if line.name.startswith("Stream")
+        for event in line.events
+    )
+    spans: list[float] = []  # of the calls, every second one counts
+    for _, ns, name in events:
+        if _MARK in name:
+            spans.append(0.0)
+        elif "memcpyh2d" not in name and "memcpyd2h" not in name:
+            spans[-1] += ns * 1e-3
+    if len(spans) != 2 * len(order) + 1 or not all(spans[:-1]):
+        raise ProfileError(f"{len(spans)} marks, not {2 * len(order) + 1}")
+    times: dict[Choice, list[float]] = {choice: [] for choice in calls}
+    for choice, us in zip(order, spans[1::2], strict=True):
+        times[choice].append(us)
+    return times
+
+
+def answer(problem: AttentionProblem, ready: Prepared, device: Device) -> Entry | str:
     """The winner of a race as an entry, or why there is none."""
-    inputs = _operands(problem, jnp.uint32(1))
+    operands, compiled, _ = ready
+    inputs = operands(jnp.uint32(1))
     calls: dict[Choice, Any] = {}
     for choice, run in compiled.items():
         try:
@@ -180,7 +220,7 @@ def answer(
             print(f"  not {choice}: {type(e).__name__}", flush=True)
     if not calls:
         return "nothing ran"
-    times = common.race(calls, ROUNDS)
+    times = raced(calls, device)
     us = {choice: statistics.median(values) for choice, values in times.items()}
     best = _winner(us)
     if wrong := _wrong(problem, best, calls, us, device):
@@ -208,11 +248,7 @@ def _wrong(
     """Why the winner's results cannot be trusted."""
     if best.variant == "xla":
         return None
-    small = workload.ragged(problem)
-    operands = workload.operands(small, 3)
-    run = functools.partial(workload.execute, problem=small, choice=best)
-    results = jax.jit(run)(*operands)
-    error = workload.error(small, device, operands, results, 3)
+    error = _error(workload.ragged(problem), best, device)
     if not error <= 1:
         return f"{best} has {error:.3g} of the error that rounding allows"
     others = [c for c in us if c.variant != best.variant]
@@ -224,6 +260,14 @@ def _wrong(
         if not far <= DIFFERENCE:
             return f"{best} and {other} differ by {far:.3g}"
     return None
+
+
+@functools.cache
+def _error(small: AttentionProblem, choice: Choice, device: Device) -> float:
+    """Against float64; lengths do not matter, so that many problems share it."""
+    operands = workload.operands(small, 3)
+    run = functools.partial(workload.execute, problem=small, choice=choice)
+    return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
 
 
 @jax.jit
@@ -274,11 +318,11 @@ def entries(
 ) -> Iterator[tuple[AttentionProblem, Entry | str]]:
     """An answer for each problem, or why there is none, until the time is over."""
     end = time.monotonic() + budget_s
-    for problem, compiled, failed in prepared(problems, device):
-        for choice, e in failed.items():
+    for problem, ready in prepared(problems, device):
+        for choice, e in ready[-1].items():
             print(f"  not {choice}: {type(e).__name__}: {str(e)[:200]}", flush=True)
         try:
-            yield problem, answer(problem, compiled, device)
+            yield problem, answer(problem, ready, device)
         except Exception as e:  # the rest goes on
             yield problem, f"{type(e).__name__}: {str(e)[:300]}"
         if time.monotonic() > end:
