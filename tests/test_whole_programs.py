@@ -78,6 +78,9 @@ def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     bench, program = module("bench_programs"), named(module)[name]
     short = functools.partial(bench.measure.Timing, settle_s=0.01, race_s=0.01)
     monkeypatch.setattr(bench.measure, "Timing", short)
+    if name != "vit_step":  # what is transformed inside is compiled for its times only
+        steps = functools.partial(bench._steps, with_inside=False)
+        monkeypatch.setattr(bench, "_steps", lambda program, _: steps(program))
     row = bench.row_of(program, arguments())
     assert "failed" not in row
     assert row["error_by_plain"] < 4 and row["sites"]
