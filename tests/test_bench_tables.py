@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from bench_rows import FAILED, WHERE, row
 
 from tracea_jax.problem import GemmProblem
+
+pytestmark = pytest.mark.once
 
 
 def test_readme_tables_of_fresh_rows(module, tmp_path):
