@@ -11,6 +11,7 @@
 #include "cuda.h"
 #include "failure.h"
 #include "graph.h"
+#include "pointwise.h"
 #include "sha256.h"
 
 namespace tracea::capi {
@@ -279,6 +280,10 @@ std::unique_ptr<Action> MakeAction(const tracea_context& context, const Program&
   switch (step.kind) {
     case StepKind::kCpuCall:
       return MakeCpuCall(context, program, step);
+    case StepKind::kMap:
+      return MakeMap(*context.threads, program, step);
+    case StepKind::kReduce:
+      return MakeReduce(*context.threads, program, step);
     case StepKind::kLaunch:
       return std::make_unique<Launch>(context, program, step);
     case StepKind::kZero:

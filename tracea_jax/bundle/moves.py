@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tracea_jax.bundle.arrays import View
+from tracea_jax.bundle.arrays import View, inner_of
 
 _LEAST_RUN_BYTES = 16  # that a GPU copies at a time
 _MOST_COPIES = 64  # of a move on a GPU, each of rows
@@ -144,6 +144,17 @@ def _transpose(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
     sources = tuple(whole[axis] for axis in eqn.params["permutation"])
     move = Move(operand=0, counts=out, sources=sources, targets=tuple(strides(out)))
     return (move,)
+
+
+def inner_of_spread(eqn: Any) -> int | None:
+    """How often a broadcast repeats each element in a row; see ``arrays.Spread``.
+
+    None of other equations, and of broadcasts between dimensions that stay.
+    """
+    if eqn.primitive.name != "broadcast_in_dim":
+        return None
+    shape, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return inner_of(shape, eqn.params["broadcast_dimensions"], out)
 
 
 def _broadcast(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
