@@ -23,13 +23,14 @@ namespace {
 
 namespace ffi = ::xla::ffi;
 
-constexpr int64_t kAbi = 1;  // of the attributes
+constexpr int64_t kAbi = 2;  // of the attributes
 
 struct Options {
   std::string_view function;
   cpu::ScalarSide scalar;
   cpu::Isa isa;
-  int64_t tasks;  // of each thread
+  int64_t tasks;     // of each thread
+  bool past_caches;  // whether results are written past the caches
 };
 
 cpu::ScalarSide ScalarAttribute(const ffi::Dictionary& attrs) {
@@ -47,6 +48,7 @@ Options ParseOptions(const ffi::Dictionary& attrs) {
   options.scalar = ScalarAttribute(attrs);
   options.isa = IsaAttribute(attrs);
   options.tasks = Attribute<int64_t>(attrs, "tasks");
+  options.past_caches = Attribute<bool>(attrs, "past_caches");
   if (options.tasks < 1) Refuse("tasks=", options.tasks, " must be at least 1.");
   return options;
 }
@@ -138,7 +140,7 @@ ffi::Error CpuElementwise(ffi::ThreadPool pool, ffi::Dictionary attrs,
     cpu::AdviseHugePages(call.out, call.bytes);
     return RunTasks(pool, plan.num_tasks(), 64, [&](int64_t task, float*) {
       cpu::Compute(call.function, call.x, call.y, call.out, plan.begin(task),
-                   plan.end(task));
+                   plan.end(task), options.past_caches);
     });
   });
 }
