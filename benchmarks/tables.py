@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attention_tables
+import cpu_tables
 from table_cells import UNMEASURED, bar_line, head, number
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -374,6 +375,8 @@ TABLES = {
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,
+    "elementwise": cpu_tables.elementwise,
+    "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
     "tuner": tuner,
