@@ -27,14 +27,15 @@ constexpr Ladder<ElementwiseIsa> kElementwise = TRACEA_LADDER(
 constexpr int64_t kLeastBytes = 64 << 10;  // of a task: below, waking a thread costs more
 constexpr int64_t kMostBytes = 256 << 10;  // so that a thread which is late leaves little
 constexpr int64_t kUnit = 64;              // elements: tasks share no line of a cache
-constexpr int64_t kPart = 256;             // elements on their way past the caches
-constexpr int64_t kLargest = 16;           // bytes of an element
+
+#if defined(__SSE2__)
+constexpr int64_t kPart = 256;    // elements on their way past the caches
+constexpr int64_t kLargest = 16;  // bytes of an element
 
 const char* Advanced(const void* data, int64_t elements, int64_t element_bytes) {
   return static_cast<const char*>(data) + elements * element_bytes;
 }
 
-#if defined(__SSE2__)
 // Copies to memory, past the caches. `to` is a multiple of 16.
 void Stream(char* to, const char* from, int64_t bytes) {
   int64_t at = 0;
@@ -89,7 +90,7 @@ ElementwisePlan PlanElementwise(int64_t size, int64_t bytes, int64_t tasks,
 }
 
 void Compute(const Elementwise& function, const void* x, const void* y, void* out,
-             int64_t begin, int64_t end, bool past_caches) {
+             int64_t begin, int64_t end, [[maybe_unused]] bool past_caches) {
   const IeeeArithmetic mode;
 #if defined(__SSE2__)
   char* const first = static_cast<char*>(out) + begin * ElementBytes(function.out);
