@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attention_tables
+import cpu_tables
 from table_cells import (
     UNMEASURED,
     bar_line,
@@ -403,6 +404,8 @@ TABLES = {
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,
+    "elementwise": cpu_tables.elementwise,
+    "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
     "tuner": tuner,
