@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 from jax import lax
 from jaxprs import equations
@@ -79,7 +79,6 @@ NORMS = {
     divided: ("rsub", "div", "mul", "rsub"),
     group_norm: ("sub", "mul", "add"),
 }
-norms = pytest.mark.parametrize("norm", NORMS, ids=lambda f: f.__name__)
 
 
 def arguments(norm):
@@ -89,16 +88,25 @@ def arguments(norm):
     return x, normal(C, seed=1), normal(C, seed=2)
 
 
-@norms
-def test_a_norm_and_its_gradients(norm):
-    args = arguments(norm)
-    assert sites(norm, *args) == [NORMS[norm]]
-    fast = tracea.transform(norm)
-    np.testing.assert_array_equal(fast(*args), jax.jit(norm)(*args))
-    both = lambda f: jax.value_and_grad(lambda *a: weighed(f(*a)), (0, 1, 2))  # noqa: E731
-    assert_close(both(fast)(*args), exactly(both(norm), *args), 3e-4)
-    fewer, plain = (large_sums(both(f), *args) for f in (fast, norm))
-    assert fewer == plain - len(NORMS[norm]) + 2
+def value_and_gradients(f):
+    return jax.value_and_grad(lambda *args: weighed(f(*args)), (0, 1, 2))
+
+
+def test_norms_and_their_gradients():
+    args = [arguments(norm) for norm in NORMS]
+    for (norm, steps), own in zip(NORMS.items(), args, strict=True):
+        assert sites(norm, *own) == [steps]
+        step = value_and_gradients(norm)
+        fewer = large_sums(tracea.transform(step), *own)
+        assert fewer == large_sums(step, *own) - len(steps) + 2, norm
+
+    def of_all(f):
+        return lambda args: [f(norm)(*args[i]) for i, norm in enumerate(NORMS)]
+
+    plain, step = of_all(lambda norm: norm), of_all(value_and_gradients)
+    both = jax.jit(lambda args: (tracea.transform(plain)(args), plain(args)))
+    jax.tree.map(np.testing.assert_array_equal, *both(args))
+    assert_close(tracea.transform(step)(args), exactly(step, args), 3e-4)
 
 
 def test_what_jax_makes_of_it():
@@ -151,7 +159,7 @@ class Net(nn.Module):
 
 def test_the_modules_of_flax():
     x = normal(2, 6, 5, 3)
-    variables = Net().init(jax.random.key(0), x)
+    variables = jax.jit(Net().init)(jax.random.key(0), x)
 
     def loss(variables, x):
         y, state = Net().apply(variables, x, mutable=["batch_stats"])
@@ -165,7 +173,7 @@ def test_the_modules_of_flax():
 
 def test_batch_norm_of_nnx_and_its_running_statistics():
     def made():
-        norm = nnx.BatchNorm(C, rngs=nnx.Rngs(0))
+        norm: Any = nnx.BatchNorm(C, rngs=nnx.Rngs(0))
         norm.scale[...], norm.bias[...] = normal(C, seed=1), normal(C, seed=2)
         return norm
 
