@@ -57,8 +57,8 @@ class _Step:
 
 def match_channel_affine(view: View, index: int) -> Match | None:
     """The longest row of steps that begins with an equation."""
-    first = _step_at(view, view.eqns[index])
-    if first is None or view.eqns[index].outvars[0].aval.dtype.name not in DTYPES:
+    first, result = _step_at(view, view.eqns[index]), view.eqns[index].outvars[0].aval
+    if first is None or result.dtype.name not in DTYPES or result.weak_type:
         return None
     steps, equations = [first], [index]
     while True:

@@ -57,6 +57,8 @@ def bind(x: Any, *operands: Any, steps: tuple[str, ...]) -> Any:
         is 1.
       steps: their names; no shift is between two scales.
     """
+    if lowering.explicitly_sharded("channel_affine", (x, *operands), None):
+        return reference(x, *operands, steps=steps)[0]
     aligned = lowering.align_varying_axes((x, *operands))
     return channel_affine_p.bind(*aligned, steps=steps)[0]
 
