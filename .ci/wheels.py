@@ -130,14 +130,15 @@ def check(python: pathlib.Path, wheel: pathlib.Path, place: pathlib.Path) -> Non
         sys.exit(f"{wheel.name} has {wheel.stat().st_size} bytes")
     shutil.unpack_archive(wheel, place, "zip")
     (extension,) = place.rglob("_native*.so")
+    (library,) = place.rglob("libtracea.so")
     # What has no version was in no library. For the sake of Python's names the linker
     # allows that, and so would not tell of names that only a newer glibc has.
-    table = run("readelf", "--dyn-syms", "--wide", extension)
-    rows = [row for row in map(str.split, table.splitlines()) if len(row) > 7]
-    needed = {row[7] for row in rows if row[4] == "GLOBAL" and row[6] == "UND"}
-    own = ("Py", "_Py")
-    if foreign := [s for s in needed if "@" not in s and not s.startswith(own)]:
-        sys.exit(f"{wheel.name} needs symbols of no known version: {foreign}")
+    for file, own in ((extension, ("Py", "_Py")), (library, ())):
+        table = run("readelf", "--dyn-syms", "--wide", file)
+        rows = [row for row in map(str.split, table.splitlines()) if len(row) > 7]
+        needed = {row[7] for row in rows if row[4] == "GLOBAL" and row[6] == "UND"}
+        if foreign := [s for s in needed if "@" not in s and not s.startswith(own)]:
+            sys.exit(f"{file.name} needs symbols of no known version: {foreign}")
     shown = " ".join(run(python, "-m", "auditwheel", "show", wheel).split())
     print(
         shown.partition(". ")[0], f"({wheel.stat().st_size / 1e6:.2f} MB)", flush=True

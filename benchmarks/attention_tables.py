@@ -19,7 +19,8 @@ def rows(results: pathlib.Path) -> str:
     return "".join(found) or "\n"
 
 
-SUITES = ("forward", "backward", "masks", "decode")
+OF_CUDNN = ("forward", "backward", "masks", "decode")  # suites beside cuDNN
+SUITES = (*OF_CUDNN, "peers")
 
 
 def _rows_table(result: dict[str, Any]) -> str:
@@ -56,6 +57,7 @@ _OTHERS = {
     "plain": "without it",
     "dense": "all blocks",
     "copy": "of a copy's bandwidth",
+    "mosaic": "Pallas Mosaic",
 }
 
 
@@ -90,6 +92,7 @@ FIGURES = {
     "default_min": "the fastest / default, lowest",
     "separate_min": "documents as a batch / ours, lowest",
     "plain_min": "without it / ours, lowest",
+    "mosaic_min": "Pallas Mosaic / ours, lowest",
     "allowed_min": "1.15 of the share of dense and 5 us / ours, lowest",
     "copy_min": "bandwidth by that of a copy, lowest",
 }

@@ -80,6 +80,11 @@ def suite() -> Iterator[Case]:
                     group=f"3x3 with epilogue{of_batch}",
                     problem=dataclasses.replace(plain, epilogue=epilogue),
                 )
+    for size, channels in STAGES:
+        yield Case(
+            group="3x3 weights",
+            problem=conv(64, size, channels, direction="weight_grad"),
+        )
     for size, channels in STAGES[1:]:
         strided = conv(64, 2 * size, channels, stride=2, pads=(0, 1), epilogue=RELU)
         yield Case(group="3x3 of stride 2", problem=strided)
@@ -91,6 +96,17 @@ def suite() -> Iterator[Case]:
     for batch in (64, 1):
         stem = conv(batch, 224, 3, 64, taps=7, stride=2, pads=(3, 3), epilogue=RELU)
         yield Case(group="stem", problem=stem)
+    stem = conv(
+        *(64, 224, 3, 64),
+        **{"taps": 7, "stride": 2, "pads": (3, 3), "direction": "weight_grad"},
+    )
+    yield Case(group="stem weights", problem=stem)
+    patches = conv(64, 224, 3, 768, taps=16, stride=16, pads=(0, 0))
+    yield Case(group="patches", problem=patches)
+    yield Case(
+        group="patches, weights",
+        problem=dataclasses.replace(patches, direction="weight_grad"),
+    )
     for size, channels in STAGES:
         narrow = conv(64, size, 4 * channels, channels, taps=1, pads=(0, 0))
         wide = conv(64, size, channels, 4 * channels, taps=1, pads=(0, 0))
@@ -124,9 +140,11 @@ def suite() -> Iterator[Case]:
 
 def default(*inputs: jax.Array, problem: Conv2dProblem) -> list[jax.Array]:
     """The problem as the op plans it."""
-    size = None
-    if problem.direction == "input_grad":
-        size = (problem.height, problem.width)
+    size = {
+        "forward": None,
+        "input_grad": (problem.height, problem.width),
+        "weight_grad": (problem.kernel_height, problem.kernel_width),
+    }[problem.direction]
     return conv2d_p.bind(
         *inputs,
         direction=problem.direction,

@@ -6,7 +6,9 @@ The function NAME makes the table between the markers <!-- table: NAME --> and
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import operator
 import pathlib
 import re
 import statistics
@@ -28,40 +30,78 @@ def rendered(page: str, results: pathlib.Path) -> str:
 
 def headline(results: pathlib.Path) -> str:
     """One table for each machine: each kind of problem in a line."""
-    cpus = [json.loads(f.read_text()) for f in sorted(results.glob("*/cpu.json"))]
-    gpus = [json.loads(f.read_text()) for f in sorted(results.glob("*/matmul.json"))]
-    tables = [_headline_table(cpu, _cpu_kind, "ratio") for cpu in cpus]
-    tables += [_headline_table(gpu, _gpu_kind, "ratio_default") for gpu in gpus]
-    return "".join(tables) or "\n"
+    found = {f.parent for name in _HEADLINES for f in results.glob(f"*/{name}.json")}
+    return "".join(_headline_table(device) for device in sorted(found)) or "\n"
 
 
-def _headline_table(
-    result: dict[str, Any], kind_of: Callable[[dict[str, Any]], str], ratio: str
-) -> str:
-    ratios: dict[str, list[float]] = {}
-    for row in result["rows"]:
-        if row.get(ratio) is not None:
-            ratios.setdefault(kind_of(row), []).append(row[ratio])
+def _headline_table(device: pathlib.Path) -> str:
+    """The kinds of a device's result files; the newest file dates the table."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    environments = []
+    for name, compared in _HEADLINES.items():
+        file = device / f"{name}.json"
+        if not file.exists():
+            continue
+        result = json.loads(file.read_text())
+        environments.append(result["environment"])
+        for row in result["rows"]:
+            if (ratio := compared.ratio(row)) is not None:
+                ratios.setdefault((compared.kind(row), compared.peer), []).append(ratio)
     lines = [
-        head(result["environment"]),
-        "| problems | cases | XLA / ours, geometric mean | lowest |",
-        "|---|---:|---:|---:|",
+        head(max(environments, key=operator.itemgetter("date"))),
+        "| problems | peer | cases | peer / ours, geometric mean | lowest |",
+        "|---|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {kind} | {len(of_kind)} | {statistics.geometric_mean(of_kind):.2f} "
-        f"| {min(of_kind):.2f} |"
-        for kind, of_kind in ratios.items()
+        f"| {kind} | {peer} | {len(found)} | {statistics.geometric_mean(found):.2f} "
+        f"| {min(found):.2f} |"
+        for (kind, peer), found in ratios.items()
     ]
     return "\n".join(lines) + "\n\n"
 
 
-def _cpu_kind(row: dict[str, Any]) -> str:
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """How the rows of a result file enter the headline.
+
+    Attributes:
+      kind: of a row's problem, in words.
+      ratio: the peer's time by that of what runs by default; None if the row has none.
+    """
+
+    kind: Callable[[Row], str]
+    ratio: Callable[[Row], float | None]
+    peer: str = "XLA"
+
+
+def _cpu_kind(row: Row) -> str:
     problem = row["problem"]
     return f"{problem['op']}, {problem.get('dtype') or problem['lhs']}"
 
 
-def _gpu_kind(row: dict[str, Any]) -> str:
-    return f"matmul, {row['group']}"
+def _attention_ratio(row: Row) -> float | None:
+    us = row.get("us", {})
+    return us["cudnn"] / us["default"] if {"cudnn", "default"} <= us.keys() else None
+
+
+_ATTENTION = _Compared(
+    kind=lambda row: f"attention, {row['group']}", ratio=_attention_ratio, peer="cuDNN"
+)
+_HEADLINES = {  # by result file
+    "cpu": _Compared(kind=_cpu_kind, ratio=lambda row: row.get("ratio")),
+    "matmul": _Compared(
+        kind=lambda row: f"matmul, {row['group']}",
+        ratio=lambda row: row.get("ratio_default"),
+    ),
+    **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
+    "conv2d": _Compared(
+        kind=lambda row: f"conv2d, {row['group']}",
+        ratio=lambda row: row["ratio_default"],
+    ),
+}
 
 
 def matmul(results: pathlib.Path) -> str:

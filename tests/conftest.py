@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import os
 import pathlib
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+import types
+from collections.abc import Callable, Iterator
 
 # Two processes of tests would compete for the processors with the threads of BLAS.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -61,6 +65,30 @@ def cache_dir(
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(directory))
     return directory
+
+
+@pytest.fixture
+def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that is not trusted is warned of, also if an earlier test was."""
+    from tracea_jax.runtime import trust
+
+    monkeypatch.setattr(trust, "_warned", set())
+
+
+@pytest.fixture
+def public() -> Iterator[pathlib.Path]:
+    """A directory that other users can reach."""
+    path = pathlib.Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], types.ModuleType]:
+    """Imports a module of the benchmarks, which import each other by name."""
+    monkeypatch.syspath_prepend(_ROOT / "benchmarks")
+    return importlib.import_module
 
 
 @pytest.fixture

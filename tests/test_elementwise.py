@@ -173,6 +173,13 @@ def test_only_numbers_broadcast():
         elementwise.add(jnp.ones(3), jnp.ones((2, 3)))
 
 
+@pytest.mark.parametrize("x", [None, [1.0], "1"])
+def test_only_arrays_and_numbers_are_operands(x):
+    kind = type(x).__name__
+    with pytest.raises(TypeError, match=f"add takes arrays and numbers, not a {kind}"):
+        elementwise.add(x, jnp.ones(3))
+
+
 def test_words_that_are_none_are_refused():
     with pytest.raises(ValueError, match="must be None or one of tracea, elementwise_"):
         elementwise.add(1.0, 2.0, implementation="gemm_cpu")

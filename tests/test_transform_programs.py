@@ -5,11 +5,10 @@ from __future__ import annotations
 import hypothesis
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxprs import count
-from numerics import f64, normal
+from numerics import f64, normal, shifted
 from programs import SMOOTH, programs
 from transformed import jit, kind
 
@@ -47,18 +46,6 @@ def assert_judged_alike(program, found, expected, changed, arguments):
         np.testing.assert_array_equal(np.isfinite(x), np.isfinite(y))
         error, change = (np.abs(v - y).max(initial=0) for v in (x, z))
         assert error <= 4 * change + allowed, (error, change, allowed)
-
-
-def shifted(arguments):
-    """The arguments with each floating entry moved by up to one unit."""
-
-    def shift(x):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        unit = float(jnp.finfo(x.dtype).eps)
-        return (x * (1 + unit * jnp.cos(9 * x))).astype(x.dtype)
-
-    return [shift(x) for x in arguments]
 
 
 @pytest.mark.parametrize("dtypes", [["float32"], ["float32", "bfloat16"]])

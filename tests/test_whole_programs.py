@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import pathlib
 
@@ -30,13 +29,6 @@ NAMES = (
     "unet_block",
     "unet_block_step",
 )
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Imports a module of the benchmarks, which import each other by name."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 def arguments(**fields):

@@ -13,6 +13,7 @@ from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
+_FEWEST_FLOPS = 2**33  # of 3 x 3 convolutions
 
 
 def refused_device(device: Device) -> Iterator[str]:
@@ -67,6 +68,23 @@ def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
     out_height, out_width = p.out_size
     if max(p.height * p.width, out_height * out_width) * p.in_channels > INT32_MAX:
         yield "an image has more than 2^31 - 1 elements"
+
+
+def is_dense_3x3(problem: Conv2dProblem) -> bool:
+    """Whether this is a large 3 x 3 convolution such as those that were measured.
+
+    They had as many channels out as in, 64 to 640, batches of 64 images of ResNets and
+    of 8 of U-Nets, and strides of 1 and 2.
+    """
+    p = problem
+    return (
+        (p.kernel_height, p.kernel_width) == (3, 3)
+        and p.strides in ((1, 1), (2, 2))
+        and p.dilation == (1, 1)
+        and p.groups == 1
+        and p.in_channels % 64 == 0 == p.out_channels % 64
+        and p.flops >= _FEWEST_FLOPS
+    )
 
 
 def is_measured(problem: Conv2dProblem, device: Device) -> bool:
