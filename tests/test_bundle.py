@@ -24,7 +24,7 @@ from pages import blocks
 
 import tracea_jax as tracea
 from tracea_jax import cli
-from tracea_jax.bundle.arrays import ALIGNMENT, Room, placed
+from tracea_jax.bundle.arrays import ALIGNMENT, DTYPES, Room, placed
 from tracea_jax.bundle.library import Library
 
 INVALID, UNSUPPORTED, CUDA_ERROR = 1, 2, 3
@@ -374,6 +374,15 @@ def test_a_bundle_for_a_gpu_is_made_without_one(programs, tmp_path):
     assert "/" not in manifest["steps"][0]["source"]
     status, said = loaded(programs, place)
     assert status == UNSUPPORTED and "was made for NVIDIA GPUs" in said
+
+
+@pytest.mark.nvrtc
+def test_scratch_of_kernels_is_bytes(tmp_path):
+    fn, x = bundle_programs.attention_block(jnp.bfloat16, "attention_sm90")
+    tracea.bundle(fn, x, path=tmp_path / "b", device="H200")
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert {value["dtype"] for value in manifest["values"]} <= set(DTYPES)
+    assert "zero" in [step["kind"] for step in manifest["steps"]]
 
 
 # --- writing --------------------------------------------------------------------------

@@ -99,10 +99,10 @@ StepKind ParseKind(const std::string& name, tracea_platform platform) {
   if (name == "cpu" && platform == TRACEA_CPU) return StepKind::kCpuCall;
   if (name == "map" && platform == TRACEA_CPU) return StepKind::kMap;
   if (name == "reduce" && platform == TRACEA_CPU) return StepKind::kReduce;
+  if (name == "move" && platform == TRACEA_CPU) return StepKind::kMove;
   if (name == "cuda" && platform == TRACEA_CUDA) return StepKind::kLaunch;
   if (name == "zero") return StepKind::kZero;
   if (name == "copy") return StepKind::kCopy;
-  if (name == "move") return StepKind::kMove;
   Fail(TRACEA_INVALID, "there is no kind '", name, "' of steps");
 }
 

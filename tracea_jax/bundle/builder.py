@@ -19,6 +19,7 @@ from tracea_jax.bundle.arrays import (
     rounded,
     size_bytes,
 )
+from tracea_jax.bundle.moves import Move
 from tracea_jax.bundle.pointwise import COPY
 from tracea_jax.bundle.program import Program, Step, image_name
 from tracea_jax.device import CudaDevice, Device
@@ -162,9 +163,9 @@ class Builder:
                 )
 
     def _scratch(self, shape: Any) -> View:
-        """Memory between kernels, whose dtype no caller sees."""
-        room = Room("workspace", size_bytes(shape.dtype, shape.shape))
-        return View(room=room, dtype=shape.dtype.name, shape=tuple(shape.shape))
+        """Memory between kernels, as bytes: its dtype may be one of theirs alone."""
+        size = size_bytes(shape.dtype, shape.shape)
+        return View(room=Room("workspace", size), dtype="bool", shape=(size,))
 
     def _launch(
         self,
@@ -213,6 +214,21 @@ class Builder:
             )
         else:
             kernel = emit.reduced(fields, reads[0].dtype, out.dtype, self.device)
+        self._compiled(kernel, reads, out, source)
+
+    def move(self, move: Move, read: View, out: View, source: str) -> None:
+        """A strided copy."""
+        itemsize = jax.numpy.dtype(out.dtype).itemsize
+        fields = move.fields(itemsize)
+        if isinstance(self.device, CudaDevice):
+            kernel = emit.moved(fields, itemsize, self.device)
+            self._compiled(kernel, [read], out, source)
+        else:
+            self.step("move", [read], [out], source, fields)
+
+    def _compiled(
+        self, kernel: Kernel, reads: list[View], out: View, source: str
+    ) -> None:
         settings = current()
         cubin = cubins.get_or_compile(kernel, settings.directory, settings.shared)
         self._launch(kernel, cubin, reads, [out], source)

@@ -25,10 +25,10 @@ from tracea_jax import _compat, catalogue, serving
 from tracea_jax.bundle import pointwise
 from tracea_jax.bundle.arrays import Spread, View
 from tracea_jax.bundle.builder import Builder, value_type
-from tracea_jax.bundle.moves import Move, inner_of_spread, moves, why_not_on_gpu
+from tracea_jax.bundle.moves import Move, inner_of_spread, moves
 from tracea_jax.bundle.program import Program
 from tracea_jax.catalogue import Planned
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import Device
 from tracea_jax.dispatch import Unsupported
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.elementwise.primitive import PLANNED as ELEMENTWISE
@@ -158,12 +158,8 @@ class _Lowering:
         if sum(math.prod(copy.counts) for copy in copies) < math.prod(made.shape):
             self.builder.step("zero", [], [made], source)
         for copy in copies:
-            fields = copy.fields(out.aval.dtype.itemsize)
-            is_gpu = isinstance(self.builder.device, CudaDevice)
-            if is_gpu and (why := why_not_on_gpu(fields)):
-                raise Unsupported(f"{_refused(eqn, source)}; on a GPU {why}")
             view = self.builder.in_memory(operands[copy.operand])
-            self.builder.step("move", [view], [made], source, fields)
+            self.builder.move(copy, view, made, source)
         return made
 
     def _computed(

@@ -18,9 +18,6 @@ import numpy as np
 
 from tracea_jax.bundle.arrays import View, inner_of
 
-_LEAST_RUN_BYTES = 16  # that a GPU copies at a time
-_MOST_COPIES = 64  # of a move on a GPU, each of rows
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
@@ -81,17 +78,6 @@ def moves(eqn: Any, operands: Sequence[Any]) -> tuple[Move, ...] | None:
     if eqn.primitive.name == "pad" and not _is_zero(operands[1]):
         return None
     return made(eqn, tuple(x.aval.shape), tuple(out.aval.shape))
-
-
-def why_not_on_gpu(fields: dict[str, Any]) -> str | None:
-    """Why a GPU should not make this copy, or None."""
-    if fields["counts"] and fields["run"] < _LEAST_RUN_BYTES:
-        return f"it copies {fields['run']} bytes at a time"
-    if 0 in (fields["from_strides"][-1:] or [1]):
-        return "it repeats rows"
-    if math.prod(fields["counts"][:-1]) > _MOST_COPIES:
-        return f"it takes {math.prod(fields['counts'][:-1])} copies of rows"
-    return None
 
 
 def _slice(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:

@@ -1,4 +1,4 @@
-"""Functions of each element, and reductions, as text: what is between kernels.
+"""Functions of each element, reductions and copies, as text: what is between kernels.
 
     out[i] = function(x[i], ...)          out[i, k] = sum over j of x[i, j, k]
 
@@ -9,6 +9,7 @@ XLA's own loops are better where there is XLA.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -160,6 +161,49 @@ pointwise(const {_TYPES[dtype]}* in, {_TYPES[out]}* out, long long results,
     results = fields["outer"] * fields["inner"]
     sizes = [results, fields["reduced"], fields["inner"]]
     return _kernel(source, min(results, _MOST_BLOCKS), 2, sizes, device)
+
+
+def moved(fields: dict[str, Any], itemsize: int, device: CudaDevice) -> Kernel:
+    """A strided copy of elements, as ``bundle.moves.Move.fields`` describes it."""
+    names = ("counts", "from_strides", "to_strides")
+    dims = list(zip(*(fields[name] for name in names), strict=True))
+    dims.append((fields["run"] // itemsize, itemsize, itemsize))
+    params = "".join(
+        f", long long n{i}, long long from{i}, long long to{i}"
+        for i in range(len(dims))
+    )
+    walk = "\n".join(
+        f"    from += rest % n{i} * from{i}, to += rest % n{i} * to{i}, rest /= n{i};"
+        for i in reversed(range(len(dims)))
+    )
+    element = {
+        1: "unsigned char",
+        2: "unsigned short",
+        4: "unsigned",
+        8: "uint2",
+        16: "ulonglong2",
+    }[itemsize]
+    source = f"""\
+// copy of elements of {itemsize} bytes | {len(dims)} dimensions
+extern "C" __global__ void __launch_bounds__({_THREADS})
+pointwise(const {element}* in, {element}* out, long long size, long long from0th,
+          long long to0th{params}) {{
+  long long step = (long long)gridDim.x * {_THREADS};
+  for (long long i = blockIdx.x * (long long){_THREADS} + threadIdx.x; i < size;
+       i += step) {{
+    long long rest = i, from = from0th, to = to0th;
+{walk}
+    out[to] = in[from];
+  }}
+}}
+"""
+    size = math.prod(count for count, _, _ in dims)
+    numbers = [size]
+    numbers += [fields[name] // itemsize for name in ("from_offset", "to_offset")]
+    for count, read, written in dims:
+        numbers += [count, read // itemsize, written // itemsize]
+    blocks = min(-(-size // _THREADS), _MOST_BLOCKS)
+    return _kernel(source, blocks, 2, numbers, device)
 
 
 def _power(exponent: int) -> str:
