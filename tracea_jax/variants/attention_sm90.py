@@ -89,6 +89,7 @@ _OF_WINDOWS = AttentionSm90Config(
     tile_q=192, tile_kv=64, stages=4, overlap=False, schedule="static"
 )
 _WIDEST_WINDOW = 1024
+_EVEN = 4  # times the window: with fewer keys tiles have unequal work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -237,8 +238,12 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
     widest = max(problem.head_dim, problem.columns)
     left, _ = rules.window(problem)
     if left is not None and left < _WIDEST_WINDOW and widest <= 64:
-        if first_refusal(_RULES, problem, _OF_WINDOWS, device) is None:
-            return [_OF_WINDOWS]
+        # Of a window that many of the first queries see only a part of.
+        is_uneven = (left + 1) * _EVEN >= problem.kv_len
+        schedule = "drawn" if is_uneven else "static"
+        short = dataclasses.replace(_OF_WINDOWS, schedule=schedule)
+        if first_refusal(_RULES, problem, short, device) is None:
+            return [short]
     tiles = next(tiles for dim, tiles in _TILES if widest <= dim)
     if problem.columns <= 128 < problem.head_dim <= 192:
         tiles = _TILES_NARROW_VALUES
