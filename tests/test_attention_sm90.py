@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION as OPTIONS
-from attention_problems import EVERYTHING, problem
+from attention_problems import EVERYTHING, default, problem
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED, CpuDevice
-from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit import attention_sm90_kernel as text
@@ -75,14 +74,14 @@ def test_it_runs_on_hopper_alone():
 def test_it_is_the_default_of_long_sequences():
     long = {"q_len": 2048, "kv_len": 2048}
     for fields in ({"is_causal": True}, long):
-        assert plan(problem(**fields), H200).variant == "attention_sm90"
-    assert plan(problem(), H200).variant == "cudnn"
+        assert default(problem(**fields), H200).variant == "attention_sm90"
+    assert default(problem(), H200).variant == "cudnn"
     masked = problem(mask=(1, 1, 1000, 1300))
-    assert plan(masked, H200).variant == "cudnn"
+    assert default(masked, H200).variant == "cudnn"
     backward = problem(direction="backward")
-    assert plan(backward, H200).variant == "cudnn"
-    assert plan(problem(q_len=256), H200).variant == "cudnn"
-    assert plan(problem(96), H200).variant == "cudnn"  # heads that were not measured
+    assert default(backward, H200).variant == "cudnn"
+    assert default(problem(q_len=256), H200).variant == "cudnn"
+    assert default(problem(96), H200).variant == "cudnn"  # heads that were not measured
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_it_is_the_default_of_long_sequences():
     ids=str,
 )
 def test_the_default_where_scores_are_changed_or_masked(fields, variant):
-    assert plan(problem(**fields), H200).variant == variant
+    assert default(problem(**fields), H200).variant == variant
 
 
 @pytest.mark.parametrize(
