@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attention_tables
+import cpu_tables
 from table_cells import (
     UNMEASURED,
     bar_line,
@@ -107,7 +108,7 @@ _HEADLINES = {  # by result file
     **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
     "conv2d": _Compared(
         kind=lambda row: f"conv2d, {row['group']}",
-        ratio=lambda row: row["ratio_default"],
+        ratio=lambda row: row.get("ratio_default"),
     ),
 }
 
@@ -160,16 +161,27 @@ def _conv2d_table(result: dict[str, Any]) -> str:
 
 
 def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    times, best = row["times_us"], row["best"]
+    problem = row["text"].removeprefix("conv2d ")
+    if "error" in row:
+        return row["group"], problem, "failed", *4 * ("-",)
     return (
         row["group"],
-        row["text"].removeprefix("conv2d "),
-        best or "-",
-        number(times.get(best), 1),
-        number(times["xla"], 1),
-        number(row["ratio"], 2),
+        problem,
+        row["best"] or "-",
+        number(row["own_us"], 1),
+        number(row["times_us"]["xla"], 1),
+        number(row["ratio_own"], 2),
         number(row["ratio_default"], 2),
     )
+
+
+def conv2d_bars(results: pathlib.Path) -> str:
+    """For each device: the bars of groups of convolutions, and which are met."""
+    return for_each(results, "*/conv2d.json", _conv2d_bars_table, UNMEASURED)
+
+
+def _conv2d_bars_table(result: dict[str, Any]) -> str:
+    return bars_table(result["environment"], bar_lines(result, _FIGURES))
 
 
 def bars(results: pathlib.Path) -> str:
@@ -400,9 +412,12 @@ TABLES = {
     "choices": choices,
     "matmul": matmul,
     "conv2d": conv2d,
+    "conv2d_bars": conv2d_bars,
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,
+    "elementwise": cpu_tables.elementwise,
+    "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
     "tuner": tuner,

@@ -429,7 +429,7 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
-COMPILED = [
+COMPILED: list[Any] = [
     (64, {}, None),
     (64, EVERYTHING, None),
     (72, {"dtype": "float16", "is_causal": True}, None),
@@ -450,18 +450,23 @@ COMPILED = [
     (64, {**EVERYTHING, "soft_cap": 30.0}, None),
     (192, {**EVERYTHING, "soft_cap": 30.0, "value_dim": 128}, None),
     (64, TILED, None),
-    (128, {**TILED, "is_causal": True}, None),
-    (128, {**BIASED, "bias": (2, 1, 1, 1300), "bias_dtype": "float32"}, None),
-    (128, {"alibi": "linear", "is_causal": True}, None),
-    (128, {"mask": (1, 1, 1000, 1300)}, None),
-    (64, ALL, None),
-    (128, ALL, None),
-    (192, {**ALL, "value_dim": 128}, None),
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
-    (128, {"alibi": "distance"}, COLUMNS),
-    (64, {"alibi": "linear", "is_causal": True}, ROWS),
+    (128, ALL, None),
     (256, {"is_causal": True}, None),
-    (200, ALL, None),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (128, {**TILED, "is_causal": True}, None),
+            (128, {**BIASED, "bias": (2, 1, 1, 1300), "bias_dtype": "float32"}, None),
+            (128, {"alibi": "linear", "is_causal": True}, None),
+            (128, {"mask": (1, 1, 1000, 1300)}, None),
+            (64, ALL, None),
+            (192, {**ALL, "value_dim": 128}, None),
+            (200, ALL, None),
+            (128, {"alibi": "distance"}, COLUMNS),
+            (64, {"alibi": "linear", "is_causal": True}, ROWS),
+        )
+    ),
 ]
 
 
