@@ -106,9 +106,13 @@ def one_a_channel(
     Its size is 1 or the number of channels.
     """
     places = list(range(atom.aval.ndim))
+    if (turned := view.producer(atom, "transpose")) is not None:
+        order = [int(i) for i in turned.params["permutation"]]
+        atom, places = turned.invars[0], [order.index(i) for i in places]
     eqn = view.producer(atom, "broadcast_in_dim")
     if eqn is not None and len(eqn.invars) == 1:
-        atom, places = eqn.invars[0], [*map(int, eqn.params["broadcast_dimensions"])]
+        spread = [int(i) for i in eqn.params["broadcast_dimensions"]]
+        atom, places = eqn.invars[0], [places[i] for i in spread]
     elif atom.aval.ndim not in (0, len(shape)):
         return None
     sizes = dict(zip(places, atom.aval.shape, strict=True))

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tracea_jax.problem import Activation, Epilogue
 from tracea_jax.rewrite.activation import activation_of
-from tracea_jax.rewrite.channels import Channels, Step, scale_and_shift, step_at
+from tracea_jax.rewrite.channels import (
+    Channels,
+    Step,
+    scale_and_shift,
+    step_at,
+)
+from tracea_jax.rewrite.channels_last import with_channels_last
 from tracea_jax.rewrite.conv2d_gradient import gradient_at
-from tracea_jax.rewrite.convolution import Convolution, convolution_at, why_not_2d
-from tracea_jax.rewrite.match import Match, Rule
+from tracea_jax.rewrite.convolution import Convolution, convolution_at, why_not_image
+from tracea_jax.rewrite.match import Match, Rule, Viewed
 from tracea_jax.rewrite.product import DTYPES, why_not
+from tracea_jax.rewrite.replace import is_served
 from tracea_jax.rewrite.scales import may_be_in_weights, normalises
-from tracea_jax.rewrite.view import Atom, Equation, View
+from tracea_jax.rewrite.transposed import transposed_at
+from tracea_jax.rewrite.view import Atom, Equation, View, is_reshape
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +34,7 @@ class Conv2dSite:
       steps: on its channels.
       residual: whether an array is added then.
       activation: what comes last.
+      channels: how many the result has.
       conv_shape: of the convolution's result.
       shape, out: of the site's result, and its dtype.
     """
@@ -33,44 +43,92 @@ class Conv2dSite:
     steps: tuple[Step, ...]
     residual: bool
     activation: Activation
+    channels: int
     conv_shape: tuple[int, ...]
     shape: tuple[int, ...]
     out: str
 
+    @property
+    def transposes_images(self) -> bool:
+        """Whether images are transposed on their way to the op or from it."""
+        return self.convolution.transposes_images
+
     def __call__(self, x: Any, w: Any, *rest: Any) -> Any:
-        count = self.conv_shape[self.convolution.channels]
-        scale, shift = scale_and_shift(self.steps, rest, count)
-        more = [] if shift is None else [shift]
-        if self.residual:
-            more.append(rest[-1].reshape(self.conv_shape))
+        scale, shift = scale_and_shift(self.steps, rest, self.channels)
+        residual = rest[-1].reshape(self.conv_shape) if self.residual else None
         epilogue = Epilogue(
             bias="none" if shift is None else "row",
             residual=self.residual,
             activation=self.activation,
         )
-        y = self.convolution(x, w, scale, *more, out=self.out, epilogue=epilogue)
+        y = self.convolution(
+            x, w, scale, shift, residual, out=self.out, epilogue=epilogue
+        )
         return y.reshape(self.shape)
 
 
 def match_conv2d(view: View, index: int) -> Match | str:
     """The convolution with the longest epilogue that follows it, or why it stays."""
     eqn = view.eqns[index]
-    if reason := why_not_2d(eqn) or why_not(eqn):
+    if reason := why_not_image(eqn) or why_not(eqn):
         return reason
-    if (gradient := gradient_at(view, index)) is not None:
-        return gradient
-    convolution = convolution_at(eqn)
-    if isinstance(convolution, str):
-        return convolution
+    found = gradient_at(view, index) or transposed_at(index, eqn)
+    if found is not None:
+        return found
+    last = convolution_at(eqn, "nhwc")
+    if isinstance(last, str):
+        return last
+    longest = _longest_chain(view, index)
+    first = convolution_at(eqn, "nchw")
+    if isinstance(first, Convolution) and _is_native(eqn, first):
+        match = longest.match(view, first)
+        if is_served(match, view.eqns[match.root]):
+            return match
+    return longest.match(view, last)
+
+
+def _is_native(eqn: Equation, convolution: Convolution) -> bool:
+    """Whether the op takes the images as they are."""
+    is_plane = len(eqn.params["window_strides"]) == 2
+    return is_plane and not convolution.transposes_images
+
+
+def _longest_chain(view: View, index: int) -> Chain:
+    eqn = view.eqns[index]
     result = eqn.outvars[0].aval
-    axis = convolution.channels
+    axis = int(eqn.params["dimension_numbers"].out_spec[1])
     channels = Channels(axis=axis, count=result.shape[axis])
     chain = longest = Chain(
         conv=eqn, root=index, equations=frozenset({index}), channels=channels
     )
     while (chain := chain.extended(view)) is not None:
         longest = chain if chain.is_complete(view) else longest
-    return longest.match(view, convolution)
+    return longest
+
+
+def _prepared(
+    rule: Rule, eqns: Sequence[Equation], outvars: Sequence[Atom], viewed: Viewed
+) -> Sequence[Equation]:
+    """The program with channels last, if a kernel serves a convolution only so."""
+    last = with_channels_last(eqns, outvars)
+    if last is eqns or not _served(rule, viewed(last)) > _served(rule, viewed(eqns)):
+        return eqns
+    return last
+
+
+def _served(rule: Rule, view: View) -> int:
+    """How many convolutions kernels would serve without transposed images."""
+    found = [
+        rule.match(view, index)
+        for index, eqn in enumerate(view.eqns)
+        if eqn.primitive.name in rule.anchors
+    ]
+    return sum(
+        isinstance(match, Match)
+        and not getattr(match.site, "transposes_images", False)
+        and is_served(match, view.eqns[match.root])
+        for match in found
+    )
 
 
 CONV2D = Rule(
@@ -78,6 +136,7 @@ CONV2D = Rule(
     anchors=frozenset({"conv_general_dilated"}),
     match=match_conv2d,
     after_grad=True,
+    prepare=_prepared,
 )
 
 
@@ -146,12 +205,14 @@ class Chain:
         return eqn is not None and step_at(view, eqn, value, self.channels) is not None
 
     def match(self, view: View, convolution: Convolution) -> Match:
+        """The site of the chain, with the convolution in one of its layouts."""
         result = view.eqns[self.root].outvars[0].aval
         site = Conv2dSite(
             convolution=convolution,
             steps=self.steps,
             residual=self.residual is not None,
             activation=self.activation,
+            channels=self.channels.count,
             conv_shape=tuple(self.conv.outvars[0].aval.shape),
             shape=tuple(result.shape),
             out=result.dtype.name,
@@ -174,7 +235,7 @@ class Chain:
             if (step := chain._step(view, value)) is not None:
                 return step
             consumer = view.sole_consumer(value)
-            if consumer is None or not _keeps_order(view.eqns[consumer]):
+            if consumer is None or not is_reshape(view.eqns[consumer]):
                 return None
             result = view.eqns[consumer].outvars[0]
             channels = chain.channels.reshaped(value.aval.shape, result.aval.shape)
@@ -268,14 +329,3 @@ def _unwidened(view: View, atom: Atom) -> Atom:
         return atom
     source = eqn.invars[0]
     return source if source.aval.dtype.name in DTYPES else atom
-
-
-def _keeps_order(eqn: Equation) -> bool:
-    """Whether this is a reshape, however it is spelled."""
-    if eqn.primitive.name == "reshape":
-        return eqn.params.get("dimensions") is None
-    return eqn.primitive.name == "squeeze" or (
-        eqn.primitive.name == "broadcast_in_dim"
-        and len(eqn.invars) == 1
-        and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
-    )

@@ -43,6 +43,8 @@ class GradientSite:
 def gradient_at(view: View, index: int) -> Match | None:
     """The gradient of a convolution over images, if this equation computes one."""
     eqn = view.eqns[index]
+    if len(eqn.params["window_strides"]) != 2:
+        return None
     for layout in get_args(ImageLayout):
         for direction in ("weight_grad", "input_grad"):
             form = _guess(eqn, direction, layout)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tracea_jax.rewrite.view import Atom, Equation, View
+
+Viewed = Callable[[Sequence[Equation]], View]
+Prepare = Callable[
+    ["Rule", Sequence[Equation], Sequence[Atom], Viewed], Sequence[Equation]
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,18 @@ class Rule:
         such site; or None if nobody would expect one here.
       after_grad: whether sites are recognised, one by one, in a program that has been
         differentiated, those of the backward pass included.
+      prepare: (the rule, the equations of a jaxpr, its results, equations -> their
+        view) -> equations that compute the same and have better sites, or the same
+        sequence; None if the rule reads programs as they are written.
     """
 
     op: str
     anchors: frozenset[str]
     match: Callable[[View, int], Match | str | None]
     after_grad: bool = False
+    prepare: (
+        Callable[[Rule, Sequence[Equation], Sequence[Atom], Viewed], Any] | None
+    ) = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

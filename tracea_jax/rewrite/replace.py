@@ -52,6 +52,14 @@ def is_left_to_xla(match: Match, root: Equation) -> bool:
         return False  # what was demanded cannot run here; lowering says so, if it comes
 
 
+def is_served(match: Match, root: Equation) -> bool:
+    """Whether a kernel would serve a match on JAX's default backend."""
+    try:
+        return not all(lowering.would_be_xla(*call) for call in calls_of(match, root))
+    except dispatch.Unsupported:
+        return False
+
+
 def calls_of(match: Match, root: Equation) -> list[Call]:
     """The calls of our ops that a match makes."""
     return list(calls_in(_template(match, root).jaxpr))

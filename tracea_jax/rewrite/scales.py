@@ -27,7 +27,7 @@ _SMALLEST, _LARGEST = 2.0**-20, 2.0**20
 _EPSILON = 1e-12
 
 _TRANSPARENT = frozenset(
-    {"convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"}
+    """broadcast_in_dim convert_element_type copy reshape squeeze transpose""".split()
 )
 
 

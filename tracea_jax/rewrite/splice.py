@@ -51,8 +51,15 @@ def splice(
         inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
-    flat = inline_small_calls(jaxpr.eqns)
-    view = _viewed(flat, jaxpr.outvars, {**known, **values}, outside)
+
+    def viewed(eqns: Sequence[Equation]) -> View:
+        return _viewed(eqns, jaxpr.outvars, {**known, **values}, outside)
+
+    flat = inlined = inline_small_calls(jaxpr.eqns)
+    for rule in rules:
+        if rule.prepare is not None:
+            flat = rule.prepare(rule, flat, jaxpr.outvars, viewed)
+    view = viewed(flat)
     # Their operands and results stay, so the view is still right.
     own = [_descend(eqn, rules, misses, view) for eqn in flat]
     changed = {id(a): b for a, b in zip(flat, own, strict=True) if a is not b}
@@ -60,6 +67,8 @@ def splice(
     matches = find(view, rules, misses)
     if matches:
         return jaxpr.replace(eqns=replaced(jaxpr, view, own, matches))
+    if flat is not inlined:
+        return jaxpr.replace(eqns=own)
     if not changed:
         return jaxpr
     if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:

@@ -180,6 +180,17 @@ def remembered(f: Callable[..., T]) -> Callable[..., T]:
     return cached
 
 
+def is_reshape(eqn: Equation) -> bool:
+    """Whether this is a reshape, however it is spelled."""
+    if eqn.primitive.name == "reshape":
+        return eqn.params.get("dimensions") is None
+    return eqn.primitive.name == "squeeze" or (
+        eqn.primitive.name == "broadcast_in_dim"
+        and len(eqn.invars) == 1
+        and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+    )
+
+
 def _number(value: np.ndarray) -> float | None:
     """The number that all entries are, bit by bit; integers beyond 2^53 are none."""
     if value.size == 0 or value.dtype.kind not in "fiubV":
