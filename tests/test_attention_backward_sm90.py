@@ -37,13 +37,13 @@ EVERYTHING = {
 }
 
 
-BIASED = {
+BIASED: dict[str, Any] = {
     "bias": (1, 12, 1000, 1300),
     "bias_dtype": "bfloat16",
     "bias_gradient": True,
 }
-TILED = {**BIASED, "kv_len": 1304, "bias": (1, 12, 1000, 1304)}
-ALL = {
+TILED: dict[str, Any] = {**BIASED, "kv_len": 1304, "bias": (1, 12, 1000, 1304)}
+ALL: dict[str, Any] = {
     **EVERYTHING,
     **TILED,
     "mask": (2, 1, 1000, 1304),
@@ -142,8 +142,22 @@ def test_it_is_the_default_where_cudnn_is_slower():
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
-    for fields in (TILED, {"mask": (1, 1, 1000, 1300)}):
+    one_mask: dict[str, Any] = {"mask": (1, 1, 1000, 1300)}
+    for fields in (TILED, one_mask):
         assert plan(problem(is_causal=True, **fields), H200).variant == "cudnn"
+    long: dict[str, Any] = {"q_len": 4096, "kv_len": 4096, "bias": (1, 12, 4096, 4096)}
+    biased = {**BIASED, **long}
+    assert plan(problem(**biased), H200).variant == "attention_backward_sm90"
+    assert plan(problem(64, **biased), H200).variant == "cudnn"
+    alibi: dict[str, Any] = {
+        "q_len": 4096,
+        "kv_len": 4096,
+        "alibi": "linear",
+        "is_causal": True,
+    }
+    assert plan(problem(**alibi), H200).variant == "attention_backward_sm90"
+    short = {**alibi, "kv_len": 512}
+    assert plan(problem(**short), H200).variant == "xla"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -220,16 +234,18 @@ def test_registers_and_memory_refuse_configs():
             wrong = dataclasses.replace(USUAL, **change)
             ATTENTION_BACKWARD_SM90.check(problem(), wrong, H200)
     added = dataclasses.replace(USUAL, dq="ordered")
+    masked: dict[str, Any] = {"mask": (1, 1, 1000, 1300)}
     for fields in (
         BIASED,
-        {"mask": (1, 1, 1000, 1300)},
+        masked,
         {**TILED, "alibi": "linear"},
         {"alibi": "linear", "segments": True},
         {**TILED, "window": (100, 0)},
     ):
         with pytest.raises(ValueError, match="no registers for a mask"):
             ATTENTION_BACKWARD_SM90.check(problem(**fields), added, H200)
-    for fields in (TILED, {"alibi": "linear", "is_causal": True}):
+    alibi: dict[str, Any] = {"alibi": "linear", "is_causal": True}
+    for fields in (TILED, alibi):
         ATTENTION_BACKWARD_SM90.check(problem(**fields), added, H200)
 
 
@@ -413,7 +429,7 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
-COMPILED = [
+COMPILED: list[Any] = [
     (64, {}, None),
     (64, EVERYTHING, None),
     (72, {"dtype": "float16", "is_causal": True}, None),
@@ -434,18 +450,23 @@ COMPILED = [
     (64, {**EVERYTHING, "soft_cap": 30.0}, None),
     (192, {**EVERYTHING, "soft_cap": 30.0, "value_dim": 128}, None),
     (64, TILED, None),
-    (128, {**TILED, "is_causal": True}, None),
-    (128, {**BIASED, "bias": (2, 1, 1, 1300), "bias_dtype": "float32"}, None),
-    (128, {"alibi": "linear", "is_causal": True}, None),
-    (128, {"mask": (1, 1, 1000, 1300)}, None),
-    (64, ALL, None),
-    (128, ALL, None),
-    (192, {**ALL, "value_dim": 128}, None),
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
-    (128, {"alibi": "distance"}, COLUMNS),
-    (64, {"alibi": "linear", "is_causal": True}, ROWS),
+    (128, ALL, None),
     (256, {"is_causal": True}, None),
-    (200, ALL, None),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            (128, {**TILED, "is_causal": True}, None),
+            (128, {**BIASED, "bias": (2, 1, 1, 1300), "bias_dtype": "float32"}, None),
+            (128, {"alibi": "linear", "is_causal": True}, None),
+            (128, {"mask": (1, 1, 1000, 1300)}, None),
+            (64, ALL, None),
+            (192, {**ALL, "value_dim": 128}, None),
+            (200, ALL, None),
+            (128, {"alibi": "distance"}, COLUMNS),
+            (64, {"alibi": "linear", "is_causal": True}, ROWS),
+        )
+    ),
 ]
 
 

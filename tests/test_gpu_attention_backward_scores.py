@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from biased_programs import alibi, parameters, t5
 from numerics import normal
 
+import tracea_jax as tracea
 from tracea_jax.ops import attention
 from tracea_jax.options import device_for
 from tracea_jax.problem import AttentionProblem
@@ -239,3 +241,19 @@ def test_sums_of_a_bias_in_twenty_runs_have_the_same_bits():
     for _ in range(20):
         for x, y in zip(first, gradients([*args, bias], **how), strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+# --- in programs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [t5, alibi])
+def test_programs_that_learn_a_bias_or_have_alibi(loss):
+    """In a length from which on the kernels are the default."""
+    given, x = parameters(2, 128), normal(1, 4096, 256, seed=9).astype("bfloat16")
+    gradients = jax.jit(jax.grad(tracea.transform(loss)))
+    assert "attention_backward_queries_sm90" in gradients.lower(given, x).as_text()
+    wide = {name: x.astype("float32") for name, x in given.items()}
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(jax.grad(loss))(wide, x.astype("float32"))
+    found = gradients(given, x)
+    assert_close([found[n] for n in expected], list(expected.values()))
