@@ -11,7 +11,7 @@ kernels for AMX were measured with GCC only. libstdc++ is linked in; libgcc_s is
 that of every system will do.
 
 Needs g++, for aarch64 g++-aarch64-linux-gnu. Uses ccache, where there is one, for what
-both Pythons share.
+both Pythons share; a later build of sources that lie at the same --source finds it too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def build(
     python: pathlib.Path, sdist: pathlib.Path, arch: str, glibc: pathlib.Path
 ) -> pathlib.Path:
     """A wheel of an unpacked sdist, as the build left it."""
-    out = pathlib.Path(tempfile.mkdtemp(dir=sdist.parent))
+    out = pathlib.Path(tempfile.mkdtemp(dir=glibc.parent))
     env = {
         "CXX": f"{arch}-linux-gnu-g++",
         "LDFLAGS": f"-L{glibc} -static-libstdc++ -Wl,--exclude-libs,ALL",
@@ -130,14 +130,15 @@ def check(python: pathlib.Path, wheel: pathlib.Path, place: pathlib.Path) -> Non
         sys.exit(f"{wheel.name} has {wheel.stat().st_size} bytes")
     shutil.unpack_archive(wheel, place, "zip")
     (extension,) = place.rglob("_native*.so")
+    (library,) = place.rglob("libtracea.so")
     # What has no version was in no library. For the sake of Python's names the linker
     # allows that, and so would not tell of names that only a newer glibc has.
-    table = run("readelf", "--dyn-syms", "--wide", extension)
-    rows = [row for row in map(str.split, table.splitlines()) if len(row) > 7]
-    needed = {row[7] for row in rows if row[4] == "GLOBAL" and row[6] == "UND"}
-    own = ("Py", "_Py")
-    if foreign := [s for s in needed if "@" not in s and not s.startswith(own)]:
-        sys.exit(f"{wheel.name} needs symbols of no known version: {foreign}")
+    for file, own in ((extension, ("Py", "_Py")), (library, ())):
+        table = run("readelf", "--dyn-syms", "--wide", file)
+        rows = [row for row in map(str.split, table.splitlines()) if len(row) > 7]
+        needed = {row[7] for row in rows if row[4] == "GLOBAL" and row[6] == "UND"}
+        if foreign := [s for s in needed if "@" not in s and not s.startswith(own)]:
+            sys.exit(f"{file.name} needs symbols of no known version: {foreign}")
     shown = " ".join(run(python, "-m", "auditwheel", "show", wheel).split())
     print(
         shown.partition(". ")[0], f"({wheel.stat().st_size / 1e6:.2f} MB)", flush=True
@@ -148,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=pathlib.Path, help="directory that is made")
     parser.add_argument("pythons", nargs="+", help="a wheel for each: 3.11, 3.12")
+    parser.add_argument("--source", type=pathlib.Path, help="place of the sources")
     parser.add_argument("--arch", nargs="+", choices=ARCHS, default=ARCHS)
     args = parser.parse_args()
     args.out.mkdir(parents=True)
@@ -161,13 +163,16 @@ def main() -> None:
         run(first, "-m", "build", "--sdist", "--no-isolation", "-o", args.out, ROOT)
         (sdist,) = args.out.iterdir()
         shutil.unpack_archive(sdist, temp / "sdist", filter="data")
-        (source,) = (temp / "sdist").iterdir()
+        (unpacked,) = (temp / "sdist").iterdir()
+        source = args.source or temp / "source"
+        shutil.move(unpacked, source)
         for arch in args.arch:
             glibc = old_glibc(first, arch, temp / arch)
             for builder in builders:
                 built = build(builder, source, arch, glibc)
                 wheel = released(builder, built, args.out)
                 check(builder, wheel, built.parent / "unpacked")
+        shutil.rmtree(source)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ PER_BLOCK_OF_SCORES = 1.15  # what block-sparse may cost, by its share of dense 
 BESIDES_US = 5.0  # and besides
 XLA_LONGEST = 4096  # its scores of longer sequences do not fit, or take seconds
 OURS = "attention_sm90"
+MOSAIC = "jax.experimental.pallas.ops.gpu.attention_mgpu"
 
 Passes = Literal["forward", "backward", "both"]
 Arrays = tuple[jax.Array, ...]
@@ -92,6 +94,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "soft cap": _bars(plain_min=1 / 1.25),
     "sinks": _bars(plain_min=1 / 1.25),
     "blocks": _bars(allowed_min=1.0),
+    "Pallas Mosaic": _bars(mosaic_min=1.0),
     "decode": _bars(cudnn_min=0.97, default_min=1 / 1.05),
     "decode, large": _bars(cudnn_min=0.97, default_min=1 / 1.05, copy_min=0.9),
 }
@@ -373,6 +376,53 @@ def _brief(p: AttentionProblem) -> str:
     return f"{p.batch}x{p.q_len}x{p.kv_len} heads {p.heads} dim {p.head_dim}"
 
 
+# --- another library ------------------------------------------------------------------
+
+
+def of_mosaic() -> Iterator[Case]:
+    """The attention of jax's examples for Mosaic GPU: float16, of unscaled scores."""
+    for head_dim in (64, 128, 256):
+        for is_causal in (False, True):
+            how: dict[str, Any] = {"is_causal": is_causal, "dtype": "float16"}
+            yield _beside_mosaic(problem_of(4096, head_dim, **how))
+
+
+def _beside_mosaic(problem: AttentionProblem) -> Case:
+    def sides() -> dict[str, Side]:
+        x = tuple(a.astype(problem.dtype) for a in operands(problem))
+        how = {"is_causal": problem.is_causal}
+        mosaic = Side(run=_mosaic(problem.is_causal, x), sets=(x,))
+        return {**_same(x, ("cudnn",), how), "mosaic": mosaic}
+
+    return Case(
+        group="Pallas Mosaic",
+        text=str(problem).removeprefix("attention "),
+        passes="forward",
+        problem=problem,
+        seen=_seen(problem),
+        sides=sides,
+        rivals=("ours", "cudnn", "mosaic"),
+    )
+
+
+def _mosaic(is_causal: bool, x: Arrays) -> Callable[..., Any]:
+    """Blocks of 64 queries and of most keys that fit, as its own benchmark takes."""
+    library = importlib.import_module(MOSAIC)
+    for keys in (256, 128, 64):
+        config = library.TuningConfig(
+            block_q=64, block_kv=keys, max_concurrent_steps=2, causal=is_causal
+        )
+        run = functools.partial(library.attention, config=config)
+        try:
+            jax.jit(run).lower(*x)
+        except ValueError as e:
+            if "shared memory" not in str(e):
+                raise
+        else:
+            return run
+    raise ValueError(f"no blocks of {MOSAIC} fit")
+
+
 # --- decode ---------------------------------------------------------------------------
 
 DECODED = ((64, 4096, 2049), (8, 1 << 15, None), (1, 1 << 17, None), (16, 1024, None))
@@ -420,4 +470,5 @@ SUITES: dict[str, Callable[[], Iterator[Case]]] = {
     "backward": backward,
     "masks": of_masks,
     "decode": decode,
+    "peers": of_mosaic,
 }

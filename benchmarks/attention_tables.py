@@ -6,7 +6,14 @@ import json
 import pathlib
 from typing import Any
 
-from table_cells import UNMEASURED, bar_line, head, number
+from table_cells import (
+    UNMEASURED,
+    bar_lines,
+    bars_table,
+    for_each,
+    head,
+    number,
+)
 
 
 def rows(results: pathlib.Path) -> str:
@@ -19,7 +26,8 @@ def rows(results: pathlib.Path) -> str:
     return "".join(found) or "\n"
 
 
-SUITES = ("forward", "backward", "masks", "decode")
+OF_CUDNN = ("forward", "backward", "masks", "decode")  # suites beside cuDNN
+SUITES = (*OF_CUDNN, "peers")
 
 
 def _rows_table(result: dict[str, Any]) -> str:
@@ -56,6 +64,7 @@ _OTHERS = {
     "plain": "without it",
     "dense": "all blocks",
     "copy": "of a copy's bandwidth",
+    "mosaic": "Pallas Mosaic",
 }
 
 
@@ -68,20 +77,8 @@ def bars(results: pathlib.Path) -> str:
 def _bars_table(device: pathlib.Path) -> str:
     files = [device / f"attention_{suite}.json" for suite in SUITES]
     results = [json.loads(file.read_text()) for file in files if file.exists()]
-    lines = [
-        bar_line(group["group"], FIGURES[bar["figure"]], bar)
-        for result in results
-        for group in result["groups"]
-        for bar in group["bars"]
-    ]
-    if not lines:
-        return ""
-    top = [
-        head(results[-1]["environment"]),
-        "| group | figure | goal | measured | met |",
-        "|---|---|---:|---:|---|",
-    ]
-    return "\n".join([*top, *lines]) + "\n\n"
+    lines = [line for result in results for line in bar_lines(result, FIGURES)]
+    return bars_table(results[-1]["environment"], lines) if results else ""
 
 
 FIGURES = {
@@ -90,6 +87,7 @@ FIGURES = {
     "default_min": "the fastest / default, lowest",
     "separate_min": "documents as a batch / ours, lowest",
     "plain_min": "without it / ours, lowest",
+    "mosaic_min": "Pallas Mosaic / ours, lowest",
     "allowed_min": "1.15 of the share of dense and 5 us / ours, lowest",
     "copy_min": "bandwidth by that of a copy, lowest",
 }
@@ -97,10 +95,7 @@ FIGURES = {
 
 def profile(results: pathlib.Path) -> str:
     """One table for each device: what pipes and warps of kernels do."""
-    files = sorted(results.glob("*/attention_profile.json"))
-    return (
-        "".join(_profile_table(json.loads(f.read_text())) for f in files) or UNMEASURED
-    )
+    return for_each(results, "*/attention_profile.json", _profile_table, UNMEASURED)
 
 
 def _profile_table(result: dict[str, Any]) -> str:
@@ -131,10 +126,7 @@ _PROFILED = {
 
 def memory(results: pathlib.Path) -> str:
     """One table for each device: bytes that attention of long sequences takes."""
-    files = sorted(results.glob("*/attention_memory.json"))
-    return (
-        "".join(_memory_table(json.loads(f.read_text())) for f in files) or UNMEASURED
-    )
+    return for_each(results, "*/attention_memory.json", _memory_table, UNMEASURED)
 
 
 def _memory_table(result: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ forward   16384 tokens of 2048 columns in heads of several sizes, full and causa
 backward  the same with gradients, and gradients alone
 masks     documents, windows, a bias, soft caps, sinks, blocks
 decode    one query of each sequence against a long cache, and a copy's bandwidth
+peers     the forward pass beside that of Pallas Mosaic GPU's example
 memory    bytes that XLA plans for long sequences, and the most that were in use
 
 Peers are ``jax.nn.dot_product_attention`` with its implementations by name. "Ours" is
@@ -152,7 +153,7 @@ def row_of(case: Case, rounds: int) -> Row:
 
 def render(rows: Sequence[Row]) -> str:
     """A line for each case; ratios are of the peer's time by ours."""
-    named = ("cudnn", "xla", "separate", "plain", "allowed", "copy")
+    named = ("cudnn", "xla", "separate", "plain", "allowed", "copy", "mosaic")
     head = ("problem", "group", "ours us", "TFLOP/s", *named, "best/default", "")
     return common.table(head, [_cells(row, named) for row in rows])
 

@@ -80,10 +80,26 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, how in kinds.items():
         yield f"forward, {name}", lambda how=how: forward(*x, **how)
     yield "forward, 128 columns", lambda: forward(*wide, **causal)
-    for name in ("full", "causal", "documents", "bias", "soft cap"):
+    of_gradients = (
+        "full",
+        "causal",
+        "documents",
+        "bias",
+        "soft cap",
+        "array",
+        "blocks",
+    )
+    for name in of_gradients:
         how = kinds[name]
         yield f"gradients, {name}", lambda how=how: gradients(*x, **how)
     yield "gradients, 128 columns", lambda: gradients(*wide, **causal)
+    widest = qkv(200, 200, 256)
+    yield "gradients, 256 columns", lambda: gradients(*widest, **causal)
+
+    def of_bias() -> Any:
+        return jax.vjp(lambda bias: forward(*x, bias=bias), bias)[1](x[0])
+
+    yield "gradients, of a bias", of_bias
     few = qkv(1, 300, 128, 16, 4)
     for config in ({}, {"splits": 3}):
         yield f"decode {config or ''}", lambda config=config: decoded(*few, **config)

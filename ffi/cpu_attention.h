@@ -1,5 +1,5 @@
-// XLA FFI handlers of attention on the CPU and of its gradient; see cpu_attention.cc for
-// their contracts.
+// XLA FFI handlers of attention on the CPU and of its gradient; see
+// kernels/cpu/calls/attention_call.cc.
 
 #ifndef TRACEA_FFI_CPU_ATTENTION_H_
 #define TRACEA_FFI_CPU_ATTENTION_H_

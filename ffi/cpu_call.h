@@ -1,138 +1,118 @@
-// What the handlers of CPU kernels share: attributes, element types, refusals, tasks.
+// From XLA's call of a CPU handler to calls of kernels, which know no XLA.
+//
+// Handlers are stateless. They run on XLA's thread pool and on the calling thread.
 
 #ifndef TRACEA_FFI_CPU_CALL_H_
 #define TRACEA_FFI_CPU_CALL_H_
 
-#include <algorithm>
-#include <atomic>
+#include <array>
 #include <cstdint>
 #include <exception>
-#include <sstream>
-#include <stdexcept>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
 
-#include "common/isa.h"
-#include "common/memory.h"
-#include "common/parallel.h"
-#include "gemm/gemm.h"
+#include "calls/call.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace tracea {
 
-// A caller's mistake, on its way to the handler's return value.
-struct InvalidCall : std::runtime_error {
-  using std::runtime_error::runtime_error;
+inline constexpr size_t kMostArrays = 16;  // on a handler's stack
+
+class XlaAttributes final : public Attributes {
+ public:
+  explicit XlaAttributes(const xla::ffi::Dictionary& attrs) : attrs_(attrs) {}
+
+  bool Find(std::string_view name, bool* value) const override { return Get(name, value); }
+  bool Find(std::string_view name, int64_t* value) const override {
+    return Get(name, value);
+  }
+  bool Find(std::string_view name, double* value) const override {
+    return Get(name, value);
+  }
+  bool Find(std::string_view name, std::string_view* value) const override {
+    return Get(name, value);
+  }
+
+ private:
+  template <typename T>
+  bool Get(std::string_view name, T* value) const {
+    xla::ffi::ErrorOr<T> found = attrs_.get<T>(name);
+    if (found.has_error()) return false;
+    *value = *found;
+    return true;
+  }
+
+  const xla::ffi::Dictionary& attrs_;
 };
 
-struct OutOfMemory : std::runtime_error {
-  using std::runtime_error::runtime_error;
+class XlaPool final : public Pool {
+ public:
+  explicit XlaPool(xla::ffi::ThreadPool& pool) : pool_(pool) {}
+
+  int64_t num_threads() const override { return pool_.num_threads(); }
+  void Schedule(std::function<void()> work) override { pool_.Schedule(std::move(work)); }
+
+ private:
+  xla::ffi::ThreadPool& pool_;
 };
 
-template <typename... Parts>
-[[noreturn]] void Refuse(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw InvalidCall(text.str());
-}
-
-template <typename Dims>
-std::string ShapeText(const Dims& dims) {
-  std::string text;
-  for (int64_t dim : dims) text += (text.empty() ? "" : ", ") + std::to_string(dim);
-  return "(" + text + ")";
-}
-
-inline std::string ShapeText(const xla::ffi::AnyBuffer& buffer) {
-  return ShapeText(buffer.dimensions());
-}
-
-template <typename T>
-T Attribute(const xla::ffi::Dictionary& attrs, std::string_view name) {
-  xla::ffi::ErrorOr<T> value = attrs.get<T>(name);
-  if (value.has_error()) {
-    Refuse("attribute '", name, "' is missing or has the wrong type: ",
-           value.error().message());
-  }
-  return *value;
-}
-
-// Refuses a program whose attributes have another meaning.
-inline void CheckAbi(const xla::ffi::Dictionary& attrs, int64_t known) {
-  const auto abi = Attribute<int64_t>(attrs, "abi");
-  if (abi != known) {
-    Refuse("the program was compiled for abi ", abi, " of this handler, which has abi ",
-           known, "; clear the compilation cache.");
-  }
-}
-
-inline cpu::Isa IsaAttribute(const xla::ffi::Dictionary& attrs) {
-  const std::string name(Attribute<std::string_view>(attrs, "isa"));
-  cpu::Isa isa;
-  if (!cpu::ParseIsa(name.c_str(), &isa)) {
-    Refuse("isa is '", name, "'; it must be one of ", cpu::kIsaNames, ".");
-  }
-  return isa;
-}
-
-inline cpu::Activation ActivationAttribute(const xla::ffi::Dictionary& attrs) {
-  const auto name = Attribute<std::string_view>(attrs, "activation");
-  if (name == "none") return cpu::Activation::kNone;
-  if (name == "relu") return cpu::Activation::kRelu;
-  if (name == "gelu") return cpu::Activation::kGelu;
-  if (name == "gelu_exact") return cpu::Activation::kGeluExact;
-  if (name == "silu") return cpu::Activation::kSilu;
-  Refuse("activation is '", name,
-         "'; it must be one of none, relu, gelu, gelu_exact, silu.");
-}
-
-inline cpu::DType DTypeOf(const char* name, const xla::ffi::AnyBuffer& buffer) {
-  switch (buffer.element_type()) {
+inline ArrayType ArrayTypeOf(xla::ffi::DataType type) {
+  switch (type) {
     case xla::ffi::DataType::F32:
-      return cpu::DType::kF32;
+      return ArrayType::kF32;
     case xla::ffi::DataType::BF16:
-      return cpu::DType::kBF16;
+      return ArrayType::kBF16;
     case xla::ffi::DataType::F16:
-      return cpu::DType::kF16;
+      return ArrayType::kF16;
+    case xla::ffi::DataType::F64:
+      return ArrayType::kF64;
+    case xla::ffi::DataType::C64:
+      return ArrayType::kC64;
+    case xla::ffi::DataType::C128:
+      return ArrayType::kC128;
+    case xla::ffi::DataType::PRED:
+      return ArrayType::kPred;
+    case xla::ffi::DataType::S32:
+      return ArrayType::kS32;
     default:
-      Refuse(name, " has element type ", buffer.element_type(),
-             "; it must be one of F32, BF16, F16.");
+      return ArrayType::kOther;
   }
 }
 
-inline int64_t ItemSize(cpu::DType type) { return type == cpu::DType::kF32 ? 4 : 2; }
-
-// Calls body(task, workspace) for every task, on all threads, each with its own workspace.
-template <typename Body>
-xla::ffi::Error RunTasks(xla::ffi::ThreadPool& pool, int64_t tasks,
-                         int64_t workspace_bytes, const Body& body) {
-  std::atomic<bool> out_of_memory{false};
-  cpu::ParallelFor(
-      tasks, std::max<int64_t>(pool.num_threads(), 1),
-      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
-      [&](int64_t task) {
-        if (float* workspace = cpu::ThreadWorkspace(workspace_bytes)) {
-          body(task, workspace);
-        } else {
-          out_of_memory = true;
-        }
-      });
-  if (out_of_memory) {
-    throw OutOfMemory("a thread could not allocate " + std::to_string(workspace_bytes) +
-                      " bytes of workspace; choose smaller blocks.");
-  }
-  return xla::ffi::Error::Success();
+inline Array ArrayOf(const xla::ffi::AnyBuffer& buffer) {
+  const auto dims = buffer.dimensions();
+  return {buffer.untyped_data(), ArrayTypeOf(buffer.element_type()),
+          {dims.begin(), dims.size()}};
 }
 
-// A handler's way from an exception to XLA's error.
-template <typename Body>
-xla::ffi::Error Guarded(const char* handler, const Body& body) {
+// A handler: parses the attributes, and runs the call with the arrays.
+template <typename Options>
+xla::ffi::Error Handle(const char* handler, Options (*parse)(const Attributes&),
+                       void (*run)(Pool&, const Options&, Arrays, Arrays),
+                       xla::ffi::ThreadPool& pool, const xla::ffi::Dictionary& attrs,
+                       const xla::ffi::RemainingArgs& args,
+                       const xla::ffi::RemainingRets& rets) {
   const auto named = [&](const std::string& text) {
     return std::string(handler) + ": " + text;
   };
   try {
-    return body();
+    std::array<Array, kMostArrays> operands, results;
+    if (args.size() > kMostArrays || rets.size() > kMostArrays) {
+      Refuse("got ", args.size(), " operands and ", rets.size(), " results; there are ",
+             kMostArrays, " of each at most.");
+    }
+    for (size_t i = 0; i < args.size(); ++i) {
+      operands[i] = ArrayOf(*args.get<xla::ffi::AnyBuffer>(i));
+    }
+    for (size_t i = 0; i < rets.size(); ++i) {
+      results[i] = ArrayOf(**rets.get<xla::ffi::AnyBuffer>(i));
+    }
+    XlaPool threads(pool);
+    run(threads, parse(XlaAttributes(attrs)), {operands.data(), args.size()},
+        {results.data(), rets.size()});
+    return xla::ffi::Error::Success();
   } catch (const InvalidCall& error) {
     return xla::ffi::Error::InvalidArgument(named(error.what()));
   } catch (const OutOfMemory& error) {
@@ -143,5 +123,19 @@ xla::ffi::Error Guarded(const char* handler, const Body& body) {
 }
 
 }  // namespace tracea
+
+// Defines the handler `symbol` of an operation's `parse` and `run`.
+#define TRACEA_CPU_HANDLER(symbol, parse, run)                                        \
+  static ::xla::ffi::Error symbol##_call(                                             \
+      ::xla::ffi::ThreadPool pool, ::xla::ffi::Dictionary attrs,                      \
+      ::xla::ffi::RemainingArgs args, ::xla::ffi::RemainingRets rets) {               \
+    return ::tracea::Handle(#symbol, parse, run, pool, attrs, args, rets);            \
+  }                                                                                   \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, symbol##_call,                                \
+                                ::xla::ffi::Ffi::Bind()                               \
+                                    .Ctx<::xla::ffi::ThreadPool>()                    \
+                                    .Attrs()                                          \
+                                    .RemainingArgs()                                  \
+                                    .RemainingRets())
 
 #endif  // TRACEA_FFI_CPU_CALL_H_

@@ -1,4 +1,4 @@
-// XLA FFI handler of CPU convolutions; see cpu_conv2d.cc for its contract.
+// XLA FFI handler of CPU convolutions; see kernels/cpu/calls/conv2d_call.cc.
 
 #ifndef TRACEA_FFI_CPU_CONV2D_H_
 #define TRACEA_FFI_CPU_CONV2D_H_

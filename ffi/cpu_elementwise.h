@@ -1,4 +1,4 @@
-// XLA FFI handler of elementwise functions; see cpu_elementwise.cc for its contract.
+// XLA FFI handler of elementwise functions; see kernels/cpu/calls/elementwise_call.cc.
 
 #ifndef TRACEA_FFI_CPU_ELEMENTWISE_H_
 #define TRACEA_FFI_CPU_ELEMENTWISE_H_

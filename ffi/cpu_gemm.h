@@ -1,4 +1,4 @@
-// XLA FFI handler of the CPU matrix product; see cpu_gemm.cc for its contract.
+// XLA FFI handler of the CPU matrix product; see kernels/cpu/calls/gemm_call.cc.
 
 #ifndef TRACEA_FFI_CPU_GEMM_H_
 #define TRACEA_FFI_CPU_GEMM_H_

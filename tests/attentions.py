@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numerics import normal
+from numerics import array, normal
 
 
 @functools.partial(
@@ -87,7 +87,7 @@ def random_mask(*shape: int) -> jax.Array:
     """A random mask that allows key 0 to everyone."""
     mask = np.random.default_rng(0).random(shape) < 0.7
     mask[..., 0] = True
-    return jnp.asarray(mask)
+    return array(mask)
 
 
 # For qkv(): each argument, and arguments that meet.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
+import importlib
 import os
 import pathlib
+import shutil
 import sys
-from collections.abc import Iterator
+import tempfile
+import types
+from collections.abc import Callable, Iterator
 
 # Two processes of tests would compete for the processors with the threads of BLAS.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -61,6 +66,30 @@ def cache_dir(
     directory = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("TRACEA_CACHE_DIR", str(directory))
     return directory
+
+
+@pytest.fixture
+def nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each directory that is not trusted is warned of, also if an earlier test was."""
+    from tracea_jax.runtime import trust
+
+    monkeypatch.setattr(trust, "_warned", set())
+
+
+@pytest.fixture
+def public() -> Iterator[pathlib.Path]:
+    """A directory that other users can reach."""
+    path = pathlib.Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], types.ModuleType]:
+    """Imports a module of the benchmarks, which import each other by name."""
+    monkeypatch.syspath_prepend(_ROOT / "benchmarks")
+    return importlib.import_module
 
 
 @pytest.fixture
@@ -120,6 +149,25 @@ def calls_are_free(
 @pytest.fixture
 def calls_cost() -> None:
     """As in programs: see ``calls_are_free``."""
+
+
+@pytest.fixture(autouse=True)
+def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tunings measure for milliseconds, in place of seconds: no test is about times."""
+    from tracea_jax.campaign import program
+    from tracea_jax.tuning import measure, tuner
+
+    bench = importlib.import_module("tracea_jax.bench")  # not the function
+    fields = {"slice_s": 1e-3, "settle_s": 0.02, "race_s": 0.05, "patience_s": 0.2}
+    fields["cold_s"] = 0.02
+    monkeypatch.setattr(tuner, "Timing", functools.partial(measure.Timing, **fields))
+    for module, name in (
+        (program, "TIMING"),
+        (bench, "TIMING"),
+        (bench, "SITE_TIMING"),
+    ):
+        timing = dataclasses.replace(getattr(module, name), **fields)
+        monkeypatch.setattr(module, name, timing)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from numerics import array
 
 DTYPES = ("float32", "bfloat16", "float16")
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-38, 1e-30, 1e30, 3e38)
@@ -124,7 +125,7 @@ class _Maker:
             for _ in range(self.rng.integers(1, 3)):
                 a.flat[self.rng.integers(a.size)] = self.pick(of)
         with np.errstate(all="ignore"):
-            return jnp.asarray(a.astype(jnp.dtype(dtype)))
+            return array(a.astype(jnp.dtype(dtype)))
 
     def program(self, seed: int) -> Program:
         dtype = self.pick(DTYPES)
@@ -184,7 +185,7 @@ class _Maker:
         # What is unknown is supposed to be a batch norm's, see ``rewrite.scales``.
         captured = self.chance(0.5)
         moments = [self.each(captured * self.special / 2) for _ in range(4)]
-        moments[1] = jnp.abs(moments[1])
+        moments[1] = array(np.abs(np.asarray(moments[1])))
         norm = NORMS[name]
 
         def function(_: Cast, y: Any, *moments: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -15,10 +16,34 @@ from tracea_jax.problem import ACTIVATIONS, Epilogue
 ACTIVATED = tuple(a for a in ACTIVATIONS if a != "none")
 
 
+def array(x: np.ndarray) -> jax.Array:
+    """The numbers as an array of JAX.
+
+    For ``jnp.asarray`` XLA compiles a program for each shape and dtype, which takes a
+    hundred times as long.
+    """
+    return jax.device_put(x)
+
+
 def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
     """Standard normal numbers; other shapes and seeds give independent ones."""
     rng = np.random.default_rng([seed, *shape])
-    return jnp.asarray(rng.standard_normal(shape).astype(dtype))
+    return array(rng.standard_normal(shape).astype(dtype))
+
+
+def shifted(arguments: Iterable[Any]) -> list[jax.Array]:
+    """The arguments with each floating entry moved by up to one unit of its dtype."""
+
+    def shift(x: Any) -> jax.Array:
+        a = np.asarray(x)
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            return x
+        unit = a.dtype.type(jnp.finfo(a.dtype).eps)
+        with np.errstate(all="ignore"):
+            moved = a * (1 + unit * np.cos(9 * a))
+        return array(moved.astype(a.dtype))
+
+    return [shift(x) for x in arguments]
 
 
 def f64(x: Any) -> np.ndarray:

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import types
 
-SHOWN = ("html", "ini", "toml")
+SHOWN = ("cmake", "cpp", "html", "ini", "toml")
 _FENCED = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1 *$", re.MULTILINE | re.DOTALL)
 _ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 import synthetic_bench as synthetic
+from jaxprs import count
 from numerics import normal
 
+import tracea_jax as tracea
 from tracea_jax.campaign import executions, program, run
 from tracea_jax.campaign.executions import Execution, Executions
 from tracea_jax.campaign.keep import Without
@@ -80,3 +84,34 @@ class _Scripted:
         if self.without not in self.script.spoil:
             return found
         return [jnp.full_like(x, jnp.nan) for x in found]
+
+
+LOSING = {None: 100.0, (): 125.0, ("conv2d",): 80.0, ("matmul",): 140.0}
+WINNING = {None: 100.0, (): 70.0, ("conv2d",): 90.0, ("matmul",): 80.0}
+
+
+def raced(
+    monkeypatch: pytest.MonkeyPatch,
+    times: Mapping[Any, float],
+    fn: Any = layers,
+    args: Any = ARGUMENTS,
+    **how: Any,
+) -> Any:
+    """The report of a tuning whose races take these times."""
+    with monkeypatch.context() as patch:
+        Script(times).install(patch)
+        return tracea.tune(fn, *args, **how)
+
+
+def sites(fn: Any = layers, args: Any = ARGUMENTS, **how: Any) -> tuple[int, int]:
+    """How many products and convolutions of ours a transformed function has."""
+    fast = tracea.transform(fn, **how)
+    names = ("tracea_matmul", "tracea_conv2d")
+    first, second = (count(fast, *args, name=name) for name in names)
+    return first, second
+
+
+def with_tests() -> str:
+    """A path on which another process finds this module too."""
+    here = str(pathlib.Path(__file__).parent)
+    return os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))

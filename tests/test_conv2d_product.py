@@ -254,7 +254,7 @@ def test_where_it_is_chosen_unmeasured_on_a_gpu():
         chosen = [dispatch.plan(p, H200).variant for p in (*patches, *pixels, *others)]
         product = dispatch.plan(product_of(others[0]), H200)
     own = "conv2d_product"
-    assert chosen == [*3 * [own], own, own, "xla", own, *4 * ["xla"]]
+    assert chosen == [*7 * [own], *2 * ["conv2d_sm90"], "xla", "xla"]
     assert product.variant == "gemm_sm90"  # XLA's would have a float32 result
 
 

@@ -1,4 +1,4 @@
-"""conv2d_sm90 without a GPU: index formulas, reasons, configs, and text."""
+"""conv2d_sm90 and its kin without a GPU: index formulas, reasons, configs, text."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from conv_problems import (
     rows_only,
 )
 
+from tracea_jax import dispatch
 from tracea_jax.device import NAMED
 from tracea_jax.emit import conv2d_sm90 as emit
 from tracea_jax.emit.conv2d_sm90 import Conv2dSm90Config
@@ -120,6 +121,10 @@ def test_the_largest_corners_are_served():
     assert list(refused_walks(dataclasses.replace(wide, padding=((129, 0),) * 2)))
 
 
+POINTS: dict[str, Any] = {
+    **{"kernel_height": 1, "kernel_width": 1, "padding": ((0, 0), (0, 0))}
+}
+
 # ---- configs -------------------------------------------------------------------------
 
 
@@ -140,7 +145,7 @@ def test_every_config_of_the_space_is_legal(channels, direction):
         ({"tile_m": 256, "tile_n": 256}, "256 sums"),
         ({"stages": 9}, "bytes of shared memory"),
         ({"tile_n": 8}, "tile_n=8 must be one of"),
-        ({"stages": 0}, "stages=0 must be an integer from 1"),
+        ({"stages": 1}, "stages=1 must be an integer from 2"),
     ],
 )
 def test_an_illegal_config_is_refused(changes, why):
@@ -154,6 +159,57 @@ def test_an_illegal_config_is_refused(changes, why):
 )
 def test_a_chunk_wastes_least(channels, chunk):
     assert emit.chunk(problem(in_channels=channels)) == chunk
+
+
+STEM: dict[str, Any] = {
+    **{"height": 224, "width": 224, "in_channels": 3, "out_channels": 64},
+    **{"kernel_height": 7, "kernel_width": 7, "padding": ((3, 3), (3, 3))},
+    "strides": (2, 2),
+}
+CHOSEN = {  # by who is expected to win
+    "conv2d_sm90": (
+        {},
+        {"direction": "input_grad"},
+        {"height": 7, "width": 7, "in_channels": 512, "out_channels": 512},
+        {"batch": 256, "strides": (2, 2), "epilogue": FULL},
+        {**POINTS, "strides": (2, 2), "in_channels": 512, "out_channels": 1024},
+        {**POINTS, "out_channels": 512, "epilogue": FULL},
+    ),
+    "conv2d_stem_sm90": (STEM, {**STEM, "batch": 1, "epilogue": FULL}),
+    "conv2d_strips_sm90": (
+        {"batch": 8},
+        {"height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
+    ),
+    "conv2d_weights_sm90": (
+        {"direction": "weight_grad"},
+        {"direction": "weight_grad", "strides": (2, 2), "batch": 256},
+    ),
+    "conv2d_product": (
+        {**POINTS, "out_channels": 512},
+        {**POINTS, "out_channels": 512, "direction": "weight_grad"},
+    ),
+    "xla": (
+        {"batch": 1},
+        {"batch": 8, "strides": (2, 2)},
+        {"batch": 8, "direction": "weight_grad"},
+        {**STEM, "strides": (4, 2)},
+        {"dilation": (2, 2)},
+        {"in_channels": 120},
+        {"kernel_width": 5, "batch": 128},
+        {"out": "float32"},
+        {**POINTS, "strides": (2, 2), "direction": "input_grad", "batch": 256},
+        {**POINTS, "height": 7, "width": 7, "direction": "weight_grad", "batch": 128},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes"),
+    [(name, changes) for name, asked in CHOSEN.items() for changes in asked],
+)
+def test_runs_unmeasured_only_where_it_was_measured_to_win(variant, changes):
+    plan = dispatch.plan(problem(**changes), H200)
+    assert plan.variant == variant, plan
 
 
 # ---- kernels -------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import conv2d_weights_sm90 as emit
+from tracea_jax.emit.conv2d_weights_sm90 import ConvWeightsSm90Config
+from tracea_jax.emit.kernel import Im2colMap
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
@@ -58,6 +62,11 @@ def test_refuses_with_a_reason(asked, device, words):
     assert words in (CONV2D_WEIGHTS_SM90.why_not(asked, device) or "")
 
 
+WIDE = ConvWeightsSm90Config(
+    tile_m=128, tile_n=192, consumers_m=2, consumers_n=1, stages=5, parts=22
+)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -70,11 +79,70 @@ def test_refuses_with_a_reason(asked, device, words):
     ],
 )
 def test_refuses_a_config_with_a_reason(change, words):
-    config = dataclasses.replace(
-        CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200), tile_m=128, tile_n=192
-    )
+    config = dataclasses.replace(WIDE, **change)
     with pytest.raises(ValueError, match=words):
-        CONV2D_WEIGHTS_SM90.check(RESNET, dataclasses.replace(config, **change), H200)
+        CONV2D_WEIGHTS_SM90.check(RESNET, config, H200)
+
+
+SHARED = ConvWeightsSm90Config(
+    tile_m=64, tile_n=192, consumers_m=1, consumers_n=1, stages=4, parts=2, taps=3
+)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("pads", [((1, 1), (1, 1)), ((0, 2), (0, 3)), ((4, 1), (2, 0))])
+def test_taps_find_their_pixels_in_one_copy(pads, dilation):
+    """The sums by what tensor maps copy: pixels counted with zeros behind lines."""
+    p = changed(
+        **{"batch": 2, "height": 7, "width": 6, "in_channels": 8, "out_channels": 8},
+        **{"padding": pads, "dilation": (1, dilation)},
+    )
+    CONV2D_WEIGHTS_SM90.check(p, SHARED, H200)
+    rng = np.random.default_rng(0)
+    x = rng.integers(-4, 5, (2, 7, 6, 8)).astype(float)
+    dy = rng.integers(-4, 5, (2, *p.out_size, 8)).astype(float)
+    of_x, of_dy = emit.kernel(p, SHARED, H200).params[:2]
+    assert isinstance(of_x, Im2colMap) and isinstance(of_dy, Im2colMap)
+    count = emit.pixels(p, SHARED)
+    found = np.zeros((3, 3, 8, 8))
+    for r, s in itertools.product(range(3), range(3)):
+        seen = counted(x, of_x, r)[s * dilation :][:count]
+        given = counted(dy, of_dy, 0)[: len(seen)]
+        found[r, s] = seen.T @ given[: len(seen)]
+    wanted = np.zeros_like(found)
+    around = np.pad(x, ((0, 0), *pads, (0, 0)))
+    height, width = p.out_size
+    for r, s in itertools.product(range(3), range(3)):
+        first = s * dilation
+        seen = around[:, r : r + height, first : first + width]
+        wanted[r, s] = np.einsum("nhwc,nhwk->ck", seen, dy)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def counted(images: np.ndarray, copies: Im2colMap, row: int) -> np.ndarray:
+    """The pixels of a map one after another, as a tap of this row sees them."""
+    _, width, height, batch = copies.dims
+    (left, top), (right, bottom) = copies.lower, copies.upper
+    around = np.pad(images, ((0, 0), (200, 200), (200, 200), (0, 0)))
+    rows = range(200 + top + row, 200 + height + bottom + row)
+    columns = range(200 + left, 200 + width + right)
+    return around[:, rows][:, :, columns].reshape(-1, images.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [
+        ({"strides": (1, 2)}, {}),
+        ({"kernel_width": 2}, {}),
+        ({"padding": ((1, 1), (-1, 1))}, {}),
+        ({"dilation": (1, 97), "padding": ((1, 1), (97, 97))}, {}),
+        ({}, {"tile_n": 128}),
+    ],
+)
+def test_taps_that_cannot_share_are_refused(change, shape):
+    config = dataclasses.replace(SHARED, **shape)
+    with pytest.raises(ValueError, match="share a copy"):
+        CONV2D_WEIGHTS_SM90.check(changed(**change), config, H200)
 
 
 SIZES = [(1, 1, 8, 8), (64, 56, 64, 64), (64, 7, 512, 512), (8, 64, 320, 640)]
@@ -105,7 +173,8 @@ def compiles(problem: Conv2dProblem, config: Any) -> None:
 
 @pytest.mark.nvrtc
 def test_compiles_without_spills():
-    compiles(RESNET, CONV2D_WEIGHTS_SM90.heuristic(RESNET, H200))
+    compiles(RESNET, WIDE)
+    compiles(RESNET, SHARED)
 
 
 @pytest.mark.nvrtc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import random
 from typing import Any
@@ -14,174 +13,35 @@ import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from numerics import Exact, f64, normal
+from conv2d_runs import (
+    DIRECTIONS,
+    FULL,
+    ISAS,
+    SMALL,
+    all_directions,
+    call_of,
+    compare,
+    conv,
+    expected,
+    operands,
+    run_all,
+    run_and_check,
+)
+from numerics import normal
 from processes import run_python
 from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
 from tracea_jax.ops import conv2d
-from tracea_jax.ops.conv2d.directions import ROLES
-from tracea_jax.ops.conv2d.workload import _shape
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.runtime.launch import cpu_isa
-from tracea_jax.variants import CpuCall, cpu_calls
 from tracea_jax.variants.conv2d_cpu import (
     CONV2D_CPU,
     Conv2dCpuConfig,
-    on_amx,
-    plain_product,
 )
 from tracea_jax.variants.cpu import DTYPES
-from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
-ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
-DIRECTIONS = tuple(ROLES)
-SMALL = Conv2dCpuConfig(kc=32, nc=32, tasks=2)  # several blocks of everything, soon
-FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
-
-
-def conv(
-    size: tuple[int, int, int] = (2, 9, 11),
-    channels: tuple[int, int] = (19, 37),
-    kernel: tuple[int, int] = (3, 3),
-    dtype: str = "float32",
-    **changes: Any,
-) -> Conv2dProblem:
-    fields: dict[str, Any] = {"padding": ((1, 1), (1, 1))}
-    fields |= {"lhs": dtype, "rhs": dtype, "out": dtype, **changes}
-    return Conv2dProblem(
-        **dict(zip(("batch", "height", "width"), size, strict=True)),
-        **dict(zip(("in_channels", "out_channels"), channels, strict=True)),
-        **dict(zip(("kernel_height", "kernel_width"), kernel, strict=True)),
-        **fields,
-    )
-
-
-def operands(problem: Conv2dProblem, seed: int = 0) -> list[jax.Array]:
-    p, epilogue = problem, problem.epilogue
-    lhs, rhs, _ = ROLES[p.direction]
-    shapes = [(_shape(p, lhs), p.lhs), (_shape(p, rhs), p.rhs)]
-    if epilogue.bias != "none":
-        shapes.append(((p.out_channels,), epilogue.bias_dtype or p.out))
-    if epilogue.residual:
-        shapes.append((_shape(p, "y"), epilogue.residual_dtype or p.out))
-    return [normal(*s, dtype=d, seed=seed + i) for i, (s, d) in enumerate(shapes)]
-
-
-def all_directions(problem: Conv2dProblem) -> list[Conv2dProblem]:
-    plain = dataclasses.replace(problem, epilogue=Epilogue())
-    return [problem] + [
-        dataclasses.replace(plain, direction=direction) for direction in DIRECTIONS[1:]
-    ]
-
-
-def call_of(problem: Conv2dProblem, config: Conv2dCpuConfig, isa: str) -> CpuCall:
-    device = dataclasses.replace(local_cpu(), isa=isa)
-    assert CONV2D_CPU.why_not(problem, device) is None
-    CONV2D_CPU.check(problem, config, device)
-    call = CONV2D_CPU.call(problem, config, device)
-    assert isinstance(call, CpuCall)
-    return call
-
-
-Run = tuple[Conv2dProblem, list[jax.Array], Conv2dCpuConfig, str]
-
-
-def run_all(runs: list[Run]) -> list[list[jax.Array]]:
-    """The kernel's results, written into buffers that held nothing but NaN.
-
-    All in one program, as compiling one takes longer than running it.
-    """
-    shapes, kernels = [], []
-    for problem, _, config, isa in runs:
-        call = call_of(problem, config, isa)
-        shape = _shape(problem, ROLES[problem.direction][2])
-        count = 1 + problem.epilogue.save_preactivation
-        shapes.append([jax.ShapeDtypeStruct(shape, problem.out)] * count)
-        kernel = jax.ffi.ffi_call(call.target, shapes[-1])
-        kernels.append(functools.partial(kernel, **dict(call.attributes)))
-
-    def program(poison, inputs):
-        del poison
-        return [kernel(*x) for kernel, x in zip(kernels, inputs, strict=True)]
-
-    poison = jax.tree.map(
-        lambda x: jnp.array(np.full(x.shape, np.nan, x.dtype)), shapes
-    )
-    places = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(poison)}
-    run = jax.jit(program, donate_argnums=0, keep_unused=True)
-    found = run(poison, [inputs for _, inputs, *_ in runs])
-    assert places >= {
-        x.unsafe_buffer_pointer() for x in jax.tree.leaves(found) if x.size
-    }
-    return found
-
-
-def sums(problem: Conv2dProblem, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    """The direction's result in float64, tap by tap."""
-    p, groups = problem, problem.groups
-    lhs_role, rhs_role, result_role = ROLES[p.direction]
-    arrays = {role: np.zeros(_shape(p, role)) for role in "xwy"}
-    arrays[lhs_role], arrays[rhs_role] = lhs, rhs
-    x, w, y = (
-        a.reshape(*a.shape[:3], groups, a.shape[3] // groups) for a in arrays.values()
-    )
-    product = functools.partial(np.einsum, optimize=groups == 1)
-    for r, s in np.ndindex(p.kernel_height, p.kernel_width):
-        pairs = [
-            [
-                (out, i)
-                for out in range(count)
-                if 0 <= (i := out * step + tap * apart - pad[0]) < size
-            ]
-            for tap, count, step, apart, pad, size in zip(
-                *((r, s), p.out_size, p.strides, p.dilation, p.padding),
-                (p.height, p.width),
-                strict=True,
-            )
-        ]
-        if not all(pairs):
-            continue
-        outs, ins = zip(*(zip(*axis, strict=True) for axis in pairs), strict=True)
-        every = range(p.batch)
-        at_y, at_x = np.ix_(every, *outs), np.ix_(every, *ins)
-        if result_role == "y":
-            y[at_y] += product("nhwgc,cgo->nhwgo", x[at_x], w[r, s])
-        elif result_role == "x":
-            x[at_x] += product("nhwgo,cgo->nhwgc", y[at_y], w[r, s])
-        else:
-            w[r, s] += product("nhwgc,nhwgo->cgo", x[at_x], y[at_y])
-    shape = _shape(p, result_role)
-    return {"x": x, "w": w, "y": y}[result_role].reshape(shape)
-
-
-def expected(problem: Conv2dProblem, inputs: list[jax.Array]) -> list[Exact]:
-    """The results in float64: y, and z if it is saved."""
-    lhs, rhs, *added = (f64(x) for x in inputs)
-    value, scale = (
-        sums(problem, a, b) for a, b in ((lhs, rhs), (np.abs(lhs), np.abs(rhs)))
-    )
-    for term in added:
-        value, scale = value + term, scale + np.abs(term)
-    y = numerics.activate(value, problem.epilogue.activation)
-    exact = [Exact(value=v, scale=scale) for v in (y, value)]
-    return exact[: 1 + problem.epilogue.save_preactivation]
-
-
-def compare(exact: list[Exact], found: list[jax.Array]) -> None:
-    """Asserts that the results are right to the last rounding."""
-    for each, result in zip(exact, found, strict=True):
-        each.assert_near(result)
-
-
-def run_and_check(
-    *problems: Conv2dProblem,
-    config: Conv2dCpuConfig = SMALL,
-    isa: str = cpu_isa(),
-) -> None:
-    runs = [(p, operands(p, i), config, isa) for i, p in enumerate(problems)]
-    for (problem, inputs, *_), found in zip(runs, run_all(runs), strict=True):
-        compare(expected(problem, inputs), found)
+pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -307,69 +167,6 @@ def test_pairs_of_bfloat16_are_multiplied_where_they_fit():
         assert not pairs_are_multiplied(direction, channels=(16, 16), groups=16)
         odd = pairs_are_multiplied(direction, channels=(15, 33))
         assert odd == (direction != "input_grad")
-
-
-def test_every_direction_is_of_tiles_on_amx():
-    """Unless the groups are of one channel; blocks are as deep as in vectors of f32."""
-    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
-    for direction in DIRECTIONS:
-        how: dict[str, Any] = {"dtype": "bfloat16", "direction": direction}
-        problem = conv((8, 28, 28), (64, 96), **how)
-        assert on_amx(problem, device)
-        config = CONV2D_CPU.heuristic(problem, device)
-        wide = dataclasses.replace(problem, lhs="float32", rhs="float32")
-        assert config.kc == 2 * CONV2D_CPU.heuristic(wide, device).kc
-        assert config in list(CONV2D_CPU.space(problem, device).configs())
-        assert not on_amx(conv(channels=(16, 16), groups=16, **how), device)
-
-
-def test_blocks_of_pairs():
-    """As deep in vectors as those of f32."""
-    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)
-    vectors = dataclasses.replace(device, isa="avx512")
-    for direction, channels in itertools.product(DIRECTIONS, ((64, 32), (64, 33))):
-        problem = conv(channels=channels, dtype="bfloat16", direction=direction)
-        found = CONV2D_CPU.heuristic(problem, device)
-        same = CONV2D_CPU.heuristic(problem, vectors)
-        if direction != "input_grad" or channels[1] % 2 == 0:
-            same = dataclasses.replace(same, kc=2 * same.kc)
-        assert found == same
-        assert found in list(CONV2D_CPU.space(problem, device).configs())
-
-
-def test_short_convolutions_are_cut_once_for_each_thread():
-    device = dataclasses.replace(local_cpu(), cores=2)
-
-    def tasks(batch: int) -> int:
-        return CONV2D_CPU.heuristic(conv((batch, 56, 56), (64, 64)), device).tasks
-
-    assert tasks(1) == 1 and tasks(8) == 2
-
-
-def test_the_gradient_of_pointwise_weights_is_a_plain_product():
-    """It has the configs of that product."""
-    how = {"direction": "weight_grad", "kernel": (1, 1), "dtype": "bfloat16"}
-    how["padding"] = ((0, 0), (0, 0))
-    problem = conv((2, 9, 15), (40, 34), **how)
-    product = plain_product(problem)
-    assert product is not None
-    assert (product.m, product.n, product.k) == (40, 34, 2 * 9 * 15)
-    configs = [
-        Conv2dCpuConfig(**dataclasses.asdict(config))
-        for config in GEMM_CPU.space(product, local_cpu()).configs()
-    ]
-    assert list(CONV2D_CPU.space(problem, local_cpu()).configs()) == configs
-    config = CONV2D_CPU.heuristic(problem, local_cpu())
-    assert config in configs
-    run_and_check(problem, config=config)
-    for other in (
-        {"groups": 2},
-        {"strides": (1, 2)},
-        {"padding": ((0, 0), (0, 1))},
-        {"kernel": (1, 3)},
-        {"direction": "forward"},
-    ):
-        assert plain_product(conv((2, 9, 15), (40, 34), **{**how, **other})) is None
 
 
 def test_depthwise():
@@ -572,45 +369,6 @@ def test_random_geometry(seed):
         )
 
     run_and_check(*itertools.chain(*(all_directions(some()) for _ in range(15))))
-
-
-def test_it_says_what_it_does_not_take():
-    def why(**changes: Any) -> str:
-        return CONV2D_CPU.why_not(conv(**changes), local_cpu()) or ""
-
-    assert why() == ""
-    assert "layout nchw; it takes nhwc" in why(layout="nchw")
-    assert "share a dtype" in why(rhs="bfloat16")
-    assert "float64; it takes float32" in why(dtype="float64")
-    assert "precision" in why(precision="BF16_BF16_F32_X3")
-    assert "strides" in why(strides=(2**31, 1))
-
-
-def test_it_expects_to_lose_only_where_registers_stay_empty():
-    def wins(isa: str = "avx512", **changes: Any) -> bool:
-        device = dataclasses.replace(local_cpu(), isa=isa)
-        return CONV2D_CPU.expects_to_win(conv(**changes), device)
-
-    assert wins() and wins(dtype="bfloat16") and wins(channels=(8, 8), groups=8)
-    assert not wins(channels=(3, 64), direction="input_grad")
-    assert wins("amx", channels=(3, 64), direction="input_grad", dtype="bfloat16")
-    one_channel: dict[str, Any] = {"channels": (8, 16), "groups": 8}
-    assert wins(**one_channel) and not wins(**one_channel, dtype="bfloat16")
-    assert wins(**one_channel, dtype="bfloat16", direction="weight_grad")
-
-
-def test_tiny_convolutions_are_left_to_xla(calls_cost):
-    device = dataclasses.replace(local_cpu(), isa="avx512_bf16")
-    for tiny in (
-        conv((1, 5, 5), (59, 4)),
-        conv((4, 7, 7), (20, 21)),
-        conv((4, 12, 12), (8, 35)),
-        conv((1, 25, 25), (10, 7), (1, 1), padding=((0, 0), (0, 0))),
-    ):
-        assert CONV2D_CPU.doubt(tiny, device) == cpu_calls.REASON
-        assert not CONV2D_CPU.expects_to_win(tiny, device)
-    large = conv((4, 28, 28), (64, 64))
-    assert CONV2D_CPU.doubt(large, device) is None
 
 
 def test_the_handler_refuses_what_is_not_its_own():

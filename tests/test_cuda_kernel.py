@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import pickle
 from typing import Any
@@ -21,6 +22,7 @@ from tracea_jax.device import local_cpu, named
 from tracea_jax.emit.kernel import Kernel, operand_of
 from tracea_jax.emit.signature import signature
 from tracea_jax.knowledge import bench_of
+from tracea_jax.ops.cuda_kernel.tangent import differentiable
 from tracea_jax.policy import Choice
 from tracea_jax.problem import problem_from_json
 from tracea_jax.runtime import nvrtc, parameters
@@ -228,6 +230,90 @@ def test_operands_without_a_derivative_and_numbers_of_the_space():
     np.testing.assert_array_equal(gradient, [0, 2, 0, 0, 1])
 
 
+@pytest.mark.parametrize("of_reference", [True, False])
+def test_backward_gives_forward_mode_too(of_reference):
+    """Of the reference, or the transpose of what the user wrote: mapped, and twice."""
+    x, dx, w = (normal(3, 5, seed=i) for i in range(3))
+    f, g = kernels.SOFTMAX_OP, jax.nn.softmax
+    if not of_reference:
+        f = differentiable(
+            lambda x: (g(x),),
+            "f",
+            lambda x, y, dy: kernels.softmax_gradient(y, dy),
+            None,
+        )
+        f = functools.partial(lambda f, x: f(x)[0], f)
+
+    def close(ours, theirs, *args):
+        found, wanted = jax.jit(ours)(*args), theirs(*args)
+        same = functools.partial(np.testing.assert_allclose, atol=1e-6)
+        jax.tree.map(same, found, wanted)
+
+    def tangent(f):
+        return lambda x, dx: jax.jvp(f, (x,), (dx,))
+
+    def hessian(mode):
+        return lambda f: mode(jax.grad(lambda x: (f(x) ** 2 * w[0]).sum()))
+
+    close(jax.vmap(tangent(f)), jax.vmap(tangent(g)), x, dx)
+    close(tangent(jax.vmap(f)), tangent(jax.vmap(g)), x, dx)
+    close(hessian(jax.jacfwd)(f), hessian(jax.jacfwd)(g), x[0])
+    if of_reference:
+        return  # what follows is alike
+
+    def shared(f):  # the mapped and the common operand of one call
+        return jax.grad(lambda x: jax.vmap(lambda w: (f(x) * w).sum())(w).sum())
+
+    close(hessian(jax.jacrev)(f), hessian(jax.jacrev)(g), x[0])
+    close(shared(f), shared(g), x[0])
+
+
+def test_a_backward_that_cannot_be_transposed_says_so():
+    op = tracea.cuda_kernel(
+        kernels.SOFTMAX,
+        "softmax",
+        scalars={"columns": 1},
+        backward=lambda x, y, dy: jax.pure_callback(lambda a: a, dy, dy),
+    )
+    message = (
+        "'softmax' has no derivative in forward mode: JAX cannot .* pass reference="
+    )
+    with pytest.raises(NotImplementedError, match=message):
+        program_for_a_gpu(lambda x: jax.jvp(op, (x,), (x,)), normal(3))
+
+
+def test_integers_among_results_have_no_derivative():
+    source = """
+    extern "C" __global__ void top(const float* x, const int* k, float* y, int* at) {}
+    """
+    op = tracea.cuda_kernel(
+        source,
+        out=(Struct((), jnp.float32), Struct((), jnp.int32)),
+        reference=lambda x, k: (x.max() * k, x.argmax().astype(jnp.int32)),
+        backward=lambda x, k, y, at, dy, dat: (
+            jnp.zeros_like(x).at[at].set(dy * k),
+            None,
+        ),
+    )
+    x, k = jnp.array([1.0, 3.0, 2.0]), jnp.int32(2)
+    value, gradient = jax.value_and_grad(lambda x: op(x, k)[0])(x)
+    assert value == 6 and gradient.tolist() == [0, 2, 0]
+    (y, at), (dy, _) = jax.jvp(lambda x: op(x, k), (x,), (jnp.array([5.0, 7.0, 9.0]),))
+    assert (y, at, dy) == (6, 1, 14)
+
+
+def test_a_cotangent_has_the_shape_of_its_operand():
+    op = tracea.cuda_kernel(
+        kernels.SOFTMAX,
+        "softmax",
+        scalars={"columns": 1},
+        reference=lambda x: x,
+        backward=lambda x, y, dy: dy.sum(),
+    )
+    with pytest.raises(ValueError, match=r"shape \(\) for an operand of shape \(3,\)"):
+        jax.grad(lambda x: op(x).sum())(normal(3))
+
+
 def test_a_reference_must_return_what_the_kernel_writes():
     op = tracea.cuda_kernel(
         kernels.AXPY, scalars={"n": 1, "a": 1}, reference=lambda x, y: x.sum()
@@ -404,13 +490,18 @@ def test_a_mistake_is_shown_at_the_users_line_with_a_caret(tmp_path):
     for _ in range(2):
         lines = errors(BAD).splitlines()
         at = lines.index(
-            f'test_cuda_kernel.py({line}): error: identifier "zeta" is undefined'
+            f'test_cuda_kernel.py({line},17): error: identifier "zeta" is undefined'
         )
         assert "y[0] = x[0] + zeta;" in lines[at + 1]
         assert lines[at + 2].index("^") == lines[at + 1].index("zeta")
     path = tmp_path / "own.cu"
     path.write_text(BAD)
-    assert 'own.cu(3): error: identifier "zeta"' in errors(path)
+    assert 'own.cu(3,17): error: identifier "zeta"' in errors(path)
+    # Each error of a line has its own column, and a tab is one character.
+    path.write_text(BAD.replace("  y[0]", "\tgamma(beta); y[0]"))
+    found = [s for s in errors(path).splitlines() if s.startswith("own.cu(")]
+    places = [s.partition(":")[0] for s in found]
+    assert places == ["own.cu(3,8)", "own.cu(3,2)", "own.cu(3,29)"]
 
 
 @pytest.mark.nvrtc

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
+import numerics
+import numpy as np
 import pytest
 from ahead import compiled_ahead
 from depthwise import FULL, depthwise
 from gpu_images import check, executed
 from spaces import one_of_each
 
+import tracea_jax as tracea
 from tracea_jax.ops.conv2d import workload
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
@@ -20,6 +24,7 @@ pytestmark = pytest.mark.gpu
 SHAPES = {
     "pairs": depthwise(2, 9, 20, 32, 3, group=2),
     "fours": depthwise(2, 13, 17, 48, 3, group=4),
+    "eights": depthwise(2, 10, 19, 48, 3, group=8),
     "steps": depthwise(1, 9, 40, 48, 3, group=8, stride=2),
     "sixteens": depthwise(2, 7, 33, 80, 3, group=16),
     "pairs of fragments": depthwise(1, 9, 20, 96, 3, group=32),
@@ -52,6 +57,16 @@ def test_every_kind_of_config():
     with compiled_ahead(problem, choices, device_for("cuda")):
         for config in configs:
             check(CONV2D_GROUPED, problem, config)
+
+
+@pytest.mark.parametrize("group", [8, 16, 32])
+def test_not_a_number_stays_in_its_group(group):
+    x = numerics.normal(2, 9, 20, 64, dtype="bfloat16").at[0, 4, 4, 63].set(jnp.nan)
+    w = numerics.normal(3, 3, group, 64, dtype="bfloat16")
+    y = tracea.ops.conv2d(x, w, groups=64 // group, implementation="conv2d_grouped")
+    finite = np.ones((2, 9, 20, 64), bool)
+    finite[0, 3:6, 3:6, 64 - group :] = False
+    np.testing.assert_array_equal(np.isfinite(np.asarray(y, np.float32)), finite)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -48,12 +48,20 @@ def test_awkward_shapes(name):
 def test_every_kind_of_config():
     problem = dense(3, 19, 17, 72, 200, 3)
     space = CONV2D_WEIGHTS_SM90.space(problem, device_for("cuda"))
-    fields = ("tile_m", "tile_n", "consumers_m", "consumers_n", "stages")
+    fields = ("tile_m", "tile_n", "consumers_m", "consumers_n", "stages", "taps")
     configs = one_of_each(space, *fields)
     choices = [Choice(variant="conv2d_weights_sm90", config=c) for c in configs]
     with compiled_ahead(problem, choices, device_for("cuda")):
         for config in configs:
             check(CONV2D_WEIGHTS_SM90, problem, config)
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_taps_that_share_copies(name):
+    problem = AWKWARD[name]
+    configs = CONV2D_WEIGHTS_SM90.space(problem, device_for("cuda")).configs()
+    for tile in {(c.tile_m, c.tile_n): c for c in configs if c.taps > 1}.values():
+        check(CONV2D_WEIGHTS_SM90, problem, tile)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7])

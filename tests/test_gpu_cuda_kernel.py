@@ -60,6 +60,14 @@ def test_a_softmax_has_the_derivative_that_was_given():
     close(mapped(x), jax.vmap(loss(jax.nn.softmax))(x))
 
 
+def test_a_kernel_with_a_derivative_has_tangents():
+    x, dx = normal(6, 300), normal(6, 300, seed=1)
+    y, dy = jax.jit(lambda x, dx: jax.jvp(kernels.SOFTMAX_OP, (x,), (dx,)))(x, dx)
+    wanted, tangent = jax.jvp(jax.nn.softmax, (x,), (dx,))
+    close(y, wanted)
+    close(dy, tangent)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_vmap_launches_one_after_another_or_once(axis):
     x, y = normal(5, 7, 33), normal(7, 33, seed=1)

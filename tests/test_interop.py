@@ -117,6 +117,21 @@ def test_a_model_of_equinox():
     assert eqx.tree_equal(back, model)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [jnp.ones((4, 9, 9), "bfloat16"), jnp.ones((3, 9, 9)), jnp.ones((1, 4, 9, 9))],
+    ids=["dtype", "channels", "batch"],
+)
+def test_what_equinox_refuses_is_refused_in_its_words(x):
+    layer = NN.Conv2d(4, 6, 3, key=jax.random.key(0))
+    said = []
+    for each in (layer, interop.equinox.patch_conv2d(layer)):
+        with pytest.raises((TypeError, ValueError)) as e:
+            each(x)
+        said.append((e.type, str(e.value)))
+    assert said[0] == said[1]
+
+
 def test_layers_of_equinox_of_other_classes_stay():
     class Mine(NN.Conv2d):
         pass

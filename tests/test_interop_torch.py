@@ -65,6 +65,11 @@ def test_no_dtype_is_narrowed_in_silence():
         assert interop.to_jax(torch.ones(3).double()).dtype == jnp.float64
 
 
+def test_views_that_only_mark_a_sign_keep_their_values():
+    x = torch.randn(5)
+    np.testing.assert_array_equal(interop.to_jax(torch._neg_view(x)), -x.numpy())
+
+
 # --- layers ---------------------------------------------------------------------------
 
 LAYERS: dict[str, dict[str, Any]] = {
@@ -109,6 +114,16 @@ def test_narrow_layers_round_once(dtype):
         y = interop.patch_conv2d(layer)(x)
         exact = copy.deepcopy(interop.unpatch(layer)).double()(x.double())
     assert y.dtype == x.dtype and error(y, exact) < torch.finfo(y.dtype).eps
+
+
+def test_sizes_and_biases_that_torch_takes():
+    plain = seeded(lambda: nn.Conv2d(3, 4, 3))
+    plain.stride = plain.padding = plain.dilation = 2
+    plain.bias = nn.Parameter(torch.ones(1).expand(4))
+    x = torch.randn(2, 3, 9, 9)
+    ours = interop.patch_conv2d(copy.deepcopy(plain))
+    torch.testing.assert_close(ours(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert ours.fallback is None
 
 
 def test_only_gradients_that_are_wanted_are_computed():
@@ -167,11 +182,26 @@ def test_results_may_be_updated_in_place(is_last):
 # --- models ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_training", [True, False])
-def test_resnet_18_in_one_call(is_training):
-    model = seeded(lambda: ResNet18(width=16, classes=10)).train(is_training)
+SMALL = {"width": 16, "classes": 10}
+FULL: dict[str, Any] = {}  # as torchvision has it
+
+
+@pytest.mark.parametrize(
+    ("size", "of_model", "is_training"),
+    [
+        (64, SMALL, True),
+        (64, SMALL, False),
+        pytest.param(224, FULL, False, marks=pytest.mark.slow),
+        # In training at full size, some of the millions of ReLUs jump for any order
+        # of the sums, with XLA as with our kernels, and most of the error is theirs.
+        pytest.param(224, {"smooth": True}, True, marks=pytest.mark.slow),
+    ],
+    ids=["small-train", "small", "full", "full-smooth-train"],
+)
+def test_resnet_18_in_one_call(size, of_model, is_training):
+    model = seeded(lambda: ResNet18(**of_model)).train(is_training)
     model = model.to(memory_format=torch.channels_last)
-    x = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, size, size).contiguous(memory_format=torch.channels_last)
     exact = loss_and_gradients(copy.deepcopy(model).double(), x.double())
     theirs = loss_and_gradients(copy.deepcopy(model), x)
     names = [name for name, _ in model.named_parameters()]
@@ -245,6 +275,10 @@ def test_what_a_call_was_left_for_is_said_after_it():
         "torch.func transforms": lambda: torch.func.vmap(layer)(x[None]),
         "the call is traced": lambda: traced(layer, x),
         "input has shape": lambda: pytest.raises(RuntimeError, layer, x[:, :2]),
+        "smaller than the kernel": lambda: pytest.raises(
+            RuntimeError, layer, x[..., :2]
+        ),
+        "input has a tangent": lambda: tangent(layer, x),
     }
     for sentence, call in calls.items():
         call()
@@ -258,6 +292,14 @@ def traced(layer: Any, x: Any) -> None:
     with warnings.catch_warnings(action="ignore"):  # ``jit.trace`` is deprecated
         program = torch.jit.trace(layer, x, check_trace=False)
     assert "aten::_convolution" in str(program.inlined_graph)
+
+
+def tangent(layer: Any, x: Any) -> None:
+    forward_ad = torch.autograd.forward_ad
+    # It loads what torch compiles by ``jit.script``, which is deprecated.
+    with warnings.catch_warnings(action="ignore"), forward_ad.dual_level():
+        y = layer(forward_ad.make_dual(x, torch.ones_like(x)))
+        assert forward_ad.unpack_dual(y).tangent.shape == y.shape
 
 
 def autocast(layer: Any, x: Any) -> Any:

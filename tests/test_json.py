@@ -61,6 +61,7 @@ def test_the_doctor_tells_what_is_documented(documented):
     assert set(data["toolchain"]) == documented["doctor: toolchain"]
     assert set(data["caches"]) == documented["doctor: caches"]
     assert {*data["variants"][0]} == documented["doctor: a variant"]
+    assert {*data["elsewhere"][0]} == documented["doctor: elsewhere"]
     cpu = data["devices"][0]
     assert cpu["platform"] == "cpu" and cpu["cores"] >= 1
     (said,) = [v for v in data["variants"] if v["variant"] == "gemm_cpu"]

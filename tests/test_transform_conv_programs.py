@@ -8,21 +8,11 @@ import numpy as np
 import pytest
 from conv_programs import Program, program
 from jaxprs import count, equations
-from numerics import f64
+from numerics import f64, shifted
 from transformed import kind
 from transforms import in_f64
 
 from tracea_jax.transform import transform
-
-
-def shifted(arguments):
-    """The arguments with each entry moved by up to one unit."""
-
-    def shift(x):
-        unit = float(jnp.finfo(x.dtype).eps)
-        return (x * (1 + unit * jnp.cos(9 * x))).astype(x.dtype)
-
-    return [shift(x) for x in arguments]
 
 
 def by_channel(y, channels):
@@ -45,9 +35,9 @@ def check(program: Program) -> int:
       How many convolutions were replaced.
     """
     fast, args = transform(program), program.arguments
-    plain, moved = jax.jit(program), shifted(args)
-    expected, changed = plain(*args), plain(*moved)
-    found = jax.jit(fast)(*args)
+    both = jax.jit(lambda *args: (fast(*args), program(*args)))
+    found, expected = both(*args)
+    changed = both(*shifted(args))[1]
     assert kind(found) == kind(expected)
     channels = program.how["dimension_numbers"][2].index("C")
     x, y, z = (by_channel(a, channels) for a in (found, expected, changed))
@@ -74,7 +64,8 @@ def assert_as_exact(program, args, found, expected, channels):
     ):
         return
     exact = by_channel(
-        in_f64(lambda *a: program.run(lambda _: "float64", *a), *args), channels
+        in_f64(jax.jit(lambda *a: program.run(lambda _: "float64", *a)), *args),
+        channels,
     )
     if not np.isfinite(exact).all():
         return
@@ -97,7 +88,7 @@ def assert_as_exact(program, args, found, expected, channels):
 
 def test_random_convolutions():
     """The slow test below has thousands."""
-    assert sum(check(program(seed)) for seed in range(20)) > 10
+    assert sum(check(program(seed)) for seed in range(12)) > 6
 
 
 @pytest.mark.parametrize("seed", [48, 66, 70])  # floors that passed as relu

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxprs import equations
-from numerics import normal
+from numerics import array, normal
 
 from tracea_jax.ops import matmul
 
@@ -41,7 +41,7 @@ def arguments(m=5, n=3, k=4):
 def in_f64(f, *args):
     """f of the same numbers in float64."""
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: jnp.asarray(np.asarray(x, np.float64)), args)
+        wide = jax.tree.map(lambda x: array(np.asarray(x, np.float64)), args)
         return jax.tree.map(np.asarray, f(*wide))
 
 

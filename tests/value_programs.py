@@ -17,67 +17,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from value_draws import DTYPES, INTEGERS, Draws
+from value_readings import (
+    BITS,
+    CLAMPED,
+    COMPARISONS,
+    FLOATS,
+    INVERSE,
+    OPERATIONS,
+    SHIFTS,
+    SMOOTH,
+    Reading,
+    applied,
+    convert,
+    is_float,
+    near_product,
+    promoted,
+)
 
-FLOATS = ("float32", "bfloat16", "float16")
-INTEGERS = ("int8", "uint8", "int16", "int32", "uint32")
-DTYPES = ("bool", *INTEGERS, *FLOATS, "float8_e4m3fn", "float8_e5m2")
-SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-38, 1e-30, 1e30, 3e38, -3e38)
 # Of scores: one that is below what masked ones are filled with would be as if masked.
 SMALL = (0.0, -0.0, 1e-40, -1e-38, 1e-30)
-# Numbers whose products are exact in every dtype, so that nothing may differ at all.
-EXACT = (-2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 FLOORS = (0.0, -0.0, 1e-45, 1.2e-38, 1e-30, 1e-12, 1e-9, 1e-8, 1e-3, 0.5, 6.0, -1.0)
 NUMBERS = (0.5, -1.0, 3.0, 0.1, 1e-7, 1e25, 0.0, -0.0, 1.0, 2.0)
 FILLS = (-1e9, -1e4, -1e30, float(np.finfo(np.float32).min), -np.inf)
 
 M, K, N = 4, 6, 5  # of products; T and H of attention
 T, H = 6, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How a program is computed.
-
-    Attributes:
-      is_wide: whether 16-bit values of the program are float32.
-      shift: by how many units products and elementary functions are moved; 0 for none.
-      seed: of random signs of the shift; None for one sign.
-      overflows: receives whether a sum of finite numbers may overflow on its way: what
-        it is then depends on the order of the summands.
-    """
-
-    is_wide: bool = False
-    shift: float = 0.0
-    seed: int | None = None
-    overflows: list[bool] = dataclasses.field(default_factory=list, compare=False)
-
-    def dtype(self, name: Any) -> Any:
-        name = jnp.dtype(name).name
-        return "float32" if self.is_wide and name in FLOATS else name
-
-    def of(self, x: Any) -> Any:
-        """A captured array or argument: the same numbers."""
-        return jnp.asarray(x).astype(self.dtype(x.dtype))
-
-    def near(self, y: Any, scale: Any = None) -> Any:
-        """y, or a number near it.
-
-        Args:
-          y: the result of something that may be rounded otherwise.
-          scale: the magnitude of what was summed; |y| if None.
-        """
-        if not self.shift or y.dtype.name not in FLOATS:
-            return y
-        sign: Any = 1.0
-        if self.seed is not None:
-            rng = np.random.default_rng([self.seed, *y.shape])
-            sign = rng.choice([-1.0, 0.0, 1.0], y.shape).astype("float32")
-        wide = y.astype("float32")
-        by = jnp.abs(wide) if scale is None else scale.astype("float32")
-        moved = wide + sign * self.shift * jnp.where(jnp.isfinite(by), by, 0)
-        if scale is not None:
-            self.overflows.append(bool(jnp.isinf(by).any()))
-        return moved.astype(y.dtype)
 
 
 Step = Callable[[Reading, Any], Any]
@@ -136,114 +101,8 @@ def program(seed: int) -> Program:
     return _Maker(seed).program()
 
 
-# --- spellings ------------------------------------------------------------------------
-
-# Exact functions, of which most are nearly relu.
-CLAMPED: dict[str, Callable[[Any], Any]] = {
-    "relu": jax.nn.relu,
-    "max": lambda y: jnp.maximum(y, 0),
-    "where >": lambda y: jnp.where(y > 0, y, 0),
-    "where <": lambda y: jnp.where(y < 0, 0, y),
-    "where >=": lambda y: jnp.where(y >= 0, y, 0),
-    "times sign": lambda y: y * (y > 0),
-    "converted sign": lambda y: (y > 0).astype(y.dtype) * y,
-    "min": lambda y: -jnp.minimum(-y, 0),
-    "abs": lambda y: (y + jnp.abs(y)) / 2,
-    "relu6": jax.nn.relu6,
-    "finite": lambda y: jnp.maximum(jnp.nan_to_num(y), 0),
-    "where finite": lambda y: jnp.where(jnp.isfinite(y), y, 0),
-    "leaky": jax.nn.leaky_relu,
-    "hard tanh": jax.nn.hard_tanh,
-    "sign": jnp.sign,
-    "negated": jnp.negative,
-    "halved": lambda y: y * 0.5,
-    "squared relu": lambda y: jnp.square(jax.nn.relu(y)),
-}
-# Elementary functions; those of GATES are sums of two that may cancel.
-GATES: dict[str, Callable[[Any], Any]] = {
-    "gelu": jax.nn.gelu,
-    "exact gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "silu": jax.nn.silu,
-    "swish": lambda y: y / (1 + jnp.exp(-y)),
-    "quick gelu": lambda y: y * jax.nn.sigmoid(1.702 * y),
-}
-SMOOTH: dict[str, Callable[[Any], Any]] = {
-    **GATES,
-    "tanh": jnp.tanh,
-    "gated by int": lambda y: y * jax.nn.sigmoid(y).astype("int8").astype(y.dtype),
-    "log": jnp.log,
-    "root": jnp.sqrt,
-}
-INVERSE: dict[str, Callable[[Any], Any]] = {"inverse": lambda y: 1 / y}
-OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": jnp.add,
-    "radd": lambda y, c: c + y,
-    "sub": jnp.subtract,
-    "rsub": lambda y, c: c - y,
-    "mul": jnp.multiply,
-    "rmul": lambda y, c: c * y,
-    "div": jnp.divide,
-    "max": jnp.maximum,
-    "min": jnp.minimum,
-}
-BITS = (jnp.bitwise_and, jnp.bitwise_or, jnp.bitwise_xor)
-SHIFTS = (lax.shift_left, lax.shift_right_arithmetic, lax.shift_right_logical)
-COMPARISONS = (jnp.equal, jnp.not_equal, jnp.less, jnp.less_equal, jnp.greater)
-
-
-def convert(x: Any, dtype: Any) -> Any:
-    return lax.convert_element_type(x, dtype)
-
-
-class _Maker:
-    """What one generator of random numbers makes."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self.rng = seed, np.random.default_rng(seed)
-        self.dtype: str = self.pick(
-            ["float32"] * 3 + ["bfloat16", "bfloat16", "float16"]
-        )
-        self.special = self.pick([0.0, 0.0, 0.3])
-        self.is_exact = self.chance(0.5)
-        self.narrow = {self.dtype} - {"float32"}
-        self.keeps_zeros = self.sums_exactly = True
-
-    # -- drawing
-
-    def pick(self, values: Any) -> Any:
-        return list(values)[self.rng.integers(len(values))]
-
-    def chance(self, p: float) -> bool:
-        return bool(self.rng.random() < p)
-
-    @np.errstate(all="ignore")
-    def array(
-        self, *shape: int, dtype: str | None = None, special: Any = SPECIAL
-    ) -> jax.Array:
-        """Numbers of any dtype, with some special ones if the program has them."""
-        dtype = dtype or self.dtype
-        if dtype == "bool":
-            return jnp.asarray(self.rng.random(shape) < self.pick([0.5, 0.9, 1.0]))
-        if dtype in INTEGERS:
-            limits = np.iinfo(dtype)
-            low, high = self.pick([(0, 2), (-3, 4), (1, 2), (-200, 300)])
-            x = self.rng.integers(low, high, shape)
-            return jnp.asarray(np.clip(x, limits.min, limits.max).astype(dtype))
-        if self.is_exact:
-            x = self.rng.choice(EXACT, shape)
-        else:
-            x = self.rng.standard_normal(shape)
-        x = x.astype("float32")
-        if x.size and self.chance(self.special):
-            for _ in range(self.rng.integers(1, 3)):
-                x.flat[self.rng.integers(x.size)] = self.pick(special)
-        return jnp.asarray(x.astype(jnp.dtype(dtype)))
-
-    def used(self, dtype: str) -> str:
-        """The dtype, noted for what roundings there are."""
-        if dtype in ("bfloat16", "float16"):
-            self.narrow.add(dtype)
-        return dtype
+class _Maker(Draws):
+    """The program of one generator of random numbers."""
 
     # -- programs
 
@@ -269,7 +128,7 @@ class _Maker:
         """A product that may be rounded otherwise; exact ones are not."""
         if self.is_exact and not self.special and not self.narrow:
             return multiply(x, w)
-        return _near_product(reading, multiply, x, w)
+        return near_product(reading, multiply, x, w)
 
     def product(self) -> Any:
         x, w = self.array(M, K), self.array(K, N)
@@ -288,7 +147,7 @@ class _Maker:
 
         def start(reading: Reading, x: Any, a: Any, b: Any) -> Any:
             gate, up = (self.summed(reading, jnp.matmul, x, w) for w in (a, b))
-            return _applied(reading, name, gate) * up
+            return applied(reading, name, gate) * up
 
         return f"gated {name}", start, (x, a, b), (M, N)
 
@@ -351,14 +210,14 @@ class _Maker:
         f = OPERATIONS[name]
 
         def step(reading: Reading, y: Any) -> Any:
-            return f(*_promoted(reading, y, reading.of(c)))
+            return f(*promoted(reading, y, reading.of(c)))
 
         return f"{name} {c.dtype}{list(c.shape)}", step
 
     def number(self) -> tuple[str, Step]:
         name, c = self.pick(OPERATIONS), self.pick(NUMBERS)
         f = OPERATIONS[name]
-        return f"{name} {c}", lambda _, y: f(y, c) if _is_float(y) else y
+        return f"{name} {c}", lambda _, y: f(y, c) if is_float(y) else y
 
     def clamp(self) -> tuple[str, Step]:
         floor = self.pick(FLOORS)
@@ -366,10 +225,10 @@ class _Maker:
         top = self.pick([None, None, np.inf, 1e4, 3e38])
 
         def step(reading: Reading, y: Any) -> Any:
-            if not _is_float(y):
+            if not is_float(y):
                 return y
             y = jnp.maximum(y, floor) if top is None else jnp.clip(y, floor, top)
-            return y if after is None else _applied(reading, after, y)
+            return y if after is None else applied(reading, after, y)
 
         return f"clamp {floor} {top} {after}", step
 
@@ -379,7 +238,7 @@ class _Maker:
         )
 
         def step(reading: Reading, y: Any) -> Any:
-            return _applied(reading, name, y) if _is_float(y) else y
+            return applied(reading, name, y) if is_float(y) else y
 
         return name, step
 
@@ -417,7 +276,7 @@ class _Maker:
         mask = self.mask(self.shape[-2], self.shape[-1], 2)
 
         def step(reading: Reading, y: Any) -> Any:
-            return jnp.where(mask(), y, other) if _is_float(y) else y
+            return jnp.where(mask(), y, other) if is_float(y) else y
 
         return f"select {other}", step
 
@@ -426,7 +285,7 @@ class _Maker:
         dtype = self.pick([None, "int8", "int32", "float32"])
 
         def step(reading: Reading, y: Any) -> Any:
-            if not _is_float(y):
+            if not is_float(y):
                 return y
             keep = compare(y, c)
             keep = keep if dtype is None else keep.astype(dtype).astype(y.dtype)
@@ -442,9 +301,9 @@ class _Maker:
         self.shape = (*self.shape[:-1], columns)
 
         def step(reading: Reading, y: Any) -> Any:
-            y = y if _is_float(y) else convert(y, "float32")
+            y = y if is_float(y) else convert(y, "float32")
             v = convert(reading.of(w), y.dtype)
-            return _near_product(reading, jnp.matmul, y, v)
+            return near_product(reading, jnp.matmul, y, v)
 
         return f"again {dtype}", step
 
@@ -472,7 +331,7 @@ class _Maker:
                 p = f(reading, p)
             v = convert(v, jnp.result_type(p, v))
             p = convert(p, v.dtype)
-            return _near_product(reading, jnp.matmul, p, v)
+            return near_product(reading, jnp.matmul, p, v)
 
         names = [n for n, _ in (*change, *at_last, *of_p)]
         return f"attention {softmax.__name__} {names}", start, (q, k, v), (*heads, T, H)
@@ -492,7 +351,7 @@ class _Maker:
         bias = self.array(T, T, dtype=dtype, special=SMALL)
 
         def step(reading: Reading, s: Any) -> Any:
-            return reading.near(jnp.add(*_promoted(reading, s, reading.of(bias))))
+            return reading.near(jnp.add(*promoted(reading, s, reading.of(bias))))
 
         return kind, step
 
@@ -515,7 +374,7 @@ class _Maker:
         form = self.pick(["none", "where", "added", "number", "cast"])
 
         def step(reading: Reading, s: Any) -> Any:
-            s = s if _is_float(s) else convert(s, "float32")
+            s = s if is_float(s) else convert(s, "float32")
             if form == "none":
                 return s
             # A query sees itself, so that no sum is empty.
@@ -533,98 +392,6 @@ class _Maker:
             return jnp.where(seen.astype("int32") == 0, low, s)
 
         return step
-
-    # -- masks of captured arrays
-
-    def mask(self, rows: int, columns: int, depth: int) -> Callable[[], Any]:
-        kind = self.pick(["compare", "compare", "and", "or", "not", "where", "leaf"])
-        shape = (rows, columns)
-        if depth == 0 or kind == "leaf":
-            row, column = np.indices(shape)
-            seed = self.rng.integers(4)
-            value = self.pick(
-                [
-                    row >= column,
-                    np.abs(row - column) <= seed,
-                    self.rng.random(shape) < 0.6,
-                    np.ones(shape, bool),
-                ]
-            )
-            return lambda: jnp.asarray(value)
-        if kind == "compare":
-            f = self.pick(COMPARISONS)
-            x, y = (self.table(rows, columns, depth - 1) for _ in range(2))
-            dtype = self.pick(["int32", "int8", "float32", "bfloat16"])
-            return lambda: f(convert(x(), dtype), convert(y(), dtype))
-        x, y, z = (self.mask(rows, columns, depth - 1) for _ in range(3))
-        return {
-            "and": lambda: x() & y(),
-            "or": lambda: x() | y(),
-            "not": lambda: ~x(),
-            "where": lambda: jnp.where(x(), y(), z()),
-        }[kind]
-
-    def table(self, rows: int, columns: int, depth: int) -> Callable[[], Any]:
-        """Numbers of some dtype, of captured arrays and positions."""
-        dtype, shape = self.pick(DTYPES), (rows, columns)
-        kind = self.pick(["leaf", "leaf", "cast", "choice", "binary", "bits", "number"])
-        if kind == "number":
-            c = jnp.float32(
-                self.pick([0, 1, 2, -1, 127, 200, 0.5, -1.5, np.nan, np.inf])
-            )
-            return lambda: jnp.broadcast_to(convert(c, dtype), shape)
-        if depth == 0 or kind == "leaf":
-            factor = self.pick([1, 1, 1, -1, 2, 50])
-            row, column = np.indices(shape)
-            if self.chance(0.4):
-                axis = self.pick([0, 1])
-                own = dtype if dtype in ("int8", "int32", "float32") else "int32"
-                by = jnp.asarray(factor, own)
-                return lambda: lax.broadcasted_iota(own, shape, axis) * by
-            value = self.pick([row, column, row - column]).astype("int32") * factor
-            return lambda: jnp.asarray(value)
-        if kind == "cast":
-            x = self.table(rows, columns, depth - 1)
-            return lambda: convert(x(), dtype)
-        if kind == "choice":
-            mask = self.mask(rows, columns, depth - 1)
-            a, b = self.pick([0, 1, 1.7, 257]), self.pick([0, 0.5, -1, 256])
-            return lambda: convert(jnp.where(mask(), a, b), dtype)
-        x, y = (self.table(rows, columns, depth - 1) for _ in range(2))
-        f = self.pick(BITS if kind == "bits" else [jnp.add, jnp.multiply, jnp.maximum])
-        own = dtype if kind == "binary" and dtype in INTEGERS else "int32"
-        return lambda: f(convert(x(), own), convert(y(), own))
-
-
-def _is_float(y: Any) -> bool:
-    return y.dtype.name in FLOATS
-
-
-def _near_product(reading: Reading, multiply: Any, x: Any, w: Any) -> Any:
-    y = multiply(x, w)
-    if not reading.shift:
-        return y
-    sizes = (jnp.where(jnp.isfinite(a), jnp.abs(a), 0).astype(a.dtype) for a in (x, w))
-    return reading.near(y, multiply(*sizes))
-
-
-def _applied(reading: Reading, name: str, y: Any) -> Any:
-    if name in CLAMPED:
-        return CLAMPED[name](y)
-    result = (SMOOTH | INVERSE)[name](y)
-    if name not in GATES:
-        return reading.near(result)
-    return reading.near(result, jnp.where(jnp.isfinite(y), jnp.abs(y), 0))
-
-
-def _promoted(reading: Reading, y: Any, c: Any) -> tuple[Any, Any]:
-    """Both in one dtype, the wider one; integers and booleans take the float's."""
-    if y.dtype.name.startswith("float8"):
-        y = convert(y, "float32")
-    dtype = jnp.promote_types(y.dtype, c.dtype)
-    dtype = "float32" if not jnp.issubdtype(dtype, jnp.floating) else dtype
-    dtype = reading.dtype(dtype)
-    return convert(y, dtype), convert(c, dtype)
 
 
 def _by_hand(s: Any) -> Any:

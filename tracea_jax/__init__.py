@@ -39,6 +39,7 @@ _HOMES = {
     "Unsupported": "dispatch",
     "TensorMap": "ops.cuda_kernel.maps",
     "bench": "bench",
+    "bundle": "bundle",
     "cuda_kernel": "ops.cuda_kernel.public",
     "doctor": "doctor",
     "explain": "explain",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from tracea_jax import typing as typing
     from tracea_jax.bench import bench as bench
     from tracea_jax.bench.report import BenchReport as BenchReport
+    from tracea_jax.bundle import bundle as bundle
     from tracea_jax.campaign import tune as tune
     from tracea_jax.campaign.report import TuneReport as TuneReport
     from tracea_jax.dispatch import Plan as Plan

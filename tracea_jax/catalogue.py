@@ -35,12 +35,16 @@ class Planned:
       primitive: with several results; ``implementation`` and ``config`` are parameters.
       problem_of: (abstract operands, **params) -> problem, for static shapes.
       reference: (*operands, **params) -> results in jnp: what it means.
+      rules: functions like the reference, by ``variants.Inline.rule``.
     """
 
     op: str
     primitive: Any
     problem_of: Callable[..., Any]
     reference: Callable[..., Any]
+    rules: Mapping[str, Callable[..., Any]] = dataclasses.field(
+        default_factory=dict[str, Callable[..., Any]], compare=False
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

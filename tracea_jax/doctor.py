@@ -16,10 +16,11 @@ from tracea_jax import catalogue
 from tracea_jax import device as devices
 from tracea_jax.catalogue import Op
 from tracea_jax.device import Device, cuda_driver_version, platform_of
+from tracea_jax.emit import targets
 from tracea_jax.knowledge import known
 from tracea_jax.options import current, device_for
 from tracea_jax.page import Column, Page, Printable, Row, Table
-from tracea_jax.runtime import cubins, nvrtc, trust
+from tracea_jax.runtime import clang, cubins, nvrtc, trust
 from tracea_jax.runtime.launch import cpu_isa
 from tracea_jax.runtime.trust import Trust
 from tracea_jax.variants.base import Doubting
@@ -74,6 +75,24 @@ class Said:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """A GPU that kernels are written for, and that programs do not run on here.
+
+    Attributes:
+      target, gpus: as ``emit.targets.Target`` names them.
+      state: "compile-only" or "text only".
+      kernel: what there is.
+      missing: why it cannot be compiled here; None if it can, or nowhere.
+    """
+
+    target: str
+    gpus: str
+    state: str
+    kernel: str
+    missing: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Directory:
     """A directory of a cache, and whether it can be used, in words."""
 
@@ -107,6 +126,7 @@ class Report(Printable):
       devices: that JAX computes on.
       toolchain: what kernels are made with.
       variants: what each variant says on each device.
+      elsewhere: what kernels are written for without being launched.
       caches: where answers and kernels are kept.
     """
 
@@ -114,6 +134,7 @@ class Report(Printable):
     devices: tuple[Device, ...]
     toolchain: Toolchain
     variants: tuple[Said, ...]
+    elsewhere: tuple[Elsewhere, ...]
     caches: Caches
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +144,7 @@ class Report(Printable):
             "devices": [devices.to_json(device) for device in self.devices],
             "toolchain": dataclasses.asdict(self.toolchain),
             "variants": [dataclasses.asdict(said) for said in self.variants],
+            "elsewhere": [dataclasses.asdict(other) for other in self.elsewhere],
             "caches": dataclasses.asdict(self.caches),
         }
 
@@ -148,6 +170,7 @@ class Report(Printable):
                     ],
                 ),
                 *_by_op(self.variants),
+                _elsewhere_table(self.elsewhere),
                 _pairs(
                     "caches",
                     [
@@ -187,6 +210,7 @@ def doctor(*, json: bool = False) -> Report | dict[str, Any]:
             for device in found
             for variant in op.variants
         ),
+        elsewhere=tuple(map(_elsewhere, targets.TARGETS.values())),
         caches=_caches(),
     )
     return report.to_json() if json else report
@@ -209,6 +233,24 @@ def _by_op(variants: Sequence[Said]) -> Iterator[Table]:
             rows=tuple(Row((s.variant, s.taken, "; ".join(s.reasons))) for s in own),
             title=f"{op} on {device}",
         )
+
+
+def _elsewhere_table(others: Sequence[Elsewhere]) -> Table:
+    rows = (
+        Row(
+            (
+                f"{other.target} ({other.gpus})",
+                other.state,
+                other.kernel + (f"; {other.missing}" if other.missing else ""),
+            )
+        )
+        for other in others
+    )
+    return Table(
+        columns=(Column("target"), Column("state", ": "), Column("kernels", ", ")),
+        rows=tuple(rows),
+        title="kernels that nothing here runs (tracea emit)",
+    )
 
 
 def _described(directory: Directory) -> str:
@@ -262,6 +304,17 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
         variant=variant.name,
         runs=runs,
         reasons=list(reasons),
+    )
+
+
+def _elsewhere(target: targets.Target) -> Elsewhere:
+    hip = target.dialect == "hip"
+    return Elsewhere(
+        target=target.name,
+        gpus=target.gpus,
+        state="compile-only" if hip else "text only",
+        kernel=f"matmul by {target.instruction} of {', '.join(target.dtypes)}",
+        missing=clang.why_unavailable() if hip else None,
     )
 
 

@@ -6,7 +6,7 @@
 //                                              share the keys
 //
 // With a cap p is 2^(cap log2(e) tanh(scale q k' / cap) - exponent), and ds is multiplied by
-// the derivative of tanh.
+// the derivative of tanh. A bias is added to scale q k' (tile/gradient_scores.cuh).
 //
 // A block owns kTileKv keys of one head. One warp copies them and their values, and blocks
 // of kBlockQ queries, of do and of the two numbers of each query into a ring, by tensor map.
@@ -19,10 +19,13 @@
 //     dv += p do      | ds = p * (t - delta)
 //     dk += ds q
 //
+// Of heads wider than a consumer has registers for (kSplits) two consumers share 64 keys: both
+// compute all scores, and each half of the columns of dk and of dv.
+//
 // With kAdds each step also multiplies ds by the keys, and two more warps add that to the sums
 // of dq in memory (tile/attention_sums.cuh); else dq is another kernel's, and nothing is added
 // in memory. Which queries see a tile of keys is what tile/key_range.cuh says with both in
-// each other's place.
+// each other's place, and with a mask (kMapped) what a map of blocks says.
 #pragma once
 
 #include "ptx/mbarrier.cuh"
@@ -33,6 +36,7 @@
 #include "tile/attention_sums.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/gradient_scores.cuh"
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
@@ -44,6 +48,7 @@ namespace tracea {
 struct AttentionKeysParams {
   const TensorMap *q, *k, *v, *d_out, *rows, *dk, *dv;  // see attention_sm90.cuh; of rows,
                                                         // (padded, 2 or 3, heads, batch)
+  const TensorMap* bias;  // (keys, queries, heads, examples), or null
   const float* everywhere;  // (batch, kv_heads, head_dim), or null: what all dv have more
   const int* q_lengths;     // (batch), or null
   const int* kv_lengths;    // (batch), or null
@@ -58,7 +63,8 @@ struct AttentionKeysParams {
   int section;      // heads of keys, of all examples, of one section
   float scale;
   float scale_log2;  // scale log2(e), or cap log2(e)
-  float to_cap;      // scale / cap
+  float to_cap;      // scale / cap, or 1 / cap where a bias is added
+  GradientScoresParams scores;
 };
 
 // What is known of each query of a block, aligned as copies need it.
@@ -75,11 +81,15 @@ struct AttentionKeysShared {
   alignas(1024) u8 v[kValueSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
   alignas(1024) u8 d_out[Traits::kStages][kValueSlabs][Traits::kBlockQ * 128];
+  // Of each consumer's keys and a block of queries.
+  BiasTiles<Traits::kStages * (Traits::kTileKv / 64),
+            Traits::kBiasTiles ? Traits::kBlockQ * 128 : 0>
+      bias;
   AttentionKeysRows<Traits> rows[Traits::kStages];
   u64 keys_full;
   u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
   // Of blocks of queries, if there are segments.
-  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
+  SegmentMap<Traits::kSpans ? Traits::kMostBlocks : 32> map;
   AttentionSumsShared<Traits> sums;
 };
 
@@ -100,13 +110,20 @@ struct AttentionKeys {
   using TileQ = HeadTile<kBlockQ, kHeadDim>;
   using TileOut = HeadTile<kBlockQ, kValueDim>;
   static constexpr bool kHasPartial =
-      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments;
+      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments || Traits::kMapped;
+  using Beside = GradientScores<Traits, true, kBlockQ>;
 
-  static constexpr int kConsumers = kTileKv / 64;
+  static constexpr int kBands = kTileKv / 64;  // of 64 keys
+  static constexpr int kConsumers = Traits::kSplits ? 2 : kBands;
+  static constexpr int kHalf = 128;  // columns of a consumer, if it has not all
+  // From a consumer's slabs to the next one's, or from its rows.
+  static constexpr u32 kRowUnits = Traits::kSplits ? 0 : kConsumerUnits;
+  static constexpr u32 kSumsUnits = Traits::kSplits ? 2 * TileQ::kSlabBytes / 16 : 0;
   static constexpr int kSteps = kBlockQ / 16;
   // Whether there are no registers for rounded p beside both p and v do'.
   static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
   static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
+  static constexpr u32 kBiasBytes = Traits::kBiasTiles ? kBlockQ * 128 : 0;  // of a consumer
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileK::kUnits;
   static constexpr u32 kUnitsToQ = kUnitsToV + TileV::kUnits;
@@ -115,10 +132,15 @@ struct AttentionKeys {
   static_assert(sizeof(Shared) <= Traits::kSmemBytes,
                 "the launch must request the shared memory that is laid out here");
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileKv % 64 == 0,
-                "one producer warpgroup, and a consumer for 64 keys");
+                "one producer warpgroup, and a consumer for 64 keys or for half of them");
+  static_assert(!Traits::kSplits || (kBands == 1 && Traits::kSlabs == 4 &&
+                                     Traits::kValueSlabs == 4 && !Traits::kAdds),
+                "halves of two slabs");
+  static_assert(!(Traits::kAdds && Traits::kMapped), "a map does not say who comes first");
   static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
-  static_assert(Scores::kN == kBlockQ && Sums::kN == kHeadDim &&
-                    ValueSums::kN == kValueDim,
+  static_assert(Scores::kN == kBlockQ &&
+                    Sums::kN == (Traits::kSplits ? kHalf : kHeadDim) &&
+                    ValueSums::kN == (Traits::kSplits ? kHalf : kValueDim),
                 "one instruction a step");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
@@ -142,7 +164,7 @@ struct AttentionKeys {
     range = blocks(queries());
     has_queries = range.count() > 0;
     initialize();
-    if constexpr (Traits::kSegments) {
+    if constexpr (Traits::kSpans) {
       const SegmentSpan own =
           p.spans_kv[tile.example * ceil_div(p.kv_len, kTileKv) + tile.query / kTileKv];
       const i64 before = static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ);
@@ -179,7 +201,7 @@ struct AttentionKeys {
         TRACEA_NO_UNROLL
         for (int head = 0; head < p.group; ++head) one(head, block, is_partial);
       };
-      if constexpr (Traits::kSegments) {
+      if constexpr (Traits::kSpans) {
         smem.map.template walk_back<kWarp>(range, of_heads);
       } else {
         walk_range_back(range, of_heads);
@@ -189,13 +211,25 @@ struct AttentionKeys {
       for (int head = 0; head < p.group; ++head) {
         const auto of_partial = [&](int block) { one(head, block, true); };
         const auto of_full = [&](int block) { one(head, block, false); };
-        if constexpr (Traits::kSegments) {
+        if constexpr (Traits::kMapped) {
+          walk_map<kWarp>(map_of(head), range, [&](int block, bool is_partial) {
+            one(head, block, is_partial);
+          });
+        } else if constexpr (Traits::kSpans) {
           smem.map.template walk<kWarp>(range, of_partial, of_full);
         } else {
           walk_range(range, of_partial, of_full);
         }
       }
     }
+  }
+
+  // The words of the tile; `head` of those that share the keys.
+  TRACEA_DEVICE const u32* map_of(int head) const {
+    const GradientScoresParams& of = p.scores;
+    const int words = 2 * ceil_div(ceil_div(p.q_len, kBlockQ), 32);
+    return of.map + tile.example * of.map_example +
+           (tile.head * p.group + head) * of.map_head + tile.query / kTileKv * words;
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -241,15 +275,32 @@ struct AttentionKeys {
   TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
     wait(smem.empty[stage], parity);
     const u32 q_full = shared_address(&smem.q_full[stage]);
-    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes);
+    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kBands * kBiasBytes);
     TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
                 q_full);
     cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
                             head, tile.example, q_full);
+    if constexpr (Traits::kBiasTiles) copy_bias(block, head, stage, q_full);
     const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
     mbarrier_arrive_expect_tx(d_out_full, TileOut::kBytes);
     TileOut::copy(shared_address(smem.d_out[stage][0]), p.d_out, block * kBlockQ, head,
                   tile.example, d_out_full);
+  }
+
+  TRACEA_DEVICE void copy_bias(int block, int head, int stage, u32 full) const {
+    TRACEA_UNROLL
+    for (int i = 0; i < kBands; ++i) {
+      cp_async_bulk_tensor_4d(bias_tile(stage, i), p.bias, tile.query + 64 * i,
+                              block * kBlockQ, Traits::kBiasHeads ? head : 0,
+                              Traits::kBiasExamples ? tile.example : 0, full);
+    }
+  }
+
+  TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
+    if constexpr (Traits::kBiasTiles) {
+      return shared_address(smem.bias.bytes[stage * kBands + (kBands > 1 ? consumer : 0)]);
+    }
+    return 0;
   }
 
   // --- adders: a warp for each consumer ----------------------------------------------
@@ -258,7 +309,7 @@ struct AttentionKeys {
   TRACEA_DEVICE void note_adding() const {
     AttentionAdding& to = smem.sums.adding;
     int count = range.count();
-    if constexpr (Traits::kSegments) count = smem.map.counts[0] + smem.map.counts[1];
+    if constexpr (Traits::kSpans) count = smem.map.counts[0] + smem.map.counts[1];
     to.count = has_queries ? count * p.group : 0;
     to.blocks = ceil_div(p.q_len, kBlockQ);
     to.first = (tile.example * p.kv_heads + tile.head) * p.group * to.blocks;
@@ -407,9 +458,10 @@ struct AttentionKeys {
     float s[Scores::kAccumulators], t[Scores::kAccumulators];
     u32 weights[kSteps][4], ds[kSteps][4];
     const int stage = at.state.stage_idx;
-    const u32 k = start + consumer * kConsumerUnits, v = k + kUnitsToV;
+    const u32 k = start + consumer * kRowUnits, v = k + kUnitsToV;
     const u32 q = start + kUnitsToQ + stage * TileQ::kUnits;
     const u32 d_out = start + kUnitsToDOut + stage * TileOut::kUnits;
+    const u32 own_q = q + consumer * kSumsUnits, own_d_out = d_out + consumer * kSumsUnits;
     wait(smem.q_full[stage], at.state.consumer_parity());
     wgmma_fence();
     multiply_columns<Scores, TileK, TileQ>(s, k, q);
@@ -423,16 +475,25 @@ struct AttentionKeys {
     multiply_columns<Scores, TileV, TileOut>(t, v, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
+    const Beside beside{p.scores, tile.head * p.group + head, tile.example, key,
+                        block * kBlockQ};
+    if constexpr (Beside::kMoves) {
+      beside.template add<typename Traits::Swizzle, kBiasBytes>(s, bias_tile(stage, consumer),
+                                                                thread);
+    }
     if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
     weigh(s, stage, thread);
-    if (kHasPartial && is_partial) mask(s, queries, at.ids, block, key, stage, thread);
+    if (kHasPartial && is_partial) {
+      mask(s, queries, at.ids, block, key, stage, thread);
+      if constexpr (Traits::kMaskBits) beside.mask(s, block, thread);
+    }
     if constexpr (kIsTight) {
       wgmma_wait_group<0>();
       wgmma_fence_operands(t);
     } else {
       round(weights, s);
       wgmma_fence();
-      multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
+      multiply_rows<ValueSums, TileOut>(at.dv, weights, own_d_out);
       wgmma_wait_group<1>();
       wgmma_fence_operands(t);
     }
@@ -456,7 +517,7 @@ struct AttentionKeys {
                    thread);
     } else {
       wgmma_fence();
-      multiply_rows<Sums, TileQ>(at.dk, ds, q);
+      multiply_rows<Sums, TileQ>(at.dk, ds, own_q);
     }
     at.state.advance();
   }
@@ -465,7 +526,7 @@ struct AttentionKeys {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.k[0]) / 16;
     const Interval queries = this->queries();
-    const int key = tile.query + consumer * 64;
+    const int key = tile.query + (Traits::kSplits ? 0 : consumer * 64);
     Progress at;
     at.has_begun = false;
     TRACEA_UNROLL
@@ -495,24 +556,36 @@ struct AttentionKeys {
   TRACEA_DEVICE void finish(Progress& at, int key, int consumer, int thread) const {
     scale_rows(at.dk, key, thread, p.scale);
     scale_rows(at.dv, key, thread, 1.0f);
-    if constexpr (Traits::kEverywhere) add_everywhere(at.dv, thread);
-    if constexpr (Traits::kAdds) {  // all have multiplied all keys
+    if constexpr (Traits::kEverywhere) add_everywhere(at.dv, consumer, thread);
+    if constexpr (Traits::kAdds || Traits::kSplits) {  // all have multiplied all keys
       consumers_barrier<kConsumers * kWarpgroupSize>();
     } else {
       meet_warpgroup(consumer);  // all of it have multiplied their keys and values
     }
-    const u32 to_dk = shared_address(smem.k[0]) + consumer * 64 * 128;
-    const u32 to_dv = shared_address(smem.v[0]) + consumer * 64 * 128;
+    const int slab = Traits::kSplits ? 2 * consumer : 0;
+    const u32 to_own = Traits::kSplits ? 0 : consumer * 64 * 128;
+    const u32 to_dk = shared_address(smem.k[slab]) + to_own;
+    const u32 to_dv = shared_address(smem.v[slab]) + to_own;
     stage_rows<Element, typename Traits::Swizzle, TileK>(at.dk, to_dk, thread);
     stage_rows<Element, typename Traits::Swizzle, TileV>(at.dv, to_dv, thread);
     fence_proxy_async_shared();
     __syncwarp();
     if (!elect_one()) return;
     const int row = thread / kWarpSize * 16;
-    store_rows<TileK>(p.dk, to_dk + row * 128, key + row, tile.head, tile.example);
-    store_rows<TileV>(p.dv, to_dv + row * 128, key + row, tile.head, tile.example);
+    store_slabs<Sums::kN>(p.dk, to_dk + row * 128, slab, key + row);
+    store_slabs<ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row);
     cp_async_bulk_commit_group();
     cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+  }
+
+  // Starts the copies of 16 rows of the consumer's columns, from slab `first` on.
+  template <int kColumns>
+  TRACEA_DEVICE void store_slabs(const TensorMap* map, u32 from, int first, int row) const {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < ceil_div(kColumns, 64); ++slab) {
+      cp_async_bulk_tensor_4d_store(map, from + slab * TileK::kSlabBytes, (first + slab) * 64,
+                                    row, tile.head, tile.example);
+    }
   }
 
   // Rows of keys past the limit become zeros.
@@ -531,12 +604,15 @@ struct AttentionKeys {
   }
 
   // What queries that see no key, and take the mean of all values, add to every dv.
-  TRACEA_DEVICE void add_everywhere(float (&dv)[ValueSums::kAccumulators], int thread) const {
+  TRACEA_DEVICE void add_everywhere(float (&dv)[ValueSums::kAccumulators], int consumer,
+                                    int thread) const {
     const float* const row =
         p.everywhere + (static_cast<i64>(tile.example) * p.kv_heads + tile.head) * kValueDim;
     TRACEA_UNROLL
-    for (int block = 0; block < kValueDim / 8; ++block) {
-      const int column = wgmma_accumulator_col(thread, 4 * block);
+    for (int block = 0; block < ValueSums::kN / 8; ++block) {
+      const int first = Traits::kSplits ? consumer * kHalf : 0;
+      const int column = first + wgmma_accumulator_col(thread, 4 * block);
+      if (Traits::kSplits && column >= kValueDim) break;
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) dv[4 * block + i] += row[column + i % 2];
     }

@@ -4,7 +4,7 @@
 //     ds = p * (do v' - delta)                 exponent, delta: see attention_rows.cuh
 //     dq = scale ds k
 //
-// With a cap p and ds are those of attention_backward_keys_sm90.cuh.
+// With a cap or a bias p and ds are those of attention_backward_keys_sm90.cuh.
 //
 // A block owns kTileQ queries of one head, each of the consumers, a warpgroup, 64 of them.
 // One warp copies queries and do once, and blocks of kBlockKv keys and values into two rings:
@@ -23,6 +23,7 @@
 #include "tile/attention_order.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/gradient_scores.cuh"
 #include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/segment_map.cuh"
@@ -33,6 +34,7 @@ namespace tracea {
 
 struct AttentionQueriesParams {
   const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
+  const TensorMap* bias;                    // (keys, queries, heads, examples), or null
   const TensorMap* segments;                // of ids of keys, (padded, batch), or null
   const float* rows;                        // (batch, heads, 2 or 3, padded)
   const int* q_lengths;                     // (batch), or null
@@ -44,7 +46,8 @@ struct AttentionQueriesParams {
   int section;      // heads, of all examples, of one section
   float scale;
   float scale_log2;  // scale log2(e), or cap log2(e)
-  float to_cap;      // scale / cap
+  float to_cap;      // scale / cap, or 1 / cap where a bias is added
+  GradientScoresParams scores;
 };
 
 template <class Traits>
@@ -54,13 +57,17 @@ struct AttentionQueriesShared {
   alignas(1024) u8 d_out[kValueSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kBlockKv * 128];
   alignas(1024) u8 v[Traits::kStages][kValueSlabs][Traits::kBlockKv * 128];
+  // Of the tile's queries and a block of keys, in slabs of 64 keys.
+  BiasTiles<Traits::kStages,
+            Traits::kBiasTiles ? ceil_div(Traits::kBlockKv, 64) * Traits::kTileQ * 128 : 0>
+      bias;
   // Of a block of keys, each where a copy may begin.
   alignas(128) int segments[Traits::kStages][round_up(Traits::kBlockKv, 32)];
   u64 queries_full;
   u64 k_full[Traits::kStages], k_empty[Traits::kStages];
   u64 v_full[Traits::kStages], v_empty[Traits::kStages];
   // Of blocks of keys, if there are segments.
-  SegmentMap<Traits::kSegments ? Traits::kMostBlocks : 32> map;
+  SegmentMap<Traits::kSpans ? Traits::kMostBlocks : 32> map;
 };
 
 template <class Traits>
@@ -78,8 +85,12 @@ struct AttentionQueries {
   using TileK = HeadTile<kBlockKv, kHeadDim>;
   using TileV = HeadTile<kBlockKv, Traits::kValueDim>;
 
+  using Beside = GradientScores<Traits, false, kBlockKv>;
+
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kSteps = kBlockKv / 16;
+  static constexpr int kBiasSlabs = Traits::kBiasTiles ? ceil_div(kBlockKv, 64) : 0;
+  static constexpr u32 kBiasSlabBytes = kTileQ * 128;
   // From the start of the queries.
   static constexpr u32 kUnitsToDOut = TileQ::kUnits;
   static constexpr u32 kUnitsToK = kUnitsToDOut + TileOut::kUnits;
@@ -112,7 +123,7 @@ struct AttentionQueries {
     range = blocks(keys());
     has_keys = range.count() > 0;
     initialize();
-    if constexpr (Traits::kSegments) {
+    if constexpr (Traits::kSpans) {
       const SegmentSpan own =
           p.spans_q[tile.example * ceil_div(p.q_len, kTileQ) + tile.query / kTileQ];
       const i64 before = static_cast<i64>(tile.example) * ceil_div(p.kv_len, kBlockKv);
@@ -138,11 +149,27 @@ struct AttentionQueries {
 
   template <bool kWarp, class Partial, class Full>
   TRACEA_DEVICE void walk(Partial of_partial, Full of_full) const {
-    if constexpr (Traits::kSegments) {
+    if constexpr (Traits::kMapped) {
+      walk_map<kWarp>(map(), range, [&](int block, bool is_partial) {
+        if (is_partial) {
+          of_partial(block);
+        } else {
+          of_full(block);
+        }
+      });
+    } else if constexpr (Traits::kSpans) {
       smem.map.template walk<kWarp>(range, of_partial, of_full);
     } else {
       walk_range(range, of_partial, of_full);
     }
+  }
+
+  // The words of the tile.
+  TRACEA_DEVICE const u32* map() const {
+    const GradientScoresParams& of = p.scores;
+    const int words = 2 * ceil_div(ceil_div(p.kv_len, kBlockKv), 32);
+    return of.map + tile.example * of.map_example + tile.head * of.map_head +
+           tile.query / kTileQ * words;
   }
 
   TRACEA_DEVICE void initialize() const {
@@ -183,7 +210,9 @@ struct AttentionQueries {
     const auto copy = [&](int block) {
       const int stage = state.stage_idx;
       copy_block<TileK>(smem.k[stage][0], p.k, block, head, smem.k_full[stage], smem.k_empty[stage],
-                 state.producer_parity(), Traits::kSegments ? 4 * kBlockKv : 0);
+                 state.producer_parity(),
+                 (Traits::kSegments ? 4 * kBlockKv : 0) + kBiasSlabs * kBiasSlabBytes);
+      if constexpr (Traits::kBiasTiles) copy_bias(block, stage);
       if constexpr (Traits::kSegments) {
         cp_async_bulk_tensor_4d(shared_address(smem.segments[stage]), p.segments,
                                 block * kBlockKv, tile.example, 0, 0,
@@ -206,6 +235,24 @@ struct AttentionQueries {
     Tile::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
   }
 
+  TRACEA_DEVICE void copy_bias(int block, int stage) const {
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kBiasSlabs; ++slab) {
+      cp_async_bulk_tensor_4d(bias_tile(stage, 0) + slab * kBiasSlabBytes, p.bias,
+                              block * kBlockKv + slab * 64, tile.query,
+                              Traits::kBiasHeads ? tile.head : 0,
+                              Traits::kBiasExamples ? tile.example : 0,
+                              shared_address(&smem.k_full[stage]));
+    }
+  }
+
+  TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
+    if constexpr (Traits::kBiasTiles) {
+      return shared_address(smem.bias.bytes[stage]) + consumer * 64 * 128;
+    }
+    return 0;
+  }
+
   // --- consumers: warpgroups ---------------------------------------------------------
 
   struct Progress {
@@ -215,39 +262,6 @@ struct AttentionQueries {
     bool has_begun;
     int ids[2];  // segments of the rows
   };
-
-  // p of the consumer's queries and a block of keys, in the place of their scores.
-  template <bool kMasks>
-  TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], const Progress& at,
-                           const Interval& keys, int block, int query, int stage,
-                           int thread) const {
-    const u32 segments = shared_address(smem.segments[stage]) +
-                         4 * wgmma_accumulator_col(thread, 0);
-    const int first = block * kBlockKv + wgmma_accumulator_col(thread, 0);
-    int begin[2], end[2];
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = query + wgmma_accumulator_row(thread, 2 * half);
-      begin[half] = keys.begin(row) - first;
-      end[half] = keys.end(row) - first;
-    }
-    TRACEA_UNROLL
-    for (int j = 0; j < kBlockKv / 8; ++j) {
-      u32 ids[2] = {};
-      if constexpr (kMasks && Traits::kSegments) ld_shared(segments + 32 * j, ids[0], ids[1]);
-      TRACEA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        float& x = s[4 * j + i];
-        x = ex2_approx(fmaf(x, p.scale_log2, -at.exponent[i / 2]));
-        const int column = 8 * j + i % 2;
-        const bool is_seen =
-            !kMasks ||
-            (column < end[i / 2] && (!Traits::kHasLeft || column >= begin[i / 2]) &&
-             (!Traits::kSegments || static_cast<int>(ids[i % 2]) == at.ids[i / 2]));
-        x = is_seen ? x : 0.0f;
-      }
-    }
-  }
 
   // One block of keys. Its last product is not waited for.
   template <bool kMasks>
@@ -266,12 +280,26 @@ struct AttentionQueries {
     multiply_columns<Scores, TileOut, TileV>(t, d_out, v);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
+    const Beside beside{p.scores, tile.head, tile.example, query, block * kBlockKv};
     if (at.has_begun && thread == 0) {
       mbarrier_arrive(shared_address(&smem.k_empty[stage == 0 ? kStages - 1 : stage - 1]));
     }
     at.has_begun = true;
+    if constexpr (Beside::kMoves) {
+      beside.template add<typename Traits::Swizzle, kBiasSlabBytes>(
+          s, bias_tile(stage, consumer), thread);
+    }
     if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-    weigh<kMasks>(s, at, keys, block, query, stage, thread);
+    weigh_queries(s, at.exponent, p.scale_log2);
+    if constexpr (kMasks) {
+      const u32 ids =
+          shared_address(smem.segments[stage]) + 4 * wgmma_accumulator_col(thread, 0);
+      hide_keys<Traits>(s, keys, query, block * kBlockKv, at.ids, thread,
+                        [&](int j, u32(&of_keys)[2]) {
+                          ld_shared(ids + 32 * j, of_keys[0], of_keys[1]);
+                        });
+      if constexpr (Traits::kMaskBits) beside.mask(s, block, thread);
+    }
     wgmma_wait_group<0>();
     wgmma_fence_operands(t);
     if (thread == 0) mbarrier_arrive(shared_address(&smem.v_empty[stage]));
@@ -293,20 +321,9 @@ struct AttentionQueries {
   }
 
   TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
-    const float* const exponents =
-        p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
-                     (2 + Traits::kSegments) * p.padded;
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = query + wgmma_accumulator_row(thread, 2 * half);
-      const bool is_query = row < p.padded;
-      at.exponent[half] = is_query ? exponents[row] : __int_as_float(0x7F800000);
-      at.delta[half] = is_query ? exponents[p.padded + row] : 0.0f;
-      if constexpr (Traits::kSegments) {
-        at.ids[half] =
-            __float_as_int(exponents[2 * p.padded + min(row, p.padded - 1)]);
-      }
-    }
+    const float* const of_head = p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
+                                              (2 + Traits::kSegments) * p.padded;
+    load_query_numbers<Traits>(at.exponent, at.delta, at.ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void consume(int consumer) const {

@@ -101,6 +101,8 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
     if (lane == 0 && row < p.padded) {
       float exponent = __int_as_float(0x7F800000);  // inf
       if (row < count && !(lse < kLeastLse)) exponent = lse * 1.44269504f;  // also of NaN
+      // A bias of -inf for all keys leaves NaN, and no score that says so.
+      if (Traits::kBiased && !(delta == delta)) exponent = delta;
       exponents[row] = exponent;
       exponents[p.padded + row] = exponent < __int_as_float(0x7F800000) ? delta : 0.0f;
       if constexpr (Traits::kSegments) {

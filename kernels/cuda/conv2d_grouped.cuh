@@ -8,8 +8,9 @@
 //
 // A block walks down an image, see tile/row_walk.cuh. A warp has 16 channels of the result and
 // kTileW columns of it, and multiplies (16 columns, 16 channels of x) by (16 channels of x, 16
-// of y): groups of fewer channels are blocks along the diagonal of that, zeros elsewhere. The
-// weights of all taps stay in registers, and so do the sums of the rows that are not complete:
+// of y). Groups of 8 are the two blocks along the diagonal of that, and only these are
+// multiplied; smaller ones are blocks along their diagonals, zeros elsewhere. The weights of
+// all taps stay in registers, and so do the sums of the rows that are not complete:
 //
 //   row of x in shared memory    [ 16 columns + taps ] x channels
 //                                  ldmatrix at tap s: 16 columns, 16 channels
@@ -23,6 +24,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/mma_k8.cuh"
 #include "ptx/sync.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
@@ -156,7 +158,12 @@ class Conv2dGrouped {
             TRACEA_UNROLL
             for (int half = 0; half < 2; ++half) {
               const u32(&w)[2] = weights_[r * Traits::kTapsW + s][depth][half];
-              Mma<Element>::mma(sums[slot][block][half], x, w[0], w[1]);
+              if constexpr (Traits::kGroup <= 8) {
+                mma_k8(sums[slot][block][half], x[2 * half], x[2 * half + 1], w[half],
+                       Element{});
+              } else {
+                Mma<Element>::mma(sums[slot][block][half], x, w[0], w[1]);
+              }
             }
           }
         }

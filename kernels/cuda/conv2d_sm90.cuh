@@ -17,6 +17,10 @@
 // Or each consumer computes whole tiles, those of the block in turn (ping-pong): while one
 // finishes its tile, the other multiplies.
 //
+// Two blocks of a cluster compute neighbours along the pixels. Each copies half of the
+// weights into both. A tile past the last pixel is computed on zeros and stored nowhere, so
+// that partners always work in step.
+//
 // A persistent grid walks the tiles. The gradient of a strided convolution's input has
 // phases, the pixels that the same taps reach; their tiles follow one another, and a phase
 // without taps is zeros. See tile/conv_axis.cuh.
@@ -83,7 +87,11 @@ struct ConvSm90 {
   static constexpr int kConsumers = Traits::kConsumers;
   static constexpr bool kPingPong = Traits::kPingPong;
   static constexpr int kTileConsumers = kPingPong ? 1 : kConsumers;  // that share a tile
+  static constexpr int kCluster = Traits::kCluster;
   static constexpr bool kMnMajorB = !Traits::kTransB;
+  // Rows of 128 bytes of the weights, in one slab, that a block copies.
+  static constexpr int kCopiedRowsB =
+      (kMnMajorB ? Traits::kChunk : Traits::kTileN) / Traits::kCluster;
   static constexpr u32 kSlabBytesB = Traits::kChunk * 128;  // of an MN-major tile
   static constexpr int kSlabsB = ceil_div(Traits::kTileN, kRowElements);
   static constexpr bool kHasTailB = kMnMajorB && Traits::kTileN % kRowElements != 0;
@@ -99,6 +107,7 @@ struct ConvSm90 {
   static_assert(Traits::kTileM == kTileConsumers * kSlabs * 64, "consumers split the rows");
   static_assert(!kPingPong || kConsumers == 2, "two consumers take turns");
   static_assert(kConsumers <= 3, "named barriers");
+  static_assert(kCluster <= 2 && kCopiedRowsB % 8 == 0, "halves begin as a swizzle does");
   static_assert(Mma::kN == Traits::kTileN, "one instruction spans the columns of the tile");
   static_assert(Traits::kChunk <= kRowElements && kSteps * 32 == Traits::kChunk *
                                                                      Traits::kElementBytes,
@@ -115,6 +124,7 @@ struct ConvSm90 {
 
   const ConvSm90Params<Traits>& p;
   Shared& smem;
+  const int rank;  // of this block in its cluster
 
   TRACEA_DEVICE ConvRows rows_of(int phase_h, int phase_w) const {
     ConvRows rows{p.h[0], p.w[0], 0};
@@ -132,18 +142,19 @@ struct ConvSm90 {
   template <class Body>
   TRACEA_DEVICE void for_each_tile(Body&& body) const {
     const int n_tiles = ceil_div(p.n, Traits::kTileN);
-    u32 tile = blockIdx.x, before = 0;
+    u32 tile = blockIdx.x / kCluster, before = 0;
     TRACEA_UNROLL
     for (int i = 0; i < Traits::kPhasesH; ++i) {
       TRACEA_UNROLL
       for (int j = 0; j < Traits::kPhasesW; ++j) {
         const ConvRows rows = rows_of(i, j);
-        const Raster raster{ceil_div(rows.count, Traits::kTileM), n_tiles};
+        const Raster raster{ceil_div(rows.count, Traits::kTileM * kCluster), n_tiles};
         const u32 tiles = static_cast<u32>(raster.m_tiles) * n_tiles;
         TRACEA_NO_UNROLL
-        for (; tile < before + tiles; tile += gridDim.x) {
+        for (; tile < before + tiles; tile += gridDim.x / kCluster) {
           const TileCoordinate at = raster.at(tile - before);
-          body(ConvWork{p.a[i][j], rows, at.m * Traits::kTileM, at.n * Traits::kTileN});
+          body(ConvWork{p.a[i][j], rows, (at.m * kCluster + rank) * Traits::kTileM,
+                        at.n * Traits::kTileN});
         }
         before += tiles;
       }
@@ -158,7 +169,7 @@ struct ConvSm90 {
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(kTileConsumers, 1));
+                      empty_arrivals(kTileConsumers, kCluster));
       }
       TRACEA_UNROLL
       for (int i = 0; i < kConsumers; ++i) {
@@ -170,7 +181,11 @@ struct ConvSm90 {
       }
       fence_mbarrier_init();
     }
-    __syncthreads();
+    if constexpr (kCluster > 1) {
+      cluster_barrier();
+    } else {
+      __syncthreads();
+    }
   }
 
   TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
@@ -207,16 +222,29 @@ struct ConvSm90 {
     });
   }
 
+  // This block's part of the weights, which all blocks of the cluster need.
   TRACEA_DEVICE void copy_weights(u32 stage, int n, int c, int tap, u32 full) const {
+    const int first = rank * kCopiedRowsB;
+    stage += first * 128;
     if constexpr (kMnMajorB) {
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabsB; ++slab) {
-        cp_async_bulk_tensor_3d(stage + slab * kSlabBytesB,
-                                kHasTailB && slab == kSlabsB - 1 ? p.b_tail : p.b,
-                                n + slab * kRowElements, c, tap, full);
+        copy_box(stage + slab * kSlabBytesB,
+                 kHasTailB && slab == kSlabsB - 1 ? p.b_tail : p.b, n + slab * kRowElements,
+                 c + first, tap, full);
       }
     } else {
-      cp_async_bulk_tensor_3d(stage, p.b, c, n, tap, full);
+      copy_box(stage, p.b, c, n + first, tap, full);
+    }
+  }
+
+  TRACEA_DEVICE static void copy_box(u32 destination, const TensorMap* map, int c0, int c1,
+                                     int c2, u32 full) {
+    if constexpr (kCluster > 1) {
+      cp_async_bulk_tensor_3d_multicast(destination, map, c0, c1, c2, full,
+                                        static_cast<u16>((1 << kCluster) - 1));
+    } else {
+      cp_async_bulk_tensor_3d(destination, map, c0, c1, c2, full);
     }
   }
 
@@ -235,9 +263,15 @@ struct ConvSm90 {
     wgmma_commit_group();
   }
 
-  // One thread tells the producer, as a finished wgmma is finished for the warpgroup.
+  // Tells every block that copies into the stage that this consumer has read it: one thread
+  // does, as a finished wgmma is finished for the warpgroup.
   TRACEA_DEVICE void release(const State& state, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem.empty_barrier[state.stage_idx]));
+    const u32 empty = shared_address(&smem.empty_barrier[state.stage_idx]);
+    if constexpr (kCluster > 1) {
+      if (thread < kCluster) mbarrier_arrive_cluster(empty, thread);
+    } else {
+      if (thread == 0) mbarrier_arrive(empty);
+    }
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -262,7 +296,7 @@ struct ConvSm90 {
         finished = state;
         return;
       }
-      epilogue.prefetch(corner, work.n);
+      epilogue.prefetch(corner, work.n, work.rows);
       if constexpr (kPingPong) {
         wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
       }
@@ -295,7 +329,7 @@ struct ConvSm90 {
       }
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
-      epilogue.store(accumulators, corner, work.n, work.rows);
+      epilogue.store(accumulators, corner, work.n);
     });
     epilogue.drain();
   }
@@ -316,7 +350,8 @@ TRACEA_DEVICE void conv2d_sm90(const ConvSm90Params<Traits>& p) {
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes)};
+  const int rank = Kernel::kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
+  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes), rank};
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   kernel.initialize();
@@ -331,6 +366,12 @@ TRACEA_DEVICE void conv2d_sm90(const ConvSm90Params<Traits>& p) {
       setmaxnreg_inc<Traits::kConsumerRegisters>();
     }
     kernel.consume(warpgroup - 1);
+  }
+
+  // A block must outlive its partner's copies into it, and arrivals at its barriers.
+  if constexpr (Kernel::kCluster > 1) {
+    __syncwarp();
+    cluster_barrier();
   }
 }
 

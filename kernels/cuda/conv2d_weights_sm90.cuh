@@ -17,8 +17,13 @@
 //                                               channels, which tensor cores read along m or n
 //                                               if elements have 16 bits.
 //
-// A block computes one tile of one part. The slabs of x are copied by an im2col tensor map;
-// pixels beyond the last one are zeros in both operands.
+// Slabs of one channel chunk and the kTaps taps of a filter's line may share one copy of x,
+// a few pixels longer: pixels are then counted with the zeros behind a line, which are those
+// in front of the next one, and a tap sees them kShift further on than the one before. The
+// swizzle is a function of the address, so that a slab may begin at any row of a copy.
+//
+// A block computes one tile of one part. Both operands are copied by im2col tensor maps;
+// pixels beyond the last one are zeros in both.
 //
 // Assumes pixels of x and dy multiples of 16 bytes, and fewer than 2^31 pixels.
 // PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
@@ -26,10 +31,10 @@
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
-#include "ptx/tma.cuh"
 #include "ptx/tma_im2col.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
+#include "tile/conv_axis.cuh"
 #include "tile/fragment.cuh"
 #include "tile/pipeline.cuh"
 
@@ -39,7 +44,7 @@ struct ConvWeightsSm90Params {
   const TensorMap* x;
   const TensorMap* dy;
   float* partial;
-  int pixels, height, width;  // of y
+  int pixels, height, width;  // of y, as they are counted
   int first_row, first_column, stride_h, stride_w, dilation_h, dilation_w;
   int kernel_width, slabs, chunks;  // slabs of all taps, and of one
   int channels, out_channels;
@@ -49,7 +54,7 @@ struct ConvWeightsSm90Params {
 template <class Traits>
 struct ConvWeightsSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
-  alignas(1024) u8 b[Traits::kStages][Traits::kTileN * 128];
+  alignas(1024) u8 b[Traits::kStages][Traits::kRowsB * 128];
   u64 full_barrier[Traits::kStages];
   u64 empty_barrier[Traits::kStages];
 };
@@ -68,9 +73,14 @@ class ConvWeightsSm90 {
   static constexpr int kConsumers = Traits::kConsumersM * Traits::kConsumersN;
   static constexpr int kRows = kSlabsM / Traits::kConsumersM;  // slabs of a consumer
   static constexpr int kColumns = kSlabsN / Traits::kConsumersN;
-  static constexpr u32 kCopiedBytes = (kSlabsM + kSlabsN) * kSlabBytes;
+  static constexpr int kTaps = Traits::kTaps;  // whose slabs of x are one copy
+  static constexpr int kCopies = kSlabsN / kTaps;
+  static constexpr int kCopiedRows = kPixels + (kTaps - 1) * Traits::kShift;
+  static constexpr u32 kCopyBytes = ceil_div(kCopiedRows, 8) * 1024;
+  static constexpr u32 kCopiedBytes = kSlabsM * kSlabBytes + kCopies * kCopiedRows * 128;
   static constexpr int kSteps = kPixels / 16;
-  using Descriptor = OperandDescriptor<true, kSlabBytes>;
+  using DescriptorA = OperandDescriptor<true, kSlabBytes>;
+  using DescriptorB = OperandDescriptor<true, kTaps == 1 ? kSlabBytes : Traits::kShift * 128>;
 
   static_assert(sizeof(Shared) == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
@@ -79,11 +89,13 @@ class ConvWeightsSm90 {
   static_assert(kRows * Traits::kConsumersM == kSlabsM &&
                     kColumns * Traits::kConsumersN == kSlabsN && Mma::kN == kColumns * kSlab,
                 "consumers hold whole slabs, all columns by one instruction");
+  static_assert(kTaps == 1 || kTaps == kColumns, "an instruction reads one copy");
+  static_assert(kCopies * kCopyBytes == Traits::kRowsB * 128, "a stage holds the copies");
 
   TRACEA_DEVICE ConvWeightsSm90(const ConvWeightsSm90Params& params, Shared& shared)
       : p_(params), smem_(shared) {
     u32 block = blockIdx.x;
-    n_ = static_cast<int>(block % p_.n_tiles) * kSlabsN;
+    n_ = static_cast<int>(block % p_.n_tiles) * kCopies;
     block /= p_.n_tiles;
     m_ = static_cast<int>(block % p_.m_tiles) * Traits::kTileM;
     part_ = static_cast<int>(block / p_.m_tiles);
@@ -106,14 +118,14 @@ class ConvWeightsSm90 {
 
   // One thread of the block.
   TRACEA_DEVICE void produce() const {
-    int column[kSlabsN];  // of each slab of x: its channel and the offsets of its tap
-    u16 offset_h[kSlabsN], offset_w[kSlabsN];
+    int column[kCopies];  // of each copy of x: its channel and the offsets of its tap
+    u16 offset_h[kCopies], offset_w[kCopies];
     TRACEA_UNROLL
-    for (int i = 0; i < kSlabsN; ++i) {
-      // Beyond the last slab the sums are stored nowhere.
-      const int slab = n_ + i < p_.slabs ? n_ + i : p_.slabs - 1;
-      const int tap = slab / p_.chunks, r = tap / p_.kernel_width;
-      column[i] = (slab - tap * p_.chunks) * kSlab;
+    for (int i = 0; i < kCopies; ++i) {
+      // Beyond the last one the sums are stored nowhere.
+      const int last = p_.slabs / kTaps - 1, copy = n_ + i < last ? n_ + i : last;
+      const int tap = copy / p_.chunks * kTaps, r = tap / p_.kernel_width;
+      column[i] = copy % p_.chunks * kSlab;
       offset_h[i] = static_cast<u16>(r * p_.dilation_h);
       offset_w[i] = static_cast<u16>((tap - r * p_.kernel_width) * p_.dilation_w);
     }
@@ -123,19 +135,19 @@ class ConvWeightsSm90 {
       const u32 full = shared_address(&smem_.full_barrier[state.stage_idx]);
       wait(shared_address(&smem_.empty_barrier[state.stage_idx]), state.producer_parity());
       mbarrier_arrive_expect_tx(full, kCopiedBytes);
-      const int pixel = step * kPixels;
       const u32 a = shared_address(smem_.a[state.stage_idx]);
+      const Pixel at = Pixel::at(step * kPixels, p_.height, p_.width);
       TRACEA_UNROLL
       for (int i = 0; i < kSlabsM; ++i) {
-        cp_async_bulk_tensor_3d(a + i * kSlabBytes, p_.dy, m_ + i * kSlab, pixel, 0, full);
+        cp_async_bulk_tensor_4d_im2col(a + i * kSlabBytes, p_.dy, m_ + i * kSlab, at.column,
+                                       at.row, at.image, 0, 0, full);
       }
-      const int line = pixel / p_.width, image = line / p_.height;
-      const int w = p_.first_column + (pixel - line * p_.width) * p_.stride_w;
-      const int h = p_.first_row + (line - image * p_.height) * p_.stride_h;
+      const int w = p_.first_column + at.column * p_.stride_w;
+      const int h = p_.first_row + at.row * p_.stride_h;
       const u32 b = shared_address(smem_.b[state.stage_idx]);
       TRACEA_UNROLL
-      for (int i = 0; i < kSlabsN; ++i) {
-        cp_async_bulk_tensor_4d_im2col(b + i * kSlabBytes, p_.x, column[i], w, h, image,
+      for (int i = 0; i < kCopies; ++i) {
+        cp_async_bulk_tensor_4d_im2col(b + i * kCopyBytes, p_.x, column[i], w, h, at.image,
                                        offset_w[i], offset_h[i], full);
       }
     }
@@ -144,11 +156,11 @@ class ConvWeightsSm90 {
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const int row = consumer % Traits::kConsumersM * kRows;         // slabs
-    const int column = consumer / Traits::kConsumersM * kColumns;
+    const int column = consumer / Traits::kConsumersM * kColumns / kTaps;  // copies
     const u64 first_a =
-        Descriptor::encode(shared_address(smem_.a[0]) + row * kSlabBytes);
+        DescriptorA::encode(shared_address(smem_.a[0]) + row * kSlabBytes);
     const u64 first_b =
-        Descriptor::encode(shared_address(smem_.b[0]) + column * kSlabBytes);
+        DescriptorB::encode(shared_address(smem_.b[0]) + column * kCopyBytes);
     float sums[kRows][Mma::kAccumulators];  // (64, kColumns * 64) for each slab
     TRACEA_UNROLL
     for (auto& slab : sums) {
@@ -161,7 +173,7 @@ class ConvWeightsSm90 {
     for (int step = first_; step < last_; ++step, state.advance()) {
       wait(shared_address(&smem_.full_barrier[state.stage_idx]), state.consumer_parity());
       multiply(sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
-               first_b + state.stage_idx * (Traits::kTileN * 128 / 16));
+               first_b + state.stage_idx * (Traits::kRowsB * 128 / 16));
       wgmma_wait_group<1>();
       if (step > first_) {
         release(finished, thread);
@@ -191,8 +203,8 @@ class ConvWeightsSm90 {
     for (int step = 0; step < kSteps; ++step) {
       TRACEA_UNROLL
       for (int slab = 0; slab < kRows; ++slab) {
-        Mma::mma(sums[slab], a + slab * (kSlabBytes / 16) + step * Descriptor::kStep,
-                 b + step * Descriptor::kStep, true);
+        Mma::mma(sums[slab], a + slab * (kSlabBytes / 16) + step * DescriptorA::kStep,
+                 b + step * DescriptorB::kStep, true);
       }
     }
     wgmma_commit_group();
@@ -203,9 +215,10 @@ class ConvWeightsSm90 {
                            int thread) const {
     TRACEA_UNROLL
     for (int i = 0; i < kColumns; ++i) {
-      const int slab = n + i, tap = slab / p_.chunks;
-      if (slab >= p_.slabs) return;
-      const int first = (slab - tap * p_.chunks) * kSlab;
+      const int copy = n + i / kTaps;
+      if (copy * kTaps >= p_.slabs) return;
+      const int tap = copy / p_.chunks * kTaps + i % kTaps;
+      const int first = copy % p_.chunks * kSlab;
       const i64 taps = static_cast<i64>(part_) * (p_.slabs / p_.chunks) + tap;
       TRACEA_UNROLL
       for (int j = 0; j < kSlab; j += 8) {
@@ -226,7 +239,7 @@ class ConvWeightsSm90 {
 
   const ConvWeightsSm90Params& p_;
   Shared& smem_;
-  int n_, m_, part_;   // first slab of x, first channel of dy
+  int n_, m_, part_;   // first copy of x, first channel of dy
   int first_, last_;   // steps of 64 pixels
 };
 

@@ -72,31 +72,41 @@ struct Array {
 
   // Multiples of 1/32, at most `most` of them in magnitude.
   void* Fill(DType t, int64_t count, int most = 64) {
-    Resize(t, count, 0);
-    for (int64_t i = 0; i < count; ++i) {
-      Encode(bytes.data(), t, i, (int(rng() % (2 * most + 1)) - most) / 32.0);
-    }
-    return bytes.data();
+    return FillBy(t, count,
+                  [&] { return (int(rng() % (2 * most + 1)) - most) / 32.0; });
   }
   // All mantissas of bf16, of exponents that differ: sums of products are not exact.
   void* FillSpread(DType t, int64_t count) {
-    Resize(t, count, 0);
-    for (int64_t i = 0; i < count; ++i) {
+    return FillBy(t, count, [] {
       const double sign = rng() % 2 ? 1 : -1, mantissa = 128 + rng() % 128;
-      Encode(bytes.data(), t, i, sign * std::ldexp(mantissa, -8 - int(rng() % 8)));
-    }
-    return bytes.data();
+      return sign * std::ldexp(mantissa, -8 - int(rng() % 8));
+    });
   }
   void* Poison(DType t, int64_t count) {
     Resize(t, count, 0xff);
     return bytes.data();
   }
-  double operator[](int64_t i) const { return Decode(bytes.data(), type, i); }
+  double operator[](int64_t i) const {
+    return values.empty() ? Decode(bytes.data(), type, i) : values[i];
+  }
 
  private:
+  // Of an operand, decoded once: references read each number as often as it is multiplied.
+  std::vector<double> values;
+
+  template <typename Next>
+  void* FillBy(DType t, int64_t count, const Next& next) {
+    Resize(t, count, 0);
+    for (int64_t i = 0; i < count; ++i) Encode(bytes.data(), t, i, next());
+    values.resize(count);
+    for (int64_t i = 0; i < count; ++i) values[i] = Decode(bytes.data(), t, i);
+    return bytes.data();
+  }
+
   void Resize(DType t, int64_t count, uint8_t value) {
     type = t;
     size = count;
+    values.clear();
     bytes.assign(count * ItemSize(t), value);
   }
 };

@@ -1,4 +1,4 @@
-"""The ``tracea`` command: doctor, demo, tune, explain, bench and cache."""
+"""The ``tracea`` command: doctor, demo, tune, explain, bench, cache, emit, bundle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import tracea_jax as tracea
 from tracea_jax import schema
-from tracea_jax.cli import bench, cache, tuning
+from tracea_jax.cli import bench, bundle, cache, emit, tuning
 
 # Each command imports its modules when it runs: help and errors must not wait for JAX.
 
@@ -99,4 +99,6 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
     bench.add(commands)
     cache.add(commands)
+    emit.add(commands)
+    bundle.add(commands)
     return parser

@@ -10,7 +10,7 @@ import argparse
 import json
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 from tracea_jax import catalogue
@@ -32,14 +32,17 @@ def with_default(how: Mapping[str, Any]) -> dict[str, Any]:
     return {**how, "help": f"{how.get('help', '')} (default {shown})".strip()}
 
 
-def add_ops(ops: Any, **options: Any) -> None:
+def add_ops(ops: Any, only: Collection[str] = (), **options: Any) -> None:
     """Adds one sub-command for each op; ``problem_of`` reads the result.
 
     Args:
       ops: what ``add_subparsers`` gave.
+      only: names of ops; none are all.
       **options: of ``add_parser``.
     """
     for op in catalogue.ops():
+        if only and op.name not in only:
+            continue
         texts = {"help": op.summary, "description": op.summary}
         parser = ops.add_parser(op.name, **texts, **options)
         given = [_DTYPE, *op.arguments]

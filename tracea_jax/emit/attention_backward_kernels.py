@@ -18,6 +18,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import PART, AttentionBackwardSm90Config
+from tracea_jax.emit.attention_gradient_scores import WORDS, GradientScores, moves
 from tracea_jax.emit.attention_sm90 import (
     DTYPES,
     ROWS,
@@ -57,13 +58,14 @@ def keys_kernel(
 ) -> Kernel:
     """The kernel (q, k, v, do, rows, lengths, everywhere) -> dk, dv."""
     p, c = problem, config
+    beside = sizes.beside_keys(p, c)
     reads = sizes.keys_reads(p, c, has_blind)
     written = (*reads, *sizes.keys_writes(c))
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     out = len(reads)
     left, right = rules.window(p)
     smem = int(sizes.keys_smem_bytes(p, c))
-    consumers = c.tile_kv // ROWS
+    consumers = sizes.consumers_of_keys(p, c)
     numbers = {
         **{"batch": p.batch, "q_len": p.q_len, "kv_len": p.kv_len},
         **{"kv_heads": p.kv_heads, "padded_kv": sizes.padded_kv(p, c)},
@@ -74,12 +76,15 @@ def keys_kernel(
         "keys",
         p,
         device,
+        beside=beside,
         tile=(c.tile_kv, c.block_q, c.stages_q),
         flags={
             "kEverywhere": has_blind,
             "kAdds": bool(c.adds),
             "kOrdered": c.dq == "ordered",
+            "kSplits": sizes.splits(p),
         },
+        columns=(sizes.HALF,) * 2 if sizes.splits(p) else (p.head_dim, p.columns),
         names=("TileKv", "BlockQ"),
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
@@ -89,7 +94,9 @@ def keys_kernel(
             "rows": _rows_map(p, c),
             "dk": operand_map(p, out, keys, WARP_ROWS, p.head_dim),
             "dv": operand_map(p, out + 1, keys, WARP_ROWS, p.columns),
+            "bias": beside.bias_map(reads, c.block_q),
         },
+        operands=written,
         pointers={
             "const float* everywhere": sizes.number(reads, "everywhere"),
             "const int* q_lengths": sizes.number(reads, "q_lengths"),
@@ -113,7 +120,8 @@ def queries_kernel(
 ) -> Kernel:
     """The kernel (q, k, v, do, rows, lengths) -> dq."""
     p, c = problem, config
-    reads = sizes.queries_reads(p)
+    beside = sizes.beside_queries(p, c)
+    reads = sizes.queries_reads(p, c)
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     left, right = rules.window(p)
     numbers = {
@@ -125,8 +133,10 @@ def queries_kernel(
         "queries",
         p,
         device,
+        beside=beside,
         tile=(c.tile_q, c.block_kv, c.stages_kv),
         flags={},
+        columns=(p.head_dim, p.columns),
         names=("TileQ", "BlockKv"),
         maps={
             "q": operand_map(p, 0, queries, c.tile_q, p.head_dim),
@@ -134,8 +144,10 @@ def queries_kernel(
             "v": operand_map(p, 2, keys, c.block_kv, p.columns),
             "d_out": operand_map(p, 3, queries, c.tile_q, p.columns),
             "dq": operand_map(p, len(reads), queries, WARP_ROWS, p.head_dim),
+            "bias": beside.bias_map(reads, c.tile_q),
             "segments": _ids_map(p, c, reads) if p.segments else None,
         },
+        operands=reads,
         pointers={
             "const float* rows": sizes.number(reads, "rows"),
             "const int* q_lengths": sizes.number(reads, "q_lengths"),
@@ -151,14 +163,15 @@ def queries_kernel(
     )
 
 
-def _factors(problem: AttentionProblem) -> dict[str, float]:
+def factors(problem: AttentionProblem) -> dict[str, float]:
     """What the kernels multiply scores with."""
     p = problem
-    bounds = p.scale if p.soft_cap is None else p.soft_cap
+    product = 1.0 if moves(p) else p.scale  # what scores then lack
+    bounds = product if p.soft_cap is None else p.soft_cap
     return {
         "scale": p.scale,
         "scale_log2": bounds * math.log2(math.e),
-        "to_cap": p.scale / bounds if p.soft_cap else 0.0,
+        "to_cap": product / bounds if p.soft_cap else 0.0,
     }
 
 
@@ -210,10 +223,13 @@ def _kernel(
     problem: AttentionProblem,
     device: CudaDevice,
     *,
+    beside: GradientScores,
     tile: tuple[int, int, int],
     flags: dict[str, bool],
+    columns: tuple[int, int],
     names: tuple[str, str],
     maps: dict[str, TensorMap | None],
+    operands: tuple[str, ...],
     pointers: dict[str, int],
     numbers: dict[str, int],
     tiles: int,
@@ -226,8 +242,9 @@ def _kernel(
     own, other, stages = tile
     element, short = DTYPES[p.dtype]
     scores = Wgmma(n=other, lhs=p.dtype, rhs=p.dtype)
-    sums = Wgmma(n=p.head_dim, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
-    of_values = Wgmma(n=p.columns, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True)
+    sums, of_values = (
+        Wgmma(n=n, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True) for n in columns
+    )
     part = Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype)
     left, right = rules.window(p)
     flags = {
@@ -237,12 +254,17 @@ def _kernel(
         "kKvLengths": p.kv_lengths,
         "kSegments": p.segments,
         "kSoftCap": p.soft_cap is not None,
+        **beside.flags,
         **flags,
     }
     words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
     words |= {"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"}
-    words |= {"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"}
-    kind = [words[flag] for flag, is_set in flags.items() if is_set]
+    words |= WORDS | {
+        "kEverywhere": "everywhere",
+        "kAdds": "adds",
+        "kOrdered": "ordered",
+    }
+    kind = [words[f] for f, is_set in flags.items() if is_set and f in words]
     base = f"attention_backward_{name}_sm90"
     dims = f"d{p.head_dim}" + (f"x{p.value_dim}" if p.value_dim else "")
     parts = (base, short, dims, *kind, f"{own}x{other}_s{stages}")
@@ -252,11 +274,12 @@ def _kernel(
     if consumers == 2 and registers > _FEW:
         producer, consumer = _ALL_REGISTERS
     parameters = [f"{_MAP} {name}" for name, m in maps.items() if m] + list(pointers)
-    floats = _factors(p)
+    floats = factors(p)
     parameters += [f"int {n}" for n in numbers] + [f"float {n}" for n in floats]
     arguments = [f"&{name}" if m else "nullptr" for name, m in maps.items()]
     arguments += [x.split()[-1] for x in pointers]
-    arguments += [*numbers, *floats]
+    arguments += [*numbers, *floats, f"{{{', '.join(beside.parameters)}}}"]
+    parameters += [f"{kind} {name}" for name, kind in beside.parameters.items()]
     headers = dict(sources.headers(f"{base}.cuh"))
     headers |= {w.header_name: w.header for w in (scores, sums, of_values, part)}
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
@@ -276,6 +299,7 @@ struct Traits {{
   using ValueSums = tracea::{of_values.type_name}<0, 1>;
   using Dq = tracea::{part.type_name}<1, 1>;
   using Swizzle = {SWIZZLE_128B.cxx()};
+  using BiasElement = {beside.element};
   static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
   static constexpr int kValueDim = {p.columns}, \
 kValueSlabs = {forward.slabs(p.columns)};
@@ -298,6 +322,7 @@ extern "C" __global__ void __launch_bounds__({threads}, 1)
         *(Pointer(operand=operand) for operand in pointers.values()),
         *(Scalar(value=value) for value in numbers.values()),
         *(Scalar(value=value, dtype="float32") for value in floats.values()),
+        *beside.params(operands),
     )
     return Kernel(
         entry=entry,

@@ -37,7 +37,7 @@ def rows_kernel(
     reads = sizes.rows_reads(p)
     entry = f"attention_rows_{short}_d{p.columns}" + "_qlen" * p.q_lengths
     entry += "_segments" * p.segments + "_blind" * has_blind
-    entry += f"_{config.dq}" * config.adds
+    entry += "_bias" * (p.bias is not None) + f"_{config.dq}" * config.adds
     writes = ("rows", *("blind",) * has_blind, *sizes.begun(config))
     columns = PART * forward.slabs(p.head_dim) * config.adds
     source = f"""\
@@ -50,7 +50,8 @@ struct Traits {{
   static constexpr int kColumns = {p.columns}, kLanes = {lanes}, \
 kThreads = {WARPGROUP}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
-kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)};
+kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)}, \
+kBiased = {cxx(p.bias is not None)};
   static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q};
   static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
 }};

@@ -16,9 +16,11 @@ from typing import Any, cast
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_rules as rules
+from tracea_jax.emit import attention_sides as sides
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import padded
+from tracea_jax.emit.attention_sides import Side
 from tracea_jax.emit.attention_sm80 import rule_traits, scalars
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
@@ -41,10 +43,6 @@ _INTEGERS = (
     *("section", "map_example", "map_head", "mask_row"),
 )
 _LONG = ("mask_example", "mask_head")
-_SWAPPED = {
-    **{"q_lengths": "kv_lengths", "kv_lengths": "q_lengths"},
-    **{"q_segments": "kv_segments", "kv_segments": "q_segments"},
-}
 _FACTORS = ("scale", "scale_log2", "to_cap")
 
 
@@ -86,67 +84,18 @@ class AttentionBackwardSm80Config:
         return f"{tiles} w{self.warps} s{self.stages}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """What a kernel owns, in the words of attention_sm80: queries are its own rows.
-
-    Attributes:
-      name: "keys" or "queries".
-      problem: with queries and keys in each other's place if it owns keys.
-      tile_q, tile_kv: own rows of a tile, other rows of a block.
-    """
-
-    name: str
-    problem: AttentionProblem
-    tile_q: int
-    tile_kv: int
-
-    @property
-    def schedule(self) -> str:
-        """A block for each tile, see ``AttentionSm90Config``."""
-        return "grid"
-
-    @property
-    def of_keys(self) -> bool:
-        return self.name == "keys"
-
-    def of(self, operand: str) -> str:
-        """The op's name of what is ``operand`` in ``problem``."""
-        return _SWAPPED.get(operand, operand) if self.of_keys else operand
-
-    def buffer(self, name: str) -> str:
-        """A buffer that each side has its own of."""
-        return f"{name}_of_keys" if self.of_keys else name
-
-
 def side_of_queries(
     problem: AttentionProblem, config: AttentionBackwardSm80Config
 ) -> Side:
     """dq: tiles of queries meet blocks of keys."""
-    return Side(
-        name="queries", problem=problem, tile_q=config.tile_q, tile_kv=config.block_kv
-    )
+    return sides.of_queries(problem, config.tile_q, config.block_kv)
 
 
 def side_of_keys(
     problem: AttentionProblem, config: AttentionBackwardSm80Config
 ) -> Side:
     """dk, dv: tiles of keys meet blocks of queries."""
-    p = problem
-    mask = p.mask and (*p.mask[:2], p.mask[3], p.mask[2])
-    block = p.mask_block and (p.mask_block[1], p.mask_block[0])
-    swapped = dataclasses.replace(
-        p,
-        q_len=p.kv_len,
-        kv_len=p.q_len,
-        q_lengths=p.kv_lengths,
-        kv_lengths=p.q_lengths,
-        mask=mask,
-        mask_block=block,
-    )
-    return Side(
-        name="keys", problem=swapped, tile_q=config.tile_kv, tile_kv=config.block_q
-    )
+    return sides.of_keys(problem, config.tile_kv, config.block_q)
 
 
 def smem_bytes(

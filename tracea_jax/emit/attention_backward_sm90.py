@@ -10,7 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from tracea_jax.emit import attention_rules as rules
+from tracea_jax.emit import attention_sides as sides
 from tracea_jax.emit import attention_sm90 as forward
+from tracea_jax.emit.attention_gradient_scores import GradientScores
 from tracea_jax.problem import AttentionProblem
 
 _ROW_BYTES = 128  # of a slab
@@ -18,7 +21,10 @@ _ALIGNMENT = 1024  # of tiles, which the whole is a multiple of
 _BARRIERS = 256  # bytes for them, and for words that both roles read
 ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
+_CROWD_REGISTERS = 8  # of a thread: see is_crowded
 _CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
+HALF = 128  # columns that a consumer has of wide heads
+WIDEST = 192  # head whose columns one consumer has registers for
 PART = 64  # rows and columns of what one consumer adds to the sums of dq
 _MAP_BYTES = 2 * MOST_BLOCKS // 8  # of those that are seen, and of full ones
 
@@ -28,7 +34,8 @@ class AttentionBackwardSm90Config:
     """The free choices of attention_backward_sm90.
 
     Attributes:
-      tile_kv: keys of a tile, 64 for each consumer of the kernel for dk and dv.
+      tile_kv: keys of a tile, 64 for each consumer of the kernel for dk and dv; 64 in
+        all where consumers split wide heads.
       block_q: queries that it takes at a time.
       stages_q: blocks of queries that its shared memory holds.
       tile_q: queries of a tile, 64 for each consumer of the kernel for dq.
@@ -76,7 +83,8 @@ def keys_smem_bytes(
     # Gradients of scores, two buffers, and a part of dq for each of two consumers.
     scores = 2 * -(-config.block_q // PART) * config.tile_kv * _ROW_BYTES
     sums = (scores + 2 * 4 * PART * PART + _BARRIERS + _ALIGNMENT) * config.adds
-    return _whole(problem, tile + config.stages_q * block + sums)
+    bias = config.tile_kv // PART * _bias_bytes(problem, config.block_q)
+    return _whole(problem, tile + config.stages_q * (block + bias) + sums)
 
 
 def queries_smem_bytes(
@@ -85,12 +93,18 @@ def queries_smem_bytes(
     """Shared memory of a block of the kernel for dq."""
     block = _pair_bytes(problem, config.block_kv) + config.block_kv * 4 + 128
     tile = _pair_bytes(problem, config.tile_q)
-    return _whole(problem, tile + config.stages_kv * block)
+    bias = -(-config.block_kv // PART) * _bias_bytes(problem, config.tile_q)
+    return _whole(problem, tile + config.stages_kv * (block + bias))
+
+
+def _bias_bytes(problem: AttentionProblem, queries: Any) -> Any:
+    """Of a bias of so many queries and 64 keys, if tiles of it are copied."""
+    return queries * _ROW_BYTES * rules.biased_by_tiles(problem)
 
 
 def _whole(problem: AttentionProblem, tiles: Any) -> Any:
     """Shared memory, tiles and all."""
-    total = tiles + _BARRIERS + _MAP_BYTES * problem.segments
+    total = tiles + _BARRIERS + _MAP_BYTES * (problem.segments and not problem.mask)
     return -(-total // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -98,8 +112,10 @@ def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Of a thread: two sums, two blocks of scores, and weights."""
-    sums = (problem.head_dim + problem.columns) // 2
-    return sums + config.block_q + config.block_q // 4
+    columns = 2 * HALF if splits(problem) else problem.head_dim + problem.columns
+    sums = columns // 2
+    crowd = _CROWD_REGISTERS * is_crowded(problem)
+    return sums + config.block_q + config.block_q // 4 + crowd
 
 
 def queries_registers(
@@ -107,7 +123,25 @@ def queries_registers(
 ) -> Any:
     """Of a thread: sums, two blocks of scores, and rounded gradients of scores."""
     of_cap = _CAP_REGISTERS * (problem.soft_cap is not None)
-    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + of_cap
+    more = of_cap + _CROWD_REGISTERS * is_crowded(problem)
+    return problem.head_dim // 2 + config.block_kv + config.block_kv // 4 + more
+
+
+def splits(problem: AttentionProblem) -> bool:
+    """Whether two consumers share keys, and each has half of the columns."""
+    return problem.head_dim > WIDEST and problem.columns > WIDEST
+
+
+def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
+    """Warpgroups that multiply in the kernel for dk and dv."""
+    return 2 if splits(problem) else config.tile_kv // forward.ROWS
+
+
+def is_crowded(problem: AttentionProblem) -> bool:
+    """Whether more is done to scores than there are registers for beside all else."""
+    p = problem
+    kinds = (p.soft_cap, p.bias, p.alibi, p.mask)
+    return sum(kind is not None for kind in kinds) > 2
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -152,6 +186,20 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
     return -(-problem.kv_len // config.block_kv) * config.block_kv
 
 
+def beside_keys(problem: AttentionProblem, config: Any) -> GradientScores:
+    """What the kernel for dk and dv is told of biases and masks."""
+    side = sides.of_keys(problem, config.tile_kv, config.block_q)
+    has_mask = problem.mask is not None
+    return GradientScores(problem=problem, side=side, is_mapped=has_mask)
+
+
+def beside_queries(problem: AttentionProblem, config: Any) -> GradientScores:
+    """What the kernel for dq is told of biases and masks."""
+    side = sides.of_queries(problem, config.tile_q, config.block_kv)
+    has_mask = problem.mask is not None
+    return GradientScores(problem=problem, side=side, is_mapped=has_mask)
+
+
 # Buffers of the least and the largest id of tiles and blocks: (ids, config's field).
 SPANS_READ = ("q_segments", "kv_segments")
 SPANS = {
@@ -183,7 +231,7 @@ def keys_reads(
     """Operands of the kernel for dk and dv."""
     spans = ["spans_tile_kv", "spans_block_q"] if problem.segments else []
     rest = [*spans, *["everywhere"] * has_blind, *begun(config)]
-    return (*_reads(problem), *rest)
+    return (*common_reads(problem), *rest, *beside_keys(problem, config).reads)
 
 
 def keys_writes(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
@@ -192,13 +240,16 @@ def keys_writes(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     return ("dk", "dv", *sums[config.dq])
 
 
-def queries_reads(problem: AttentionProblem) -> tuple[str, ...]:
+def queries_reads(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config
+) -> tuple[str, ...]:
     """Operands of the kernel for dq."""
     spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
-    return (*_reads(problem), *spans)
+    return (*common_reads(problem), *spans, *beside_queries(problem, config).reads)
 
 
-def _reads(problem: AttentionProblem) -> tuple[str, ...]:
+def common_reads(problem: AttentionProblem) -> tuple[str, ...]:
+    """What all kernels that compute scores read."""
     ids = ["ids_kv"] * problem.segments
     return ("q", "k", "v", "do", "rows", *_lengths(problem), *ids)
 

@@ -30,6 +30,7 @@ from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.problem import AttentionProblem
 
 DTYPES = {"bfloat16": ("tracea::bf16", "bf16"), "float16": ("tracea::f16", "f16")}
+BIAS_DTYPES = ("bfloat16", "float16", "float32")
 ROWS = 64  # queries of a consumer; also columns of a slab
 WARPGROUP = 128
 WARP_ROWS = 16  # of the result, that a warp stores
@@ -291,7 +292,7 @@ def _params(
         operand_map(p, 2, keys, config.tile_kv, p.columns),
         operand_map(p, out, queries, WARP_ROWS, p.columns),
         *(
-            _bias_map(p, config, number["bias"])
+            bias_map(p, number["bias"], config.tile_q)
             for _ in range(rules.biased_by_tiles(p))
         ),
         Pointer(operand=out + 1 if p.saves_lse else -1),
@@ -358,10 +359,8 @@ def bias_bytes(problem: AttentionProblem, config: AttentionSm90Config) -> Any:
     return config.stages * config.tile_q * slabs(config.tile_kv) * _ROW_BYTES
 
 
-def _bias_map(
-    problem: AttentionProblem, config: AttentionSm90Config, operand: int
-) -> TensorMap:
-    """Boxes of a tile's queries and 64 keys."""
+def bias_map(problem: AttentionProblem, operand: int, rows: int) -> TensorMap:
+    """Boxes of so many queries and 64 keys."""
     examples, heads, queries, keys = problem.bias or (1, 1, 1, 1)
     row = keys * _ITEMSIZE
     return TensorMap(
@@ -369,7 +368,7 @@ def _bias_map(
         dtype=problem.bias_dtype or problem.dtype,
         dims=(keys, queries, heads, examples),
         strides=(row, queries * row, heads * queries * row),
-        box=(ROWS, config.tile_q, 1, 1),
+        box=(ROWS, rows, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 

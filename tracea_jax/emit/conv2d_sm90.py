@@ -56,6 +56,7 @@ class Conv2dSm90Config:
       consumers: warpgroups that multiply; they split the pixels of the tile.
       ping_pong: consumers take tiles in turn, one finishes its own while the other
         multiplies.
+      cluster: blocks, neighbours along the pixels, that copy weights for each other.
     """
 
     tile_m: int
@@ -63,6 +64,7 @@ class Conv2dSm90Config:
     stages: int
     consumers: int = 2
     ping_pong: bool = False
+    cluster: int = 1
 
     @property
     def tile_consumers(self) -> Any:
@@ -85,8 +87,8 @@ class Conv2dSm90Config:
         return WARPGROUP * (1 + self.consumers)
 
     def __str__(self) -> str:
-        turns = " pp" * self.ping_pong
-        return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}{turns}"
+        words = " pp" * self.ping_pong + f" c{self.cluster}" * (self.cluster > 1)
+        return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}{words}"
 
 
 def channels_out(problem: Conv2dProblem) -> int:
@@ -172,18 +174,19 @@ def pixels(problem: Conv2dProblem) -> int:
 
 
 def tile_count(problem: Conv2dProblem, config: Conv2dSm90Config) -> Any:
-    """Tiles of all phases."""
+    """Tiles of all phases, a cluster's counted once."""
     rows, columns = walks(problem)
     m_tiles = sum(
-        -(-problem.batch * h.extent * w.extent // config.tile_m)
+        -(-problem.batch * h.extent * w.extent // (config.tile_m * config.cluster))
         for h, w in itertools.product(rows, columns)
     )
     return m_tiles * -(-channels_out(problem) // config.tile_n)
 
 
 def grid(problem: Conv2dProblem, config: Conv2dSm90Config, sm_count: int) -> int:
-    """Blocks of the persistent launch."""
-    return int(np.minimum(tile_count(problem, config), sm_count))
+    """Blocks of the persistent launch: whole clusters."""
+    clusters = np.minimum(tile_count(problem, config), sm_count // config.cluster)
+    return config.cluster * int(np.maximum(clusters, 1))
 
 
 def kernel(
@@ -206,6 +209,7 @@ def kernel(
         arch=device.arch,
         grid=(grid(problem, config, device.sm_count), 1, 1),
         block=(config.threads, 1, 1),
+        cluster=(config.cluster, 1, 1),
         smem_bytes=int(smem_bytes(problem, config, buffers)),
         params=_params(problem, config),
     )
@@ -237,7 +241,7 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     bias, residual = 2, 2 + epilogues.has_bias(epilogue)
     out = residual + epilogue.residual
     rows, columns = walks(problem)
-    weights = weights_map(problem, config.tile_n)
+    weights = weights_map(problem, config.tile_n, config.cluster)
     params: list[Param] = [
         im2col_map(
             problem,
@@ -274,13 +278,19 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     return (*params, *(Scalar(value=value) for value in sizes))
 
 
-def weights_map(problem: Conv2dProblem, tile_n: int) -> TensorMap:
-    """HWIO weights as (taps, I, O): boxes that leave a tap meet zeros."""
+def weights_map(problem: Conv2dProblem, tile_n: int, cluster: int = 1) -> TensorMap:
+    """HWIO weights as (taps, I, O): boxes that leave a tap meet zeros.
+
+    Args:
+      problem: whose weights they are.
+      tile_n: channels of a tile.
+      cluster: blocks that copy a part each.
+    """
     inputs, outputs = problem.in_channels, problem.out_channels
     taps = problem.kernel_height * problem.kernel_width
     row = outputs * ITEMSIZE[problem.rhs]
     wide = chunk(problem)
-    along_k, along_n = (wide, tile_n, 1), (SLAB, wide, 1)
+    along_k, along_n = (wide, tile_n // cluster, 1), (SLAB, wide // cluster, 1)
     return TensorMap(
         operand=1,
         dtype=problem.rhs,
@@ -321,7 +331,7 @@ kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem
 kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};
   static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
-kSlabs = {config.slabs}, kConsumers = {config.consumers};
+kSlabs = {config.slabs}, kConsumers = {config.consumers}, kCluster = {config.cluster};
   static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStages = {config.stages}, kWaitDepth = {_WAIT_DEPTH}, \
 kRasterBand = {_RASTER_BAND};

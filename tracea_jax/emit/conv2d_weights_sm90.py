@@ -8,13 +8,12 @@ name, and tests.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
-from tracea_jax.emit.conv_axes import im2col_map, walks
+from tracea_jax.emit.conv_axes import im2col_map, strip_axes, walks
 from tracea_jax.emit.epilogue import SHORT
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap, TensorMapSwizzle
+from tracea_jax.emit.kernel import Im2colMap, Kernel, Pointer, Scalar, TensorMapSwizzle
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
@@ -23,7 +22,9 @@ PIXELS = 64  # of a stage
 SLAB = 64  # channels of a slab: 128 bytes of 16-bit elements
 WARPGROUP = 128
 _ROW_BYTES = 128
-_SMEM_UNIT = 1024  # the swizzle's period
+_PERIOD = 8  # rows after which the swizzle begins again
+_SMEM_UNIT = _PERIOD * _ROW_BYTES
+_HALF_BYTES = 112 << 10  # of a multiprocessor's shared memory, less what is reserved
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class ConvWeightsSm90Config:
       consumers_m, consumers_n: warpgroups that split the tile.
       stages: depth of the ring, each 64 pixels.
       parts: ranges of pixels that are summed apart.
+      taps: of a line of the filter that share one copy of x; all of them, or 1.
     """
 
     tile_m: int
@@ -44,6 +46,7 @@ class ConvWeightsSm90Config:
     consumers_n: int
     stages: int
     parts: int
+    taps: int = 1
 
     @property
     def consumers(self) -> int:
@@ -64,16 +67,10 @@ class ConvWeightsSm90Config:
         """Columns of one instruction."""
         return self.tile_n // self.consumers_n
 
-    @property
-    def smem_bytes(self) -> int:
-        ring = self.stages * (self.tile_m + self.tile_n) * _ROW_BYTES
-        barriers = 2 * 8 * self.stages
-        return -(-(ring + barriers) // _SMEM_UNIT) * _SMEM_UNIT
-
     def __str__(self) -> str:
         return (
             f"{self.tile_m}x{self.tile_n} w{self.consumers_m}x{self.consumers_n} "
-            f"s{self.stages} p{self.parts}"
+            f"s{self.stages} p{self.parts}" + f" t{self.taps}" * (self.taps > 1)
         )
 
 
@@ -94,14 +91,49 @@ def tiles(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> tuple[int, i
     )
 
 
-def steps(problem: Conv2dProblem) -> int:
+def _line(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Pixels of a line of y as they are counted: with zeros where taps share copies."""
+    _, columns = strip_axes(problem)
+    return columns.extent if config.taps == 1 else columns.counted
+
+
+def pixels(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Pixels of y as they are counted."""
+    return problem.batch * problem.out_size[0] * _line(problem, config)
+
+
+def steps(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Stages that all pixels fill."""
-    return -(-problem.batch * math.prod(problem.out_size) // PIXELS)
+    return -(-pixels(problem, config) // PIXELS)
+
+
+def copied_pixels(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Pixels of x in one copy of a stage."""
+    return PIXELS + (config.taps - 1) * problem.dilation[1]
+
+
+def rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Rows of 128 bytes of the copies of x in a stage: whole periods of the swizzle."""
+    copies = config.tile_n // (SLAB * config.taps)
+    return copies * -(-copied_pixels(problem, config) // _PERIOD) * _PERIOD
+
+
+def smem_bytes(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Shared memory of a block."""
+    stage = (config.tile_m + rows_b(problem, config)) * _ROW_BYTES
+    total = config.stages * (stage + 2 * 8)
+    return -(-total // _SMEM_UNIT) * _SMEM_UNIT
 
 
 def registers(config: ConvWeightsSm90Config) -> tuple[int, int]:
     """setmaxnreg of producer and consumers; zeros leave the launch's budget alone."""
     return {1: (0, 0), 2: (40, 232), 3: (32, 160)}.get(config.consumers, (24, 112))
+
+
+def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+    """Blocks that a multiprocessor is to hold: two whose ring is the half of it."""
+    is_small = smem_bytes(problem, config) <= _HALF_BYTES
+    return 2 if config.consumers == 1 and is_small else 1
 
 
 def kernel(
@@ -113,10 +145,8 @@ def kernel(
     headers = sources.headers("conv2d_weights_sm90.cuh")
     m_tiles, n_tiles = tiles(p, config)
     (rows,), (columns,) = walks(p)
-    pixels = p.batch * math.prod(p.out_size)
-    out_height, out_width = p.out_size
     scalars = (
-        *(pixels, out_height, out_width),
+        *(pixels(p, config), p.out_size[0], _line(p, config)),
         *(rows.first, columns.first, rows.stride, columns.stride),
         *(rows.offset_step, columns.offset_step),
         *(p.kernel_width, slabs(p), chunks(p)),
@@ -130,34 +160,38 @@ def kernel(
         arch=device.arch,
         grid=(m_tiles * n_tiles * config.parts, 1, 1),
         block=(config.threads, 1, 1),
-        smem_bytes=config.smem_bytes,
+        smem_bytes=smem_bytes(p, config),
         params=(
             im2col_map(
                 p,
                 rows,
-                columns,
+                dataclasses.replace(columns, extent=_line(p, config)),
                 operand=0,
                 dtype=p.lhs,
                 channels=SLAB,
-                pixels=PIXELS,
+                pixels=copied_pixels(p, config),
             ),
-            _gradient_map(p),
+            _gradient_map(p, config),
             Pointer(operand=2),
             *(Scalar(value=value) for value in scalars),
         ),
     )
 
 
-def _gradient_map(problem: Conv2dProblem) -> TensorMap:
-    """Boxes of 64 pixels by 64 channels of dy, a matrix."""
-    row = problem.out_channels * ITEMSIZE[problem.rhs]
-    pixels = problem.batch * math.prod(problem.out_size)
-    return TensorMap(
+def _gradient_map(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> Im2colMap:
+    """Copies of 64 pixels by 64 channels of dy, as pixels are counted."""
+    height, width = problem.out_size
+    pixel = problem.out_channels * ITEMSIZE[problem.rhs]
+    return Im2colMap(
         operand=1,
         dtype=problem.rhs,
-        dims=(problem.out_channels, pixels, 1),
-        strides=(row, row * pixels),
-        box=(SLAB, PIXELS, 1),
+        dims=(problem.out_channels, width, height, problem.batch),
+        strides=(pixel, pixel * width, pixel * width * height),
+        lower=(0, 0),
+        upper=(_line(problem, config) - width, 0),
+        channels=SLAB,
+        pixels=PIXELS,
+        element_strides=(1, 1, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 
@@ -166,7 +200,8 @@ def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
     """What the kernel computes and how; free of shapes and of the number of parts."""
     c = config
     choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"
-    return f"conv2d_weights_sm90_{SHORT[problem.lhs]}_{choices}"
+    shared = f"_t{c.taps}x{problem.dilation[1]}" if c.taps > 1 else ""
+    return f"conv2d_weights_sm90_{SHORT[problem.lhs]}_{choices}{shared}"
 
 
 _SCALARS = (
@@ -182,7 +217,7 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
     producer, consumer = registers(config)
     names = ", ".join(_SCALARS)
     scalars = ", ".join(f"int {name}" for name in _SCALARS)
-    entry = _entry(problem, config)
+    entry, blocks = _entry(problem, config), _blocks(problem, config)
     map_type = "const __grid_constant__ tracea::TensorMap"
     return f"""\
 // conv2d_weights_sm90 | {problem.lhs} | {entry}
@@ -196,13 +231,15 @@ struct Traits {{
 kStages = {config.stages};
   static constexpr int kConsumersM = {config.consumers_m}, \
 kConsumersN = {config.consumers_n};
+  static constexpr int kTaps = {config.taps}, kShift = {problem.dilation[1]}, \
+kRowsB = {rows_b(problem, config)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
-  static constexpr int kSmemBytes = {config.smem_bytes};
+  static constexpr int kSmemBytes = {smem_bytes(problem, config)};
 }};
 }}  // namespace
 
-extern "C" __global__ void __launch_bounds__({config.threads}, 1)
+extern "C" __global__ void __launch_bounds__({config.threads}, {blocks})
 {entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
   tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
 }}

@@ -168,6 +168,52 @@ def _phases(axis: _Axis) -> Iterator[ConvAxis]:
     yield from sorted(phases, key=lambda phase: -phase.taps)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StripAxis:
+    """How an axis is counted: entries of the source, with zeros behind them.
+
+    Attributes:
+      size, before, behind: of the source, and its padding.
+      taps, step: of the kernel, and from tap to tap.
+      extent: results.
+    """
+
+    size: int
+    before: int
+    behind: int
+    taps: int
+    step: int
+    extent: int
+
+    @property
+    def counted(self) -> int:
+        """Entries with zeros behind them, which are those in front of the next ones."""
+        return self.size + max(self.before, self.behind)
+
+    @property
+    def reach(self) -> int:
+        return (self.taps - 1) * self.step
+
+
+def strip_axes(problem: Conv2dProblem) -> tuple[StripAxis, StripAxis]:
+    """Rows and columns where the stride is 1."""
+    rows, columns = (
+        StripAxis(
+            size=size,
+            before=-walk.first,
+            behind=walk.extent
+            - size
+            + walk.first
+            + (walk.taps - 1) * abs(walk.offset_step),
+            taps=walk.taps,
+            step=abs(walk.offset_step),
+            extent=walk.extent,
+        )
+        for size, (walk,) in zip(source_size(problem), walks(problem), strict=True)
+    )
+    return rows, columns
+
+
 def refused_walks(problem: Conv2dProblem) -> Iterator[str]:
     """Why tensor maps cannot walk the images: each sentence names the limit."""
     low, high = CORNERS

@@ -6,7 +6,7 @@ See kernels/cuda/tile/conv_epilogue.cuh.
 from __future__ import annotations
 
 from tracea_jax.emit import epilogue as epilogues
-from tracea_jax.emit.kernel import TensorMap, TensorMapSwizzle
+from tracea_jax.emit.kernel import Im2colMap, TensorMap, TensorMapSwizzle
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Epilogue
 
@@ -25,6 +25,35 @@ def conv_result_map(
         dims=(channels, pixels, lines, images),
         strides=(row, row * pixels, row * pixels * lines),
         box=(_ROW_BYTES // ITEMSIZE[dtype], _SLAB, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def conv_walked_map(
+    operand: int,
+    dtype: str,
+    dims: tuple[int, int, int, int],
+    counted: tuple[int, int],
+) -> Im2colMap:
+    """The same, in copies of 64 pixels that are counted through a larger image.
+
+    Args:
+      operand, dtype: of the map.
+      dims: channels, columns, rows and images.
+      counted: columns and rows of an image as pixels are counted.
+    """
+    channels, columns, rows, _ = dims
+    row = channels * ITEMSIZE[dtype]
+    return Im2colMap(
+        operand=operand,
+        dtype=dtype,
+        dims=dims,
+        strides=(row, row * columns, row * columns * rows),
+        lower=(0, 0),
+        upper=(counted[0] - columns, counted[1] - rows),
+        channels=_ROW_BYTES // ITEMSIZE[dtype],
+        pixels=_SLAB,
+        element_strides=(1, 1, 1, 1),
         swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
     )
 

@@ -169,6 +169,18 @@ def staged_registers(problem: GemmProblem, config: GemmSm80Config) -> Any:
     return elements // np.maximum(steps - 1, 1)  # a stage is copied in parts
 
 
+def staged_elements(problem: GemmProblem, config: GemmSm80Config, threads: int) -> Any:
+    """Registers in which a thread holds its part of a stage, where all pass through.
+
+    Elements of odd rows take one each.
+    """
+    row_bytes = config.tile_k * ITEMSIZE[problem.lhs]
+    return sum(
+        tile * row_bytes // min(align, _LEAST_COPY_BYTES) // threads
+        for tile, align in _sides(problem, config)
+    )
+
+
 def _sides(
     problem: GemmProblem, config: GemmSm80Config
 ) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -207,7 +219,7 @@ def kernel(problem: GemmProblem, config: GemmSm80Config, device: CudaDevice) -> 
         grid=(tile_count(problem, config), 1, 1),
         block=(config.threads, 1, 1),
         smem_bytes=smem_bytes(problem, config),
-        params=_params(problem),
+        params=params(problem),
     )
 
 
@@ -225,8 +237,8 @@ def entry_name(problem: GemmProblem, config: GemmSm80Config) -> str:
     return "_".join(("gemm_sm80", types, *steps, aligned, choices))
 
 
-def _params(problem: GemmProblem) -> tuple[Param, ...]:
-    """The arguments of the entry point, in the order of ``_signature``."""
+def params(problem: GemmProblem) -> tuple[Param, ...]:
+    """The arguments of the entry point, in the order of ``signature``."""
     epilogue = problem.epilogue
     inputs = 2 + epilogues.has_bias(epilogue) + epilogue.residual
     results = 1 + epilogue.save_preactivation
@@ -238,8 +250,8 @@ def _params(problem: GemmProblem) -> tuple[Param, ...]:
     )
 
 
-def _signature(problem: GemmProblem) -> tuple[str, str]:
-    """Parameters of the entry, and the fields of ``GemmSm80Params`` made of them."""
+def signature(problem: GemmProblem) -> tuple[str, str]:
+    """Parameters of the entry, and the fields of the kernel's Params, of them."""
     epilogue = problem.epilogue
     inputs = ["a", "b", *["bias"] * epilogues.has_bias(epilogue)]
     inputs += ["residual"] * epilogue.residual
@@ -261,7 +273,7 @@ def _source(problem: GemmProblem, config: GemmSm80Config) -> str:
     trans_a, trans_b = (cxx(side == "t") for side in problem.layout)
     left, right = lhs_tiles(problem, config), rhs_tiles(problem, config)
     types = f"{problem.lhs} -> {problem.out} {problem.layout}"
-    signature, arguments = _signature(problem)
+    parameters, arguments = signature(problem)
     return f"""\
 // gemm_sm80 | {types}, epilogue {problem.epilogue} | {config}
 #include "gemm_sm80.cuh"
@@ -285,7 +297,7 @@ kSmemBytes = {smem_bytes(problem, config)};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, 1)
-{entry_name(problem, config)}({signature}) {{
+{entry_name(problem, config)}({parameters}) {{
   tracea::gemm_sm80<Traits>({{{arguments}}});
 }}
 """
@@ -306,8 +318,11 @@ __all__ = [
     "lhs_tiles",
     "most_stages",
     "pairs",
+    "params",
     "rhs_tiles",
+    "signature",
     "smem_bytes",
+    "staged_elements",
     "staged_registers",
     "tile_count",
     "tile_grid",

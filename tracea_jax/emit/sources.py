@@ -1,7 +1,8 @@
-"""Texts of the CUDA headers: what a kernel includes, and a hash of it.
+"""Texts of the headers of GPU kernels: what a kernel includes, and a hash of it.
 
 Include names are relative to ``kernels/cuda`` ("tile/swizzle.cuh"), in every file: the
-compiler is given the texts by these names and never looks at a file system.
+compiler is given the texts by these names and never looks at a file system. Another
+dialect has a directory beside it, where its kernels look first.
 """
 
 from __future__ import annotations
@@ -11,36 +12,41 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Iterable
+from typing import Literal
+
+Dialect = Literal["cuda", "hip", "metal"]
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
 
 @functools.cache
-def directory() -> pathlib.Path:
+def directory(dialect: Dialect = "cuda") -> pathlib.Path:
     """The directory of the headers: installed as package data, or the source tree.
 
     Raises:
       FileNotFoundError: neither place exists.
     """
     package = pathlib.Path(__file__).resolve().parent.parent
-    places = (package / "kernels" / "cuda", package.parent / "kernels" / "cuda")
+    places = [root / "kernels" / dialect for root in (package, package.parent)]
     for place in places:
         if place.is_dir():
             return place
     raise FileNotFoundError(
-        f"no CUDA headers in {places[0]} (installed) or {places[1]} (source tree); "
-        "install tracea_jax again"
+        f"no headers of {dialect} in {places[0]} (installed) or {places[1]} "
+        "(source tree); install tracea_jax again"
     )
 
 
 @functools.cache
-def text(name: str) -> str:
-    """The text of one header.
+def text(name: str, dialect: Dialect = "cuda") -> str:
+    """The text of one header: the dialect's own, or else that of CUDA kernels.
 
     Raises:
       FileNotFoundError: there is no header of that name below ``directory()``.
     """
     path = directory() / name
+    if dialect != "cuda" and (own := directory(dialect) / name).is_file():
+        path = own
     if not path.is_file():
         known = sorted(
             p.relative_to(directory()).as_posix() for p in directory().rglob("*.cuh")
@@ -52,7 +58,7 @@ def text(name: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def headers(*names: str) -> tuple[tuple[str, str], ...]:
+def headers(*names: str, dialect: Dialect = "cuda") -> tuple[tuple[str, str], ...]:
     """(include name, text) of the named headers and of all they include, by name.
 
     Each header comes once, in the sorted order of the names, so equal sets of headers
@@ -66,9 +72,27 @@ def headers(*names: str) -> tuple[tuple[str, str], ...]:
     while pending:
         name = pending.pop()
         if name not in found:
-            found[name] = text(name)
+            found[name] = text(name, dialect)
             pending += _INCLUDE.findall(found[name])
     return tuple(sorted(found.items()))
+
+
+def inlined(source: str, texts: Iterable[tuple[str, str]]) -> str:
+    """A source with the texts of its headers in place of the includes, each once.
+
+    Includes of what is not among the texts stay.
+    """
+    left = dict(texts)
+
+    def header(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in names:
+            return match[0]
+        body = left.pop(name, "").replace("#pragma once\n", "", 1)
+        return _INCLUDE.sub(header, body.rstrip())
+
+    names = set(left)
+    return _INCLUDE.sub(header, source)
 
 
 def source_hash(*names: str) -> str:

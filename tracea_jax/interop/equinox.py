@@ -27,7 +27,7 @@ class TraceaConv2d(_NN.Conv2d):
 
     def __call__(self, x: jax.Array, *, key: Any = None) -> jax.Array:
         """(in channels, height, width) -> (out channels, out height, out width)."""
-        if x.ndim != 3 or _never(self):
+        if _never(self) or not _takes(self, x):
             return super().__call__(x, key=key)
         y = conv2d(
             jnp.moveaxis(x, 0, -1)[None],
@@ -79,6 +79,12 @@ def _never(layer: Any) -> str | None:
     if layer.padding_mode != "ZEROS":
         return f"padding_mode {layer.padding_mode}; it takes ZEROS"
     return None
+
+
+def _takes(layer: Any, x: jax.Array) -> bool:
+    """Whether equinox takes an input: its errors are the ones that people know."""
+    fits = x.ndim == 3 and x.shape[0] == layer.in_channels
+    return fits and x.dtype == layer.weight.dtype
 
 
 def _unless_patched(layer: Any) -> str | None:

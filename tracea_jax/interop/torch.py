@@ -41,14 +41,16 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def to_jax(tensor: Any) -> jax.Array:
     """The tensor's memory as an array of JAX, without its gradient.
 
-    Nothing is copied if the tensor begins at a multiple of 64 bytes. An array must not
-    change: do not write into the tensor while the array is used.
+    Nothing is copied if the tensor begins at a multiple of 64 bytes and is no negative
+    or conjugate view. An array must not change: do not write into the tensor while the
+    array is used.
 
     Raises:
       TypeError: on a dtype that JAX would narrow, such as float64 without
         ``jax_enable_x64``.
     """
-    array = jax.dlpack.from_dlpack(tensor.detach())
+    # A negative view is another tensor's memory with a mark, which DLPack leaves out.
+    array = jax.dlpack.from_dlpack(tensor.detach().resolve_conj().resolve_neg())
     if array.dtype.itemsize != tensor.element_size():
         raise TypeError(
             f"a tensor of {tensor.dtype} would become an array of {array.dtype}: set "
@@ -188,6 +190,8 @@ def _refuses(name: str, tensor: Any, x: Any) -> str | None:
         return f"{name} is empty"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"{name} is on {tensor.device}; it takes cpu and cuda"
+    if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        return f"{name} has a tangent of forward-mode differentiation"
     if tensor.device.type == "cuda" and jax.default_backend() != "gpu":
         return "torch has the tensors on a GPU, and JAX uses none"
     return None
@@ -197,6 +201,10 @@ def _mistake(layer: Any, x: Any) -> str | None:
     """Why torch shall see the call: its errors are the ones that people know."""
     if x.ndim not in (3, 4) or x.shape[-3] != layer.in_channels:
         return f"input has shape {tuple(x.shape)}"
+    windows = zip(_pair(layer.dilation), layer.weight.shape[2:], strict=True)
+    sizes = zip(x.shape[-2:], _padding(layer), windows, strict=True)
+    if any(n + sum(added) <= d * (k - 1) for n, added, (d, k) in sizes):
+        return f"input has shape {tuple(x.shape)}, smaller than the kernel"
     return None
 
 
@@ -214,7 +222,7 @@ class _Convolution(torch.autograd.Function):
             y = convolution.forward(
                 _channels_last(x),
                 _weights(weight),
-                None if bias is None else to_jax(bias),
+                None if bias is None else to_jax(bias.detach().contiguous()),
                 geometry=_geometry(layer, weight),
             )
             return _like(_from_channels_last(y), x, weight)
@@ -249,7 +257,7 @@ def _by_torch(layer: Any, x: Any, weight: Any, cotangent: Any, wanted: Any) -> A
     padding = [top, left] if even else [0, 0]
     dx, dw, db = torch.ops.aten.convolution_backward(
         *(cotangent, padded, weight, [layer.out_channels]),
-        *(list(layer.stride), padding, list(layer.dilation)),
+        *(list(_pair(layer.stride)), padding, list(_pair(layer.dilation))),
         *(False, [0, 0], layer.groups, list(wanted)),
     )
     if dx is not None and not even:
@@ -261,18 +269,24 @@ def _by_torch(layer: Any, x: Any, weight: Any, cotangent: Any, wanted: Any) -> A
 def _padding(layer: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """Of the height and of the width, before and after."""
     if layer.padding == "same":  # what is left over is added at the end
-        pairs = zip(layer.dilation, layer.kernel_size, strict=True)
+        pairs = zip(_pair(layer.dilation), layer.kernel_size, strict=True)
         (height, width) = (d * (k - 1) for d, k in pairs)
         return (height // 2, height - height // 2), (width // 2, width - width // 2)
-    height, width = (0, 0) if layer.padding == "valid" else layer.padding
+    height, width = (0, 0) if layer.padding == "valid" else _pair(layer.padding)
     return (height, height), (width, width)
+
+
+def _pair(sizes: Any) -> tuple[int, int]:
+    """Of the height and of the width: torch takes one number for both, too."""
+    height, width = (sizes, sizes) if isinstance(sizes, int) else sizes
+    return int(height), int(width)
 
 
 def _geometry(layer: Any, weight: Any) -> Geometry:
     return Geometry(
-        strides=tuple(layer.stride),
+        strides=_pair(layer.stride),
         padding=_padding(layer),
-        dilation=tuple(layer.dilation),
+        dilation=_pair(layer.dilation),
         groups=layer.groups,
         precision=_precision(weight),
         implementation=layer.implementation,

@@ -21,6 +21,7 @@ _NEW = (
     "value_dim",
     "aligned_at_end",
     "alibi",
+    "bias_gradient",
 )
 
 
@@ -36,7 +37,8 @@ class AttentionProblem(Problem):
 
     Attributes:
       direction: "forward": (q, k, v, ...) -> o; "backward": its gradients with respect
-        to q, k, v and the bias, from o and the log-sum-exp of each query's scores.
+        to q, k, v and the bias (``bias_gradient``), from o and the log-sum-exp of each
+        query's scores.
       saves_lse: whether the log-sum-exp is a second result of a forward attention, as
         training needs it for the backward one.
       batch, q_len, kv_len, heads, kv_heads, head_dim: q is (batch, q_len, heads,
@@ -64,6 +66,7 @@ class AttentionProblem(Problem):
         "distance": ``-slope |key - query|``; "linear": slope (key - query); None for
         none.
         Where queries see no later keys both are the same, and called "linear".
+      bias_gradient: whether a backward pass computes the bias's gradient, too.
     """
 
     direction: Literal["forward", "backward"] = "forward"
@@ -90,6 +93,7 @@ class AttentionProblem(Problem):
     value_dim: int | None = None
     aligned_at_end: bool = False
     alibi: Alibi | None = None
+    bias_gradient: bool = False
 
     op = "attention"
     extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
@@ -97,6 +101,8 @@ class AttentionProblem(Problem):
     def __post_init__(self) -> None:
         if self.saves_lse and self.direction != "forward":
             raise ValueError("only a forward attention saves the log-sum-exp")
+        if self.bias_gradient and (self.direction != "backward" or not self.bias):
+            raise ValueError("only a backward attention has the gradient of its bias")
         if self.mask_block and not self.mask:
             raise ValueError(f"mask_block={self.mask_block} needs a mask")
         if self.value_dim == self.head_dim:  # one problem, one key
@@ -130,7 +136,8 @@ class AttentionProblem(Problem):
         both = passes * (self.head_dim + self.columns)
         total = (queries + keys) * both * ITEMSIZE.get(self.dtype, 4)
         if self.bias:
-            total += math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
+            bias = math.prod(self.bias) * ITEMSIZE.get(self.bias_dtype or "", 4)
+            total += bias * (1 + self.bias_gradient)
         if self.saves_lse:
             total += self.batch * self.heads * self.q_len * ITEMSIZE["float32"]
         if self.segments:
@@ -184,5 +191,6 @@ class AttentionProblem(Problem):
             "sinks" if self.sinks else "",
             f"alibi {self.alibi}" if self.alibi else "",
             "&lse" if self.saves_lse else "",
+            "&dbias" if self.bias_gradient else "",
         ]
         return " ".join(p for p in parts if p)

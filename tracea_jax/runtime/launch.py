@@ -130,7 +130,7 @@ def cuda_lowering(
       ValueError: naming the limit that the launch breaks, or the parameter that the
         compiled code has otherwise.
     """
-    attributes = _ready(kernel, cubin, embed)
+    attributes = ready(kernel, cubin, embed)
     return jax.ffi.ffi_lowering(CUDA_TARGET)(ctx, *operands, **attributes)
 
 
@@ -151,12 +151,12 @@ def cuda_call(
       updates: operands that share the memory of a result, operand number to result
         number; XLA copies an operand that is needed again.
     """
-    attributes = _ready(kernel, cubin, embed)
+    attributes = ready(kernel, cubin, embed)
     call = jax.ffi.ffi_call(CUDA_TARGET, results, input_output_aliases=updates)
     return call(*operands, **attributes)
 
 
-def _ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
+def ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
     """The attributes of a launch whose code this process, or the program, has."""
     register()
     if (wrong := parameters.mismatch(kernel, cubin.image, cubin.entry)) is not None:

@@ -242,15 +242,20 @@ def _file(kernel: Kernel) -> str:
 
 
 def located(error: CompileError, kernel: Kernel) -> CompileError:
-    """The error with the names and lines of the file that the source is from."""
+    """The error with names, lines and columns of the file that the source is from.
+
+    NVRTC tells no columns, but points at them: below the line, which it indents.
+    """
     if kernel.place is None:
         return error
     own, (file, first) = re.escape(_file(kernel)), kernel.place
 
     def moved(match: re.Match[str]) -> str:
-        return f"{file}({int(match[1]) + first - 1})"
+        column = "" if match[3] is None else f",{len(match[3]) + 1}"
+        return f"{file}({int(match[1]) + first - 1}{column}){match[2] or ''}"
 
-    error.args = (re.sub(rf"\b{own}\((\d+)\)", moved, str(error)),)
+    shown = rf"\b{own}\((\d+)\)(: .*\n  .*\n  (\s*)\^)?"
+    error.args = (re.sub(shown, moved, str(error)),)
     return error
 
 

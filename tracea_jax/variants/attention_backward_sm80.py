@@ -20,12 +20,12 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_rows as rows
 from tracea_jax.emit import attention_backward_sm80 as emit
 from tracea_jax.emit import attention_backward_sm90 as sizes
-from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
-from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config, Side
+from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config
+from tracea_jax.emit.attention_sides import Side
 from tracea_jax.emit.attention_sm80 import UNITS
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.attention_backward_sm90 import (
+from tracea_jax.variants.attention_backward_steps import (
     OF_SINKS,
     may_be_blind,
     of_blind,
@@ -34,8 +34,8 @@ from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm80 import device_refuses
 from tracea_jax.variants.attention_sm90 import head_refuses, size_refuses
 from tracea_jax.variants.attention_steps import (
-    map_buffers,
-    map_step,
+    map_buffers_of,
+    map_steps_of,
     optional_operands,
 )
 from tracea_jax.variants.cuda_gemm import INT32_MAX
@@ -47,7 +47,7 @@ from tracea_jax.variants.space import (
     grid,
     legal_columns,
 )
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
 _WIDEST_HEAD = 128
 _LONGEST = 1 << 30  # positions that may be added without overflow
@@ -125,7 +125,7 @@ class AttentionBackwardSm80:
     ) -> Steps:
         assert isinstance(device, CudaDevice)
         p, c = problem, cast("Any", config)
-        has_blind = _may_be_blind(p)
+        has_blind = may_be_blind(p)
         sides = (emit.side_of_keys(p, c), emit.side_of_queries(p, c))
         steps: list[Step] = [
             Launch(
@@ -140,7 +140,7 @@ class AttentionBackwardSm80:
         if p.sinks:
             steps.append(OF_SINKS)
         for side in sides:
-            steps += _map_of(side, device)
+            steps += map_steps_of(side, device)
             steps.append(
                 Launch(
                     name=side.name,
@@ -160,12 +160,6 @@ class AttentionBackwardSm80:
 ATTENTION_BACKWARD_SM80 = AttentionBackwardSm80()
 
 
-def _may_be_blind(problem: AttentionProblem) -> bool:
-    """Whether a query might see no key; it then takes the mean of all values."""
-    is_shifted = rules.shifts(problem) and rules.window(problem) != (None, None)
-    return problem.mask is not None or is_shifted or may_be_blind(problem)
-
-
 def _buffers(
     problem: AttentionProblem,
     config: AttentionBackwardSm80Config,
@@ -179,37 +173,7 @@ def _buffers(
         yield Buffer(name="blind", shape=sizes.blind_shape(p, c), dtype="float32")
         yield Buffer(name="everywhere", shape=of_values, dtype="float32")
     for side in sides:
-        if side.of_keys and side.problem.mask:
-            shape = side.problem.mask
-            yield Buffer(name=side.buffer("mask"), shape=shape, dtype="bool")
-        for buffer in map_buffers(side.problem, side):
-            yield dataclasses.replace(buffer, name=side.buffer(buffer.name))
-
-
-def _map_of(side: Side, device: CudaDevice) -> Iterator[Step]:
-    """The map and the words of a mask, as the side's own rows see other ones."""
-    if not rules.is_mapped(side.problem):
-        return
-    step = map_step(side.problem, side, device)
-    if side.of_keys and side.problem.mask:
-        yield Expression(
-            name="mask_of_keys",
-            function=turned,
-            reads=("mask",),
-            writes=("mask_of_keys",),
-        )
-    reads = (side.buffer(n) if n == "mask" else side.of(n) for n in step.reads)
-    yield dataclasses.replace(
-        step,
-        name=side.buffer(step.name),
-        reads=tuple(reads),
-        writes=tuple(side.buffer(name) for name in step.writes),
-    )
-
-
-def turned(module: Any, mask: Any) -> Any:
-    """A mask with keys and queries in each other's place."""
-    return module.swapaxes(mask, 2, 3)
+        yield from map_buffers_of(side)
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:

@@ -2,9 +2,13 @@
 
 The output and the log-sum-exp come from whatever ran forward. Two kernels compute dk
 and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
-order of the keys, so that results are the same from run to run, or in none. Both skip
-what nobody sees. Here are the reasons that refuse problems, the legal configs and the
-calls; the kernels' text is in ``emit.attention_backward_kernels`` and beside it.
+order of the keys, so that results are the same from run to run, or in none. A further
+one computes the gradient of a bias, whose terms it sums in an order that depends on
+shapes alone. All skip what nobody sees. A query all of whose scores are below -2^99
+counts as one that sees no key: it takes the mean of all values, masked ones too.
+
+Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
+text is in ``emit.attention_backward_kernels`` and beside it.
 Caller: the op's record (``ops.attention.op``).
 """
 
@@ -15,45 +19,51 @@ import math
 from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import attention_backward_bias as of_bias
 from tracea_jax.emit import attention_backward_kernels as kernels
 from tracea_jax.emit import attention_backward_rows as small
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
-from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants import attention_backward_steps as steps_of
+from tracea_jax.variants.attention_backward_space import (
+    CHOICES,
+    IDLE,
+    RULES,
+    looks_at_scores,
+    parts,
+)
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm90 import device_refuses, size_refuses
+from tracea_jax.variants.attention_steps import (
+    map_buffers_of,
+    map_steps_of,
+    optional_operands,
+)
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
-    Rule,
     Space,
     check_choices,
     first_refusal,
     grid,
     legal_columns,
 )
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
+from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
-_WIDEST_HEAD, _WIDEST_VALUE = 192, 128
+_WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
+_FEWEST_MOVED = 4096  # of those that have a bias or ALiBi
 _MANY = 4096  # keys of a query that are worth sums of dq in memory
-_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end")
-CHOICES = {
-    "tile_kv": (128, 192),
-    "block_q": (32, 48, 64, 80, 96, 128),
-    "stages_q": (2, 3),
-    "tile_q": (128, 192),
-    "block_kv": (64, 80, 96, 128),
-    "stages_kv": (2, 3),
-    "dq": ("recomputed", "ordered", "atomic"),
-}
-# Registers of a thread for sums and scores that there are without spilling any.
-_REGISTERS = {2: 208, 3: 136}
+_EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
+# The config whose maps of blocks are largest.
+_SMALLEST = AttentionBackwardSm90Config(
+    tile_kv=128, block_q=32, tile_q=128, block_kv=64
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,6 +76,8 @@ class AttentionBackwardSm90:
         "cuda/attention_backward_keys_sm90.cuh",
         "cuda/attention_backward_queries_sm90.cuh",
         "cuda/attention_backward_dq_sm90.cuh",
+        "cuda/attention_backward_bias_sm90.cuh",
+        "cuda/attention_map.cuh",
         "cuda/attention_rows.cuh",
         "cuda/attention_spans.cuh",
     )
@@ -88,12 +100,12 @@ class AttentionBackwardSm90:
         device: Device,
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(_RULES, problem, config, device):
+        if rule := first_refusal(RULES, problem, config, device):
             raise ValueError(rule.why(problem, config, device))
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
         columns, pruned = legal_columns(
-            grid(**CHOICES), AttentionBackwardSm90Config, _RULES, problem, device
+            grid(**CHOICES), AttentionBackwardSm90Config, RULES, problem, device
         )
         return Space(
             config_type=AttentionBackwardSm90Config, columns=columns, pruned=pruned
@@ -103,23 +115,28 @@ class AttentionBackwardSm90:
         self, problem: AttentionProblem, device: Device
     ) -> AttentionBackwardSm90Config:
         p = problem
+        if emit.splits(p):
+            return _of_split(p, device)
         if p.head_dim > 128:
             return AttentionBackwardSm90Config(
                 tile_kv=128, block_q=32, tile_q=128, block_kv=64
             )
         if _adds_faster(p):
             added = AttentionBackwardSm90Config(
-                tile_kv=2 * emit.PART, block_q=_parts(p), dq="ordered", **_IDLE
+                tile_kv=2 * emit.PART, block_q=parts(p), dq="ordered", **IDLE
             )
-            if first_refusal(_RULES, p, added, device) is None:
+            if first_refusal(RULES, p, added, device) is None:
                 return added
         if max(p.head_dim, p.columns) > 64:
+            block_q = 48 if emit.is_crowded(p) else 64
             return AttentionBackwardSm90Config(
-                tile_kv=128, block_q=64, tile_q=128, block_kv=64, stages_kv=3
+                tile_kv=128, block_q=block_q, tile_q=128, block_kv=64, stages_kv=3
             )
-        block_kv = 80 if p.soft_cap is None else 64
+        narrow = p.soft_cap is not None or looks_at_scores(p)
+        block_kv = 64 if narrow else 80
+        tile_q = 128 if emit.is_crowded(p) else 192
         return AttentionBackwardSm90Config(
-            tile_kv=128, block_q=96, tile_q=192, block_kv=block_kv, stages_kv=3
+            tile_kv=128, block_q=96, tile_q=tile_q, block_kv=block_kv, stages_kv=3
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
@@ -132,6 +149,11 @@ class AttentionBackwardSm90:
         p = problem
         if min(p.q_len, p.kv_len) < _FEWEST:
             return False
+        if emit.splits(p):  # not measured
+            return False
+        if looks_at_scores(p):
+            fewest = _fewest(p)
+            return fewest is not None and min(p.q_len, p.kv_len) >= fewest
         if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
             return True
         left, right = rules.window(p)
@@ -146,7 +168,7 @@ class AttentionBackwardSm90:
     ) -> Steps:
         assert isinstance(device, CudaDevice)
         p, c = problem, config
-        has_blind = may_be_blind(p)
+        has_blind = steps_of.may_be_blind(p)
         shape = emit.rows_shape(p, c)
         scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
         steps: list[Step] = [
@@ -170,12 +192,23 @@ class AttentionBackwardSm90:
                 Buffer(name=name, shape=shape, dtype="float32")
                 for name, shape in shapes.items()
             ]
-            steps.append(of_blind(p))
+            steps.append(steps_of.of_blind(p))
         if p.segments:
-            scratch += _segment_buffers(p, c)
-            steps.append(_of_segments(p, c, device))
+            scratch += steps_of.segment_buffers(p, c)
+            steps.append(steps_of.of_segments(p, c, device))
         if p.sinks:
-            steps.append(OF_SINKS)
+            steps.append(steps_of.OF_SINKS)
+        for told in steps_of.told(p, c):
+            if told.is_mapped:
+                scratch += map_buffers_of(told.side)
+                steps += map_steps_of(told.side, device)
+        if p.bias_gradient:
+            how = of_bias.of(p, device)
+            if not how.is_whole:
+                scratch.append(
+                    Buffer(name=how.writes, shape=how.shape, dtype=how.dtype)
+                )
+            steps += steps_of.of_bias(p, c, device)
         steps += [
             Launch(
                 name="keys",
@@ -185,11 +218,10 @@ class AttentionBackwardSm90:
             ),
             _of_queries(p, c, device),
         ]
-        optional = ("q_lengths",) * p.q_lengths + ("kv_lengths",) * p.kv_lengths
-        optional += ("q_segments", "kv_segments") * p.segments + ("sinks",) * p.sinks
+        more = ("dbias",) * p.bias_gradient + ("dsinks",) * p.sinks
         return Steps(
-            operands=("q", "k", "v", *optional, "o", "lse", "do"),
-            results=("dq", "dk", "dv", *("dsinks",) * p.sinks),
+            operands=("q", "k", "v", *optional_operands(p), "o", "lse", "do"),
+            results=("dq", "dk", "dv", *more),
             scratch=tuple(scratch),
             steps=tuple(steps),
         )
@@ -203,7 +235,7 @@ def _of_queries(
         reads = emit.dq_reads(config)
     else:
         kernel = kernels.queries_kernel(problem, config, device)
-        reads = emit.queries_reads(problem)
+        reads = emit.queries_reads(problem, config)
     return Launch(name="queries", kernel=kernel, reads=reads, writes=("dq",))
 
 
@@ -216,173 +248,34 @@ def _adds_faster(problem: AttentionProblem) -> bool:
     p = problem
     left, _ = rules.window(p)
     seen = p.kv_len if left is None else left + 1
-    return not p.segments and p.heads == p.kv_heads and seen >= _MANY
+    has_turns = not p.segments and p.heads == p.kv_heads
+    return has_turns and not looks_at_scores(p) and seen >= _MANY
 
 
-def may_be_blind(problem: AttentionProblem) -> bool:
-    """Whether a query might see no key; it then takes the mean of all values."""
-    p = problem
-    left, right = rules.window(p)
-    keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
-    return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)
+def _fewest(problem: AttentionProblem) -> int | None:
+    """Fewest queries and keys with which it beats others beside a bias or a mask.
 
-
-def of_blind(problem: AttentionProblem) -> Expression:
-    p = problem
-    arguments = {
-        "group": p.heads // p.kv_heads,
-        "kv_len": p.kv_len,
-        "dtype": p.dtype,
-    }
-    return Expression(
-        name="mean",
-        function=mean_of_blind,
-        reads=("blind",),
-        writes=("everywhere",),
-        arguments=tuple(arguments.items()),
-    )
-
-
-def mean_of_blind(
-    module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
-) -> Any:
-    """What queries that see no key add to the gradient of each value of their head.
-
-    Args:
-      module: the array module.
-      blind: float32 (batch, tiles, heads, head_dim), sums of their do.
-      group: heads that share values.
-      kv_len: keys, the masked ones included.
-      dtype: that a weight is rounded to.
-
-    Returns:
-      float32 (batch, kv_heads, head_dim).
+    At 4096 positions, for heads of 128, cuDNN took 1.6 and 1.7 times as long on an H100
+    with a bias for each head and its gradient, and 2.7 times without that. It has no
+    ALiBi, and XLA, which computes all scores, took several times as long.
     """
-    batch, _, heads, dim = blind.shape
-    shared = module.sum(blind, 1).reshape(batch, heads // group, group, dim)
-    return module.sum(shared, 2) * module.asarray(1 / kv_len, dtype).astype("float32")
-
-
-def gradient_of_sinks(module: Any, sinks: Any, rows: Any) -> Any:
-    """-sum of p delta over all queries, p being the weight of the sink.
-
-    Args:
-      module: the array module.
-      sinks: float32 (heads,).
-      rows: float32 (batch, heads, 2 or 3, queries), see attention_rows.cuh.
-
-    Returns:
-      float32 (heads,).
-    """
-    log2 = sinks[:, None] * math.log2(math.e)
-    weights = module.exp2(log2 - rows[:, :, 0])
-    return -module.sum(weights * rows[:, :, 1], (0, 2))
-
-
-OF_SINKS = Expression(
-    name="sinks",
-    function=gradient_of_sinks,
-    reads=("sinks", "rows"),
-    writes=("dsinks",),
-)
-
-
-def _segment_buffers(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config
-) -> list[Buffer]:
     p = problem
-    shapes: dict[str, tuple[int, ...]] = {
-        "ids_kv": (p.batch, emit.padded_kv(p, config))
-    }
-    for name, (ids, field) in emit.SPANS.items():
-        length = p.q_len if ids == "q_segments" else p.kv_len
-        shapes[name] = (p.batch, -(-length // getattr(config, field)), 2)
-    return [Buffer(name=n, shape=s, dtype="int32") for n, s in shapes.items()]
-
-
-def _of_segments(
-    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
-) -> Launch:
-    return Launch(
-        name="segments",
-        kernel=small.spans_kernel(problem, config, device),
-        reads=emit.SPANS_READ,
-        writes=("ids_kv", *emit.SPANS),
+    is_usual = p.head_dim == p.columns == 128 and p.mask is None and not p.segments
+    has_one = (p.bias is None or rules.biased_by_tiles(p)) and (
+        p.bias is None or p.alibi is None
     )
+    return _FEWEST_MOVED if is_usual and has_one else None
 
 
-def _most_registers(tile: Any) -> Any:
-    two, three = _REGISTERS.values()
-    return two - (tile // _ROWS - 2) * (two - three)
-
-
-# What is said of the kernel that sums of dq do not need: each config is said once.
-_IDLE = {"tile_q": 128, "block_kv": 64, "stages_kv": 2}
-
-
-def _parts(problem: AttentionProblem) -> int:
-    """Queries of a block of which two consumers add a part each."""
-    return emit.PART * (3 - forward.slabs(problem.head_dim))
-
-
-_RULES = (
-    Rule(
-        code="parts",
-        refuses=lambda p, c, d: (
-            c.adds & ((c.tile_kv != 2 * emit.PART) | (c.block_q != _parts(p)))
-        ),
-        why=lambda p, c, d: (
-            f"dq={c.dq!r} takes tile_kv={2 * emit.PART} and block_q={_parts(p)}"
-        ),
-    ),
-    Rule(
-        code="cap",
-        refuses=lambda p, c, d: c.adds & (p.soft_cap is not None),
-        why=lambda p, c, d: f"dq={c.dq!r} leaves no registers for a soft cap",
-    ),
-    Rule(
-        code="idle",
-        refuses=lambda p, c, d: (
-            c.adds
-            & (
-                (c.tile_q != _IDLE["tile_q"])
-                | (c.block_kv != _IDLE["block_kv"])
-                | (c.stages_kv != _IDLE["stages_kv"])
-            )
-        ),
-        why=lambda p, c, d: (
-            f"dq={c.dq!r} has no kernel of its own, and is written as "
-            + ", ".join(f"{name}={value}" for name, value in _IDLE.items())
-        ),
-    ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: (
-            (emit.keys_smem_bytes(p, c) > d.smem_per_block_bytes)
-            | (emit.queries_smem_bytes(p, c) > d.smem_per_block_bytes)
-        ),
-        why=lambda p, c, d: (
-            f"the kernels take {emit.keys_smem_bytes(p, c)} and "
-            f"{emit.queries_smem_bytes(p, c)} bytes of shared memory; a block of "
-            f"{d.arch} has {d.smem_per_block_bytes}"
-        ),
-    ),
-    Rule(
-        code="registers",
-        refuses=lambda p, c, d: (
-            (
-                (c.dq == "recomputed")
-                & (emit.keys_registers(p, c) > _most_registers(c.tile_kv))
-            )
-            | (emit.queries_registers(p, c) > _most_registers(c.tile_q))
-        ),
-        why=lambda p, c, d: (
-            f"sums and scores take {emit.keys_registers(p, c)} and "
-            f"{emit.queries_registers(p, c)} registers of a thread; there are "
-            f"{_most_registers(c.tile_kv)} and {_most_registers(c.tile_q)}"
-        ),
-    ),
-)
+def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:
+    """The config of wide heads whose blocks are largest."""
+    configs = (
+        AttentionBackwardSm90Config(
+            tile_kv=_ROWS, block_q=block_q, tile_q=128, block_kv=block_kv
+        )
+        for block_q, block_kv in ((64, 48), (64, 32), (48, 32), (32, 32))
+    )
+    return next(c for c in configs if not first_refusal(RULES, problem, c, device))
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:
@@ -391,9 +284,10 @@ def _head_refuses(problem: AttentionProblem) -> str | None:
             f"operands of dtype {problem.dtype}; it takes {', '.join(forward.DTYPES)}"
         )
     p = problem
+    most = (_WIDEST, _WIDEST) if emit.splits(p) else (emit.WIDEST, _WIDEST_VALUE)
     for name, columns, widest in (
-        ("head_dim", p.head_dim, _WIDEST_HEAD),
-        ("value_dim", p.columns, _WIDEST_VALUE),
+        ("head_dim", p.head_dim, most[0]),
+        ("value_dim", p.columns, most[1]),
     ):
         if columns % 8 or not 0 < columns <= widest:
             return f"{name}={columns}; it takes multiples of 8 up to {widest}"
@@ -404,6 +298,16 @@ def _tiles_refuse(problem: AttentionProblem) -> str | None:
     p = problem
     if -(-p.kv_len // _ROWS) * p.kv_heads * p.batch > INT32_MAX:
         return "the keys have more than 2^31 - 1 tiles of 64"
+    if p.bias_gradient:
+        tile = _ROWS
+        tiles = -(-p.q_len // tile) * -(-p.kv_len // tile)
+        if tiles * p.heads * p.batch > INT32_MAX:
+            return f"the scores have more than 2^31 - 1 tiles of {tile}x{tile}"
+    for told in steps_of.told(p, _SMALLEST):
+        if math.prod(forward.buffer_shapes(told.side.problem, told.side)["map"]) > (
+            INT32_MAX
+        ):
+            return "the map of a mask would have more than 2^31 - 1 words"
     return None
 
 
@@ -413,10 +317,10 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
         return reason
     if p.segments and max(p.q_len, p.kv_len) > _ROWS * emit.MOST_BLOCKS:
         return f"segments and a length above {_ROWS * emit.MOST_BLOCKS}"
-    if p.bias:
-        return "it computes no gradient of a bias"
-    if p.mask:
-        return "it reads no mask"
+    if p.bias and p.bias_dtype not in forward.BIAS_DTYPES:
+        return (
+            f"a bias of dtype {p.bias_dtype}; it reads {', '.join(forward.BIAS_DTYPES)}"
+        )
     if rules.shifts(p):
         return "positions from ends that each example has its own of"
     if p.window and max(map(abs, p.window)) > _LONGEST:

@@ -33,7 +33,6 @@ from tracea_jax.variants.space import (
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, zeros
 
 _WIDEST_HEAD = 256
-_BIAS_DTYPES = ("bfloat16", "float16", "float32")
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
 # Fewest queries and keys with which it was at least as fast as cuDNN on an H200, by the
@@ -352,8 +351,8 @@ def kind_refuses(problem: AttentionProblem) -> str | None:
     p = problem
     if p.direction == "backward":
         return "it computes no gradients"
-    if p.bias and p.bias_dtype not in _BIAS_DTYPES:
-        return f"a bias of dtype {p.bias_dtype}; it reads {', '.join(_BIAS_DTYPES)}"
+    if p.bias and p.bias_dtype not in emit.BIAS_DTYPES:
+        return f"a bias of dtype {p.bias_dtype}; it reads {', '.join(emit.BIAS_DTYPES)}"
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None

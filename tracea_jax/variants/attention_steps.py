@@ -1,10 +1,12 @@
 """What the calls of several kernels of attention have in common.
 
-Callers: ``attention_sm90``, ``attention_sm80``, ``attention_backward_sm80``.
+Callers: ``attention_sm90``, ``attention_sm80``, ``attention_backward_sm80``,
+``attention_backward_sm90``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,8 +14,9 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_map
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
+from tracea_jax.emit.attention_sides import Side
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.variants.steps import Buffer, Launch
+from tracea_jax.variants.steps import Buffer, Expression, Launch, Step
 
 
 def optional_operands(problem: AttentionProblem) -> tuple[str, ...]:
@@ -49,3 +52,39 @@ def map_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
         yield Buffer(name="map", shape=shapes["map"], dtype="uint32")
     if rules.reads_mask(problem, config):
         yield Buffer(name="mask_words", shape=shapes["mask"], dtype="uint32")
+
+
+def map_steps_of(side: Side, device: CudaDevice) -> Iterator[Step]:
+    """The map and the words of a mask, as the side's own rows see other ones."""
+    if not rules.is_mapped(side.problem):
+        return
+    step = map_step(side.problem, side, device)
+    if side.of_keys and side.problem.mask:
+        yield Expression(
+            name="mask_of_keys",
+            function=turned,
+            reads=("mask",),
+            writes=("mask_of_keys",),
+        )
+    own = side.of_keys and side.problem.mask is not None
+    reads = (side.buffer(n) if n == "mask" and own else side.of(n) for n in step.reads)
+    yield dataclasses.replace(
+        step,
+        name=side.buffer(step.name),
+        reads=tuple(reads),
+        writes=tuple(side.buffer(name) for name in step.writes),
+    )
+
+
+def map_buffers_of(side: Side) -> Iterator[Buffer]:
+    """What ``map_steps_of`` writes."""
+    if side.of_keys and side.problem.mask:
+        shape = side.problem.mask
+        yield Buffer(name=side.buffer("mask"), shape=shape, dtype="bool")
+    for buffer in map_buffers(side.problem, side):
+        yield dataclasses.replace(buffer, name=side.buffer(buffer.name))
+
+
+def turned(module: Any, mask: Any) -> Any:
+    """A mask with keys and queries in each other's place."""
+    return module.swapaxes(mask, 2, 3)

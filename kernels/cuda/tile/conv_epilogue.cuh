@@ -14,7 +14,8 @@
 //
 // Where the pixels of the result are not neighbours in memory (kScatters), each warp writes
 // the rows that it staged itself, 16 bytes a lane, and drops those that are no pixels of the
-// result. Residuals of such rows arrive by tensor maps in im2col mode.
+// result. Which these are its lanes find out before the tile is multiplied, one row each: it
+// takes divisions. Residuals of such rows arrive by tensor maps in im2col mode.
 //
 // Traits: ElementOut, ElementBias, ElementResidual, Swizzle, kTileN, kSlabs, kScatters,
 // kEpilogueBuffers, kHasBias, kHasResidual, kSavesPreactivation, kActivation.
@@ -102,8 +103,14 @@ class ConvEpilogue {
 
   // Starts the loads that the slabs at corner(slab) will need, columns from n on.
   template <class Corner>
-  TRACEA_DEVICE void prefetch(Corner&& corner, int n) {
+  TRACEA_DEVICE void prefetch(Corner&& corner, int n, const ConvRows& rows) {
     if constexpr (Traits::kHasBias) load_bias(n);
+    if constexpr (Traits::kScatters) {
+      TRACEA_UNROLL
+      for (int slab = 0; slab < Traits::kSlabs; ++slab) {
+        pixels_[slab] = pixel_of(corner(slab).row + first_row() + thread_ % 16, rows);
+      }
+    }
     if constexpr (Traits::kHasResidual) {
       TRACEA_UNROLL
       for (int i = 0; i < kResidualBuffers && i < kTileSubTiles; ++i) {
@@ -115,7 +122,7 @@ class ConvEpilogue {
   // Finishes and stores the slabs at corner(slab), columns n .. n + kTileN - 1.
   template <class Corner>
   TRACEA_DEVICE void store(const float (&accumulators)[Traits::kSlabs][kAccumulators],
-                           Corner&& corner, int n, const ConvRows& rows) {
+                           Corner&& corner, int n) {
     if constexpr (Traits::kHasBias) share_bias();
     TRACEA_UNROLL
     for (int index = 0; index < kTileSubTiles; ++index) {
@@ -126,14 +133,14 @@ class ConvEpilogue {
       if constexpr (Traits::kSavesPreactivation) {
         stage_all<Activation::kNone>(sums, sub);
         if constexpr (Traits::kScatters) {
-          scatter(params_.scattered[1], at.row, column, rows);
+          scatter(params_.scattered[1], pixels_[index / kSubTiles], column);
         } else {
           publish(params_.preactivation, at, column);
         }
       }
       stage_all<Traits::kActivation>(sums, sub);
       if constexpr (Traits::kScatters) {
-        scatter(params_.scattered[0], at.row, column, rows);
+        scatter(params_.scattered[0], pixels_[index / kSubTiles], column);
       } else {
         publish(params_.out, at, column);
       }
@@ -260,26 +267,37 @@ class ConvEpilogue {
     next_buffer();
   }
 
-  // Writes this warp's 16 rows of the staged buffer, each to the place of its pixel.
-  TRACEA_DEVICE void scatter(void* result, int m, int n, const ConvRows& pixels) {
+  // The first of this warp's 16 rows of a slab.
+  TRACEA_DEVICE int first_row() const { return thread_ / kWarpSize * 16; }
+
+  // The pixel of the result that row m of all rows is, or none: -1.
+  TRACEA_DEVICE int pixel_of(int m, const ConvRows& rows) const {
+    const Pixel at = Pixel::at(m, rows.h.extent, rows.w.extent);
+    const int y = rows.h.out(at.row), x = rows.w.out(at.column);
+    const bool exists = m < rows.count && y < params_.rows && x < params_.columns;
+    return exists ? (at.image * params_.rows + y) * params_.columns + x : -1;
+  }
+
+  // Writes this warp's 16 rows of the staged buffer, each to the place of its pixel, which a
+  // lane of the warp knows.
+  TRACEA_DEVICE void scatter(void* result, int known_pixel, int n) {
     constexpr int kLanes = Tile::kRowBytes / 16, kUnit = 16 / sizeof(Element);
+    constexpr int kRowsAtOnce = kWarpSize / kLanes;
     const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
     const int lane = thread_ % kWarpSize, unit = lane % kLanes;
     const int column = n + unit * kUnit;
+    Element* const first = static_cast<Element*>(result) + column;
     __syncwarp();
-    TRACEA_NO_UNROLL
-    for (int i = lane / kLanes; i < 16; i += kWarpSize / kLanes) {
-      const int row = thread_ / kWarpSize * 16 + i;
+    TRACEA_UNROLL
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      const int row = i + lane / kLanes;
+      const int pixel = __shfl_sync(0xFFFFFFFFu, known_pixel, row);
       const Words words = ld_shared_words(
-          buffer + Traits::Swizzle::apply(Tile::kRowBytes * row + 16 * unit));
-      if (m + row >= pixels.count || column >= params_.n) continue;
-      const Pixel at = Pixel::at(m + row, pixels.h.extent, pixels.w.extent);
-      const int y = pixels.h.out(at.row), x = pixels.w.out(at.column);
-      if (y >= params_.rows || x >= params_.columns) continue;
-      const u64 line = static_cast<u64>(at.image) * params_.rows + y;
-      const u64 pixel = line * params_.columns + x;
-      Element* out = static_cast<Element*>(result) + pixel * params_.n + column;
-      *reinterpret_cast<Words*>(out) = words;
+          buffer +
+          Traits::Swizzle::apply(Tile::kRowBytes * (first_row() + row) + 16 * unit));
+      if (pixel >= 0 && column < params_.n) {
+        *reinterpret_cast<Words*>(first + static_cast<i64>(pixel) * params_.n) = words;
+      }
     }
     __syncwarp();
     next_buffer();
@@ -295,6 +313,7 @@ class ConvEpilogue {
   const bool leader_;
   int buffer_idx_ = 0;
   u32 copied_idx_ = 0, residual_idx_ = 0;  // residuals copied and read so far
+  int pixels_[Traits::kSlabs];             // of a row of each slab, if they are scattered
   float bias_[kBiasPerThread];
 };
 

@@ -231,7 +231,7 @@ def backward_error(
             exact = sum(g.p.T @ g.do for g in all_g)
             size = sum(g.p.T @ np.abs(g.do) for g in all_g)
             worst = max(worst, units.worst(dv[b, some_keys, h], exact, size, scores))
-    if p.bias:
+    if p.bias_gradient:
         worst = max(worst, _bias_error(p, x, others[0], units, seed))
     return max(worst, _sinks_error(p, x, others[-1], units)) if p.sinks else worst
 

@@ -6,7 +6,6 @@ is in ``definition``.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
-from tracea_jax.ops.common.typed import asarray
+from tracea_jax.ops.common.typed import asarray, finfo
 from tracea_jax.problem.attention import Alibi
 
 ALIBI: tuple[Alibi, ...] = ("distance", "linear")
@@ -91,8 +90,12 @@ def soft_cap(cap: Any) -> float | None:
         raise ValueError(
             f"logits_soft_cap must be a number that is known, not {shown(cap)}"
         ) from e
-    if not 0 < found < math.inf:
-        raise ValueError(f"logits_soft_cap must be positive and finite, not {found}")
+    limits = finfo(jnp.float32)  # of the scores
+    if not float(limits.tiny) <= found <= float(limits.max):
+        raise ValueError(
+            "logits_soft_cap must be positive and finite, also as float32, not "
+            f"{shown(cap)}"
+        )
     return found
 
 

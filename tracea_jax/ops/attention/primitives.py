@@ -107,14 +107,19 @@ _traced_once = jit(reference, static_argnames=("spec", "lse"), inline=True)
 
 
 def _left_to_xla(
-    primals: Sequence[Any], *, spec: Spec, implementation: str | None, **_: Any
+    primals: Sequence[Any],
+    *,
+    spec: Spec,
+    implementation: str | None,
+    bias_gradient: bool,
+    **_: Any,
 ) -> bool:
     """Whether XLA would run the attention of a training or its backward pass.
 
     If only one of them, a mixture would compute the scores once more than XLA alone.
     """
     params: Params = {"spec": spec, "implementation": implementation, "config": None}
-    params["lse"] = _LSE
+    params |= {"lse": _LSE, "bias_gradient": bias_gradient}
     try:
         return any(
             lowering.left_to_xla(primitive, primals, **params)
@@ -127,9 +132,10 @@ def _left_to_xla(
 def _jvp(
     primals: Arrays, tangents: Tangents, *, lse: Any, **params: Any
 ) -> Differentiated:
-    slopes = dict(zip(params["spec"].names, tangents, strict=True)).get("alibi_slopes")
-    bends = slopes is not None and not isinstance(slopes, Zero)
-    if bends or _left_to_xla(primals, **params):
+    of = dict(zip(params["spec"].names, tangents, strict=True))
+    moves = {name for name, tangent in of.items() if not isinstance(tangent, Zero)}
+    bends, biases = "alibi_slopes" in moves, "bias" in moves
+    if bends or _left_to_xla(primals, bias_gradient=biases, **params):
         f = functools.partial(_traced_once, spec=params["spec"], lse=lse)
         outs, (do, *_) = references.jvp(f, primals, tangents)
     else:

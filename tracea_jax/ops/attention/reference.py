@@ -238,6 +238,7 @@ def problem_of(
     spec: Spec,
     lse: Any = None,
     direction: Any = "forward",
+    bias_gradient: bool = False,
     **_: Any,
 ) -> AttentionProblem:
     """The problem that the primitives' parameters and static shapes describe."""
@@ -268,4 +269,5 @@ def problem_of(
         value_dim=x["v"].shape[3],
         aligned_at_end=spec.aligned_at_end,
         alibi=spec.alibi,
+        bias_gradient=bias_gradient and direction == "backward",
     )

@@ -76,7 +76,7 @@ def execute(
         return attention_p.bind(*inputs, lse=lse, **params)
     return attention_backward_p.bind(
         *inputs,
-        bias_gradient=problem.bias is not None,
+        bias_gradient=problem.bias_gradient,
         sinks_gradient=problem.sinks,
         **params,
     )

@@ -81,11 +81,15 @@ def register(
     launch.register()
     taylor.register(primitive, reference)
     planned = Planned(
-        op=op, primitive=primitive, problem_of=problem_of, reference=reference
+        op=op,
+        primitive=primitive,
+        problem_of=problem_of,
+        reference=reference,
+        rules={"xla": reference, **rules},
     )
     inline: dict[str, Callable[..., Any]] = {
         name: mlir.lower_fun(f, multiple_results=True)
-        for name, f in {"xla": reference, **rules}.items()
+        for name, f in planned.rules.items()
     }
 
     def rule(

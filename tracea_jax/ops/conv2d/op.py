@@ -14,7 +14,9 @@ from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
+from tracea_jax.variants.conv2d_stem_sm90 import CONV2D_STEM_SM90
 from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
+from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
 
 CONV2D = Op(
@@ -23,7 +25,9 @@ CONV2D = Op(
     problem=Conv2dProblem,
     variants=(
         CONV2D_PRODUCT,
+        CONV2D_STRIPS_SM90,
         CONV2D_SM90,
+        CONV2D_STEM_SM90,
         CONV2D_DEPTHWISE,
         CONV2D_GROUPED,
         CONV2D_WEIGHTS_SM90,

@@ -12,15 +12,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from tracea_jax.emit.signature import signature
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.ops.common.typed import asarray, jit
 from tracea_jax.ops.cuda_kernel import numbers as texts
 from tracea_jax.ops.cuda_kernel.definition import Definition
-from tracea_jax.ops.cuda_kernel.given import as_list, frozen, with_numbers
-from tracea_jax.ops.cuda_kernel.primitive import bind
+from tracea_jax.ops.cuda_kernel.given import frozen, with_numbers
+from tracea_jax.ops.cuda_kernel.primitive import bind, reference
+from tracea_jax.ops.cuda_kernel.tangent import differentiable
 from tracea_jax.ops.cuda_kernel.text import included, place_of, read
 from tracea_jax.variants.cuda_kernel import KernelConfig, check_size
 
@@ -282,21 +281,13 @@ def _with_backward(definition: Definition, **params: Any) -> Callable[..., Any]:
     def call(*operands: Any) -> tuple[Any, ...]:
         return tuple(bind(*operands, kernel=definition, **params))
 
-    def forward(*operands: Any) -> Any:
-        results = call(*operands)
-        return results, (operands, results)
-
-    def transposed(kept: Any, cotangents: Any) -> tuple[Any, ...]:
-        operands, results = kept
-        found = as_list(backward(*operands, *results, *cotangents))
-        if len(found) != len(operands):
-            raise TypeError(
-                f"backward= of {definition.name} returns {len(found)} cotangents; it "
-                f"has {len(operands)} operands"
-            )
-        return tuple(found)
-
-    made: Any = jax.custom_vjp(call)
-    made.defvjp(forward, transposed)
+    made = differentiable(
+        call,
+        definition.name,
+        backward,
+        functools.partial(reference, kernel=definition, **params)
+        if definition.reference is not None
+        else None,
+    )
     # Outside of ``jit``, JAX would trace a function with a rule again in every call.
     return jit(made, inline=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from numbers import Number
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from tracea_jax import variants
@@ -14,6 +16,8 @@ from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.typed import asarray, jit
 from tracea_jax.ops.elementwise.primitive import bind
 from tracea_jax.typing import Implementation
+
+_OPERANDS = (jax.Array, np.ndarray, np.generic, Number)
 
 
 def add(
@@ -129,6 +133,12 @@ def abs(
 
 def _call(function: str, *operands: Any, implementation: Any, config: Any) -> jax.Array:
     variants.check_implementation("elementwise", implementation)
+    for x in operands:
+        if not isinstance(x, _OPERANDS) and not hasattr(x, "__jax_array__"):
+            raise TypeError(
+                f"elementwise.{function} takes arrays and numbers, not a "
+                f"{type(x).__name__} (jnp.asarray makes an array of a list)"
+            )
     return _elementwise(
         *operands,
         function=function,

@@ -1,0 +1,47 @@
+// The arithmetic of XLA's threads, on threads that somebody else has set up.
+
+#ifndef TRACEA_KERNELS_CAPI_ARITHMETIC_H_
+#define TRACEA_KERNELS_CAPI_ARITHMETIC_H_
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace tracea::capi {
+
+// While it lives, the calling thread rounds to nearest and takes subnormal numbers for
+// zero, as XLA's threads do: a kernel has the same bits here and there.
+class XlaArithmetic {
+ public:
+#if defined(__x86_64__)
+  XlaArithmetic() : before_(_mm_getcsr()) {
+    constexpr uint32_t kFlushToZero = 1 << 15, kRounding = 3 << 13, kAreZero = 1 << 6;
+    _mm_setcsr((before_ & ~kRounding) | kFlushToZero | kAreZero);
+  }
+  ~XlaArithmetic() { _mm_setcsr(before_); }
+
+ private:
+  uint32_t before_;
+#elif defined(__aarch64__)
+  XlaArithmetic() {
+    asm volatile("mrs %0, fpcr" : "=r"(before_));
+    constexpr uint64_t kFlushToZero = 1 << 24, kRounding = 3 << 22;
+    Set((before_ & ~kRounding) | kFlushToZero);
+  }
+  ~XlaArithmetic() { Set(before_); }
+
+ private:
+  static void Set(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+  uint64_t before_;
+#endif
+
+ public:
+  XlaArithmetic(const XlaArithmetic&) = delete;
+  XlaArithmetic& operator=(const XlaArithmetic&) = delete;
+};
+
+}  // namespace tracea::capi
+
+#endif  // TRACEA_KERNELS_CAPI_ARITHMETIC_H_

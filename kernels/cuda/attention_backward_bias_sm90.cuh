@@ -1,0 +1,438 @@
+// attention_backward_bias_sm90: the gradient of a bias of attention, on Hopper.
+//
+//     ds = p * (do v' - delta)      p, delta: see attention_backward_queries_sm90.cuh
+//     dbias = sum of ds over what shares the bias: examples, heads, queries or keys
+//
+// A tile is kTileQ x kTileKv entries of the gradient, or of an axis that is shared the sums
+// over all tiles. A block of threads computes every gridDim.x-th one, and goes through the
+// terms that it is summed over, always in the same order: what others do does not matter, and
+// nothing is added in memory. Where there
+// are few tiles, terms are dealt out in parts, which the step after this kernel adds up, as it
+// does the rows or columns of a tile that share an entry.
+//
+// Products are taken in slabs of 64 columns of a head: one warp copies, for each term, the
+// slabs of queries and keys, then those of do and values, in pairs into one ring, so that
+// heads of any size have the same shared memory. Each of two consumers, a warpgroup, owns 64
+// rows:
+//
+//     s += q k'   for each pair of slabs
+//     t += do v'  for each pair            | weights p of s
+//     dbias += p * (t - delta)
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/sync.cuh"
+#include "ptx/tma_4d.cuh"
+#include "ptx/wgmma.cuh"
+#include "tile/attention_operands.cuh"
+#include "tile/common.cuh"
+#include "tile/fragment.cuh"
+#include "tile/gradient_scores.cuh"
+#include "tile/key_range.cuh"
+#include "tile/pipeline.cuh"
+#include "tile/soft_cap.cuh"
+#include "tile/swizzle.cuh"
+
+namespace tracea {
+
+struct AttentionBiasParams {
+  const TensorMap *q, *k, *v, *d_out;  // see attention_sm90.cuh
+  const TensorMap* bias;               // (keys, queries, heads, examples), or null
+  const float* rows;                   // (batch, heads, 2 or 3, padded)
+  const int* q_lengths;                // (batch), or null
+  const int* kv_lengths;               // (batch), or null
+  const int* segments;                 // of keys, (batch, padded_kv), or null
+  void* gradient;  // (parts, examples, heads, q_len or kTileQ, kv_len or kTileKv)
+  int batch, q_len, kv_len, heads, padded, padded_kv;
+  int group;        // heads that share keys and values
+  int left, right;  // of the window; not looked at if there is no limit
+  int parts;
+  int count;         // of tiles, of all parts
+  float scale_log2;  // log2(e), or cap log2(e)
+  float to_cap;      // 1 / cap
+  GradientScoresParams scores;
+};
+
+template <class Traits>
+struct AttentionBiasShared {
+  // A slab of queries or do, and one of keys or values.
+  struct Pair {
+    u8 of_queries[Traits::kTileQ * 128], of_keys[Traits::kTileKv * 128];
+  };
+  alignas(1024) Pair ring[Traits::kStages];
+  // In slabs of 64 keys.
+  BiasTiles<Traits::kTileKv / 64, Traits::kBiasTiles ? Traits::kTileQ * 128 : 0> bias;
+  u64 full[Traits::kStages], empty[Traits::kStages], bias_full, bias_empty;
+};
+
+// One tile of scores that is summed; also what a tile of the gradient owns, with 0 for an
+// axis that is shared.
+struct AttentionBiasTerm {
+  int tile, block, head, example, part;
+};
+
+template <class Traits>
+struct AttentionBias {
+  using Shared = AttentionBiasShared<Traits>;
+  using Scores = typename Traits::Scores;  // q k', do v'
+  using State = PipelineState<Traits::kStages>;
+  using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
+  using Term = AttentionBiasTerm;
+  using Out = typename Traits::GradientElement;
+  using Along = OperandDescriptor<false, 0>;
+  static constexpr int kTileQ = Traits::kTileQ, kTileKv = Traits::kTileKv;
+  static constexpr int kConsumers = kTileQ / 64;
+  static constexpr int kCount = Scores::kAccumulators;
+  static constexpr int kSlabs = ceil_div(Traits::kHeadDim, 64);
+  static constexpr int kValueSlabs = ceil_div(Traits::kValueDim, 64);
+  static constexpr u32 kSlabBytes = kTileQ * 128;  // of queries, also of a bias
+  static constexpr u32 kPairBytes = (kTileQ + kTileKv) * 128;
+  using Beside = GradientScores<Traits, false, kTileKv>;
+
+  static_assert(sizeof(Shared) <= Traits::kSmemBytes,
+                "the launch must request the shared memory that is laid out here");
+  static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileQ % 64 == 0,
+                "one producer warpgroup, and a consumer for 64 queries");
+  static_assert(Scores::kN == kTileKv && kTileKv % 64 == 0, "one instruction a step");
+  static_assert(kValueSlabs < Traits::kStages, "a consumer holds all slabs of values");
+  static_assert(Traits::kBiasQueries || !Traits::kBiasTiles, "of tiles all entries differ");
+  static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
+                "descriptors and buffers are laid out for the 128-byte swizzle");
+
+  const AttentionBiasParams& p;
+  Shared& smem;
+  int tiles, blocks;  // of queries and of keys, of a head
+
+  TRACEA_DEVICE AttentionBias(const AttentionBiasParams& params, Shared& shared)
+      : p(params),
+        smem(shared),
+        tiles(ceil_div(params.q_len, kTileQ)),
+        blocks(ceil_div(params.kv_len, kTileKv)) {
+    if (threadIdx.x == 0) {
+      TRACEA_UNROLL
+      for (int i = 0; i < Traits::kStages; ++i) {
+        mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
+      }
+      mbarrier_init(shared_address(&smem.bias_full), full_arrivals());
+      mbarrier_init(shared_address(&smem.bias_empty), empty_arrivals(kConsumers, 1));
+      fence_mbarrier_init();
+    }
+    __syncthreads();
+  }
+
+  // --- what both roles know ----------------------------------------------------------
+
+  // The last digit of an index, and the index without it; none if the axis is no digit.
+  template <bool kIs>
+  TRACEA_DEVICE static int take(u32& index, int count) {
+    if constexpr (!kIs) return 0;
+    const u32 rest = index / static_cast<u32>(count);
+    const int digit = static_cast<int>(index - rest * static_cast<u32>(count));
+    index = rest;
+    return digit;
+  }
+
+  TRACEA_DEVICE Term tile_at(u32 index) const {
+    Term own;
+    own.block = take<Traits::kBiasKeys>(index, blocks);
+    own.tile = take<Traits::kBiasQueries>(index, tiles);
+    own.head = take<Traits::kBiasHeads>(index, p.heads);
+    own.example = take<Traits::kBiasExamples>(index, p.batch);
+    own.part = static_cast<int>(index);
+    return own;
+  }
+
+  TRACEA_DEVICE Interval keys(int example) const {
+    const int limit =
+        Traits::kKvLengths ? min(max(p.kv_lengths[example], 0), p.kv_len) : p.kv_len;
+    return {p.kv_len, limit, p.left, p.right};
+  }
+
+  // Whether queries of a term see keys of it, in bit 0; in bit 1, whether all see all.
+  TRACEA_DEVICE int state(const Term& term) const {
+    const int count =
+        Traits::kQLengths ? min(max(p.q_lengths[term.example], 0), p.q_len) : p.q_len;
+    const int first = term.tile * kTileQ;
+    if (first >= count) return 0;
+    const BlockRange range = keys(term.example).seen_blocks(
+        first, min(first + kTileQ, count) - 1, kTileKv);
+    bool is_seen = term.block >= range.first && term.block < range.last;
+    bool is_full = range.is_full(term.block);
+    if constexpr (Traits::kMapped) {
+      const GradientScoresParams& of = p.scores;
+      const u32* words = of.map + term.example * of.map_example + term.head * of.map_head +
+                         (term.tile * ceil_div(blocks, 32) + term.block / 32) * 2;
+      const int bit = term.block % 32;
+      is_seen = is_seen && (words[0] >> bit & 1u) != 0;
+      is_full = is_full && (words[1] >> bit & 1u) != 0;
+    }
+    return is_seen | is_full << 1;
+  }
+
+  // Calls with each term of a tile of which anything is seen, and whether scores need a
+  // look. kWarp: all threads of a warp do, and the compiler shall know that they do the same.
+  template <bool kWarp, class Visit>
+  TRACEA_DEVICE void walk(const Term& own, Visit one) const {
+    const i64 all = static_cast<i64>(Traits::kBiasKeys ? 1 : blocks) *
+                    (Traits::kBiasQueries ? 1 : tiles) * (Traits::kBiasHeads ? 1 : p.heads) *
+                    (Traits::kBiasExamples ? 1 : p.batch);
+    const u32 end = static_cast<u32>(all * (own.part + 1) / p.parts);
+    TRACEA_NO_UNROLL
+    for (u32 i = static_cast<u32>(all * own.part / p.parts); i < end; ++i) {
+      u32 index = i;
+      Term term = own;
+      if constexpr (!Traits::kBiasKeys) term.block = take<true>(index, blocks);
+      if constexpr (!Traits::kBiasQueries) term.tile = take<true>(index, tiles);
+      if constexpr (!Traits::kBiasHeads) term.head = take<true>(index, p.heads);
+      if constexpr (!Traits::kBiasExamples) term.example = static_cast<int>(index);
+      int found = state(term);
+      if constexpr (kWarp) found = warp_uniform(found);
+      if (found & 1) one(term, (found & 2) == 0);
+    }
+  }
+
+  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
+    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
+    }
+  }
+
+  TRACEA_DEVICE u32 bias_tile(int consumer) const {
+    if constexpr (Traits::kBiasTiles) {
+      return shared_address(smem.bias.bytes[0]) + consumer * 64 * 128;
+    }
+    return 0;
+  }
+
+  // --- producer: one thread ----------------------------------------------------------
+
+  TRACEA_DEVICE void produce() const {
+    State state;
+    PipelineState<1> of_bias;
+    TRACEA_NO_UNROLL
+    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
+      const Term own = tile_at(index);
+      bool has_bias = !Traits::kBiasTiles;
+      walk<false>(own, [&](const Term& term, bool) {
+        copy_slabs<kSlabs>(p.q, p.k, term, state);
+        if (!has_bias) {
+          copy_bias(own, of_bias.producer_parity());
+          of_bias.advance();
+        }
+        has_bias = true;
+        copy_slabs<kValueSlabs>(p.d_out, p.v, term, state);
+      });
+    }
+  }
+
+  template <int kCopies>
+  TRACEA_DEVICE void copy_slabs(const TensorMap* of_queries, const TensorMap* of_keys,
+                                const Term& term, State& state) const {
+    TRACEA_NO_UNROLL
+    for (int slab = 0; slab < kCopies; ++slab) {
+      const int stage = state.stage_idx;
+      wait(smem.empty[stage], state.producer_parity());
+      const u32 full = shared_address(&smem.full[stage]);
+      mbarrier_arrive_expect_tx(full, kPairBytes);
+      cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_queries), of_queries, 64 * slab,
+                              term.tile * kTileQ, term.head, term.example, full);
+      cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_keys), of_keys, 64 * slab,
+                              term.block * kTileKv, term.head / p.group, term.example, full);
+      state.advance();
+    }
+  }
+
+  // All terms have the same.
+  TRACEA_DEVICE void copy_bias(const Term& own, u32 parity) const {
+    if constexpr (Traits::kBiasTiles) {
+      wait(smem.bias_empty, parity);
+      const u32 full = shared_address(&smem.bias_full);
+      mbarrier_arrive_expect_tx(full, kTileKv / 64 * kSlabBytes);
+      TRACEA_UNROLL
+      for (int slab = 0; slab < kTileKv / 64; ++slab) {
+        cp_async_bulk_tensor_4d(shared_address(smem.bias.bytes[slab]), p.bias,
+                                own.block * kTileKv + 64 * slab, own.tile * kTileQ, own.head,
+                                own.example, full);
+      }
+    }
+  }
+
+  // --- consumers: warpgroups ---------------------------------------------------------
+
+  // c = the product of all slabs; each but the last kHeld is waited for, and free.
+  template <int kColumns, int kHeld>
+  TRACEA_DEVICE void multiply(float (&c)[kCount], State& state, u32 start, int consumer,
+                              int thread) const {
+    constexpr int kCopies = ceil_div(kColumns, 64);
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kCopies; ++slab) {
+      const int stage = state.stage_idx;
+      wait(smem.full[stage], state.consumer_parity());
+      const u32 a = start + stage * (kPairBytes / 16) + consumer * kConsumerUnits;
+      const u32 b = start + stage * (kPairBytes / 16) + kSlabBytes / 16;
+      wgmma_fence();
+      TRACEA_UNROLL
+      for (int step = 0; step < 4; ++step) {
+        if (64 * slab + 16 * step >= kColumns) break;
+        Scores::mma(c, descriptor_at<Along>(a + step * Along::kStep),
+                    descriptor_at<Along>(b + step * Along::kStep), slab + step != 0);
+      }
+      wgmma_commit_group();
+      if (slab >= kHeld) {
+        wgmma_wait_group<kHeld>();
+        release(before(stage, kHeld), thread);
+      }
+      state.advance();
+    }
+  }
+
+  TRACEA_DEVICE static int before(int stage, int steps) {
+    return stage >= steps ? stage - steps : stage - steps + Traits::kStages;
+  }
+
+  TRACEA_DEVICE void release(int stage, int thread) const {
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[stage]));
+  }
+
+  TRACEA_DEVICE void consume(int consumer) const {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
+    const u32 start = shared_address(smem.ring[0].of_queries) / 16;
+    State state;
+    PipelineState<1> of_bias;
+    TRACEA_NO_UNROLL
+    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
+      const Term own = tile_at(index);
+      float sums[kCount];
+      TRACEA_UNROLL
+      for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+      sum_terms(sums, own, state, of_bias, start, consumer, thread);
+      store(sums, own, consumer, thread);
+    }
+  }
+
+  TRACEA_DEVICE void sum_terms(float (&sums)[kCount], const Term& own, State& state,
+                               PipelineState<1>& of_bias, u32 start, int consumer,
+                               int thread) const {
+    bool has_bias = !Traits::kBiasTiles;
+    walk<true>(own, [&](const Term& term, bool is_partial) {
+      float s[kCount], t[kCount];
+      float exponent[2], delta[2];
+      int ids[2];
+      const int query = term.tile * kTileQ + consumer * 64;
+      load_rows(exponent, delta, ids, term, query, thread);
+      multiply<Traits::kHeadDim, 1>(s, state, start, consumer, thread);
+      multiply<Traits::kValueDim, kValueSlabs>(t, state, start, consumer, thread);
+      wgmma_wait_group<kValueSlabs>();
+      wgmma_fence_operands(s);
+      release(before(state.stage_idx, kValueSlabs + 1), thread);
+      if (!has_bias) wait(smem.bias_full, of_bias.consumer_parity());
+      has_bias = true;
+      const Beside beside{p.scores, term.head, term.example, query,
+                          term.block * kTileKv};
+      beside.template add<typename Traits::Swizzle, kSlabBytes>(s, bias_tile(consumer),
+                                                                thread);
+      if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
+      weigh_queries(s, exponent, p.scale_log2);
+      if (is_partial) {
+        const int first = term.block * kTileKv + wgmma_accumulator_col(thread, 0);
+        const int* const of_keys = p.segments + static_cast<i64>(term.example) * p.padded_kv;
+        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, ids, thread,
+                          [&](int j, u32(&found)[2]) {
+                            TRACEA_UNROLL
+                            for (int i = 0; i < 2; ++i) {
+                              const int key = min(first + 8 * j + i, p.kv_len - 1);
+                              found[i] = static_cast<u32>(of_keys[key]);
+                            }
+                          });
+        if constexpr (Traits::kMaskBits) beside.mask(s, term.block, thread);
+      }
+      wgmma_wait_group<0>();
+      wgmma_fence_operands(t);
+      TRACEA_UNROLL
+      for (int i = kValueSlabs; i > 0; --i) release(before(state.stage_idx, i), thread);
+      TRACEA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        float c = s[i] * (t[i] - delta[i / 2 % 2]);
+        if constexpr (Traits::kSoftCap) {
+          c *= soft_cap_slope(s[i], exponent[i / 2 % 2], rcp_approx(p.scale_log2));
+        }
+        sums[i] += c;
+      }
+    });
+    if (Traits::kBiasTiles && has_bias) {
+      meet_warpgroup(consumer);  // all of it have read the bias
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
+      of_bias.advance();
+    }
+  }
+
+  TRACEA_DEVICE void load_rows(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
+                               const Term& term, int query, int thread) const {
+    const float* const of_head = p.rows + (static_cast<i64>(term.example) * p.heads + term.head) *
+                                              (2 + Traits::kSegments) * p.padded;
+    load_query_numbers<Traits>(exponent, delta, ids, of_head, p.padded, query, thread);
+  }
+
+  TRACEA_DEVICE void store(const float (&sums)[kCount], const Term& own, int consumer,
+                           int thread) const {
+    const int row_count = Traits::kBiasQueries ? p.q_len : kTileQ;
+    const int column_count = Traits::kBiasKeys ? p.kv_len : kTileKv;
+    const int heads = Traits::kBiasHeads ? p.heads : 1;
+    const int examples = Traits::kBiasExamples ? p.batch : 1;
+    const i64 head = (static_cast<i64>(own.part) * examples + own.example) * heads + own.head;
+    Out* const out = static_cast<Out*>(p.gradient) + head * row_count * column_count;
+    const int column = own.block * kTileKv + wgmma_accumulator_col(thread, 0);
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row =
+          own.tile * kTileQ + consumer * 64 + wgmma_accumulator_row(thread, 2 * half);
+      if (row >= row_count) continue;
+      Out* const to = out + static_cast<i64>(row) * column_count;
+      TRACEA_UNROLL
+      for (int j = 0; j < kTileKv / 8; ++j) {
+        const int first = column + 8 * j;
+        const Pair two{sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]};
+        if (Traits::kPairs && first < column_count) {
+          store_pair(to + first, two);
+        } else {
+          if (first < column_count) store_one(to + first, two.x);
+          if (first + 1 < column_count) store_one(to + first + 1, two.y);
+        }
+      }
+    }
+  }
+
+  TRACEA_DEVICE static void store_pair(float* to, Pair two) {
+    *reinterpret_cast<float2*>(to) = make_float2(two.x, two.y);
+  }
+  template <class Element>
+  TRACEA_DEVICE static void store_pair(Element* to, Pair two) {
+    *reinterpret_cast<u32*>(to) = Packed<Element>::from(two).bits;
+  }
+  TRACEA_DEVICE static void store_one(float* to, float one) { *to = one; }
+  template <class Element>
+  TRACEA_DEVICE static void store_one(Element* to, float one) {
+    to->bits = static_cast<u16>(Packed<Element>::from({one, 0.0f}).bits);
+  }
+};
+
+template <class Traits>
+TRACEA_DEVICE void attention_backward_bias_sm90(const AttentionBiasParams& p) {
+  extern __shared__ __align__(1024) u8 smem_bytes[];
+  // Swizzled copies and descriptors count on it; nothing useful can happen without.
+  if (shared_address(smem_bytes) % 1024 != 0) __trap();
+
+  using Kernel = AttentionBias<Traits>;
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
+  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  if (warpgroup == 0) {
+    setmaxnreg_dec<Traits::kProducerRegisters>();
+    if (warp == 0 && elect_one()) kernel.produce();
+  } else {
+    setmaxnreg_inc<Traits::kConsumerRegisters>();
+    kernel.consume(warpgroup - 1);
+  }
+}
+
+}  // namespace tracea

@@ -1,0 +1,121 @@
+"""The benchmarks' tables, of rows and of their absence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from bench_rows import FAILED, WHERE, row
+
+from tracea_jax.problem import GemmProblem
+
+pytestmark = pytest.mark.once
+
+
+def test_readme_tables_of_fresh_rows(module, tmp_path):
+    suite, tables = module("matmul_suite"), module("tables")
+    rows = [row("large", own=1.25, default=1.2), row("small"), FAILED]
+    device = tmp_path / "some_gpu"
+    device.mkdir()
+    result = {"environment": WHERE, "rows": rows, "groups": suite.summary(rows)}
+    (device / "matmul.json").write_text(json.dumps(result))
+    text = tables.matmul(tmp_path)
+    assert (
+        "| large | 8x8x8 bfloat16 nn | gemm_sm90 | 8.0 | 10.0 | 1.25 | 1.20 |" in text
+    )
+    assert "| small | 8x8x8 bfloat16 nn | - | - | 10.0 | - | 1.00 |" in text
+    assert "| large | 9x9x9 bfloat16 nn | failed | - | - | - | - |" in text
+    training = {"name": "MLP step, ops", "ratio": 1.1, "bar": 1.08}
+    models = {"environment": WHERE, "rows": [{"name": "other"}, training]}
+    (device / "models.json").write_text(json.dumps(models))
+    text = tables.bars(tmp_path)
+    assert "| large | XLA / ours, lowest | >= 0.95 | 1.250 | no |" in text
+    assert "| small | XLA / ours, geometric mean | >= 1.10 | - | no |" in text
+    assert "| training | MLP step, ops | >= 1.08 | 1.100 | yes |" in text
+    assert "other" not in text
+
+
+def test_tables_of_convolutions(module, tmp_path):
+    suite, bench = module("conv2d_suite"), module("bench_conv2d")
+    stem = next(c for c in suite.suite() if c.group == "stem").problem
+    head = {"group": "stem", "text": str(stem)}
+    timed = {"times_us": {"xla": 60.0}, "best": "conv2d_stem_sm90", "own_us": 10.0}
+    rows = [
+        {**head, **timed, "ratio_own": 6.0, "ratio_default": 0.97},
+        {**head, "error": "ValueError: no memory"},
+    ]
+    assert bench.cells(rows[1])[1] == "ValueError: no memory"
+    device = tmp_path / "some_gpu"
+    device.mkdir()
+    groups = module("matmul_suite").summary(rows, suite.BARS, suite.FIGURES)
+    result = {"environment": WHERE, "rows": rows, "groups": groups}
+    (device / "conv2d.json").write_text(json.dumps(result))
+    tables = module("tables")
+    text = tables.conv2d(tmp_path)
+    assert (
+        "pad 3,3x3,3 bias+relu | conv2d_stem_sm90 | 10.0 | 60.0 | 6.00 | 0.97 |" in text
+    )
+    assert "bias+relu | failed | - | - | - | - |" in text
+    text = tables.conv2d_bars(tmp_path)
+    assert "| stem | XLA / ours, lowest | >= 5.00 | 6.000 | no |" in text  # one failed
+    assert "| stem | XLA / default, lowest | >= 0.98 | 0.970 | no |" in text
+    text = tables.headline(tmp_path)
+    assert "| conv2d, stem | XLA | 1 | 0.97 | 0.97 |" in text
+
+
+def test_every_group_of_convolutions_has_bars(module):
+    suite = module("conv2d_suite")
+    assert {c.group for c in suite.suite()} == set(suite.BARS)
+
+
+def test_plans_are_summed_up_by_their_origin(module, tmp_path):
+    device = tmp_path / "some_gpu"
+    device.mkdir()
+    planned = [("inherited", 2.0), ("interpolated", None), ("inherited", 0.5)]
+    planned += [("inherited", None), ("inherited", 1.0)]
+    rows = [{"origin": origin, "ratio": ratio} for origin, ratio in planned]
+    result = {"environment": WHERE, "rows": rows}
+    (device / "untuned.json").write_text(json.dumps(result))
+    text = module("tables").untuned(tmp_path)
+    assert "| inherited | 4 | 3 | 1.00 | 0.50 | 1 |" in text
+    assert "| interpolated | 1 | 0 | - | - | 0 |" in text
+
+
+def test_untuned_shapes_are_measured_in_a_fixed_order(module):
+    untuned, layers = module("bench_untuned"), module("model_layers")
+    problems = untuned.problems()
+    assert problems == untuned.problems() and len(set(problems)) == len(problems)
+    assert set(layers.order()) < set(problems)
+    beginning = {p.m for p in problems[:40]}
+    assert beginning & set(untuned.BETWEEN) and beginning & set(layers.ROWS)
+
+
+def test_where_the_plan_is_xla_nothing_races(module, cache_dir):
+    # On a CPU small integers have no kernel of ours.
+    problem = GemmProblem(m=8, n=8, k=8, lhs="int8", rhs="int8", out="int8")
+    row = module("bench_untuned").measure(problem, rounds=1)
+    assert (row["variant"], row["ratio"]) == ("xla", None)
+    other = module("bench_untuned").measure(GemmProblem(m=96, n=80, k=64), rounds=1)
+    assert other["variant"] == "gemm_cpu" and other["ratio"] > 0
+
+
+def test_no_bars_make_no_table(module, tmp_path):
+    (tmp_path / "cpu").mkdir()
+    result = {"environment": WHERE, "rows": [row("plain", own=1.0)]}
+    (tmp_path / "cpu" / "matmul.json").write_text(json.dumps(result))
+    assert module("tables").bars(tmp_path) == "\n"
+
+
+def test_every_figure_has_a_name_in_both_tables(module):
+    suite, tables = module("matmul_suite"), module("tables")
+    used = {bar.figure for bars in suite.BARS.values() for bar in bars}
+    assert used == set(suite.FIGURES) == set(tables._FIGURES)
+
+
+def test_printed_tables_show_losses_and_failures(module):
+    bench, suite = module("bench_matmul"), module("matmul_suite")
+    rows = [row("large", own=0.5), row("large"), FAILED]
+    lines = bench.render(rows).splitlines()
+    assert "0.500" in lines[1] and "no kernel of ours takes it" in lines[2]
+    assert "ValueError: no" in lines[3] and "more" not in lines[3]
+    assert bench.render_groups(suite.summary(rows)).count("NO") == 3

@@ -1,0 +1,59 @@
+"""conv2d_strips_sm90 on a Hopper GPU, against float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conv_gpu import FULL, SHAPES, conv, executed, run_and_check
+
+from tracea_jax.options import device_for
+from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    device = device_for("cuda")
+    if why := CONV2D_STRIPS_SM90.why_not(conv(), device):
+        pytest.skip(why)
+    return device
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_every_config_at_one_awkward_shape(direction, out, gpu):
+    problem = conv(direction=direction, out=out)
+    for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
+        run_and_check(CONV2D_STRIPS_SM90, problem, config)
+
+
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_awkward_shape(shape, direction, gpu):
+    problem = conv(direction=direction, **SHAPES[shape])
+    if CONV2D_STRIPS_SM90.why_not(problem, gpu) is None:
+        run_and_check(CONV2D_STRIPS_SM90, problem)
+
+
+@pytest.mark.parametrize("channels", [8, 16, 40, 64, 96, 200])
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_every_number_of_channels(direction, channels):
+    for out in (8, 72):
+        problem = conv(direction=direction, in_channels=channels, out_channels=out)
+        run_and_check(CONV2D_STRIPS_SM90, problem)
+
+
+def test_tiles_follow_each_other_with_residuals(gpu):
+    """More tiles than blocks: buffers, barriers and turns go on from tile to tile."""
+    problem = conv(batch=40, height=40, width=40, epilogue=FULL, out_channels=136)
+    for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
+        run_and_check(CONV2D_STRIPS_SM90, problem, config)
+
+
+def test_results_are_equal_from_run_to_run():
+    problem = conv(batch=20, height=40, width=40, epilogue=FULL)
+    _, first = executed(CONV2D_STRIPS_SM90, problem)
+    _, again = executed(CONV2D_STRIPS_SM90, problem)
+    for x, y in zip(first, again, strict=True):
+        np.testing.assert_array_equal(x, y, strict=True)

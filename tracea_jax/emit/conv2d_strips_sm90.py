@@ -1,0 +1,294 @@
+"""conv2d_strips_sm90 as text: the kernel of a problem and a config, and its parameters.
+
+The geometry of strips, shared memory, grid and boxes are derived here by pure
+functions, and the generated Traits carry them to the device code, which asserts that it
+arrives at the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tracea_jax.device import CudaDevice
+from tracea_jax.emit import epilogue as epilogues
+from tracea_jax.emit import sources
+from tracea_jax.emit.conv2d_sm90 import (
+    channels_out,
+    chunk,
+    rows_b,
+    weights_map,
+)
+from tracea_jax.emit.conv_axes import source_channels, strip_axes
+from tracea_jax.emit.conv_results import conv_walked_map, finish_arguments
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.kernel import (
+    Im2colMap,
+    Kernel,
+    Param,
+    Pointer,
+    Scalar,
+    TensorMapSwizzle,
+)
+from tracea_jax.emit.wgmma import Wgmma
+from tracea_jax.ir.swizzle import SWIZZLE_128B
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+
+SLAB = 64  # rows of one wgmma
+WARPGROUP = 128
+CONSUMERS = 2
+STRIPS = 2  # in shared memory, so that one arrives while the other is read
+_ROW_BYTES = 128
+_SUBTILE_BYTES = SLAB * _ROW_BYTES
+_RESIDUAL_BUFFERS = 2  # of each consumer
+_MOST_COPY_ROWS = 256
+_GROUP = 8  # rows of the swizzle's period
+_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Conv2dStripsSm90Config:
+    """The free choices of conv2d_strips_sm90.
+
+    Attributes:
+      tile_m, tile_n: pixels and channels of the result that a block computes at a time.
+      stages: weights of as many taps are in shared memory, of a chunk of channels each.
+      resident: all of them are, and stay.
+      ping_pong: consumers take tiles in turn, one finishes its own while the other
+        multiplies.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    resident: bool = False
+    ping_pong: bool = False
+
+    @property
+    def tile_consumers(self) -> Any:
+        """Warpgroups that share a tile."""
+        return CONSUMERS - (CONSUMERS - 1) * self.ping_pong
+
+    @property
+    def slabs(self) -> Any:
+        """64-pixel slabs of each consumer."""
+        return self.tile_m // (SLAB * self.tile_consumers)
+
+    @property
+    def accumulators(self) -> Any:
+        """f32 registers of each consumer thread."""
+        return self.tile_m * self.tile_n // (WARPGROUP * self.tile_consumers)
+
+    def __str__(self) -> str:
+        words = " resident" * self.resident + " pp" * self.ping_pong
+        return f"{self.tile_m}x{self.tile_n} s{self.stages}{words}"
+
+
+def computed_pixels(problem: Conv2dProblem) -> int:
+    """Rows of the implicit product, with those that are no pixels of the result."""
+    rows, columns = strip_axes(problem)
+    return problem.batch * rows.counted * columns.counted
+
+
+def copies(problem: Conv2dProblem, tile_m: Any) -> tuple[Any, Any]:
+    """How many copies a strip is, and the rows of each."""
+    rows, columns = strip_axes(problem)
+    needed = tile_m + rows.reach * columns.counted + columns.reach
+    count = -(-needed // _MOST_COPY_ROWS)
+    each = -(-needed // count)
+    return count, -(-each // _GROUP) * _GROUP
+
+
+def strip_rows(problem: Conv2dProblem, tile_m: Any) -> Any:
+    count, each = copies(problem, tile_m)
+    return count * each
+
+
+def all_weights(problem: Conv2dProblem) -> int:
+    """Stages that hold the weights of all taps and chunks."""
+    taps = problem.kernel_height * problem.kernel_width
+    return taps * -(-source_channels(problem) // chunk(problem))
+
+
+def smem_bytes(
+    problem: Conv2dProblem, config: Conv2dStripsSm90Config, epilogue_buffers: int = 2
+) -> Any:
+    """Shared memory of one block; without a count, the least that the kernel needs."""
+    strips = STRIPS * (strip_rows(problem, config.tile_m) * _ROW_BYTES + 16)
+    weights = config.stages * (rows_b(problem, config.tile_n) * _ROW_BYTES + 16)
+    buffers = epilogue_buffers + _RESIDUAL_BUFFERS * problem.epilogue.residual
+    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
+    total = strips + weights + CONSUMERS * each
+    period = SWIZZLE_128B.period_bytes
+    return -(-total // period) * period
+
+
+def epilogue_buffers(
+    problem: Conv2dProblem, config: Conv2dStripsSm90Config, limit_bytes: int
+) -> int:
+    """Staging buffers of each consumer: at most one for every store, at least two."""
+    columns = _ROW_BYTES // ITEMSIZE[problem.out]
+    stores = config.slabs * -(-config.tile_n // columns)
+    stores *= 1 + problem.epilogue.save_preactivation
+    fitting = (
+        count
+        for count in range(max(stores, 2), 2, -1)
+        if smem_bytes(problem, config, count) <= limit_bytes
+    )
+    return next(fitting, 2)
+
+
+def tile_count(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> Any:
+    m_tiles = -(-computed_pixels(problem) // config.tile_m)
+    return m_tiles * -(-channels_out(problem) // config.tile_n)
+
+
+def kernel(
+    problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: CudaDevice
+) -> Kernel:
+    """The kernel that computes the problem with this config.
+
+    Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
+    are the output, then the preactivation if it is saved.
+    """
+    wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
+    headers = sources.headers("conv2d_strips_sm90.cuh")
+    buffers = epilogue_buffers(problem, config, device.smem_per_block_bytes)
+    n_tiles = -(-channels_out(problem) // config.tile_n)
+    # A block whose weights stay computes tiles of the same channels.
+    blocks = device.sm_count // n_tiles * n_tiles or n_tiles
+    return Kernel(
+        entry=entry_name(problem, config),
+        source=_source(problem, config, buffers, wgmma),
+        headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
+        arch=device.arch,
+        grid=(min(int(tile_count(problem, config)), blocks), 1, 1),
+        block=(WARPGROUP * (1 + CONSUMERS), 1, 1),
+        smem_bytes=int(smem_bytes(problem, config, buffers)),
+        params=_params(problem, config),
+    )
+
+
+def entry_name(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> str:
+    """What the kernel computes and how, readable in a profiler."""
+    rows, columns = strip_axes(problem)
+    words = (
+        "conv2d_strips_sm90",
+        "dgrad" if problem.direction == "input_grad" else "fprop",
+        *(epilogues.SHORT[problem.lhs], epilogues.SHORT[problem.out]),
+        f"{rows.taps}x{columns.taps}",
+        "" if rows.step == columns.step == 1 else f"d{rows.step}x{columns.step}",
+        f"c{chunk(problem)}",
+        f"rows{strip_rows(problem, config.tile_m)}",
+        *epilogues.name_parts(problem.epilogue),
+        str(config).replace(" ", "_"),
+    )
+    return "_".join(filter(None, words))
+
+
+def _pixels_map(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> Im2colMap:
+    """The source, counted with its zeros."""
+    rows, columns = strip_axes(problem)
+    depth = source_channels(problem)
+    pixel = depth * ITEMSIZE[problem.lhs]
+    _, each = copies(problem, config.tile_m)
+    return Im2colMap(
+        operand=0,
+        dtype=problem.lhs,
+        dims=(depth, columns.size, rows.size, problem.batch),
+        strides=(pixel, pixel * columns.size, pixel * columns.size * rows.size),
+        lower=(-columns.before, -rows.before),
+        upper=tuple(a.counted - a.size - a.before for a in (columns, rows)),
+        channels=chunk(problem),
+        pixels=each,
+        element_strides=(1, 1, 1, 1),
+        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
+    )
+
+
+def _params(
+    problem: Conv2dProblem, config: Conv2dStripsSm90Config
+) -> tuple[Param, ...]:
+    """The arguments of the entry point, in the order of its signature."""
+    p, epilogue = problem, problem.epilogue
+    residual = 2 + epilogues.has_bias(epilogue)
+    out = residual + epilogue.residual
+    rows, columns = strip_axes(problem)
+
+    def finished(operand: int, dtype: str) -> Im2colMap:
+        return conv_walked_map(
+            operand,
+            dtype,
+            (channels_out(p), columns.extent, rows.extent, p.batch),
+            (columns.counted, rows.counted),
+        )
+
+    params: list[Param] = [
+        _pixels_map(problem, config),
+        weights_map(problem, config.tile_n),
+        Pointer(operand=out),
+    ]
+    if epilogue.save_preactivation:
+        params.append(Pointer(operand=out + 1))
+    if epilogues.has_bias(epilogue):
+        params.append(Pointer(operand=2))
+    if epilogue.residual:
+        params.append(finished(residual, epilogue.residual_dtype or p.out))
+    sizes = (
+        *(p.batch, rows.counted, columns.counted),
+        *(channels_out(p), source_channels(p), rows.before, columns.before),
+        *(rows.extent, columns.extent),
+    )
+    return (*params, *(Scalar(value=value) for value in sizes))
+
+
+def _source(
+    problem: Conv2dProblem,
+    config: Conv2dStripsSm90Config,
+    buffers: int,
+    wgmma: Wgmma,
+) -> str:
+    """The translation unit: Traits and one entry."""
+    epilogue = problem.epilogue
+    along_k = problem.direction == "input_grad"
+    rows, columns = strip_axes(problem)
+    total = buffers + _RESIDUAL_BUFFERS * epilogue.residual
+    parameters, finish = finish_arguments(epilogue, is_scattered=True)
+    scalars = ("images", "lines", "line", "n", "channels", "top", "left")
+    sizes = (*scalars, "rows", "columns")
+    signature = ", ".join(
+        [f"{_MAP} x", f"{_MAP} w", *parameters, *(f"int {name}" for name in sizes)]
+    )
+    types = f"{problem.lhs} -> {problem.out} {problem.direction}"
+    copy_rows = int(copies(problem, config.tile_m)[1])
+    return f"""\
+// conv2d_strips_sm90 | {types}, epilogue {epilogue} | {config}
+#include "conv2d_strips_sm90.cuh"
+#include "{wgmma.header_name}"
+
+namespace {{
+struct Traits {{
+  using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  static constexpr bool kScatters = true, kTransB = {cxx(along_k)}, \
+kFlips = {cxx(along_k)}, kResident = {cxx(config.resident)};
+  static constexpr int kTapsH = {rows.taps}, kTapsW = {columns.taps}, \
+kDilationH = {rows.step}, kDilationW = {columns.step};
+  static constexpr int kChunk = {chunk(problem)}, \
+kRowsB = {int(rows_b(problem, config.tile_n))}, \
+kStripRows = {int(strip_rows(problem, config.tile_m))}, kCopyRows = {copy_rows};
+  static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
+kSlabs = {config.slabs}, kConsumers = {CONSUMERS};
+  static constexpr bool kPingPong = {cxx(config.ping_pong)};
+  static constexpr int kStrips = {STRIPS}, kStages = {config.stages};
+  static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
+kSmemBytes = {int(smem_bytes(problem, config, buffers))};
+{epilogues.convolution_traits(problem)}
+}};
+}}  // namespace
+
+extern "C" __global__ void __launch_bounds__({WARPGROUP * (1 + CONSUMERS)}, 1)
+{entry_name(problem, config)}({signature}) {{
+  tracea::conv2d_strips_sm90<Traits>({{&x, &w, {finish}, {", ".join(scalars)}}});
+}}
+"""

@@ -1,0 +1,220 @@
+"""conv2d_strips_sm90: convolutions of stride 1 on Hopper whose taps share one copy.
+
+    forward       y = activation(conv(x, w) + bias + residual)
+    input_grad    dx
+
+Here are the reasons that refuse problems, the legal configs, and the choice of one
+without measurements; the kernel's text is in ``emit.conv2d_strips_sm90``. Caller: the
+op's record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_strips_sm90 as emit
+from tracea_jax.emit.conv2d_strips_sm90 import Conv2dStripsSm90Config
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
+from tracea_jax.variants import images
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    as_config,
+    check_choices,
+    check_ranges,
+    first_refusal,
+    grid,
+    legal_columns,
+)
+
+_MOST_ACCUMULATORS = 128
+_MOST_STAGES = 40
+_CHOICES = {
+    "tile_m": (64, 128, 192, 256, 384),
+    "tile_n": (64, 128, 192, 256),
+    "resident": (False, True),
+    "ping_pong": (False, True),
+}
+_RANGES = {"stages": (2, _MOST_STAGES)}
+_STORED = 0.5  # see ``_cost``
+
+
+LEGAL = (
+    Rule(
+        code="consumers",
+        refuses=lambda p, c, d: c.tile_m % (emit.SLAB * c.tile_consumers) != 0,
+        why=lambda p, c, d: (
+            f"two consumers must share tile_m={c.tile_m} in slabs of {emit.SLAB} pixels"
+        ),
+    ),
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: c.accumulators > _MOST_ACCUMULATORS,
+        why=lambda p, c, d: (
+            f"a thread would hold {c.accumulators} sums; it can hold "
+            f"{_MOST_ACCUMULATORS}"
+        ),
+    ),
+    Rule(
+        code="narrow",
+        refuses=lambda p, c, d: c.tile_n * ITEMSIZE[p.out] < 128,
+        why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
+    ),
+    Rule(
+        code="resident",
+        refuses=lambda p, c, d: c.resident & (c.stages != emit.all_weights(p)),
+        why=lambda p, c, d: (
+            f"stages={c.stages} must be {emit.all_weights(p)}, those of all weights, "
+            "to be resident"
+        ),
+    ),
+    Rule(
+        code="smem",
+        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
+            f"memory; a block has {d.smem_per_block_bytes}"
+        ),
+    ),
+)
+
+
+def _deepest(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
+    """The deepest ring of weights that fits."""
+    deepest = np.zeros_like(c.stages)
+    for stages in range(2, 9):
+        one = dataclasses.replace(c, stages=stages)
+        fits = emit.smem_bytes(p, one) <= d.smem_per_block_bytes
+        deepest = np.where(fits, stages, deepest)
+    return deepest
+
+
+_WORTHWHILE = (
+    Rule(
+        code="shallow",
+        refuses=lambda p, c, d: ~c.resident & (c.stages != _deepest(p, c, d)),
+        why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dStripsSm90:
+    """The variant conv2d_strips_sm90; see ``variants.base.Variant``."""
+
+    name: str = "conv2d_strips_sm90"
+    config_type: type = Conv2dStripsSm90Config
+    sources: tuple[str, ...] = ("cuda/conv2d_strips_sm90.cuh",)
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
+    ) -> None:
+        check_choices(config, _CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        columns, pruned = legal_columns(
+            _grid(problem),
+            Conv2dStripsSm90Config,
+            (*LEGAL, *_WORTHWHILE),
+            problem,
+            device,
+        )
+        return Space(config_type=Conv2dStripsSm90Config, columns=columns, pruned=pruned)
+
+    def heuristic(
+        self, problem: Conv2dProblem, device: Device
+    ) -> Conv2dStripsSm90Config:
+        assert isinstance(device, CudaDevice)
+        space = self.space(problem, device)
+        config = as_config(Conv2dStripsSm90Config, space.columns)
+        return space.config(int(np.argmin(_cost(problem, config, device))))
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
+
+        On an H100 cuDNN took 1.5 to 1.6 times as long, and conv2d_sm90 1.3 to 1.4
+        times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
+        and 1.4 times on 8 images of ResNets.
+        """
+        p = problem
+        return (
+            images.is_measured(p, device)
+            and images.is_dense_3x3(p)
+            and p.strides == (1, 1)
+            and ((p.in_channels, p.out_channels) == (64, 64) or _is_small(p))
+        )
+
+    def call(
+        self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        return emit.kernel(problem, config, device)
+
+
+CONV2D_STRIPS_SM90 = Conv2dStripsSm90()
+
+
+def _is_small(problem: Conv2dProblem) -> bool:
+    """Whether tiles of conv2d_sm90 are too few to keep all multiprocessors busy."""
+    return problem.flops < images.MANY_FLOPS // 2
+
+
+def _grid(problem: Conv2dProblem) -> dict[str, np.ndarray]:
+    """Every combination of the choices, of rings and of all weights."""
+    stages = sorted({*range(2, 9), min(emit.all_weights(problem), _MOST_STAGES)})
+    return grid(
+        tile_m=_CHOICES["tile_m"],
+        tile_n=_CHOICES["tile_n"],
+        stages=stages,
+        resident=_CHOICES["resident"],
+        ping_pong=_CHOICES["ping_pong"],
+    )
+
+
+def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
+    """Time of the rounds of tiles, in the time of 64 x 64 results at full speed."""
+    rounds = -(-emit.tile_count(problem, config) // device.sm_count)
+    area = config.tile_m * config.tile_n / emit.SLAB**2
+    copied = np.where(config.resident, 0, config.tile_n / (2 * emit.SLAB))
+    # In turns, some of a store is hidden behind the next tile, but not the last one.
+    stored = np.where(config.ping_pong, _STORED, 2 * _STORED)
+    return rounds * (area + copied + stored) + area
+
+
+def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    """All reasons why not; those that hold for every problem come first."""
+    p = problem
+    if refused := tuple(reasons_of_pixels(p, device)):
+        yield from refused
+        return
+    if p.strides != (1, 1):
+        yield f"its strides are {p.strides}; taps share a strip where they are 1"
+        return
+    axes = emit.strip_axes(p)
+    if any(min(axis.before, axis.behind) < 0 for axis in axes):
+        yield "its image is cropped, or its gradient is; strips begin with the image"
+        return
+    if any(axis.extent > axis.counted for axis in axes):
+        yield "its result is larger than the image with the padding of one side"
+        return
+    if emit.computed_pixels(p) > MOST_PIXELS:
+        yield f"it has more than {MOST_PIXELS} pixels with those of its padding"
+    smallest = Conv2dStripsSm90Config(
+        tile_m=128, tile_n=128 // ITEMSIZE[p.out], stages=2
+    )
+    smallest = dataclasses.replace(smallest, tile_n=max(64, smallest.tile_n))
+    if emit.smem_bytes(p, smallest) > device.smem_per_block_bytes:  # type: ignore
+        yield "the lines that the taps of a tile see do not fit in shared memory"
