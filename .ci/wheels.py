@@ -11,7 +11,7 @@ kernels for AMX were measured with GCC only. libstdc++ is linked in; libgcc_s is
 that of every system will do.
 
 Needs g++, for aarch64 g++-aarch64-linux-gnu. Uses ccache, where there is one, for what
-both Pythons share.
+both Pythons share; a later build of sources that lie at the same --source finds it too.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def build(
     python: pathlib.Path, sdist: pathlib.Path, arch: str, glibc: pathlib.Path
 ) -> pathlib.Path:
     """A wheel of an unpacked sdist, as the build left it."""
-    out = pathlib.Path(tempfile.mkdtemp(dir=sdist.parent))
+    out = pathlib.Path(tempfile.mkdtemp(dir=glibc.parent))
     env = {
         "CXX": f"{arch}-linux-gnu-g++",
         "LDFLAGS": f"-L{glibc} -static-libstdc++ -Wl,--exclude-libs,ALL",
@@ -149,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=pathlib.Path, help="directory that is made")
     parser.add_argument("pythons", nargs="+", help="a wheel for each: 3.11, 3.12")
+    parser.add_argument("--source", type=pathlib.Path, help="place of the sources")
     parser.add_argument("--arch", nargs="+", choices=ARCHS, default=ARCHS)
     args = parser.parse_args()
     args.out.mkdir(parents=True)
@@ -162,13 +163,16 @@ def main() -> None:
         run(first, "-m", "build", "--sdist", "--no-isolation", "-o", args.out, ROOT)
         (sdist,) = args.out.iterdir()
         shutil.unpack_archive(sdist, temp / "sdist", filter="data")
-        (source,) = (temp / "sdist").iterdir()
+        (unpacked,) = (temp / "sdist").iterdir()
+        source = args.source or temp / "source"
+        shutil.move(unpacked, source)
         for arch in args.arch:
             glibc = old_glibc(first, arch, temp / arch)
             for builder in builders:
                 built = build(builder, source, arch, glibc)
                 wheel = released(builder, built, args.out)
                 check(builder, wheel, built.parent / "unpacked")
+        shutil.rmtree(source)
 
 
 if __name__ == "__main__":

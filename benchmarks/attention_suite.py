@@ -380,15 +380,16 @@ def _brief(p: AttentionProblem) -> str:
 
 
 def of_mosaic() -> Iterator[Case]:
-    """The attention of jax's examples for Mosaic GPU, which scales no scores."""
+    """The attention of jax's examples for Mosaic GPU: float16, of unscaled scores."""
     for head_dim in (64, 128, 256):
         for is_causal in (False, True):
-            yield _beside_mosaic(problem_of(4096, head_dim, is_causal=is_causal))
+            how: dict[str, Any] = {"is_causal": is_causal, "dtype": "float16"}
+            yield _beside_mosaic(problem_of(4096, head_dim, **how))
 
 
 def _beside_mosaic(problem: AttentionProblem) -> Case:
     def sides() -> dict[str, Side]:
-        x = operands(problem)
+        x = tuple(a.astype(problem.dtype) for a in operands(problem))
         how = {"is_causal": problem.is_causal}
         mosaic = Side(run=_mosaic(problem.is_causal, x), sets=(x,))
         return {**_same(x, ("cudnn",), how), "mosaic": mosaic}

@@ -6,7 +6,14 @@ import json
 import pathlib
 from typing import Any
 
-from table_cells import UNMEASURED, bar_line, head, number
+from table_cells import (
+    UNMEASURED,
+    bar_lines,
+    bars_table,
+    for_each,
+    head,
+    number,
+)
 
 
 def rows(results: pathlib.Path) -> str:
@@ -70,20 +77,8 @@ def bars(results: pathlib.Path) -> str:
 def _bars_table(device: pathlib.Path) -> str:
     files = [device / f"attention_{suite}.json" for suite in SUITES]
     results = [json.loads(file.read_text()) for file in files if file.exists()]
-    lines = [
-        bar_line(group["group"], FIGURES[bar["figure"]], bar)
-        for result in results
-        for group in result["groups"]
-        for bar in group["bars"]
-    ]
-    if not lines:
-        return ""
-    top = [
-        head(results[-1]["environment"]),
-        "| group | figure | goal | measured | met |",
-        "|---|---|---:|---:|---|",
-    ]
-    return "\n".join([*top, *lines]) + "\n\n"
+    lines = [line for result in results for line in bar_lines(result, FIGURES)]
+    return bars_table(results[-1]["environment"], lines) if results else ""
 
 
 FIGURES = {
@@ -100,10 +95,7 @@ FIGURES = {
 
 def profile(results: pathlib.Path) -> str:
     """One table for each device: what pipes and warps of kernels do."""
-    files = sorted(results.glob("*/attention_profile.json"))
-    return (
-        "".join(_profile_table(json.loads(f.read_text())) for f in files) or UNMEASURED
-    )
+    return for_each(results, "*/attention_profile.json", _profile_table, UNMEASURED)
 
 
 def _profile_table(result: dict[str, Any]) -> str:
@@ -134,10 +126,7 @@ _PROFILED = {
 
 def memory(results: pathlib.Path) -> str:
     """One table for each device: bytes that attention of long sequences takes."""
-    files = sorted(results.glob("*/attention_memory.json"))
-    return (
-        "".join(_memory_table(json.loads(f.read_text())) for f in files) or UNMEASURED
-    )
+    return for_each(results, "*/attention_memory.json", _memory_table, UNMEASURED)
 
 
 def _memory_table(result: dict[str, Any]) -> str:

@@ -38,9 +38,9 @@ def operands(problem: ElementwiseProblem) -> list[np.ndarray]:
 
 
 def row(problem: ElementwiseProblem, rounds: int) -> dict[str, Any]:
-    arrays = operands(problem)
     function = getattr(elementwise, problem.function)
-    on_device = [jax.numpy.asarray(a) for a in arrays]
+    on_device = [jax.numpy.asarray(a) for a in operands(problem)]
+    arrays = [np.asarray(a) for a in on_device]  # on a CPU the same memory
 
     def compiled(implementation: str) -> Callable[[], Any]:
         call = jax.jit(functools.partial(function, implementation=implementation))

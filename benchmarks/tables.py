@@ -16,7 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 import attention_tables
-from table_cells import UNMEASURED, bar_line, head, number
+import cpu_tables
+from table_cells import (
+    UNMEASURED,
+    bar_line,
+    bar_lines,
+    bars_table,
+    for_each,
+    head,
+    number,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parent
 PAGES = (ROOT.parent / "README.md", ROOT.parent / "docs" / "benchmarks.md")
@@ -99,15 +108,14 @@ _HEADLINES = {  # by result file
     **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
     "conv2d": _Compared(
         kind=lambda row: f"conv2d, {row['group']}",
-        ratio=lambda row: row["ratio_default"],
+        ratio=lambda row: row.get("ratio_default"),
     ),
 }
 
 
 def matmul(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_matmul``."""
-    files = sorted(results.glob("*/matmul.json"))
-    return "".join(_matmul_table(json.loads(f.read_text())) for f in files) or "\n"
+    return for_each(results, "*/matmul.json", _matmul_table)
 
 
 def _matmul_table(result: dict[str, Any]) -> str:
@@ -138,10 +146,7 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def conv2d(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_conv2d``."""
-    files = sorted(results.glob("*/conv2d.json"))
-    return (
-        "".join(_conv2d_table(json.loads(f.read_text())) for f in files) or UNMEASURED
-    )
+    return for_each(results, "*/conv2d.json", _conv2d_table, UNMEASURED)
 
 
 def _conv2d_table(result: dict[str, Any]) -> str:
@@ -156,16 +161,27 @@ def _conv2d_table(result: dict[str, Any]) -> str:
 
 
 def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    times, best = row["times_us"], row["best"]
+    problem = row["text"].removeprefix("conv2d ")
+    if "error" in row:
+        return row["group"], problem, "failed", *4 * ("-",)
     return (
         row["group"],
-        row["text"].removeprefix("conv2d "),
-        best or "-",
-        number(times.get(best), 1),
-        number(times["xla"], 1),
-        number(row["ratio"], 2),
+        problem,
+        row["best"] or "-",
+        number(row["own_us"], 1),
+        number(row["times_us"]["xla"], 1),
+        number(row["ratio_own"], 2),
         number(row["ratio_default"], 2),
     )
+
+
+def conv2d_bars(results: pathlib.Path) -> str:
+    """For each device: the bars of groups of convolutions, and which are met."""
+    return for_each(results, "*/conv2d.json", _conv2d_bars_table, UNMEASURED)
+
+
+def _conv2d_bars_table(result: dict[str, Any]) -> str:
+    return bars_table(result["environment"], bar_lines(result, _FIGURES))
 
 
 def bars(results: pathlib.Path) -> str:
@@ -179,25 +195,14 @@ def bars(results: pathlib.Path) -> str:
 def _bars_table(device: pathlib.Path) -> str:
     """Bars of ``bench_matmul``'s groups and of rows of ``bench_models``."""
     products = json.loads((device / "matmul.json").read_text())
-    lines = [
-        bar_line(group["group"], _FIGURES[bar["figure"]], bar)
-        for group in products.get("groups", ())
-        for bar in group["bars"]
-    ]
+    lines = bar_lines(products, _FIGURES)
     for file in sorted(device.glob("models*.json")):
         for row in json.loads(file.read_text())["rows"]:
             if (limit := row.get("bar")) is not None:
                 value = row["ratio"]
                 bar = {"limit": limit, "value": value, "is_met": value >= limit}
                 lines.append(bar_line("training", row["name"], bar))
-    if not lines:
-        return ""
-    top = [
-        head(products["environment"]),
-        "| group | figure | goal | measured | met |",
-        "|---|---|---:|---:|---|",
-    ]
-    return "\n".join([*top, *lines]) + "\n\n"
+    return bars_table(products["environment"], lines)
 
 
 _FIGURES = {
@@ -212,8 +217,7 @@ _FIGURES = {
 
 def untuned(results: pathlib.Path) -> str:
     """A line for each origin, of each device with results of ``bench_untuned``."""
-    files = sorted(results.glob("*/untuned.json"))
-    return "".join(_untuned_table(json.loads(f.read_text())) for f in files) or "\n"
+    return for_each(results, "*/untuned.json", _untuned_table)
 
 
 def _untuned_table(result: dict[str, Any]) -> str:
@@ -268,8 +272,7 @@ _CHOICES = {
 
 def models(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_models``."""
-    files = sorted(results.glob("*/models*.json"))
-    return "".join(_models_table(json.loads(f.read_text())) for f in files) or "\n"
+    return for_each(results, "*/models*.json", _models_table)
 
 
 def _models_table(result: dict[str, Any]) -> str:
@@ -288,8 +291,7 @@ def _models_table(result: dict[str, Any]) -> str:
 
 def programs(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_programs``."""
-    files = sorted(results.glob("*/programs*.json"))
-    return "".join(_programs_table(json.loads(f.read_text())) for f in files) or "\n"
+    return for_each(results, "*/programs*.json", _programs_table)
 
 
 def _programs_table(result: dict[str, Any]) -> str:
@@ -338,8 +340,7 @@ _PROGRAM_FIGURES = {
 
 def cpu(results: pathlib.Path) -> str:
     """The rows and the figures of each machine that has results of ``bench_cpu``."""
-    files = sorted(results.glob("*/cpu.json"))
-    return "".join(_cpu_tables(json.loads(f.read_text())) for f in files) or "\n"
+    return for_each(results, "*/cpu.json", _cpu_tables)
 
 
 def _cpu_tables(result: dict[str, Any]) -> str:
@@ -411,9 +412,12 @@ TABLES = {
     "choices": choices,
     "matmul": matmul,
     "conv2d": conv2d,
+    "conv2d_bars": conv2d_bars,
     "bars": bars,
     "untuned": untuned,
     "cpu": cpu,
+    "elementwise": cpu_tables.elementwise,
+    "torch": cpu_tables.torch,
     "models": models,
     "programs": programs,
     "tuner": tuner,

@@ -127,7 +127,7 @@ SMALL_GPT2 = Gpt2(
     dtype="bfloat16",
 )
 TINY_GPT2 = dataclasses.replace(
-    SMALL_GPT2, tokens=16, layers=2, width=32, heads=2, vocabulary=64
+    SMALL_GPT2, tokens=16, layers=1, width=32, heads=2, vocabulary=64
 )
 UNET = unet(channels=320, batch=8, size=64, dtype="bfloat16")
 

@@ -87,6 +87,107 @@ def attention_block(
     return functools.partial(block, p), array(2, 128, width)
 
 
+def normalised_block(dtype: Any, width: int = 64, tokens: int = 24) -> Program:
+    """An MLP behind a layer norm, a head with a softmax, and its input."""
+    array = Arrays(dtype, 3)
+    p = {
+        "scale": array(width),
+        "shift": array(width),
+        "w1": array(width, 4 * width, scale=0.1),
+        "w2": array(4 * width, width, scale=0.1),
+        "head": array(width, 10, scale=0.1),
+    }
+
+    def block(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        h = centred * jax.lax.rsqrt(variance + 1e-5) * p["scale"] + p["shift"]
+        y = x + jax.nn.gelu(h @ p["w1"]) @ p["w2"]
+        return jax.nn.softmax(jax.nn.relu(y.mean(1)) @ p["head"])
+
+    return functools.partial(block, p), array(4, tokens, width)
+
+
+# Functions of each element, in jax.numpy or in numpy; of x, and of x and y.
+UNARY: dict[str, Callable[[Any, Any], Any]] = {
+    "neg": lambda m, x: -x,
+    "abs": lambda m, x: abs(x),
+    "sign": lambda m, x: m.sign(x),
+    "floor": lambda m, x: m.floor(x),
+    "ceil": lambda m, x: m.ceil(x),
+    "square": lambda m, x: m.square(x),
+    "power": lambda m, x: x**5,
+    "inverse": lambda m, x: 1 / x**3,
+    "sqrt": lambda m, x: m.sqrt(x),
+    "exp": lambda m, x: m.exp(x),
+    "exp2": lambda m, x: m.exp2(x),
+    "expm1": lambda m, x: m.expm1(x),
+    "log": lambda m, x: m.log(x),
+    "log1p": lambda m, x: m.log1p(x),
+    "tanh": lambda m, x: m.tanh(x),
+    "sin": lambda m, x: m.sin(x),
+    "cos": lambda m, x: m.cos(x),
+}
+BINARY: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": lambda m, x, y: x + y,
+    "sub": lambda m, x, y: x - y,
+    "mul": lambda m, x, y: x * y,
+    "div": lambda m, x, y: x / y,
+    "pow": lambda m, x, y: m.power(abs(x), y),
+    "max": lambda m, x, y: m.maximum(x, y),
+    "min": lambda m, x, y: m.minimum(x, y),
+    "gt": lambda m, x, y: x > y,
+    "ge": lambda m, x, y: x >= y,
+    "lt": lambda m, x, y: x < y,
+    "le": lambda m, x, y: x <= y,
+    "eq": lambda m, x, y: x == y,
+    "ne": lambda m, x, y: x != y,
+    "and": lambda m, x, y: (x > 0) & (y > 0),
+    "where": lambda m, x, y: m.where(x > y, x, y * y),
+    "clip": lambda m, x, y: m.clip(x, -0.5, 0.5) + y,
+    "rows": lambda m, x, y: x - y[:, :1],
+    "columns": lambda m, x, y: x * y[0],
+    "sum": lambda m, x, y: (x + y).sum(1),
+    "sums": lambda m, x, y: (x + y).sum(0) + (x * y).max() - x.min(),
+}
+
+
+def every_function(module: Any, x: Any, y: Any) -> dict[str, Any]:
+    """All of them, by name."""
+    unary = {name: f(module, x) for name, f in UNARY.items()}
+    return unary | {name: f(module, x, y) for name, f in BINARY.items()}
+
+
+def special(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Two random arrays, in which zeros, infinities and NaN meet."""
+    rng = np.random.default_rng(9)
+    odd = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0]
+    arrays = []
+    for turn in (1, len(odd)):
+        x = rng.normal(size=shape) * 2
+        flat = x.reshape(-1)
+        count = len(odd) ** 2
+        flat[:count] = [odd[i // turn % len(odd)] for i in range(count)]
+        arrays.append(x.astype(dtype))
+    return arrays[0], arrays[1]
+
+
+def assert_all_close(
+    got: dict[str, np.ndarray], wanted: dict[str, Any], rtol: float
+) -> None:
+    """Compares by name; what is not finite must be the same."""
+    assert got.keys() == wanted.keys()
+    for name, want in wanted.items():
+        want = np.asarray(want)
+        np.testing.assert_allclose(
+            got[name].astype(np.float64),
+            want.astype(np.float64),
+            rtol=rtol,
+            atol=rtol,
+            err_msg=name,
+        )
+
+
 def in_jax(fn: Callable[..., Any], *args: Any, implementation: str) -> np.ndarray:
     """What the same kernels compute in a JAX program."""
     with tracea.options(implementation=implementation):

@@ -67,7 +67,7 @@ class Graph:
 
         def work() -> None:
             try:
-                results.append(self._run(inputs, like))
+                results.append(self.run(inputs, [like])[0])
             except Exception as e:
                 results.append(e)
 
@@ -81,25 +81,30 @@ class Graph:
                 raise result
         return [result for result in results if isinstance(result, np.ndarray)]
 
-    def _run(self, inputs: Sequence[np.ndarray], like: np.ndarray) -> np.ndarray:
-        lib, out = self._library, np.empty_like(like)
-        tensors = [self._tensor(x) for x in (*inputs, out)]
+    def run(
+        self, inputs: Sequence[np.ndarray], likes: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """All outputs, with the shapes and dtypes of others."""
+        lib, outs = self._library, [np.empty_like(like) for like in likes]
+        given = [self._tensor(x) for x in inputs]
+        taken = [self._tensor(x) for x in outs]
         size = lib.tracea_graph_workspace_bytes(self._graph)
         workspace = self._allocate(size)
-        given = (Tensor * len(inputs))(*tensors[:-1])
-        for x, tensor in zip(inputs, tensors, strict=False):
+        for x, tensor in zip(inputs, given, strict=True):
             self._copy(tensor.data, x.ctypes.data, x.nbytes)
         self._check(
             lib.tracea_graph_run(
-                *(self._graph, given, ctypes.c_size_t(len(inputs))),
-                *(ctypes.byref(tensors[-1]), ctypes.c_size_t(1)),
-                *(workspace, ctypes.c_size_t(size), None),
+                *(self._graph, (Tensor * len(given))(*given)),
+                *(ctypes.c_size_t(len(given)), (Tensor * len(taken))(*taken)),
+                *(ctypes.c_size_t(len(taken)), workspace, ctypes.c_size_t(size), None),
             )
         )
-        self._copy(out.ctypes.data, tensors[-1].data, out.nbytes)
-        for memory in (workspace, *(ctypes.c_void_p(x.data) for x in tensors)):
+        for x, tensor in zip(outs, taken, strict=True):
+            self._copy(x.ctypes.data, tensor.data, x.nbytes)
+        arrays = [ctypes.c_void_p(x.data) for x in (*given, *taken)]
+        for memory in (workspace, *arrays):
             self._check(lib.tracea_free(self._context, memory))
-        return out
+        return outs
 
     def _allocate(self, size: int) -> ctypes.c_void_p:
         memory = ctypes.c_void_p()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import importlib
@@ -148,6 +149,25 @@ def calls_are_free(
 @pytest.fixture
 def calls_cost() -> None:
     """As in programs: see ``calls_are_free``."""
+
+
+@pytest.fixture(autouse=True)
+def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tunings measure for milliseconds, in place of seconds: no test is about times."""
+    from tracea_jax.campaign import program
+    from tracea_jax.tuning import measure, tuner
+
+    bench = importlib.import_module("tracea_jax.bench")  # not the function
+    fields = {"slice_s": 1e-3, "settle_s": 0.02, "race_s": 0.05, "patience_s": 0.2}
+    fields["cold_s"] = 0.02
+    monkeypatch.setattr(tuner, "Timing", functools.partial(measure.Timing, **fields))
+    for module, name in (
+        (program, "TIMING"),
+        (bench, "TIMING"),
+        (bench, "SITE_TIMING"),
+    ):
+        timing = dataclasses.replace(getattr(module, name), **fields)
+        monkeypatch.setattr(module, name, timing)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from bench_rows import WHERE
 
+pytestmark = pytest.mark.once
+
 
 def test_every_suite_of_attention_has_cases_with_bars(module):
     suite, tables = module("attention_suite"), module("attention_tables")

@@ -20,6 +20,8 @@ from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Observation
 
+pytestmark = pytest.mark.once
+
 
 def test_every_layer_gets_some_rows_before_any_gets_more(module):
     layers = module("model_layers")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from bench_rows import FAILED, WHERE, row
 
 from tracea_jax.problem import GemmProblem
+
+pytestmark = pytest.mark.once
 
 
 def test_readme_tables_of_fresh_rows(module, tmp_path):
@@ -30,6 +33,39 @@ def test_readme_tables_of_fresh_rows(module, tmp_path):
     assert "| small | XLA / ours, geometric mean | >= 1.10 | - | no |" in text
     assert "| training | MLP step, ops | >= 1.08 | 1.100 | yes |" in text
     assert "other" not in text
+
+
+def test_tables_of_convolutions(module, tmp_path):
+    suite, bench = module("conv2d_suite"), module("bench_conv2d")
+    stem = next(c for c in suite.suite() if c.group == "stem").problem
+    head = {"group": "stem", "text": str(stem)}
+    timed = {"times_us": {"xla": 60.0}, "best": "conv2d_stem_sm90", "own_us": 10.0}
+    rows = [
+        {**head, **timed, "ratio_own": 6.0, "ratio_default": 0.97},
+        {**head, "error": "ValueError: no memory"},
+    ]
+    assert bench.cells(rows[1])[1] == "ValueError: no memory"
+    device = tmp_path / "some_gpu"
+    device.mkdir()
+    groups = module("matmul_suite").summary(rows, suite.BARS, suite.FIGURES)
+    result = {"environment": WHERE, "rows": rows, "groups": groups}
+    (device / "conv2d.json").write_text(json.dumps(result))
+    tables = module("tables")
+    text = tables.conv2d(tmp_path)
+    assert (
+        "pad 3,3x3,3 bias+relu | conv2d_stem_sm90 | 10.0 | 60.0 | 6.00 | 0.97 |" in text
+    )
+    assert "bias+relu | failed | - | - | - | - |" in text
+    text = tables.conv2d_bars(tmp_path)
+    assert "| stem | XLA / ours, lowest | >= 5.00 | 6.000 | no |" in text  # one failed
+    assert "| stem | XLA / default, lowest | >= 0.98 | 0.970 | no |" in text
+    text = tables.headline(tmp_path)
+    assert "| conv2d, stem | XLA | 1 | 0.97 | 0.97 |" in text
+
+
+def test_every_group_of_convolutions_has_bars(module):
+    suite = module("conv2d_suite")
+    assert {c.group for c in suite.suite()} == set(suite.BARS)
 
 
 def test_plans_are_summed_up_by_their_origin(module, tmp_path):

@@ -17,6 +17,8 @@ from bench_rows import FAILED, arguments, row
 from tracea_jax.device import NAMED
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 
+pytestmark = pytest.mark.once
+
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 
 

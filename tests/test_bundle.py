@@ -24,7 +24,7 @@ from pages import blocks
 
 import tracea_jax as tracea
 from tracea_jax import cli
-from tracea_jax.bundle.arrays import ALIGNMENT, Room, placed
+from tracea_jax.bundle.arrays import ALIGNMENT, DTYPES, Room, placed
 from tracea_jax.bundle.library import Library
 
 INVALID, UNSUPPORTED, CUDA_ERROR = 1, 2, 3
@@ -131,6 +131,44 @@ def test_subnormal_numbers_are_what_they_are_in_xlas_threads(programs, tmp_path,
     check_bits(
         programs / "run_c", lambda x: x @ w, x, "gemm_cpu", tmp_path / "tiny.tracea"
     )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_norms_and_softmax_between_products_are_right(programs, tmp_path, dtype):
+    fn, x = bundle_programs.normalised_block(dtype)
+    place = tmp_path / "block.tracea"
+    tracea.bundle(fn, x, path=place)
+    want = np.asarray(jax.jit(fn)(x))
+    got = computed(programs / "run_cpp", "cpu", place, [np.asarray(x)], want)
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+    assert error < (1e-5 if dtype == jnp.float32 else 0.02)
+
+
+def test_weights_that_are_repeated_are_kept_once(tmp_path):
+    w = np.random.default_rng(5).normal(size=64).astype(np.float32)
+    x = jax.ShapeDtypeStruct((512, 64), np.float32)
+    report = tracea.bundle(lambda x: jnp.exp(x * w), x, path=tmp_path / "b")
+    assert report.constants_bytes == w.nbytes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_function_of_elements_is_that_of_numpy(programs, tmp_path, dtype):
+    x, y = bundle_programs.special((19, 31), dtype)
+    place = tmp_path / "functions.tracea"
+    with jax.enable_x64(dtype is np.float64), np.errstate(all="ignore"):
+        fn = functools.partial(bundle_programs.every_function, jnp)
+        report = tracea.bundle(fn, x, y, path=place)
+        want = bundle_programs.every_function(np, x, y)
+    computed(programs / "run_c", "cpu", place, [x, y], x)
+    arrays = tmp_path / "functions.tracea.arrays"
+    got = {
+        name.removeprefix("out['").removesuffix("']"): np.fromfile(
+            arrays / f"out{i}.bin", kind
+        ).reshape(shape)
+        for i, (name, kind, shape) in enumerate(report.outputs)
+    }
+    rtol = 2e-6 if dtype is np.float32 else 1e-13
+    bundle_programs.assert_all_close(got, want, rtol)
 
 
 def test_arguments_that_are_results_and_constants_are_copied(programs, tmp_path):
@@ -336,6 +374,15 @@ def test_a_bundle_for_a_gpu_is_made_without_one(programs, tmp_path):
     assert "/" not in manifest["steps"][0]["source"]
     status, said = loaded(programs, place)
     assert status == UNSUPPORTED and "was made for NVIDIA GPUs" in said
+
+
+@pytest.mark.nvrtc
+def test_scratch_of_kernels_is_bytes(tmp_path):
+    fn, x = bundle_programs.attention_block(jnp.bfloat16, "attention_sm90")
+    tracea.bundle(fn, x, path=tmp_path / "b", device="H200")
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert {value["dtype"] for value in manifest["values"]} <= set(DTYPES)
+    assert "zero" in [step["kind"] for step in manifest["steps"]]
 
 
 # --- writing --------------------------------------------------------------------------

@@ -126,9 +126,16 @@ def test_graphs_differ_where_programs_do(optimizations):
 # --- what XLA serves ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PROGRAMS)
+# Each program and each form in both dtypes; the other pairs are slow tests.
+SERVED = [
+    pytest.param(name, form, dtype, marks=[pytest.mark.slow] * ((i + j + k) % 2))
+    for i, name in enumerate(PROGRAMS)
+    for j, form in enumerate(FORMS)
+    for k, dtype in enumerate(DTYPES)
+]
+
+
+@pytest.mark.parametrize(("name", "form", "dtype"), SERVED)
 def test_what_xla_serves_compiles_to_what_was_written(name, form, dtype, optimizations):
     f, args = case(name, dtype)
     plain = FORMS[form](f)

@@ -232,11 +232,17 @@ def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
             "conv2d 2 8 8 6 3 3 16 --padding 2 --dilation 2 --direction weight_grad",
             "conv2d 2x8x8x6 * 3x3x16 float32 nhwc weight_grad pad 2,2x2,2 dilation 2x2",
         ),
+        (
+            "elementwise divide 1000 --dtype complex64 --scalar left",
+            "elementwise divide 1000 complex64 left scalar",
+        ),
     ],
 )
 def test_every_op_has_problems(arguments, problem):
     args = parsed(f"tune {arguments}")
     assert str(problems.problem_of(args)) == problem
+    # No argument of the op is taken for one of the command.
+    assert args.called is args.file is None
 
 
 def test_the_command_tunes_what_the_op_asks():

@@ -145,7 +145,7 @@ def test_every_config_of_the_space_is_legal(channels, direction):
         ({"tile_m": 256, "tile_n": 256}, "256 sums"),
         ({"stages": 9}, "bytes of shared memory"),
         ({"tile_n": 8}, "tile_n=8 must be one of"),
-        ({"stages": 0}, "stages=0 must be an integer from 1"),
+        ({"stages": 1}, "stages=1 must be an integer from 2"),
     ],
 )
 def test_an_illegal_config_is_refused(changes, why):
@@ -161,6 +161,11 @@ def test_a_chunk_wastes_least(channels, chunk):
     assert emit.chunk(problem(in_channels=channels)) == chunk
 
 
+STEM: dict[str, Any] = {
+    **{"height": 224, "width": 224, "in_channels": 3, "out_channels": 64},
+    **{"kernel_height": 7, "kernel_width": 7, "padding": ((3, 3), (3, 3))},
+    "strides": (2, 2),
+}
 CHOSEN = {  # by who is expected to win
     "conv2d_sm90": (
         {},
@@ -170,7 +175,9 @@ CHOSEN = {  # by who is expected to win
         {**POINTS, "strides": (2, 2), "in_channels": 512, "out_channels": 1024},
         {**POINTS, "out_channels": 512, "epilogue": FULL},
     ),
+    "conv2d_stem_sm90": (STEM, {**STEM, "batch": 1, "epilogue": FULL}),
     "conv2d_strips_sm90": (
+        {"batch": 8},
         {"height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
     ),
     "conv2d_weights_sm90": (
@@ -182,7 +189,10 @@ CHOSEN = {  # by who is expected to win
         {**POINTS, "out_channels": 512, "direction": "weight_grad"},
     ),
     "xla": (
-        {"batch": 8},
+        {"batch": 1},
+        {"batch": 8, "strides": (2, 2)},
+        {"batch": 8, "direction": "weight_grad"},
+        {**STEM, "strides": (4, 2)},
         {"dilation": (2, 2)},
         {"in_channels": 120},
         {"kernel_width": 5, "batch": 128},

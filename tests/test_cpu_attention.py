@@ -32,6 +32,8 @@ from tracea_jax.variants.attention_cpu import (
 )
 from tracea_jax.variants.cpu import DTYPES
 
+pytestmark = pytest.mark.once
+
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 SMALL = AttentionCpuConfig(block_q=40, block_kv=64)  # several blocks, soon
 ours = functools.partial(attention, implementation="attention_cpu")

@@ -41,6 +41,8 @@ from tracea_jax.variants.conv2d_cpu import (
 )
 from tracea_jax.variants.cpu import DTYPES
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_isa_in_every_direction(isa):

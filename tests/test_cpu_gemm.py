@@ -22,6 +22,8 @@ from tracea_jax.variants import CpuCall, cpu_calls
 from tracea_jax.variants.cpu import DTYPES
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
+pytestmark = pytest.mark.once
+
 ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 # With products of bfloat16 of their own, or the best one.
 BF16_ISAS = [i for i in ISAS if i in ("avx512_bf16", "amx", "bfmmla")] or ISAS[-1:]

@@ -63,10 +63,13 @@ def test_every_function_has_the_bits_that_ieee_defines(dtype):
 
 
 @pytest.mark.parametrize("tasks", [1, 5, 64])
-def test_sizes_and_tasks_leave_no_element_out(tasks):
+@pytest.mark.parametrize("past_caches", [False, True])
+def test_sizes_and_tasks_leave_no_element_out(tasks, past_caches):
     sizes = (1, 3, 7, 31, 32, 33, 16_411, 300_007)
     pairs = [(random("float32", n), random("float32", n, seed=1)) for n in sizes]
-    f = functools.partial(call, "subtract", config={"tasks": tasks})
+    f = functools.partial(
+        call, "subtract", config={"tasks": tasks, "past_caches": past_caches}
+    )
     results = jax.jit(lambda pairs: [f(*pair) for pair in pairs])(pairs)
     for pair, result in zip(pairs, results, strict=True):
         assert_same(result, expected("subtract", *pair))

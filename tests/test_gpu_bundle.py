@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import bundle_programs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,6 +69,34 @@ def test_memory_is_moved_and_numbers_are_combined(tmp_path):
     (got,) = graph([x], want)
     graph.close()
     assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_function_of_elements_is_that_of_numpy(tmp_path, dtype):
+    x, y = bundle_programs.special((19, 31), dtype)
+    with jax.enable_x64(dtype is np.float64), np.errstate(all="ignore"):
+        fn = functools.partial(bundle_programs.every_function, jnp)
+        report = tracea.bundle(fn, x, y, path=tmp_path / "functions.tracea")
+        want = bundle_programs.every_function(np, x, y)
+    likes = [np.empty(shape, kind) for _, kind, shape in report.outputs]
+    graph = Graph(tmp_path / "functions.tracea", "cuda")
+    results = graph.run([x, y], likes)
+    graph.close()
+    names = [name.split("'")[1] for name, *_ in report.outputs]
+    rtol = 4e-6 if dtype is np.float32 else 1e-13
+    bundle_programs.assert_all_close(dict(zip(names, results, strict=True)), want, rtol)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_norms_and_softmax_between_products_are_right(tmp_path, dtype):
+    fn, x = bundle_programs.normalised_block(dtype)
+    tracea.bundle(fn, x, path=tmp_path / "block.tracea")
+    want = np.asarray(fn(x))
+    graph = Graph(tmp_path / "block.tracea", "cuda")
+    (got,) = graph([np.asarray(x)], want)
+    graph.close()
+    error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
+    assert error < (2e-3 if dtype == jnp.float32 else 0.02)  # products in TF32
 
 
 def test_bundles_of_other_devices_and_host_arrays_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jaxprs import equations
 from numerics import f64, normal
 from transforms import assert_close
@@ -22,7 +24,7 @@ C = 4
 NCHW = ("NCHW", "OIHW", "NCHW")
 
 
-def conv(x, w, strides=(1, 1), padding="SAME", numbers=NCHW, **how):
+def conv(x, w, strides=(1, 1), padding: Any = "SAME", numbers=NCHW, **how):
     how = dict(dimension_numbers=numbers, **how)
     return lax.conv_general_dilated(x, w, strides, padding, **how)
 
@@ -111,10 +113,11 @@ def turned_and_plain(between):
 
     args = x, v, w, c, r
     closed = jax.make_jaxpr(f)(*args)
-    jaxpr, consts = getattr(closed, "jaxpr", closed), getattr(closed, "consts", ())
+    jaxpr = getattr(closed, "jaxpr", closed)
     eqns = with_channels_last(inline_small_calls(jaxpr.eqns), jaxpr.outvars)
     last = jaxpr.replace(eqns=eqns)
-    return (lambda: jax.core.eval_jaxpr(last, consts, *args)[0]), eqns, lambda: f(*args)
+    last = jaxpr_as_fun(last if jaxpr is closed else closed.replace(jaxpr=last))
+    return (lambda: last(*args)[0]), eqns, lambda: f(*args)
 
 
 def test_what_lies_between_convolutions_follows_them():

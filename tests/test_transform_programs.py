@@ -14,6 +14,7 @@ from transformed import jit, kind
 
 import tracea_jax as tracea
 
+SLOW = pytest.mark.slow
 OPS = st.sampled_from([None, None, ["matmul"]])
 reproducible = hypothesis.settings(
     derandomize=True,
@@ -48,11 +49,16 @@ def assert_judged_alike(program, found, expected, changed, arguments):
         assert error <= 4 * change + allowed, (error, change, allowed)
 
 
+# How many examples: a few of thousands.
+few = pytest.mark.parametrize("examples", [12, pytest.param(1000, marks=SLOW)])
+
+
+@few
 @pytest.mark.parametrize("dtypes", [["float32"], ["float32", "bfloat16"]])
-def test_random_programs(dtypes):
+def test_random_programs(dtypes, examples):
     sites = []
 
-    @hypothesis.settings(reproducible, max_examples=25)
+    @hypothesis.settings(reproducible, max_examples=examples)
     @hypothesis.given(programs(dtypes=dtypes), OPS)
     def check(program, ops):
         fast, args = tracea.transform(program, ops=ops), program.arguments
@@ -68,7 +74,7 @@ def test_random_programs(dtypes):
         assert_judged_alike(program, found, expected, changed, args)
 
     check()
-    assert sum(sites) > 40
+    assert sum(sites) > examples
 
 
 def gradients(f, floats, rest):
@@ -82,8 +88,9 @@ def gradients(f, floats, rest):
     return jax.grad(total, argnums=tuple(range(len(floats))))(*floats)
 
 
-def test_gradients_of_random_programs():
-    @hypothesis.settings(reproducible, max_examples=12)
+@few
+def test_gradients_of_random_programs(examples):
+    @hypothesis.settings(reproducible, max_examples=examples // 2)
     @hypothesis.given(programs(SMOOTH, dtypes=["float32"], length=8), OPS)
     def check(program, ops):
         *floats, rest = program.arguments

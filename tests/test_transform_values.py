@@ -104,11 +104,12 @@ def differing(seeds: range) -> Iterator[tuple[int, str]]:
 
 
 def test_random_programs():
-    assert sum(check(program(seed)) for seed in range(24)) > 20
+    """The slow test below has a hundred thousand."""
+    assert sum(check(program(seed)) for seed in range(12)) > 9
 
 
 def test_compiled_programs():
-    assert sum(check(program(s), compiled=True) for s in range(1000, 1008)) > 6
+    assert sum(check(program(s), compiled=True) for s in range(1000, 1005)) > 3
 
 
 @pytest.mark.slow

@@ -50,7 +50,14 @@ USES = """if True:
 
 @needs_root
 @pytest.mark.parametrize(
-    "hidden", ["", "tuned", "tuned/*", "tuned/*/matmul", "tuned/*/*/*"]
+    "hidden",
+    [
+        "",
+        pytest.param("tuned", marks=pytest.mark.slow),
+        pytest.param("tuned/*", marks=pytest.mark.slow),
+        "tuned/*/matmul",
+        "tuned/*/*/*",
+    ],
 )
 def test_what_only_root_can_read_is_a_miss_with_one_warning(
     public, hidden, monkeypatch

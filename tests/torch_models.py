@@ -13,13 +13,13 @@ nn: Any = torch.nn
 class Block(nn.Module):
     """Two 3 x 3 convolutions beside a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, activation: Any) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu = activation
         self.downsample = None
         if stride != 1 or inputs != outputs:
             self.downsample = nn.Sequential(
@@ -34,18 +34,24 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 (He et al., 2015), of ``width`` channels at first."""
+    """ResNet-18 (He et al., 2015), of ``width`` channels at first.
 
-    def __init__(self, width: int = 64, classes: int = 1000) -> None:
+    ``smooth`` puts SiLU and means in place of ReLU and maxima, whose gradients jump
+    where rounding decides a sign.
+    """
+
+    def __init__(
+        self, width: int = 64, classes: int = 1000, smooth: bool = False
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.relu = nn.SiLU(inplace=True) if smooth else nn.ReLU(inplace=True)
+        self.maxpool = (nn.AvgPool2d if smooth else nn.MaxPool2d)(3, 2, 1)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         for i, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
-            first = Block(inputs, outputs, 1 if i == 0 else 2)
-            stage = nn.Sequential(first, Block(outputs, outputs, 1))
+            first = Block(inputs, outputs, 1 if i == 0 else 2, self.relu)
+            stage = nn.Sequential(first, Block(outputs, outputs, 1, self.relu))
             setattr(self, f"layer{i + 1}", stage)
         self.fc = nn.Linear(widths[-1], classes)
 

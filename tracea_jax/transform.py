@@ -95,7 +95,7 @@ def transform(
       fn: a pure function of pytrees, or of objects of flax nnx. Without it, the result
         is a decorator.
       ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention",
-        "linear_cross_entropy"; all by default.
+        "linear_cross_entropy", "channel_affine"; all by default.
       after_grad: only products and convolutions are rewritten, one by one, after JAX
         has differentiated what fn differentiates: for functions that must see JAX's own
         tracers.

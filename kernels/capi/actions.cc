@@ -11,6 +11,7 @@
 #include "cuda.h"
 #include "failure.h"
 #include "graph.h"
+#include "pointwise.h"
 #include "sha256.h"
 
 namespace tracea::capi {
@@ -124,6 +125,59 @@ std::unique_ptr<Action> MakeCpuCall(const tracea_context& context, const Program
        tracea_version(), ".");
 }
 
+// A strided copy: runs of contiguous bytes along some dimensions.
+class Move final : public Action {
+ public:
+  Move(const Program& program, const Step& step)
+      : from_(program.values[step.reads[0]]),
+        to_(program.values[step.writes[0]]),
+        run_(step.json["run"].AsInt("a run")),
+        counts_(step.json["counts"].AsInts("the counts")),
+        from_strides_(step.json["from_strides"].AsInts("the strides")),
+        to_strides_(step.json["to_strides"].AsInts("the strides")),
+        from_offset_(step.json["from_offset"].AsInt("an offset")),
+        to_offset_(step.json["to_offset"].AsInt("an offset")) {
+    CheckInside(from_strides_, from_offset_, from_.bytes());
+    CheckInside(to_strides_, to_offset_, to_.bytes());
+  }
+
+  void Run(const Addresses& addresses, void*) const override {
+    Dimension(0, static_cast<char*>(addresses.of(to_)) + to_offset_,
+              static_cast<const char*>(addresses.of(from_)) + from_offset_);
+  }
+
+ private:
+  void CheckInside(const std::vector<int64_t>& strides, int64_t offset,
+                   int64_t bytes) const {
+    if (strides.size() != counts_.size() || run_ < 1 || offset < 0) {
+      Fail(TRACEA_INVALID, "it copies what it cannot");
+    }
+    int64_t left = bytes - offset - run_;  // behind the last run
+    for (size_t i = 0; i < counts_.size(); ++i) {
+      const int64_t steps = counts_[i] - 1, stride = strides[i];
+      if (steps < 0 || stride < 0 || (steps > 0 && stride > bytes / steps)) left = -1;
+      if (left >= 0) left -= steps * stride;
+    }
+    if (left < 0) Fail(TRACEA_INVALID, "it copies more than there is");
+  }
+
+  void Dimension(size_t i, char* to, const char* from) const {
+    if (i == counts_.size()) {
+      std::memcpy(to, from, static_cast<size_t>(run_));
+      return;
+    }
+    for (int64_t n = 0; n < counts_[i]; ++n) {
+      Dimension(i + 1, to + n * to_strides_[i], from + n * from_strides_[i]);
+    }
+  }
+
+  const Value& from_;
+  const Value& to_;
+  int64_t run_;
+  std::vector<int64_t> counts_, from_strides_, to_strides_;
+  int64_t from_offset_, to_offset_;
+};
+
 // ---- CUDA ---------------------------------------------------------------------------
 
 CudaLaunch LaunchOf(const Program& program, const Step& step) {
@@ -205,72 +259,6 @@ class CopyAction final : public Action {
   const Value& to_;
 };
 
-// A strided copy: runs of contiguous bytes along some dimensions.
-class Move final : public Action {
- public:
-  Move(const tracea_context& context, const Program& program, const Step& step)
-      : context_(context),
-        from_(program.values[step.reads[0]]),
-        to_(program.values[step.writes[0]]),
-        run_(step.json["run"].AsInt("a run")),
-        counts_(step.json["counts"].AsInts("the counts")),
-        from_strides_(step.json["from_strides"].AsInts("the strides")),
-        to_strides_(step.json["to_strides"].AsInts("the strides")),
-        from_offset_(step.json["from_offset"].AsInt("an offset")),
-        to_offset_(step.json["to_offset"].AsInt("an offset")) {
-    CheckInside(from_strides_, from_offset_, from_.bytes());
-    CheckInside(to_strides_, to_offset_, to_.bytes());
-  }
-
-  void Run(const Addresses& addresses, void* stream) const override {
-    Dimension(0, static_cast<char*>(addresses.of(to_)) + to_offset_,
-              static_cast<const char*>(addresses.of(from_)) + from_offset_, stream);
-  }
-
- private:
-  void CheckInside(const std::vector<int64_t>& strides, int64_t offset,
-                   int64_t bytes) const {
-    if (strides.size() != counts_.size() || run_ < 1 || offset < 0) {
-      Fail(TRACEA_INVALID, "it copies what it cannot");
-    }
-    int64_t left = bytes - offset - run_;  // behind the last run
-    for (size_t i = 0; i < counts_.size(); ++i) {
-      const int64_t steps = counts_[i] - 1, stride = strides[i];
-      if (steps < 0 || stride < 0 || (steps > 0 && stride > bytes / steps)) left = -1;
-      if (left >= 0) left -= steps * stride;
-    }
-    if (left < 0) Fail(TRACEA_INVALID, "it copies more than there is");
-  }
-
-  void Dimension(size_t i, char* to, const char* from, void* stream) const {
-    const auto run = static_cast<size_t>(run_);
-    if (i == counts_.size()) {
-      if (context_.is_cuda()) {
-        CudaCopy(to, from, run, stream);
-      } else {
-        std::memcpy(to, from, run);
-      }
-      return;
-    }
-    if (context_.is_cuda() && i + 1 == counts_.size()) {
-      CudaCopyRows(to, static_cast<size_t>(to_strides_[i]), from,
-                   static_cast<size_t>(from_strides_[i]), run,
-                   static_cast<size_t>(counts_[i]), stream);
-      return;
-    }
-    for (int64_t n = 0; n < counts_[i]; ++n) {
-      Dimension(i + 1, to + n * to_strides_[i], from + n * from_strides_[i], stream);
-    }
-  }
-
-  const tracea_context& context_;
-  const Value& from_;
-  const Value& to_;
-  int64_t run_;
-  std::vector<int64_t> counts_, from_strides_, to_strides_;
-  int64_t from_offset_, to_offset_;
-};
-
 }  // namespace
 
 std::unique_ptr<Action> MakeAction(const tracea_context& context, const Program& program,
@@ -279,12 +267,16 @@ std::unique_ptr<Action> MakeAction(const tracea_context& context, const Program&
   switch (step.kind) {
     case StepKind::kCpuCall:
       return MakeCpuCall(context, program, step);
+    case StepKind::kMap:
+      return MakeMap(*context.threads, program, step);
+    case StepKind::kReduce:
+      return MakeReduce(*context.threads, program, step);
     case StepKind::kLaunch:
       return std::make_unique<Launch>(context, program, step);
     case StepKind::kZero:
       return std::make_unique<Zero>(context, value(step.writes[0]));
     case StepKind::kMove:
-      return std::make_unique<Move>(context, program, step);
+      return std::make_unique<Move>(program, step);
     case StepKind::kCopy:
       break;
   }

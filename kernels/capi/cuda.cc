@@ -35,31 +35,11 @@ const Driver& TheDriver() {
   return *driver;
 }
 
-// CUDA_MEMCPY2D.
-struct Rows {
-  size_t from_x, from_y;
-  int from_kind;
-  const void* from_host;
-  unsigned long long from;
-  void* from_array;
-  size_t from_pitch;
-  size_t to_x, to_y;
-  int to_kind;
-  void* to_host;
-  unsigned long long to;
-  void* to_array;
-  size_t to_pitch;
-  size_t width, height;
-};
-static_assert(sizeof(Rows) == 128, "the driver's description of a copy has 128 bytes");
-constexpr int kDeviceMemory = 2;
-
 // Entry points that the launcher does not need.
 struct Memory {
   cuda::Result (*allocate)(unsigned long long*, size_t);
   cuda::Result (*free)(unsigned long long);
   cuda::Result (*copy)(unsigned long long, unsigned long long, size_t, void*);
-  cuda::Result (*copy_rows)(const Rows*, void*);
   cuda::Result (*fill)(unsigned long long, unsigned char, size_t, void*);
   cuda::Result (*synchronize)(void*);
 };
@@ -77,7 +57,6 @@ const Memory& TheMemory() {
     Find(library, "cuMemAlloc_v2", &found.allocate);
     Find(library, "cuMemFree_v2", &found.free);
     Find(library, "cuMemcpyAsync", &found.copy);
-    Find(library, "cuMemcpy2DAsync_v2", &found.copy_rows);
     Find(library, "cuMemsetD8Async", &found.fill);
     Find(library, "cuStreamSynchronize", &found.synchronize);
     return found;
@@ -163,19 +142,6 @@ void CudaCopy(void* to, const void* from, size_t bytes, void* stream) {
   if (bytes == 0) return;
   Check(TheDriver().Check(TheMemory().copy(Address(to), Address(from), bytes, stream),
                           "cuMemcpyAsync"));
-}
-
-void CudaCopyRows(void* to, size_t to_stride, const void* from, size_t from_stride,
-                  size_t run, size_t rows, void* stream) {
-  Rows copy{};
-  copy.from_kind = copy.to_kind = kDeviceMemory;
-  copy.from = Address(from);
-  copy.from_pitch = from_stride;
-  copy.to = Address(to);
-  copy.to_pitch = to_stride;
-  copy.width = run;
-  copy.height = rows;
-  Check(TheDriver().Check(TheMemory().copy_rows(&copy, stream), "cuMemcpy2DAsync"));
 }
 
 void CudaZero(void* memory, size_t bytes, void* stream) {

@@ -58,9 +58,6 @@ class CudaKernel {
 void* CudaAllocate(size_t bytes);
 void CudaFree(void* memory);
 void CudaCopy(void* to, const void* from, size_t bytes, void* stream);
-// `rows` runs of `run` bytes, from one to the next by these strides.
-void CudaCopyRows(void* to, size_t to_stride, const void* from, size_t from_stride,
-                  size_t run, size_t rows, void* stream);
 void CudaZero(void* memory, size_t bytes, void* stream);
 void CudaSynchronize(void* stream);
 

@@ -97,10 +97,12 @@ Value ParseValue(const Program& program, const Json& json) {
 
 StepKind ParseKind(const std::string& name, tracea_platform platform) {
   if (name == "cpu" && platform == TRACEA_CPU) return StepKind::kCpuCall;
+  if (name == "map" && platform == TRACEA_CPU) return StepKind::kMap;
+  if (name == "reduce" && platform == TRACEA_CPU) return StepKind::kReduce;
+  if (name == "move" && platform == TRACEA_CPU) return StepKind::kMove;
   if (name == "cuda" && platform == TRACEA_CUDA) return StepKind::kLaunch;
   if (name == "zero") return StepKind::kZero;
   if (name == "copy") return StepKind::kCopy;
-  if (name == "move") return StepKind::kMove;
   Fail(TRACEA_INVALID, "there is no kind '", name, "' of steps");
 }
 
@@ -122,13 +124,15 @@ Step ParseStep(const Program& program, const Json& json) {
   step.writes = ParseIds(json["writes"], program);
   step.source = json["source"].AsText("a step's source");
   step.json = json;
+  if (step.writes.empty()) Fail(TRACEA_INVALID, "a step writes nothing");
   for (size_t id : step.writes) {
     const Storage storage = program.values[id].storage;
     if (storage == Storage::kInput || storage == Storage::kConstants) {
       Fail(TRACEA_INVALID, "a step writes an input or a constant");
     }
   }
-  const bool is_memory = step.kind != StepKind::kCpuCall && step.kind != StepKind::kLaunch;
+  const bool is_memory = step.kind == StepKind::kZero || step.kind == StepKind::kCopy ||
+                         step.kind == StepKind::kMove;
   const size_t reads = step.kind == StepKind::kZero ? 0 : 1;
   if (is_memory && (step.reads.size() != reads || step.writes.size() != 1)) {
     Fail(TRACEA_INVALID, "a step copies or clears other arrays than it can");

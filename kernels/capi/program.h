@@ -34,7 +34,7 @@ struct Named {
   Value value;
 };
 
-enum class StepKind { kCpuCall, kLaunch, kZero, kCopy, kMove };
+enum class StepKind { kCpuCall, kMap, kReduce, kLaunch, kZero, kCopy, kMove };
 
 struct Step {
   StepKind kind;

@@ -17,7 +17,7 @@
 
 #include "tracea.h"
 
-enum { kThreads = 8, kRuns = 3, kMostArrays = 8, kBroken = 99 };
+enum { kThreads = 8, kRuns = 3, kMostArrays = 64, kBroken = 99 };
 
 static const size_t kBytes[] = {4, 2, 2, 8, 8, 16, 1, 4}; /* by tracea_dtype */
 

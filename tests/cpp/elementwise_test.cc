@@ -92,7 +92,7 @@ void Check(const std::string& function, ElementType type, ScalarSide scalar,
     const ElementwisePlan plan = PlanElementwise(size, rng() % 2 << 22, 3, 2);
     for (int64_t task = 0; task < plan.num_tasks(); ++task) {
       Compute(found, x.data(), found.operands == 2 ? y.data() : nullptr, out.data(),
-              plan.begin(task), plan.end(task));
+              plan.begin(task), plan.end(task), rng() % 2);
     }
     if (first.empty()) first = out;
     if (first != out) Fail(what + ": other bits than the baseline's");

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numerics import array
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -50,7 +51,7 @@ class Model:
 def normal(*shape: int, seed: int = 0) -> jax.Array:
     """Standard normal float32."""
     rng = np.random.default_rng([seed, *shape])
-    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    return array(rng.standard_normal(shape).astype("float32"))
 
 
 def tokens(batch: int, length: int, vocabulary: int) -> jax.Array:
@@ -78,7 +79,7 @@ def random_like(shapes: Any) -> Any:
             x = 0.1 * x
         else:
             x = x * math.sqrt(2 / math.prod(shape[:-1]))
-        return jnp.asarray(x, jnp.float32)
+        return array(x.astype("float32"))
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
 

@@ -66,6 +66,40 @@ class View:
         }
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """An array whose elements another one has, each ``inner`` times in a row.
+
+    Element i of it is element ``(i // inner) % size`` of the other one. What functions
+    of each element read needs not be in memory.
+    """
+
+    view: View
+    inner: int
+    shape: tuple[int, ...]
+
+
+def inner_of(
+    shape: Sequence[int], axes: Sequence[int], out: Sequence[int]
+) -> int | None:
+    """How often each element is repeated in a row; see ``Spread``.
+
+    Args:
+      shape: of the smaller array.
+      axes: its dimensions among those of the larger one.
+      out: shape of that one.
+
+    Returns:
+      None if it is repeated between dimensions that stay, too.
+    """
+    kept = [axis for axis, size in zip(axes, shape, strict=True) if size > 1]
+    if not kept:
+        return 1
+    if math.prod(out[kept[0] : kept[-1] + 1]) != math.prod(shape):
+        return None
+    return math.prod(out[kept[-1] + 1 :])
+
+
 def size_bytes(dtype: Any, shape: Sequence[int]) -> int:
     """Bytes of an array."""
     return math.prod(shape) * np.dtype(dtype).itemsize

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
 import numpy as np
 
 from tracea_jax import variants
-from tracea_jax.bundle.arrays import DTYPES, Room, View, placed, rounded, size_bytes
+from tracea_jax.bundle.arrays import (
+    DTYPES,
+    Room,
+    Spread,
+    View,
+    placed,
+    rounded,
+    size_bytes,
+)
+from tracea_jax.bundle.moves import Move
+from tracea_jax.bundle.pointwise import COPY
 from tracea_jax.bundle.program import Program, Step, image_name
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.dispatch import Plan, Unsupported
+from tracea_jax.emit import pointwise as emit
 from tracea_jax.emit.kernel import Kernel
-from tracea_jax.runtime import launch
+from tracea_jax.options import current
+from tracea_jax.runtime import cubins, launch
 from tracea_jax.runtime.nvrtc import Cubin
 from tracea_jax.serving import Served
 from tracea_jax.variants import Inline, Launch, Steps
@@ -31,7 +44,7 @@ class Mark:
 
 
 class Builder:
-    """A program that grows by steps. Values are views, or arrays that are known."""
+    """A program that grows by steps. Values are views, or what is known or spread."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -77,6 +90,10 @@ class Builder:
         """The view of a value; a known one becomes a constant of the bundle."""
         if isinstance(value, View):
             return value
+        if isinstance(value, Spread):
+            out = self.view("workspace", value_type(value), "a broadcast")
+            self.pointwise(COPY, [value], out, "a broadcast")
+            return out
         if (found := self._constants.get(id(value))) is not None:
             return found[1]
         array = np.ascontiguousarray(value).reshape(np.shape(value))
@@ -146,9 +163,9 @@ class Builder:
                 )
 
     def _scratch(self, shape: Any) -> View:
-        """Memory between kernels, whose dtype no caller sees."""
-        room = Room("workspace", size_bytes(shape.dtype, shape.shape))
-        return View(room=room, dtype=shape.dtype.name, shape=tuple(shape.shape))
+        """Memory between kernels, as bytes: its dtype may be one of theirs alone."""
+        size = size_bytes(shape.dtype, shape.shape)
+        return View(room=Room("workspace", size), dtype="bool", shape=(size,))
 
     def _launch(
         self,
@@ -169,6 +186,52 @@ class Builder:
             "params": attributes["params"].tolist(),
         }
         self.step("cuda", reads, writes, source, fields)
+
+    def pointwise(
+        self,
+        fields: dict[str, Any],
+        operands: list[View | Spread],
+        out: View,
+        source: str,
+    ) -> None:
+        """A step that ``bundle.pointwise`` describes."""
+        is_map = "exponent" in fields
+        reads = [x.view if isinstance(x, Spread) else x for x in operands]
+        if is_map:
+            inners = [x.inner if isinstance(x, Spread) else 1 for x in operands]
+            fields = {**fields, "inners": inners}
+        if not isinstance(self.device, CudaDevice):
+            self.step("map" if is_map else "reduce", reads, [out], source, fields)
+            return
+        if is_map:
+            kernel = emit.mapped(
+                fields,
+                [math.prod(x.shape) for x in reads],
+                [x.dtype for x in reads],
+                math.prod(out.shape),
+                out.dtype,
+                self.device,
+            )
+        else:
+            kernel = emit.reduced(fields, reads[0].dtype, out.dtype, self.device)
+        self._compiled(kernel, reads, out, source)
+
+    def move(self, move: Move, read: View, out: View, source: str) -> None:
+        """A strided copy."""
+        itemsize = jax.numpy.dtype(out.dtype).itemsize
+        fields = move.fields(itemsize)
+        if isinstance(self.device, CudaDevice):
+            kernel = emit.moved(fields, itemsize, self.device)
+            self._compiled(kernel, [read], out, source)
+        else:
+            self.step("move", [read], [out], source, fields)
+
+    def _compiled(
+        self, kernel: Kernel, reads: list[View], out: View, source: str
+    ) -> None:
+        settings = current()
+        cubin = cubins.get_or_compile(kernel, settings.directory, settings.shared)
+        self._launch(kernel, cubin, reads, [out], source)
 
     def step(
         self,
@@ -219,6 +282,9 @@ class Builder:
 
 def value_type(value: Any) -> Any:
     """Shape and dtype of a value, known or not."""
+    if isinstance(value, Spread):
+        dtype = jax.numpy.dtype(value.view.dtype)
+        return jax.ShapeDtypeStruct(value.shape, dtype)
     if isinstance(value, View):
         return jax.ShapeDtypeStruct(value.shape, jax.numpy.dtype(value.dtype))
     return jax.ShapeDtypeStruct(np.shape(value), jax.numpy.result_type(value))

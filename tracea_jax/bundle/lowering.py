@@ -4,9 +4,8 @@
 
 What depends on no input is computed now. Calls of ops become calls of CPU kernels or
 launches of CUDA kernels, as ``serving`` answers; reshaping costs nothing, other moves
-in memory are copies; sums, differences, products and quotients of arrays of one shape
-are elementwise kernels.
-Anything else is refused in a sentence that names the equation and its line.
+in memory are copies; functions of each element and reductions are steps each. Anything
+else is refused in a sentence that names the equation and its line.
 """
 
 from __future__ import annotations
@@ -18,19 +17,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import source_info_util
 from jax.extend.core import Literal, jaxpr_as_fun
 
 from tracea_jax import _compat, catalogue, serving
-from tracea_jax.bundle.arrays import View
+from tracea_jax.bundle import pointwise
+from tracea_jax.bundle.arrays import Spread, View
 from tracea_jax.bundle.builder import Builder, value_type
-from tracea_jax.bundle.moves import Move, moves, why_not_on_gpu
+from tracea_jax.bundle.moves import Move, inner_of_spread, moves
 from tracea_jax.bundle.program import Program
 from tracea_jax.catalogue import Planned
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import Device
 from tracea_jax.dispatch import Unsupported
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.elementwise.primitive import PLANNED as ELEMENTWISE
+from tracea_jax.problem.elementwise import ELEMENTS
 from tracea_jax.variants import Inline
 
 # Equations that hold the equations of a function.
@@ -75,6 +77,8 @@ class _Lowering:
 
     def __init__(self, device: Device) -> None:
         self.builder = Builder(device)
+        # Known arrays that are broadcasts: by identity, the array, of what, and inner.
+        self._spread: dict[int, tuple[Any, Any, int]] = {}
 
     def run(self, jaxpr: Any, operands: Sequence[Any], source: str = "") -> list[Any]:
         """The results of a jaxpr.
@@ -102,7 +106,7 @@ class _Lowering:
         self, eqn: Any, operands: list[Any], jaxpr: Any, source: str
     ) -> Sequence[Any]:
         name = eqn.primitive.name
-        if not any(isinstance(x, View) for x in operands) and not eqn.effects:
+        if not any(map(_is_unknown, operands)) and not eqn.effects:
             alone = _compat.closed_jaxpr(
                 [x for x in eqn.invars if not isinstance(x, Literal)],
                 eqn.outvars,
@@ -110,9 +114,13 @@ class _Lowering:
                 like=jaxpr,
             )
             given = zip(eqn.invars, operands, strict=True)
-            return jaxpr_as_fun(alone)(
+            results = jaxpr_as_fun(alone)(
                 *(value for x, value in given if not isinstance(x, Literal))
             )
+            inner = inner_of_spread(eqn)
+            if inner is not None and results[0].size > np.size(operands[0]):
+                self._spread[id(results[0])] = (results[0], operands[0], inner)
+            return results
         if name in _CALLING:
             (body,) = (eqn.params[key] for key in _CALLS if key in eqn.params)
             return self.run(body, operands, source)
@@ -124,12 +132,21 @@ class _Lowering:
                 dataclasses.replace(view, shape=tuple(out.aval.shape))
                 for view, out in zip(views, eqn.outvars, strict=True)
             ]
-        if name in _ELEMENTWISE and _is_one_shape(eqn):
+        if (inner := inner_of_spread(eqn)) is not None:
+            if (dtype := eqn.invars[0].aval.dtype.name) in pointwise.DTYPES:
+                view = self.builder.in_memory(operands[0])
+                assert view.dtype == dtype
+                shape = tuple(eqn.outvars[0].aval.shape)
+                return [Spread(view=view, inner=inner, shape=shape)]
+        spread = any(isinstance(self._spread_of(x), Spread) for x in operands)
+        if name in _ELEMENTWISE and not spread and _has_kernel(eqn):
             params = {"function": _ELEMENTWISE[name], "implementation": None}
             params["config"] = None
             return self._call(ELEMENTWISE, operands, params, source)
         if (copies := moves(eqn, operands)) is not None:
             return [self._moved(eqn, copies, operands, source)]
+        if (fields := pointwise.mapped(eqn) or pointwise.reduced(eqn)) is not None:
+            return [self._computed(eqn, fields, operands, source)]
         raise Unsupported(_refused(eqn, source))
 
     def _moved(
@@ -141,13 +158,36 @@ class _Lowering:
         if sum(math.prod(copy.counts) for copy in copies) < math.prod(made.shape):
             self.builder.step("zero", [], [made], source)
         for copy in copies:
-            fields = copy.fields(out.aval.dtype.itemsize)
-            is_gpu = isinstance(self.builder.device, CudaDevice)
-            if is_gpu and (why := why_not_on_gpu(fields)):
-                raise Unsupported(f"{_refused(eqn, source)}; on a GPU {why}")
             view = self.builder.in_memory(operands[copy.operand])
-            self.builder.step("move", [view], [made], source, fields)
+            self.builder.move(copy, view, made, source)
         return made
+
+    def _computed(
+        self, eqn: Any, fields: dict[str, Any], operands: list[Any], source: str
+    ) -> View:
+        """The result of a function of each element, or of a reduction."""
+        (out,) = eqn.outvars
+        reads: list[View | Spread] = []
+        for var, x in zip(eqn.invars, operands, strict=True):
+            y = self._spread_of(x) if "exponent" in fields else x
+            if not isinstance(y, Spread) or var.aval.shape != out.aval.shape:
+                y = self.builder.in_memory(x)
+                if "exponent" in fields and (n := pointwise.repeated(var, eqn)) != 1:
+                    assert n is not None
+                    y = Spread(view=y, inner=n, shape=tuple(out.aval.shape))
+            reads.append(y)
+        made = self.builder.view("workspace", out.aval, source)
+        self.builder.pointwise(fields, reads, made, source)
+        return made
+
+    def _spread_of(self, value: Any) -> Any:
+        """The value, as a ``Spread`` of a smaller constant if it is one."""
+        found = self._spread.get(id(value))
+        if found is None:
+            return value
+        whole, part, inner = found
+        view = self.builder.in_memory(part)
+        return Spread(view=view, inner=inner, shape=np.shape(whole))
 
     # --- calls of ops ---------------------------------------------------------------
 
@@ -215,8 +255,8 @@ def _refused(eqn: Any, source: str) -> str:
     return (
         f"{source}: the equation {results} = {eqn.primitive.name}({operands}) cannot "
         "be bundled: no kernel of tracea_jax runs it. A bundle has products, "
-        "convolutions and attention with their epilogues; sums, differences, products "
-        "and quotients of arrays of one shape; slices, padding and transposes"
+        "convolutions and attention with their epilogues; functions of each element; "
+        "reductions over dimensions in a row; slices, padding and transposes"
     )
 
 
@@ -245,7 +285,12 @@ def _keeps_order(eqn: Any) -> bool:
     return True
 
 
-def _is_one_shape(eqn: Any) -> bool:
-    """Whether the operands have one shape, or one of them is a number."""
+def _is_unknown(value: Any) -> bool:
+    return isinstance(value, View | Spread)
+
+
+def _has_kernel(eqn: Any) -> bool:
+    """Whether the elementwise kernels take the dtype and the shapes."""
     shapes = {tuple(x.aval.shape) for x in eqn.invars}
-    return len(shapes - {()}) <= 1
+    is_one = len(shapes - {()}) <= 1
+    return is_one and eqn.invars[0].aval.dtype.name in ELEMENTS

@@ -16,10 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tracea_jax.bundle.arrays import View
-
-_LEAST_RUN_BYTES = 16  # that a GPU copies at a time
-_MOST_COPIES = 64  # of a move on a GPU, each of rows
+from tracea_jax.bundle.arrays import View, inner_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +80,6 @@ def moves(eqn: Any, operands: Sequence[Any]) -> tuple[Move, ...] | None:
     return made(eqn, tuple(x.aval.shape), tuple(out.aval.shape))
 
 
-def why_not_on_gpu(fields: dict[str, Any]) -> str | None:
-    """Why a GPU should not make this copy, or None."""
-    if fields["counts"] and fields["run"] < _LEAST_RUN_BYTES:
-        return f"it copies {fields['run']} bytes at a time"
-    if 0 in (fields["from_strides"][-1:] or [1]):
-        return "it repeats rows"
-    if math.prod(fields["counts"][:-1]) > _MOST_COPIES:
-        return f"it takes {math.prod(fields['counts'][:-1])} copies of rows"
-    return None
-
-
 def _slice(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
     params, whole = eqn.params, strides(shape)
     steps = params["strides"] or (1,) * len(shape)
@@ -144,6 +130,17 @@ def _transpose(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
     sources = tuple(whole[axis] for axis in eqn.params["permutation"])
     move = Move(operand=0, counts=out, sources=sources, targets=tuple(strides(out)))
     return (move,)
+
+
+def inner_of_spread(eqn: Any) -> int | None:
+    """How often a broadcast repeats each element in a row; see ``arrays.Spread``.
+
+    None of other equations, and of broadcasts between dimensions that stay.
+    """
+    if eqn.primitive.name != "broadcast_in_dim":
+        return None
+    shape, out = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return inner_of(shape, eqn.params["broadcast_dimensions"], out)
 
 
 def _broadcast(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:

@@ -44,7 +44,7 @@ def add(commands: Any, argv: Sequence[str]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tune.set_defaults(command=_run, op=None, function=None, parser=tune)
+    tune.set_defaults(command=_run, op=None, called=None, parser=tune)
     _add_options(tune, {})
     tune.add_argument("--file", metavar="FILE", help="problems, one a line, as here")
     # The same options after OP: absent ones keep the values given before OP.
@@ -56,7 +56,7 @@ def add(commands: Any, argv: Sequence[str]) -> None:
     problems.add_ops(whats, parents=[search])
     for name in dict.fromkeys(word for word in argv if _FUNCTION.fullmatch(word)):
         function = whats.add_parser(name, parents=[search])
-        function.set_defaults(function=name)
+        function.set_defaults(called=name)
         add_function_options(function)
 
 
@@ -134,10 +134,10 @@ def _tuning(args: argparse.Namespace) -> Callable[..., Any]:
     Raises:
       ValueError: if there is nothing to tune.
     """
-    given = [args.op, args.function, args.file]
+    given = [args.op, args.called, args.file]
     if sum(x is not None for x in given) != 1:
         args.parser.error("give one of OP, MODULE:FUNCTION and --file FILE")
-    if args.function is not None:
+    if args.called is not None:
         return _of_function(args)
     from tracea_jax.campaign import tune
     from tracea_jax.graph import Graph
@@ -160,10 +160,10 @@ def _of_function(args: argparse.Namespace) -> Callable[..., Any]:
     from tracea_jax.transform import check_ops
 
     check_ops(args.ops, args.after_grad)
-    fn, arguments = load(args.function, args.args)
+    fn, arguments = load(args.called, args.args)
     how = {"ops": args.ops, "after_grad": args.after_grad}
-    with tracing(args.function):
+    with tracing(args.called):
         graph = Graph.from_function(fn, *arguments, **how)
     if not graph:
-        raise ValueError(f"{args.function} has nothing to tune")
+        raise ValueError(f"{args.called} has nothing to tune")
     return functools.partial(tune, fn, *arguments, **how)

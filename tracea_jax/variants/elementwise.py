@@ -9,8 +9,9 @@ nothing else of its arrays, all are bound by the memory.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import CpuDevice, CudaDevice, Device
 from tracea_jax.emit import elementwise as emit
 from tracea_jax.problem import ElementwiseProblem
 from tracea_jax.problem.elementwise import ELEMENTS
@@ -19,7 +20,7 @@ from tracea_jax.variants.cpu import refuses_device
 from tracea_jax.variants.space import Space
 
 TARGET = "tracea_cpu_elementwise_v1"
-_ABI = 1  # of the attributes; ffi/cpu_elementwise.cc has the same number
+_ABI = 2  # of the attributes; ffi/cpu_elementwise.cc has the same number
 _TASKS = (1, 2, 4)
 _THREADS = (128, 256, 512)
 _PACKS = (1, 2, 4)
@@ -33,12 +34,19 @@ _DOUBT = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ElementwiseCpuConfig:
-    """How many tasks each thread has."""
+    """How the elements are cut, and where the results go.
+
+    Attributes:
+      tasks: of each thread.
+      past_caches: whether results are written to memory past the caches, which pays
+        where they would not stay there.
+    """
 
     tasks: int
+    past_caches: bool = False
 
     def __str__(self) -> str:
-        return f"tasks {self.tasks}"
+        return f"tasks {self.tasks}{' past caches' * self.past_caches}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +85,18 @@ class ElementwiseCpu:
             raise ValueError(f"tasks={config.tasks!r} must be from 1 to 64")
 
     def space(self, problem: ElementwiseProblem, device: Device) -> Space:
-        return Space.of(*(ElementwiseCpuConfig(tasks=n) for n in _TASKS))
+        choices = itertools.product(_TASKS, (False, True))
+        return Space.of(
+            *(ElementwiseCpuConfig(tasks=n, past_caches=past) for n, past in choices)
+        )
 
     def heuristic(
         self, problem: ElementwiseProblem, device: Device
     ) -> ElementwiseCpuConfig:
-        return ElementwiseCpuConfig(tasks=_TASKS[0])
+        assert isinstance(device, CpuDevice)
+        return ElementwiseCpuConfig(
+            tasks=_TASKS[0], past_caches=problem.bytes > device.l3_bytes
+        )
 
     def expects_to_win(self, problem: ElementwiseProblem, device: Device) -> bool:
         return False
@@ -101,6 +115,7 @@ class ElementwiseCpu:
                 ("scalar", problem.scalar),
                 ("isa", device.arch),
                 ("tasks", config.tasks),
+                ("past_caches", config.past_caches),
             ),
         )
 

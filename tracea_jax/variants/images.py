@@ -13,7 +13,8 @@ from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
-_FEWEST_FLOPS = 2**33  # of 3 x 3 convolutions
+# Of the 3 x 3 convolutions of 8 images of ResNets, and of 64.
+FEW_FLOPS, MANY_FLOPS = 2**30, 2**33
 
 
 def refused_device(device: Device) -> Iterator[str]:
@@ -71,19 +72,20 @@ def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
 
 
 def is_dense_3x3(problem: Conv2dProblem) -> bool:
-    """Whether this is a large 3 x 3 convolution such as those that were measured.
+    """Whether this is a 3 x 3 convolution such as those that were measured.
 
-    They had as many channels out as in, 64 to 640, batches of 64 images of ResNets and
-    of 8 of U-Nets, and strides of 1 and 2.
+    They had as many channels out as in, 64 to 640, batches of 8 and 64 images of
+    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64.
     """
     p = problem
+    is_few = p.strides == (1, 1) and p.direction != "weight_grad"
     return (
         (p.kernel_height, p.kernel_width) == (3, 3)
         and p.strides in ((1, 1), (2, 2))
         and p.dilation == (1, 1)
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
-        and p.flops >= _FEWEST_FLOPS
+        and p.flops >= (FEW_FLOPS if is_few else MANY_FLOPS)
     )
 
 

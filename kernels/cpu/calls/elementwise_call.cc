@@ -19,7 +19,7 @@ namespace {
 
 using Options = ElementwiseOptions;
 
-constexpr int64_t kAbi = 1;  // of the attributes
+constexpr int64_t kAbi = 2;  // of the attributes
 
 cpu::ScalarSide ScalarAttribute(const Attributes& attrs) {
   const auto name = Attribute<std::string_view>(attrs, "scalar");
@@ -38,6 +38,7 @@ ElementwiseOptions ParseElementwise(const Attributes& attrs) {
   options.scalar = ScalarAttribute(attrs);
   options.isa = IsaAttribute(attrs);
   options.tasks = Attribute<int64_t>(attrs, "tasks");
+  options.past_caches = Attribute<bool>(attrs, "past_caches");
   if (options.tasks < 1) Refuse("tasks=", options.tasks, " must be at least 1.");
   return options;
 }
@@ -131,7 +132,7 @@ void RunElementwise(Pool& pool, const ElementwiseOptions& options, Arrays operan
   cpu::AdviseHugePages(call.out, call.bytes);
   RunTasks(pool, plan.num_tasks(), 64, [&](int64_t task, float*) {
     cpu::Compute(call.function, call.x, call.y, call.out, plan.begin(task),
-                 plan.end(task));
+                 plan.end(task), options.past_caches);
   });
 }
 

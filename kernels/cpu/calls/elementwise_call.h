@@ -14,7 +14,8 @@ struct ElementwiseOptions {
   std::string_view function;
   cpu::ScalarSide scalar = cpu::ScalarSide::kNone;
   cpu::Isa isa = cpu::kBestIsa;
-  int64_t tasks = 1;  // of each thread
+  int64_t tasks = 1;         // of each thread
+  bool past_caches = false;  // whether results are written past the caches
 };
 
 // The options live no longer than the attributes.

@@ -24,6 +24,8 @@ enum class ScalarSide : int32_t { kNone, kLeft, kRight };
 // A function for elements of one type.
 struct Elementwise {
   int operands;     // 1 or 2; y is null where there is one
+  ElementType own;  // of the operands
+  ScalarSide scalar;
   ElementType out;  // of the results
   // Elements [begin, end), on the calling thread, in its mode; see `Compute`.
   void (*run)(const void* x, const void* y, void* out, int64_t begin, int64_t end);
@@ -57,9 +59,11 @@ struct ElementwisePlan {
 ElementwisePlan PlanElementwise(int64_t size, int64_t bytes, int64_t tasks,
                                 int64_t threads);
 
-// Elements [begin, end), on the calling thread, whatever its mode is.
+// Elements [begin, end), on the calling thread, whatever its mode is. With `past_caches`
+// results go to memory without being read into the caches first, which leaves more of the
+// memory's bandwidth; it pays where they would not stay in the caches.
 void Compute(const Elementwise& function, const void* x, const void* y, void* out,
-             int64_t begin, int64_t end);
+             int64_t begin, int64_t end, bool past_caches);
 
 }  // namespace tracea::cpu
 

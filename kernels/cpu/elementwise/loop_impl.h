@@ -51,6 +51,8 @@ bool OfScalar(ScalarSide scalar, ElementType own, Elementwise* found) {
   using R = decltype(F::Of(T{}, T{}));
   using Part = typename PartOf<T>::Type;
   found->operands = F::kOperands;
+  found->own = own;
+  found->scalar = scalar;
   found->out = sizeof(R) == sizeof(T)      ? own
                : sizeof(Part) == sizeof(float) ? ElementType::kF32
                                                : ElementType::kF64;

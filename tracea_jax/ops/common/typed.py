@@ -91,6 +91,7 @@ make_jaxpr: Any = _jax.make_jaxpr
 make_user_context: Any = _jax.make_user_context
 tree: Any = _jax.tree
 vjp: Any = _jax.vjp
+vmap: Any = _jax.vmap
 
 
 def local_devices(**how: Any) -> list[Any]:

@@ -35,6 +35,7 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
+    asarray,
     batching,
     jvp,
     lax,
@@ -42,6 +43,7 @@ from tracea_jax.ops.common.typed import (
     make_jaxpr,
     mlir,
     xla,
+    zeros_like,
 )
 from tracea_jax.ops.common.typed import zeros as zeros_of
 from tracea_jax.ops.cuda_kernel.given import as_list
@@ -95,8 +97,12 @@ class Pullback:
             f = self._mapped(self._of_reference, len(self.wanted))
             return list(f(*kept, *tangents))
         results = [kept[self.operands + i] for i in self.given]
+
+        def pulled(*cotangents: jax.Array) -> tuple[jax.Array, ...]:
+            return self(kept, cotangents)
+
         transposed = linear_transpose(
-            lambda *cotangents: self(kept, cotangents),
+            pulled,
             *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results),
         )
         try:
@@ -132,14 +138,14 @@ class Pullback:
                 f"backward= of {self.name} returns {len(found)} cotangents; it has "
                 f"{self.operands} operands"
             )
-        zeros = (jnp.zeros_like(arrays[i]) for i in self.wanted)
+        zeros = (zeros_like(arrays[i]) for i in self.wanted)
         pairs = zip(self.wanted, zeros, strict=True)
         return tuple(self._checked(found[i], zero) for i, zero in pairs)
 
     def _checked(self, cotangent: Any, zero: jax.Array) -> jax.Array:
         if cotangent is None:
             return zero
-        given = jnp.asarray(cotangent)
+        given = asarray(cotangent)
         if given.shape != zero.shape:
             raise ValueError(
                 f"backward= of {self.name} returns a cotangent of shape {given.shape} "

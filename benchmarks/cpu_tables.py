@@ -1,0 +1,70 @@
+"""Tables of elementwise functions and of models of PyTorch, from CPUs.
+
+Of the results of ``bench_elementwise`` and ``bench_torch``; see ``tables``.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from table_cells import UNMEASURED, head, number
+
+
+def elementwise(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_elementwise``."""
+    files = sorted(results.glob("*/elementwise.json"))
+    found = "".join(_elementwise(json.loads(f.read_text())) for f in files)
+    return found or UNMEASURED
+
+
+def _elementwise(result: dict[str, Any]) -> str:
+    lines = [
+        head(result["environment"]),
+        "| function | elements | dtype | ours, us | XLA, us | numpy, us | XLA / ours "
+        "| numpy / ours |",
+        "|---|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    lines += [f"| {' | '.join(_elementwise_cells(row))} |" for row in result["rows"]]
+    return "\n".join(lines) + "\n\n"
+
+
+def _elementwise_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    peers = [row[n] for n in ("numpy_us", "numpy_new_us") if row.get(n) is not None]
+    return (
+        row["function"],
+        str(row["size"]),
+        row["dtype"],
+        number(row["tracea_us"], 1),
+        number(row["xla_us"], 1),
+        number(min(peers, default=None), 1),
+        number(row["xla_ratio"], 2),
+        number(row.get("numpy_ratio"), 2),
+    )
+
+
+def torch(results: pathlib.Path) -> str:
+    """One table for each device that has results of ``bench_torch``."""
+    files = sorted(results.glob("*/torch.json"))
+    return "".join(_torch(json.loads(f.read_text())) for f in files) or UNMEASURED
+
+
+def _torch(result: dict[str, Any]) -> str:
+    lines = [
+        f"{head(result['environment']).rstrip()} torch {result['torch']}, "
+        f"{result['threads']} threads.\n",
+        "| run | dtype | images | patched, ms | torch, ms | torch / patched |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        cells = (
+            row["kind"],
+            row["dtype"],
+            f"{row['batch']} x {row['size']} x {row['size']}",
+            number(row["tracea_ms"], 1),
+            number(row["torch_ms"], 1),
+            number(row["ratio"], 2),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n\n"

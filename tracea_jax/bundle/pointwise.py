@@ -1,0 +1,81 @@
+"""Equations between the kernels: functions of each element, and reductions.
+
+    mapped(eqn) -> the step's fields, for a function of each element
+    reduced(eqn) -> the same of a sum, a maximum or a minimum
+
+Each is a step of its own, unlike in XLA, which fuses them: a bundle needs them for what
+is small beside its products, such as a layer norm. Functions are those of C on a CPU
+(``kernels/capi/pointwise.cc``) and of CUDA on a GPU (``emit.pointwise``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tracea_jax.bundle.arrays import inner_of
+
+DTYPES = ("float32", "bfloat16", "float64", "bool")
+
+# Primitives of jax.lax, by the function's name; most are called alike.
+_FUNCTIONS = {
+    **{name: name for name in "add sub mul div pow max min neg abs sign".split()},
+    **{name: name for name in "gt ge lt le eq ne floor ceil square sqrt".split()},
+    **{name: name for name in "rsqrt exp exp2 expm1 log log1p tanh".split()},
+    **{name: name for name in "logistic erf sin cos clamp integer_pow".split()},
+    "add_any": "add",
+    "convert_element_type": "convert",
+    "select_n": "select",
+    "and": "min",
+    "or": "max",
+}
+COPY = {"function": "convert", "exponent": 0}
+_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
+
+
+def mapped(eqn: Any) -> dict[str, Any] | None:
+    """What the manifest says of a function of each element; None of anything else."""
+    name = _FUNCTIONS.get(eqn.primitive.name)
+    if name is None or not _has_dtypes(eqn):
+        return None
+    if any(repeated(x, eqn) is None for x in eqn.invars):
+        return None
+    if name == "select" and len(eqn.invars) != 3:
+        return None
+    booleans = [x.aval.dtype.name == "bool" for x in eqn.invars]
+    if eqn.primitive.name in ("and", "or") and not all(booleans):
+        return None
+    return {"function": name, "exponent": int(eqn.params.get("y", 0))}
+
+
+def repeated(operand: Any, eqn: Any) -> int | None:
+    """How often an operand's elements are repeated in a row, in the result's shape.
+
+    Dimensions of one element count as those of the result. None if ``arrays.Spread``
+    cannot say it.
+    """
+    shape, out = operand.aval.shape, eqn.outvars[0].aval.shape
+    if shape and len(shape) != len(out):
+        return None
+    return inner_of(shape, range(len(shape)), out)
+
+
+def reduced(eqn: Any) -> dict[str, Any] | None:
+    """What it says of a reduction over dimensions that follow one another."""
+    name = _REDUCTIONS.get(eqn.primitive.name)
+    if name is None or not _has_dtypes(eqn):
+        return None
+    shape, axes = eqn.invars[0].aval.shape, sorted(eqn.params["axes"])
+    if not axes or axes != list(range(axes[0], axes[-1] + 1)) or 0 in shape:
+        return None
+    return {
+        "function": name,
+        "outer": math.prod(shape[: axes[0]]),
+        "reduced": math.prod(shape[axes[0] : axes[-1] + 1]),
+        "inner": math.prod(shape[axes[-1] + 1 :]),
+    }
+
+
+def _has_dtypes(eqn: Any) -> bool:
+    arrays = (*eqn.invars, *eqn.outvars)
+    return all(x.aval.dtype.name in DTYPES for x in arrays)

@@ -1,0 +1,1 @@
+"""Scales and shifts of channels, whose gradients are sums over all else."""
