@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,8 @@ def main() -> None:
         for r in rows
     ]
     print(common.table(("function", *names), body))
-    print(common.save("elementwise", rows, args))
+    load = os.getloadavg()[1]  # of everything on the machine, ourselves too
+    print(common.save("elementwise", rows, args, load=load))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import pathlib
 import statistics
 import sys
@@ -85,6 +86,7 @@ def main() -> None:
     ]
     print(common.table(head, texts))
     more = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    more["load"] = os.getloadavg()[1]  # of everything on the machine, ourselves too
     print(common.save("torch", rows, args, **more))
 
 

@@ -12,6 +12,12 @@ from typing import Any
 from table_cells import UNMEASURED, head, number
 
 
+def _head(result: dict[str, Any], more: str = "") -> str:
+    """The line above a table; the load says whether others used the machine."""
+    line = head(result["environment"]).rstrip().removesuffix(":")
+    return f"{line}{more}, load {result['load']:.1f}:\n"
+
+
 def elementwise(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_elementwise``."""
     files = sorted(results.glob("*/elementwise.json"))
@@ -21,7 +27,7 @@ def elementwise(results: pathlib.Path) -> str:
 
 def _elementwise(result: dict[str, Any]) -> str:
     lines = [
-        head(result["environment"]),
+        _head(result),
         "| function | elements | dtype | ours, us | XLA, us | numpy, us | XLA / ours "
         "| numpy / ours |",
         "|---|---:|---|---:|---:|---:|---:|---:|",
@@ -52,8 +58,7 @@ def torch(results: pathlib.Path) -> str:
 
 def _torch(result: dict[str, Any]) -> str:
     lines = [
-        f"{head(result['environment']).rstrip()} torch {result['torch']}, "
-        f"{result['threads']} threads.\n",
+        _head(result, f", torch {result['torch']} with {result['threads']} threads"),
         "| run | dtype | images | patched, ms | torch, ms | torch / patched |",
         "|---|---|---|---:|---:|---:|",
     ]

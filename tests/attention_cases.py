@@ -208,7 +208,7 @@ class BackwardCases:
     """
 
     variant: Any
-    forward: str
+    forward: Any
     entry: str
 
     def check(self, **fields: Any) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import pathlib
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,20 @@ class Tensor(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("device", Device),
     ]
+
+
+class Conv2dOptions(ctypes.Structure):
+    _fields_ = [
+        ("stride", ctypes.c_int32 * 2),
+        ("dilation", ctypes.c_int32 * 2),
+        ("padding", ctypes.c_int32 * 2),
+        ("groups", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+    ]
+
+
+class AttentionOptions(ctypes.Structure):
+    _fields_ = [("scale", ctypes.c_float), ("is_causal", ctypes.c_int32)]
 
 
 class Failed(RuntimeError):
@@ -105,6 +120,30 @@ class Graph:
         for memory in (workspace, *arrays):
             self._check(lib.tracea_free(self._context, memory))
         return outs
+
+    def direct(
+        self,
+        function: str,
+        operands: Sequence[np.ndarray | None],
+        options: Any,
+        like: np.ndarray,
+    ) -> np.ndarray:
+        """A single operation, by a kernel that the bundle brought."""
+        out = np.empty_like(like)
+        given = [None if x is None else self._tensor(x) for x in operands]
+        taken = self._tensor(out)
+        for x, tensor in zip(operands, given, strict=True):
+            if x is not None and tensor is not None:
+                self._copy(tensor.data, x.ctypes.data, x.nbytes)
+        call = getattr(self._library, function)
+        pointers = [None if x is None else ctypes.byref(x) for x in given]
+        self._check(call(self._context, *pointers, options, ctypes.byref(taken), None))
+        self._copy(out.ctypes.data, taken.data, out.nbytes)
+        for tensor in (*given, taken):
+            if tensor is not None:
+                memory = ctypes.c_void_p(tensor.data)
+                self._check(self._library.tracea_free(self._context, memory))
+        return out
 
     def _allocate(self, size: int) -> ctypes.c_void_p:
         memory = ctypes.c_void_p()

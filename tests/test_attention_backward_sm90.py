@@ -161,6 +161,11 @@ def test_it_is_the_default_where_cudnn_is_slower():
         "is_causal": True,
     }
     assert default(problem(**alibi), H200).variant == "attention_backward_sm90"
+    plain = {"q_len": 4096, "kv_len": 4096, "kv_heads": 12}
+    assert default(problem(256, **plain), H200).variant == "attention_backward_sm90"
+    fewer = plain | {"kv_len": 512}
+    assert default(problem(256, **fewer), H200).variant == "cudnn"
+    assert default(problem(200, **plain), H200).variant == "cudnn"
     short = {**alibi, "kv_len": 512}
     assert default(problem(**short), H200).variant == "xla"
 
@@ -175,8 +180,23 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
         ({"segments": True}, "recomputed"),
         ({"soft_cap": 5.0}, "recomputed"),
         ({"kv_len": 512}, "recomputed"),
+        ({"mask": (1, 1, 4096, 4096)}, "recomputed"),
+        ({"alibi": "distance"}, "ordered"),
+        ({"alibi": "distance", "segments": True}, "recomputed"),
     ):
         asked = problem(head_dim, **(many | fields))
+        assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
+
+
+def test_a_bias_leaves_room_for_sums_in_memory_beside_wide_heads():
+    many = {**BIASED, "q_len": 4096, "kv_len": 4096, "kv_heads": 12}
+    many["bias"] = (1, 12, 4096, 4096)
+    for head_dim, is_causal, dq in (
+        (128, True, "ordered"),
+        (128, False, "recomputed"),  # which was faster
+        (64, True, "recomputed"),
+    ):
+        asked = problem(head_dim, **many, is_causal=is_causal)
         assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
@@ -309,9 +329,10 @@ def test_the_gradient_of_a_bias_is_dealt_out(shape, left, parts):
         assert how.shape == (parts, *left) and how.dtype == "float32"
     (kernel,) = (k for k in call.kernels if "backward_bias" in k.entry)
     rows, keys = how.shape[3:]
-    tiles = -(-rows // 128) * -(-keys // bias.tile_kv(asked)) * np.prod(how.shape[:3])
-    assert bias.tiles(asked, how) == tiles
-    assert kernel.grid[0] == min(tiles, H200.sm_count)
+    tiles = -(-rows // 128) * -(-keys // bias.tile_kv(asked))
+    pairs = -(-tiles // 2) * np.prod(how.shape[:3])
+    assert bias.pairs(asked, how) == pairs
+    assert kernel.grid[0] == min(pairs, H200.sm_count)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 3, 1, 7), (1, 3, 5, 1)])

@@ -87,6 +87,7 @@ def test_a_strip_is_whole_copies_that_a_tile_sees():
     ("changes", "why"),
     [
         ({"strides": (2, 1)}, "its strides are (2, 1)"),
+        ({"kernel_height": 1, "kernel_width": 1}, "one tap"),
         ({"padding": ((-1, 1), (1, 1))}, "cropped"),
         ({"kernel_height": 1, "padding": ((0, 0), (3, 3))}, "larger than the image"),
         ({"width": 4000}, "do not fit in shared memory"),

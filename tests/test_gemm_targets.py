@@ -29,6 +29,8 @@ from tracea_jax.problem import ACTIVATIONS, ITEMSIZE, Epilogue, GemmProblem
 from tracea_jax.runtime import clang, code_object, nvrtc
 from tracea_jax.variants import gemm_targets
 
+pytestmark = pytest.mark.once
+
 FULL = Epilogue(
     bias="row", activation="gelu_exact", residual=True, save_preactivation=True
 )

@@ -75,16 +75,21 @@ def test_options(head_dim, fields):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_len"), [("bfloat16", 456), ("float16", 457), ("float32", 1)]
+    ("shape", "dtype"),
+    [
+        ((2, 1, 1, 456), "bfloat16"),
+        ((1, 4, 331, 1), "float16"),
+        ((1, 1, 331, 457), "float32"),
+        ((1, 1, 1, 1), "bfloat16"),
+    ],
+    ids=str,
 )
-def test_biases_that_are_shared(dtype, kv_len):
-    shapes = ((2, 4, 331, kv_len), (2, 1, 1, kv_len), (1, 4, 331, 1), (1, 1, 1, 1))
-    for shape in shapes:
-        problem = dataclasses.replace(BASE, kv_len=kv_len, soft_cap=9.0)
-        run_and_check(dataclasses.replace(problem, **biased(*shape, dtype=dtype)))
+def test_biases_that_are_shared(shape, dtype):
+    problem = dataclasses.replace(BASE, kv_len=max(shape[3], 456), soft_cap=9.0)
+    run_and_check(dataclasses.replace(problem, **biased(*shape, dtype=dtype)))
 
 
-@pytest.mark.parametrize("length", [1, 7, 64, 127, 129, 1000])
+@pytest.mark.parametrize("length", [1, 7, 127, 129, 1000])
 def test_lengths_around_those_of_tiles(length):
     for q_len in (1, 65):
         sizes = {"q_len": q_len, "kv_len": length}
@@ -99,20 +104,21 @@ def test_lengths_around_those_of_tiles(length):
     [(8, {}), (72, {"dtype": "float16"}), (192, {"value_dim": 128})],
 )
 def test_heads_that_fill_no_slab(head_dim, more):
-    for fields in (TILED, {**ALL, **TILED, "mask": (1, 4, 331, 456)}):
-        problem = dataclasses.replace(BASE, head_dim=head_dim, **more)
-        run_and_check(dataclasses.replace(problem, **fields))
+    fields = {**ALL, **TILED, "mask": (1, 4, 331, 456), **more}
+    run_and_check(dataclasses.replace(BASE, head_dim=head_dim, **fields))
 
 
-@pytest.mark.parametrize("head_dim", [200, 256])
-def test_wide_heads(head_dim):
-    problem = dataclasses.replace(BASE, head_dim=head_dim)
-    for fields in (
-        {"is_causal": True, "q_len": 1000, "kv_len": 129},
-        {**TILED, "dtype": "float16"},
-        {**ALL, **TILED, "mask": (1, 4, 331, 456)},
-    ):
-        run_and_check(dataclasses.replace(problem, **fields))
+@pytest.mark.parametrize(
+    ("head_dim", "fields"),
+    [
+        (256, {"is_causal": True, "q_len": 1000, "kv_len": 129}),
+        (200, {**TILED, "dtype": "float16"}),
+        (256, {**ALL, **TILED, "mask": (1, 4, 331, 456)}),
+    ],
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else str(given),
+)
+def test_wide_heads(head_dim, fields):
+    run_and_check(dataclasses.replace(BASE, head_dim=head_dim, **fields))
 
 
 def test_heads_that_share_keys_and_many_tiles():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import shutil
 
@@ -10,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from capi_client import Failed, Graph
+from capi_client import AttentionOptions, Conv2dOptions, Failed, Graph
 from capi_programs import built, computed, same_bits
 
 import tracea_jax as tracea
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+
+NONE, RELU = 0, 1  # of tracea_activation
 
 PROGRAMS = {
     "resnet": (*bundle_programs.resnet_block(jnp.bfloat16), "conv2d_sm90"),
@@ -97,6 +100,64 @@ def test_norms_and_softmax_between_products_are_right(tmp_path, dtype):
     graph.close()
     error = np.abs(got.astype(np.float64) - want.astype(np.float64)).max()
     assert error < (2e-3 if dtype == jnp.float32 else 0.02)  # products in TF32
+
+
+def test_single_products_run_by_the_kernels_of_bundles(tmp_path):
+    array = bundle_programs.Arrays(jnp.bfloat16, 11)
+    x, w, b = array(64, 256), array(256, 128, scale=0.05), array(128)
+
+    def fn(x, w, b):
+        return tracea.ops.matmul(
+            x, w, bias=b, activation="relu", implementation="gemm_sm90"
+        )
+
+    tracea.bundle(fn, x, w, b, path=tmp_path / "matmul.tracea")
+    want = np.asarray(jax.jit(fn)(x, w, b))
+    graph = Graph(tmp_path / "matmul.tracea", "cuda")
+    operands = [*map(np.asarray, (x, w, b)), None]
+    assert same_bits(graph.direct("tracea_matmul", operands, RELU, want), want)
+    with pytest.raises(Failed, match="no graph that the context has loaded has") as e:
+        graph.direct("tracea_matmul", operands, NONE, want)
+    assert e.value.status == 2
+    graph.close()
+
+
+def test_single_convolutions_run_by_the_kernels_of_bundles(tmp_path):
+    array = bundle_programs.Arrays(jnp.bfloat16, 12)
+    x, w, b = array(2, 16, 16, 64), array(3, 3, 64, 64, scale=0.05), array(64)
+
+    def fn(x, w, b):
+        return tracea.ops.conv2d(
+            *(x, w),
+            bias=b,
+            strides=(2, 2),
+            padding=((1, 1), (1, 1)),
+            implementation="conv2d_sm90",
+        )
+
+    tracea.bundle(fn, x, w, b, path=tmp_path / "conv2d.tracea")
+    want = np.asarray(jax.jit(fn)(x, w, b))
+    graph = Graph(tmp_path / "conv2d.tracea", "cuda")
+    options = ctypes.byref(Conv2dOptions(stride=(2, 2), padding=(1, 1)))
+    operands = [*map(np.asarray, (x, w, b)), None]
+    assert same_bits(graph.direct("tracea_conv2d", operands, options, want), want)
+    graph.close()
+
+
+def test_single_attentions_run_by_the_kernels_of_bundles(tmp_path):
+    array = bundle_programs.Arrays(jnp.bfloat16, 13)
+    q, k, v = (array(2, 128, 4, 64) for _ in "qkv")
+
+    def fn(q, k, v):
+        return tracea.ops.attention(q, k, v, implementation="attention_sm90")
+
+    tracea.bundle(fn, q, k, v, path=tmp_path / "attention.tracea")
+    want = np.asarray(jax.jit(fn)(q, k, v))
+    graph = Graph(tmp_path / "attention.tracea", "cuda")
+    options = ctypes.byref(AttentionOptions())
+    operands = [*map(np.asarray, (q, k, v)), None, None]
+    assert same_bits(graph.direct("tracea_attention", operands, options, want), want)
+    graph.close()
 
 
 def test_bundles_of_other_devices_and_host_arrays_are_refused(tmp_path):

@@ -27,10 +27,10 @@ def conv(x, w, numbers, strides, padding: Any = "SAME"):
 def block(x, v, w, shift):
     """Channels first: the image is transposed once."""
     layer = functools.partial(conv, numbers=("NCHW", "OIHW", "NCHW"), strides=(1, 1))
-    y = jax.nn.relu(layer(x, v) + shift)
+    y = jax.nn.silu(layer(x, v) + shift)
     window = (1, 1, 2, 2)
     y = lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID")
-    return jax.nn.relu(y + layer(y, w)).mean((2, 3))
+    return jax.nn.silu(y + layer(y, w)).mean((2, 3))
 
 
 def stem(x, v, w, shift):
@@ -43,7 +43,7 @@ def stem(x, v, w, shift):
 def decoder(x, v, w, shift):
     """Two steps of a U-Net's way up."""
     for weights in (v, w):
-        x = jax.nn.relu(lax.conv_transpose(x, weights, (2, 2), "SAME") + shift)
+        x = jax.nn.silu(lax.conv_transpose(x, weights, (2, 2), "SAME") + shift)
     return x
 
 
@@ -56,7 +56,10 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_values_and_gradients(f):
-    """No further from float32 than twice XLA's own distance."""
+    """No further from float32 than twice XLA's own distance.
+
+    Activations are smooth: rounding turns signs, and gradients of relu with them.
+    """
     shapes = PROGRAMS[f]
     args = [normal(*s, seed=i) / np.sqrt(max(1, s[0])) for i, s in enumerate(shapes)]
     args = [(a / 3).astype(jnp.bfloat16) for a in args]

@@ -9,6 +9,7 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jaxprs import equations
 from numerics import exact, exact_gemm, normal
@@ -92,7 +93,8 @@ def test_vmap_of_the_primitive_in_every_form(call, size):
     axes = [0 if x else None for x in mapped]
     how = dict(precision=None, implementation="gemm_cpu", config=None)
     bind = functools.partial(matmul_p.bind, **params, **how, out=jnp.dtype("float32"))
-    found = jax.vmap(bind, in_axes=axes)(*args)
+    found = [np.asarray(y) for y in jax.vmap(bind, in_axes=axes)(*args)]
+    args = [np.asarray(x) for x in args]
     for i in range(size):
         one = [x[i] if axis == 0 else x for x, axis in zip(args, axes, strict=True)]
         expected = exact_gemm(params["layout"], params["epilogue"], *one)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from calls import arguments, block, total
 from jax import export, lax
+from jax.experimental import checkify
 from jaxprs import count, equations
 from numerics import normal
 from transformed import assert_alike, assert_near, jit
@@ -372,3 +373,21 @@ def test_inner_functions_with_static_arguments():
 
     assert count(tracea.transform(f), x, w) == 2
     assert_alike(f, x, w, fast=tracea.transform(f))
+
+
+@pytest.mark.parametrize("errors", ["float_checks", "user_checks"])
+def test_checkify_finds_what_it_finds_in_the_plain_function(errors):
+    x, w, b = arguments()
+
+    def grad(x, w, b):
+        return jax.grad(total)(x, w, b)
+
+    def said(f, x):
+        checked = checkify.checkify(f, errors=getattr(checkify, errors))
+        return jax.jit(checked)(x, w, b)[0].get()
+
+    broken = x.at[:, 0].set(jnp.nan)
+    for f in (block, grad):
+        assert said(tracea.transform(f), x) is None
+        assert said(tracea.transform(f), broken) == said(f, broken)
+    assert ("nan generated" in str(said(block, broken))) == (errors != "user_checks")

@@ -123,4 +123,4 @@ def test_differences_are_found(monkeypatch):
         return eqn.primitive.name == "convert_element_type"
 
     monkeypatch.setattr(steps, "only_rounds", converts)
-    assert any(differing(range(200)))
+    assert any(differing(range(30, 40)))  # as 33 does

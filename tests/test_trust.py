@@ -170,6 +170,15 @@ def test_a_cache_is_private_under_any_umask(tmp_path, umask):
         assert kernels.load(tmp_path / "a" / "cache", "sm_90a", KEY) == cubin()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/null"), reason="there is no /dev/null")
+def test_a_cache_that_is_no_directory_is_not_to_be_changed():
+    # Everybody may write to it; advice to change that would harm the machine.
+    with pytest.warns(RuntimeWarning, match="cannot be written") as caught:
+        assert Knowledge(pathlib.Path("/dev/null")).lookup(PROBLEM, DEVICE) is None
+        Knowledge(pathlib.Path("/dev/null")).own.record(entry())
+    assert "chmod" not in "".join(str(w.message) for w in caught)
+
+
 def test_a_user_without_a_home_has_a_cache_that_takes_nothing(tmp_path, monkeypatch):
     def unknown(uid):
         raise KeyError(uid)

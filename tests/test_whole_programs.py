@@ -73,7 +73,14 @@ def test_all_programs_have_full_sizes_and_small_ones(module):
 DISTINCT = [n for n in NAMES if n not in ("llama_decode kept", "unet_block")]
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+# Their layers are those of other programs here and of the models of test_zoo.
+ALIKE = ("llama_block_step", "resnet50_inference", "unet_block_step")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in DISTINCT],
+)
 def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     bench, program = module("bench_programs"), named(module)[name]
     short = functools.partial(bench.measure.Timing, settle_s=0.01, race_s=0.01)

@@ -253,6 +253,32 @@ def notes(name_stack: Any) -> Iterator[tuple[Any, Any]]:
             yield name_stack[:i], element.note
 
 
+# --- checks ---------------------------------------------------------------------------
+
+
+def register_checked(primitive: Any, reference: Callable[..., Any]) -> None:
+    """Makes ``checkify`` look for NaN and the like in a primitive's reference.
+
+    It passes primitives by that JAX does not know. Its registry is not public; rules
+    get a context before the error since jax 0.11.
+    """
+    try:
+        from jax._src import checkify
+    except ImportError:
+        return
+
+    def rule(*args: Any, **params: Any) -> Any:
+        at = next(i for i, x in enumerate(args) if isinstance(x, checkify.Error))
+        error, enabled, *operands = args[at:]
+        if enabled <= checkify.user_checks:
+            return error, primitive.bind(*operands, **params)
+        traced = jax.make_jaxpr(functools.partial(reference, **params))(*operands)
+        checked = checkify.checkify_jaxpr(*args[:at], traced, enabled, error, *operands)
+        return checked if primitive.multiple_results else (checked[0], *checked[1])
+
+    checkify.error_checks[primitive] = rule
+
+
 # --- export and processes -------------------------------------------------------------
 
 

@@ -213,7 +213,11 @@ class Launch final : public Action {
   void Run(const Addresses& addresses, void* stream) const override {
     std::array<void*, kMostArrays> operands;
     for (size_t i = 0; i < values_.size(); ++i) operands[i] = addresses.of(*values_[i]);
-    kernel_.Launch(CudaScope(ordinal_), operands.data(), values_.size(), stream);
+    RunAt(operands.data(), values_.size(), stream);
+  }
+
+  void RunAt(void* const* arrays, size_t count, void* stream) const override {
+    kernel_.Launch(CudaScope(ordinal_), arrays, count, stream);
   }
 
  private:
@@ -260,6 +264,10 @@ class CopyAction final : public Action {
 };
 
 }  // namespace
+
+void Action::RunAt(void* const*, size_t, void*) const {
+  Fail(TRACEA_UNSUPPORTED, "It is no kernel that can be called by itself.");
+}
 
 std::unique_ptr<Action> MakeAction(const tracea_context& context, const Program& program,
                                    const Step& step) {

@@ -2,8 +2,12 @@
 
 #include <array>
 #include <cmath>
+#include <memory>
 #include <new>
+#include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "arithmetic.h"
 #include "calls/attention_call.h"
@@ -75,17 +79,6 @@ void Describe(const std::vector<Named>& all, size_t index, tracea_spec* spec) {
            static_cast<int32_t>(named.value.type)};
 }
 
-// The threads of a context whose device runs single operations.
-Pool& PoolOf(const tracea_context* context) {
-  NotNull(context, "context");
-  if (context->is_cuda()) {
-    Fail(TRACEA_UNSUPPORTED,
-         "Kernels for GPUs are compiled for one problem each: write the operation with "
-         "tracea_jax, bundle it, and run it as a graph.");
-  }
-  return *context->threads;
-}
-
 cpu::Activation ActivationOf(tracea_activation activation) {
   if (activation < TRACEA_NONE || activation > TRACEA_SILU) {
     Fail(TRACEA_INVALID, "activation is ", static_cast<int>(activation),
@@ -102,6 +95,40 @@ struct Operands {
   void Add(const Array& array) { arrays[count++] = array; }
   operator Arrays() const { return {arrays.data(), count}; }  // NOLINT
 };
+
+const char* ActivationName(tracea_activation activation) {
+  constexpr const char* kNames[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
+  return kNames[static_cast<int>(ActivationOf(activation))];
+}
+
+// Runs a single operation on a GPU, by a kernel that a graph of the context brought.
+// tracea_jax/bundle/direct.py makes the same name of the call.
+void RunKernel(const tracea_context& context, const std::string& head,
+               const Operands& operands, const Operands& results, void* stream) {
+  std::ostringstream call;
+  std::array<void*, 16> arrays;
+  size_t count = 0;
+  call << head << ':';
+  for (const Operands* some : {&operands, &results}) {
+    for (size_t i = 0; i < some->count; ++i) {
+      const Array& array = some->arrays[i];
+      arrays[count++] = array.data;
+      call << ' ' << DtypeName(static_cast<int32_t>(array.type)) << '[';
+      for (size_t d = 0; d < array.dims.size(); ++d) {
+        call << (d ? "," : "") << array.dims[d];
+      }
+      call << ']';
+    }
+  }
+  const std::shared_ptr<const Action> kernel = context.kernels.Find(call.str());
+  if (!kernel) {
+    Fail(TRACEA_UNSUPPORTED, "no graph that the context has loaded has a kernel for '",
+         call.str(), "': kernels for GPUs are compiled for one problem each. Bundle the "
+         "operation with tracea_jax, and load that before.");
+  }
+  const CudaScope scope(context.device.ordinal);
+  kernel->RunAt(arrays.data(), count, stream);
+}
 
 }  // namespace
 
@@ -226,10 +253,9 @@ tracea_status tracea_graph_run(const tracea_graph* graph, const tracea_tensor* i
 tracea_status tracea_matmul(tracea_context* context, const tracea_tensor* lhs,
                             const tracea_tensor* rhs, const tracea_tensor* bias,
                             const tracea_tensor* residual, tracea_activation activation,
-                            const tracea_tensor* out) {
+                            const tracea_tensor* out, tracea_stream stream) {
   return Guarded([&] {
-    Pool& pool = PoolOf(context);
-    const XlaArithmetic arithmetic;
+    NotNull(context, "context");
     GemmOptions options;
     int64_t of_lhs[TRACEA_MAX_RANK], of_rhs[TRACEA_MAX_RANK];
     Operands operands, results;
@@ -245,17 +271,24 @@ tracea_status tracea_matmul(tracea_context* context, const tracea_tensor* lhs,
       operands.Add(ArrayOf(*context, "residual", residual));
     }
     results.Add(ArrayOf(*context, "out", out));
-    RunGemm(pool, options, operands, results);
+    if (context->is_cuda()) {
+      std::ostringstream head;
+      head << "matmul " << (options.trans_lhs ? 't' : 'n') << (options.trans_rhs ? 't' : 'n')
+           << ' ' << ActivationName(activation) << " b" << (bias != nullptr) << " r"
+           << (residual != nullptr);
+      return RunKernel(*context, head.str(), operands, results, stream);
+    }
+    const XlaArithmetic arithmetic;
+    RunGemm(*context->threads, options, operands, results);
   });
 }
 
 tracea_status tracea_conv2d(tracea_context* context, const tracea_tensor* x,
                             const tracea_tensor* w, const tracea_tensor* bias,
                             const tracea_tensor* residual,
-                            const tracea_conv2d_options* given, const tracea_tensor* out) {
+                            const tracea_conv2d_options* given, const tracea_tensor* out, tracea_stream stream) {
   return Guarded([&] {
-    Pool& pool = PoolOf(context);
-    const XlaArithmetic arithmetic;
+    NotNull(context, "context");
     const tracea_conv2d_options how = given ? *given : tracea_conv2d_options{};
     ConvOptions options;
     const auto extent = [&](int axis) {
@@ -284,7 +317,17 @@ tracea_status tracea_conv2d(tracea_context* context, const tracea_tensor* x,
       operands.Add(ArrayOf(*context, "residual", residual));
     }
     results.Add(ArrayOf(*context, "out", out));
-    RunConv(pool, options, operands, results);
+    if (context->is_cuda()) {
+      std::ostringstream head;
+      head << "conv2d " << options.height.stride << ',' << options.width.stride << ' '
+           << options.height.dilation << ',' << options.width.dilation << ' '
+           << options.height.padding << ',' << options.width.padding << ' '
+           << options.groups << ' ' << ActivationName(how.activation) << " b"
+           << (bias != nullptr) << " r" << (residual != nullptr);
+      return RunKernel(*context, head.str(), operands, results, stream);
+    }
+    const XlaArithmetic arithmetic;
+    RunConv(*context->threads, options, operands, results);
   });
 }
 
@@ -292,10 +335,9 @@ tracea_status tracea_attention(tracea_context* context, const tracea_tensor* q,
                                const tracea_tensor* k, const tracea_tensor* v,
                                const tracea_tensor* bias, const tracea_tensor* mask,
                                const tracea_attention_options* given,
-                               const tracea_tensor* out) {
+                               const tracea_tensor* out, tracea_stream stream) {
   return Guarded([&] {
-    Pool& pool = PoolOf(context);
-    const XlaArithmetic arithmetic;
+    NotNull(context, "context");
     const tracea_attention_options how = given ? *given : tracea_attention_options{};
     AttentionOptions options;
     Operands operands, results;
@@ -314,7 +356,13 @@ tracea_status tracea_attention(tracea_context* context, const tracea_tensor* q,
     options.scale = how.scale != 0 ? how.scale
                                    : 1 / std::sqrt(static_cast<float>(head_dim));
     results.Add(ArrayOf(*context, "out", out));
-    RunAttention(pool, options, operands, results);
+    if (context->is_cuda()) {
+      std::ostringstream head;
+      head << "attention " << (options.is_causal ? "causal " : "full ") << options.scale;
+      return RunKernel(*context, head.str(), operands, results, stream);
+    }
+    const XlaArithmetic arithmetic;
+    RunAttention(*context->threads, options, operands, results);
   });
 }
 

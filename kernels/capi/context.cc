@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,24 @@ void Threads::Work() {
     work = nullptr;  // not under the lock
     lock.lock();
   }
+}
+
+void Kernels::Add(const std::string& call, std::shared_ptr<const Action> kernel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  kernels_.emplace(call, std::move(kernel));
+}
+
+void Kernels::Remove(const Action* kernel) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto it = kernels_.begin(); it != kernels_.end();) {
+    it = it->second.get() == kernel ? kernels_.erase(it) : std::next(it);
+  }
+}
+
+std::shared_ptr<const Action> Kernels::Find(const std::string& call) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = kernels_.find(call);
+  return found == kernels_.end() ? nullptr : found->second;
 }
 
 // ---- tensors ------------------------------------------------------------------------

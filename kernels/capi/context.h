@@ -6,8 +6,10 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -48,11 +50,26 @@ Array MatrixOf(const tracea_context& context, const char* name, const tracea_ten
 
 const char* DtypeName(int32_t dtype);
 
+class Action;
+
+// Kernels of the graphs that a context has loaded, by the names of their calls.
+class Kernels {
+ public:
+  void Add(const std::string& call, std::shared_ptr<const Action> kernel);
+  void Remove(const Action* kernel);
+  std::shared_ptr<const Action> Find(const std::string& call) const;  // or null
+
+ private:
+  mutable std::mutex mutex_;
+  std::multimap<std::string, std::shared_ptr<const Action>> kernels_;
+};
+
 }  // namespace tracea::capi
 
 struct tracea_context {
   tracea_device device;
   std::unique_ptr<tracea::capi::Threads> threads;  // of a CPU
+  mutable tracea::capi::Kernels kernels;           // of a GPU
 
   bool is_cuda() const { return device.platform == TRACEA_CUDA; }
 };

@@ -159,8 +159,16 @@ tracea_graph::tracea_graph(const tracea_context& of, const std::string& path)
                     path + ", the step of " + step.source + ": " + failure.what());
     }
   }
+  for (size_t i = 0; i < actions.size(); ++i) {
+    const std::string_view call = program.steps[i].Call();
+    if (!call.empty()) context.kernels.Add(std::string(call), actions[i]);
+  }
   program.constants = {};
   program.files.clear();
+}
+
+tracea_graph::~tracea_graph() {
+  for (const auto& action : actions) context.kernels.Remove(action.get());
 }
 
 void tracea_graph::Run(const tracea_tensor* inputs, size_t num_inputs,

@@ -27,6 +27,8 @@ class Action {
  public:
   virtual ~Action() = default;
   virtual void Run(const Addresses& addresses, void* stream) const = 0;
+  // With arrays of a caller's: only kernels that `Call` names can.
+  virtual void RunAt(void* const* arrays, size_t count, void* stream) const;
 };
 
 // What a bundle's step stands for on the context's device. Throws Failure.
@@ -59,6 +61,7 @@ void Copy(const tracea_context& context, void* to, const void* from, size_t byte
 
 struct tracea_graph {
   tracea_graph(const tracea_context& context, const std::string& path);
+  ~tracea_graph();
 
   void Run(const tracea_tensor* inputs, size_t num_inputs, const tracea_tensor* outputs,
            size_t num_outputs, void* workspace, size_t workspace_bytes,
@@ -67,7 +70,7 @@ struct tracea_graph {
   const tracea_context& context;
   tracea::capi::Program program;
   tracea::capi::DeviceMemory constants;
-  std::vector<std::unique_ptr<tracea::capi::Action>> actions;
+  std::vector<std::shared_ptr<const tracea::capi::Action>> actions;
 };
 
 #endif  // TRACEA_KERNELS_CAPI_GRAPH_H_

@@ -190,6 +190,14 @@ int64_t Value::bytes() const {
   return size;
 }
 
+std::string_view Step::Call() const {
+  std::string_view call;
+  const auto& fields = json.AsObject("a step");
+  const auto found = fields.find("call");
+  if (kind == StepKind::kLaunch && found != fields.end()) found->second.Get(&call);
+  return call;
+}
+
 Program ReadProgram(const std::string& path) {
   Program program{};
   program.files = ReadBundle(path);

@@ -41,6 +41,9 @@ struct Step {
   Json json;  // the step's own fields
   std::vector<size_t> reads, writes;
   std::string source;  // the line of the program that it was traced from
+
+  // What `tracea_matmul` and its like find the step's kernel by; empty if they do not.
+  std::string_view Call() const;
 };
 
 struct Program {

@@ -4,9 +4,10 @@
 //     dbias = sum of ds over what shares the bias: examples, heads, queries or keys
 //
 // A tile is kTileQ x kTileKv entries of the gradient, or of an axis that is shared the sums
-// over all tiles. A block of threads computes every gridDim.x-th one, and goes through the
-// terms that it is summed over, always in the same order: what others do does not matter, and
-// nothing is added in memory. Where there
+// over all tiles. A block of threads computes every gridDim.x-th pair of tiles, which lie
+// opposite each other in a head: where rules on positions hide one, the other is mostly seen.
+// It goes through the terms that a tile is summed over, always in the same order: what others
+// do does not matter, and nothing is added in memory. Where there
 // are few tiles, terms are dealt out in parts, which the step after this kernel adds up, as it
 // does the rows or columns of a tile that share an entry.
 //
@@ -47,7 +48,7 @@ struct AttentionBiasParams {
   int group;        // heads that share keys and values
   int left, right;  // of the window; not looked at if there is no limit
   int parts;
-  int count;         // of tiles, of all parts
+  int pairs;         // of tiles, of all parts
   float scale_log2;  // log2(e), or cap log2(e)
   float to_cap;      // 1 / cap
   GradientScoresParams scores;
@@ -133,13 +134,32 @@ struct AttentionBias {
     return digit;
   }
 
-  TRACEA_DEVICE Term tile_at(u32 index) const {
+  // Calls with each tile of the block of threads.
+  template <class Visit>
+  TRACEA_DEVICE void walk_tiles(Visit one) const {
+    const u32 of_head = static_cast<u32>(Traits::kBiasKeys ? blocks : 1) *
+                        static_cast<u32>(Traits::kBiasQueries ? tiles : 1);
+    const u32 half = (of_head + 1) / 2;
+    TRACEA_NO_UNROLL
+    for (u32 i = 2 * blockIdx.x; i < 2 * static_cast<u32>(p.pairs);
+         i += i % 2 == 0 ? 1 : 2 * gridDim.x - 1) {
+      const u32 head = i / 2 / half, first = i / 2 - head * half;
+      const u32 opposite = of_head - 1 - first;
+      if (i % 2 == 0) {
+        one(tile_at(head, first));
+      } else if (opposite != first) {
+        one(tile_at(head, opposite));
+      }
+    }
+  }
+
+  TRACEA_DEVICE Term tile_at(u32 above, u32 index) const {
     Term own;
     own.block = take<Traits::kBiasKeys>(index, blocks);
-    own.tile = take<Traits::kBiasQueries>(index, tiles);
-    own.head = take<Traits::kBiasHeads>(index, p.heads);
-    own.example = take<Traits::kBiasExamples>(index, p.batch);
-    own.part = static_cast<int>(index);
+    own.tile = static_cast<int>(index);
+    own.head = take<Traits::kBiasHeads>(above, p.heads);
+    own.example = take<Traits::kBiasExamples>(above, p.batch);
+    own.part = static_cast<int>(above);
     return own;
   }
 
@@ -209,9 +229,7 @@ struct AttentionBias {
   TRACEA_DEVICE void produce() const {
     State state;
     PipelineState<1> of_bias;
-    TRACEA_NO_UNROLL
-    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
-      const Term own = tile_at(index);
+    walk_tiles([&](const Term& own) {
       bool has_bias = !Traits::kBiasTiles;
       walk<false>(own, [&](const Term& term, bool) {
         copy_slabs<kSlabs>(p.q, p.k, term, state);
@@ -222,7 +240,7 @@ struct AttentionBias {
         has_bias = true;
         copy_slabs<kValueSlabs>(p.d_out, p.v, term, state);
       });
-    }
+    });
   }
 
   template <int kCopies>
@@ -299,15 +317,13 @@ struct AttentionBias {
     const u32 start = shared_address(smem.ring[0].of_queries) / 16;
     State state;
     PipelineState<1> of_bias;
-    TRACEA_NO_UNROLL
-    for (u32 index = blockIdx.x; index < static_cast<u32>(p.count); index += gridDim.x) {
-      const Term own = tile_at(index);
+    walk_tiles([&](const Term& own) {
       float sums[kCount];
       TRACEA_UNROLL
       for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
       sum_terms(sums, own, state, of_bias, start, consumer, thread);
       store(sums, own, consumer, thread);
-    }
+    });
   }
 
   TRACEA_DEVICE void sum_terms(float (&sums)[kCount], const Term& own, State& state,

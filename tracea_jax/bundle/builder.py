@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from tracea_jax import variants
+from tracea_jax.bundle import direct
 from tracea_jax.bundle.arrays import (
     DTYPES,
     Room,
@@ -132,7 +133,9 @@ class Builder:
         assert not isinstance(call, Inline)
         code = dict(zip(variants.kernels_in(call), served.cubins, strict=True))
         if isinstance(call, Kernel):
-            self._launch(call, code[call], reads, writes, source)
+            assert served.plan is not None
+            name = direct.name_of(served.plan.problem, reads, writes)
+            self._launch(call, code[call], reads, writes, source, name)
             return
         self._steps_of(call, code, reads, writes, source)
 
@@ -174,6 +177,7 @@ class Builder:
         reads: list[View],
         writes: list[View],
         source: str,
+        name: str | None = None,
     ) -> None:
         attributes = launch.ready(kernel, cubin, embed=False)
         self._cubins[cubin.key] = cubin
@@ -185,6 +189,8 @@ class Builder:
             "launch": attributes["launch"].tolist(),
             "params": attributes["params"].tolist(),
         }
+        if name is not None:
+            fields["call"] = name
         self.step("cuda", reads, writes, source, fields)
 
     def pointwise(

@@ -99,6 +99,6 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 
     bench.add(commands)
     cache.add(commands)
-    emit.add(commands)
+    emit.add(commands, argv)
     bundle.add(commands)
     return parser

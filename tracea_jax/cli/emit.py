@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracea_jax.cli import problems
-from tracea_jax.emit import sources, targets
 from tracea_jax.outputs import check_writable
-from tracea_jax.problem import GemmProblem
 
 if TYPE_CHECKING:
     from tracea_jax.emit.kernel import Kernel
@@ -21,10 +20,16 @@ if TYPE_CHECKING:
 _OPS = ("matmul",)
 
 
-def add(commands: Any) -> None:
-    """Adds the command."""
+def add(commands: Any, argv: Sequence[str]) -> None:
+    """Adds the command, with its ops if ``argv`` asks for it."""
     text = "a kernel as HIP or Metal text, or as a code object, to launch elsewhere"
     emit = commands.add_parser("emit", help=text, description=text)
+    emit.set_defaults(command=_run)
+    ops = emit.add_subparsers(required=True, metavar="OP")
+    if "emit" not in argv:
+        return  # the ops need JAX, for which help and errors do not wait
+    from tracea_jax.emit import targets
+
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--target", required=True, help=f"one of {', '.join(targets.TARGETS)}"
@@ -37,12 +42,12 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="compiles the text with clang, for an AMD GPU, into a code object",
     )
-    emit.set_defaults(command=_run)
-    ops = emit.add_subparsers(required=True, metavar="OP")
     problems.add_ops(ops, only=_OPS, parents=[common])
 
 
 def _run(args: argparse.Namespace) -> int:
+    from tracea_jax.emit import sources, targets
+    from tracea_jax.problem import GemmProblem
     from tracea_jax.variants import gemm_targets
 
     target = targets.named(args.target)

@@ -163,7 +163,7 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
             )
         ),
         arch=device.arch,
-        grid=(min(tiles(p, how), device.sm_count), 1, 1),
+        grid=(min(pairs(p, how), device.sm_count), 1, 1),
         block=(_THREADS, 1, 1),
         smem_bytes=smem_bytes(p),
         params=(
@@ -190,16 +190,15 @@ def _numbers(
         "padded_kv": sizes.padded_kv(p, config),
         "group": p.heads // p.kv_heads,
         **{"left": left or 0, "right": right or 0, "parts": how.parts},
-        "count": tiles(p, how),
+        "pairs": pairs(p, how),
     }
 
 
-def tiles(problem: AttentionProblem, how: BiasGradient) -> int:
-    """Tiles that the kernel computes, of all parts."""
+def pairs(problem: AttentionProblem, how: BiasGradient) -> int:
+    """Pairs of tiles that the kernel computes, of all parts."""
     parts, examples, heads, rows, columns = how.shape
-    return (
-        parts * examples * heads * -(-rows // TILE_Q) * -(-columns // tile_kv(problem))
-    )
+    of_head = -(-rows // TILE_Q) * -(-columns // tile_kv(problem))
+    return parts * examples * heads * -(-of_head // 2)
 
 
 def _entry_name(

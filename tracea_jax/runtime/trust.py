@@ -98,6 +98,8 @@ def check(top: pathlib.Path | str, *below: str, trust: Trust = Trust.USER) -> No
                 status = os.stat(place)
         except (FileNotFoundError, NotADirectoryError):
             return
+        if not stat.S_ISDIR(status.st_mode):
+            return  # nothing is in it, and /dev/null has to stay as it is
         _check_status(place, status, owners, str(top))
 
 

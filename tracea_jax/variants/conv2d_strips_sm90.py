@@ -203,6 +203,9 @@ def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     if p.strides != (1, 1):
         yield f"its strides are {p.strides}; taps share a strip where they are 1"
         return
+    if p.kernel_height * p.kernel_width == 1:
+        yield "its kernel is one tap, which shares its pixels with none"
+        return
     axes = emit.strip_axes(p)
     if any(min(axis.before, axis.behind) < 0 for axis in axes):
         yield "its image is cropped, or its gradient is; strips begin with the image"

@@ -20,7 +20,7 @@ from tracea_jax.variants.cpu import refuses_device
 from tracea_jax.variants.space import Space
 
 TARGET = "tracea_cpu_elementwise_v1"
-_ABI = 2  # of the attributes; ffi/cpu_elementwise.cc has the same number
+_ABI = 2  # of the attributes; kernels/cpu/calls has the same number
 _TASKS = (1, 2, 4)
 _THREADS = (128, 256, 512)
 _PACKS = (1, 2, 4)

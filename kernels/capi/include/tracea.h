@@ -148,9 +148,10 @@ TRACEA_API tracea_status tracea_graph_run(const tracea_graph* graph,
 
 /* ---- single operations ------------------------------------------------------------- */
 
-/* On a CPU context, with the blocking that suits the shape. GPU kernels are compiled for
- * one problem each: bundle the operation, and run it as a graph.
- * Operands are contiguous; matrices of a product may be transposed views. */
+/* On a CPU with the blocking that suits the shape, at once. On a GPU in the order of the
+ * stream, by a kernel of a graph that the context has loaded: kernels for GPUs are compiled
+ * for one problem each, so bundle the operation, with these shapes and dtypes, and load it
+ * before. Operands are contiguous; matrices of a product may be transposed views. */
 
 /* out = activation(lhs @ rhs + bias) + residual
  *   lhs ([batch,] m, k), rhs ([batch,] k, n), bias (n,) or NULL, residual like out or
@@ -159,7 +160,8 @@ TRACEA_API tracea_status tracea_matmul(tracea_context* context, const tracea_ten
                                        const tracea_tensor* rhs, const tracea_tensor* bias,
                                        const tracea_tensor* residual,
                                        tracea_activation activation,
-                                       const tracea_tensor* out);
+                                       const tracea_tensor* out,
+                                       tracea_stream stream);
 
 typedef struct tracea_conv2d_options {
   int32_t stride[2];   /* of rows and columns; 0 counts as 1 */
@@ -177,7 +179,8 @@ TRACEA_API tracea_status tracea_conv2d(tracea_context* context, const tracea_ten
                                        const tracea_tensor* w, const tracea_tensor* bias,
                                        const tracea_tensor* residual,
                                        const tracea_conv2d_options* options,
-                                       const tracea_tensor* out);
+                                       const tracea_tensor* out,
+                                       tracea_stream stream);
 
 typedef struct tracea_attention_options {
   float scale;       /* 0 means 1 / sqrt(head_dim) */
@@ -193,7 +196,8 @@ TRACEA_API tracea_status tracea_attention(tracea_context* context, const tracea_
                                           const tracea_tensor* bias,
                                           const tracea_tensor* mask,
                                           const tracea_attention_options* options,
-                                          const tracea_tensor* out);
+                                          const tracea_tensor* out,
+                                          tracea_stream stream);
 
 #ifdef __cplusplus
 }

@@ -230,7 +230,7 @@ class Graph {
   std::shared_ptr<tracea_graph> graph_;
 };
 
-// ---- single operations, on CPU contexts; see tracea.h -------------------------------
+// ---- single operations; see tracea.h ------------------------------------------------
 
 // Operands that may be left out.
 struct Epilogue {
@@ -254,30 +254,33 @@ struct Optional {
 }  // namespace detail
 
 inline void matmul(const Context& context, const View& lhs, const View& rhs,
-                   const View& out, const Epilogue& epilogue = {}) {
+                   const View& out, const Epilogue& epilogue = {},
+                   tracea_stream stream = nullptr) {
   const tracea_tensor l = lhs.tensor(), r = rhs.tensor(), o = out.tensor();
   const detail::Optional bias(epilogue.bias), residual(epilogue.residual);
   check(tracea_matmul(context.get(), &l, &r, bias.get(), residual.get(),
-                      epilogue.activation, &o));
+                      epilogue.activation, &o, stream));
 }
 
 inline void conv2d(const Context& context, const View& x, const View& w, const View& out,
-                   tracea_conv2d_options options = {}, const Epilogue& epilogue = {}) {
+                   tracea_conv2d_options options = {}, const Epilogue& epilogue = {},
+                   tracea_stream stream = nullptr) {
   const tracea_tensor of_x = x.tensor(), of_w = w.tensor(), o = out.tensor();
   const detail::Optional bias(epilogue.bias), residual(epilogue.residual);
   if (epilogue.activation != TRACEA_NONE) options.activation = epilogue.activation;
   check(tracea_conv2d(context.get(), &of_x, &of_w, bias.get(), residual.get(), &options,
-                      &o));
+                      &o, stream));
 }
 
 inline void attention(const Context& context, const View& q, const View& k, const View& v,
                       const View& out, const tracea_attention_options& options = {},
-                      const View* bias = nullptr, const View* mask = nullptr) {
+                      const View* bias = nullptr, const View* mask = nullptr,
+                      tracea_stream stream = nullptr) {
   const tracea_tensor of_q = q.tensor(), of_k = k.tensor(), of_v = v.tensor(),
                       o = out.tensor();
   const detail::Optional of_bias(bias), of_mask(mask);
   check(tracea_attention(context.get(), &of_q, &of_k, &of_v, of_bias.get(), of_mask.get(),
-                         &options, &o));
+                         &options, &o, stream));
 }
 
 }  // namespace tracea

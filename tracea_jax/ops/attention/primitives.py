@@ -33,7 +33,7 @@ from tracea_jax import dispatch
 from tracea_jax.ops.attention import by_mask, cudnn
 from tracea_jax.ops.attention import reference as references
 from tracea_jax.ops.attention.reference import Spec, problem_of, reference
-from tracea_jax.ops.common import lowering, remat, taylor
+from tracea_jax.ops.common import by_reference, lowering, remat
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -86,7 +86,7 @@ mlir.register_lowering(
     attention_tangent_p,
     mlir.lower_fun(references.tangent_reference, multiple_results=True),
 )
-taylor.register(attention_tangent_p, references.tangent_reference)
+by_reference.register(attention_tangent_p, references.tangent_reference)
 
 
 def bind(*operands: Any, **params: Any) -> list[Any]:

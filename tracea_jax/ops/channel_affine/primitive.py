@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tracea_jax.catalogue import Composite
-from tracea_jax.ops.common import lowering, taylor
+from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -88,7 +88,7 @@ channel_affine_p = lowering.primitive("tracea_channel_affine", reference)
 mlir.register_lowering(
     channel_affine_p, mlir.lower_fun(reference, multiple_results=True)
 )
-taylor.register(channel_affine_p, reference)
+by_reference.register(channel_affine_p, reference)
 
 
 def _reason(avals: Sequence[Aval], *, steps: tuple[str, ...]) -> str:
@@ -124,7 +124,7 @@ def _tangent(*operands: Any, steps: tuple[str, ...], of: tuple[int, ...]) -> lis
 
 tangent_p = lowering.primitive("tracea_channel_affine_tangent", _tangent)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
-taylor.register(tangent_p, _tangent)
+by_reference.register(tangent_p, _tangent)
 
 
 def _jvp(

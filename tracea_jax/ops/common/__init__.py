@@ -1,9 +1,9 @@
 """Code that several ops share.
 
-    lowering, export, remat, taylor      how primitives meet JAX's transformations
-    shapes, precision, epilogue          operands and arithmetic
-    arguments, building                  problems from the command line and plain values
-    bench, exact, kernel_time            how a problem is run, verified and timed
+    lowering, export, remat, by_reference  how primitives meet JAX's transformations
+    shapes, precision, epilogue            operands and arithmetic
+    arguments, building                    problems of the command line and plain values
+    bench, exact, kernel_time              how a problem is run, verified and timed
 
 What only one op needs is in ``ops/<op>``. Callers: the ops, and rewrite rules.
 """

@@ -11,6 +11,7 @@ the two runs is decided where it is known:
 | lowering        | a kernel serves a call in it                                  |
 | differentiation | a kernel would serve a call in it, or one of its gradients'   |
 | vmap            | nothing is decided: both are batched                          |
+| checkify        | never, where it looks for more than the checks of users       |
 
 So a site that XLA serves compiles to what the user wrote, bit by bit, and a rewrite
 that only pays with a kernel (weights that a batch normalisation is folded into, relaid
@@ -31,7 +32,7 @@ import jax.numpy as jnp
 
 from tracea_jax import _compat, dispatch
 from tracea_jax.device import PLATFORMS
-from tracea_jax.ops.common import lowering, taylor
+from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.programs import Call, calls_in, equations_in, is_composite
 from tracea_jax.ops.common.typed import (
     Cotangents,
@@ -105,7 +106,7 @@ def _as_written(*operands: Any, ours: Any, written: Written) -> list[Any]:
     return written(*operands)
 
 
-taylor.register(choice_p, _as_written)
+by_reference.register(choice_p, _as_written)
 
 
 # --- derivatives ----------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
 from tracea_jax.mistakes import shown
-from tracea_jax.ops.common import taylor
+from tracea_jax.ops.common import by_reference
 from tracea_jax.ops.common.typed import (
     Aval,
     Params,
@@ -79,7 +79,7 @@ def register(
       The primitive for the op's record, without which no one looks for its problems.
     """
     launch.register()
-    taylor.register(primitive, reference)
+    by_reference.register(primitive, reference)
     planned = Planned(
         op=op,
         primitive=primitive,

@@ -51,7 +51,10 @@ def c_type(dtype: Any) -> str:
 
 
 def with_numbers(f: Callable[..., Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """The function with those numbers that it takes as keywords."""
+    """The function with those numbers that it takes as keywords only.
+
+    A positional parameter may be an operand that the user called like a number.
+    """
     try:
         parameters = inspect.signature(f).parameters.values()
     except (TypeError, ValueError):  # of a function that is not written in Python

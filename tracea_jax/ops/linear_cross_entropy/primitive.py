@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.catalogue import Composite
-from tracea_jax.ops.common import lowering, remat, taylor
+from tracea_jax.ops.common import by_reference, lowering, remat
 from tracea_jax.ops.common.shapes import flat, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -77,7 +77,7 @@ linear_cross_entropy_p = lowering.primitive("tracea_linear_cross_entropy", refer
 mlir.register_lowering(
     linear_cross_entropy_p, mlir.lower_fun(_chunked, multiple_results=True)
 )
-taylor.register(linear_cross_entropy_p, reference)
+by_reference.register(linear_cross_entropy_p, reference)
 
 
 def _reason(avals: Sequence[Aval], *, head: Head, **_: Any) -> str:
@@ -121,7 +121,7 @@ def _split(operands: Sequence[Any], has_bias: bool) -> tuple[Any, ...]:
 
 tangent_p = lowering.primitive("tracea_linear_cross_entropy_tangent", _tangent)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
-taylor.register(tangent_p, _tangent)
+by_reference.register(tangent_p, _tangent)
 
 
 def _bind_tangent(*operands: Any, **params: Any) -> list[Any]:

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common import epilogue as epilogues
-from tracea_jax.ops.common import lowering, taylor
 from tracea_jax.ops.common.shapes import flat
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -250,7 +250,7 @@ def _chain_batch(
 
 chain_p.def_abstract_eval(_chain_abstract_eval)
 mlir.register_lowering(chain_p, mlir.lower_fun(_products, multiple_results=False))
-taylor.register(chain_p, _products)
+by_reference.register(chain_p, _products)
 ad.primitive_jvps[chain_p] = _chain_jvp
 batching.primitive_batchers[chain_p] = _chain_batch
 
@@ -361,7 +361,7 @@ def _tangent_batch(
 
 tangent_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=False))
-taylor.register(tangent_p, _tangent)
+by_reference.register(tangent_p, _tangent)
 ad.primitive_jvps[tangent_p] = _tangent_jvp
 ad.primitive_transposes[tangent_p] = _tangent_transpose
 batching.primitive_batchers[tangent_p] = _tangent_batch

@@ -1,7 +1,10 @@
-"""Taylor-mode derivatives (``jax.experimental.jet``) of our primitives.
+"""What is made of a primitive's reference: Taylor series, and the checks of checkify.
 
-First-order derivatives are defined beside each primitive. Callers: ``lowering``, the
-primitives of attention, and ``ops.matmul.chain``.
+Taylor-mode derivatives are those of ``jax.experimental.jet``; first-order derivatives
+are defined beside each primitive. ``checkify`` looks for NaN, divisions by zero and
+indices out of bounds in the reference's equations, so that it finds what it would find
+in programs without our ops. Callers: ``lowering``, ``choice``, and primitives that it
+does not make.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import Any
 
 from jax.extend.core import Primitive
 
+from tracea_jax import _compat
+
 jet: Any
 try:
     from jax.experimental import jet
@@ -20,12 +25,13 @@ except ImportError:  # versions of JAX without this experiment
 
 
 def register(primitive: Primitive, reference: Callable[..., Any]) -> None:
-    """Gives a primitive the Taylor series of its reference, which XLA then computes.
+    """Gives a primitive the Taylor series and the checks of its reference.
 
     Args:
       primitive: with one result, or several.
       reference: (operands, **params) -> the same results, computed in jnp.
     """
+    _compat.register_checked(primitive, reference)
     if jet is not None:
         jet.jet_rules[primitive] = functools.partial(_series, reference)
 
