@@ -96,7 +96,8 @@ class AttentionProblem(Problem):
     bias_gradient: bool = False
 
     op = "attention"
-    extents = ("batch", "q_len", "kv_len", "heads", "kv_heads")
+    # Not the lengths: which form is fastest changes with them, more than once.
+    extents = ("batch", "heads", "kv_heads")
 
     def __post_init__(self) -> None:
         if self.saves_lse and self.direction != "forward":
