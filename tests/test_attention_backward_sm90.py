@@ -142,13 +142,17 @@ def test_it_is_the_default_where_cudnn_is_slower():
     ahead = problem(window=(100, 100))
     assert plan(ahead, H200).variant == "attention_backward_sm90"
     assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
-    one_mask: dict[str, Any] = {"mask": (1, 1, 1000, 1300)}
-    for fields in (TILED, one_mask):
+    own_masks: dict[str, Any] = {"mask": (2, 1, 1024, 1300), "q_len": 1024}
+    for fields in ({**TILED, "segments": True}, own_masks):
         assert plan(problem(is_causal=True, **fields), H200).variant == "cudnn"
+    one_mask = {**own_masks, "mask": (1, 1, 1024, 1300)}
+    for fields in (TILED, one_mask):
+        ours = problem(is_causal=True, **fields)
+        assert plan(ours, H200).variant == "attention_backward_sm90"
     long: dict[str, Any] = {"q_len": 4096, "kv_len": 4096, "bias": (1, 12, 4096, 4096)}
     biased = {**BIASED, **long}
     assert plan(problem(**biased), H200).variant == "attention_backward_sm90"
-    assert plan(problem(64, **biased), H200).variant == "cudnn"
+    assert plan(problem(96, **biased), H200).variant == "cudnn"
     alibi: dict[str, Any] = {
         "q_len": 4096,
         "kv_len": 4096,
@@ -161,7 +165,7 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert plan(problem(256, **plain | {"kv_len": 512}), H200).variant == "cudnn"
     assert plan(problem(200, **plain), H200).variant == "cudnn"
     short = {**alibi, "kv_len": 512}
-    assert plan(problem(**short), H200).variant == "xla"
+    assert plan(problem(64, **short), H200).variant == "xla"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -296,7 +300,7 @@ def test_steps_of_masks_and_biases():
     given = {**TILED, "bias_gradient": False}
     call = ATTENTION_BACKWARD_SM90.call(problem(**given), USUAL, H200)
     assert call.results == ("dq", "dk", "dv")
-    assert [step.name for step in call.steps] == ["prepare", "keys", "queries"]
+    assert [step.name for step in call.steps] == ["prepare", "mean", "keys", "queries"]
 
 
 @pytest.mark.parametrize(
@@ -381,6 +385,8 @@ def test_tiles_take_turns_without_a_gap(left, right):
         ({"window": (10, 0), "kv_len": 1000}, False),
         ({"window": (10, 0), "kv_len": 900}, True),
         ({"window": (10, -3)}, True),
+        ({"mask": (1, 1, 1, 1)}, True),
+        ({"bias": (1, 1, 1, 1)}, True),
     ],
 )
 def test_queries_that_may_see_no_key(fields, expected):
