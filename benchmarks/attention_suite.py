@@ -92,6 +92,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "bias per head": _bars(cudnn_min=1.8, default_min=0.95),
     "bias per head, gradients": _bars(default_min=0.95),
     "soft cap": _bars(plain_min=1 / 1.25),
+    "soft cap, gradients": _bars(default_min=0.95),
     "sinks": _bars(plain_min=1 / 1.25),
     "blocks": _bars(allowed_min=1.0),
     "Pallas Mosaic": _bars(mosaic_min=1.0),
@@ -242,8 +243,8 @@ def of_masks() -> Iterator[Case]:
                     yield _plain(f"window{also}", passes, problem)
     for passes, also in GRADIENTS:
         yield _bias(f"bias per head{also}", passes)
-    for passes, _ in GRADIENTS:
-        yield _scores("soft cap", passes, "cap 50", logits_soft_cap=50.0)
+    for passes, also in GRADIENTS:
+        yield _scores(f"soft cap{also}", passes, "cap 50", logits_soft_cap=50.0)
     for passes, _ in GRADIENTS:
         yield _scores("sinks", passes, "sinks")
     for density in (0.05, 0.1, 0.25, 0.5):

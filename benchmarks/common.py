@@ -17,7 +17,7 @@ import re
 import statistics
 import subprocess
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -31,9 +31,10 @@ from tracea_jax.tuning import measure, roofline
 
 ROOT = pathlib.Path(__file__).resolve().parent
 RESULTS = ROOT / "results"
+Name = TypeVar("Name", bound=Hashable)
 
 
-def race(calls: dict[str, Call], rounds: int = 15) -> dict[str, list[float]]:
+def race(calls: dict[Name, Call], rounds: int = 15) -> dict[Name, list[float]]:
     """Microseconds of each call in every round, taken in turns.
 
     On a GPU a time is the sum of kernel times, from the profiler. On a CPU it is

@@ -42,7 +42,10 @@ def cases() -> Iterator[attention_suite.Case]:
     """What is profiled: what missed its bar once, and what may."""
     wanted = {
         "backward": ("backward",),
-        "masks": ("window", "bias per head", "soft cap"),
+        "masks": (
+            *("window", "bias per head", "soft cap"),
+            *("blocks", "documents of 512, gradients"),
+        ),
         "decode": ("decode, large",),
     }
     for suite, groups in wanted.items():

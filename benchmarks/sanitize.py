@@ -2,12 +2,14 @@
 
 Each kind of kernel runs once at a small, awkward shape, in a process of its own for
 each tool. The kernels are instrumented, XLA's are not; only ``initcheck`` has to see
-what others write. Prints a line for each tool, and what it complains about.
+what others write. Prints a line for each tool, and what it complains about. With
+``--part I/N`` every N-th kind runs, from the I-th on, so that N processes share them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pathlib
 import re
@@ -118,13 +120,14 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
 
 
-def run_all() -> None:
-    """Runs every kind, one after the other."""
+def run_all(part: tuple[int, int]) -> None:
+    """Runs every kind of a part, one after the other."""
     import jax
 
     from tracea_jax.dispatch import Unsupported
 
-    for name, run in runs():
+    start, step = part
+    for name, run in itertools.islice(runs(), start, None, step):
         try:
             jax.block_until_ready(jax.jit(run)())
         except Unsupported as e:
@@ -134,13 +137,28 @@ def run_all() -> None:
     print("\nran all", flush=True)
 
 
-def checked(tool: str, sanitizer: str, timeout_s: float) -> tuple[bool, str]:
+def part_of(text: str) -> tuple[int, int]:
+    """(I, N) of "I/N"; I counts from 0.
+
+    Raises:
+      ValueError: if it is nothing like that.
+    """
+    start, step = map(int, text.split("/"))
+    if not 0 <= start < step:
+        raise ValueError(text)
+    return start, step
+
+
+def checked(
+    tool: str, sanitizer: str, timeout_s: float, part: tuple[int, int] = (0, 1)
+) -> tuple[bool, str]:
     """Whether a tool has nothing to complain about, and what it says."""
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}"]
     command += ["--report-api-errors", "no"]  # programs ask for what there may not be
     if tool != "initcheck":
         command += ["--kernel-regex", KERNELS]
     command += [sys.executable, str(pathlib.Path(__file__).resolve()), "--run"]
+    command += ["--part", "{}/{}".format(*part)]
     # Graphs would hide the kernels' names, and unused memory is the allocator's.
     environment = {
         **os.environ,
@@ -169,13 +187,14 @@ def main() -> None:
     parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
     parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="of each tool")
+    parser.add_argument("--part", type=part_of, default=(0, 1), metavar="I/N")
     args = parser.parse_args()
     if args.run:
-        run_all()
+        run_all(args.part)
         return
     clean = True
     for tool in args.tools:
-        is_clean, text = checked(tool, args.sanitizer, args.timeout_s)
+        is_clean, text = checked(tool, args.sanitizer, args.timeout_s, args.part)
         clean = clean and is_clean
         print(f"{tool}: {'clean' if is_clean else 'NOT CLEAN'}: {text}", flush=True)
     sys.exit(not clean)

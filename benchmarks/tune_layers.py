@@ -3,9 +3,9 @@
     python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
-machine (a CPU: the cases of ``bench_cpu``; with ``--what attention`` the attention of
-models), the most important first, until the time is over. After every few problems the
-answers are written to ``DIRECTORY/<environment>/`` in the layout of
+machine (a CPU: the cases of ``bench_cpu``), or races the attention of models
+(``--what attention``), the most important first, until the time is over. After every
+few problems the answers are written to ``DIRECTORY/<environment>/`` in the layout of
 ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
 ``bench_matmul`` has found already are taken from its results (``--results``).
 
@@ -26,6 +26,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
+import attention_answers
 import common
 import cpu_suite
 import model_attention
@@ -36,7 +37,7 @@ from tracea_jax import knowledge
 from tracea_jax.campaign import local_device
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
-from tracea_jax.problem import Problem, problem_from_json
+from tracea_jax.problem import AttentionProblem, Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import tuner
 from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
@@ -77,6 +78,20 @@ def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
     while problems and end - time.monotonic() >= args.each_s:
         failed = yield from _turn(problems, end, args)
         problems = failed if len(failed) < len(problems) else []
+
+
+def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
+    """Races the likely configs of attention until the time is over."""
+    device, store = local_device(), Store(options().directory / "tuned")
+    asked = [p for p in problems if isinstance(p, AttentionProblem)]
+    raced = attention_answers.entries(asked, device, args.budget_s)
+    for i, (problem, found) in enumerate(raced):
+        if isinstance(found, str):
+            yield f"  not {problem}: {found}"
+            continue
+        exchange.merge(store, [found])
+        yield f"{i + 1} of {len(problems)} {problem}: {found.best}"
+    knowledge.refresh(options())
 
 
 def _turn(
@@ -286,7 +301,8 @@ def main() -> None:
     if args.list:
         print("\n".join(map(str, problems)))
         return
-    for text in tune_all(problems, args):
+    tune = race_all if args.what == "attention" else tune_all
+    for text in tune(problems, args):
         print(text, flush=True)
     rest = len(left(problems, device))
     print(f"{export(args.out, device)} answers in {args.out}; {rest} problems are left")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracea_jax.problem import AttentionProblem
+from tracea_jax.device import Device
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.policy import Choice, decide
+from tracea_jax.problem import AttentionProblem, Problem
 
 EVERYTHING: dict[str, Any] = {
     "window": (300, 7),
@@ -37,3 +40,8 @@ def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:
         "scale": head_dim**-0.5,
     }
     return AttentionProblem(head_dim=head_dim, **(usual | fields))
+
+
+def default(problem: Problem, device: Device) -> Choice:
+    """What runs if nothing was measured, whatever answers ship."""
+    return decide(diagnose(problem, device)).choice

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from attention_problems import default
 
 from tracea_jax.device import NAMED, CpuDevice
-from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_bias as bias
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
@@ -130,42 +130,47 @@ def test_what_it_takes():
 
 
 def test_it_is_the_default_where_cudnn_is_slower():
-    assert plan(problem(), H200).variant == "cudnn"
-    assert plan(problem(segments=True), H200).variant == "attention_backward_sm90"
+    assert default(problem(), H200).variant == "cudnn"
+    assert default(problem(segments=True), H200).variant == "attention_backward_sm90"
     short = {"is_causal": True, "q_len": 512, "kv_len": 512}
-    assert plan(problem(**short), H200).variant == "attention_backward_sm90"
-    near = {"is_causal": True, "kv_len": 1024, "window": (127, 0)}
-    assert plan(problem(**near), H200).variant == "attention_backward_sm90"
-    assert plan(problem(64, **near), H200).variant == "cudnn"
-    assert plan(problem(64, is_causal=True), H200).variant == "attention_backward_sm90"
-    assert plan(problem(96, is_causal=True), H200).variant == "cudnn"
+    assert default(problem(**short), H200).variant == "attention_backward_sm90"
+    long = {"q_len": 4096, "kv_len": 4096}
+    for head_dim, keys in itertools.product((64, 128), (128, 512)):
+        near = problem(head_dim, is_causal=True, window=(keys - 1, 0), **long)
+        expected = "cudnn" if keys == 128 else "attention_backward_sm90"
+        assert default(near, H200).variant == expected
+    assert default(problem(**long), H200).variant == "attention_backward_sm90"
+    assert (
+        default(problem(64, is_causal=True), H200).variant == "attention_backward_sm90"
+    )
+    assert default(problem(96, is_causal=True), H200).variant == "cudnn"
     ahead = problem(window=(100, 100))
-    assert plan(ahead, H200).variant == "attention_backward_sm90"
-    assert plan(problem(q_len=64, segments=True), H200).variant == "cudnn"
+    assert default(ahead, H200).variant == "attention_backward_sm90"
+    assert default(problem(q_len=64, segments=True), H200).variant == "cudnn"
     own_masks: dict[str, Any] = {"mask": (2, 1, 1024, 1300), "q_len": 1024}
     for fields in ({**TILED, "segments": True}, own_masks):
-        assert plan(problem(is_causal=True, **fields), H200).variant == "cudnn"
+        assert default(problem(is_causal=True, **fields), H200).variant == "cudnn"
     one_mask = {**own_masks, "mask": (1, 1, 1024, 1300)}
     for fields in (TILED, one_mask):
         ours = problem(is_causal=True, **fields)
-        assert plan(ours, H200).variant == "attention_backward_sm90"
-    long: dict[str, Any] = {"q_len": 4096, "kv_len": 4096, "bias": (1, 12, 4096, 4096)}
-    biased = {**BIASED, **long}
-    assert plan(problem(**biased), H200).variant == "attention_backward_sm90"
-    assert plan(problem(96, **biased), H200).variant == "cudnn"
+        assert default(ours, H200).variant == "attention_backward_sm90"
+    biased: dict[str, Any] = {**BIASED, **long, "bias": (1, 12, 4096, 4096)}
+    assert default(problem(**biased), H200).variant == "attention_backward_sm90"
+    assert default(problem(96, **biased), H200).variant == "cudnn"
     alibi: dict[str, Any] = {
         "q_len": 4096,
         "kv_len": 4096,
         "alibi": "linear",
         "is_causal": True,
     }
-    assert plan(problem(**alibi), H200).variant == "attention_backward_sm90"
+    assert default(problem(**alibi), H200).variant == "attention_backward_sm90"
     plain = {"q_len": 4096, "kv_len": 4096, "kv_heads": 12}
-    assert plan(problem(256, **plain), H200).variant == "attention_backward_sm90"
-    assert plan(problem(256, **plain | {"kv_len": 512}), H200).variant == "cudnn"
-    assert plan(problem(200, **plain), H200).variant == "cudnn"
+    assert default(problem(256, **plain), H200).variant == "attention_backward_sm90"
+    fewer = plain | {"kv_len": 512}
+    assert default(problem(256, **fewer), H200).variant == "cudnn"
+    assert default(problem(200, **plain), H200).variant == "cudnn"
     short = {**alibi, "kv_len": 512}
-    assert plan(problem(64, **short), H200).variant == "xla"
+    assert default(problem(64, **short), H200).variant == "xla"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_problems import default
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED
-from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_decode_sm90 as emit
 from tracea_jax.emit.attention_decode_sm90 import AttentionDecodeSm90Config, Pages
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
@@ -108,7 +108,7 @@ def test_configs_that_are_not_legal(changes, reason):
     ("fields", "variant"),
     [
         ({"batch": 64, "kv_len": 4096, "kv_lengths": True}, "attention_decode_sm90"),
-        ({"batch": 8, "kv_len": 1 << 15, "kv_lengths": True}, "cudnn"),
+        ({"batch": 8, "kv_len": 1 << 15, "kv_lengths": True}, "attention_decode_sm90"),
         ({"batch": 16, "kv_len": 1024, "kv_lengths": True}, "attention_decode_sm90"),
         ({"batch": 64, "kv_len": 4096}, "cudnn"),
         ({"batch": 64, "kv_len": 512, "kv_lengths": True}, "cudnn"),
@@ -117,7 +117,7 @@ def test_configs_that_are_not_legal(changes, reason):
     ],
 )
 def test_it_is_the_default_where_cudnn_is_no_faster(fields, variant):
-    assert plan(problem(**fields), H200).variant == variant
+    assert default(problem(**fields), H200).variant == variant
 
 
 def test_long_caches_of_few_sequences_are_dealt_out():
@@ -137,7 +137,7 @@ def test_pages_have_sizes_that_blocks_are_made_of():
     for size in (4, 24, 192):
         reason = PAGED_ATTENTION_SM90.why_not(paged(page_size=size), H200)
         assert reason and reason.startswith(f"pages of {size} keys; it takes 8, 16")
-    assert plan(paged(), H200).variant == "paged_attention_sm90"
+    assert default(paged(), H200).variant == "paged_attention_sm90"
 
 
 # --- parameters -----------------------------------------------------------------------

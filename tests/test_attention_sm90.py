@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION as OPTIONS
-from attention_problems import EVERYTHING, problem
+from attention_problems import EVERYTHING, default, problem
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED, CpuDevice
-from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
+from tracea_jax.emit import attention_sm90_kernel as text
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar, TensorMap
 from tracea_jax.runtime import nvrtc
@@ -72,13 +72,16 @@ def test_it_runs_on_hopper_alone():
 
 
 def test_it_is_the_default_of_long_sequences():
-    assert plan(problem(), H200).variant == "attention_sm90"
+    long = {"q_len": 2048, "kv_len": 2048}
+    for fields in ({"is_causal": True}, long):
+        assert default(problem(**fields), H200).variant == "attention_sm90"
+    assert default(problem(), H200).variant == "cudnn"
     masked = problem(mask=(1, 1, 1000, 1300))
-    assert plan(masked, H200).variant == "cudnn"
+    assert default(masked, H200).variant == "cudnn"
     backward = problem(direction="backward")
-    assert plan(backward, H200).variant == "cudnn"
-    assert plan(problem(q_len=256), H200).variant == "cudnn"
-    assert plan(problem(96), H200).variant == "cudnn"  # heads that were not measured
+    assert default(backward, H200).variant == "cudnn"
+    assert default(problem(q_len=256), H200).variant == "cudnn"
+    assert default(problem(96), H200).variant == "cudnn"  # heads that were not measured
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,7 @@ def test_it_is_the_default_of_long_sequences():
     ids=str,
 )
 def test_the_default_where_scores_are_changed_or_masked(fields, variant):
-    assert plan(problem(**fields), H200).variant == variant
+    assert default(problem(**fields), H200).variant == variant
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,7 @@ def test_the_usual_config_is_one_of_the_space(head_dim, value_dim, fields):
     ATTENTION_SM90.check(asked, config, H200)
     assert space.index(config) is not None
     for legal in list(space.configs())[::17]:
-        assert emit.kernel(asked, legal, H200).smem_bytes <= H200.smem_per_block_bytes
+        assert text.kernel(asked, legal, H200).smem_bytes <= H200.smem_per_block_bytes
 
 
 def test_tiles_divide_the_blocks_of_a_mask_where_they_can():
@@ -206,7 +209,7 @@ def maps(kernel: Kernel) -> list[TensorMap]:
 
 def test_a_head_and_an_example_are_dimensions_of_their_own():
     """A box that leaves its head or its example meets zeros, not the next one."""
-    q, k, v, o = maps(emit.kernel(problem(72), USUAL, H200))
+    q, k, v, o = maps(text.kernel(problem(72), USUAL, H200))
     assert q.dims == o.dims == (72, 1000, 12, 2)
     assert k.dims == v.dims == (72, 1300, 4, 2)
     assert q.strides == (12 * 144, 144, 1000 * 12 * 144)
@@ -217,14 +220,14 @@ def test_a_head_and_an_example_are_dimensions_of_their_own():
         (64, 128, 1, 1),
         (64, 16, 1, 1),
     ]
-    q, k, v, o = maps(emit.kernel(problem(192, value_dim=128), USUAL, H200))
+    q, k, v, o = maps(text.kernel(problem(192, value_dim=128), USUAL, H200))
     assert (q.dims[0], k.dims[0], v.dims[0], o.dims[0]) == (192, 192, 128, 128)
 
 
 def test_operands_are_numbered_arguments_first():
     def operands(fields: dict[str, Any], **changes: Any) -> list[int]:
         config = dataclasses.replace(USUAL, **changes)
-        kernel = emit.kernel(problem(**fields), config, H200)
+        kernel = text.kernel(problem(**fields), config, H200)
         pointers = [p.operand for p in kernel.params if isinstance(p, Pointer)]
         return [maps(kernel)[3].operand, *pointers]
 
@@ -247,28 +250,28 @@ def test_lengths_and_heads_share_a_source():
         {"scale": 0.5},
     )
     sources = {
-        emit.kernel(problem(is_causal=True, **fields), USUAL, H200).source
+        text.kernel(problem(is_causal=True, **fields), USUAL, H200).source
         for fields in kinds
     }
     assert len(sources) == 1
     caps = {
-        emit.kernel(problem(soft_cap=c, sinks=True), USUAL, H200).source
+        text.kernel(problem(soft_cap=c, sinks=True), USUAL, H200).source
         for c in (1.0, 50.0)
     }
     assert len(caps) == 1
     windows = ((100, 0), (200, 0))
     assert 1 == len(
-        {emit.kernel(problem(window=w), USUAL, H200).source for w in windows}
+        {text.kernel(problem(window=w), USUAL, H200).source for w in windows}
     )
 
 
 def test_the_scale_is_that_of_powers_of_two():
-    kernel = emit.kernel(problem(scale=0.25), USUAL, H200)
+    kernel = text.kernel(problem(scale=0.25), USUAL, H200)
     assert floats(kernel)[0] == pytest.approx(0.25 / 0.6931471805599453)
 
 
 def test_scores_of_a_cap_are_scaled_with_it():
-    kernel = emit.kernel(problem(scale=0.25, soft_cap=20.0), USUAL, H200)
+    kernel = text.kernel(problem(scale=0.25, soft_cap=20.0), USUAL, H200)
     cap_log2, unscale, to_cap, _ = floats(kernel)
     assert cap_log2 == pytest.approx(20 / 0.6931471805599453)
     assert (unscale, to_cap) == (4.0, 0.0125)
@@ -321,7 +324,7 @@ def test_masks_become_a_map_before_the_kernel():
 )
 def test_what_a_bias_shares_is_read_again(shape, found):
     fields = {"bias": shape, "bias_dtype": "bfloat16"}
-    kernel = emit.kernel(problem(**fields), USUAL, H200)
+    kernel = text.kernel(problem(**fields), USUAL, H200)
     scalars = [p for p in kernel.params if isinstance(p, Scalar)]
     row = scalars[11].value
     example, head, *_ = (p.value for p in scalars if p.dtype == "int64")
@@ -391,6 +394,7 @@ COMPILED = [
     (128, {"is_causal": True, "saves_lse": True}, None),
     (128, EVERYTHING, None),
     (128, {"dtype": "float16"}, AttentionSm90Config(tile_q=128, tile_kv=176)),
+    (128, {}, AttentionSm90Config(tile_q=128, tile_kv=144)),
     (
         128,
         {"kv_lengths": True},
@@ -434,7 +438,7 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
     asked = problem(head_dim, **fields)
     config = config or ATTENTION_SM90.heuristic(asked, H200)
     ATTENTION_SM90.check(asked, config, H200)
-    cubin = nvrtc.compile(emit.kernel(asked, config, H200))
+    cubin = nvrtc.compile(text.kernel(asked, config, H200))
     assert cubin.stack_bytes == cubin.spill_bytes == 0
     assert cubin.warnings == ()  # such as that products are serialized
 
@@ -444,12 +448,12 @@ def test_compiled_kernels_are_of_every_kind():
     assert len(set(dims)) >= 6
     named = set(itertools.chain(*fields))
     assert named >= {*EVERY_OPTION, "dtype", "value_dim", "mask_block"}
-    in_place = {
-        emit.stages_in_place(problem(d, **f), config, H200.smem_per_block_bytes)
+    rooms = {
+        emit.room(problem(d, **f), config, H200.smem_per_block_bytes)
         for d, f, c in COMPILED
         for config in [c or ATTENTION_SM90.heuristic(problem(d, **f), H200)]
     }
-    assert in_place == {False, True} and any(configs)
+    assert len(rooms) == 4 and any(configs)
 
 
 @pytest.mark.parametrize("tile_q", [128, 192])
@@ -457,7 +461,7 @@ def test_consumers_get_no_more_registers_than_the_launch_has(tile_q):
     """Else they wait for ever for what nobody gives back."""
     for fields in ({}, EVERY_OPTION):
         config = dataclasses.replace(USUAL, tile_q=tile_q, tile_kv=48)
-        source = emit.kernel(problem(64, **fields), config, H200).source
+        source = text.kernel(problem(64, **fields), config, H200).source
         producer, consumer = (
             int(source.split(f"k{role}Registers = ")[1].split(",")[0].split(";")[0])
             for role in ("Producer", "Consumer")
@@ -469,7 +473,7 @@ def test_consumers_get_no_more_registers_than_the_launch_has(tile_q):
 
 @pytest.mark.nvrtc
 def test_too_little_shared_memory_does_not_compile():
-    kernel = emit.kernel(problem(), USUAL, H200)
+    kernel = text.kernel(problem(), USUAL, H200)
     wrong = kernel.source.replace(f"kSmemBytes = {kernel.smem_bytes}", "kSmemBytes = 9")
     with pytest.raises(nvrtc.CompileError, match="must request the shared memory"):
         nvrtc.compile(dataclasses.replace(kernel, source=wrong))

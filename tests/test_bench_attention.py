@@ -154,7 +154,7 @@ def test_profiles_are_read_and_shown(module, tmp_path):
     assert (first["tensor"], first["dram"], first["registers"]) == (76.67, 30.13, 1168)
     assert list(first["stalls"].items()) == [("Long Scoreboard", 2.84), ("Wait", 2.15)]
     assert "Long Scoreboard 2.8" in profile.render(rows)
-    assert len({(c.group, c.text) for c in profile.cases()}) == 5
+    assert len({(c.group, c.text) for c in profile.cases()}) == 7
     (tmp_path / "gpu").mkdir()
     result = json.dumps({"environment": WHERE, "rows": rows})
     (tmp_path / "gpu" / "attention_profile.json").write_text(result)

@@ -71,8 +71,10 @@ def touch(path: pathlib.Path) -> None:
 
 @functools.cache
 def shipped() -> dict[Problem, Entry]:
-    heads = Store(SHIPPED, read_only=True).heads()
-    return {problem_from_json(head.problem): head for _, head in heads}
+    """Those of one device."""
+    heads = [head for _, head in Store(SHIPPED, read_only=True).heads()]
+    own = [head for head in heads if head.environment.device == H200.name]
+    return {problem_from_json(head.problem): head for head in own}
 
 
 def served() -> set[Problem]:

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from attention_cases import EVERYTHING, ForwardCases
 from attention_checks import BASE, arguments
+from attentions import lengths
 from numerics import normal
 
 from tracea_jax.ops import attention
+from tracea_jax.options import device_for
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -41,6 +43,58 @@ def test_every_schedule_and_way_to_overlap(fields):
     problem = dataclasses.replace(BASE, batch=9, heads=8, **fields)
     problem = dataclasses.replace(problem, q_len=1100, kv_len=1150)
     assert sweep(problem, "ping_pong", "overlap", "schedule") == 12
+
+
+WINDOW = {"window": (150, 0), "is_causal": True, "saves_lse": True}
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fields", "config"),
+    [
+        (128, {"segments": True, "is_causal": True}, {}),
+        (128, {"segments": True}, {"tile_kv": 64, "schedule": "static"}),
+        (64, {"mask": (1, 1, 3, 4), "mask_block": (128, 128)}, {}),
+        (128, WINDOW, {}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 96}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 48, "stages": 4}),
+        (64, WINDOW, {"tile_q": 192, "tile_kv": 64, "ping_pong": False}),
+        (128, {**WINDOW, "q_lengths": True}, {"tile_kv": 64, "overlap": True}),
+        (64, {"q_lengths": True, "kv_lengths": True}, {"tile_q": 192, "tile_kv": 64}),
+        (256, {"is_causal": True}, {"tile_kv": 64}),
+        (192, {"value_dim": 128, "segments": True}, {}),
+    ],
+    ids=str,
+)
+def test_blocks_that_compute_several_tiles(head_dim, fields, config):
+    """A tile begins while the one before ends, or consumers pass over blocks of it."""
+    problem = dataclasses.replace(BASE, batch=6, heads=48, kv_heads=24)
+    problem = dataclasses.replace(problem, head_dim=head_dim, **fields)
+    usual = ATTENTION_SM90.heuristic(problem, device_for("cuda"))
+    run_and_check(problem, dataclasses.replace(usual, **config))
+
+
+@pytest.mark.parametrize("group", [2, 4, 8, 16])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_heads_that_are_packed(group, head_dim):
+    """Awkward numbers of queries, alone and many tiles of them."""
+    base = dataclasses.replace(BASE, heads=3 * group, kv_heads=3, head_dim=head_dim)
+    for q_len, fields in (
+        *((1, {}), (33, {"sinks": True, "saves_lse": True}), (331, EVERYTHING)),
+        (200, {"is_causal": True, "aligned_at_end": True, "kv_lengths": True}),
+        (457, {"window": (90, 0), "is_causal": True, "batch": 40, "soft_cap": 5.0}),
+    ):
+        problem = dataclasses.replace(base, q_len=q_len, **fields)
+        usual = ATTENTION_SM90.heuristic(problem, device_for("cuda"))
+        run_and_check(problem, dataclasses.replace(usual, packed=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_many_tiles_whose_queries_see_no_key(head_dim):
+    """Between tiles that see some, and more of both than blocks."""
+    args = arguments(6000, 300, head_dim)
+    assert_as_xla(args, local_window_size=(40, 0))
+    assert_as_xla(args, local_window_size=(40, -50), is_causal=True)
+    assert_as_xla(args, query_seq_lengths=lengths(0, 5000), is_causal=True)
 
 
 # --- what changes or masks scores -----------------------------------------------------

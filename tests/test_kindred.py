@@ -118,6 +118,14 @@ def test_what_won_clearly_is_inherited_and_otherwise_xla(tmp_path, ratio):
     assert Knowledge(tmp_path).lookup(ASKED, A100) is None
 
 
+def test_what_xla_did_not_race_against_is_inherited(tmp_path):
+    entry = measured_in(on(H200), 3)
+    alone = dataclasses.replace(entry.best, xla_us=None, ratio=None)
+    Knowledge(tmp_path).own.record(dataclasses.replace(entry, best=alone))
+    found = answer(tmp_path)
+    assert found.choice.config == CONFIGS[3] and found.origin == "inherited"
+
+
 def test_an_answer_of_xla_is_inherited(tmp_path):
     Knowledge(tmp_path).own.record(measured_in(on(H200), variant="xla"))
     assert answer(tmp_path).choice.variant == "xla"

@@ -107,7 +107,7 @@ def kernel(
         source=_source(problem, config),
         headers=sources.headers("attention_sm80.cuh"),
         arch=device.arch,
-        grid=(hopper.tile_count(problem, config), 1, 1),
+        grid=(hopper.tiles_q(problem, config) * problem.heads * problem.batch, 1, 1),
         block=(config.threads, 1, 1),
         smem_bytes=int(smem_bytes(problem, config)),
         params=_params(problem, config),

@@ -1,8 +1,9 @@
 """Random schedules of attention's pipeline: one producer, consumers, and three rings.
 
-Queries have one stage, keys and values a ring each; a block of values is asked for one
-block later than its keys. Tiles may see no block at all. Kernels: attention_sm90.cuh;
-the hazards are those of ``schedules``. Caller: the tests.
+Queries, keys and values have a ring each; a block of values is asked for one block
+later than its keys. Tiles may see no block at all, and consumers may pass over some
+blocks. Kernels: attention_sm90.cuh; the hazards are those of ``schedules``. Caller: the
+tests.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ class Protocol:
     Attributes:
       stages: of the rings of keys and of values.
       consumers: warpgroups, each with queries and results of its own.
+      stages_q: tiles of queries that there is room for.
+      follows: whether the last weights of a tile meet their values while the next tile
+        begins, which has its queries by then.
+      skips: whether the first blocks of a tile are seen by its last consumers only, and
+        the last blocks by its first.
       ping_pong: whether a turn goes round among consumers, for each block but a tile's
-        first.
+        first; also for that where a tile follows the one before or blocks are skipped.
       in_place: whether results are staged where the queries were.
       awaits_queries: whether the producer waits until queries were read.
       awaits_store: whether results in place are stored before queries may come.
@@ -35,6 +41,9 @@ class Protocol:
 
     stages: int
     consumers: int
+    stages_q: int = 1
+    follows: bool = False
+    skips: bool = False
     ping_pong: bool = True
     in_place: bool = False
     awaits_queries: bool = True
@@ -42,6 +51,12 @@ class Protocol:
     announces_blind: bool = True
     places: int = 0
     releases_late: bool = True
+
+    def own(self, count: int, consumer: int) -> range:
+        """Which of a tile's blocks a consumer multiplies."""
+        last = consumer * self.skips
+        first = min(count, (self.consumers - 1) * self.skips - last)
+        return range(first, max(first, count - last))
 
 
 class _Operand:
@@ -87,7 +102,7 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
       Hazard: the schedule is wrong.
     """
     p = protocol
-    queries = _Operand(1, p.consumers, parts=p.consumers)
+    queries = _Operand(p.stages_q, p.consumers, parts=p.consumers)
     keys, values = (_Operand(p.stages, p.consumers) for _ in range(2))
     places = [Slot() for _ in range(p.places)]
     announces = bool(p.places) or (p.in_place and p.announces_blind)
@@ -127,58 +142,112 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
             elif announces:
                 yield from hand_over(tile)
                 yield lambda tile=tile: queries.is_empty(tile)
-                queries.full[0].arrive()
+                queries.full[queries.ring.stage(tile)].arrive()
             tile += bool(count) or announces
             first += count
         if p.places:
             yield lambda: queries.is_empty(tile)
-            queries.full[0].arrive()
+            queries.full[queries.ring.stage(tile)].arrive()
 
     def consume(consumer: int) -> Agent:
         tile = first = 0
+        opened: tuple[int, int] | None = None  # a tile and its last block
         if p.ping_pong and consumer == p.consumers - 1:
             turns[0].grant()
         for count in blocks:
             announced = bool(count) or announces
             if announced:
                 yield lambda tile=tile: queries.is_full(tile)
-            for step in range(first, first + count):
-                yield lambda step=step: keys.is_full(step)
-                if p.ping_pong and step > first:
-                    yield lambda: bool(turns[consumer].granted)
-                    turns[consumer].granted = 0
-                if not p.releases_late:
-                    keys.release(step)
-                yield lambda: True
-                if step > first:
-                    yield lambda step=step: values.is_full(step - 1)
-                    if p.ping_pong:
-                        turns[(consumer + 1) % p.consumers].grant()
-                yield lambda: True
-                if step == first + count - 1:
-                    queries.slot(tile, consumer).read(tile)
-                keys.slot(step).read(step)
-                if p.releases_late:
-                    keys.release(step)
-                if step > first:
-                    yield lambda: True
-                    values.slot(step - 1).read(step - 1)
-                    values.release(step - 1)
-            if (count or p.places) and not p.in_place:
-                queries.release(tile)
+            own = p.own(count, consumer)
+            for step in range(first, first + own.start):
+                yield from skip(consumer, step)
+            before: int | None = None  # the block whose weights are there
+            for step in range(first + own.start, first + own.stop):
+                if before is None and opened:
+                    before = opened[1]
+                yield from multiply(consumer, step, before)
+                if opened:
+                    yield from close(consumer, opened[0])
+                    opened = None
+                before = step
             if count:
-                yield lambda last=first + count - 1: values.is_full(last)
-                values.slot(first + count - 1).read(first + count - 1)
-                values.release(first + count - 1)
-            if p.places:
-                yield lambda: True
-                places[tile % p.places].read(tile)
-            if p.in_place:
-                yield from stage(consumer, tile, announced)
+                queries.slot(tile, consumer).read(tile)
+            if not own and opened:
+                yield from end(opened[1])
+                yield from close(consumer, opened[0])
+                opened = None
+            if announced and not p.in_place:
+                queries.release(tile)
+            if before is None:
+                yield from close(consumer, tile, announced=announced)
+            elif p.follows:
+                opened = tile, before
+            else:
+                yield from end(before)
+                yield from close(consumer, tile)
+            for step in range(first + own.stop, first + count):
+                yield from skip(consumer, step)
             tile += announced
             first += count
         if p.places:
             yield lambda: queries.is_full(tile)
+        if opened:
+            yield from end(opened[1])
+            yield from close(consumer, opened[0])
+
+    def take_turn(consumer: int) -> Agent:
+        if p.ping_pong:
+            yield lambda: bool(turns[consumer].granted)
+            turns[consumer].granted = 0
+
+    def grant_turn(consumer: int) -> None:
+        if p.ping_pong:
+            turns[(consumer + 1) % p.consumers].grant()
+
+    def multiply(consumer: int, step: int, before: int | None) -> Agent:
+        """Queries and a block of keys; weights and values of the block before."""
+        in_turn = before is not None or p.follows or p.skips
+        yield lambda: keys.is_full(step)
+        if in_turn:
+            yield from take_turn(consumer)
+        if not p.releases_late:
+            keys.release(step)
+        yield lambda: True
+        if before is not None:
+            yield lambda: values.is_full(before)
+        if in_turn:
+            grant_turn(consumer)
+        yield lambda: True
+        keys.slot(step).read(step)
+        if p.releases_late:
+            keys.release(step)
+        if before is not None:
+            yield lambda: True
+            values.slot(before).read(before)
+            values.release(before)
+
+    def skip(consumer: int, step: int) -> Agent:
+        """A block that others multiply."""
+        yield lambda: keys.is_full(step)
+        yield from take_turn(consumer)
+        grant_turn(consumer)
+        yield lambda: values.is_full(step)
+        keys.slot(step).read(step)
+        values.slot(step).read(step)
+        keys.release(step)
+        values.release(step)
+
+    def end(last: int) -> Agent:
+        yield lambda: values.is_full(last)
+        values.slot(last).read(last)
+        values.release(last)
+
+    def close(consumer: int, tile: int, announced: bool = True) -> Agent:
+        if p.places:
+            yield lambda: True
+            places[tile % p.places].read(tile)
+        if p.in_place:
+            yield from stage(consumer, tile, announced)
 
     def stage(consumer: int, tile: int, announced: bool) -> Agent:
         """Results take the queries' place, and are read by the store."""

@@ -37,6 +37,7 @@ _MOST_QUERIES = 64
 _FEW_QUERIES = 16  # more were not measured
 _FEWEST_KEYS = 100
 _LONG_ENOUGH = 1024  # keys, with which it was compared with cuDNN
+_SEVERAL, _MANY_KEYS = 8, 2048  # queries and keys, with which it was without lengths
 _MEASURED_HEAD = 128  # columns; wider ones only where there are many tiles
 _LARGE_BYTES = 1 << 27  # so much is worth a second kernel, for occupying all blocks
 _LONGEST = 1 << 30  # positions that may be added without overflow
@@ -99,12 +100,11 @@ class AttentionDecodeSm90:
         return dataclasses.replace(config, splits=_splits(problem, config, device))
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN is not expected to, or there are many heads, which need no parts.
+        """Where cuDNN is not expected to, or sequences are long.
 
-        On an H200, of 64 sequences with 8 heads of keys each it took 1.03 times as long
-        as cuDNN for equal lengths, and less for different ones; of 16 short ones as
-        long; of 1 and 8 long ones, 1.08 times as long. On an H100 it took 0.98, 0.93
-        and 0.99 times as long.
+        On an H100 cuDNN took 1.00 to 1.02 times as long for 64 sequences of 2049 keys,
+        8 of 32768 and 1 of 131072, with 8 heads of keys each, and 1.18 times for 16 of
+        1024; for 8 and 16 queries of 2048 to 32768 keys without lengths 2 to 7 times.
         """
         assert isinstance(device, CudaDevice)
         p = problem
@@ -114,11 +114,14 @@ class AttentionDecodeSm90:
         if not (theirs and ATTENTION_CUDNN.expects_to_win(p, device)):
             return True
         rows = p.q_len * (p.heads // p.kv_heads)
-        if not p.kv_lengths or rows > ROWS or p.kv_len < _LONG_ENOUGH:
+        if rows > ROWS or p.kv_len < _LONG_ENOUGH:
             return False
+        if not p.kv_lengths:
+            is_measured = p.head_dim == _MEASURED_HEAD and p.kv_len >= _MANY_KEYS
+            return is_measured and p.q_len >= _SEVERAL
         if emit.tiles(p) >= 2 * device.sm_count:
             return True
-        return p.head_dim <= _MEASURED_HEAD and self.heuristic(p, device).splits == 1
+        return p.head_dim <= _MEASURED_HEAD
 
     def call(
         self,

@@ -1,7 +1,8 @@
 """attention_sm90: flash attention on Hopper's tensor cores, compiled on demand.
 
 Here are the reasons that refuse problems, the legal configs and the one to use without
-measurements; the kernel's text is in ``emit.attention_sm90``. Caller: the op's record
+measurements; the kernel's numbers and text are in
+``emit.attention_sm90`` and ``emit.attention_sm90_kernel``. Caller: the op's record
 (``ops.attention.op``).
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
+from tracea_jax.emit import attention_sm90_kernel as text
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_steps import map_buffers, map_step, optional_operands
@@ -35,9 +37,15 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, z
 _WIDEST_HEAD = 256
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
-# Fewest queries and keys with which it was at least as fast as cuDNN on an H200, by the
-# columns of a head; other heads were not measured.
-_FEWEST = {64: 1024, 128: 512, 256: 512}
+# Fewest queries and keys with which it was at least as fast as cuDNN on an H100, by the
+# columns of a head, if queries see all keys and if only those before them; other heads
+# were not measured. The last: on an H200, what cuDNN has no kernel for.
+_FEWEST = {64: 1024, 128: 2048, 256: 1024}
+_FEWEST_CAUSAL = {64: 512, 128: 512, 256: 512}
+_FEWEST_CHANGED = {64: 1024, 128: 512}
+# With fewer queries of heads of 128 columns it was faster, too, from so many keys on.
+_FEW_QUERIES, _MANY_KEYS = 8, 2048
+_OCCUPIED = 0.45  # of the multiprocessors: with fewer tiles decoding is faster
 _FEWEST_BIASED = 4096  # of heads of 128 columns
 _FEWEST_NARROW_VALUES = 1024  # of heads of 192 columns with values of 128
 _KEYS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
@@ -48,7 +56,11 @@ CHOICES = {
     "ping_pong": (False, True),
     "overlap": (False, True),
     "schedule": emit.SCHEDULES,
+    "packed": (False, True),
 }
+# Heads that share keys; a warp stores the rows of whole queries.
+_PACKED = (2, 4, 8, 16)
+_ROUNDS_OF_PACKED = 1.1  # as many times the rounds of packed heads are worth packing
 _WIDEST_MASKED = 128  # keys of a block, of which a thread has 32 in a row
 # The config whose map of blocks is largest.
 _SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
@@ -71,6 +83,13 @@ _TILES = (
     (256, ((128, 80, 64, 1.0),)),
 )
 _TILES_NARROW_VALUES = ((128, 128, 112, 1.0),)
+# For heads up to 64 columns and windows up to 512 keys: short blocks, which consumers
+# that do not see them pass over. On an H100 other tiles took 1.06 to 1.13 times that.
+_OF_WINDOWS = AttentionSm90Config(
+    tile_q=192, tile_kv=64, stages=4, overlap=False, schedule="static"
+)
+_WIDEST_WINDOW = 512
+_EVEN = 4  # times the window: with fewer keys tiles have unequal work
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,17 +124,28 @@ class AttentionSm90:
     def heuristic(
         self, problem: AttentionProblem, device: Device
     ) -> AttentionSm90Config:
-        return _usual(problem, device)
+        return self.likely(problem, device)[0]
+
+    def likely(
+        self, problem: AttentionProblem, device: Device
+    ) -> list[AttentionSm90Config]:
+        """A config for each tile that may be the fastest, the likeliest first."""
+        return _likely(problem, device)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         fewest = _fewest(problem)
-        return fewest is not None and min(problem.q_len, problem.kv_len) >= fewest
+        if fewest is not None and min(problem.q_len, problem.kv_len) >= fewest:
+            return True
+        return _are_few(problem) and (
+            emit.tile_count(problem, self.heuristic(problem, device))
+            >= _OCCUPIED * getattr(device, "sm_count", 0)
+        )
 
     def call(
         self, problem: AttentionProblem, config: AttentionSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        kernel = emit.kernel(problem, config, device)
+        kernel = text.kernel(problem, config, device)
         before = tuple(_before(problem, config, device))
         if not before:
             return kernel
@@ -135,6 +165,19 @@ class AttentionSm90:
         )
 
 
+def _are_few(problem: AttentionProblem) -> bool:
+    """Whether few queries see many keys, all or all before them.
+
+    On an H100 cuDNN took 1.1 to 2.2 times as long for 8 to 200 queries of 4096 keys.
+    """
+    p = problem
+    looks = rules.is_mapped(p) or p.bias or p.soft_cap or p.sinks or p.alibi or p.window
+    if looks or (p.is_causal and not p.aligned_at_end):
+        return False
+    is_measured = p.head_dim == p.columns == 128 and not p.q_lengths
+    return is_measured and p.q_len >= _FEW_QUERIES and p.kv_len >= _MANY_KEYS
+
+
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
@@ -147,12 +190,12 @@ def _fewest(problem: AttentionProblem) -> int | None:
         return None
     if p.value_dim:
         return _FEWEST_NARROW_VALUES if (p.head_dim, p.columns) == (192, 128) else None
-    fewest = _FEWEST.get(p.head_dim)
     if p.bias:
         return _FEWEST_BIASED if p.head_dim == 128 else None
     if p.mask or p.segments or p.soft_cap or p.sinks or p.alibi:
-        return fewest if p.head_dim <= 128 else None
-    return fewest
+        return _FEWEST_CHANGED.get(p.head_dim)
+    _, right = rules.window(p)
+    return (_FEWEST if right is None else _FEWEST_CAUSAL).get(p.head_dim)
 
 
 ATTENTION_SM90 = AttentionSm90()
@@ -183,8 +226,8 @@ def _buffers(
         yield Buffer(name="counter", shape=(1,), dtype="uint32")
 
 
-def _usual(problem: AttentionProblem, device: Any) -> AttentionSm90Config:
-    """The tile with least time for all scores that it computes.
+def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]:
+    """A config for each tile, that with least time for all its scores first.
 
     Large tiles are faster, but compute more scores that nobody sees. Tiles of equal
     work are dealt out; of unequal work they are drawn. Consumers that overlap their own
@@ -193,6 +236,14 @@ def _usual(problem: AttentionProblem, device: Any) -> AttentionSm90Config:
     """
     masked = rules.masks(problem)
     widest = max(problem.head_dim, problem.columns)
+    left, _ = rules.window(problem)
+    if left is not None and left < _WIDEST_WINDOW and widest <= 64:
+        # Of a window that many of the first queries see only a part of.
+        is_uneven = (left + 1) * _EVEN >= problem.kv_len
+        schedule = "drawn" if is_uneven else "static"
+        short = dataclasses.replace(_OF_WINDOWS, schedule=schedule)
+        if first_refusal(_RULES, problem, short, device) is None:
+            return [short]
     tiles = next(tiles for dim, tiles in _TILES if widest <= dim)
     if problem.columns <= 128 < problem.head_dim <= 192:
         tiles = _TILES_NARROW_VALUES
@@ -212,7 +263,31 @@ def _usual(problem: AttentionProblem, device: Any) -> AttentionSm90Config:
             schedule="drawn" if masked or problem.q_lengths else "static",
         )
 
-    return config(min(tiles, key=time))
+    found = [config(tile) for tile in sorted(tiles, key=time)]
+    return [_packed_if_faster(problem, config, device) for config in found]
+
+
+def _packed_if_faster(
+    problem: AttentionProblem, config: AttentionSm90Config, device: Any
+) -> AttentionSm90Config:
+    """The config, with packed heads if that leaves clearly fewer rounds of tiles.
+
+    On an H100 packed heads then took half as long, and up to 1.08 times otherwise.
+    """
+    packed = dataclasses.replace(config, packed=True)
+    if first_refusal(_RULES, problem, packed, device) is not None:
+        return config
+    rounds = [
+        -(-emit.tile_count(problem, c) // device.sm_count) for c in (config, packed)
+    ]
+    return packed if rounds[0] > _ROUNDS_OF_PACKED * rounds[1] else config
+
+
+def _can_pack(problem: AttentionProblem) -> bool:
+    """Whether a tile may have queries of all heads that share keys."""
+    p = problem
+    looks = rules.is_mapped(p) or p.bias is not None or p.alibi is not None
+    return p.heads // p.kv_heads in _PACKED and not looks
 
 
 def _divide(problem: AttentionProblem, tile_q: int, tile_kv: int = 1) -> bool:
@@ -262,8 +337,7 @@ def _of_consumers(table: dict[int, int], config: Any) -> Any:
 
 def _smem_bytes(problem: AttentionProblem, config: Any) -> Any:
     """The least shared memory that the config takes."""
-    fits = emit.slabs(problem.columns) <= emit.slabs(problem.head_dim)
-    return emit.smem_bytes(problem, config, in_place=fits)
+    return emit.smem_bytes(problem, config, emit.least_room(problem))
 
 
 _RULES = (
@@ -299,6 +373,14 @@ _RULES = (
         why=lambda p, c, d: (
             f"tile_kv={c.tile_kv} with a mask; a word holds the entries of blocks of "
             f"up to {_WIDEST_MASKED} keys"
+        ),
+    ),
+    Rule(
+        code="packed",
+        refuses=lambda p, c, d: np.logical_and(c.packed, not _can_pack(p)),
+        why=lambda p, c, d: (
+            f"packed=True with {p.heads // p.kv_heads} heads that share keys; it takes "
+            f"{', '.join(map(str, _PACKED))}, and nothing that each score looks at"
         ),
     ),
     Rule(

@@ -12,10 +12,12 @@ template <class Traits>
 struct AttentionProducer : AttentionTiles<Traits> {
   using Tiles = AttentionTiles<Traits>;
   using typename Tiles::State;
+  using typename Tiles::StateQ;
   using Tiles::p, Tiles::smem, Tiles::kTileKv, Tiles::kSlabs, Tiles::kValueSlabs,
       Tiles::kSlabBytesQ, Tiles::kSlabBytesKv, Tiles::kBiasBytes, Tiles::tile_at,
       Tiles::tiles, Tiles::anew, Tiles::interval, Tiles::blocks, Tiles::map_of, Tiles::wait,
-      Tiles::bias_tile;
+      Tiles::bias_tile, Tiles::place, Tiles::stage_of,
+      Tiles::kPacked;
   using Walk = typename Choose<Traits::kMapped, MapWalk, RangeWalk>::Type;
 
   // Whether the consumers wait for the queries of a tile that sees no block: in their place
@@ -24,7 +26,7 @@ struct AttentionProducer : AttentionTiles<Traits> {
 
   TRACEA_DEVICE void produce() const {
     State keys, values;
-    PipelineState<1> queries_state;
+    StateQ queries;
     PipelineState<2> draw;
     u32 index = blockIdx.x;
     TRACEA_NO_UNROLL
@@ -44,47 +46,50 @@ struct AttentionProducer : AttentionTiles<Traits> {
       const BlockRange range = blocks(tile, interval(tile));
       Walk walk(map_of(tile), range);
       if (walk.next()) {
-        produce_tile(tile, walk, keys, values, queries_state);
+        produce_tile(tile, walk, keys, values, queries);
       } else if constexpr (kAnnouncesBlind) {
-        hand_over(tile, TileKind::kBlind, queries_state);
-        mbarrier_arrive(shared_address(&smem.q_full));
+        mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
       }
       index = next;
     }
     if constexpr (Traits::kMapped) {
-      hand_over({0, 0, 0}, TileKind::kNone, queries_state);
-      mbarrier_arrive(shared_address(&smem.q_full));
+      mbarrier_arrive(hand_over({0, 0, 0}, TileKind::kNone, queries));
     }
   }
 
   // With a map consumers learn from the producer what tile is next: they have no registers
-  // to find out. Queries may be copied when it returns.
-  TRACEA_DEVICE void hand_over(const AttentionTile& tile, TileKind kind,
-                               PipelineState<1>& state) const {
-    wait(smem.q_empty, state.producer_parity());
+  // to find out. Queries may be copied when it returns: their barrier.
+  TRACEA_DEVICE u32 hand_over(const AttentionTile& tile, TileKind kind,
+                              StateQ& state) const {
+    const int stage = stage_of(state);
+    wait(smem.q_empty[stage], state.producer_parity());
     if constexpr (Traits::kMapped) {
-      const u32 parity = state.consumer_parity(), to = shared_address(&smem.tile[parity]);
+      const u32 to = shared_address(&smem.tile[place(state)]);
       st_shared(to, static_cast<u32>(tile.query));
       st_shared(to + 4, static_cast<u32>(tile.head));
       st_shared(to + 8, static_cast<u32>(tile.example));
-      st_shared(shared_address(&smem.kind[parity]), static_cast<u32>(kind));
+      st_shared(shared_address(&smem.kind[place(state)]), static_cast<u32>(kind));
     }
     state.advance();
+    return shared_address(&smem.q_full[stage]);
   }
 
   // The walk stands at the tile's first block.
   TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, PipelineState<1>& queries_state) const {
+                                  State& values, StateQ& queries) const {
     const int kv_head = tile.head / anew(p.group);
     int block = walk.block();
     bool has_more = copy_keys(walk, kv_head, tile, keys);
-    hand_over(tile, TileKind::kSees, queries_state);
-    const u32 full = shared_address(&smem.q_full);
+    const int stage = stage_of(queries);
+    const u32 full = hand_over(tile, TileKind::kSees, queries);
     mbarrier_arrive_expect_tx(full, kSlabs * kSlabBytesQ);
     TRACEA_UNROLL
     for (int slab = 0; slab < kSlabs; ++slab) {
-      cp_async_bulk_tensor_4d(shared_address(smem.q[slab]), p.q, slab * 64, tile.query,
-                              tile.head, tile.example, full);
+      // Where heads are packed they come before queries in the map.
+      const int second = kPacked > 1 ? tile.head : tile.query;
+      const int third = kPacked > 1 ? tile.query : tile.head;
+      cp_async_bulk_tensor_4d(shared_address(smem.q[stage][slab]), p.q, slab * 64, second,
+                              third, tile.example, full);
     }
     TRACEA_NO_UNROLL
     while (has_more) {

@@ -19,7 +19,7 @@ struct AttentionResults : AttentionTiles<Traits> {
   using Tiles = AttentionTiles<Traits>;
   using typename Tiles::Sums;
   using Tiles::p, Tiles::smem, Tiles::kValueDim, Tiles::kValueSlabs, Tiles::kSlabBytesQ,
-      Tiles::queries;
+      Tiles::queries, Tiles::kPacked, Tiles::kOwnQueries;
   static constexpr int kBlocks = kValueDim / 8;  // of 8 columns of o
 
   // Queries that have seen no key take the mean of all values: read here, by each warp for
@@ -85,16 +85,18 @@ struct AttentionResults : AttentionTiles<Traits> {
 
   // Divides by the rows' totals and stores the consumer's rows, each warp its own.
   TRACEA_DEVICE void finish(float (&o)[Sums::kAccumulators], const OnlineSoftmax& softmax,
-                            const AttentionTile& tile, int consumer, int thread) const {
-    const int first = tile.query + consumer * 64;
+                            const AttentionTile& tile, int stage_q, int consumer,
+                            int thread) const {
+    const int first = tile.query + consumer * kOwnQueries;
     const int count = queries(tile);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = first + wgmma_accumulator_row(thread, 2 * half);
+      const int place = wgmma_accumulator_row(thread, 2 * half);
+      const int row = first + place / kPacked, head = tile.head + place % kPacked;
       const bool is_query = row < count;
       float total = softmax.total(half), most = softmax.most(half), factor = 1.0f / total;
       if constexpr (Traits::kSinks) {
-        add_sink(p.sinks[tile.head], most, total, factor);
+        add_sink(p.sinks[head], most, total, factor);
       }
       const bool has_seen = softmax.has_seen(half) || most > softmax.most(half);
       TRACEA_UNROLL
@@ -103,23 +105,23 @@ struct AttentionResults : AttentionTiles<Traits> {
         o[i + 1] = is_query ? o[i + 1] * factor : 0.0f;
       }
       if constexpr (Traits::kSavesLse) {
-        const i64 at = (static_cast<i64>(tile.example) * p.heads + tile.head) * p.q_len + row;
+        const i64 at = (static_cast<i64>(tile.example) * p.heads + head) * p.q_len + row;
         const float value = is_query ? log_sum_exp(most, total, has_seen) : kMaskedByJax;
         if (thread % 4 == 0 && row < p.q_len) p.lse[at] = value;
       }
     }
-    stage(o, consumer, thread);
-    store(tile, first, consumer, thread);
+    stage(o, stage_q, consumer, thread);
+    store(tile, first, stage_q, consumer, thread);
   }
 
-  TRACEA_DEVICE u32 staging(int consumer) const {
+  TRACEA_DEVICE u32 staging(int stage_q, int consumer) const {
     const u8* start = smem.staging;
-    if constexpr (Traits::kStagesInPlace) start = smem.q[0];
+    if constexpr (Traits::kStagesInPlace) start = smem.q[stage_q][0];
     return shared_address(start) + consumer * 64 * 128;
   }
 
   // Rounds the consumer's results into shared memory, laid out as its queries.
-  TRACEA_DEVICE void stage(const float (&o)[Sums::kAccumulators], int consumer,
+  TRACEA_DEVICE void stage(const float (&o)[Sums::kAccumulators], int stage_q, int consumer,
                            int thread) const {
     if constexpr (Traits::kStagesInPlace) {
       meet_warpgroup(consumer);  // all of it have multiplied their queries
@@ -137,7 +139,7 @@ struct AttentionResults : AttentionTiles<Traits> {
                         ? Packed<typename Traits::Element>::from({o[at], o[at + 1]}).bits
                         : 0u;
       }
-      stmatrix_x4(staging(consumer) + block / 8 * kSlabBytesQ +
+      stmatrix_x4(staging(stage_q, consumer) + block / 8 * kSlabBytesQ +
                       stmatrix_x4_byte<typename Traits::Swizzle>(thread, block % 8),
                   packed[0], packed[1], packed[2], packed[3]);
     }
@@ -146,19 +148,24 @@ struct AttentionResults : AttentionTiles<Traits> {
   }
 
   // Stores the 16 rows of this warp, of the consumer's from row `first` on.
-  TRACEA_DEVICE void store(const AttentionTile& tile, int first, int consumer,
+  TRACEA_DEVICE void store(const AttentionTile& tile, int first, int stage_q, int consumer,
                            int thread) const {
     const int row = thread / kWarpSize * 16;
     if (!elect_one()) return;
+    // Where heads are packed they come before queries in the map.
+    const int query = first + row / kPacked;
+    const int second = kPacked > 1 ? tile.head : query;
+    const int third = kPacked > 1 ? query : tile.head;
     TRACEA_UNROLL
     for (int slab = 0; slab < kValueSlabs; ++slab) {
-      cp_async_bulk_tensor_4d_store(p.o, staging(consumer) + slab * kSlabBytesQ + row * 128,
-                                    slab * 64, first + row, tile.head, tile.example);
+      cp_async_bulk_tensor_4d_store(p.o,
+                                    staging(stage_q, consumer) + slab * kSlabBytesQ + row * 128,
+                                    slab * 64, second, third, tile.example);
     }
     cp_async_bulk_commit_group();
     if constexpr (Traits::kStagesInPlace) {
       cp_async_bulk_wait_group_read<0>();
-      mbarrier_arrive(shared_address(&smem.q_empty));
+      mbarrier_arrive(shared_address(&smem.q_empty[stage_q]));
     }
   }
 };

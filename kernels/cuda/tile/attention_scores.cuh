@@ -22,8 +22,9 @@ struct AttentionScores : AttentionTiles<Traits> {
   using typename Tiles::State;
   using typename Tiles::Interval;
   using Tiles::p, Tiles::smem, Tiles::kTileKv, Tiles::kHeadDim, Tiles::kSlabBytesQ,
-      Tiles::kSlabBytesKv, Tiles::kUnitsToKeys, Tiles::kStageUnits, Tiles::kValueStageUnits,
-      Tiles::kUnitsToValues, Tiles::ahead, Tiles::arrive_if, Tiles::bias_tile;
+      Tiles::kSlabBytesKv, Tiles::kUnitsToKeys, Tiles::kStageUnitsQ, Tiles::kStageUnits, Tiles::kValueStageUnits,
+      Tiles::kUnitsToValues, Tiles::ahead, Tiles::arrive_if, Tiles::bias_tile,
+      Tiles::kPacked;
   using DescriptorQ = OperandDescriptor<false, 0>;
   using DescriptorK = OperandDescriptor<false, 0>;
   using DescriptorV = OperandDescriptor<true, Traits::kTileKv * 128>;
@@ -38,6 +39,9 @@ struct AttentionScores : AttentionTiles<Traits> {
   // Whether there are registers for bits of the keys that rows see.
   static constexpr bool kTestsBits =
       !Traits::kMaskBits && !(Traits::kMapped && Traits::kValueDim > 128);
+
+  static_assert(kPacked == 1 || !(kStarts || Traits::kBiasTiles || Traits::kMapped),
+                "what is read for each row knows one head");
 
   // What the scores of a consumer's rows depend on, beside queries and keys. Where ids,
   // masks and biases lie is computed anew for each block: registers are too few to keep it.
@@ -58,8 +62,8 @@ struct AttentionScores : AttentionTiles<Traits> {
   // s = q k' of one block, added to a bias, not waited for. `start`: of shared memory, in
   // units of 16 bytes.
   TRACEA_DEVICE static void multiply_keys(float (&s)[Scores::kAccumulators], u32 start,
-                                          int consumer, int stage) {
-    const u32 q = start + consumer * (64 * 128 / 16);
+                                          int consumer, int stage_q, int stage) {
+    const u32 q = start + stage_q * kStageUnitsQ + consumer * (64 * 128 / 16);
     const u32 k = start + kUnitsToKeys + stage * kStageUnits;
     TRACEA_UNROLL
     for (int step = 0; step < kStepsScores; ++step) {
@@ -105,7 +109,7 @@ struct AttentionScores : AttentionTiles<Traits> {
     const int first = block * kTileKv + wgmma_accumulator_col(thread, 0);
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = rules.query + wgmma_accumulator_row(thread, 2 * half);
+      const int row = rules.query + wgmma_accumulator_row(thread, 2 * half) / kPacked;
       const int begin = rules.keys.begin(row) - first, end = rules.keys.end(row) - first;
       if constexpr (kTestsBits) {
         mask_by_bits(s, half, begin, end);

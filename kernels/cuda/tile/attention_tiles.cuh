@@ -51,7 +51,7 @@ enum class TileKind : u32 { kBlind, kSees, kNone };
 template <class Traits>
 struct AttentionSm90Shared {
   static constexpr int kSlabs = Traits::kSlabs, kValueSlabs = Traits::kValueSlabs;
-  alignas(1024) u8 q[kSlabs][Traits::kTileQ * 128];
+  alignas(1024) u8 q[Traits::kStagesQ][kSlabs][Traits::kTileQ * 128];
   alignas(1024) u8 k[Traits::kStages][kSlabs][Traits::kTileKv * 128];
   alignas(1024) u8 v[Traits::kStages][kValueSlabs][Traits::kTileKv * 128];
   // Of the result, if it does not take the place of the queries. Tiles of a bias behind it.
@@ -60,14 +60,15 @@ struct AttentionSm90Shared {
   static constexpr int kBias =
       Traits::kBiasTiles ? Traits::kStages * Traits::kTileQ * Traits::kBiasSlabs * 128 : 0;
   alignas(1024) u8 staging[kStaging + kBias + (kStaging + kBias == 0)];
-  u64 q_full, q_empty;
+  u64 q_full[Traits::kStagesQ], q_empty[Traits::kStagesQ];
   u64 k_full[Traits::kStages], k_empty[Traits::kStages];
   u64 v_full[Traits::kStages], v_empty[Traits::kStages];
   u64 drawn_full[2], drawn_empty[2];
   u32 drawn[2];
   u32 seen[Traits::kStages];  // SeenBlock of the keys
-  AttentionTile tile[2];      // this one and the next, which comes while this is stored
-  TileKind kind[2];
+  // The tiles of the queries that are here, and those before, which are still stored.
+  AttentionTile tile[2 * Traits::kStagesQ];
+  TileKind kind[2 * Traits::kStagesQ];
 };
 
 template <class Traits>
@@ -76,16 +77,23 @@ struct AttentionTiles {
   using Scores = typename Traits::Scores;  // q k'
   using Sums = typename Traits::Sums;      // p v
   using State = PipelineState<Traits::kStages>;
+  using StateQ = PipelineState<Traits::kStagesQ>;
   using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
 
   static constexpr int kTileQ = Traits::kTileQ, kTileKv = Traits::kTileKv;
   static constexpr int kHeadDim = Traits::kHeadDim, kSlabs = Traits::kSlabs;
   static constexpr int kValueDim = Traits::kValueDim, kValueSlabs = Traits::kValueSlabs;
+  // Heads that share keys, whose queries lie side by side in a tile: row r has query
+  // r / kPacked of head r % kPacked.
+  static constexpr int kPacked = Traits::kPacked;
+  static constexpr int kQueries = kTileQ / kPacked;  // of a tile
+  static constexpr int kOwnQueries = 64 / kPacked;   // of a consumer
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kWarps = kConsumers * kWarpgroupSize / kWarpSize;
   static constexpr u32 kSlabBytesQ = kTileQ * 128, kSlabBytesKv = kTileKv * 128;
   // Distances in a descriptor's unit of 16 bytes, from the start of the queries.
-  static constexpr u32 kUnitsToKeys = kSlabs * kSlabBytesQ / 16;
+  static constexpr u32 kStageUnitsQ = kSlabs * kSlabBytesQ / 16;
+  static constexpr u32 kUnitsToKeys = Traits::kStagesQ * kStageUnitsQ;
   static constexpr u32 kStageUnits = kSlabs * kSlabBytesKv / 16;
   static constexpr u32 kValueStageUnits = kValueSlabs * kSlabBytesKv / 16;
   static constexpr u32 kUnitsToValues = kUnitsToKeys + Traits::kStages * kStageUnits;
@@ -113,19 +121,23 @@ struct AttentionTiles {
                 "every stage starts free");
   static_assert(!Traits::kPingPong || kConsumers > 1, "a turn needs somebody to go to");
   static_assert(kConsumers <= 3, "named barriers");
+  static_assert(16 % kPacked == 0, "a warp stores the rows of whole queries");
 
   const AttentionSm90Params& p;
   Shared& smem;
 
+  // Its head is the first of those that are packed.
   TRACEA_DEVICE AttentionTile tile_at(u32 index) const {
-    const AttentionOrder order{ceil_div(p.q_len, kTileQ), anew(p.heads), p.batch,
+    const AttentionOrder order{ceil_div(p.q_len, kQueries), anew(p.heads) / kPacked, p.batch,
                                anew(p.section), Traits::kHasRight,
                                Traits::kExamplesFirst};
-    return order.at(index, kTileQ);
+    AttentionTile tile = order.at(index, kQueries);
+    tile.head *= kPacked;
+    return tile;
   }
 
   TRACEA_DEVICE u32 tiles() const {
-    return static_cast<u32>(ceil_div(p.q_len, kTileQ)) * p.heads * p.batch;
+    return static_cast<u32>(ceil_div(p.q_len, kQueries)) * (p.heads / kPacked) * p.batch;
   }
 
   // The value, in a register of its own: what is computed from it is computed here, and not
@@ -160,9 +172,20 @@ struct AttentionTiles {
   TRACEA_DEVICE BlockRange blocks(const AttentionTile& tile, const Interval& keys) const {
     const int count = queries(tile);
     if (tile.query >= count) return {0, 0, 0, 0};
-    const int last = min(tile.query + kTileQ, count) - 1;
+    const int last = min(tile.query + kQueries, count) - 1;
     if constexpr (Traits::kMapped) return keys.seen_blocks(tile.query, last, kTileKv);
     return keys.blocks(tile.query, last, kTileKv);
+  }
+
+  // The stage of a tile of queries, a constant where there is one: that it stays one when it
+  // advances is not seen by the compiler.
+  TRACEA_DEVICE static int stage_of(const StateQ& queries) {
+    return Traits::kStagesQ == 1 ? 0 : queries.stage_idx;
+  }
+
+  // Where the producer says which tile the queries are of.
+  TRACEA_DEVICE static int place(const StateQ& queries) {
+    return stage_of(queries) + Traits::kStagesQ * static_cast<int>(queries.consumer_parity());
   }
 
   // The words of a tile in the map.
@@ -177,8 +200,11 @@ struct AttentionTiles {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      mbarrier_init(shared_address(&smem.q_full), full_arrivals());
-      mbarrier_init(shared_address(&smem.q_empty), kWarps);
+      TRACEA_UNROLL
+      for (int i = 0; i < Traits::kStagesQ; ++i) {
+        mbarrier_init(shared_address(&smem.q_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.q_empty[i]), kWarps);
+      }
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.k_full[i]), full_arrivals());

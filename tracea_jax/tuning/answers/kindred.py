@@ -63,11 +63,16 @@ def adopted(answer: Answer, there: Environment) -> Answer:
 
 
 def cautious(answer: Answer, question: Question) -> Answer:
-    """An adopted answer if it is XLA, beats XLA clearly or has to do; else XLA."""
+    """An adopted answer if it is XLA, beats XLA clearly or has to do; else XLA.
+
+    It has to do where XLA did not race, as its scores of long sequences do not fit.
+    """
     if answer.measured_in is None or not question.allows_xla:
         return answer
     clear = MEASURED if answer.origin == "inherited" else PREDICTED
-    if answer.choice.variant == "xla" or (answer.ratio or 0.0) >= clear:
+    if answer.choice.variant == "xla" or answer.xla_us is None:
+        return answer
+    if (answer.ratio or 0.0) >= clear:
         return answer
     return dataclasses.replace(
         answer,
