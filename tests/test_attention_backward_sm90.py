@@ -147,13 +147,16 @@ def test_it_is_the_default_where_cudnn_is_slower():
     ahead = problem(window=(100, 100))
     assert default(ahead, H200).variant == "attention_backward_sm90"
     assert default(problem(q_len=64, segments=True), H200).variant == "cudnn"
-    one_mask: dict[str, Any] = {"mask": (1, 1, 1000, 1300)}
-    for fields in (TILED, one_mask):
+    own_masks: dict[str, Any] = {"mask": (2, 1, 1024, 1300), "q_len": 1024}
+    for fields in ({**TILED, "segments": True}, own_masks):
         assert default(problem(is_causal=True, **fields), H200).variant == "cudnn"
-    long: dict[str, Any] = {"q_len": 4096, "kv_len": 4096, "bias": (1, 12, 4096, 4096)}
-    biased = {**BIASED, **long}
+    one_mask = {**own_masks, "mask": (1, 1, 1024, 1300)}
+    for fields in (TILED, one_mask):
+        ours = problem(is_causal=True, **fields)
+        assert default(ours, H200).variant == "attention_backward_sm90"
+    biased: dict[str, Any] = {**BIASED, **long, "bias": (1, 12, 4096, 4096)}
     assert default(problem(**biased), H200).variant == "attention_backward_sm90"
-    assert default(problem(64, **biased), H200).variant == "cudnn"
+    assert default(problem(96, **biased), H200).variant == "cudnn"
     alibi: dict[str, Any] = {
         "q_len": 4096,
         "kv_len": 4096,
@@ -167,7 +170,7 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert default(problem(256, **fewer), H200).variant == "cudnn"
     assert default(problem(200, **plain), H200).variant == "cudnn"
     short = {**alibi, "kv_len": 512}
-    assert default(problem(**short), H200).variant == "xla"
+    assert default(problem(64, **short), H200).variant == "xla"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -302,7 +305,7 @@ def test_steps_of_masks_and_biases():
     given = {**TILED, "bias_gradient": False}
     call = ATTENTION_BACKWARD_SM90.call(problem(**given), USUAL, H200)
     assert call.results == ("dq", "dk", "dv")
-    assert [step.name for step in call.steps] == ["prepare", "keys", "queries"]
+    assert [step.name for step in call.steps] == ["prepare", "mean", "keys", "queries"]
 
 
 @pytest.mark.parametrize(
@@ -387,6 +390,8 @@ def test_tiles_take_turns_without_a_gap(left, right):
         ({"window": (10, 0), "kv_len": 1000}, False),
         ({"window": (10, 0), "kv_len": 900}, True),
         ({"window": (10, -3)}, True),
+        ({"mask": (1, 1, 1, 1)}, True),
+        ({"bias": (1, 1, 1, 1)}, True),
     ],
 )
 def test_queries_that_may_see_no_key(fields, expected):

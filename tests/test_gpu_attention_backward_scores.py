@@ -188,12 +188,13 @@ def assert_close(found, expected) -> None:
 
 @pytest.mark.parametrize("kv_len", [400, 401])
 def test_a_bias_of_minus_infinity_or_of_the_least_numbers_forbids_keys(kv_len):
-    """Alone, and through whole blocks; some key of each query is left."""
+    """Alone, and through whole blocks; the least numbers also all keys of a query."""
     args = attention_checks.arguments(300, kv_len)
     bias = normal(1, 4, 300, kv_len, seed=7).astype("bfloat16")
     least = float(jnp.finfo("bfloat16").min)
     bias = bias.at[:, 0, :, 64:256].set(-jnp.inf).at[:, 1, :, 100:300].set(least)
     bias = bias.at[:, 2, 70:200, 5:].set(-jnp.inf).at[:, 3, 40:90, :-1].set(-jnp.inf)
+    bias = bias.at[:, 0, 7].set(least).at[:, 1, 9].set(-1e9)
     assert_close(*both([*args, bias], names=("bias",)))
 
 
@@ -254,12 +255,20 @@ def test_sums_of_a_bias_in_twenty_runs_have_the_same_bits():
 
 @pytest.mark.parametrize("loss", [t5, alibi])
 def test_programs_that_learn_a_bias_or_have_alibi(loss):
-    """In a length from which on the kernels are the default."""
+    """As exact as the program itself, in a length where kernels are the default."""
     given, x = parameters(2, 128), normal(1, 4096, 256, seed=9).astype("bfloat16")
-    gradients = jax.jit(jax.grad(tracea.transform(loss)))
-    assert "attention_backward_queries_sm90" in gradients.lower(given, x).as_text()
+    fast, plain = (jax.jit(jax.grad(f)) for f in (tracea.transform(loss), loss))
+    assert "attention_backward_keys_sm90" in fast.lower(given, x).as_text()
     wide = {name: x.astype("float32") for name, x in given.items()}
     with jax.default_matmul_precision("highest"):
-        expected = jax.jit(jax.grad(loss))(wide, x.astype("float32"))
-    found = gradients(given, x)
-    assert_close([found[n] for n in expected], list(expected.values()))
+        exact = jax.jit(jax.grad(loss))(wide, x.astype("float32"))
+
+    def errors(found) -> dict[str, float]:
+        return {
+            name: float(jnp.abs(found[name].astype("float32") - x).max())
+            for name, x in exact.items()
+        }
+
+    found, expected = errors(fast(given, x)), errors(plain(given, x))
+    for name, error in found.items():
+        assert error <= 2 * expected[name] + 1e-3 * float(jnp.abs(exact[name]).max())

@@ -34,8 +34,9 @@ struct AttentionRowsParams {
   int q_len, padded, heads;
 };
 
-// Least log-sum-exp of a query that sees a key: scores are masked by less than this.
-constexpr float kLeastLse = -6.3382530e29f;  // -2^99
+// Least log-sum-exp of a query that sees a key: scores are masked by less than this, also by
+// cuDNN (-2^41) and by a bias of -1e9. The weights of such low scores are lost in rounding.
+constexpr float kLeastLse = -8388608.0f;  // -2^23
 
 template <class Traits>
 TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {

@@ -4,7 +4,7 @@ The output and the log-sum-exp come from whatever ran forward. Two kernels compu
 and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
 order of the keys, so that results are the same from run to run, or in none. A further
 one computes the gradient of a bias, whose terms it sums in an order that depends on
-shapes alone. All skip what nobody sees. A query all of whose scores are below -2^99
+shapes alone. All skip what nobody sees. A query all of whose scores are below -2^23
 counts as one that sees no key: it takes the mean of all values, masked ones too.
 
 Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
@@ -57,9 +57,12 @@ _WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _FEWEST = 512  # queries, and keys, that are worth three kernels
-_FEWEST_WIDE = 4096  # for heads of 256
+_FEWEST_WIDE = 1024  # for heads of 256
 # Beside what is done to scores, by the columns of a head.
-_FEWEST_BESIDE = {("bias", 128): 4096, ("alibi", 128): 4096}
+_FEWEST_BESIDE = {
+    **{("bias", 64): 512, ("bias", 128): 512, ("mask", 128): 1024},
+    **{("alibi", 64): 1024, ("alibi", 128): 512},
+}
 _MANY = 4096  # keys of a query that are worth sums of dq in memory
 _MEASURED_HEADS = (64, 128)  # columns
 _FEWEST_SEEN_BY_ALL = 4096  # keys, if nothing limits which a query sees
@@ -265,7 +268,7 @@ def _adds_faster(problem: AttentionProblem) -> bool:
 
 
 def _wins_by_splitting(problem: AttentionProblem) -> bool:
-    """Heads of 256: on an H100 cuDNN took 1.11 times as long at 4096 positions."""
+    """Heads of 256: on an H100 cuDNN took 1.11 to 1.27 times as long."""
     p = problem
     is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
     has_window = p.window is not None or p.q_lengths or p.kv_lengths
@@ -277,15 +280,19 @@ def _wins_by_splitting(problem: AttentionProblem) -> bool:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it beats others beside a bias or a mask.
 
-    At 4096 positions, for heads of 128, cuDNN took 1.6 and 1.7 times as long on an H100
-    with a bias for each head and its gradient, and 2.7 times without that. It has no
-    ALiBi, and XLA, which computes all scores, took several times as long.
+    On an H100, from so many positions to 4096, cuDNN took 1.3 to 2.2 times as long for
+    a bias of each score and its gradient, and 1.15 to 1.3 times for random masks that
+    all examples and heads share, up to 6 times for such of documents. It has no ALiBi,
+    for which XLA took 4 to 7 times as long.
     """
     p = problem
     there = {"bias": p.bias, "alibi": p.alibi, "mask": p.mask}
     kinds = [kind for kind, value in there.items() if value is not None]
     in_tiles = p.bias is None or rules.biased_by_tiles(p)
-    if len(kinds) > 1 or not in_tiles or p.segments or p.columns != p.head_dim:
+    is_whole = p.columns == p.head_dim and not (p.segments or p.soft_cap or p.sinks)
+    if len(kinds) > 1 or not in_tiles or not is_whole:
+        return None
+    if p.mask and (p.mask[:2] != (1, 1) or p.dtype != "bfloat16"):
         return None
     return _FEWEST_BESIDE.get((kinds[0], p.head_dim))
 

@@ -26,7 +26,9 @@ def may_be_blind(problem: AttentionProblem) -> bool:
     """Whether a query might see no key; it then takes the mean of all values."""
     p = problem
     left, right = rules.window(p)
-    if p.mask is not None or (rules.shifts(p) and (left, right) != (None, None)):
+    if p.mask is not None or p.bias is not None:  # whose numbers nobody knows
+        return True
+    if rules.shifts(p) and (left, right) != (None, None):
         return True
     keys = KeyInterval(kv_len=p.kv_len, limit=p.kv_len, left=left, right=right)
     return p.kv_lengths or p.segments or keys.has_blind(0, p.q_len - 1)

@@ -86,8 +86,8 @@ def cuda_kernel(
       options: of the compiler, a sequence of str; the fields of the config are macros.
       headers: text or path of each header that the source includes beside those of the
         package, by the name in the ``#include``.
-      reference: ``(*operands, **numbers)`` -> the same results in jnp. Of the numbers it
-        gets those for which it has parameters after a ``*``, as in
+      reference: ``(*operands, **numbers)`` -> the same results in jnp. Of the numbers
+        it gets those for which it has parameters after a ``*``, as in
         ``lambda x, y, *, a: a * x + y``. It runs where the kernel cannot, and is what a
         tuning compares with.
       backward: ``(*operands, *results, *cotangents)`` -> the cotangent of each
