@@ -84,7 +84,9 @@ def keys_kernel(
             "kOrdered": c.dq == "ordered",
             "kSplits": sizes.splits(p),
         },
-        columns=(sizes.HALF,) * 2 if sizes.splits(p) else (p.head_dim, p.columns),
+        columns=(sizes.HALF, sizes.HALF)
+        if sizes.splits(p)
+        else (p.head_dim, p.columns),
         names=("TileKv", "BlockQ"),
         maps={
             "q": operand_map(p, 0, queries, c.block_q, p.head_dim),
