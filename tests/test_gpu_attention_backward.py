@@ -33,7 +33,7 @@ sweep = functools.partial(checks.sweep, ATTENTION_BACKWARD_SM90)
 class TestLikeEveryKernel(BackwardCases):
     variant = ATTENTION_BACKWARD_SM90
     forward = "attention_sm90"
-    entry = NAME
+    entry = "attention_backward_keys_sm90"
 
 
 def added(problem: AttentionProblem, dq: str):
