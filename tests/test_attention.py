@@ -350,6 +350,8 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, direction):
     problem = dataclasses.replace(SMALL, **DIRECTIONS[direction], **KINDS[kind])
+    with_bias = direction == "backward" and problem.bias is not None
+    problem = dataclasses.replace(problem, bias_gradient=with_bias)
     inputs = bench.operands(problem, seed=0)
     choice = Choice(variant="xla", config=XLA.config_type())
     run = functools.partial(bench.execute, problem=problem, choice=choice)

@@ -45,7 +45,8 @@ def test_doctor(capsys, cache_dir):
     called = ["matmul", "gated_matmul", "conv2d", "attention"]
     called += ["paged_attention", "elementwise", "cuda_kernel"]
     ops = [f"{op} on {cpu}" for op in called]
-    assert titles == ["versions", "devices", "toolchain", *ops, "caches"]
+    emitted = "kernels that nothing here runs (tracea emit)"
+    assert titles == ["versions", "devices", "toolchain", *ops, emitted, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out
     assert "gemm_sm90: cannot run; it runs on NVIDIA GPUs" in out
     assert f"directory: {cache_dir} (writable, as a test file showed)" in out

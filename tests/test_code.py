@@ -180,6 +180,8 @@ def test_a_file_of_cpu_kernels_belongs_to_the_handlers_built_from_it(kernels):
     seen = set()
     for path in sorted((kernels / "cpu").rglob("*.[ch]*")):
         name = path.relative_to(kernels / "cpu").as_posix()
+        if name.startswith("calls/"):  # hands operands over, and computes nothing
+            continue
         original = path.read_text()
         touch(path)
         after = {h: code.roots_hash(root, DEVICE) for h, root in roots.items()}

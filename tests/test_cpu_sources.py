@@ -18,6 +18,7 @@ MAY_INCLUDE = {
     "attention": {"common", "attention"},
     "elementwise": {"common", "elementwise"},
     "conv2d": {"common", "gemm", "conv2d"},  # some convolutions are plain products
+    "calls": {"calls", "common", "gemm", "attention", "elementwise", "conv2d"},
 }
 
 

@@ -42,7 +42,7 @@ def left(jaxpr: Any, rules: Iterable[Rule], *, after_grad: bool = False) -> list
 
 def unseen(jaxpr: Any, rules: Iterable[Rule]) -> Iterator[Miss]:
     """Those misses without the ones noted in functions that were spliced before."""
-    ops = {anchor: rule.op for rule in rules for anchor in rule.anchors}
+    ops = _expected(rules)
     for place in _places(jaxpr, _Around()):
         op = ops.get(place.eqn.primitive.name)
         if op is None or any(isinstance(note, Spliced) for note in place.notes):
@@ -51,6 +51,13 @@ def unseen(jaxpr: Any, rules: Iterable[Rule]) -> Iterator[Miss]:
             yield _miss(place, op, OWN_DERIVATIVE)
         elif place.is_too_early:
             yield _miss(place, "layer", TOO_EARLY)
+
+
+def _expected(rules: Iterable[Rule]) -> dict[str, str]:
+    """Names of primitives -> the op that one would expect there."""
+    return {
+        anchor: rule.op for rule in rules if rule.is_expected for anchor in rule.anchors
+    }
 
 
 def _noted(jaxpr: Any) -> Iterator[Miss]:
@@ -69,7 +76,7 @@ def warn_of_early_derivatives(jaxpr: Any, rules: Iterable[Rule], why: str) -> No
       jaxpr, rules: as for ``left``.
       why: what this JAX lacks.
     """
-    anchors = frozenset[str]().union(*(rule.anchors for rule in rules))
+    anchors = _expected(rules)
     for place in _places(jaxpr, _Around()):
         if place.eqn.primitive.name in anchors and place.is_too_early:
             _warn(why)

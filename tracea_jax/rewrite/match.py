@@ -47,6 +47,8 @@ class Rule:
       prepare: (the rule, the equations of a jaxpr, its results, equations -> their
         view) -> equations that compute the same and have better sites, or the same
         sequence; None if the rule reads programs as they are written.
+      is_expected: whether somebody would expect a site at each anchor, so that one
+        where nothing may be replaced is a miss.
     """
 
     op: str
@@ -56,6 +58,7 @@ class Rule:
     prepare: (
         Callable[[Rule, Sequence[Equation], Sequence[Atom], Viewed], Any] | None
     ) = None
+    is_expected: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
