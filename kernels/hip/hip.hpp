@@ -13,10 +13,10 @@
 #define __shared__ __attribute__((shared))
 #endif
 #define TRACEA_HIP_DEVICE __device__ inline __attribute__((always_inline))
-#define TRACEA_BLOCK_SIZE(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#define GFX_BLOCK_SIZE(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 #else  // a host that stands for the GPU, in tests
 #define TRACEA_HIP_DEVICE inline
-#define TRACEA_BLOCK_SIZE(threads)
+#define GFX_BLOCK_SIZE(threads)
 #endif
 #define TRACEA_HIP_UNROLL _Pragma("unroll")
 

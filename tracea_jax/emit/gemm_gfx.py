@@ -87,7 +87,7 @@ kSmemBytes = {ring_bytes(problem, config, target)};
 }};
 }}  // namespace
 
-extern "C" __global__ void TRACEA_BLOCK_SIZE({threads})
+extern "C" __global__ void GFX_BLOCK_SIZE({threads})
 {entry_name(problem, config, target)}({parameters}) {{
   __shared__ tracea::GemmGfxShared<Traits> shared;
   tracea::gemm_gfx<Traits>({{{arguments}}}, shared);
