@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tracea_jax.bundle.arrays import DTYPES
-from tracea_jax.bundle.library import Library
+from tracea_jax.bundle.installation import Library
 
 PLATFORMS = {"cpu": 0, "cuda": 1}
 

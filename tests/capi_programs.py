@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tracea_jax.bundle.library import Library
+from tracea_jax.bundle.installation import Library
 
 SOURCE = pathlib.Path(__file__).parent / "capi"
 BROKEN = 99  # the status with which they exit where something is wrong

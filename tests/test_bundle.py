@@ -25,7 +25,7 @@ from pages import blocks
 import tracea_jax as tracea
 from tracea_jax import cli
 from tracea_jax.bundle.arrays import ALIGNMENT, DTYPES, Room, placed
-from tracea_jax.bundle.library import Library
+from tracea_jax.bundle.installation import Library
 
 INVALID, UNSUPPORTED, CUDA_ERROR = 1, 2, 3
 

@@ -54,7 +54,7 @@ def _bundle(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> int:
-    from tracea_jax.bundle.library import Library
+    from tracea_jax.bundle.installation import Library
 
     library = Library.installed()
     values = {
