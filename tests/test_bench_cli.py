@@ -15,6 +15,8 @@ from processes import run_python
 from tracea_jax import cli
 from tracea_jax.device import local_cpu
 
+pytestmark = pytest.mark.once
+
 MODULE = importlib.import_module("tracea_jax.bench")
 MODEL = """
     import jax, jax.numpy as jnp

@@ -22,6 +22,8 @@ from tracea_jax.dispatch import plan
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.measure import Race
 
+pytestmark = pytest.mark.once
+
 MODULE = importlib.import_module("tracea_jax.bench")
 PRODUCT = "matmul 64x8x16 float32 nn relu"
 CONV = "conv2d 1x8x8x8 * 3x3x8 float32 nhwc pad 1,1x1,1"

@@ -10,6 +10,8 @@ from tracea_jax.bench import plot
 from tracea_jax.bench.report import BenchReport, SiteTime, Timed, WholeTime
 from tracea_jax.device import local_cpu
 
+pytestmark = pytest.mark.once
+
 
 def timed(ratio, spread=0.1, plain=100.0):
     return Timed(
