@@ -125,6 +125,8 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:  # an answer from a shorter search will do
+        cell.source = cell.source.replace("budget_s=20", "budget_s=2")
     client = NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # cells assert what they show
     assert all(cell.execution_count for cell in notebook.cells if "outputs" in cell)
