@@ -106,8 +106,14 @@ def checked(problems: list[Conv2dProblem]) -> str:
     return lowered.as_text()
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, name in enumerate(PRODUCTS)
+        for j, layout in enumerate(("nhwc", "nchw"))
+    ],
+)
 def test_each_direction_is_one_product(name, layout):
     problems = directions_of(dataclasses.replace(PRODUCTS[name], layout=layout))
     assert "stablehlo.convolution" not in checked(problems)

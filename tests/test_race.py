@@ -252,7 +252,9 @@ def crowd(size, seed):
 
 
 @pytest.mark.parametrize("longest_s", [3.0, 12.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
 def test_tunings_of_one_problem_agree_however_they_are_disturbed(seed, longest_s):
     times, burdens = crowd(40, seed)
     answers = []

@@ -77,10 +77,13 @@ DISTINCT = [n for n in NAMES if n not in ("llama_decode kept", "unet_block")]
 RUN = ("vit_step", "llama_decode donated", "resnet50_step")
 
 
-@pytest.mark.parametrize(
+each = pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in RUN)) for n in DISTINCT],
 )
+
+
+@each
 def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     bench, program = module("bench_programs"), named(module)[name]
     short = functools.partial(bench.measure.Timing, settle_s=0.01, race_s=0.01)
@@ -97,7 +100,7 @@ def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     json.dumps(row)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@each
 def test_full_sizes_are_found_as_well_as_in_the_model(module, name):
     # Traced only, for a GPU that need not be there.
     program = named(module, "full")[name]

@@ -42,7 +42,7 @@ def in_f64(f, *args):
     """f of the same numbers in float64."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: array(np.asarray(x, np.float64)), args)
-        return jax.tree.map(np.asarray, f(*wide))
+        return jax.tree.map(np.asarray, jax.jit(f)(*wide))
 
 
 def assert_close(found, expected, tolerance=2e-6):
