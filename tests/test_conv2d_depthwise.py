@@ -18,6 +18,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 
+pytestmark = pytest.mark.once
+
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 CONVNEXT = depthwise(64, 56, 56, 96, 7)

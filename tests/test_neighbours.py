@@ -39,6 +39,8 @@ from tracea_jax.tuning.store.records import Best, Observation, union
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.space import Space
 
+pytestmark = pytest.mark.once
+
 
 def rows(neighbour: Any) -> int:
     return neighbour.problem.m
