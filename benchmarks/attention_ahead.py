@@ -110,6 +110,7 @@ def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:
     return made, jax.jit(_difference).lower(results, results).compile()
 
 
+@functools.cache
 def _shapes(problem: AttentionProblem) -> Any:
     return jax.eval_shape(functools.partial(_operands, problem), jnp.uint32(0))
 

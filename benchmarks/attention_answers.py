@@ -284,7 +284,11 @@ def verified(found: Sequence[Raced], device: Device) -> dict[AttentionProblem, s
     }
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         errors = dict(
-            zip(asked, pool.map(lambda x: _error(*x, device), asked), strict=True)
+            zip(
+                asked,
+                pool.map(lambda x: _error(x[0], x[1], device), asked),
+                strict=True,
+            )
         )
     wrong: dict[AttentionProblem, str] = {}
     for r in found:
