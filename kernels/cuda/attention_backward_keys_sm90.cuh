@@ -47,7 +47,7 @@ namespace tracea {
 
 struct AttentionKeysParams {
   const TensorMap *q, *k, *v, *d_out, *rows, *dk, *dv;  // see attention_sm90.cuh; of rows,
-                                                        // (padded, 2 or 3, heads, batch)
+                                                        // (padded, planes, heads, batch)
   const TensorMap* bias;  // (keys, queries, heads, examples), or null
   const float* everywhere;  // (batch, kv_heads, head_dim), or null: what all dv have more
   const int* q_lengths;     // (batch), or null
@@ -70,8 +70,13 @@ struct AttentionKeysParams {
 // What is known of each query of a block, aligned as copies need it.
 template <class Traits>
 struct alignas(128) AttentionKeysRows {
-  float exponents[Traits::kBlockQ], deltas[Traits::kBlockQ];
-  int segments[Traits::kSegments ? Traits::kBlockQ : 1];
+  using Planes = QueryPlanes<Traits>;
+  float planes[Planes::kCount][Traits::kBlockQ];
+
+  // Where a plane's numbers of a thread's columns begin in shared memory.
+  TRACEA_DEVICE u32 of(int plane, int thread) const {
+    return shared_address(planes[plane]) + 4 * wgmma_accumulator_col(thread, 0);
+  }
 };
 
 template <class Traits>
@@ -122,7 +127,8 @@ struct AttentionKeys {
   static constexpr int kSteps = kBlockQ / 16;
   // Whether there are no registers for rounded p beside both p and v do'.
   static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
-  static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
+  using Planes = QueryPlanes<Traits>;
+  static constexpr u32 kRowsBytes = Planes::kCount * kBlockQ * 4;
   static constexpr u32 kBiasBytes = Traits::kBiasTiles ? kBlockQ * 128 : 0;  // of a consumer
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileK::kUnits;
@@ -278,8 +284,8 @@ struct AttentionKeys {
     mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kBands * kBiasBytes);
     TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
                 q_full);
-    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
-                            head, tile.example, q_full);
+    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].planes[0]), p.rows,
+                            block * kBlockQ, 0, head, tile.example, q_full);
     if constexpr (Traits::kBiasTiles) copy_bias(block, head, stage, q_full);
     const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
     mbarrier_arrive_expect_tx(d_out_full, TileOut::kBytes);
@@ -370,15 +376,21 @@ struct AttentionKeys {
 
   // p of the consumer's keys and a block of queries, in the place of their scores.
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], int stage, int thread) const {
-    const u32 exponents =
-        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 exponents = smem.rows[stage].of(0, thread);
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair exponent = ld_shared_pair(exponents + 32 * j);
+      Pair cap;
+      if constexpr (Traits::kBiased) {
+        cap = ld_shared_pair(exponents + 4 * kBlockQ * Planes::kCaps + 32 * j);
+      }
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float shift = i % 2 ? exponent.y : exponent.x;
         s[4 * j + i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
+        if constexpr (Traits::kBiased) {
+          s[4 * j + i] = min_nan(s[4 * j + i], i % 2 ? cap.y : cap.x);
+        }
       }
     }
   }
@@ -388,7 +400,7 @@ struct AttentionKeys {
                           const int (&ids)[2], int block, int key, int stage,
                           int thread) const {
     const int column = wgmma_accumulator_col(thread, 0);
-    const u32 of_queries = shared_address(smem.rows[stage].segments) + 4 * column;
+    const u32 of_queries = smem.rows[stage].of(Planes::kIds, thread);
     int begin[2], end[2];
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -427,8 +439,7 @@ struct AttentionKeys {
                                    const float (&t)[Scores::kAccumulators],
                                    u32 (&weights)[kSteps][4], u32 (&rounded)[kSteps][4],
                                    int stage, int thread) const {
-    const u32 exponents =
-        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 exponents = smem.rows[stage].of(0, thread);
     const u32 deltas = exponents + 4 * kBlockQ;
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {

@@ -36,7 +36,7 @@ struct AttentionQueriesParams {
   const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
   const TensorMap* bias;                    // (keys, queries, heads, examples), or null
   const TensorMap* segments;                // of ids of keys, (padded, batch), or null
-  const float* rows;                        // (batch, heads, 2 or 3, padded)
+  const float* rows;                        // (batch, heads, planes, padded)
   const int* q_lengths;                     // (batch), or null
   const int* kv_lengths;                    // (batch), or null
   const SegmentSpan *spans_q, *spans_kv;    // (batch, tiles and blocks), or null
@@ -257,10 +257,9 @@ struct AttentionQueries {
 
   struct Progress {
     float dq[Sums::kAccumulators];
-    float exponent[2], delta[2];  // of the thread's two rows
+    QueryNumbers<Traits> rows;
     State state;
     bool has_begun;
-    int ids[2];  // segments of the rows
   };
 
   // One block of keys. Its last product is not waited for.
@@ -290,11 +289,11 @@ struct AttentionQueries {
           s, bias_tile(stage, consumer), thread);
     }
     if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-    weigh_queries(s, at.exponent, p.scale_log2);
+    at.rows.weigh(s, p.scale_log2);
     if constexpr (kMasks) {
       const u32 ids =
           shared_address(smem.segments[stage]) + 4 * wgmma_accumulator_col(thread, 0);
-      hide_keys<Traits>(s, keys, query, block * kBlockKv, at.ids, thread,
+      hide_keys<Traits>(s, keys, query, block * kBlockKv, at.rows.ids, thread,
                         [&](int j, u32(&of_keys)[2]) {
                           ld_shared(ids + 32 * j, of_keys[0], of_keys[1]);
                         });
@@ -308,9 +307,9 @@ struct AttentionQueries {
       float c[4];
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        c[i] = s[4 * j + i] * (t[4 * j + i] - at.delta[i / 2]);
+        c[i] = s[4 * j + i] * (t[4 * j + i] - at.rows.delta[i / 2]);
         if constexpr (Traits::kSoftCap) {
-          c[i] *= soft_cap_slope(s[4 * j + i], at.exponent[i / 2], rcp_approx(p.scale_log2));
+          c[i] *= soft_cap_slope(s[4 * j + i], at.rows.exponent[i / 2], rcp_approx(p.scale_log2));
         }
       }
       round_block<Element>(ds, j, c);
@@ -318,12 +317,6 @@ struct AttentionQueries {
     wgmma_fence();
     multiply_rows<Sums, TileK>(at.dq, ds, k);
     at.state.advance();
-  }
-
-  TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
-    const float* const of_head = p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
-                                              (2 + Traits::kSegments) * p.padded;
-    load_query_numbers<Traits>(at.exponent, at.delta, at.ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -337,7 +330,8 @@ struct AttentionQueries {
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
     if (range.count() > 0) wait(smem.queries_full, 0);
     if (has_keys) {
-      load_rows(at, query, thread);
+      const i64 heads_before = static_cast<i64>(tile.example) * p.heads + tile.head;
+      at.rows.load(p.rows, heads_before, p.padded, query, thread);
       walk<true>(
           [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
           [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });

@@ -189,8 +189,8 @@ def _keys_section(problem: AttentionProblem) -> int:
 def _rows_map(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> TensorMap:
-    """Boxes of the exponents and deltas of a block of queries."""
-    length, planes = sizes.padded(problem, config), 2 + problem.segments
+    """Boxes of the numbers of a block of queries."""
+    length, planes = sizes.padded(problem, config), sizes.planes(problem)
     head = 4 * length * planes
     return TensorMap(
         operand=4,

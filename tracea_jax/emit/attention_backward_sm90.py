@@ -77,7 +77,7 @@ def keys_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dk and dv."""
-    rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
+    rows = -(-planes(problem) * config.block_q * 4 // _ROW_BYTES) * _ROW_BYTES
     block = _pair_bytes(problem, config.block_q) + rows
     tile = _pair_bytes(problem, config.tile_kv)
     # Gradients of scores, two buffers, and a part of dq for each of two consumers.
@@ -149,12 +149,17 @@ def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> in
     return -(-problem.q_len // config.block_q) * config.block_q
 
 
+def planes(problem: AttentionProblem) -> int:
+    """Numbers of a query: exponent, delta, the id of its segment, and a cap."""
+    return 2 + problem.segments + (problem.bias is not None)
+
+
 def rows_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of the exponents and deltas."""
-    planes = 2 + problem.segments
-    return (problem.batch, problem.heads, planes, padded(problem, config))
+    """Of the numbers of the queries."""
+    shape = (planes(problem), padded(problem, config))
+    return (problem.batch, problem.heads, *shape)
 
 
 def sums_shape(
@@ -216,8 +221,16 @@ def _lengths(problem: AttentionProblem) -> list[str]:
 
 def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the first kernel."""
-    ids = ["q_segments"] * problem.segments
-    return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths, *ids)
+    p = problem
+    there = {
+        "q_lengths": p.q_lengths,
+        "q_segments": p.segments,
+        "bias": p.bias is not None,
+        "mask": p.bias is not None and p.mask is not None,
+        "kv_lengths": p.bias is not None and p.kv_lengths,
+        "kv_segments": p.bias is not None and p.segments,
+    }
+    return ("o", "do", "lse", *(name for name, is_read in there.items() if is_read))
 
 
 def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ The output and the log-sum-exp come from whatever ran forward. Two kernels compu
 and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
 order of the keys, so that results are the same from run to run, or in none. A further
 one computes the gradient of a bias, whose terms it sums in an order that depends on
-shapes alone. All skip what nobody sees. A query all of whose scores are below -2^23
-counts as one that sees no key: it takes the mean of all values, masked ones too.
+shapes alone. All skip what nobody sees. A query all of whose scores a bias puts below
+-2^23 weighs the keys that it sees with the largest bias equally.
 
 Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
 text is in ``emit.attention_backward_kernels`` and beside it.
