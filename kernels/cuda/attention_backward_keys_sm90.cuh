@@ -161,11 +161,12 @@ struct AttentionKeys {
   BlockRange range;    // of blocks of queries
   bool has_queries;
 
-  TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params, Shared& shared)
+  // The `index`-th tile.
+  TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params, Shared& shared, u32 index)
       : p(params), smem(shared) {
     const AttentionOrder order{ceil_div(p.kv_len, kTileKv), p.kv_heads, p.batch, p.section,
                                false};
-    tile = order.at(blockIdx.x, kTileKv);
+    tile = order.at(index, kTileKv);
     limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
     range = blocks(queries());
     has_queries = range.count() > 0;
@@ -631,14 +632,15 @@ struct AttentionKeys {
 };
 
 template <class Traits>
-TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
+TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p,
+                                               u32 index = blockIdx.x) {
   extern __shared__ __align__(1024) u8 smem_bytes[];
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionKeys<Traits>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(smem_bytes);
-  const Kernel kernel(p, shared);
+  const Kernel kernel(p, shared, index);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   if (warpgroup == 0) {

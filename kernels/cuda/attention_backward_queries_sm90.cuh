@@ -115,11 +115,12 @@ struct AttentionQueries {
   BlockRange range;  // of blocks of keys
   bool has_keys;
 
-  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared)
+  // The `index`-th tile.
+  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared, u32 index)
       : p(params), smem(shared) {
     const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
                                Traits::kHasRight};
-    tile = order.at(blockIdx.x, kTileQ);
+    tile = order.at(index, kTileQ);
     range = blocks(keys());
     has_keys = range.count() > 0;
     initialize();
@@ -360,13 +361,14 @@ struct AttentionQueries {
 };
 
 template <class Traits>
-TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p) {
+TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p,
+                                               u32 index = blockIdx.x) {
   extern __shared__ __align__(1024) u8 smem_bytes[];
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionQueries<Traits>;
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes), index);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   if (warpgroup == 0) {

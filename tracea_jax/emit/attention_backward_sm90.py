@@ -42,9 +42,10 @@ class AttentionBackwardSm90Config:
       block_kv: keys that it takes at a time.
       stages_kv: blocks of keys, and of values, that its shared memory holds.
       dq: how dq is computed. "recomputed": by a kernel of its own, which computes all
-        scores again; else by the kernel for dk and dv, which adds it up in memory:
-        "atomic", in no order, so that its last bits differ from run to run, or
-        "ordered", the tiles of keys one after the other.
+        scores again, or "beside": by blocks of one launch with those for dk and dv;
+        else by the kernel for dk and dv, which adds it up in memory: "atomic", in no
+        order, so that its last bits differ from run to run, or "ordered", the tiles of
+        keys one after the other.
     """
 
     tile_kv: int
@@ -53,18 +54,19 @@ class AttentionBackwardSm90Config:
     tile_q: int
     block_kv: int
     stages_kv: int = 2
-    dq: Literal["recomputed", "ordered", "atomic"] = "recomputed"
+    dq: Literal["recomputed", "beside", "ordered", "atomic"] = "recomputed"
 
     @property
     def adds(self) -> Any:
         """Whether dq is added up in memory."""
-        return self.dq != "recomputed"
+        return (self.dq != "recomputed") & (self.dq != "beside")
 
     def __str__(self) -> str:
         keys = f"{self.tile_kv}x{self.block_q} s{self.stages_q}"
         if self.adds:
             return f"{keys} {self.dq}"
-        return f"{keys} {self.tile_q}x{self.block_kv} s{self.stages_kv}"
+        queries = f"{self.tile_q}x{self.block_kv} s{self.stages_kv}"
+        return f"{keys} {queries}" + " beside" * (self.dq == "beside")
 
 
 def _pair_bytes(problem: AttentionProblem, rows: Any) -> Any:
@@ -235,7 +237,7 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
 
 def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     """What the first kernel fills with zeros, and the one for dk and dv adds to."""
-    return {"recomputed": (), "ordered": ("turns",), "atomic": ("sums",)}[config.dq]
+    return {"ordered": ("turns",), "atomic": ("sums",)}.get(config.dq, ())
 
 
 def keys_reads(
@@ -249,8 +251,8 @@ def keys_reads(
 
 def keys_writes(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     """Results of the kernel for dk and dv."""
-    sums = {"recomputed": (), "ordered": ("sums", "turns"), "atomic": ("sums",)}
-    return ("dk", "dv", *sums[config.dq])
+    sums = {"ordered": ("sums", "turns"), "atomic": ("sums",)}
+    return ("dk", "dv", *sums.get(config.dq, ()))
 
 
 def queries_reads(
@@ -259,6 +261,14 @@ def queries_reads(
     """Operands of the kernel for dq."""
     spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
     return (*common_reads(problem), *spans, *beside_queries(problem, config).reads)
+
+
+def both_reads(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, has_blind: bool
+) -> tuple[str, ...]:
+    """Operands of the kernel for dk, dv and dq."""
+    reads = keys_reads(problem, config, has_blind), queries_reads(problem, config)
+    return tuple(dict.fromkeys((*reads[0], *reads[1])))
 
 
 def common_reads(problem: AttentionProblem) -> tuple[str, ...]:
