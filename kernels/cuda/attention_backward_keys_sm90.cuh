@@ -295,24 +295,12 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
     const u32 to_dv = shared_address(smem.v[slab]) + to_own;
     stage_rows<Element, typename Traits::Swizzle, TileK>(at.dk, to_dk, thread);
     stage_rows<Element, typename Traits::Swizzle, TileV>(at.dv, to_dv, thread);
-    fence_proxy_async_shared();
-    __syncwarp();
-    if (!elect_one()) return;
-    const int row = thread / kWarpSize * 16;
-    store_slabs<Sums::kN>(p.dk, to_dk + row * 128, slab, key + row);
-    store_slabs<ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row);
-    cp_async_bulk_commit_group();
-    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
-  }
-
-  // Starts the copies of 16 rows of the consumer's columns, from slab `first` on.
-  template <int kColumns>
-  TRACEA_DEVICE void store_slabs(const TensorMap* map, u32 from, int first, int row) const {
-    TRACEA_UNROLL
-    for (int slab = 0; slab < ceil_div(kColumns, 64); ++slab) {
-      cp_async_bulk_tensor_4d_store(map, from + slab * TileK::kSlabBytes, (first + slab) * 64,
-                                    row, tile.head, tile.example);
-    }
+    store_staged_rows(thread, [&](int row) {
+      store_rows<TileK, Sums::kN>(p.dk, to_dk + row * 128, slab, key + row, tile.head,
+                                  tile.example);
+      store_rows<TileV, ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row, tile.head,
+                                       tile.example);
+    });
   }
 
   // Rows of keys past the limit become zeros.

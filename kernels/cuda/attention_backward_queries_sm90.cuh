@@ -350,13 +350,10 @@ struct AttentionQueries {
     meet_warpgroup(consumer);  // all of it have multiplied their queries
     const u32 to = shared_address(smem.q[0]) + consumer * 64 * 128;
     stage_rows<Element, typename Traits::Swizzle, TileQ>(dq, to, thread);
-    fence_proxy_async_shared();
-    __syncwarp();
-    if (!elect_one()) return;
-    const int row = thread / kWarpSize * 16;
-    store_rows<TileQ>(p.dq, to + row * 128, query + row, tile.head, tile.example);
-    cp_async_bulk_commit_group();
-    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+    store_staged_rows(thread, [&](int row) {
+      store_rows<TileQ, kHeadDim>(p.dq, to + row * 128, 0, query + row, tile.head,
+                                  tile.example);
+    });
   }
 };
 
