@@ -3,7 +3,7 @@
 //   dw[r, s, c, k] = sum over pixels of x[pixel as tap (r, s) sees it, c] * dy[pixel, k]
 //
 // as partial sums over ranges of pixels, f32, (parts, R, S, C, K). They are summed in a
-// second step, always in the same order.
+// second step, always in the same order; where there is one part, it is dw, rounded here.
 //
 // An implicit product whose k are the pixels of y, 64 in a stage. Its rows are channels of dy,
 // its columns those of x, in slabs of 64 that belong to one tap each: some columns of dw are
@@ -36,6 +36,7 @@
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
 #include "tile/fragment.cuh"
+#include "tile/fragment_epilogue.cuh"
 #include "tile/pipeline.cuh"
 
 namespace tracea {
@@ -43,7 +44,7 @@ namespace tracea {
 struct ConvWeightsSm90Params {
   const TensorMap* x;
   const TensorMap* dy;
-  float* partial;
+  void* out;
   int pixels, height, width;  // of y, as they are counted
   int first_row, first_column, stride_h, stride_w, dilation_h, dilation_w;
   int kernel_width, slabs, chunks;  // slabs of all taps, and of one
@@ -64,6 +65,7 @@ class ConvWeightsSm90 {
  public:
   using Shared = ConvWeightsSm90Shared<Traits>;
   using Mma = typename Traits::Mma;
+  using Element = typename Traits::ElementOut;
   using State = PipelineState<Traits::kStages>;
 
   static constexpr int kPixels = 64;  // of a stage
@@ -210,7 +212,7 @@ class ConvWeightsSm90 {
     wgmma_commit_group();
   }
 
-  // Rows are channels of dy, which are next to each other in dw; eight lanes write a sector.
+  // Rows are channels of dy, which are next to each other in dw: those of eight lanes.
   TRACEA_DEVICE void store(const float (&sums)[kRows][Mma::kAccumulators], int m, int n,
                            int thread) const {
     TRACEA_UNROLL
@@ -226,11 +228,12 @@ class ConvWeightsSm90 {
         for (int element = 0; element < 4; ++element) {
           const int channel = first + j + wgmma_accumulator_col(thread, element);
           if (channel >= p_.channels) continue;
-          float* line = p_.partial + (taps * p_.channels + channel) * p_.out_channels;
+          Element* line = static_cast<Element*>(p_.out) + (taps * p_.channels + channel) * p_.out_channels;
           TRACEA_UNROLL
           for (int row = 0; row < kRows; ++row) {
             const int k = m + row * kSlab + wgmma_accumulator_row(thread, element);
-            if (k < p_.out_channels) line[k] = sums[row][4 * ((i * kSlab + j) / 8) + element];
+            const float sum = sums[row][4 * ((i * kSlab + j) / 8) + element];
+            if (k < p_.out_channels) store_pair<false>(line + k, 1, Pair{sum, 0.0f});
           }
         }
       }

@@ -12,7 +12,7 @@ import dataclasses
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import im2col_map, strip_axes, walks
-from tracea_jax.emit.epilogue import SHORT
+from tracea_jax.emit.epilogue import CXX_TYPE, SHORT
 from tracea_jax.emit.kernel import Im2colMap, Kernel, Pointer, Scalar, TensorMapSwizzle
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.swizzle import SWIZZLE_128B
@@ -139,7 +139,10 @@ def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 def kernel(
     problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
 ) -> Kernel:
-    """The kernel that leaves partial sums, (parts, R, S, C, K) of float32."""
+    """The kernel that leaves partial sums, (parts, R, S, C, K) of float32.
+
+    One part is the gradient itself, of the problem's dtype.
+    """
     p = problem
     wgmma = Wgmma(n=config.columns, lhs=p.lhs, rhs=p.lhs)
     headers = sources.headers("conv2d_weights_sm90.cuh")
@@ -197,11 +200,17 @@ def _gradient_map(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> Im2c
 
 
 def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
-    """What the kernel computes and how; free of shapes and of the number of parts."""
+    """What the kernel computes and how; free of shapes, and of the number of parts."""
     c = config
+    dtypes = SHORT[problem.lhs] + f"_{SHORT[problem.out]}" * (c.parts == 1)
     choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"
     shared = f"_t{c.taps}x{problem.dilation[1]}" if c.taps > 1 else ""
-    return f"conv2d_weights_sm90_{SHORT[problem.lhs]}_{choices}{shared}"
+    return f"conv2d_weights_sm90_{dtypes}_{choices}{shared}"
+
+
+def _element(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
+    """The type of what the kernel writes."""
+    return CXX_TYPE["float32" if config.parts > 1 else problem.out]
 
 
 _SCALARS = (
@@ -227,6 +236,7 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
 namespace {{
 struct Traits {{
   using Mma = tracea::{wgmma.type_name}<1, 1>;
+  using ElementOut = {_element(problem, config)};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kStages = {config.stages};
   static constexpr int kConsumersM = {config.consumers_m}, \
@@ -240,7 +250,7 @@ kConsumerRegisters = {consumer};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, {blocks})
-{entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
-  tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
+{entry}({map_type} x, {map_type} dy, void* out, {scalars}) {{
+  tracea::conv2d_weights_sm90<Traits>({{&x, &dy, out, {names}}});
 }}
 """

@@ -98,6 +98,8 @@ class Conv2dWeightsSm90:
         p = problem
         shape = (p.kernel_height, p.kernel_width, p.in_channels, p.out_channels)
         kernel = emit.kernel(p, config, device)
+        if config.parts == 1:
+            return kernel
         return summed(kernel, config.parts, shape, p.out, device)
 
 
@@ -223,7 +225,7 @@ def _cost(
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = (c.tile_m + emit.rows_b(p, c)) * 128 / _BYTES_A_CYCLE
     weights = p.kernel_height * p.kernel_width * p.in_channels * p.out_channels
-    partial = 2 * 4 * c.parts * weights  # written and read
+    partial = 2 * 4 * c.parts * weights if c.parts > 1 else 0  # written and read
     return rounds * steps * max(products, copied) + partial / _MEMORY_BYTES_A_CYCLE
 
 
