@@ -29,12 +29,12 @@
 // PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma_im2col.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/fragment.cuh"
 #include "tile/fragment_epilogue.cuh"
 #include "tile/pipeline.cuh"
@@ -56,8 +56,7 @@ template <class Traits>
 struct ConvWeightsSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
   alignas(1024) u8 b[Traits::kStages][Traits::kRowsB * 128];
-  u64 full_barrier[Traits::kStages];
-  u64 empty_barrier[Traits::kStages];
+  RingBarriers<Traits::kStages> ring;
 };
 
 template <class Traits>
@@ -108,18 +107,14 @@ class ConvWeightsSm90 {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStages; ++i) {
-        mbarrier_init(shared_address(&smem_.full_barrier[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem_.empty_barrier[i]), empty_arrivals(kConsumers, 1));
-      }
+      smem_.ring.initialize(kConsumers);
       fence_mbarrier_init();
     }
     __syncthreads();
   }
 
   // One thread of the block.
-  TRACEA_DEVICE void produce() const {
+  TRACEA_DEVICE void produce(int) const {
     int column[kCopies];  // of each copy of x: its channel and the offsets of its tap
     u16 offset_h[kCopies], offset_w[kCopies];
     TRACEA_UNROLL
@@ -134,9 +129,7 @@ class ConvWeightsSm90 {
     State state;
     TRACEA_NO_UNROLL
     for (int step = first_; step < last_; ++step, state.advance()) {
-      const u32 full = shared_address(&smem_.full_barrier[state.stage_idx]);
-      wait(shared_address(&smem_.empty_barrier[state.stage_idx]), state.producer_parity());
-      mbarrier_arrive_expect_tx(full, kCopiedBytes);
+      const u32 full = smem_.ring.refill(state, kCopiedBytes);
       const u32 a = shared_address(smem_.a[state.stage_idx]);
       const Pixel at = Pixel::at(step * kPixels, p_.height, p_.width);
       TRACEA_UNROLL
@@ -173,12 +166,13 @@ class ConvWeightsSm90 {
     State finished;  // the oldest stage not yet released
     TRACEA_NO_UNROLL
     for (int step = first_; step < last_; ++step, state.advance()) {
-      wait(shared_address(&smem_.full_barrier[state.stage_idx]), state.consumer_parity());
-      multiply(sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
-               first_b + state.stage_idx * (Traits::kRowsB * 128 / 16));
+      smem_.ring.wait(state);
+      multiply_stage<Mma, DescriptorA, DescriptorB, kSteps>(
+          sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
+          first_b + state.stage_idx * (Traits::kRowsB * 128 / 16), true);
       wgmma_wait_group<1>();
       if (step > first_) {
-        release(finished, thread);
+        smem_.ring.release(finished.stage_idx, thread);
         finished.advance();
       }
     }
@@ -189,29 +183,6 @@ class ConvWeightsSm90 {
   }
 
  private:
-  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(barrier, parity)) {
-    }
-  }
-
-  // One thread tells the producer, as a finished wgmma is finished for the warpgroup.
-  TRACEA_DEVICE void release(const State& state, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem_.empty_barrier[state.stage_idx]));
-  }
-
-  TRACEA_DEVICE static void multiply(float (&sums)[kRows][Mma::kAccumulators], u64 a, u64 b) {
-    wgmma_fence();
-    TRACEA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kRows; ++slab) {
-        Mma::mma(sums[slab], a + slab * (kSlabBytes / 16) + step * DescriptorA::kStep,
-                 b + step * DescriptorB::kStep, true);
-      }
-    }
-    wgmma_commit_group();
-  }
-
   // Rows are channels of dy, which are next to each other in dw: those of eight lanes.
   TRACEA_DEVICE void store(const float (&sums)[kRows][Mma::kAccumulators], int m, int n,
                            int thread) const {
@@ -249,25 +220,9 @@ class ConvWeightsSm90 {
 template <class Traits>
 TRACEA_DEVICE void conv2d_weights_sm90(const ConvWeightsSm90Params& p) {
   using Kernel = ConvWeightsSm90<Traits>;
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  const Kernel kernel(p, swizzled_shared<typename Kernel::Shared>());
   kernel.initialize();
-  if (warpgroup == 0) {
-    if constexpr (Traits::kProducerRegisters > 0) {
-      setmaxnreg_dec<Traits::kProducerRegisters>();
-    }
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    if constexpr (Traits::kConsumerRegisters > 0) {
-      setmaxnreg_inc<Traits::kConsumerRegisters>();
-    }
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<1, Traits::kProducerRegisters, Traits::kConsumerRegisters>(kernel);
 }
 
 }  // namespace tracea

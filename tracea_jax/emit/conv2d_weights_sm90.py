@@ -12,6 +12,7 @@ import dataclasses
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import im2col_map, strip_axes, walks
+from tracea_jax.emit.conv_results import MAP_TYPE, ROW_BYTES, SLAB, WARPGROUP
 from tracea_jax.emit.epilogue import CXX_TYPE, SHORT
 from tracea_jax.emit.kernel import Im2colMap, Kernel, Pointer, Scalar, TensorMapSwizzle
 from tracea_jax.emit.wgmma import Wgmma
@@ -19,11 +20,8 @@ from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 PIXELS = 64  # of a stage
-SLAB = 64  # channels of a slab: 128 bytes of 16-bit elements
-WARPGROUP = 128
-_ROW_BYTES = 128
 _PERIOD = 8  # rows after which the swizzle begins again
-_SMEM_UNIT = _PERIOD * _ROW_BYTES
+_SMEM_UNIT = _PERIOD * ROW_BYTES
 _HALF_BYTES = 112 << 10  # of a multiprocessor's shared memory, less what is reserved
 
 
@@ -120,7 +118,7 @@ def rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 
 def smem_bytes(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Shared memory of a block."""
-    stage = (config.tile_m + rows_b(problem, config)) * _ROW_BYTES
+    stage = (config.tile_m + rows_b(problem, config)) * ROW_BYTES
     total = config.stages * (stage + 2 * 8)
     return -(-total // _SMEM_UNIT) * _SMEM_UNIT
 
@@ -227,7 +225,6 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
     names = ", ".join(_SCALARS)
     scalars = ", ".join(f"int {name}" for name in _SCALARS)
     entry, blocks = _entry(problem, config), _blocks(problem, config)
-    map_type = "const __grid_constant__ tracea::TensorMap"
     return f"""\
 // conv2d_weights_sm90 | {problem.lhs} | {entry}
 #include "conv2d_weights_sm90.cuh"
@@ -250,7 +247,7 @@ kConsumerRegisters = {consumer};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, {blocks})
-{entry}({map_type} x, {map_type} dy, void* out, {scalars}) {{
+{entry}({MAP_TYPE} x, {MAP_TYPE} dy, void* out, {scalars}) {{
   tracea::conv2d_weights_sm90<Traits>({{&x, &dy, out, {names}}});
 }}
 """

@@ -57,14 +57,6 @@ _FEWEST_FLOPS_1X1 = 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
 
 
-def _exceeds_memory(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    return emit.smem_bytes(p, c) > d.smem_per_block_bytes
-
-
-def _is_narrow(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    return c.tile_n * ITEMSIZE[p.out] < emit.ROW_BYTES
-
-
 def _splits_unevenly(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
     return c.tile_m % (emit.SLAB * c.tile_consumers) != 0
 
@@ -99,19 +91,8 @@ LEGAL = (
             f"it can hold {_MOST_ACCUMULATORS[c.consumers]}"
         ),
     ),
-    Rule(
-        code="narrow",
-        refuses=_is_narrow,
-        why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
-    ),
-    Rule(
-        code="smem",
-        refuses=_exceeds_memory,
-        why=lambda p, c, d: (
-            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
-            f"memory; a block has {d.smem_per_block_bytes}"
-        ),
-    ),
+    images.NARROW,
+    images.memory_rule(emit.smem_bytes),
 )
 
 
@@ -185,16 +166,6 @@ def _is_measured_1x1(p: Conv2dProblem) -> bool:
     )
 
 
-def _deepest(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    """The deepest ring that leaves every store a buffer, or fits at all."""
-    deepest = np.zeros_like(c.stages)
-    for stages in range(1, emit.MAX_STAGES + 1):
-        one = dataclasses.replace(c, stages=stages)
-        fits = emit.smem_bytes(p, one) <= d.smem_per_block_bytes
-        deepest = np.where(fits, stages, deepest)
-    return deepest
-
-
 def _has_tail(p: Conv2dProblem, c: Any) -> Any:
     """Whether the last slab of weights is a narrow one, which is slow to copy."""
     return (c.tile_n % emit.SLAB != 0) & (p.direction != "input_grad")
@@ -211,7 +182,9 @@ _WORTHWHILE = (
     ),
     Rule(
         code="shallow",
-        refuses=lambda p, c, d: c.stages != _deepest(p, c, d),
+        refuses=lambda p, c, d: (
+            c.stages != images.deepest_ring(emit.smem_bytes, p, c, d, _STAGES)
+        ),
         why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
     ),
 )

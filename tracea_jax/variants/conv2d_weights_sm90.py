@@ -195,14 +195,7 @@ LEGAL = (
             "pixels"
         ),
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
-            f"{d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
 # Tiles and their consumers.
 _SHAPES = (
