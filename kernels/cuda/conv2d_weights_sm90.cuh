@@ -199,7 +199,8 @@ class ConvWeightsSm90 {
         for (int element = 0; element < 4; ++element) {
           const int channel = first + j + wgmma_accumulator_col(thread, element);
           if (channel >= p_.channels) continue;
-          Element* line = static_cast<Element*>(p_.out) + (taps * p_.channels + channel) * p_.out_channels;
+          Element* line = static_cast<Element*>(p_.out) +
+                          (taps * p_.channels + channel) * p_.out_channels;
           TRACEA_UNROLL
           for (int row = 0; row < kRows; ++row) {
             const int k = m + row * kSlab + wgmma_accumulator_row(thread, element);
