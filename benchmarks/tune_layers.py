@@ -11,7 +11,8 @@ few problems the answers are written to ``DIRECTORY/<environment>/`` in the layo
 
 A problem is not tuned again if it has an answer in the cache of this machine, in the
 installed package, or in a directory that an earlier run wrote (``--from``). So a run on
-another machine of the same kind can continue an earlier one.
+another machine of the same kind can continue an earlier one. Two GPUs share the work
+with ``--part 0/2`` and ``--part 1/2``.
 """
 
 from __future__ import annotations
@@ -269,6 +270,14 @@ def take(directories: Iterable[pathlib.Path]) -> int:
     return len(entries)
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    found = int(part), int(parts)
+    if not 0 <= found[0] < found[1]:
+        raise ValueError(text)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -287,6 +296,13 @@ def main() -> None:
     parser.add_argument(
         "--each-s", type=float, default=4.0, help="least for a problem, on average"
     )
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="of N; I is 0 to N - 1",
+    )
     parser.add_argument("--again", action="store_true", help="what has answers, too")
     parser.add_argument("--list", action="store_true", help="only tell what is left")
     args = parser.parse_args()
@@ -298,6 +314,8 @@ def main() -> None:
         print(f"{take(args.earlier)} answers taken from earlier runs")
     problems = wanted(device.platform, args.what)
     problems = problems if args.again else left(problems, device)
+    part, parts = args.part
+    problems = problems[part::parts]
     if args.list:
         print("\n".join(map(str, problems)))
         return
