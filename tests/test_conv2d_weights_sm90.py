@@ -47,7 +47,8 @@ def changed(**changes: Any) -> Conv2dProblem:
         (RESNET, A100, "capability 9.0"),
         (changed(direction="forward"), H200, "direction forward"),
         (changed(layout="nchw"), H200, "layout nchw"),
-        (changed(groups=2), H200, "2 groups"),
+        (changed(in_channels=48, out_channels=48, groups=2), H200, "groups of 24"),
+        (changed(in_channels=64, groups=32), H200, "groups of 2 channels give 4"),
         (changed(lhs="float32", rhs="float32"), H200, "operands float32"),
         (changed(out="float64"), H200, "output of dtype float64"),
         (changed(precision="bf16_bf16_f32"), H200, "precision"),
@@ -148,6 +149,16 @@ def test_taps_that_cannot_share_are_refused(change, shape):
 SIZES = [(1, 1, 8, 8), (64, 56, 64, 64), (64, 7, 512, 512), (8, 64, 320, 640)]
 
 
+def test_tiles_of_groups_are_their_channels_by_themselves():
+    problem = changed(groups=16)
+    for config in CONV2D_WEIGHTS_SM90.space(problem, H200).configs():
+        assert config.tile_m == 64
+        m_tiles, n_tiles = emit.tiles(problem, config)
+        assert (m_tiles, n_tiles) == (2, -(-9 * 64 // config.tile_n))
+    with pytest.raises(ValueError, match="of groups it is 64"):
+        CONV2D_WEIGHTS_SM90.check(problem, WIDE, H200)
+
+
 @pytest.mark.parametrize(("batch", "size", "inputs", "outputs"), SIZES)
 def test_the_default_is_a_legal_config_of_the_space(batch, size, inputs, outputs):
     problem = changed(
@@ -176,6 +187,7 @@ def compiles(problem: Conv2dProblem, config: Any) -> None:
 def test_compiles_without_spills():
     compiles(RESNET, WIDE)
     compiles(RESNET, dataclasses.replace(SHARED, parts=1))
+    compiles(changed(groups=16), SHARED)
 
 
 @pytest.mark.nvrtc

@@ -2,8 +2,8 @@
 //
 //   dw[r, s, c, k] = sum over pixels of x[pixel as tap (r, s) sees it, c] * dy[pixel, k]
 //
-// as partial sums over ranges of pixels, f32, (parts, R, S, C, K). They are summed in a
-// second step, always in the same order; where there is one part, it is dw, rounded here.
+// as partial sums over ranges of pixels, f32, (parts, R, S, C of a group, K). They are summed
+// in a second step, always in the same order; where there is one part, it is dw, rounded here.
 //
 // An implicit product whose k are the pixels of y, 64 in a stage. Its rows are channels of dy,
 // its columns those of x, in slabs of 64 that belong to one tap each: some columns of dw are
@@ -21,6 +21,9 @@
 // a few pixels longer: pixels are then counted with the zeros behind a line, which are those
 // in front of the next one, and a tap sees them kShift further on than the one before. The
 // swizzle is a function of the address, so that a slab may begin at any row of a copy.
+//
+// Of groups (kIsGrouped) of kGroup channels, as many in as out, a tile is 64 channels of dy by
+// the same channels of x, for some taps, and what joins two groups is dropped.
 //
 // A block computes one tile of one part. Both operands are copied by im2col tensor maps;
 // pixels beyond the last one are zeros in both.
@@ -75,6 +78,8 @@ class ConvWeightsSm90 {
   static constexpr int kRows = kSlabsM / Traits::kConsumersM;  // slabs of a consumer
   static constexpr int kColumns = kSlabsN / Traits::kConsumersN;
   static constexpr int kTaps = Traits::kTaps;  // whose slabs of x are one copy
+  static constexpr bool kIsGrouped = Traits::kIsGrouped;
+  static constexpr int kGroup = Traits::kGroup;
   static constexpr int kCopies = kSlabsN / kTaps;
   static constexpr int kCopiedRows = kPixels + (kTaps - 1) * Traits::kShift;
   static constexpr u32 kCopyBytes = ceil_div(kCopiedRows, 8) * 1024;
@@ -90,6 +95,8 @@ class ConvWeightsSm90 {
   static_assert(kRows * Traits::kConsumersM == kSlabsM &&
                     kColumns * Traits::kConsumersN == kSlabsN && Mma::kN == kColumns * kSlab,
                 "consumers hold whole slabs, all columns by one instruction");
+  static_assert(!kIsGrouped || (Traits::kTileM == kSlab && kSlab % kGroup == 0),
+                "a tile has whole groups, of the same channels of x and dy");
   static_assert(kTaps == 1 || kTaps == kColumns, "an instruction reads one copy");
   static_assert(kCopies * kCopyBytes == Traits::kRowsB * 128, "a stage holds the copies");
 
@@ -122,7 +129,7 @@ class ConvWeightsSm90 {
       // Beyond the last one the sums are stored nowhere.
       const int last = p_.slabs / kTaps - 1, copy = n_ + i < last ? n_ + i : last;
       const int tap = copy / p_.chunks * kTaps, r = tap / p_.kernel_width;
-      column[i] = copy % p_.chunks * kSlab;
+      column[i] = kIsGrouped ? m_ : copy % p_.chunks * kSlab;
       offset_h[i] = static_cast<u16>(r * p_.dilation_h);
       offset_w[i] = static_cast<u16>((tap - r * p_.kernel_width) * p_.dilation_w);
     }
@@ -191,7 +198,7 @@ class ConvWeightsSm90 {
       const int copy = n + i / kTaps;
       if (copy * kTaps >= p_.slabs) return;
       const int tap = copy / p_.chunks * kTaps + i % kTaps;
-      const int first = copy % p_.chunks * kSlab;
+      const int first = kIsGrouped ? m : copy % p_.chunks * kSlab;
       const i64 taps = static_cast<i64>(part_) * (p_.slabs / p_.chunks) + tap;
       TRACEA_UNROLL
       for (int j = 0; j < kSlab; j += 8) {
@@ -199,12 +206,14 @@ class ConvWeightsSm90 {
         for (int element = 0; element < 4; ++element) {
           const int channel = first + j + wgmma_accumulator_col(thread, element);
           if (channel >= p_.channels) continue;
-          Element* line = static_cast<Element*>(p_.out) +
-                          (taps * p_.channels + channel) * p_.out_channels;
+          const i64 at = kIsGrouped ? taps * kGroup + channel % kGroup
+                                    : taps * p_.channels + channel;
+          Element* line = static_cast<Element*>(p_.out) + at * p_.out_channels;
           TRACEA_UNROLL
           for (int row = 0; row < kRows; ++row) {
             const int k = m + row * kSlab + wgmma_accumulator_row(thread, element);
             const float sum = sums[row][4 * ((i * kSlab + j) / 8) + element];
+            if (kIsGrouped && k / kGroup != channel / kGroup) continue;
             if (k < p_.out_channels) store_pair<false>(line + k, 1, Pair{sum, 0.0f});
           }
         }

@@ -13,7 +13,7 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import im2col_map, strip_axes, walks
 from tracea_jax.emit.conv_results import MAP_TYPE, ROW_BYTES, SLAB, WARPGROUP
-from tracea_jax.emit.epilogue import CXX_TYPE, SHORT
+from tracea_jax.emit.epilogue import CXX_TYPE, SHORT, cxx
 from tracea_jax.emit.kernel import Im2colMap, Kernel, Pointer, Scalar, TensorMapSwizzle
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.swizzle import SWIZZLE_128B
@@ -72,9 +72,14 @@ class ConvWeightsSm90Config:
         )
 
 
+def group(problem: Conv2dProblem) -> int:
+    """Channels of a group; of one group it does not matter how many."""
+    return problem.in_channels // problem.groups if problem.groups > 1 else 1
+
+
 def chunks(problem: Conv2dProblem) -> int:
-    """Slabs of one tap."""
-    return -(-problem.in_channels // SLAB)
+    """Slabs of one tap that meet the same channels of dy."""
+    return 1 if problem.groups > 1 else -(-problem.in_channels // SLAB)
 
 
 def slabs(problem: Conv2dProblem) -> int:
@@ -137,7 +142,7 @@ def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 def kernel(
     problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
 ) -> Kernel:
-    """The kernel that leaves partial sums, (parts, R, S, C, K) of float32.
+    """The kernel that leaves partial sums, (parts, R, S, C of a group, K) of float32.
 
     One part is the gradient itself, of the problem's dtype.
     """
@@ -203,7 +208,8 @@ def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
     dtypes = SHORT[problem.lhs] + f"_{SHORT[problem.out]}" * (c.parts == 1)
     choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"
     shared = f"_t{c.taps}x{problem.dilation[1]}" if c.taps > 1 else ""
-    return f"conv2d_weights_sm90_{dtypes}_{choices}{shared}"
+    groups = f"_g{group(problem)}" * (problem.groups > 1)
+    return f"conv2d_weights_sm90{groups}_{dtypes}_{choices}{shared}"
 
 
 def _element(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
@@ -238,6 +244,8 @@ struct Traits {{
 kStages = {config.stages};
   static constexpr int kConsumersM = {config.consumers_m}, \
 kConsumersN = {config.consumers_n};
+  static constexpr bool kIsGrouped = {cxx(problem.groups > 1)};
+  static constexpr int kGroup = {group(problem)};
   static constexpr int kTaps = {config.taps}, kShift = {problem.dilation[1]}, \
 kRowsB = {rows_b(problem, config)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
