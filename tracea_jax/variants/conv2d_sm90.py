@@ -27,7 +27,6 @@ from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    as_config,
     check_choices,
     check_ranges,
     first_refusal,
@@ -130,8 +129,15 @@ class Conv2dSm90:
         return Space(config_type=Conv2dSm90Config, columns=columns, pruned=pruned)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[Conv2dSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
-        return choose(problem, device)
+        space = self.space(problem, device)
+        return images.ranked(space, problem, device, _cost, count)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -188,13 +194,6 @@ _WORTHWHILE = (
         why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
     ),
 )
-
-
-def choose(problem: Conv2dProblem, device: CudaDevice) -> Conv2dSm90Config:
-    """The config to use without measurements."""
-    space = CONV2D_SM90.space(problem, device)
-    config = as_config(Conv2dSm90Config, space.columns)
-    return space.config(int(np.argmin(_cost(problem, config, device))))
 
 
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:

@@ -26,7 +26,6 @@ from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    as_config,
     check_choices,
     check_ranges,
     first_refusal,
@@ -120,10 +119,15 @@ class Conv2dStripsSm90:
     def heuristic(
         self, problem: Conv2dProblem, device: Device
     ) -> Conv2dStripsSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[Conv2dStripsSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
         space = self.space(problem, device)
-        config = as_config(Conv2dStripsSm90Config, space.columns)
-        return space.config(int(np.argmin(_cost(problem, config, device))))
+        return images.ranked(space, problem, device, _cost, count)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN and conv2d_sm90.

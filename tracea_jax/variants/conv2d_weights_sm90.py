@@ -78,8 +78,16 @@ class Conv2dWeightsSm90:
     def heuristic(
         self, problem: Conv2dProblem, device: Device
     ) -> ConvWeightsSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[ConvWeightsSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
-        return min(_grid(problem, device), key=lambda c: _cost(problem, c, device))
+        configs = self.space(problem, device).configs()
+        cheapest = sorted(configs, key=lambda c: _cost(problem, c, device))
+        return tuple(cheapest[:count])
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.

@@ -14,7 +14,7 @@ import numpy as np
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
-from tracea_jax.variants.space import Rule
+from tracea_jax.variants.space import Rule, Space, as_config
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
@@ -105,6 +105,19 @@ def deepest_ring(
         fits = smem_bytes(p, dataclasses.replace(c, stages=stages))
         deepest = np.where(fits <= d.smem_per_block_bytes, stages, deepest)
     return deepest
+
+
+def ranked(
+    space: Space,
+    problem: Conv2dProblem,
+    device: CudaDevice,
+    cost: Callable[[Conv2dProblem, Any, CudaDevice], Any],
+    count: int,
+) -> tuple[Any, ...]:
+    """The cheapest configs of a space of columns; of equal ones the first."""
+    columns = as_config(space.config_type, space.columns)
+    order = np.argsort(cost(problem, columns, device), kind="stable")
+    return tuple(space.config(int(i)) for i in order[:count])
 
 
 def is_dense_3x3(problem: Conv2dProblem) -> bool:
