@@ -44,8 +44,10 @@ _RANGES = {
 _MOST_SUMS = 81  # taps whose sums fit the registers of a thread
 # Taps and strides of square kernels that were measured to win in all directions, on so
 # many bytes.
-_FEWEST_BYTES = {(3, 1): 2**24, (3, 2): 2**24, (5, 1): 2**23, (5, 2): 2**23}
-_FEWEST_BYTES |= {(7, 1): 2**23}
+_FEWEST_BYTES = {
+    **dict.fromkeys(((3, 1), (3, 2)), 2**24),
+    **dict.fromkeys(((5, 1), (5, 2), (7, 1)), 2**23),
+}
 _MOST_THREADS = 512
 _MOST_COPIES = 32  # of a thread for each row
 
