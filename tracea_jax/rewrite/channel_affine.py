@@ -1,6 +1,6 @@
 """Scales and shifts in a row: batch norms, given their statistics.
 
-    (x - mean) * (rsqrt(variance + epsilon) * scale) + bias
+    relu((x - mean) * (rsqrt(variance + epsilon) * scale) + bias)
 
 What computes the statistics stays as it is. Only rows of three steps and more pay, as
 the gradients of one scale and one shift are two sums already. Norms of each image, such
@@ -14,8 +14,11 @@ import dataclasses
 import math
 from typing import Any
 
-from tracea_jax.ops.channel_affine.primitive import SCALES, bind
+from tracea_jax.ops.channel_affine.primitive import bind
+from tracea_jax.ops.channel_affine.steps import SCALES, Result
 from tracea_jax.options import local_device
+from tracea_jax.rewrite.activation import is_jax_relu
+from tracea_jax.rewrite.channel_sums import narrow
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import DTYPES
 from tracea_jax.rewrite.view import Atom, Equation, View
@@ -29,16 +32,17 @@ class ChannelAffineSite:
     """A call of ``channel_affine_p``.
 
     Attributes:
-      steps: their names.
+      result: the steps, and what is done to their result.
       shapes: of their operands, as the primitive takes them.
     """
 
-    steps: tuple[str, ...]
+    result: Result
     shapes: tuple[tuple[int, ...], ...]
 
-    def __call__(self, x: Any, *operands: Any) -> Any:
+    def __call__(self, x: Any, source: Any, *operands: Any) -> Any:
         pairs = zip(operands, self.shapes, strict=True)
-        return bind(x, *(c.reshape(shape) for c, shape in pairs), steps=self.steps)
+        each = (c.reshape(shape) for c, shape in pairs)
+        return bind(x, source, *each, result=self.result)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +84,45 @@ def match_channel_affine(view: View, index: int) -> Match | None:
         return None
     if all(step.name not in SCALES for step in steps) or not _are_of_channels(steps):
         return None
+    source = narrow(view, first.value)
+    dtype, activation = _extend(view, equations, source.aval.dtype.name)
+    names = tuple(step.name for step in steps)
     site = ChannelAffineSite(
-        steps=tuple(step.name for step in steps),
+        result=Result(steps=names, dtype=dtype, activation=activation),
         shapes=tuple(step.shape for step in steps),
     )
     return Match(
         root=equations[-1],
         equations=frozenset(equations),
-        operands=(first.value, *(step.operand for step in steps)),
+        operands=(first.value, source, *(step.operand for step in steps)),
         site=site,
     )
+
+
+def _extend(view: View, equations: list[int], dtype: str) -> tuple[str | None, str]:
+    """Takes a conversion to a dtype and a relu after the steps, if they are there.
+
+    Returns:
+      The dtype, or None if the result keeps that of the steps; the activation.
+    """
+    result = view.eqns[equations[-1]].outvars[0]
+    rounded = None
+    if result.aval.dtype != dtype:
+        following = view.sole_consumer(result)
+        if following is None or not _converts(view.eqns[following], dtype):
+            return None, "none"
+        equations.append(following)
+        rounded = dtype
+    following = view.sole_consumer(view.eqns[equations[-1]].outvars[0])
+    if following is None or not is_jax_relu(view.eqns[following]):
+        return rounded, "none"
+    equations.append(following)
+    return rounded, "relu"
+
+
+def _converts(eqn: Equation, dtype: str) -> bool:
+    name, result = eqn.primitive.name, eqn.outvars[0].aval
+    return name == "convert_element_type" and result.dtype == dtype
 
 
 CHANNEL_AFFINE = Rule(
