@@ -87,7 +87,7 @@ class ChannelSumsCuda:
         return ChannelSumsConfig(blocks=4, unroll=4)
 
     def expects_to_win(self, problem: ChannelSumsProblem, device: Device) -> bool:
-        return device.platform == "cuda"
+        return isinstance(device, CudaDevice) and device.capability == (9, 0)
 
     def call(
         self, problem: ChannelSumsProblem, config: ChannelSumsConfig, device: Device
