@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numerics import f64
 
 from tracea_jax.ops.channel_sums import workload
 from tracea_jax.problem import ChannelSumsProblem
@@ -13,7 +14,9 @@ from tracea_jax.problem import ChannelSumsProblem
 KINDS = {
     "moments": {"kind": "moments"},
     "gradient": {"kind": "gradient"},
-    "relu": {"kind": "gradient", "activation": "relu"},
+    "argument": {"kind": "gradient", "relu": "argument"},
+    "result": {"kind": "gradient", "relu": "result"},
+    "two": {"kind": "gradient", "relu": "result", "cotangents": 2},
 }
 UNITS = 2.0**-20  # of the sum of magnitudes: some rounding of f32 in a tree of sums
 
@@ -29,6 +32,10 @@ def check(problem: ChannelSumsProblem, choice: Any, shape: Any = None) -> None:
         inputs = [x.reshape(shape) if x.ndim == 2 else x for x in inputs]
     wanted, sizes = workload.exact(problem, *inputs)
     run = jax.jit(lambda *x: workload.execute(*x, problem=problem, choice=choice))
-    for found, value, size in zip(run(*inputs), wanted, sizes, strict=True):
-        assert found.dtype == np.float32
-        assert (np.abs(np.asarray(found) - value) <= UNITS * size).all()
+    found = run(*inputs)
+    for y, value, size in zip(found[:2], wanted[:2], sizes, strict=True):
+        assert y.dtype == np.float32
+        assert (np.abs(np.asarray(y) - value) <= UNITS * size).all()
+    for y, value in zip(found[2:], wanted[2:], strict=True):
+        assert y.dtype == inputs[0].dtype
+        np.testing.assert_array_equal(f64(y).reshape(value.shape), value)

@@ -46,8 +46,8 @@ def test_refuses_with_a_reason(asked, device, words):
 def test_problems_and_configs_refuse_what_is_none():
     with pytest.raises(ValueError, match="kind='means' must be one of"):
         ChannelSumsProblem(kind="means", rows=1, channels=8)
-    with pytest.raises(ValueError, match="activation must be none"):
-        ChannelSumsProblem(kind="moments", rows=1, channels=8, activation="relu")
+    with pytest.raises(ValueError, match="relu must be none"):
+        ChannelSumsProblem(kind="moments", rows=1, channels=8, relu="argument")
     with pytest.raises(ValueError, match="blocks=3 must be one of"):
         CHANNEL_SUMS_CUDA.check(STAGE, ChannelSumsConfig(blocks=3, unroll=4), H200)
     assert problem_from_json(STAGE.to_json()) == STAGE
@@ -57,7 +57,11 @@ def test_problems_and_configs_refuse_what_is_none():
 @pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize(
     ("kind", "dtype", "unroll"),
-    [("moments", "float16", 2), ("gradient", "float32", 4), ("relu", "bfloat16", 8)],
+    [
+        ("moments", "float16", 2),
+        ("gradient", "float32", 4),
+        ("argument", "bfloat16", 8),
+    ],
 )
 def test_kernels_compile_without_spills(kind, dtype, unroll, name):
     config = ChannelSumsConfig(blocks=4, unroll=unroll)
@@ -139,7 +143,7 @@ def test_sums_have_derivatives_and_are_mapped():
     center, factor, shift = normal(3, 8, seed=2)
 
     def f(x, dy):
-        first, second = bind(x, dy, center, factor, shift)
+        first, second = bind(x, dy, center, factor, shift, relu="argument")
         return (first * jnp.cos(second)).sum()
 
     def plain(x, dy):

@@ -11,6 +11,10 @@ from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
 from tracea_jax.problem import ChannelSumsProblem
 
 THREADS = 256
+_POINTERS = (
+    *("x", "dy", "more", "y", "center", "factor", "shift"),
+    *("dz", "parts"),
+)
 PACK_BYTES = 16
 # The largest f32 that rounds to zero, to even: half of the smallest positive number.
 _LEAST = {"float32": "0.0f", "bfloat16": "0x1p-134f", "float16": "0x1p-25f"}
@@ -64,13 +68,13 @@ def places(
 def kernel(
     problem: ChannelSumsProblem, device: CudaDevice, *, blocks: int, unroll: int
 ) -> Kernel:
-    """x, or x, dy, center and what a relu needs, to parts: (blocks, 2, channels)."""
+    """The problem's operands to parts, (blocks, 2, channels), and dz if it is kept."""
     p, cut = problem, places(problem, device, blocks=blocks, unroll=unroll)
-    has_relu = p.activation == "relu"
-    name = p.kind + "_relu" * has_relu
-    entry = f"channel_sums_{name}_{SHORT[p.dtype]}_{cut.lanes}x{unroll}"
-    count = 1 + 2 * p.is_gradient + 2 * has_relu  # operands
-    operands = [i if i < count else -1 for i in range(5)]
+    relu = "" if p.relu == "none" else f"_relu_{p.relu}{p.cotangents}"
+    entry = f"channel_sums_{p.kind}{relu}_{SHORT[p.dtype]}_{cut.lanes}x{unroll}"
+    buffers = {name: i for i, name in enumerate((*p.operands, "parts", "dz"))}
+    if not p.keeps:
+        del buffers["dz"]
     return Kernel(
         entry=entry,
         source=_source(p, entry, cut.lanes, unroll),
@@ -80,8 +84,7 @@ def kernel(
         block=(THREADS, 1, 1),
         smem_bytes=0,
         params=(
-            *(Pointer(operand=i) for i in operands),
-            Pointer(operand=count),
+            *(Pointer(operand=buffers.get(name, -1)) for name in _POINTERS),
             Scalar(value=p.rows),
             Scalar(value=p.channels),
         ),
@@ -89,23 +92,27 @@ def kernel(
 
 
 def _source(p: ChannelSumsProblem, entry: str, lanes: int, unroll: int) -> str:
+    gradients = p.cotangents if p.is_gradient else 0
     return f"""\
-// channel_sums | {p.kind} {p.dtype}, activation {p.activation}
+// {p.op} | {p.kind} {p.dtype}, {gradients} of dy, relu {p.relu}
 #include "channel_sums.cuh"
 
 namespace {{
 struct Traits {{
   using Element = {CXX_TYPE[p.dtype]};
-  static constexpr int kThreads = {THREADS}, kLanes = {lanes}, kUnroll = {unroll};
-  static constexpr bool kIsGradient = {cxx(p.is_gradient)}, \
-kHasRelu = {cxx(p.activation == "relu")};
+  static constexpr int kThreads = {THREADS}, kLanes = {lanes}, kUnroll = {unroll}, \
+kGradients = {gradients};
+  static constexpr auto kRelu = tracea::ReluOf::k{p.relu.title()};
+  static constexpr bool kKeeps = {cxx(p.keeps)};
   static constexpr float kLeast = {_LEAST[p.dtype]};
 }};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({THREADS})
-{entry}(const void* x, const void* dy, const float* center, const float* factor,
-    const float* shift, float* parts, int rows, int channels) {{
-  tracea::channel_sums<Traits>({{x, dy, center, factor, shift, parts}}, rows, channels);
+{entry}(const void* x, const void* dy, const void* more, const void* y,
+    const float* center, const float* factor, const float* shift, void* dz,
+    float* parts, int rows, int channels) {{
+  tracea::channel_sums<Traits>(
+      {{x, dy, more, y, center, factor, shift, dz, parts}}, rows, channels);
 }}
 """

@@ -98,21 +98,17 @@ class ChannelSumsCuda:
         parts = Buffer(
             name="parts", shape=(count, 2, problem.channels), dtype="float32"
         )
-        given = ["x", "dy", "center", "factor", "shift"]
-        if not problem.is_gradient:
-            given = given[:1]
-        elif problem.activation == "none":
-            given = given[:3]
+        kept = ("dz",) * problem.keeps
         return Steps(
-            operands=tuple(given),
-            results=("first", "second"),
+            operands=problem.operands,
+            results=("first", "second", *kept),
             scratch=(parts,),
             steps=(
                 Launch(
                     name="rows",
                     kernel=emit.kernel(problem, device, **how),
-                    reads=tuple(given),
-                    writes=(parts.name,),
+                    reads=problem.operands,
+                    writes=(parts.name, *kept),
                 ),
                 Expression(
                     name="sum",

@@ -117,7 +117,8 @@ def _planned_sums(
         factor = _factors(later, each[first:])[0]
         factor = jnp.broadcast_to(sign * factor, (channels,))
         of_relu = [factor, row(zero, each[first:], later)]
-    total, scaled = bind_sums(source, dy, center, *of_relu)
+    relu = "argument" if of_relu else "none"
+    total, scaled = bind_sums(source, dy, center, *of_relu, relu=relu)
     shape = (1,) * (x.ndim - 1) + (channels,)
     return total.reshape(shape), (sign * scaled).reshape(shape)
 

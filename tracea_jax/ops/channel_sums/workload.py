@@ -18,6 +18,7 @@ from tracea_jax.ops.common.bench import (
     random_normal,
     unit_roundoff,
 )
+from tracea_jax.ops.common.typed import asarray
 from tracea_jax.policy import Choice
 from tracea_jax.problem import ChannelSumsProblem
 
@@ -33,17 +34,16 @@ def operands(problem: ChannelSumsProblem, seed: int) -> list[jax.Array]:
     """Standard normal operands, in the order of the primitive."""
     array = (problem.rows, problem.channels), problem.dtype
     each = (problem.channels,), "float32"
-    if not problem.is_gradient:
-        return random_normal([array], seed)
-    of_relu = 2 * (problem.activation == "relu")
-    return random_normal([array, array, each, *[each] * of_relu], seed)
+    arrays = ("x", "dy", "more", "y")
+    shapes = [array if name in arrays else each for name in problem.operands]
+    return random_normal(shapes, seed)
 
 
 def execute(
     *inputs: jax.Array, problem: ChannelSumsProblem, choice: Choice
 ) -> list[jax.Array]:
     """The primitive, forced to one choice."""
-    return channel_sums_p.bind(*inputs, **forced(choice))
+    return channel_sums_p.bind(*inputs, relu=problem.relu, **forced(choice))
 
 
 def ragged(problem: ChannelSumsProblem) -> ChannelSumsProblem:
@@ -62,7 +62,7 @@ def judge(
     unit = unit_roundoff("float32") * _ROUNDINGS
 
     def error(results: list[jax.Array]) -> float:
-        pairs = zip(results, wanted, sizes, strict=True)
+        pairs = zip(results, wanted, sizes, strict=False)  # dz is what the sums are of
         worst = max(
             float((np.abs(np.asarray(y, np.float64) - z) / (size * unit)).max())
             for y, z, size in pairs
@@ -73,21 +73,29 @@ def judge(
 
 
 def exact(
-    problem: ChannelSumsProblem, x: jax.Array, *others: jax.Array
+    problem: ChannelSumsProblem, *inputs: jax.Array
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Both sums in float64, and the sums of the terms' magnitudes."""
-    wide, *rest = (_f64(a) for a in (x, *others))
-    if not rest:
-        terms = [wide, wide * wide]
+    """Both sums in float64, and the sums of the terms' magnitudes; then dz, if kept."""
+    given = dict(zip(problem.operands, map(_f64, inputs), strict=True))
+    x, dtype = given["x"], inputs[0].dtype
+    kept: list[np.ndarray] = []
+    if not problem.is_gradient:
+        terms = [x, x * x]
     else:
-        dz, center, *of_relu = rest
-        v = wide - center
-        if of_relu:
-            dz = np.where(v * of_relu[0] + of_relu[1] > least(x.dtype), dz, 0.0)
+        v = x - given["center"]
+        dz = given["dy"]
+        if problem.cotangents == 2:
+            dz = _f64(asarray(dz + given["more"], jnp.float32).astype(dtype))
+        if problem.relu == "argument":
+            argument = v * given["factor"] + given["shift"]
+            dz = np.where(argument > least(dtype), dz, 0.0)
+        elif problem.keeps:
+            dz = np.where(given["y"] > 0, dz, 0.0)
+            kept = [dz]
         terms = [dz, dz * v]
-    axes = tuple(range(wide.ndim - 1))
+    axes = tuple(range(x.ndim - 1))
     sizes = [np.abs(t).sum(axes) + np.finfo(np.float32).tiny for t in terms]
-    return [t.sum(axes) for t in terms], sizes
+    return [*(t.sum(axes) for t in terms), *kept], sizes
 
 
 def _f64(x: jax.Array) -> np.ndarray:
