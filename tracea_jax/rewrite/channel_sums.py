@@ -66,7 +66,7 @@ def match_moment(view: View, index: int) -> Match | None:
     source = narrow(view, x)
     if source.aval.dtype.name not in DTYPES:
         return None
-    if _powers(view, source, x) != {1, 2}:
+    if powers(view, source, x) != {1, 2}:
         return None
     return Match(
         root=index,
@@ -107,7 +107,7 @@ def _squared(eqn: Equation) -> Atom | None:
     return first if is_square else None
 
 
-def _powers(view: View, source: Atom, x: Atom) -> set[int]:
+def powers(view: View, source: Atom, x: Atom) -> set[int]:
     """Powers whose sums over rows the program takes of an array in float32."""
     found: set[int] = set()
     values = [x, source] if source is not x else [x]

@@ -1,11 +1,12 @@
 """The primitive of scales and shifts in a row, as of a batch norm, and its rules.
 
-    x, c1, c2, ... -> relu(((x - c1) * c2) + ...)
+    x, c1, c2, ... -> relu(((x - c1) * c2) + ... + residual)
 
 The scales come one after the other, with shifts before and after them. Each c has a
 dimension of size 1 where it is one number for all entries of x, as for the pixels of an
 image. The program's own operations compute the result, which may be rounded to another
-dtype and go through a relu. ``gradients`` has the derivatives.
+dtype, and go through a relu after a residual was added. The derivatives are in
+``gradients``.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from tracea_jax.ops.common.typed import (
 from tracea_jax.ops.matmul.primitive import jvp_of_some
 
 
-def bind(x: Any, source: Any, *operands: Any, result: Result) -> Any:
-    """The result of steps in a row.
+def bind(x: Any, source: Any, *others: Any, result: Result) -> Any:
+    """The result of steps in a row, or its copies.
 
     Args:
       x: floating.
       source: what x was converted from, which has the same values, or x.
-      operands: one for each step, of x's dtype and rank; where a size is not x's, it
-        is 1.
+      others: an operand for each step, of x's dtype and rank; where a size is not x's,
+        it is 1. Then the residual, if there is one.
       result: the steps, and what is done to their result.
     """
-    if lowering.explicitly_sharded("channel_affine", (x, *operands), None):
-        return reference(x, source, *operands, result=result)[0]
-    aligned = lowering.align_varying_axes((x, source, *operands))
-    return channel_affine_p.bind(*aligned, result=result)[0]
+    if lowering.explicitly_sharded("channel_affine", (x, *others), None):
+        return reference(x, source, *others, result=result)
+    aligned = lowering.align_varying_axes((x, source, *others))
+    return channel_affine_p.bind(*aligned, result=result)
 
 
 channel_affine_p = lowering.primitive("tracea_channel_affine", reference)
@@ -77,15 +78,15 @@ CHANNEL_AFFINE = Composite(
 
 # --- derivatives ----------------------------------------------------------------------
 #
-# Operands of the tangent: those of the primitive, then tangents of those of them whose
-# places are in ``of``. The source has none: x has the derivatives of both.
+# Operands of the tangent: those of the primitive; its result, if it has a residual;
+# tangents of those operands whose places are in ``of``. The source has none: x has the
+# derivatives of both.
 
 _SOURCE = 1
 
 
 def _tangent(*operands: Any, result: Result, of: tuple[int, ...]) -> list[Any]:
-    count = len(result.steps) + 2
-    primals, tangents = operands[:count], operands[count:]
+    primals, tangents = operands[: result.operands], operands[-len(of) :]
     given = dict(zip(of, tangents, strict=True))
 
     def f(*some: Any) -> Any:
@@ -108,8 +109,9 @@ def _jvp(primals: Arrays, tangents: Tangents, *, result: Result) -> Differentiat
     }
     outs = channel_affine_p.bind(*primals, result=result)
     if not given:
-        return outs, [Zero.from_primal_value(y) for y in outs]
-    operands = lowering.align_varying_axes((*primals, *given.values()))
+        return outs, [ad.Zero.from_primal_value(y) for y in outs]
+    kept = outs[: result.residual]
+    operands = lowering.align_varying_axes((*primals, *kept, *given.values()))
     return outs, tangent_p.bind(*operands, result=result, of=tuple(given))
 
 
@@ -123,7 +125,7 @@ def _tangent_jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differen
 def _tangent_transpose(
     cts: Tangents, *operands: Operand, result: Result, of: tuple[int, ...]
 ) -> Cotangents:
-    count = len(result.steps) + 2
+    count = len(operands) - len(of)
     primals, tangents = operands[:count], operands[count:]
     linear = {
         i: t.aval
@@ -131,10 +133,10 @@ def _tangent_transpose(
         if ad.is_undefined_primal(t)
     }
     known = [None] * count
-    (ct,) = cts
-    if isinstance(ct, Zero):
+    given = [ct for ct in cts if not isinstance(ct, Zero)]
+    if not given:
         return [*known, *(Zero(linear[i]) if i in linear else None for i in of)]
-    grads = gradients(ct, *primals, result=result, wanted=tuple(linear))
+    grads = gradients(given, *primals, result=result, wanted=tuple(linear))
     return [*known, *(grads.get(i) for i in of)]
 
 
@@ -150,15 +152,16 @@ def _batch(operands: Arrays, dims: Dims, *, result: Result) -> Batched:
     """The mapped axis comes first; operands that are not mapped have it of size 1."""
     moved, mapped, size = move_mapped(operands, dims)
     arrays = [x if m else x[None] for x, m in zip(moved, mapped, strict=True)]
-    for i in (0, _SOURCE):
+    for i in (0, _SOURCE, *(-1,) * result.residual):
         if not mapped[i]:
             arrays[i] = jnp.broadcast_to(arrays[i], (size, *arrays[i].shape[1:]))
-    return channel_affine_p.bind(*arrays, result=result), [0]
+    return channel_affine_p.bind(*arrays, result=result), [0] * result.copies
 
 
 def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     f = vmap(functools.partial(_tangent, **params), in_axes=tuple(dims))
-    return list(f(*operands)), [0]
+    outs = list(f(*operands))
+    return outs, [0] * len(outs)
 
 
 batching.primitive_batchers[channel_affine_p] = _batch

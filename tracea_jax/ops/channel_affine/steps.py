@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from jax.nn import relu
@@ -19,21 +20,36 @@ class Result:
       steps: names of ``STEPS``, in a row; "rsub" is c - y. No shift is between two
         scales.
       dtype: that the last step's result is rounded to; None for x's.
+      residual: whether an array is added to that, before a relu.
       activation: what that goes through: "none" or "relu".
+      copies: of the result, one for each of its uses. Their cotangents come one by one,
+        so that whoever sums them is known: the gradient's kernel, of a residual.
     """
 
     steps: tuple[str, ...]
     dtype: str | None = None
+    residual: bool = False
     activation: str = "none"
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        assert self.activation == "relu" or not self.residual, self
+
+    @property
+    def operands(self) -> int:
+        """How many the primitive has: x, its source, the steps', a residual."""
+        return 2 + len(self.steps) + self.residual
 
 
-def reference(x: Any, source: Any, *operands: Any, result: Result) -> list[Any]:
+def reference(x: Any, source: Any, *others: Any, result: Result) -> list[Any]:
     """The primitive in jnp; the source is x."""
-    y = rounded(row(x, operands, result.steps), result)
-    return [relu(y) if result.activation == "relu" else y]
+    y = rounded(row(x, others[: len(result.steps)], result.steps), result)
+    if result.residual:
+        y = y + others[-1]
+    return [relu(y) if result.activation == "relu" else y] * result.copies
 
 
-def row(x: Any, operands: Any, steps: tuple[str, ...]) -> Any:
+def row(x: Any, operands: Sequence[Any], steps: Sequence[str]) -> Any:
     """The last step's result."""
     for name, c in zip(steps, operands, strict=True):
         x = _step(name, x, c)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def operands(problem: ChannelSumsProblem, seed: int) -> list[jax.Array]:
     array = (problem.rows, problem.channels), problem.dtype
     each = (problem.channels,), "float32"
     arrays = ("x", "dy", "more", "y")
-    shapes = [array if name in arrays else each for name in problem.operands]
+    shapes: list[Any] = [array if name in arrays else each for name in problem.operands]
     return random_normal(shapes, seed)
 
 
