@@ -45,6 +45,7 @@ Implementation = Literal[
     "attention_backward_sm80",
     "attention_backward_sm90",
     "paged_attention_sm90",
+    "group_norm_sm90",
     "elementwise_cpu",
     "elementwise_cuda",
 ]

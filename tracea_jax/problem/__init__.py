@@ -24,6 +24,7 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.problem.group_norm import GroupNormProblem
 from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
@@ -55,6 +56,7 @@ __all__ = [
     "Epilogue",
     "GatedMatmulProblem",
     "GemmProblem",
+    "GroupNormProblem",
     "Layout",
     "PagedAttentionProblem",
     "Problem",

@@ -142,7 +142,7 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     if not template.has_calls:
         return piece.written
     root, info = piece.eqns[-1], piece.eqns[-1].source_info
-    (result,) = root.outvars
+    (result,) = piece.written[-1].outvars  # our call may have more
     operands = list(dict.fromkeys([*_free(piece.eqns), *_free(piece.written)]))
 
     def closed(eqns: Sequence[Equation]) -> Any:
@@ -153,6 +153,7 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     site = root.replace(
         primitive=choice.choice_p,
         invars=operands,
+        outvars=[result],
         params={"ours": ours, "written": written},
         # The equations inside have the names of their scopes.
         source_info=info.replace(name_stack=type(info.name_stack)()),
