@@ -1,4 +1,4 @@
-"""group_norm_sm90 on a GPU: poisoned results of two runs, compared with float64."""
+"""group_norm_sm90 and layer_norm on a GPU: poisoned results of two runs, compared with float64."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
+from tracea_jax.variants.layer_norm import LAYER_NORM
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -47,11 +48,23 @@ SHAPES = {
 }
 
 
-def check(problem: GroupNormProblem, config: Any = None) -> None:
+ROWS = {
+    "one row": norm(1, 1, 8, 1),
+    "half a pack": norm(5, 1, 4, 1, dtype="float32"),
+    "lanes without packs": norm(1009, 1, 88, 1),
+    "more rows than blocks": norm(20_011, 1, 96, 1, activation="none"),
+    "wide": norm(301, 1, 1024, 1, activation="none"),
+    "wide float32": norm(7, 1, 500, 1, dtype="float32", activation="gelu"),
+}
+
+
+def check(
+    problem: GroupNormProblem, config: Any = None, variant: Any = GROUP_NORM_SM90
+) -> None:
     device = device_for("cuda")
-    assert GROUP_NORM_SM90.why_not(problem, device) is None
-    config = config or GROUP_NORM_SM90.heuristic(problem, device)
-    choice = Choice(variant="group_norm_sm90", config=config)
+    assert variant.why_not(problem, device) is None
+    config = config or variant.heuristic(problem, device)
+    choice = Choice(variant=variant.name, config=config)
     result = OpBench(GROUP_NORM, problem, device).verify(choice)
     assert result.ok and result.repeatable, f"{config}: {result.message}"
 
@@ -60,6 +73,23 @@ def check(problem: GroupNormProblem, config: Any = None) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_awkward_shapes(name, direction):
     check(dataclasses.replace(SHAPES[name], direction=direction))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", ROWS)
+def test_awkward_rows(name, direction):
+    check(dataclasses.replace(ROWS[name], direction=direction), variant=LAYER_NORM)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_every_config_of_rows(direction):
+    problem = norm(517, 1, 72, 1, direction=direction)
+    device = device_for("cuda")
+    configs = LAYER_NORM.space(problem, device).configs()
+    choices = [Choice(variant="layer_norm", config=c) for c in configs]
+    with compiled_ahead(problem, choices, device):
+        for config in configs:
+            check(problem, config, LAYER_NORM)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -107,7 +107,7 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
           const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
           v.x[j] = fmaf(dz, scale[j], fmaf(centred, slope[j], shift[j]));
         }
-        *reinterpret_cast<Words*>(dx + slab.address(i)) = v.words();
+        store_pack(dx + slab.address(i), v);
       },
       x, dy);
   slab.leave();

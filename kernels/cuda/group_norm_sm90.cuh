@@ -99,7 +99,7 @@ TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
         for (int j = 0; j < kPack; ++j) {
           v.x[j] = activate<Traits::kActivation>(fmaf(v.x[j] - mean[j], scale[j], bias[j]));
         }
-        *reinterpret_cast<Words*>(y + slab.address(i)) = v.words();
+        store_pack(y + slab.address(i), v);
       },
       x);
   slab.leave();

@@ -10,15 +10,15 @@ import dataclasses
 import math
 
 from tracea_jax.device import CudaDevice
-from tracea_jax.emit import sources
-from tracea_jax.emit.epilogue import ACTIVATION, CXX_TYPE, SHORT, cxx
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
-from tracea_jax.problem import ITEMSIZE, GroupNormProblem
+from tracea_jax.emit import norms
+from tracea_jax.emit.epilogue import cxx
+from tracea_jax.emit.kernel import Kernel
+from tracea_jax.emit.norms import PACK_BYTES, SM_REGISTERS, SM_THREADS, pack
+from tracea_jax.problem import GroupNormProblem
 
-PACK_BYTES = 16
 _SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
-_SM_THREADS, _SM_REGISTERS = 2048, 65536
-_REGISTERS = {"forward": 80, "gradients": 120}  # that a thread can do with
+
+_REGISTERS = {"forward": 96, "gradients": 120}  # that a thread can do with
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,6 @@ class GroupNormConfig:
     def __str__(self) -> str:
         keeps = " keeps" * self.keeps
         return f"slab {self.slab}, {self.cluster} x {self.threads}{keeps}"
-
-
-def pack(problem: GroupNormProblem) -> int:
-    """Channels of 16 bytes."""
-    return PACK_BYTES // ITEMSIZE[problem.dtype]
 
 
 def least_slab(problem: GroupNormProblem) -> int:
@@ -94,81 +89,33 @@ def blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
 def resident_blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
     """Blocks that a multiprocessor holds."""
     of_smem = _SM_BYTES // (smem_bytes(problem, config) + _BLOCK_BYTES)
-    of_registers = _SM_REGISTERS // (_REGISTERS[problem.direction] * config.threads)
-    return max(1, min(of_smem, of_registers, _SM_THREADS // config.threads))
+    of_registers = SM_REGISTERS // (_REGISTERS[problem.direction] * config.threads)
+    return max(1, min(of_smem, of_registers, SM_THREADS // config.threads))
 
 
 def kernel(
     problem: GroupNormProblem, config: GroupNormConfig, device: CudaDevice
 ) -> Kernel:
-    """One launch.
-
-    Forward it reads x, scale and bias, and writes y, mean and inverse. Of gradients it
-    reads all of these but y, and dy, and writes dx and the sums of each image.
-    """
+    """One launch, see ``norms.kernel``."""
     p, c = problem, config
-    backward = "_backward" * (p.direction == "gradients")
-    header = f"group_norm{backward}_sm90.cuh"
-    words = (
-        f"group_norm{backward}_{SHORT[p.dtype]}_{SHORT[p.parameters]}",
-        "" if p.activation == "none" else p.activation,
-        f"g{p.of_group}_s{c.slab}_c{c.cluster}_t{c.threads}",
-        "keeps" * c.keeps,
+    keeps = "_keeps" * c.keeps
+    return norms.kernel(
+        p,
+        device,
+        template="group_norm",
+        suffix="_sm90",
+        name=f"g{p.of_group}_s{c.slab}_c{c.cluster}_t{c.threads}{keeps}",
+        traits=(
+            f"kGroup = {p.of_group}, kLanes = {lanes(p, c)}, kThreads = {c.threads}, "
+            f"kCluster = {c.cluster}, kArrays = {arrays(p)}, "
+            f"kSharedBytes = {shared_bytes(p, c)}, kKeeps = {cxx(c.keeps)}"
+        ),
+        sizes=(("pixels", p.pixels), ("channels", p.channels)),
+        launch=norms.Shape(
+            blocks=blocks(p, c),
+            threads=c.threads,
+            cluster=c.cluster,
+            resident=resident_blocks(p, c),
+            smem_bytes=smem_bytes(p, c),
+        ),
     )
-    entry = "_".join(filter(None, words))
-    operands = 6 if p.direction == "forward" else 8
-    scalars = [Scalar(value=p.pixels), Scalar(value=p.channels)]
-    if p.direction == "forward":
-        scalars.append(Scalar(value=p.epsilon, dtype="float32"))
-    return Kernel(
-        entry=entry,
-        source=_source(p, c, entry, header),
-        headers=sources.headers(header),
-        arch=device.arch,
-        grid=(blocks(p, c), 1, 1),
-        block=(c.threads, 1, 1),
-        cluster=(c.cluster, 1, 1),
-        smem_bytes=smem_bytes(p, c),
-        params=(*(Pointer(operand=i) for i in range(operands)), *scalars),
-    )
-
-
-def _source(p: GroupNormProblem, c: GroupNormConfig, entry: str, header: str) -> str:
-    if p.direction == "forward":
-        function, params = "group_norm", "GroupNormParams"
-        pointers = ("x", "scale", "bias", "*y", "*mean", "*inverse")
-        scalars = ("int pixels", "int channels", "float epsilon")
-    else:
-        function, params = "group_norm_backward", "GroupNormBackwardParams"
-        pointers = ("x", "scale", "bias", "mean", "inverse", "dy", "*dx", "*sums")
-        scalars = ("int pixels", "int channels")
-    floats = ("mean", "inverse", "sums")
-    arguments = [
-        f"{'' if '*' in name else 'const '}"
-        f"{'float' if name.strip('*') in floats else 'void'}* {name.strip('*')}"
-        for name in pointers
-    ]
-    names = [a.split()[-1] for a in (*arguments, *scalars)]
-    launched = f"{c.threads}, {resident_blocks(p, c)}"
-    return f"""\
-// group_norm_sm90 | {p.direction}, groups of {p.of_group} {p.dtype} | {c}
-#include "{header}"
-
-namespace {{
-struct Traits {{
-  using Element = {CXX_TYPE[p.dtype]};
-  using Parameter = {CXX_TYPE[p.parameters]};
-  static constexpr int kGroup = {p.of_group}, kLanes = {lanes(p, c)}, \
-kThreads = {c.threads}, kCluster = {c.cluster}, kArrays = {arrays(p)};
-  static constexpr bool kKeeps = {cxx(c.keeps)};
-  static constexpr int kSharedBytes = {shared_bytes(p, c)};
-  static constexpr auto kActivation = tracea::Activation::{ACTIVATION[p.activation]};
-}};
-}}  // namespace
-
-extern __shared__ __align__(16) tracea::u8 smem[];
-extern "C" __global__ void __launch_bounds__({launched})
-{entry}({", ".join((*arguments, *scalars))}) {{
-  tracea::{function}<Traits>(tracea::{params}{{{", ".join(names)}}}, smem);
-}}
-"""

@@ -21,13 +21,13 @@ from typing import Any
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import group_norm_sm90 as emit
 from tracea_jax.emit.group_norm_sm90 import GroupNormConfig
+from tracea_jax.emit.norms import pack
 from tracea_jax.problem import ITEMSIZE, GroupNormProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
 from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
-from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps
 
-DTYPES = ("bfloat16", "float16", "float32")
 CHOICES: dict[str, tuple[Any, ...]] = {
     "cluster": (1, 2, 4, 8),
     "threads": (128, 256, 512),
@@ -75,40 +75,10 @@ class GroupNormSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         kernel = emit.kernel(problem, config, device)
-        if problem.direction == "forward":
-            return kernel
-        reads = ("x", "scale", "bias", "mean", "inverse", "dy")
-        shape = (problem.images, 2, problem.channels)
-        sums = Buffer(name="sums", shape=shape, dtype="float32")
-        return Steps(
-            operands=reads,
-            results=("dx", "dscale", "dbias"),
-            scratch=(sums,),
-            steps=(
-                Launch(
-                    name="gradients",
-                    kernel=kernel,
-                    reads=reads,
-                    writes=("dx", sums.name),
-                ),
-                Expression(
-                    name="sum",
-                    function=over_images,
-                    reads=(sums.name,),
-                    writes=("dscale", "dbias"),
-                    arguments=(("dtype", problem.parameters),),
-                ),
-            ),
-        )
+        return norm_call(problem, kernel, problem.images)
 
 
 GROUP_NORM_SM90 = GroupNormSm90()
-
-
-def over_images(module: Any, sums: Any, *, dtype: str) -> tuple[Any, Any]:
-    """The gradients of scale and bias of each image's, (images, 2, channels)."""
-    total = module.sum(sums, 0).astype(dtype)
-    return total[0], total[1]
 
 
 def _reasons(problem: GroupNormProblem, device: Device) -> Iterator[str]:
@@ -119,23 +89,14 @@ def _reasons(problem: GroupNormProblem, device: Device) -> Iterator[str]:
         return
     if device.capability < (9, 0):
         yield f"clusters of blocks exist since sm_90; the device is {device.arch}"
-    if p.dtype not in DTYPES or p.parameters not in DTYPES:
-        yield (
-            f"arrays of {p.dtype}, scale and bias of {p.parameters}; it takes "
-            f"{', '.join(DTYPES)}"
-        )
+    if p.dtype not in DTYPES:
+        yield from refused_arrays(p)
         return
-    if p.size == 0:
-        yield "its arrays are empty"
-    if p.channels % emit.pack(p):
-        yield (
-            f"{p.channels} channels; it takes multiples of {emit.pack(p)}, which are "
-            "16 bytes"
-        )
-    if emit.least_slab(p) > _MOST_LANES * emit.pack(p):
+    yield from refused_arrays(p)
+    if emit.least_slab(p) > _MOST_LANES * pack(p):
         yield (
             f"groups of {p.of_group} channels; {emit.least_slab(p)} are the fewest of "
-            f"whole groups and packs, and a block has {_MOST_LANES * emit.pack(p)}"
+            f"whole groups and packs, and a block has {_MOST_LANES * pack(p)}"
         )
     if max(p.pixels, p.images * p.channels) > INT32_MAX // 8:
         yield "it has more pixels, or more blocks, than a launch counts"
@@ -151,7 +112,7 @@ LEGAL = (
         ),
         why=lambda p, c, d: (
             f"slab={c.slab} must be a multiple of {emit.least_slab(p)} channels, up to "
-            f"{c.threads * emit.pack(p)}"
+            f"{c.threads * pack(p)}"
         ),
     ),
     Rule(

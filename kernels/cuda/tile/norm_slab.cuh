@@ -18,50 +18,15 @@
 // Assumes channels in multiples of a pack, and images aligned to 16 bytes.
 #pragma once
 
-#include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
+#include "tile/pack.cuh"
 
 namespace tracea {
-
-// 16 bytes of elements as f32.
-template <class Element>
-struct Pack {
-  static constexpr int kSize = 16 / sizeof(Element);
-  float x[kSize];
-
-  TRACEA_DEVICE static Pack from(const Words& words) {
-    Pack pack;
-    if constexpr (sizeof(Element) == 4) {
-      TRACEA_UNROLL
-      for (int i = 0; i < 4; ++i) pack.x[i] = __uint_as_float(words.w[i]);
-    } else {
-      TRACEA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const Pair pair = Packed<Element>{words.w[i]}.widen();
-        pack.x[2 * i] = pair.x;
-        pack.x[2 * i + 1] = pair.y;
-      }
-    }
-    return pack;
-  }
-  TRACEA_DEVICE Words words() const {
-    Words words;
-    TRACEA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (sizeof(Element) == 4) {
-        words.w[i] = __float_as_uint(x[i]);
-      } else {
-        words.w[i] = Packed<Element>::from(Pair{x[2 * i], x[2 * i + 1]}).bits;
-      }
-    }
-    return words;
-  }
-};
 
 // Traits: Element; kGroup, channels of a group; kLanes, packs of a slab; kThreads; kCluster;
 // kKeeps; kArrays, how many arrays are read, and kept.
@@ -184,36 +149,57 @@ class NormSlab {
   }
 
   // The same of means, and of sums of squared distances from them (T. F. Chan et al.,
-  // Updating formulae and a pairwise algorithm for computing sample variances, 1979).
+  // Updating formulae and a pairwise algorithm for computing sample variances, 1979). What
+  // has no pixels has zeros.
   TRACEA_DEVICE void merge(const float (&mean)[kPack], const float (&squares)[kPack]) {
     publish(mean, squares);
     for (int c = static_cast<int>(threadIdx.x); c < kChannels; c += Traits::kThreads) {
       const float* means = shared_.threads[c % kPack] + c / kPack;
       const float* others = shared_.threads[kPack + c % kPack] + c / kPack;
-      Moments all;
-      all.merge(
-          kRows, [&](int r) { return static_cast<float>(pixels_of(rank_, r)); },
-          [&](int r) { return means[r * Traits::kLanes]; },
-          [&](int r) { return others[r * Traits::kLanes]; });
-      shared_.block[0][c] = all.mean;
-      shared_.block[1][c] = all.squares;
+      float n = 0.0f, sum = 0.0f, all = 0.0f;
+#pragma unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const float own = static_cast<float>(pixels_of(rank_, r));
+        n += own;
+        sum = fmaf(own, means[r * Traits::kLanes], sum);
+      }
+      const float center = n > 0.0f ? sum / n : 0.0f;
+#pragma unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const float d = means[r * Traits::kLanes] - center;
+        const float own = static_cast<float>(pixels_of(rank_, r));
+        all += fmaf(own * d, d, others[r * Traits::kLanes]);
+      }
+      shared_.block[0][c] = center;
+      shared_.block[1][c] = all;
     }
     meet();
     for (int q = static_cast<int>(threadIdx.x); q < kChannels / 4; q += Traits::kThreads) {
-      Quad means[Traits::kCluster], squared[Traits::kCluster];
+      const u32 at = shared_address(&shared_.block[0][4 * q]);
+      Quad means[Traits::kCluster], mean = {}, squares = {};
       TRACEA_UNROLL
       for (int r = 0; r < Traits::kCluster; ++r) {
-        means[r] = block_quad(shared_address(&shared_.block[0][4 * q]), r);
-        squared[r] = block_quad(shared_address(&shared_.block[1][4 * q]), r);
+        means[r] = block_quad(at, r);
+        const float n = static_cast<float>(pixels_of_block(r));
+        TRACEA_UNROLL
+        for (int i = 0; i < 4; ++i) mean.x[i] = fmaf(n, means[r].x[i], mean.x[i]);
+      }
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) mean.x[i] /= static_cast<float>(pixels_);
+      TRACEA_UNROLL
+      for (int r = 0; r < Traits::kCluster; ++r) {
+        const Quad own = block_quad(at + kChannels * sizeof(float), r);
+        const float n = static_cast<float>(pixels_of_block(r));
+        TRACEA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const float d = means[r].x[i] - mean.x[i];
+          squares.x[i] += fmaf(n * d, d, own.x[i]);
+        }
       }
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        Moments all;
-        all.template merge<Traits::kCluster>(
-            Traits::kCluster, [&](int r) { return static_cast<float>(pixels_of_block(r)); },
-            [&](int r) { return means[r].x[i]; }, [&](int r) { return squared[r].x[i]; });
-        shared_.slab[0][4 * q + i] = all.mean;
-        shared_.slab[1][4 * q + i] = all.squares;
+        shared_.slab[0][4 * q + i] = mean.x[i];
+        shared_.slab[1][4 * q + i] = squares.x[i];
       }
     }
     __syncthreads();
@@ -251,29 +237,6 @@ class NormSlab {
   }
 
  private:
-  // Count, mean, and sum of squared distances from it.
-  struct Moments {
-    float mean = 0.0f, squares = 0.0f;
-
-    // Of `parts` parts. A part of nothing counts for nothing, whatever is in its place.
-    template <int kUnroll = 8, class N, class M, class S>
-    TRACEA_DEVICE void merge(int parts, N count, M mean_of, S squares_of) {
-      float n = 0.0f, sum = 0.0f;
-#pragma unroll kUnroll
-      for (int r = 0; r < parts; ++r) {
-        n += count(r);
-        if (count(r) > 0.0f) sum = fmaf(count(r), mean_of(r), sum);
-      }
-      mean = n > 0.0f ? sum / n : 0.0f;
-#pragma unroll kUnroll
-      for (int r = 0; r < parts; ++r) {
-        if (count(r) == 0.0f) continue;
-        const float d = mean_of(r) - mean;
-        squares += fmaf(count(r) * d, d, squares_of(r));
-      }
-    }
-  };
-
   TRACEA_DEVICE int chunk() const { return ceil_div(pixels_, Traits::kCluster); }
   TRACEA_DEVICE int pixels_of_block(int rank) const {
     const int left = pixels_ - rank * chunk();

@@ -11,6 +11,7 @@ from tracea_jax.ops.group_norm import primitive, workload
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.variants import XLA
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
+from tracea_jax.variants.layer_norm import LAYER_NORM
 
 
 def _build(*sizes: Any, **how: Any) -> NoReturn:
@@ -21,7 +22,7 @@ GROUP_NORM = Op(
     name="group_norm",
     summary="each image's groups of channels with mean 0 and variance 1",
     problem=GroupNormProblem,
-    variants=(GROUP_NORM_SM90, XLA),
+    variants=(GROUP_NORM_SM90, LAYER_NORM, XLA),
     primitives=primitive.PLANNED,
     bench=functools.partial(OpBench, workload.GROUP_NORM),
     build=_build,
