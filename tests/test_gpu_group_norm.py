@@ -1,4 +1,4 @@
-"""group_norm_sm90 and layer_norm on a GPU: poisoned results of two runs, compared with float64."""
+"""group_norm_sm90 and layer_norm on a GPU: poisoned memory, compared with float64."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _moves(eqn: Equation) -> bool:
 
 def _chosen(view: View, eqn: Equation) -> Atom | None:
     """The operand whose entries an equation's result has, no others."""
-    if _moves(eqn) or widens(eqn):
+    if _moves(eqn) or widens(eqn) or eqn.primitive.name == "copy":
         return eqn.invars[0]
     if eqn.primitive.name == "select_n":
         which = view.scalar(eqn.invars[0])  # as of whether a variance is of any entries

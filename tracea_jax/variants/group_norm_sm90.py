@@ -28,9 +28,10 @@ from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
 from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
 
+_CLUSTERS, _THREADS = (1, 2, 4, 8), (128, 256, 512)
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "cluster": (1, 2, 4, 8),
-    "threads": (128, 256, 512),
+    "cluster": _CLUSTERS,
+    "threads": _THREADS,
     "keeps": (True, False),
 }
 _SLABS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32)  # in least ones
@@ -130,10 +131,12 @@ def _legal(problem: GroupNormProblem, device: CudaDevice) -> list[GroupNormConfi
     least = emit.least_slab(problem)
     most = -(-problem.channels // least)
     slabs = [n * least for n in dict.fromkeys(min(n, most) for n in _SLABS)]
-    configs = [
-        GroupNormConfig(slab=slab, cluster=cluster, threads=threads, keeps=keeps)
-        for slab, cluster, threads, keeps in itertools.product(slabs, *CHOICES.values())
-    ]
+    configs: list[GroupNormConfig] = []
+    for slab, keeps in itertools.product(slabs, CHOICES["keeps"]):
+        configs += [
+            GroupNormConfig(slab=slab, cluster=cluster, threads=threads, keeps=keeps)
+            for cluster, threads in itertools.product(_CLUSTERS, _THREADS)
+        ]
     return [c for c in configs if first_refusal(LEGAL, problem, c, device) is None]
 
 

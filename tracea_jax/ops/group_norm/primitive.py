@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax._compat import linearize_hook
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.epilogue import ACTIVATION_FUNCTIONS
 from tracea_jax.ops.common.shapes import move_mapped
@@ -41,6 +42,7 @@ from tracea_jax.ops.common.typed import (
     Tangents,
     Zero,
     ad,
+    asarray,
     batching,
     jvp,
     lax,
@@ -95,7 +97,7 @@ def reference(
     mean = grouped.mean((1, 3), keepdims=True)
     centred = grouped - mean
     variance = jnp.square(centred).mean((1, 3), keepdims=True)
-    inverse = lax.rsqrt(variance + jnp.asarray(epsilon, wide))
+    inverse = lax.rsqrt(variance + asarray(epsilon, wide))
     of_channels = (1, 1, groups, channels // groups)
     scaled = inverse * scale.astype(wide).reshape(of_channels)
     z = centred * scaled + bias.astype(wide).reshape(of_channels)
@@ -117,7 +119,8 @@ def reference_gradients(
     **params: Any,
 ) -> list[jax.Array]:
     """The gradients, those of the norm in jnp; mean and inverse are computed again."""
-    _, pull = vjp(functools.partial(_y, **_formula(params)), x, scale, bias)
+    with linearize_hook(None):  # the reference is ours, not a user's function
+        _, pull = vjp(functools.partial(_y, **_formula(params)), x, scale, bias)
     return list(pull(dy))
 
 
@@ -177,7 +180,8 @@ def _tangent(*operands: Any, of: tuple[int, ...], **params: Any) -> list[Any]:
         all_ = [next(rest) if i in given else x for i, x in enumerate(primals)]
         return _y(*all_, **_formula(params))
 
-    return [jvp(f, [primals[i] for i in of], list(tangents))[1]]
+    with linearize_hook(None):  # as above
+        return [jvp(f, [primals[i] for i in of], list(tangents))[1]]
 
 
 tangent_p = lowering.primitive("tracea_group_norm_tangent", _tangent)
@@ -188,7 +192,7 @@ by_reference.register(tangent_p, _tangent)
 def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
     given = {i: t for i, t in enumerate(tangents) if not isinstance(t, Zero)}
     outs = group_norm_p.bind(*primals, **params)
-    y, mean, inverse = outs
+    _, mean, inverse = outs
     operands = (*primals, mean, inverse, *given.values())
     aligned = lowering.align_varying_axes(operands)
     (dy,) = tangent_p.bind(*aligned, of=tuple(given), **params)

@@ -18,7 +18,7 @@ from tracea_jax.ops.common.bench import (
     unit_roundoff,
 )
 from tracea_jax.ops.common.exact import ACTIVATIONS_F64, DERIVATIVES_F64
-from tracea_jax.ops.common.typed import Params
+from tracea_jax.ops.common.typed import Params, asarray
 from tracea_jax.ops.group_norm.primitive import gradients_p, group_norm_p
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GroupNormProblem
@@ -48,7 +48,7 @@ def operands(problem: GroupNormProblem, seed: int) -> list[jax.Array]:
         return arrays
     mean, inverse = _statistics(np.asarray(arrays[0].astype(jnp.float32)), p)
     shape = (p.images, p.groups)
-    saved = [jnp.asarray(v.reshape(shape), jnp.float32) for v in (mean, inverse)]
+    saved = [asarray(v.reshape(shape), jnp.float32) for v in (mean, inverse)]
     return [*arrays, *saved, dy]
 
 
@@ -100,9 +100,14 @@ def _error(result: jax.Array, wanted: np.ndarray, scale: np.ndarray) -> float:
 def _statistics(x: np.ndarray, p: GroupNormProblem) -> tuple[np.ndarray, np.ndarray]:
     """Mean and inverse deviation, (images, 1, groups, 1)."""
     grouped = x.astype(np.float64).reshape(p.images, p.pixels, p.groups, p.of_group)
-    mean = grouped.mean((1, 3), keepdims=True)
-    variance = grouped.var((1, 3), keepdims=True)
+    mean = _mean(grouped)
+    variance = _mean(np.square(grouped - mean))
     return mean, 1 / np.sqrt(variance + p.epsilon)
+
+
+def _mean(x: np.ndarray) -> np.ndarray:
+    """Over pixels and the channels of a group."""
+    return np.asarray(x.mean(axis=(1, 3), keepdims=True))
 
 
 def exact_results(
@@ -133,10 +138,9 @@ def exact_results(
         ]
     dz = DERIVATIVES_F64[p.activation](z) * rest[-1].reshape(grouped)
     scaled = dz * scale
-    over = {"axis": (1, 3), "keepdims": True}
-    dx = inverse * (scaled - scaled.mean(**over) - n * (scaled * n).mean(**over))
-    terms = np.abs(scaled) + np.abs(scaled).mean(**over)
-    terms = inverse * (terms + np.abs(n) * np.abs(scaled * n).mean(**over) + 1)
+    dx = inverse * (scaled - _mean(scaled) - n * _mean(scaled * n))
+    terms = np.abs(scaled) + _mean(np.abs(scaled)) + 1
+    terms = inverse * (terms + np.abs(n) * _mean(np.abs(scaled * n)))
     found: list[tuple[np.ndarray, np.ndarray]] = [
         (dx.reshape(x.shape), terms.reshape(x.shape))
     ]
