@@ -19,8 +19,8 @@ RELU = Epilogue(bias="row", activation="relu")
 JOINED = Epilogue(bias="row", activation="relu", residual=True)
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))  # sizes and channels of ResNets
 SAME = (1, 1)
-# Sizes, channels, taps and steps of the depthwise convolutions of EfficientNet-B0 (and so
-# of MobileNets) and of ConvNeXt-T.
+# Sizes, channels, taps and steps of the depthwise convolutions of EfficientNet-B0, and so
+# of MobileNets, and of ConvNeXt-T.
 DEPTHWISE = (
     *((112, 32, 3, 1), (112, 96, 3, 2), (56, 144, 3, 1), (28, 240, 3, 2)),
     *((14, 480, 3, 1), (7, 1152, 3, 1), (56, 144, 5, 2), (28, 240, 5, 1)),

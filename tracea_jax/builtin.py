@@ -17,6 +17,7 @@ from tracea_jax.ops.conv2d.op import CONV2D
 from tracea_jax.ops.cuda_kernel.op import CUDA_KERNEL_OP
 from tracea_jax.ops.elementwise.op import ELEMENTWISE
 from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
+from tracea_jax.ops.group_norm.op import GROUP_NORM
 from tracea_jax.ops.linear_cross_entropy.primitive import LINEAR_CROSS_ENTROPY
 from tracea_jax.ops.matmul.op import MATMUL
 from tracea_jax.ops.paged_attention.op import PAGED_ATTENTION
@@ -28,6 +29,7 @@ from tracea_jax.rewrite import (
     conv2d,
     cross_entropy,
     gated_matmul,
+    group_norm,
     matmul,
 )
 
@@ -35,6 +37,7 @@ from tracea_jax.rewrite import (
 for _op, _rule in (
     (CHANNEL_AFFINE, channel_affine.CHANNEL_AFFINE),
     (CHANNEL_SUMS, channel_sums.MOMENTS),
+    (GROUP_NORM, group_norm.GROUP_NORM),
     (MATMUL, matmul.MATMUL),
     (GATED_MATMUL, gated_matmul.GATED_MATMUL),
     (LINEAR_CROSS_ENTROPY, cross_entropy.LINEAR_CROSS_ENTROPY),

@@ -25,6 +25,7 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.problem.group_norm import GroupNormProblem
 from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
@@ -57,6 +58,7 @@ __all__ = [
     "Epilogue",
     "GatedMatmulProblem",
     "GemmProblem",
+    "GroupNormProblem",
     "Layout",
     "PagedAttentionProblem",
     "Problem",

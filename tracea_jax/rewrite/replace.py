@@ -142,16 +142,18 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     if not template.has_calls:
         return piece.written
     root, info = piece.eqns[-1], piece.eqns[-1].source_info
+    results = piece.written[-1].outvars  # our call may have more
     operands = list(dict.fromkeys([*_free(piece.eqns), *_free(piece.written)]))
 
     def closed(eqns: Sequence[Equation]) -> Any:
-        return _compat.closed_jaxpr(operands, root.outvars, eqns, like=jaxpr)
+        return _compat.closed_jaxpr(operands, results, eqns, like=jaxpr)
 
     ours = closed(piece.eqns)
     written = choice.Written(closed(piece.written), key=template.key)
     site = root.replace(
         primitive=choice.choice_p,
         invars=operands,
+        outvars=results,
         params={"ours": ours, "written": written},
         # The equations inside have the names of their scopes.
         source_info=info.replace(name_stack=type(info.name_stack)()),
