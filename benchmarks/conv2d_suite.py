@@ -13,6 +13,7 @@ from typing import Any
 from matmul_suite import Bar
 
 from tracea_jax.problem import Conv2dProblem, Epilogue
+from tracea_jax.problem.conv2d import Direction
 
 RELU = Epilogue(bias="row", activation="relu")
 JOINED = Epilogue(bias="row", activation="relu", residual=True)
@@ -163,8 +164,8 @@ def suite() -> Iterator[Case]:
 
 def of_float32() -> Iterator[Case]:
     """Products of TF32, which is what XLA multiplies float32 as on these GPUs."""
-    wide = dict.fromkeys(("lhs", "rhs", "out"), "float32")
-    directions = {
+    wide: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
+    directions: dict[str, Direction] = {
         "": "forward",
         ", gradient": "input_grad",
         ", weights": "weight_grad",
