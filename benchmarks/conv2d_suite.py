@@ -14,12 +14,13 @@ from typing import Any
 from matmul_suite import Bar
 
 from tracea_jax.problem import Conv2dProblem, Epilogue
+from tracea_jax.problem.conv2d import Direction
 
 RELU = Epilogue(bias="row", activation="relu")
 JOINED = Epilogue(bias="row", activation="relu", residual=True)
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))  # sizes and channels of ResNets
 SAME = (1, 1)
-# Sizes, channels, taps and steps of the depthwise convolutions of EfficientNet-B0, and so
+# Sizes, channels, taps and steps of the depthwise convolutions of EfficientNet-B0, thus
 # of MobileNets, and of ConvNeXt-T.
 DEPTHWISE = (
     *((112, 32, 3, 1), (112, 96, 3, 2), (56, 144, 3, 1), (28, 240, 3, 2)),
@@ -70,6 +71,10 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "1x1 of stride 2": _bars(),
     "U-Net 3x3": _bars(),
     "U-Net 3x3 gradient": _bars(),
+    **{
+        f"3x3 of float32{what}": _bars()
+        for what in ("", ", gradient", ", weights", ", stride 2", ", U-Net")
+    },
 }
 FIGURES = {
     "own_geomean": "XLA / ours, geometric mean",
@@ -89,7 +94,7 @@ def conv(
     pads: tuple[int, int] = SAME,
     **changes: Any,
 ) -> Conv2dProblem:
-    """A square convolution of bfloat16."""
+    """A square convolution, of bfloat16 unless changed."""
     fields: dict[str, Any] = {
         **{"batch": batch, "height": size, "width": size},
         **{"in_channels": channels, "out_channels": out or channels},
@@ -194,3 +199,24 @@ def _dense() -> Iterator[Case]:
             group="U-Net 3x3 gradient",
             problem=dataclasses.replace(plain, direction="input_grad"),
         )
+    yield from of_float32()
+
+
+def of_float32() -> Iterator[Case]:
+    """Products of TF32, which is what XLA multiplies float32 as on these GPUs."""
+    wide: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
+    directions: dict[str, Direction] = {
+        "": "forward",
+        ", gradient": "input_grad",
+        ", weights": "weight_grad",
+    }
+    for what, direction in directions.items():
+        for size, channels in STAGES:
+            asked = conv(64, size, channels, direction=direction, **wide)
+            yield Case(group=f"3x3 of float32{what}", problem=asked)
+    for size, channels in STAGES[1:]:
+        strided = conv(64, 2 * size, channels, stride=2, pads=(0, 1), **wide)
+        yield Case(group="3x3 of float32, stride 2", problem=strided)
+    for channels, size in ((320, 64), (640, 32)):
+        asked = conv(8, size, channels, **wide)
+        yield Case(group="3x3 of float32, U-Net", problem=asked)
