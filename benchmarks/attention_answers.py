@@ -18,6 +18,7 @@ import functools
 import os
 import statistics
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -223,7 +224,7 @@ def races(
                 jax.block_until_ready(run(*inputs))
                 calls[problem][choice] = functools.partial(run, *inputs)
             except Exception as e:  # such as no memory
-                print(f"  not {choice}: {type(e).__name__}", flush=True)
+                print(f"  not {choice}: {type(e).__name__}: {str(e)[:200]}", flush=True)
         if not calls[problem]:
             del calls[problem]
             yield problem, "nothing ran"
@@ -309,6 +310,7 @@ def entries(
                     found.append(race)
         except Exception as e:  # the rest goes on
             print(f"  not {len(waiting)} problems: {type(e).__name__}: {e}"[:400])
+            traceback.print_exc()
         waiting.clear()
         print(f"  {i} of {len(problems)} raced, {end - time.monotonic():.0f} s left")
         if is_late:

@@ -88,3 +88,13 @@ def test_what_an_answer_of_attention_gained_is_in_its_entry(module, monkeypatch)
         problem=problem, best=cudnn, usual=usual, times=times, apart=0.1
     )
     assert set(answers.verified([kept], local_cpu())) == {problem}
+
+
+def test_parts_of_the_problems_are_all_of_them(module):
+    layers = module("tune_layers")
+    problems = module("model_attention").order()
+    parts = [problems[i::n] for i, n in map(layers._part, ("0/2", "1/2"))]
+    assert sorted(map(str, sum(parts, ()))) == sorted(map(str, problems))
+    for wrong in ("2/2", "-1/2", "1", "a/b"):
+        with pytest.raises(ValueError):
+            layers._part(wrong)
