@@ -20,7 +20,7 @@ from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.ops.attention.reference import backward_reference, reference
 from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_backward_steps import (
     gradient_of_sinks,
@@ -462,6 +462,9 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
+SMALL = AttentionBackwardSm90Config(  # two blocks of one multiprocessor, in one launch
+    tile_kv=64, block_q=48, tile_q=64, block_kv=64, dq="beside"
+)
 COMPILED: list[Any] = [
     (64, {}, None),
     (64, EVERYTHING, None),
@@ -486,6 +489,7 @@ COMPILED: list[Any] = [
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
     (128, ALL, None),
     (256, {"is_causal": True}, None),
+    (128, EVERYTHING, SMALL),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
@@ -497,6 +501,8 @@ COMPILED: list[Any] = [
             (192, {**ALL, "value_dim": 128}, None),
             (200, ALL, None),
             (128, {"alibi": "distance"}, COLUMNS),
+            (64, {**TILED, "kv_heads": 12}, dataclasses.replace(SMALL, block_q=64)),
+            (128, {"mask": (1, 1, 1000, 1300), **LENGTHS}, SMALL),
             (64, {"alibi": "linear", "is_causal": True}, ROWS),
         )
     ),
@@ -513,3 +519,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
         cubin = nvrtc.compile(kernel)
         assert cubin.stack_bytes == cubin.spill_bytes == 0
         assert cubin.warnings == ()  # such as that products are serialized
+        launch.ready(kernel, cubin, False)  # parameters are as many, and alike
