@@ -254,7 +254,7 @@ def test_registers_and_memory_refuse_configs():
         ({"block_kv": 72}, "block_kv"),
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
-        ({"tile_kv": 64}, "registers"),
+        ({"tile_kv": 64, "block_q": 80}, "registers"),
         ({"tile_q": 64, "block_kv": 96}, "two of them"),
         ({"dq": "beside", "tile_q": 192, "block_kv": 64}, "as many threads"),
         ({"block_kv": 48}, "heads above 192, which leave no room"),
@@ -465,7 +465,7 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
 SMALL = AttentionBackwardSm90Config(  # two blocks of one multiprocessor, in one launch
-    tile_kv=64, block_q=48, tile_q=64, block_kv=64, dq="beside"
+    tile_kv=64, block_q=64, tile_q=64, block_kv=64, dq="beside"
 )
 COMPILED: list[Any] = [
     (64, {}, None),
@@ -503,7 +503,7 @@ COMPILED: list[Any] = [
             (192, {**ALL, "value_dim": 128}, None),
             (200, ALL, None),
             (128, {"alibi": "distance"}, COLUMNS),
-            (64, {**TILED, "kv_heads": 12}, dataclasses.replace(SMALL, block_q=64)),
+            (64, {**TILED, "kv_heads": 12}, SMALL),
             (128, {"mask": (1, 1, 1000, 1300), **LENGTHS}, SMALL),
             (64, {"alibi": "linear", "is_causal": True}, ROWS),
         )
