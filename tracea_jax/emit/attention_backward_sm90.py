@@ -116,8 +116,7 @@ def keys_registers(
 ) -> Any:
     """Of a thread: two sums, two blocks of scores, and rounded weights."""
     weights = config.block_q // 4 * (1 - _saves_registers(problem, config))
-    crowd = _CROWD_REGISTERS * is_crowded(problem)
-    return _sums_and_scores(problem, config) + weights + crowd
+    return _without_weights(problem, config) + weights
 
 
 def is_tight(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> Any:
@@ -131,13 +130,15 @@ def is_tight(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> 
 
 def _saves_registers(problem: AttentionProblem, config: Any) -> Any:
     """1 where a single consumer, which has fewest, could not have all; else 0."""
-    whole = _sums_and_scores(problem, config) + config.block_q // 4
+    whole = _without_weights(problem, config) + config.block_q // 4
     return (consumers_of_keys(problem, config) == 1) * (whole > SINGLE_REGISTERS)
 
 
-def _sums_and_scores(problem: AttentionProblem, config: Any) -> Any:
+def _without_weights(problem: AttentionProblem, config: Any) -> Any:
     columns = 2 * HALF if splits(problem) else problem.head_dim + problem.columns
-    return columns // 2 + config.block_q
+    is_single = consumers_of_keys(problem, config) == 1
+    crowd = is_crowded(problem) | (is_single & (_kinds(problem) > 0))
+    return columns // 2 + config.block_q + _CROWD_REGISTERS * crowd
 
 
 def queries_registers(
@@ -161,9 +162,14 @@ def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
 
 def is_crowded(problem: AttentionProblem) -> bool:
     """Whether more is done to scores than there are registers for beside all else."""
+    return _kinds(problem) > 2
+
+
+def _kinds(problem: AttentionProblem) -> int:
+    """Of what is done to scores beside rules on positions, lengths and segments."""
     p = problem
     kinds = (p.soft_cap, p.bias, p.alibi, p.mask)
-    return sum(kind is not None for kind in kinds) > 2
+    return sum(kind is not None for kind in kinds)
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
