@@ -67,8 +67,6 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
   static constexpr u32 kRowUnits = Traits::kSplits ? 0 : kConsumerUnits;
   static constexpr u32 kSumsUnits = Traits::kSplits ? 2 * TileQ::kSlabBytes / 16 : 0;
   static constexpr int kSteps = kBlockQ / 16;
-  // Whether there are no registers for rounded p beside both p and v do'.
-  static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileK::kUnits;
   static constexpr u32 kUnitsToQ = kUnitsToV + TileV::kUnits;
@@ -171,7 +169,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
                                  rcp_approx(p.scale_log2));
         }
       }
-      if constexpr (kIsTight) {
+      if constexpr (Traits::kIsTight) {
         round_block<Element>(weights, j,
                              {p_of[4 * j], p_of[4 * j + 1], p_of[4 * j + 2], p_of[4 * j + 3]});
       }
@@ -214,7 +212,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
       mask(s, queries, at.ids, block, key, stage, thread);
       if constexpr (Traits::kMaskBits) beside.mask(s, block, thread);
     }
-    if constexpr (kIsTight) {
+    if constexpr (Traits::kIsTight) {
       wgmma_wait_group<0>();
       wgmma_fence_operands(t);
     } else {
@@ -225,7 +223,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
       wgmma_fence_operands(t);
     }
     differentiate(s, t, weights, ds, stage, thread);
-    if constexpr (kIsTight) {
+    if constexpr (Traits::kIsTight) {
       wgmma_fence();
       multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
     }

@@ -101,6 +101,7 @@ def keys(
             "kAdds": bool(c.adds),
             "kOrdered": c.dq == "ordered",
             "kSplits": sizes.splits(p),
+            "kIsTight": bool(sizes.is_tight(p, c)),
         },
         columns=wide if sizes.splits(p) else (p.head_dim, p.columns),
         names=("TileKv", "BlockQ"),

@@ -64,7 +64,7 @@ def both_kernel(
         name for name, param in keys.given.items() if queries.given.get(name) == param
     }
     units = p.kv_heads * p.batch
-    places = {"units": units, "section": halves.section_of_both(p)}
+    places = {"units": units, "units_of_section": halves.section_of_both(p)}
     places |= {f"{s.name}_tiles": s.tiles // units for s in sides.values()}
     return _kernel(
         "both",

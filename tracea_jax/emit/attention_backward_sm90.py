@@ -23,6 +23,7 @@ ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
 _CROWD_REGISTERS = 8  # of a thread: see is_crowded
 _CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
+SINGLE_REGISTERS = 192  # for sums and scores, of a consumer that is the only one
 HALF = 128  # columns that a consumer has of wide heads
 WIDEST = 192  # head whose columns one consumer has registers for
 PART = 64  # rows and columns of what one consumer adds to the sums of dq
@@ -113,11 +114,31 @@ def _whole(problem: AttentionProblem, tiles: Any) -> Any:
 def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
-    """Of a thread: two sums, two blocks of scores, and weights."""
+    """Of a thread: two sums, two blocks of scores, and rounded weights."""
+    weights = config.block_q // 4 * (1 - _saves_registers(problem, config))
+    return _without_weights(problem, config) + weights
+
+
+def is_tight(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> Any:
+    """Whether rounded weights have no registers beside both weights and v do'.
+
+    They are then rounded only when v do' is known, and meet do later.
+    """
+    sums = config.adds & (config.block_q == 2 * PART)
+    return sums | (_saves_registers(problem, config) == 1)
+
+
+def _saves_registers(problem: AttentionProblem, config: Any) -> Any:
+    """1 where a single consumer, which has fewest, could not have all; else 0."""
+    whole = _without_weights(problem, config) + config.block_q // 4
+    return (consumers_of_keys(problem, config) == 1) * (whole > SINGLE_REGISTERS)
+
+
+def _without_weights(problem: AttentionProblem, config: Any) -> Any:
     columns = 2 * HALF if splits(problem) else problem.head_dim + problem.columns
-    sums = columns // 2
-    crowd = _CROWD_REGISTERS * is_crowded(problem)
-    return sums + config.block_q + config.block_q // 4 + crowd
+    is_single = consumers_of_keys(problem, config) == 1
+    crowd = is_crowded(problem) | (is_single & (_kinds(problem) > 0))
+    return columns // 2 + config.block_q + _CROWD_REGISTERS * crowd
 
 
 def queries_registers(
@@ -141,9 +162,14 @@ def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
 
 def is_crowded(problem: AttentionProblem) -> bool:
     """Whether more is done to scores than there are registers for beside all else."""
+    return _kinds(problem) > 2
+
+
+def _kinds(problem: AttentionProblem) -> int:
+    """Of what is done to scores beside rules on positions, lengths and segments."""
     p = problem
     kinds = (p.soft_cap, p.bias, p.alibi, p.mask)
-    return sum(kind is not None for kind in kinds) > 2
+    return sum(kind is not None for kind in kinds)
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:

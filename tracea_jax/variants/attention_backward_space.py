@@ -25,7 +25,7 @@ CHOICES = {
 }
 _BLOCK_BYTES = 1024  # of shared memory that each block of threads has beside its own
 # Registers of a thread for sums and scores that there are without spilling any.
-_REGISTERS = {1: 192, 2: 208, 3: 136}
+_REGISTERS = {1: emit.SINGLE_REGISTERS, 2: 208, 3: 136}
 
 
 def looks_at_scores(problem: AttentionProblem) -> bool:
