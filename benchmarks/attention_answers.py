@@ -29,7 +29,7 @@ from attention_ahead import Prepared, prepared
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.ops.attention import workload
-from tracea_jax.ops.common.kernel_time import ProfileError, profiled
+from tracea_jax.ops.common.kernel_time import ProfileError
 from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.tuning import tuner
@@ -53,7 +53,6 @@ SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 VERIFYING_S = 20.0  # of the time, at the end
 
 Times = dict[Choice, list[float]]
-_MARK = "cbrt"  # in the name of a kernel that no call launches
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
@@ -124,36 +123,13 @@ def _is_legal(variant: Any, problem: Any, config: Any, device: Device) -> bool:
 def raced(
     calls: Mapping[AttentionProblem, dict[Choice, Any]], device: Device
 ) -> dict[AttentionProblem, Times]:
-    """``common.race`` of each problem; on a GPU in one profile for all.
-
-    A mark behind each call tells calls apart. Every call runs twice in its turn, of
-    which the second counts.
-    """
+    """``common.race`` of each problem; on a GPU in one profile for all."""
     if not isinstance(device, CudaDevice):
         return {p: common.race(of, ROUNDS) for p, of in calls.items()}
-    one = jnp.ones(7)
-    mark = functools.partial(jax.jit(jnp.cbrt), one)
     turns = [(p, c) for p in calls for _ in range(ROUNDS) for c in calls[p]]
-    steps = [step for p, c in turns for step in (calls[p][c], mark, calls[p][c], mark)]
-    jax.block_until_ready(mark())
-    events = sorted(
-        (event.start_ns, event.duration_ns, event.name.lower())
-        for plane in profiled([mark, *steps]).planes
-        if plane.name.startswith("/device:GPU")
-        for line in plane.lines
-        if line.name.startswith("Stream")
-        for event in line.events
-    )
-    spans: list[float] = []  # of the calls, every second one counts
-    for _, ns, name in events:
-        if _MARK in name:
-            spans.append(0.0)
-        elif "memcpyh2d" not in name and "memcpyd2h" not in name:
-            spans[-1] += ns * 1e-3
-    if len(spans) != 2 * len(turns) + 1 or not all(spans[:-1]):
-        raise ProfileError(f"{len(spans)} marks, not {2 * len(turns) + 1}")
+    spans = common.kernel_spans([calls[p][c] for p, c in turns])
     times: dict[AttentionProblem, Times] = {p: {c: [] for c in calls[p]} for p in calls}
-    for (problem, choice), us in zip(turns, spans[1::2], strict=True):
+    for (problem, choice), us in zip(turns, spans, strict=True):
         times[problem][choice].append(us)
     return times
 

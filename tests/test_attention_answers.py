@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 from synthetic_bench import choice
 
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.problem import AttentionProblem
+
+pytestmark = pytest.mark.once
 
 
 def test_few_configs_of_attention_race_all_of_them_legal(module):

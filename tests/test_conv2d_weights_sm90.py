@@ -18,6 +18,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
 
+pytestmark = pytest.mark.once
+
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 RESNET = Conv2dProblem(

@@ -37,6 +37,7 @@ Implementation = Literal[
     "conv2d_stem_sm90",
     "conv2d_weights_sm90",
     "conv2d_stem_weights",
+    "conv2d_sm80",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",
@@ -45,6 +46,8 @@ Implementation = Literal[
     "attention_backward_sm80",
     "attention_backward_sm90",
     "paged_attention_sm90",
+    "group_norm_sm90",
+    "layer_norm",
     "elementwise_cpu",
     "elementwise_cuda",
 ]
