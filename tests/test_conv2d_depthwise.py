@@ -68,7 +68,7 @@ def test_refuses_with_a_reason(asked, device, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"channels": 48}, "channels=48"),
+        ({"channels": 40}, "channels=40"),
         ({"strips": 33}, "strips=33"),
         ({"channels": 16, "strips": 3}, "threads"),
         ({"tile_w": 3}, "multiples of"),

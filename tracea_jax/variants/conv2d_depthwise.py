@@ -30,7 +30,7 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
-    "channels": (16, 32, 64, 128, 256),
+    "channels": (16, 32, 48, 64, 96, 128, 144, 256),
     "tile_w": (1, 2, 3, 4, 6, 7, 8),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8

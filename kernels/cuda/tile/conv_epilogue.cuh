@@ -28,6 +28,7 @@
 #include "ptx/tma.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/tma_im2col.cuh"
+#include "ptx/turns.cuh"
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
@@ -47,17 +48,6 @@ struct ConvEpilogueParams {
   int n;                           // channels
   int rows, columns;               // of an image of the scattered result
 };
-
-// Barrier 1, 2 or 3 among the 128 threads of a warpgroup.
-TRACEA_DEVICE void conv_warpgroup_barrier(int warpgroup) {
-  if (warpgroup == 0) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  } else if (warpgroup == 1) {
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 3, 128;" ::: "memory");
-  }
-}
 
 // Where a slab of 64 pixels begins in the result: its pixel in a line, the line, the image.
 // Results that are one line of all pixels have neither further lines nor images.
@@ -147,7 +137,7 @@ class ConvEpilogue {
       }
       if constexpr (Traits::kHasResidual) {
         // Warps that write their own rows have not met since they read the residual.
-        if constexpr (Traits::kScatters) conv_warpgroup_barrier(warpgroup_);
+        if constexpr (Traits::kScatters) meet_warpgroup(warpgroup_);
         ++residual_idx_;
         if (index + kResidualBuffers < kTileSubTiles) {
           const int next = index + kResidualBuffers;
@@ -187,7 +177,7 @@ class ConvEpilogue {
       const int column = thread_ + i * kWarpgroupSize;
       if (column < Traits::kTileN) st_shared(smem_bias_ + 4 * column, bias_[i]);
     }
-    conv_warpgroup_barrier(warpgroup_);
+    meet_warpgroup(warpgroup_);
   }
 
   // Residuals are copied and read in turn, in two buffers, whose barriers complete a phase
@@ -258,7 +248,7 @@ class ConvEpilogue {
   TRACEA_DEVICE void publish(const TensorMap* result, const ConvCorner& at, int column) {
     fence_proxy_async_shared();
     if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
-    conv_warpgroup_barrier(warpgroup_);
+    meet_warpgroup(warpgroup_);
     if (leader_) {
       const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
       cp_async_bulk_tensor_4d_store(result, buffer, column, at.pixel, at.line, at.image);
