@@ -28,6 +28,8 @@ from tracea_jax.variants.attention_backward_steps import (
     mean_of_blind,
 )
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
 LENGTHS = {"q_lengths": True, "kv_lengths": True}
@@ -254,7 +256,9 @@ def test_registers_and_memory_refuse_configs():
         ({"block_kv": 72}, "block_kv"),
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
-        ({"tile_kv": 64}, "heads above 192 take tiles of 64 keys"),
+        ({"tile_kv": 64}, "registers"),
+        ({"tile_q": 64, "block_kv": 96}, "two of them"),
+        ({"dq": "beside", "tile_q": 192, "block_kv": 64}, "as many threads"),
         ({"block_kv": 48}, "heads above 192, which leave no room"),
         ({"dq": "twice"}, "dq"),
     ):

@@ -33,6 +33,8 @@ from tracea_jax.variants.conv2d_product import (
     product_of,
 )
 
+pytestmark = pytest.mark.once
+
 CHOICE = Choice(variant="conv2d_product", config=ProductConfig())
 H200, CPU = NAMED["H200"], CpuDevice(name="cpu", isa="avx2", cores=2)
 ours = functools.partial(conv2d, implementation="conv2d_product")

@@ -17,6 +17,8 @@ from tracea_jax.tuning.measure.slices import Reference
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.records import identity
 
+pytestmark = pytest.mark.once
+
 ALONE, SHARED = choice(2), choice(3)  # the best of a quiet and of a disturbed machine
 TIMES = {ALONE: 100.0, SHARED: 110.0, HERO: 120.0, XLA: 150.0}
 

@@ -111,6 +111,7 @@ def _assert_close(found: Any, expected: Any, within: float) -> None:
 LARGE = ("resnet50", "resnet50_training", "unet")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "model",
     [
@@ -153,6 +154,7 @@ def test_outputs_of_bfloat16_are_as_near_to_float32_as_plain_ones(model):
     _assert_as_good(_compile(tracea.transform(fn))(*args), _compile(fn)(*args), exact)
 
 
+@pytest.mark.once
 @_each([m for m in MODELS if m.exact])
 def test_gradients_of_mixed_precision_are_as_near_to_float32_as_plain_ones(model):
     fn, args = model.build()

@@ -12,6 +12,7 @@ import dataclasses
 from tracea_jax import catalogue
 from tracea_jax.ops.attention.op import ATTENTION
 from tracea_jax.ops.channel_affine.primitive import CHANNEL_AFFINE
+from tracea_jax.ops.channel_sums.op import CHANNEL_SUMS
 from tracea_jax.ops.conv2d.op import CONV2D
 from tracea_jax.ops.cuda_kernel.op import CUDA_KERNEL_OP
 from tracea_jax.ops.elementwise.op import ELEMENTWISE
@@ -24,6 +25,7 @@ from tracea_jax.ops.program import PROGRAM
 from tracea_jax.rewrite import (
     attention,
     channel_affine,
+    channel_sums,
     conv2d,
     cross_entropy,
     gated_matmul,
@@ -34,6 +36,7 @@ from tracea_jax.rewrite import (
 # Rules of later ops are tried first, see ``rewrite.rules``.
 for _op, _rule in (
     (CHANNEL_AFFINE, channel_affine.CHANNEL_AFFINE),
+    (CHANNEL_SUMS, channel_sums.MOMENTS),
     (GROUP_NORM, group_norm.GROUP_NORM),
     (MATMUL, matmul.MATMUL),
     (GATED_MATMUL, gated_matmul.GATED_MATMUL),

@@ -39,7 +39,7 @@ namespace tracea {
 struct AttentionBiasParams {
   const TensorMap *q, *k, *v, *d_out;  // see attention_sm90.cuh
   const TensorMap* bias;               // (keys, queries, heads, examples), or null
-  const float* rows;                   // (batch, heads, 2 or 3, padded)
+  const float* rows;                   // (batch, heads, planes, padded)
   const int* q_lengths;                // (batch), or null
   const int* kv_lengths;               // (batch), or null
   const int* segments;                 // of keys, (batch, padded_kv), or null
@@ -332,10 +332,10 @@ struct AttentionBias {
     bool has_bias = !Traits::kBiasTiles;
     walk<true>(own, [&](const Term& term, bool is_partial) {
       float s[kCount], t[kCount];
-      float exponent[2], delta[2];
-      int ids[2];
+      QueryNumbers<Traits> rows;
       const int query = term.tile * kTileQ + consumer * 64;
-      load_rows(exponent, delta, ids, term, query, thread);
+      const i64 heads_before = static_cast<i64>(term.example) * p.heads + term.head;
+      rows.load(p.rows, heads_before, p.padded, query, thread);
       multiply<Traits::kHeadDim, 1>(s, state, start, consumer, thread);
       multiply<Traits::kValueDim, kValueSlabs>(t, state, start, consumer, thread);
       wgmma_wait_group<kValueSlabs>();
@@ -348,11 +348,11 @@ struct AttentionBias {
       beside.template add<typename Traits::Swizzle, kSlabBytes>(s, bias_tile(consumer),
                                                                 thread);
       if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-      weigh_queries(s, exponent, p.scale_log2);
+      rows.weigh(s, p.scale_log2);
       if (is_partial) {
         const int first = term.block * kTileKv + wgmma_accumulator_col(thread, 0);
         const int* const of_keys = p.segments + static_cast<i64>(term.example) * p.padded_kv;
-        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, ids, thread,
+        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, rows.ids, thread,
                           [&](int j, u32(&found)[2]) {
                             TRACEA_UNROLL
                             for (int i = 0; i < 2; ++i) {
@@ -368,9 +368,9 @@ struct AttentionBias {
       for (int i = kValueSlabs; i > 0; --i) release(before(state.stage_idx, i), thread);
       TRACEA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        float c = s[i] * (t[i] - delta[i / 2 % 2]);
+        float c = s[i] * (t[i] - rows.delta[i / 2 % 2]);
         if constexpr (Traits::kSoftCap) {
-          c *= soft_cap_slope(s[i], exponent[i / 2 % 2], rcp_approx(p.scale_log2));
+          c *= soft_cap_slope(s[i], rows.exponent[i / 2 % 2], rcp_approx(p.scale_log2));
         }
         sums[i] += c;
       }
@@ -380,13 +380,6 @@ struct AttentionBias {
       if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
       of_bias.advance();
     }
-  }
-
-  TRACEA_DEVICE void load_rows(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
-                               const Term& term, int query, int thread) const {
-    const float* const of_head = p.rows + (static_cast<i64>(term.example) * p.heads + term.head) *
-                                              (2 + Traits::kSegments) * p.padded;
-    load_query_numbers<Traits>(exponent, delta, ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void store(const float (&sums)[kCount], const Term& own, int consumer,

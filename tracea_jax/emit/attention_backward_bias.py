@@ -17,7 +17,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sides as sides
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_backward_kernels import factors
+from tracea_jax.emit.attention_backward_halves import factors
 from tracea_jax.emit.attention_gradient_scores import WORDS, GradientScores
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar

@@ -12,6 +12,7 @@ from typing import Any
 from tracea_jax import catalogue
 from tracea_jax.problem.attention import AttentionProblem
 from tracea_jax.problem.base import Problem
+from tracea_jax.problem.channel_sums import ChannelSumsProblem
 from tracea_jax.problem.conv2d import Conv2dProblem
 from tracea_jax.problem.elementwise import ElementwiseProblem
 from tracea_jax.problem.epilogue import (
@@ -50,6 +51,7 @@ __all__ = [
     "ITEMSIZE",
     "Activation",
     "AttentionProblem",
+    "ChannelSumsProblem",
     "BiasKind",
     "Conv2dProblem",
     "ElementwiseProblem",

@@ -46,7 +46,7 @@ struct AttentionProducer : AttentionTiles<Traits> {
       const BlockRange range = blocks(tile, interval(tile));
       Walk walk(map_of(tile), range);
       if (walk.next()) {
-        produce_tile(tile, walk, keys, values, queries);
+        produce_tile(tile, walk, keys, values, queries, next);
       } else if constexpr (kAnnouncesBlind) {
         mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
       }
@@ -74,9 +74,9 @@ struct AttentionProducer : AttentionTiles<Traits> {
     return shared_address(&smem.q_full[stage]);
   }
 
-  // The walk stands at the tile's first block.
+  // The walk stands at the tile's first block. `next`: index of the tile behind it.
   TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, StateQ& queries) const {
+                                  State& values, StateQ& queries, u32 next) const {
     const int kv_head = tile.head / anew(p.group);
     int block = walk.block();
     bool has_more = copy_keys(walk, kv_head, tile, keys);
@@ -93,12 +93,23 @@ struct AttentionProducer : AttentionTiles<Traits> {
     }
     TRACEA_NO_UNROLL
     while (has_more) {
-      const int next = walk.block();
+      const int later = walk.block();
       has_more = copy_keys(walk, kv_head, tile, keys);
       copy_values(block, kv_head, tile.example, values);
-      block = next;
+      block = later;
+    }
+    if constexpr (Traits::kMapped) {  // while this waits for room
+      if (next < tiles()) approach(tile_at(next));
     }
     copy_values(block, kv_head, tile.example, values);
+  }
+
+  // Brings the words of the map that the tile's walk reads first, without waiting for them.
+  TRACEA_DEVICE void approach(const AttentionTile& tile) const {
+    const BlockRange range = blocks(tile, interval(tile));
+    if (range.count() == 0) return;
+    const u32* first = map_of(tile) + 2 * (ceil_div(range.last, 32) - 1);
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(first));
   }
 
   // Copies the keys of the block that the walk stands at, and goes to the next.

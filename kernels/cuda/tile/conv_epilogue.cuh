@@ -31,6 +31,7 @@
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/fragment.cuh"
 #include "tile/sub_tile.cuh"
 
@@ -215,8 +216,7 @@ class ConvEpilogue {
 
   TRACEA_DEVICE void wait_for_residual() const {
     const u32 barrier = barriers_ + 8 * (residual_idx_ % kResidualBuffers);
-    while (!mbarrier_try_wait_parity(barrier, residual_idx_ / kResidualBuffers & 1u)) {
-    }
+    wait_parity(barrier, residual_idx_ / kResidualBuffers & 1u);
   }
 
   // Rounds activation(z) of a sub-tile into the buffer whose turn it is.
@@ -315,6 +315,40 @@ class ConvEpilogue {
   u32 copied_idx_ = 0, residual_idx_ = 0;  // residuals copied and read so far
   int pixels_[Traits::kSlabs];             // of a row of each slab, if they are scattered
   float bias_[kBiasPerThread];
+};
+
+// What consumers have in shared memory beside their buffers: the last of a block's, as no
+// swizzle needs it aligned.
+template <class Traits>
+struct ConvFinishShared {
+  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
+  u64 residual_barriers[Traits::kConsumers][2];
+  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
+
+  // One thread, before a fence and a barrier of the block.
+  TRACEA_DEVICE void initialize() {
+    TRACEA_UNROLL
+    for (int i = 0; i < Traits::kConsumers; ++i) {
+      mbarrier_init(shared_address(&turn_barriers[i]), 1);
+      TRACEA_UNROLL
+      for (u64& barrier : residual_barriers[i]) mbarrier_init(shared_address(&barrier), 1);
+    }
+  }
+
+  TRACEA_DEVICE ConvEpilogue<Traits> epilogue(const ConvEpilogueParams<Traits>& params,
+                                              const u8 (&buffers)[Traits::kBuffers][64 * 128],
+                                              int consumer) const {
+    return {params, shared_address(buffers), shared_address(bias[consumer]),
+            shared_address(residual_barriers[consumer]), consumer};
+  }
+
+  // Two consumers multiply in turns: waits for the other's tile before this one.
+  TRACEA_DEVICE void wait_turn(int consumer, u32 tile) const {
+    wait_parity(shared_address(&turn_barriers[1 - consumer]), turn_parity(tile));
+  }
+  TRACEA_DEVICE void end_turn(int consumer, int thread) const {
+    if (thread == 0) mbarrier_arrive(shared_address(&turn_barriers[consumer]));
+  }
 };
 
 }  // namespace tracea

@@ -1,0 +1,182 @@
+"""conv2d_sm80 on a GPU, against float64 and exact sums."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import conv_gpu
+import jax
+import jax.numpy as jnp
+import numerics
+import numpy as np
+import pytest
+import weight_gradients
+from ahead import compiled_ahead
+from conv_gpu import FULL, SHAPES, conv
+from spaces import one_of_each
+from weight_gradients import dense
+
+import tracea_jax as tracea
+from tracea_jax.options import device_for
+from tracea_jax.policy import Choice
+from tracea_jax.problem import Conv2dProblem, Epilogue
+from tracea_jax.variants.conv2d_sm80 import CONV2D_SM80
+
+pytestmark = pytest.mark.gpu
+
+run_and_check = functools.partial(conv_gpu.run_and_check, CONV2D_SM80)
+check_weights = functools.partial(weight_gradients.check, CONV2D_SM80)
+DTYPES = ("bfloat16", "float32")
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    device = device_for("cuda")
+    if why := CONV2D_SM80.why_not(conv(), device):
+        pytest.skip(why)
+    return device
+
+
+def every_config(problem: Conv2dProblem) -> list[Any]:
+    """One for each tile, its split and its depth."""
+    device = device_for("cuda")
+    fields = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages")
+    configs = one_of_each(CONV2D_SM80.space(problem, device), *fields)
+    assert len(configs) >= 20
+    return configs
+
+
+def with_each(problem: Conv2dProblem, check: Any) -> None:
+    configs = every_config(problem)
+    choices = [Choice(variant="conv2d_sm80", config=config) for config in configs]
+    with compiled_ahead(problem, choices, device_for("cuda")):
+        for config in configs:
+            check(problem, config)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_every_config_at_one_awkward_shape(direction, dtype):
+    problem = conv(dtype, direction=direction, height=37, width=41)
+    with_each(problem, run_and_check)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_config_of_weights(dtype):
+    with_each(dense(3, 19, 17, 72, 200, 3, dtype=dtype), check_weights)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_awkward_shape(shape, direction, dtype):
+    run_and_check(conv(dtype, direction=direction, **SHAPES[shape]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "many"])
+def test_weights_of_every_awkward_shape(shape, dtype):
+    fields = {"out": "float32", "direction": "weight_grad", **SHAPES[shape]}
+    check_weights(conv(dtype, **fields))
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("channels", [(8, 16), (40, 8), (72, 136)])
+def test_groups(channels, strides, groups):
+    """Channels of a group that are less than a tile, or more than one."""
+    for dtype, direction in itertools.product(DTYPES, ("forward", "input_grad")):
+        fields: dict[str, Any] = {"direction": direction, "strides": strides}
+        run_and_check(
+            conv(
+                dtype,
+                **{**fields, "groups": groups, "in_channels": groups * channels[0]},
+                out_channels=groups * channels[1],
+            )
+        )
+    inputs, outputs = (groups * count for count in channels)
+    how: dict[str, Any] = {"groups": groups, "strides": strides}
+    check_weights(dense(2, 9, 11, inputs, outputs, 3, **how))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_every_number_of_channels(dtype):
+    unit = 4 if dtype == "float32" else 8
+    for units, out in itertools.product((1, 2, 3, 5, 8, 13, 33), (1, 9)):
+        channels = {"in_channels": units * unit, "out_channels": out * unit}
+        for direction in ("forward", "input_grad"):
+            run_and_check(conv(dtype, direction=direction, **channels))
+
+
+@pytest.mark.parametrize("activation", numerics.ACTIVATIONS)
+@pytest.mark.parametrize("residual", [False, True])
+def test_every_epilogue(residual, activation):
+    others = itertools.cycle((None, "float32", "float16"))
+    for out, saves in itertools.product(("bfloat16", "float32"), (False, True)):
+        epilogue = Epilogue(
+            bias="row",
+            bias_dtype=next(others),
+            activation=activation,
+            residual=residual,
+            residual_dtype=next(others) if residual else None,
+            save_preactivation=saves,
+        )
+        run_and_check(conv(out=out, epilogue=epilogue))
+        run_and_check(conv("float32", out=out, epilogue=epilogue))
+
+
+@pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_dtypes_of_weights(dtype, out):
+    check_weights(dense(2, 14, 13, 64, 64, 3, dtype=dtype, out=out))
+
+
+def test_results_are_equal_from_run_to_run():
+    problem = conv(batch=20, height=40, width=40, epilogue=FULL)
+    _, first = conv_gpu.executed(CONV2D_SM80, problem)
+    for _ in range(3):
+        _, again = conv_gpu.executed(CONV2D_SM80, problem)
+        for x, y in zip(first, again, strict=True):
+            np.testing.assert_array_equal(x, y, strict=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_not_a_number_stays_where_a_kernel_sees_it(dtype):
+    """Also in a channel beside the end of the depth, and in a pixel at the padding."""
+    x = numerics.normal(2, 9, 9, 40, dtype=dtype).at[0, 8, 8, 39].set(jnp.nan)
+    w = numerics.normal(3, 3, 40, 24, dtype=dtype).at[0, 0, 39, 23].set(jnp.inf)
+
+    def f(x, w):
+        return tracea.ops.conv2d(x, w, implementation="conv2d_sm80")
+
+    y, transposed = jax.vjp(f, x, w)
+    finite = np.ones((2, 9, 9, 24), bool)
+    finite[0, 7:, 7:] = False
+    finite[..., 23] = False  # the zeros of the padding times inf, too
+    np.testing.assert_array_equal(np.isfinite(np.asarray(y, np.float32)), finite)
+    dx, dw = transposed(jnp.ones_like(y))
+    finite = np.ones((2, 9, 9, 40), bool)
+    finite[..., 39] = False
+    np.testing.assert_array_equal(np.isfinite(np.asarray(dx, np.float32)), finite)
+    # Taps of the first row and column do not see the last pixel.
+    finite = np.ones((3, 3, 40, 24), bool)
+    finite[1:, 1:, 39] = False
+    np.testing.assert_array_equal(np.isfinite(np.asarray(dw, np.float32)), finite)
+
+
+def test_gradients_of_the_op_run_on_the_kernel():
+    x = numerics.normal(2, 14, 14, 64)
+    w = numerics.normal(3, 3, 64, 128) / 24
+
+    def loss(x, w, implementation):
+        how: dict[str, Any] = {"activation": "relu", "strides": (2, 2)}
+        y = tracea.ops.conv2d(x, w, implementation=implementation, **how)
+        return (y**2).sum()
+
+    gradients = jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)
+    found, wanted = (gradients(x, w, name) for name in ("conv2d_sm80", "xla"))
+    for ours, theirs in zip(found, wanted, strict=True):
+        error = np.abs(np.asarray(ours) - np.asarray(theirs))
+        assert error.max() <= 5e-3 * np.abs(np.asarray(theirs)).max()
