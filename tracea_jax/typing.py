@@ -46,8 +46,6 @@ Implementation = Literal[
     "attention_backward_sm80",
     "attention_backward_sm90",
     "paged_attention_sm90",
-    "group_norm_sm90",
-    "layer_norm",
     "elementwise_cpu",
     "elementwise_cuda",
 ]

@@ -66,10 +66,13 @@ def execute(
 
 
 def ragged(problem: GroupNormProblem) -> GroupNormProblem:
-    """A small problem of the same kind, of a prime number of pixels, or of rows."""
+    """A small problem of the same kind, of a prime number of pixels, or of rows.
+
+    Never of more pixels, which a block might not have room for.
+    """
     if problem.pixels == 1:
         return dataclasses.replace(problem, images=101)
-    return dataclasses.replace(problem, images=3, pixels=101)
+    return dataclasses.replace(problem, images=3, pixels=min(problem.pixels, 101))
 
 
 def judge(

@@ -23,8 +23,8 @@
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/activation.cuh"
+#include "norm/wide.cuh"
 #include "tile/common.cuh"
-#include "tile/pack.cuh"
 
 namespace tracea {
 
@@ -34,12 +34,13 @@ template <class Traits>
 class NormSlab {
  public:
   using Element = typename Traits::Element;
-  static constexpr int kPack = Pack<Element>::kSize;
+  static constexpr int kPack = Wide<Element>::kCount;
   static constexpr int kChannels = Traits::kLanes * kPack;
   static constexpr int kGroups = kChannels / Traits::kGroup;
   static constexpr int kRows = Traits::kThreads / Traits::kLanes;  // pixels at a time
   static constexpr int kStride = Traits::kThreads + 4;  // no two lanes in one bank
   static constexpr int kWarps = Traits::kThreads / kWarpSize;
+  static constexpr int kSharers = 8;  // threads that add up what others have of a channel
   static_assert(kChannels % Traits::kGroup == 0, "a slab has whole groups");
   static_assert(kRows >= 1, "a thread has one pack of a pixel");
   static_assert(Traits::kCluster <= 8, "clusters of more blocks are not portable");
@@ -124,14 +125,15 @@ class NormSlab {
   // shared().slab.
   TRACEA_DEVICE void add_up(const float (&a)[kPack], const float (&b)[kPack]) {
     publish(a, b);
-    for (int c = static_cast<int>(threadIdx.x); c < 2 * kChannels; c += Traits::kThreads) {
-      const float* from = shared_.threads[c / kChannels * kPack + c % kPack] +
-                          c % kChannels / kPack;
-      float sum = 0.0f;
-#pragma unroll 8
-      for (int r = 0; r < kRows; ++r) sum += from[r * Traits::kLanes];
-      shared_.block[c / kChannels][c % kChannels] = sum;
-    }
+    for_each_column([&](int c, int r0) {
+      float sums[2] = {};
+      TRACEA_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        for_each_row(r0, [&](int r) { sums[k] += published(k, c, r); });
+        sums[k] = share_sum(sums[k]);
+        if (r0 == 0 && c < kChannels) shared_.block[k][c] = sums[k];
+      }
+    });
     meet();
     for (int q = static_cast<int>(threadIdx.x); q < kChannels / 2; q += Traits::kThreads) {
       const u32 mine = shared_address(&shared_.block[0][0]) + q * sizeof(Quad);
@@ -153,26 +155,25 @@ class NormSlab {
   // has no pixels has zeros.
   TRACEA_DEVICE void merge(const float (&mean)[kPack], const float (&squares)[kPack]) {
     publish(mean, squares);
-    for (int c = static_cast<int>(threadIdx.x); c < kChannels; c += Traits::kThreads) {
-      const float* means = shared_.threads[c % kPack] + c / kPack;
-      const float* others = shared_.threads[kPack + c % kPack] + c / kPack;
-      float n = 0.0f, sum = 0.0f, all = 0.0f;
-#pragma unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const float own = static_cast<float>(pixels_of(rank_, r));
-        n += own;
-        sum = fmaf(own, means[r * Traits::kLanes], sum);
+    const int pixels = pixels_of_block(rank_);
+    const float share = pixels > 0 ? 1.0f / static_cast<float>(pixels) : 0.0f;
+    for_each_column([&](int c, int r0) {
+      float sum = 0.0f, all = 0.0f;
+      for_each_row(r0, [&](int r) {
+        sum = fmaf(static_cast<float>(pixels_of(rank_, r)), published(0, c, r), sum);
+      });
+      const float center = share_sum(sum) * share;
+      for_each_row(r0, [&](int r) {
+        const float d = published(0, c, r) - center;
+        const float n = static_cast<float>(pixels_of(rank_, r));
+        all += fmaf(n * d, d, published(1, c, r));
+      });
+      all = share_sum(all);
+      if (r0 == 0 && c < kChannels) {
+        shared_.block[0][c] = center;
+        shared_.block[1][c] = all;
       }
-      const float center = n > 0.0f ? sum / n : 0.0f;
-#pragma unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const float d = means[r * Traits::kLanes] - center;
-        const float own = static_cast<float>(pixels_of(rank_, r));
-        all += fmaf(own * d, d, others[r * Traits::kLanes]);
-      }
-      shared_.block[0][c] = center;
-      shared_.block[1][c] = all;
-    }
+    });
     meet();
     for (int q = static_cast<int>(threadIdx.x); q < kChannels / 4; q += Traits::kThreads) {
       const u32 at = shared_address(&shared_.block[0][4 * q]);
@@ -267,7 +268,7 @@ class NormSlab {
 #pragma unroll 4
     for (int i = begin; i < end; ++i) {
       int a = 0;
-      f(i, Pack<Element>::from(load(i, a++, arrays))...);
+      f(i, Wide<Element>::from(load(i, a++, arrays))...);
     }
   }
   TRACEA_DEVICE u8* place(int i, int array) const {
@@ -288,6 +289,36 @@ class NormSlab {
       shared_.threads[kPack + i][threadIdx.x] = b[i];
     }
     __syncthreads();
+  }
+  // f(channel, the first of the rows that the thread adds up) by eight threads for each
+  // channel of the block. All lanes of a warp take part, some with channels beyond the last.
+  template <class F>
+  TRACEA_DEVICE static void for_each_column(F f) {
+    constexpr int kOfWarp = kWarpSize / kSharers;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+#pragma unroll 2
+    for (int c = warp * kOfWarp; c < kChannels; c += kWarps * kOfWarp) {
+      f(c + lane / kSharers, lane % kSharers);
+    }
+  }
+  template <class F>
+  TRACEA_DEVICE static void for_each_row(int first, F f) {
+#pragma unroll 8
+    for (int r = first; r < kRows; r += kSharers) f(r);
+  }
+  // The sum over the threads that share a channel, in all of them.
+  TRACEA_DEVICE static float share_sum(float v) {
+    TRACEA_UNROLL
+    for (int bit = kSharers / 2; bit > 0; bit /= 2) {
+      v += __shfl_xor_sync(0xFFFFFFFFu, v, bit);
+    }
+    return v;
+  }
+  TRACEA_DEVICE float published(int number, int channel, int row) const {
+    if (channel >= kChannels) return 0.0f;
+    return shared_.threads[number * kPack + channel % kPack]
+                          [row * Traits::kLanes + channel / kPack];
   }
   TRACEA_DEVICE void meet() const {
     if constexpr (Traits::kCluster > 1) {
