@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,17 @@ def test_results_are_equal_from_run_to_run():
         _, again = conv_gpu.executed(CONV2D_SM80, problem)
         for x, y in zip(first, again, strict=True):
             np.testing.assert_array_equal(x, y, strict=True)
+
+
+def test_arrays_of_more_elements_than_31_bits_count():
+    """The last image is computed as if it were alone."""
+    shape = (260, 1024, 1024, 8)
+    x = (jax.lax.iota(jnp.uint32, math.prod(shape)) % 7).astype("bfloat16")
+    x = x.reshape(shape) - 3
+    w = jnp.round(numerics.normal(3, 3, 8, 8)).astype("bfloat16")
+    f = functools.partial(tracea.ops.conv2d, padding=((1, 1), (1, 1)))
+    y = f(x, w, implementation="conv2d_sm80")
+    np.testing.assert_array_equal(y[-1:], f(x[-1:], w, implementation="xla"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
