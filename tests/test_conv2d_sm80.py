@@ -16,13 +16,12 @@ from spaces import one_of_each
 from tracea_jax import dispatch
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.emit import conv2d_sm80 as emit
-from tracea_jax.emit import conv2d_weights_sm80 as emit_weights
 from tracea_jax.emit import conv_product as products
 from tracea_jax.emit.gemm_sm80 import GemmSm80Config
 from tracea_jax.ir.fast_divide import FastDivisor
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.variants.base import kernels_in
-from tracea_jax.variants.conv2d_sm80 import CONV2D_SM80
+from tracea_jax.variants.conv2d_sm80 import CONV2D_SM80, parts_of
 
 A100, H200 = NAMED["A100"], NAMED["H200"]
 DIRECTIONS = ("forward", "input_grad", "weight_grad")
@@ -124,7 +123,7 @@ def test_every_phase_has_its_tiles():
 def test_parts_share_all_pixels():
     for size, batch in itertools.product((1, 7, 56), (1, 64)):
         asked = problem("weight_grad", height=size, width=size, batch=batch)
-        parts = emit_weights.parts(asked, USUAL, H200)
+        parts = parts_of(asked, USUAL, H200)
         steps = -(-products.product(asked).k // USUAL.tile_k)
         assert 1 <= parts <= steps
         kernel, total = kernels_in(CONV2D_SM80.call(asked, USUAL, H200))

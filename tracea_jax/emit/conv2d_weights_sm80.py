@@ -20,43 +20,31 @@ from tracea_jax.problem import Conv2dProblem, GemmProblem
 
 _SIZES = ("channels", "group", "images", "groups", "parts", "height", "width", "depth")
 _OF_RESULT = 2  # of the sizes
-_FEWEST_STEPS = 8  # tiles along the pixels that a part has, if there are so many
-_BLOCKS = 2  # of a multiprocessor, that parts are to fill
 
 
-def parts(problem: Conv2dProblem, config: GemmSm80Config, device: CudaDevice) -> int:
-    """Ranges of pixels that are summed apart, so that every multiprocessor has some."""
-    asked = products.product(problem)
-    wanted = _BLOCKS * device.sm_count // gemm_sm80.tile_count(asked, config)
-    steps = -(-asked.k // config.tile_k)
-    return max(min(wanted, steps // _FEWEST_STEPS), 1)
-
-
-def shared_product(
-    problem: Conv2dProblem, config: GemmSm80Config, device: CudaDevice
-) -> GemmProblem:
+def shared_product(problem: Conv2dProblem, parts: int) -> GemmProblem:
     """The batch of products that blocks compute: of each group and each part."""
-    asked, count = products.product(problem), parts(problem, config, device)
-    return dataclasses.replace(asked, batch=asked.batch * count, k=-(-asked.k // count))
+    asked = products.product(problem)
+    return dataclasses.replace(asked, batch=asked.batch * parts, k=-(-asked.k // parts))
 
 
 def kernel(
-    problem: Conv2dProblem, config: GemmSm80Config, device: CudaDevice
+    problem: Conv2dProblem, config: GemmSm80Config, parts: int, device: CudaDevice
 ) -> Kernel:
     """The kernel that leaves partial sums, (parts, R, S, C / groups, K) of float32."""
-    p, count = problem, parts(problem, config, device)
+    p = problem
     asked = products.product(p)
     (rows,), (columns,) = walks(p)
     sizes = (
         *(p.out_channels, p.out_channels // p.groups),
-        *(p.batch, p.groups, count, p.height, p.width, p.in_channels // p.groups),
+        *(p.batch, p.groups, parts, p.height, p.width, p.in_channels // p.groups),
     )
     return Kernel(
         entry=_entry(p, config),
         source=_source(p, config),
         headers=sources.headers("conv2d_weights_sm80.cuh"),
         arch=device.arch,
-        grid=(count * gemm_sm80.tile_count(asked, config), 1, 1),
+        grid=(parts * gemm_sm80.tile_count(asked, config), 1, 1),
         block=(config.threads, 1, 1),
         smem_bytes=gemm_sm80.smem_bytes(asked, config),
         params=(

@@ -14,6 +14,7 @@ reasons that refuse problems, and the default; the kernels' texts are written in
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ from tracea_jax.emit import conv2d_sm80 as emit
 from tracea_jax.emit import conv2d_weights_sm80 as emit_weights
 from tracea_jax.emit import conv_product as products
 from tracea_jax.emit.conv_axes import walks
-from tracea_jax.emit.gemm_sm80 import GemmSm80Config
+from tracea_jax.emit.gemm_sm80 import GemmSm80Config, tile_count
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem, GemmProblem
 from tracea_jax.variants import gemm_sm80, images
 from tracea_jax.variants.base import Call
@@ -45,6 +46,13 @@ _MOST_PIXELS = 2**30
 # A thread has registers for this many sums and words that say where its pixels are.
 _MOST_WITH_PIXELS = 136
 _PIXEL_WORDS = 2
+_NEAR, _EQUAL = 1.15, 1.02  # of the least time that the model finds: no difference
+_RING_BYTES = 256  # along the depth, of the usual ring
+# Of gradients of weights: blocks of a multiprocessor that parts are to make, steps of
+# the fewest pixels of a part, and what its sums cost, written and read.
+_ROUNDS = (1, 2, 3, 4, 6)
+_FEWEST_STEPS = 8
+_SUM_BYTES, _SUM_BYTES_A_US = 2 * 4, 3e6
 
 
 def _pixel_words(p: GemmProblem, c: GemmSm80Config) -> Any:
@@ -112,9 +120,7 @@ class Conv2dSm80:
         )
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> GemmSm80Config:
-        space = self.space(problem, device)
-        assert space.modelled_us is not None
-        return space.config(int(np.argmin(space.modelled_us)))
+        return choose(problem, self.space(problem, device))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         # cuDNN's kernels are tuned for these GPUs.
@@ -129,29 +135,70 @@ class Conv2dSm80:
             return emit.kernel(p, config, device)
         inputs = p.in_channels // p.groups
         shape = (p.kernel_height, p.kernel_width, inputs, p.out_channels)
-        kernel = emit_weights.kernel(p, config, device)
-        parts = emit_weights.parts(p, config, device)
+        parts = parts_of(p, config, device)
+        kernel = emit_weights.kernel(p, config, parts, device)
         return summed(kernel, parts, shape, p.out, device)
 
 
 CONV2D_SM80 = Conv2dSm80()
 
 
+def choose(problem: Conv2dProblem, space: Space) -> GemmSm80Config:
+    """The config to use without measurements.
+
+    Of those that the model finds as good as equal, small tiles were fastest on an H100,
+    as many blocks hide the gathering of pixels. Not so for the gradient of weights,
+    where each step gathers and large tiles share that, nor where blocks find few taps.
+    """
+    config: Any = as_config(GemmSm80Config, space.columns)
+    us: Any = space.modelled_us
+    gathers_once = problem.direction == "forward" or problem.strides == (1, 1)
+    prefers_small = gathers_once and problem.direction != "weight_grad"
+    is_near = us <= us.min() * (_NEAR if prefers_small else _EQUAL)
+    area = config.tile_m * config.tile_n * prefers_small
+    unusual = config.raster_band != gemm_sm80.USUAL_BAND
+    depth = abs(config.stages * config.tile_k * ITEMSIZE[problem.lhs] - _RING_BYTES)
+    order = np.lexsort((us, depth, unusual, area, ~is_near))
+    return space.config(int(order[0]))
+
+
+def parts_of(problem: Conv2dProblem, config: GemmSm80Config, device: CudaDevice) -> int:
+    """Ranges of pixels to sum apart, so that multiprocessors have as much to do."""
+    asked = products.product(problem)
+    tiles = tile_count(asked, config)
+    steps = -(-asked.k // config.tile_k)
+    wanted = (rounds * device.sm_count // tiles for rounds in _ROUNDS)
+    counts = {max(min(count, steps // _FEWEST_STEPS), 1) for count in wanted}
+    return min(counts, key=lambda parts: _summed_us(problem, config, parts, device))
+
+
+def _summed_us(
+    problem: Conv2dProblem, config: GemmSm80Config, parts: int, device: CudaDevice
+) -> float:
+    """Time of the gradient of weights, of the sum of its parts too."""
+    asked = emit_weights.shared_product(problem, parts)
+    sums = _SUM_BYTES * asked.batch * asked.m * asked.n
+    multiplied = gemm_sm80.multiplied_us(asked, config, device)
+    return float(multiplied) + sums / _SUM_BYTES_A_US
+
+
 def _modelled_us(
     problem: Conv2dProblem, columns: Columns, device: CudaDevice
 ) -> np.ndarray:
-    if problem.direction != "weight_grad":
-        config = as_config(GemmSm80Config, columns)
-        return gemm_sm80.multiplied_us(products.product(problem), config, device)
-    space = Space(config_type=GemmSm80Config, columns=columns)
-    return np.array(
-        [
-            gemm_sm80.multiplied_us(
-                emit_weights.shared_product(problem, config, device), config, device
-            )
-            for config in space.configs()
-        ]
-    )
+    if problem.direction == "weight_grad":
+        configs = Space(config_type=GemmSm80Config, columns=columns).configs()
+        counts = (parts_of(problem, config, device) for config in configs)
+        return np.array(
+            [
+                _summed_us(problem, config, parts, device)
+                for config, parts in zip(configs, counts, strict=True)
+            ]
+        )
+    asked = products.product(problem)
+    if problem.direction == "input_grad":  # a phase meets a part of the taps
+        asked = dataclasses.replace(asked, k=-(-asked.k // math.prod(problem.strides)))
+    config = as_config(GemmSm80Config, columns)
+    return gemm_sm80.multiplied_us(asked, config, device)
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
