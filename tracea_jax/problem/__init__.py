@@ -25,6 +25,7 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.problem.max_pool import MaxPoolProblem
 from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
@@ -58,6 +59,7 @@ __all__ = [
     "GatedMatmulProblem",
     "GemmProblem",
     "Layout",
+    "MaxPoolProblem",
     "PagedAttentionProblem",
     "Problem",
     "ResidualOp",
