@@ -77,10 +77,20 @@ class MaxPoolProblem(Problem):
 
     @classmethod
     def examples(cls, dtype: str) -> dict[str, Any]:
-        stem: dict[str, Any] = {"batch": 64, "height": 112, "width": 112}
-        windows: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2)}
-        how = {**stem, **windows, "padding": ((0, 1), (0, 1)), "channels": 64}
-        return {d: cls(direction=d, dtype=dtype, **how) for d in DIRECTIONS}
+        return {
+            direction: cls(
+                direction=direction,
+                batch=64,
+                height=112,
+                width=112,
+                channels=64,
+                kernel=(3, 3),
+                strides=(2, 2),
+                padding=((0, 1), (0, 1)),
+                dtype=dtype,
+            )
+            for direction in DIRECTIONS
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {"op": self.op, **dataclasses.asdict(self)}
@@ -90,7 +100,8 @@ class MaxPoolProblem(Problem):
         fields = {k: v for k, v in data.items() if k != "op"}
         for name in ("kernel", "strides"):
             fields[name] = tuple(fields[name])
-        fields["padding"] = tuple(map(tuple, fields["padding"]))
+        pads: Any = fields["padding"]
+        fields["padding"] = tuple((low, high) for low, high in pads)
         return cls(**fields)
 
     def __str__(self) -> str:
