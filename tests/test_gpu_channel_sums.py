@@ -104,7 +104,7 @@ def test_a_norm_and_its_gradients_take_two_kernels(dtype):
         return jax.jit(jax.value_and_grad(loss, (0, 1, 2)))
 
     found = step(tracea.transform(norm))
-    text = found.lower(*args).compile().as_text()
+    text = found.lower(*args).compile().as_text() or ""
     assert len(re.findall(r"custom-call\(.*tracea_cuda", text)) == 2
     exact = step(norm)(*(a.astype(jnp.float32) for a in args))
     plain = step(norm)(*args)

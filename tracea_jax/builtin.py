@@ -20,6 +20,7 @@ from tracea_jax.ops.gated_matmul.op import GATED_MATMUL
 from tracea_jax.ops.group_norm.op import GROUP_NORM
 from tracea_jax.ops.linear_cross_entropy.primitive import LINEAR_CROSS_ENTROPY
 from tracea_jax.ops.matmul.op import MATMUL
+from tracea_jax.ops.max_pool.op import MAX_POOL
 from tracea_jax.ops.paged_attention.op import PAGED_ATTENTION
 from tracea_jax.ops.program import PROGRAM
 from tracea_jax.rewrite import (
@@ -31,6 +32,7 @@ from tracea_jax.rewrite import (
     gated_matmul,
     group_norm,
     matmul,
+    max_pool,
 )
 
 # Rules of later ops are tried first, see ``rewrite.rules``.
@@ -38,6 +40,7 @@ for _op, _rule in (
     (CHANNEL_AFFINE, channel_affine.CHANNEL_AFFINE),
     (CHANNEL_SUMS, channel_sums.MOMENTS),
     (GROUP_NORM, group_norm.GROUP_NORM),
+    (MAX_POOL, max_pool.MAX_POOL),
     (MATMUL, matmul.MATMUL),
     (GATED_MATMUL, gated_matmul.GATED_MATMUL),
     (LINEAR_CROSS_ENTROPY, cross_entropy.LINEAR_CROSS_ENTROPY),

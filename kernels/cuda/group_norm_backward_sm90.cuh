@@ -6,10 +6,10 @@
 //
 // where means are over a group. The sums over images are left to who called: each image has
 // its own, (2, channels). x and dy are read once, where a cluster has room for both, see
-// norm/slab.cuh; dz is computed twice.
+// tile/slab.cuh; dz is computed twice.
 #pragma once
 
-#include "norm/slab.cuh"
+#include "tile/slab.cuh"
 
 namespace tracea {
 
@@ -51,7 +51,7 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
   }
   float of_scaled[kPack] = {}, of_plain[kPack] = {};
   slab.for_each_arriving(
-      [&](int, const Wide<Element>& v, const Wide<Element>& d) {
+      [&](int, const Pack<Element>& v, const Pack<Element>& d) {
         TRACEA_UNROLL
         for (int j = 0; j < kPack; ++j) {
           const float centred = v.x[j] - mean[j];
@@ -99,7 +99,7 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
   }
   auto* dx = static_cast<Element*>(p.dx);
   slab.for_each(
-      [&](int i, Wide<Element> v, const Wide<Element>& d) {
+      [&](int i, Pack<Element> v, const Pack<Element>& d) {
         TRACEA_UNROLL
         for (int j = 0; j < kPack; ++j) {
           const float centred = v.x[j] - mean[j];
@@ -107,7 +107,7 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
           const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
           v.x[j] = fmaf(dz, scale[j], fmaf(centred, slope[j], shift[j]));
         }
-        v.store(dx + slab.address(i));
+        store_pack(dx + slab.address(i), v);
       },
       x, dy);
   slab.leave();

@@ -3,14 +3,14 @@
 //   y = activation((x - mean) * (scale / sqrt(variance + epsilon)) + bias)
 //
 // and mean and 1 / sqrt(variance + epsilon), which the gradients take. A slab of an image is
-// read once, where a cluster has room for it, see norm/slab.cuh. Each thread takes the
+// read once, where a cluster has room for it, see tile/slab.cuh. Each thread takes the
 // distances of its pixels from its first one, so that squares of a mean that is large do not
 // drown the variance.
 //
 // PTX ISA: "cp.async", "barrier.cluster", "mapa".
 #pragma once
 
-#include "norm/slab.cuh"
+#include "tile/slab.cuh"
 
 namespace tracea {
 
@@ -38,7 +38,7 @@ TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
   // Mean and squares of each channel of the thread.
   float first[kPack] = {}, sum[kPack] = {}, squares[kPack] = {};
   slab.for_each_arriving(
-      [&](int i, const Wide<Element>& v) {
+      [&](int i, const Pack<Element>& v) {
         TRACEA_UNROLL
         for (int j = 0; j < kPack; ++j) {
           if (i == 0) first[j] = v.x[j];
@@ -94,12 +94,12 @@ TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
   }
   auto* y = static_cast<Element*>(p.y);
   slab.for_each(
-      [&](int i, Wide<Element> v) {
+      [&](int i, Pack<Element> v) {
         TRACEA_UNROLL
         for (int j = 0; j < kPack; ++j) {
           v.x[j] = activate<Traits::kActivation>(fmaf(v.x[j] - mean[j], scale[j], bias[j]));
         }
-        v.store(y + slab.address(i));
+        store_pack(y + slab.address(i), v);
       },
       x);
   slab.leave();

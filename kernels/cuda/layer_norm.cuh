@@ -3,12 +3,12 @@
 //   y = activation((x - mean) * (scale / sqrt(variance + epsilon)) + bias)
 //
 // and mean and 1 / sqrt(variance + epsilon), which the gradients take. A row is read once
-// and stays in the registers of a few lanes, see norm/row.cuh; so its variance is the
+// and stays in the registers of a few lanes, see tile/row.cuh; so its variance is the
 // sum of squared distances from the mean, by definition.
 #pragma once
 
 #include "tile/activation.cuh"
-#include "norm/row.cuh"
+#include "tile/row.cuh"
 
 namespace tracea {
 
@@ -37,7 +37,7 @@ TRACEA_DEVICE void layer_norm(const LayerNormParams& p) {
     float sum = 0.0f, squares = 0.0f;
     TRACEA_UNROLL
     for (int k = 0; k < kPacks; ++k) {
-      const auto v = Wide<Element>::from(x[k]);
+      const auto v = Pack<Element>::from(x[k]);
       TRACEA_UNROLL
       for (int j = 0; j < kPack; ++j) sum += v.x[j];
     }
@@ -45,7 +45,7 @@ TRACEA_DEVICE void layer_norm(const LayerNormParams& p) {
     TRACEA_UNROLL
     for (int k = 0; k < kPacks; ++k) {
       if (!row.has(k)) continue;
-      const auto v = Wide<Element>::from(x[k]);
+      const auto v = Pack<Element>::from(x[k]);
       TRACEA_UNROLL
       for (int j = 0; j < kPack; ++j) {
         const float d = v.x[j] - mean;
@@ -61,13 +61,13 @@ TRACEA_DEVICE void layer_norm(const LayerNormParams& p) {
     TRACEA_UNROLL
     for (int k = 0; k < kPacks; ++k) {
       if (!row.has(k)) continue;
-      auto v = Wide<Element>::from(x[k]);
+      auto v = Pack<Element>::from(x[k]);
       TRACEA_UNROLL
       for (int j = 0; j < kPack; ++j) {
         const float z = fmaf((v.x[j] - mean) * inverse, scale[k][j], bias[k][j]);
         v.x[j] = activate<Traits::kActivation>(z);
       }
-      v.store(static_cast<Element*>(p.y) + r * p.channels + row.channel(k));
+      store_pack(static_cast<Element*>(p.y) + r * p.channels + row.channel(k), v);
     }
   });
 }

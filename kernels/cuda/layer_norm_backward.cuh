@@ -10,7 +10,7 @@
 #pragma once
 
 #include "tile/activation.cuh"
-#include "norm/row.cuh"
+#include "tile/row.cuh"
 
 namespace tracea {
 
@@ -54,7 +54,7 @@ TRACEA_DEVICE void layer_norm_backward(const LayerNormBackwardParams& p) {
     TRACEA_UNROLL
     for (int k = 0; k < kPacks; ++k) {
       if (!row.has(k) || !exists) continue;
-      const auto v = Wide<Element>::from(x[k]), d = Wide<Element>::from(dy[k]);
+      const auto v = Pack<Element>::from(x[k]), d = Pack<Element>::from(dy[k]);
       TRACEA_UNROLL
       for (int j = 0; j < kPack; ++j) {
         const float n = (v.x[j] - mean) * inverse;
@@ -72,15 +72,15 @@ TRACEA_DEVICE void layer_norm_backward(const LayerNormBackwardParams& p) {
     TRACEA_UNROLL
     for (int k = 0; k < kPacks; ++k) {
       if (!row.has(k)) continue;
-      auto v = Wide<Element>::from(x[k]);
-      const auto d = Wide<Element>::from(dy[k]);
+      auto v = Pack<Element>::from(x[k]);
+      const auto d = Pack<Element>::from(dy[k]);
       TRACEA_UNROLL
       for (int j = 0; j < kPack; ++j) {
         const float n = (v.x[j] - mean) * inverse;
         const float g = gradient(k, j, n, d.x[j]) * scale[k][j];
         v.x[j] = inverse * (g - fmaf(n, scaled, plain));
       }
-      v.store(static_cast<Element*>(p.dx) + r * p.channels + row.channel(k));
+      store_pack(static_cast<Element*>(p.dx) + r * p.channels + row.channel(k), v);
     }
   });
 

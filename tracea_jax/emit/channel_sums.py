@@ -24,7 +24,7 @@ _FEWEST_LANES = 16  # where a row has more packs than a block: whole sectors of 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """How a matrix is cut: see ``kernels/cuda/norm/block_columns.cuh``.
+    """How a matrix is cut: see ``kernels/cuda/tile/block_columns.cuh``.
 
     Attributes:
       lanes: packs of channels that a block has of a row.
@@ -58,11 +58,10 @@ def places(
         fitting = range(_MOST_LANES, _FEWEST_LANES - 1, -1)
         lanes = next((n for n in fitting if packs % n == 0), _MOST_LANES)
     columns = -(-packs // lanes)
-    each = THREADS // lanes * unroll  # rows that a block has at once
+    tiles = -(-problem.rows // (THREADS // lanes * unroll))
     most = max(1, device.sm_count * blocks // columns)
-    return Places(
-        lanes=lanes, columns=columns, blocks=min(most, -(-problem.rows // each))
-    )
+    turns = -(-tiles // most)
+    return Places(lanes=lanes, columns=columns, blocks=-(-tiles // turns))
 
 
 def kernel(

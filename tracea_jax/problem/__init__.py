@@ -26,6 +26,7 @@ from tracea_jax.problem.epilogue import (
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
 from tracea_jax.problem.group_norm import GroupNormProblem
+from tracea_jax.problem.max_pool import MaxPoolProblem
 from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
@@ -60,6 +61,7 @@ __all__ = [
     "GemmProblem",
     "GroupNormProblem",
     "Layout",
+    "MaxPoolProblem",
     "PagedAttentionProblem",
     "Problem",
     "ResidualOp",

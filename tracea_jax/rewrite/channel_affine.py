@@ -146,9 +146,11 @@ def _take_residual(view: View, equations: list[int]) -> tuple[Atom, ...]:
     sum_, relu = view.eqns[following], _following(view, [following])
     if relu is None or not is_jax_relu(view.eqns[relu]):
         return ()
-    (residual,) = (x for x in sum_.invars if x is not value)
-    same = residual.aval.shape == value.aval.shape and not isinstance(residual, Literal)
-    if not same or residual.aval.dtype != value.aval.dtype:
+    residual: Any = next(x for x in sum_.invars if x is not value)
+    if isinstance(residual, Literal):
+        return ()
+    types = [(x.aval.shape, x.aval.dtype) for x in (residual, value)]
+    if types[0] != types[1]:
         return ()
     equations += [following, relu]
     return (residual,)

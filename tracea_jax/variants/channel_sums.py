@@ -84,7 +84,8 @@ class ChannelSumsCuda:
     def heuristic(
         self, problem: ChannelSumsProblem, device: Device
     ) -> ChannelSumsConfig:
-        return ChannelSumsConfig(blocks=4, unroll=4)
+        # A gradient's threads have too many registers for more blocks at once.
+        return ChannelSumsConfig(blocks=2 if problem.is_gradient else 4, unroll=4)
 
     def expects_to_win(self, problem: ChannelSumsProblem, device: Device) -> bool:
         return isinstance(device, CudaDevice) and device.capability == (9, 0)

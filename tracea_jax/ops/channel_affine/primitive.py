@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from tracea_jax.catalogue import Composite
 from tracea_jax.ops.channel_affine.gradients import gradients
 from tracea_jax.ops.channel_affine.steps import Result, reference
+from tracea_jax.ops.channel_sums.primitive import channel_sums_p
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
@@ -34,7 +35,9 @@ from tracea_jax.ops.common.typed import (
     Zero,
     ad,
     batching,
+    full,
     jvp,
+    lax,
     mlir,
     vmap,
 )
@@ -108,11 +111,27 @@ def _jvp(primals: Arrays, tangents: Tangents, *, result: Result) -> Differentiat
         i: t for i, t in enumerate(tangents) if i != _SOURCE and not isinstance(t, Zero)
     }
     outs = channel_affine_p.bind(*primals, result=result)
+    if result.residual:
+        outs = _written_once(outs, primals[_SOURCE])
     if not given:
         return outs, [ad.Zero.from_primal_value(y) for y in outs]
     kept = outs[: result.residual]
     operands = lowering.align_varying_axes((*primals, *kept, *given.values()))
     return outs, tangent_p.bind(*operands, result=result, of=tuple(given))
+
+
+def _written_once(outs: Sequence[Any], source: Any) -> Sequence[Any]:
+    """The results, where a kernel of their gradients will read them.
+
+    XLA would have users of a relu recompute it of its argument, which it then writes
+    to memory beside the result.
+    """
+    center = full(source.shape[-1:], 0, jnp.float32)
+    operands = (source, outs[0], outs[0], center)
+    how = {"relu": "result", "implementation": None, "config": None}
+    if lowering.left_to_xla(channel_sums_p, operands, **how):
+        return outs
+    return [lax.optimization_barrier(outs[0])] * len(outs)
 
 
 def _tangent_jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:

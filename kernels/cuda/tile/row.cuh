@@ -7,8 +7,8 @@
 // Assumes channels in multiples of a pack.
 #pragma once
 
-#include "norm/wide.cuh"
 #include "tile/common.cuh"
+#include "tile/pack.cuh"
 
 namespace tracea {
 
@@ -17,7 +17,7 @@ template <class Traits>
 class NormRow {
  public:
   using Element = typename Traits::Element;
-  static constexpr int kPack = Wide<Element>::kCount;
+  static constexpr int kPack = Pack<Element>::kSize;
   static constexpr int kPacks = Traits::kPacks;
   static constexpr int kRows = Traits::kThreads / Traits::kLanes;  // of a block, at a time
   using Words = tracea::Words[kPacks];

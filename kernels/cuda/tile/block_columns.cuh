@@ -3,35 +3,35 @@
 //   thread 0 .. kLanes - 1            packs of channels of one row
 //   thread kLanes .. 2 kLanes - 1     the same packs of the next row, and so on
 //
-// Block (x, y) has a range of rows, the x-th of gridDim.x, and the packs from y * kLanes on.
+// Tiles of kTile * kRows neighbouring rows go to the blocks (0, y), (1, y), ... in turn, so that
+// all blocks are at work in one stretch of memory. Block (x, y) has the packs from y * kLanes on.
 // Threads that are left over, fewer than kLanes, do nothing.
 #pragma once
 
-#include "norm/pack.cuh"
 #include "tile/common.cuh"
+#include "tile/pack.cuh"
 
 namespace tracea {
 
-template <class Element, int kThreads, int kLanes>
+template <class Element, int kThreads, int kLanes, int kTile>
 struct BlockColumns {
-  static constexpr int kCount = Pack<Element>::kCount;  // channels of a thread
-  static constexpr int kRows = kThreads / kLanes;       // that a block has at once
+  static constexpr int kCount = Pack<Element>::kSize;  // channels of a thread
+  static constexpr int kRows = kThreads / kLanes;      // that a block has at once
   static_assert(kRows >= 1, "a row of packs is at most a row of threads");
 
   int pack;        // of the thread
-  int begin, end;  // the thread's rows: begin, begin + kRows, ...
+  int begin, end;  // the thread's rows: kTile of them from `begin` on, kRows apart; then
+  int stride;      // rows to the next tile
   i64 first;       // element of row `begin`
-  i64 step;        // elements from one row of the thread to the next
+  i64 step;        // elements from one row of a tile to the next of the thread
 
   TRACEA_DEVICE BlockColumns(int rows, int channels) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int row = static_cast<int>(threadIdx.x) / kLanes;
-    const int each = ceil_div(rows, static_cast<int>(gridDim.x));
-    const int start = min(rows, static_cast<int>(blockIdx.x) * each);
     pack = static_cast<int>(blockIdx.y) * kLanes + lane;
-    const bool is_used = row < kRows && pack * kCount < channels;
-    begin = start + row;
-    end = is_used ? min(rows, start + each) : 0;
+    begin = static_cast<int>(blockIdx.x) * (kTile * kRows) + row;
+    end = row < kRows && pack * kCount < channels ? rows : 0;
+    stride = static_cast<int>(gridDim.x) * (kTile * kRows);
     first = static_cast<i64>(begin) * channels + pack * kCount;
     step = static_cast<i64>(kRows) * channels;
   }

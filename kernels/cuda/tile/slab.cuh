@@ -23,8 +23,8 @@
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/activation.cuh"
-#include "norm/wide.cuh"
 #include "tile/common.cuh"
+#include "tile/pack.cuh"
 
 namespace tracea {
 
@@ -34,7 +34,7 @@ template <class Traits>
 class NormSlab {
  public:
   using Element = typename Traits::Element;
-  static constexpr int kPack = Wide<Element>::kCount;
+  static constexpr int kPack = Pack<Element>::kSize;
   static constexpr int kChannels = Traits::kLanes * kPack;
   static constexpr int kGroups = kChannels / Traits::kGroup;
   static constexpr int kRows = Traits::kThreads / Traits::kLanes;  // pixels at a time
@@ -268,7 +268,7 @@ class NormSlab {
 #pragma unroll 4
     for (int i = begin; i < end; ++i) {
       int a = 0;
-      f(i, Wide<Element>::from(load(i, a++, arrays))...);
+      f(i, Pack<Element>::from(load(i, a++, arrays))...);
     }
   }
   TRACEA_DEVICE u8* place(int i, int array) const {
