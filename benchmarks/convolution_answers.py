@@ -41,6 +41,7 @@ LIKELY = 3  # configs of each variant that can rank them
 CHUNK = 48  # problems that are compiled before they race: XLA's programs are tuned on
 # the GPU while they compile, which would disturb races
 TOGETHER = 12  # problems of one profile
+MOST_BYTES = 1 << 27  # of a problem that is compared with float64
 _RANKED: tuple[Any, ...] = (CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90)
 
 Run = Callable[..., Any]
@@ -183,9 +184,12 @@ def _error(
     inputs: list[jax.Array],
     results: list[jax.Array],
 ) -> float:
-    """In units of what rounding allows; 0 if the same kernel was judged before."""
+    """In units of what rounding allows; 0 if the same kernel was judged before.
+
+    The host would take seconds for large arrays, which are compared with the default's.
+    """
     kind = (best, problem.direction, problem.epilogue, problem.strides, problem.groups)
-    if kind in _seen:
+    if kind in _seen or problem.bytes > MOST_BYTES:
         return 0.0
     _seen.add(kind)
     return workload.error(problem, device, inputs, results, 0)
