@@ -8,6 +8,8 @@ record (``ops.conv2d.op``).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
 import itertools
 from collections.abc import Iterator
 
@@ -87,8 +89,20 @@ class Conv2dDepthwise:
         return Space.of(*configs)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[DepthwiseConfig, ...]:
+        """Those legal configs that a count of cycles finds fastest."""
         assert isinstance(device, CudaDevice)
-        return _default(problem, device)
+        legal = (
+            config
+            for config in dict.fromkeys(_grid(problem))
+            if first_refusal(LEGAL, problem, config, device) is None
+        )
+        cost = functools.partial(cycles, problem, device=device)
+        return tuple(heapq.nsmallest(count, legal, key=cost))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -220,16 +234,6 @@ def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     """As many as leave a thread the registers that it needs, and hold its threads."""
     of_thread = emit.registers(problem, config)
     return min(row_walk.most_blocks(config.threads, of_thread), _MOST_BLOCKS)
-
-
-def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
-    """Of the legal configs the one that a count of instructions finds fastest."""
-    legal = [
-        config
-        for config in _grid(problem)
-        if first_refusal(LEGAL, problem, config, device) is None
-    ]
-    return min(legal, key=lambda config: cycles(problem, config, device))
 
 
 def cycles(

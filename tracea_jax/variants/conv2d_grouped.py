@@ -74,8 +74,14 @@ class Conv2dGrouped:
         return Space.of(*dict.fromkeys(_grid(problem, device)))
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> GroupedConfig:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[GroupedConfig, ...]:
+        """The first configs of the space, where those are that were fastest."""
         assert isinstance(device, CudaDevice)
-        return next(iter(_grid(problem, device)))
+        return tuple(itertools.islice(_grid(problem, device), count))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
