@@ -279,6 +279,7 @@ def test_what_a_call_was_left_for_is_said_after_it():
             RuntimeError, layer, x[..., :2]
         ),
         "input has a tangent": lambda: tangent(layer, x),
+        "input is on meta": lambda: layer(x.to("meta")),
     }
     for sentence, call in calls.items():
         call()
@@ -286,6 +287,23 @@ def test_what_a_call_was_left_for_is_said_after_it():
         assert sentence in str(said.fallback)
     layer(x)
     assert layer.fallback is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_made_of_what_was_unpatched():
+    model = nn.Sequential(seeded(lambda: nn.Conv2d(3, 4, 3)), nn.ReLU())
+    x = torch.randn(1, 3, 5, 5)
+    interop.patch_conv2d(model)
+    with pytest.raises(TypeError, match="unpatch.* has them"):
+        torch.jit.script(model)
+    script = torch.jit.script(interop.unpatch(copy.deepcopy(model)))
+    assert torch.allclose(script(x), model(x), rtol=1e-4, atol=1e-5)
+    assert type(model[0]) is interop.TraceaConv2d
+
+
+def test_only_modules_are_patched():
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, not a value of int"):
+        interop.patch_conv2d(3)
 
 
 def traced(layer: Any, x: Any) -> None:
