@@ -58,6 +58,7 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
+_EARLY = True
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 _REGISTERS_OF_WINDOWS = {**_REGISTERS, 3: (40, 152)}  # whose producer has more to keep
@@ -196,6 +197,8 @@ def _source(
     ring = Ring(stages=config.stages)
     follows = _follows(problem, config, has)
     whole = follows and _sees_whole(problem, config)
+    # Three consumers leave a producer that draws tiles no registers for it.
+    is_roomy = config.consumers < 3 or rules.is_mapped(problem) or not draws(config)
     typed = {
         **dict.fromkeys((*"qkvo", *("bias_tiles",) * tiled), _MAP),
         "lse": "float*",
@@ -243,7 +246,7 @@ kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
-kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)};
+kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)}, kEarly = {cxx(_EARLY and is_roomy)};
   static constexpr unsigned kFirstEmptyParity = {ring.producer_parity(0)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
