@@ -58,7 +58,7 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
-_EARLY = True
+_EARLY = False  # whether a tile's queries come before the last values of another
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 _REGISTERS_OF_WINDOWS = {**_REGISTERS, 3: (40, 152)}  # whose producer has more to keep
@@ -246,7 +246,8 @@ kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
-kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)}, kEarly = {cxx(_EARLY and is_roomy)};
+kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)}, \
+kEarly = {cxx(_EARLY and is_roomy)};
   static constexpr unsigned kFirstEmptyParity = {ring.producer_parity(0)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
