@@ -3,8 +3,8 @@
     python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
-machine (a CPU: the cases of ``bench_cpu``), or races the attention of models
-(``--what attention``), the most important first, until the time is over. After every
+machine (a CPU: the cases of ``bench_cpu``), or races attention and convolutions of
+models (``--what``), the most important first, until the time is over. After every
 few problems the answers are written to ``DIRECTORY/<environment>/`` in the layout of
 ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
 ``bench_matmul`` has found already are taken from its results (``--results``).
@@ -29,8 +29,10 @@ from typing import Any
 
 import attention_answers
 import common
+import convolution_answers
 import cpu_suite
 import model_attention
+import model_convolutions
 from matmul_suite import suite
 from model_layers import order
 
@@ -38,7 +40,7 @@ from tracea_jax import knowledge
 from tracea_jax.campaign import local_device
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
-from tracea_jax.problem import AttentionProblem, Problem, problem_from_json
+from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import tuner
 from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
@@ -57,6 +59,8 @@ def wanted(platform: str, what: str = "products") -> tuple[Problem, ...]:
     """The problems to tune, the most important first."""
     if what == "attention":
         return model_attention.order()
+    if what == "convolutions":
+        return model_convolutions.order()
     if platform != "cuda":
         return tuple(case.problem for case in cpu_suite.suite(quick=False))
     cases = [case.problem for case in suite(quick=False)]
@@ -82,10 +86,9 @@ def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
 
 
 def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
-    """Races the likely configs of attention until the time is over."""
+    """Races the likely configs of attention or convolutions until the time is over."""
     device, store = local_device(), Store(options().directory / "tuned")
-    asked = [p for p in problems if isinstance(p, AttentionProblem)]
-    raced = attention_answers.entries(asked, device, args.budget_s)
+    raced = _RACES[args.what](problems, device, args.budget_s)
     for i, (problem, found) in enumerate(raced):
         if isinstance(found, str):
             yield f"  not {problem}: {found}"
@@ -93,6 +96,12 @@ def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
         exchange.merge(store, [found])
         yield f"{i + 1} of {len(problems)} {problem}: {found.best}"
     knowledge.refresh(options())
+
+
+_RACES: dict[str, Any] = {
+    "attention": attention_answers.entries,
+    "convolutions": convolution_answers.entries,
+}
 
 
 def _turn(
@@ -288,7 +297,7 @@ def main() -> None:
         "--results", type=pathlib.Path, help="of bench_matmul, whose answers to take"
     )
     parser.add_argument(
-        "--what", default="products", choices=("products", "attention"), help="to tune"
+        "--what", default="products", choices=("products", *_RACES), help="to tune"
     )
     parser.add_argument("--effort", default="quick", help="of tuning each problem")
     parser.add_argument("--goal", default="throughput", help="of tuning")
@@ -322,7 +331,7 @@ def main() -> None:
     if args.list:
         print("\n".join(map(str, problems)))
         return
-    tune = race_all if args.what == "attention" else tune_all
+    tune = race_all if args.what in _RACES else tune_all
     for text in tune(problems, args):
         print(text, flush=True)
     rest = len(left(problems, device))

@@ -10,6 +10,8 @@ from synthetic_bench import choice
 from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.problem import AttentionProblem
 
+pytestmark = pytest.mark.once
+
 
 def test_few_configs_of_attention_race_all_of_them_legal(module):
     answers, device = module("attention_answers"), NAMED["H200"]

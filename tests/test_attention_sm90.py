@@ -21,6 +21,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 USUAL = AttentionSm90Config(tile_q=128, tile_kv=128)
 EVERY_OPTION = {**OPTIONS, "alibi": "distance"}

@@ -40,6 +40,8 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.space import Space
 
+pytestmark = pytest.mark.once
+
 
 def rows(neighbour: Any) -> int:
     return neighbour.problem.m
