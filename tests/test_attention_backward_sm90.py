@@ -333,7 +333,7 @@ def test_the_gradient_of_a_bias_is_dealt_out(shape, left, parts):
         assert how.shape == (parts, *left) and how.dtype == "float32"
     (kernel,) = (k for k in call.kernels if "backward_bias" in k.entry)
     rows, keys = how.shape[3:]
-    sharers = bias.sharers(asked)
+    sharers = 2 if shape[2] > 1 and shape[3] > 1 else 1
     tiles = -(-rows // (128 * sharers)) * -(-keys // bias.tile_kv(asked))
     pairs = -(-tiles // 2) * np.prod(how.shape[:3])
     assert bias.pairs(asked, how) == pairs

@@ -32,7 +32,7 @@ _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024
 _THREADS = 3 * forward.WARPGROUP
 _MOST_PARTS = 64
-_SHARERS = 1  # blocks of a cluster, which share keys
+_SHARERS = 2  # blocks of a cluster, which share keys
 _BLOCKS = 2  # of threads, for each multiprocessor, that are enough
 _ELEMENTS = {"float32": "float", "bfloat16": "tracea::bf16", "float16": "tracea::f16"}
 _MAP = "const __grid_constant__ tracea::TensorMap"
@@ -242,7 +242,6 @@ def _source(
     """The translation unit: Traits and one entry."""
     p = problem
     left, right = rules.window(p)
-    producer, consumer = (40, 232) if sharers(p) > 1 else (24, 240)
     flags = {
         "kHasLeft": left is not None,
         "kHasRight": right is not None,
@@ -271,8 +270,8 @@ struct Traits {{
   static constexpr int kHeadDim = {p.head_dim}, kValueDim = {p.columns}, \
 kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES}, kSharers = {sharers(p)};
   static constexpr bool {bools};
-  static constexpr int kThreads = {_THREADS}, kProducerRegisters = {producer}, \
-kConsumerRegisters = {consumer};
+  static constexpr int kThreads = {_THREADS}, kProducerRegisters = 40, \
+kConsumerRegisters = 232;
   static constexpr int kSmemBytes = {smem_bytes(p)};
 }};
 }}  // namespace
