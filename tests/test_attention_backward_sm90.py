@@ -179,8 +179,11 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
     for fields, dq in (
         ({}, "ordered"),
         ({"is_causal": True}, "ordered"),
-        ({"window": (100, 0)}, "recomputed"),
-        ({"segments": True}, "recomputed"),
+        ({"window": (100, 0)}, "beside"),
+        ({"window": (512, 0)}, "recomputed"),
+        ({"segments": True}, "beside"),
+        ({"segments": True, "soft_cap": 5.0}, "recomputed"),
+        ({"q_len": 512, "kv_len": 512, "is_causal": True}, "beside"),
         ({"soft_cap": 5.0}, "recomputed"),
         ({"kv_len": 512}, "recomputed"),
         ({"mask": (1, 1, 4096, 4096)}, "recomputed"),
