@@ -19,7 +19,7 @@ def test_few_configs_of_attention_race_all_of_them_legal(module):
         assert any(choice.variant.endswith("_sm90") for choice in found)
     backward = next(p for p in problems if p.direction == "backward")
     names = {c.config.dq for c in answers.candidates(backward, device)[:-1]}
-    assert names <= {"recomputed", "ordered"}  # the same bits from run to run
+    assert names <= {"recomputed", "beside", "ordered"}  # the same bits from run to run
 
 
 def test_attention_is_ours_only_where_it_is_faster_by_more_than_nothing(module):
