@@ -28,6 +28,8 @@ from tracea_jax.variants.attention_backward_steps import (
     mean_of_blind,
 )
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
 LENGTHS = {"q_lengths": True, "kv_lengths": True}
