@@ -33,6 +33,8 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.tuning.lab.ahead import Ahead
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.tuning.store.records import Entry
+from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
+from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
@@ -41,7 +43,11 @@ LIKELY = 3  # configs of each variant that can rank them
 CHUNK = 48  # problems that are compiled before they race: XLA's programs are tuned on
 # the GPU while they compile, which would disturb races
 TOGETHER = 12  # problems of one profile
-_RANKED: tuple[Any, ...] = (CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90)
+MOST_BYTES = 1 << 27  # of a problem that is compared with float64
+_RANKED: tuple[Any, ...] = (
+    *(CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90),
+    *(CONV2D_DEPTHWISE, CONV2D_GROUPED),
+)
 
 Run = Callable[..., Any]
 Runs = dict[Choice, Run]
@@ -183,9 +189,12 @@ def _error(
     inputs: list[jax.Array],
     results: list[jax.Array],
 ) -> float:
-    """In units of what rounding allows; 0 if the same kernel was judged before."""
+    """In units of what rounding allows; 0 if the same kernel was judged before.
+
+    The host would take seconds for large arrays, which are compared with the default's.
+    """
     kind = (best, problem.direction, problem.epilogue, problem.strides, problem.groups)
-    if kind in _seen:
+    if kind in _seen or problem.bytes > MOST_BYTES:
         return 0.0
     _seen.add(kind)
     return workload.error(problem, device, inputs, results, 0)

@@ -126,14 +126,18 @@ class Conv2dGrouped {
         const int depth = i / 4, half = i / 2 % 2, word = i % 2;
         const int(&at)[4] = offsets[depth][half];
         const u32(&mask)[4] = masks[depth][half];
-        weights_[tap][depth][half][word] =
-            (w[at[2 * word]] & mask[2 * word]) |
-            (w[at[2 * word + 1]] & mask[2 * word + 1]) << 16;
+        if constexpr (Traits::kFlips) {  // neighbours in memory
+          const u32 pair = *reinterpret_cast<const u32*>(w + at[2 * word]);
+          weights_[tap][depth][half][word] =
+              pair & (mask[2 * word] | mask[2 * word + 1] << 16);
+        } else {
+          weights_[tap][depth][half][word] =
+              (w[at[2 * word]] & mask[2 * word]) |
+              (w[at[2 * word + 1]] & mask[2 * word + 1]) << 16;
+        }
       }
       // A line of taps at a time: the loads of all of them would fill the registers.
-      if (kDepth > 1 || tap % Traits::kTapsW == Traits::kTapsW - 1) {
-        asm volatile("" ::: "memory");
-      }
+      if (tap % Traits::kTapsW == Traits::kTapsW - 1) asm volatile("" ::: "memory");
     }
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {

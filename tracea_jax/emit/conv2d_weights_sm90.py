@@ -133,7 +133,7 @@ def registers(config: ConvWeightsSm90Config) -> tuple[int, int]:
     return {1: (0, 0), 2: (40, 232), 3: (32, 160)}.get(config.consumers, (24, 112))
 
 
-def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+def resident_blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Blocks that a multiprocessor is to hold: two whose ring is the half of it."""
     is_small = smem_bytes(problem, config) <= _HALF_BYTES
     return 2 if config.consumers == 1 and is_small else 1
@@ -230,7 +230,7 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
     producer, consumer = registers(config)
     names = ", ".join(_SCALARS)
     scalars = ", ".join(f"int {name}" for name in _SCALARS)
-    entry, blocks = _entry(problem, config), _blocks(problem, config)
+    entry, blocks = _entry(problem, config), resident_blocks(problem, config)
     return f"""\
 // conv2d_weights_sm90 | {problem.lhs} | {entry}
 #include "conv2d_weights_sm90.cuh"

@@ -8,6 +8,8 @@ record (``ops.conv2d.op``).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
 import itertools
 from collections.abc import Iterator
 
@@ -31,7 +33,7 @@ from tracea_jax.variants.space import (
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
     "channels": (16, 32, 48, 64, 96, 128, 144, 256),
-    "tile_w": (1, 2, 3, 4, 6, 7, 8),
+    "tile_w": (1, 2, 3, 4, 6, 7, 8, 12, 14, 16),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
 _MOST_BLOCKS = 32  # of a multiprocessor
@@ -41,6 +43,7 @@ _RANGES = {
     "stages": (2, MOST_STAGES),
     "blocks": (1, _MOST_BLOCKS),
 }
+_GRID_TILES = (1, 2, 3, 4, 6, 7, 8)
 _MOST_SUMS = 81  # taps whose sums fit the registers of a thread
 # Taps and strides of square kernels that were measured to win in all directions, on so
 # many bytes.
@@ -86,8 +89,20 @@ class Conv2dDepthwise:
         return Space.of(*configs)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[DepthwiseConfig, ...]:
+        """Those legal configs that a count of cycles finds fastest."""
         assert isinstance(device, CudaDevice)
-        return _default(problem, device)
+        legal = (
+            config
+            for config in dict.fromkeys(_grid(problem))
+            if first_refusal(LEGAL, problem, config, device) is None
+        )
+        cost = functools.partial(cycles, problem, device=device)
+        return tuple(heapq.nsmallest(count, legal, key=cost))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -197,7 +212,7 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
     rows, columns = image_axis.axes(problem)
     of_class = -(-(rows.result - rows.first_result) // rows.classes)
     for channels, tile_w, threads in itertools.product(
-        (32, 64, 128), CHOICES["tile_w"], (64, 128, 256)
+        (32, 64, 128), _GRID_TILES, (64, 128, 256)
     ):
         most = -(-(columns.result - columns.first_result) // tile_w)
         strips = min(threads * 2 // channels, most)
@@ -219,16 +234,6 @@ def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     """As many as leave a thread the registers that it needs, and hold its threads."""
     of_thread = emit.registers(problem, config)
     return min(row_walk.most_blocks(config.threads, of_thread), _MOST_BLOCKS)
-
-
-def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
-    """Of the legal configs the one that a count of instructions finds fastest."""
-    legal = [
-        config
-        for config in _grid(problem)
-        if first_refusal(LEGAL, problem, config, device) is None
-    ]
-    return min(legal, key=lambda config: cycles(problem, config, device))
 
 
 def cycles(

@@ -48,7 +48,8 @@ _RANGES = {"stages": (2, 10), "parts": (1, 4096), "taps": (1, 4)}
 _MOST_COLUMNS, _MOST_ACCUMULATORS = 256, 192
 _MOST_COPIED = 256  # pixels
 _ROW_UNIT_BYTES = 16
-_FEWEST_PIXELS = 2**13
+_FEWEST_PIXELS = 3 << 10
+_FEWEST_BYTES = 2**24  # of a problem with groups
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,16 +93,22 @@ class Conv2dWeightsSm90:
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
-        On an H100 cuDNN took 1.2 to 1.65 times as long for 3 x 3 kernels of 64 to 256
-        channels on 64 images of ResNets, and 1.8 times for 320 on 8 of a U-Net, but
-        0.74 times for 512 channels of 7 x 7 pixels.
+        On an H100 and an H200 cuDNN took 1.2 to 1.85 times as long for 3 x 3 kernels of
+        64 to 512 channels on 64 images of ResNets, and 1.8 times for 320 on 8 of a
+        U-Net; of groups of 4 to 16 channels, on 64 images of ResNeXts, 1.6 to 3.1
+        times.
         """
         p = problem
-        return (
-            images.is_measured(p, device)
-            and images.is_dense_3x3(p)
-            and p.batch * math.prod(p.out_size) >= _FEWEST_PIXELS
-        )
+        if not images.is_measured(p, device):
+            return False
+        if p.groups > 1:
+            return (
+                images.is_grouped_3x3(p)
+                and p.in_channels // p.groups in (4, 8, 16)
+                and p.bytes >= _FEWEST_BYTES
+            )
+        pixels = p.batch * math.prod(p.out_size)
+        return images.is_dense_3x3(p) and pixels >= _FEWEST_PIXELS
 
     def call(
         self, problem: Conv2dProblem, config: ConvWeightsSm90Config, device: Device
@@ -226,23 +233,33 @@ _SHAPES = (
     *((64, 128, 1, 1), (64, 64, 1, 1), (256, 64, 2, 1), (64, 256, 1, 2)),
 )
 _RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
-# What a multiprocessor does in a cycle, and the memory of all of them.
-_PRODUCTS_A_CYCLE, _BYTES_A_CYCLE, _MEMORY_BYTES_A_CYCLE = 2048 / 64, 45, 1700
+# What a multiprocessor does in a cycle, and the memory of all of them; the cycles of a
+# step, of a tile, and of the launch that sums parts. Fitted to the times of 108 configs
+# of nine problems on an H200.
+_PRODUCTS_A_CYCLE, _BYTES_A_CYCLE, _MEMORY_BYTES_A_CYCLE = 28, 55, 2400
+_STEP, _TILE, _SUM = 12, 9000, 3000
 
 
 def _cost(
     problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
 ) -> float:
-    """Cycles of the blocks of a multiprocessor, and of what sums the parts."""
+    """Cycles of the blocks of a multiprocessor, and of what sums the parts.
+
+    Two blocks that share a multiprocessor take turns on what it does.
+    """
     p, c = problem, config
-    rounds = -(-math.prod(emit.tiles(p, c)) * c.parts // device.sm_count)
+    blocks = math.prod(emit.tiles(p, c)) * c.parts
+    together = min(emit.resident_blocks(p, c), -(-blocks // device.sm_count))
+    rounds = -(-blocks // (device.sm_count * together))
     steps = -(-emit.steps(p, c) // c.parts)
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = (c.tile_m + emit.rows_b(p, c)) * 128 / _BYTES_A_CYCLE
+    multiplied = steps * (together * max(products, copied) + _STEP)
     inputs = p.in_channels // p.groups
     weights = p.kernel_height * p.kernel_width * inputs * p.out_channels
-    partial = 2 * 4 * c.parts * weights if c.parts > 1 else 0  # written and read
-    return rounds * steps * max(products, copied) + partial / _MEMORY_BYTES_A_CYCLE
+    partial = 2 * 4 * c.parts * weights  # written and read
+    summed = partial / _MEMORY_BYTES_A_CYCLE + _SUM if c.parts > 1 else 0
+    return rounds * (multiplied + _TILE) + summed
 
 
 def _shapes(problem: Conv2dProblem) -> Iterator[ConvWeightsSm90Config]:

@@ -138,6 +138,19 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
     )
 
 
+def is_grouped_3x3(problem: Conv2dProblem) -> bool:
+    """Whether this is a 3 x 3 convolution of groups such as those that were measured.
+
+    They had strides of 1, and as many channels out as in.
+    """
+    p = problem
+    return (
+        (p.kernel_height, p.kernel_width) == (3, 3)
+        and p.strides == (1, 1) == p.dilation
+        and 1 < p.groups < p.in_channels == p.out_channels
+    )
+
+
 def is_measured(problem: Conv2dProblem, device: Device) -> bool:
     """Whether device and dtypes are those that convolutions were measured with."""
     return (
