@@ -36,7 +36,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _SLABS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32)  # in least ones
 _MOST_LANES = 512
-_FEWEST = 2**20  # elements
+_FEWEST, _FEWEST_PIXELS = 2**20, 64  # elements, and pixels of an image
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class GroupNormSm90:
             and device.capability == (9, 0)
             and ITEMSIZE[p.dtype] == 2
             and p.size >= _FEWEST
+            and p.pixels >= _FEWEST_PIXELS
             and self.heuristic(p, device).keeps
         )
 
