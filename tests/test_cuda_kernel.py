@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cuda_kernels as kernels
 import jax
 import jax.numpy as jnp
