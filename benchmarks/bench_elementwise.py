@@ -3,9 +3,11 @@
     python benchmarks/bench_elementwise.py [--sizes 262144 16777216] [--out DIRECTORY]
 
 A row is a function of two arrays (or one) of a dtype. On a GPU times are those of
-kernels; on a CPU they are of whole calls, in turns, and numpy writes into an array that
-is there already (``numpy_us``), or makes one as we do (``numpy_new_us``). A ratio is
-the peer's time divided by ours, that of numpy the better one of its two.
+kernels. On a CPU they are of whole calls from Python, in turns, each of them waited for
+as numpy's are, and there are two comparisons, each of like with like: calls that make
+an array for the result (``tracea_us``, ``xla_us``, ``numpy_us``), and calls that are
+given one (``..._into_us``): numpy by ``out=``, JAX by an operand that is donated. A
+ratio is the peer's time divided by ours, the worse one of the two.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.ops import elementwise
 from tracea_jax.problem.elementwise import ELEMENTS, FUNCTIONS, ElementwiseProblem
 
+PEERS = ("tracea", "xla", "numpy")
+
 
 def operands(problem: ElementwiseProblem) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
@@ -41,30 +45,55 @@ def operands(problem: ElementwiseProblem) -> list[np.ndarray]:
 def row(problem: ElementwiseProblem, rounds: int) -> dict[str, Any]:
     function = getattr(elementwise, problem.function)
     on_device = [jax.numpy.asarray(a) for a in operands(problem)]
-    arrays = [np.asarray(a) for a in on_device]  # on a CPU the same memory
-
-    def compiled(implementation: str) -> Callable[[], Any]:
-        call = jax.jit(functools.partial(function, implementation=implementation))
-        return functools.partial(call.lower(*on_device).compile(), *on_device)
-
-    calls = {"tracea": compiled("tracea"), "xla": compiled("xla")}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in PEERS[:2]:
+        of_arrays = functools.partial(function, implementation=name)
+        calls[name] = making(of_arrays, on_device)
+        if not isinstance(local_device(), CudaDevice):
+            calls[f"{name}_into"] = given(of_arrays, on_device)
     if not isinstance(local_device(), CudaDevice):
+        arrays = [np.asarray(a) for a in on_device]  # the same memory
         theirs = getattr(np, problem.function)
-        out = theirs(*arrays)
-        calls["numpy"] = functools.partial(theirs, *arrays, out=out)
-        calls["numpy_new"] = functools.partial(theirs, *arrays)
+        calls["numpy"] = functools.partial(theirs, *arrays)
+        calls["numpy_into"] = functools.partial(theirs, *arrays, out=theirs(*arrays))
     for call in calls.values():
         jax.block_until_ready(call())
     times = common.race(calls, rounds)
     found = {f"{name}_us": statistics.median(us) for name, us in times.items()}
-    ratios = {"xla_ratio": common.median_ratio(times, "xla", "tracea")}
-    if "numpy" in calls:
-        peers = [
-            common.median_ratio(times, n, "tracea") for n in ("numpy", "numpy_new")
+    for peer in PEERS[1:]:
+        ratios = [
+            common.median_ratio(times, f"{peer}{how}", f"tracea{how}")
+            for how in ("", "_into")
+            if f"{peer}{how}" in times
         ]
-        ratios["numpy_ratio"] = min(peers)
+        if ratios:
+            found[f"{peer}_ratio"] = min(ratios)
     gbs = problem.bytes / found["tracea_us"] / 1e3
-    return {**problem.to_json(), **found, **ratios, "gb_per_s": gbs}
+    return {**problem.to_json(), **found, "gb_per_s": gbs}
+
+
+def making(function: Callable[..., jax.Array], arrays: list[jax.Array]) -> common.Call:
+    """A call that makes an array, and is over when it is filled."""
+    compiled = jax.jit(function).lower(*arrays).compile()
+    return lambda: jax.block_until_ready(compiled(*arrays))
+
+
+def given(function: Callable[..., jax.Array], arrays: list[jax.Array]) -> common.Call:
+    """A call that fills the array of the call before it."""
+    into = jax.jit(
+        lambda _, *arrays: function(*arrays), donate_argnums=0, keep_unused=True
+    )
+    last = jax.numpy.array(function(*arrays))
+    compiled = into.lower(last, *arrays).compile()
+
+    def call() -> jax.Array:
+        nonlocal last
+        place = last.unsafe_buffer_pointer()
+        last = jax.block_until_ready(compiled(last, *arrays))
+        assert last.unsafe_buffer_pointer() == place
+        return last
+
+    return call
 
 
 def main() -> None:

@@ -28,25 +28,23 @@ def elementwise(results: pathlib.Path) -> str:
 def _elementwise(result: dict[str, Any]) -> str:
     lines = [
         _head(result),
-        "| function | elements | dtype | ours, us | XLA, us | numpy, us | XLA / ours "
-        "| numpy / ours |",
-        "|---|---:|---|---:|---:|---:|---:|---:|",
+        "| function | elements | dtype | a new array: ours, us | XLA, us | numpy, us "
+        "| a given one: ours, us | XLA, us | numpy, us | XLA / ours | numpy / ours |",
+        "|---|---:|---|" + "---:|" * 8,
     ]
     lines += [f"| {' | '.join(_elementwise_cells(row))} |" for row in result["rows"]]
     return "\n".join(lines) + "\n\n"
 
 
 def _elementwise_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    peers = [row[n] for n in ("numpy_us", "numpy_new_us") if row.get(n) is not None]
+    peers = ("tracea", "xla", "numpy")
+    times = [f"{name}{how}_us" for how in ("", "_into") for name in peers]
     return (
         row["function"],
         str(row["size"]),
         row["dtype"],
-        number(row["tracea_us"], 1),
-        number(row["xla_us"], 1),
-        number(min(peers, default=None), 1),
-        number(row["xla_ratio"], 2),
-        number(row.get("numpy_ratio"), 2),
+        *(number(row.get(time), 1) for time in times),
+        *(number(row.get(f"{name}_ratio"), 2) for name in peers[1:]),
     )
 
 

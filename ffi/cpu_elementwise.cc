@@ -6,5 +6,16 @@
 #include "calls/elementwise_call.h"
 #include "cpu_call.h"
 
-TRACEA_CPU_HANDLER(tracea_cpu_elementwise_v1, tracea::ParseElementwise,
-                   tracea::RunElementwise);
+namespace tracea {
+namespace {
+
+// XLA allocates each result anew, which would cost more than to compute it.
+void Run(Pool& pool, const ElementwiseOptions& options, Arrays operands, Arrays results) {
+  cpu::KeepFreedMemory();
+  RunElementwise(pool, options, operands, results);
+}
+
+}  // namespace
+}  // namespace tracea
+
+TRACEA_CPU_HANDLER(tracea_cpu_elementwise_v1, tracea::ParseElementwise, tracea::Run);

@@ -20,13 +20,15 @@ from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.ops.attention.reference import backward_reference, reference
 from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_backward_steps import (
     gradient_of_sinks,
     may_be_blind,
     mean_of_blind,
 )
+
+pytestmark = pytest.mark.once
 
 H200 = NAMED["H200"]
 USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
@@ -254,7 +256,8 @@ def test_registers_and_memory_refuse_configs():
         ({"block_kv": 72}, "block_kv"),
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
-        ({"tile_kv": 64}, "heads above 192 take tiles of 64 keys"),
+        ({"tile_q": 64, "block_kv": 96}, "two of them"),
+        ({"dq": "beside", "tile_q": 192, "block_kv": 64}, "as many threads"),
         ({"block_kv": 48}, "heads above 192, which leave no room"),
         ({"dq": "twice"}, "dq"),
     ):
@@ -332,10 +335,12 @@ def test_the_gradient_of_a_bias_is_dealt_out(shape, left, parts):
         assert how.shape == (parts, *left) and how.dtype == "float32"
     (kernel,) = (k for k in call.kernels if "backward_bias" in k.entry)
     rows, keys = how.shape[3:]
-    tiles = -(-rows // 128) * -(-keys // bias.tile_kv(asked))
+    sharers = bias.sharers(asked)
+    tiles = -(-rows // (128 * sharers)) * -(-keys // bias.tile_kv(asked))
     pairs = -(-tiles // 2) * np.prod(how.shape[:3])
     assert bias.pairs(asked, how) == pairs
-    assert kernel.grid[0] == min(pairs, H200.sm_count)
+    assert kernel.grid[0] == min(pairs, H200.sm_count // sharers) * sharers
+    assert kernel.cluster == (sharers, 1, 1)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 3, 1, 7), (1, 3, 5, 1)])
@@ -460,6 +465,9 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
+SMALL = AttentionBackwardSm90Config(  # two blocks of one multiprocessor, in one launch
+    tile_kv=64, block_q=64, tile_q=64, block_kv=64, dq="beside"
+)
 COMPILED: list[Any] = [
     (64, {}, None),
     (64, EVERYTHING, None),
@@ -484,6 +492,7 @@ COMPILED: list[Any] = [
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
     (128, ALL, None),
     (256, {"is_causal": True}, None),
+    (128, EVERYTHING, SMALL),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
@@ -495,6 +504,8 @@ COMPILED: list[Any] = [
             (192, {**ALL, "value_dim": 128}, None),
             (200, ALL, None),
             (128, {"alibi": "distance"}, COLUMNS),
+            (64, {**TILED, "kv_heads": 12}, SMALL),
+            (128, {"mask": (1, 1, 1000, 1300)}, dataclasses.replace(SMALL, block_q=48)),
             (64, {"alibi": "linear", "is_causal": True}, ROWS),
         )
     ),
@@ -511,3 +522,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
         cubin = nvrtc.compile(kernel)
         assert cubin.stack_bytes == cubin.spill_bytes == 0
         assert cubin.warnings == ()  # such as that products are serialized
+        launch.ready(kernel, cubin, False)  # parameters are as many, and alike

@@ -9,6 +9,8 @@ import pytest
 
 from tracea_jax.runtime import nvrtc
 
+pytestmark = pytest.mark.once
+
 CLAIMS = {case.name: case for case in parity.cases()}
 
 # One wrong formula for each function of the headers: (header, right, wrong).

@@ -139,6 +139,11 @@ class Move final : public Action {
         to_offset_(step.json["to_offset"].AsInt("an offset")) {
     CheckInside(from_strides_, from_offset_, from_.bytes());
     CheckInside(to_strides_, to_offset_, to_.bytes());
+    int64_t bytes = run_;  // which are written once
+    for (int64_t count : counts_) {
+      if (count > to_.bytes() / bytes) Fail(TRACEA_INVALID, "it copies more than there is");
+      bytes *= count;
+    }
   }
 
   void Run(const Addresses& addresses, void*) const override {

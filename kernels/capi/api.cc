@@ -105,7 +105,7 @@ const char* ActivationName(tracea_activation activation) {
 // tracea_jax/bundle/direct.py makes the same name of the call.
 void RunKernel(const tracea_context& context, const std::string& head,
                const Operands& operands, const Operands& results, void* stream) {
-  std::ostringstream call;
+  std::ostringstream call = PlainText();
   std::array<void*, 16> arrays;
   size_t count = 0;
   call << head << ':';
@@ -272,7 +272,7 @@ tracea_status tracea_matmul(tracea_context* context, const tracea_tensor* lhs,
     }
     results.Add(ArrayOf(*context, "out", out));
     if (context->is_cuda()) {
-      std::ostringstream head;
+      std::ostringstream head = PlainText();
       head << "matmul " << (options.trans_lhs ? 't' : 'n') << (options.trans_rhs ? 't' : 'n')
            << ' ' << ActivationName(activation) << " b" << (bias != nullptr) << " r"
            << (residual != nullptr);
@@ -318,7 +318,7 @@ tracea_status tracea_conv2d(tracea_context* context, const tracea_tensor* x,
     }
     results.Add(ArrayOf(*context, "out", out));
     if (context->is_cuda()) {
-      std::ostringstream head;
+      std::ostringstream head = PlainText();
       head << "conv2d " << options.height.stride << ',' << options.width.stride << ' '
            << options.height.dilation << ',' << options.width.dilation << ' '
            << options.height.padding << ',' << options.width.padding << ' '
@@ -357,7 +357,7 @@ tracea_status tracea_attention(tracea_context* context, const tracea_tensor* q,
                                    : 1 / std::sqrt(static_cast<float>(head_dim));
     results.Add(ArrayOf(*context, "out", out));
     if (context->is_cuda()) {
-      std::ostringstream head;
+      std::ostringstream head = PlainText();
       head << "attention " << (options.is_causal ? "causal " : "full ") << options.scale;
       return RunKernel(*context, head.str(), operands, results, stream);
     }

@@ -3,6 +3,7 @@
 #ifndef TRACEA_KERNELS_CAPI_FAILURE_H_
 #define TRACEA_KERNELS_CAPI_FAILURE_H_
 
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -17,9 +18,16 @@ struct Failure : std::runtime_error {
   tracea_status status;
 };
 
+// For text with numbers as in C, whatever locale the program has set.
+inline std::ostringstream PlainText() {
+  std::ostringstream text;
+  text.imbue(std::locale::classic());
+  return text;
+}
+
 template <typename... Parts>
 [[noreturn]] void Fail(tracea_status status, const Parts&... parts) {
-  std::ostringstream text;
+  std::ostringstream text = PlainText();
   (text << ... << parts);
   throw Failure(status, text.str());
 }

@@ -1,6 +1,7 @@
 #include "json.h"
 
 #include <cerrno>
+#include <clocale>
 #include <cstdlib>
 #include <utility>
 
@@ -9,6 +10,12 @@
 namespace tracea::capi {
 
 constexpr int kMostDepth = 64;
+
+// As in C, whatever locale the program has set.
+double ParseDouble(const char* digits, char** stop) {
+  static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);
+  return plain ? strtod_l(digits, stop, plain) : std::strtod(digits, stop);
+}
 
 class Parser {
  public:
@@ -166,7 +173,7 @@ class Parser {
     if (digits.find_first_of(".eE") == digits.npos) {
       json->value_ = static_cast<int64_t>(std::strtoll(digits.c_str(), &stop, 10));
     } else {
-      json->value_ = std::strtod(digits.c_str(), &stop);
+      json->value_ = ParseDouble(digits.c_str(), &stop);
     }
     if (digits.empty() || *stop != '\0' || errno != 0) Wrong("a value must follow");
     at_ += digits.size();

@@ -23,12 +23,12 @@ ArrayType ParseType(const std::string& name) {
 
 std::vector<int64_t> ParseShape(const Json& json) {
   std::vector<int64_t> shape = json.AsInts("a shape");
-  int64_t elements = 1;
+  int64_t elements = 1;  // of empty arrays too: kernels multiply some of the sizes
   for (int64_t dim : shape) {
     if (dim < 0 || (dim > 0 && elements > kMostElements / dim)) {
       Fail(TRACEA_INVALID, "an array has the shape ", ShapeText(shape));
     }
-    elements *= dim;
+    elements *= dim > 0 ? dim : 1;
   }
   if (shape.size() > TRACEA_MAX_RANK) {
     Fail(TRACEA_INVALID, "an array has ", shape.size(), " dimensions");

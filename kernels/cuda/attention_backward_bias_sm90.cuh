@@ -16,6 +16,10 @@
 // heads of any size have the same shared memory. Each of two consumers, a warpgroup, owns 64
 // rows:
 //
+// Blocks of threads of a cluster (kSharers) have neighbouring tiles of queries and the same
+// keys, of which each copies a part for all. They compute the same terms, also where a tile
+// sees none of the keys: what is copied for each pair of tiles is more than L2 gives in time.
+//
 //     s += q k'   for each pair of slabs
 //     t += do v'  for each pair            | weights p of s
 //     dbias += p * (t - delta)
@@ -24,6 +28,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma_4d.cuh"
+#include "ptx/tma_4d_multicast.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/common.cuh"
@@ -39,7 +44,7 @@ namespace tracea {
 struct AttentionBiasParams {
   const TensorMap *q, *k, *v, *d_out;  // see attention_sm90.cuh
   const TensorMap* bias;               // (keys, queries, heads, examples), or null
-  const float* rows;                   // (batch, heads, 2 or 3, padded)
+  const float* rows;                   // (batch, heads, planes, padded)
   const int* q_lengths;                // (batch), or null
   const int* kv_lengths;               // (batch), or null
   const int* segments;                 // of keys, (batch, padded_kv), or null
@@ -84,6 +89,7 @@ struct AttentionBias {
   static constexpr int kTileQ = Traits::kTileQ, kTileKv = Traits::kTileKv;
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kCount = Scores::kAccumulators;
+  static constexpr int kSharers = Traits::kSharers;
   static constexpr int kSlabs = ceil_div(Traits::kHeadDim, 64);
   static constexpr int kValueSlabs = ceil_div(Traits::kValueDim, 64);
   static constexpr u32 kSlabBytes = kTileQ * 128;  // of queries, also of a bias
@@ -95,6 +101,9 @@ struct AttentionBias {
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileQ % 64 == 0,
                 "one producer warpgroup, and a consumer for 64 queries");
   static_assert(Scores::kN == kTileKv && kTileKv % 64 == 0, "one instruction a step");
+  static_assert(kSharers == 1 || (Traits::kBiasQueries && !Traits::kMapped),
+                "sharers have tiles of queries, and nothing but positions hides one");
+  static_assert(kTileKv % (8 * kSharers) == 0, "parts of whole swizzled rows");
   static_assert(kValueSlabs < Traits::kStages, "a consumer holds all slabs of values");
   static_assert(Traits::kBiasQueries || !Traits::kBiasTiles, "of tiles all entries differ");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
@@ -102,24 +111,38 @@ struct AttentionBias {
 
   const AttentionBiasParams& p;
   Shared& smem;
-  int tiles, blocks;  // of queries and of keys, of a head
+  int tiles, blocks;  // of queries, in groups of sharers, and of keys, of a head
 
   TRACEA_DEVICE AttentionBias(const AttentionBiasParams& params, Shared& shared)
       : p(params),
         smem(shared),
-        tiles(ceil_div(params.q_len, kTileQ)),
+        tiles(ceil_div(params.q_len, kTileQ * kSharers)),
         blocks(ceil_div(params.kv_len, kTileKv)) {
     if (threadIdx.x == 0) {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
+        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, kSharers));
       }
       mbarrier_init(shared_address(&smem.bias_full), full_arrivals());
       mbarrier_init(shared_address(&smem.bias_empty), empty_arrivals(kConsumers, 1));
       fence_mbarrier_init();
     }
-    __syncthreads();
+    meet_sharers();
+  }
+
+  // Among sharers; asked for anew, as registers are few.
+  TRACEA_DEVICE static int rank() {
+    return kSharers > 1 ? static_cast<int>(cluster_rank()) : 0;
+  }
+
+  TRACEA_DEVICE static void meet_sharers() {
+    if constexpr (kSharers > 1) {
+      __syncwarp();
+      cluster_barrier();
+    } else {
+      __syncthreads();
+    }
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -141,8 +164,8 @@ struct AttentionBias {
                         static_cast<u32>(Traits::kBiasQueries ? tiles : 1);
     const u32 half = (of_head + 1) / 2;
     TRACEA_NO_UNROLL
-    for (u32 i = 2 * blockIdx.x; i < 2 * static_cast<u32>(p.pairs);
-         i += i % 2 == 0 ? 1 : 2 * gridDim.x - 1) {
+    for (u32 i = 2 * (blockIdx.x / kSharers); i < 2 * static_cast<u32>(p.pairs);
+         i += i % 2 == 0 ? 1 : 2 * (gridDim.x / kSharers) - 1) {
       const u32 head = i / 2 / half, first = i / 2 - head * half;
       const u32 opposite = of_head - 1 - first;
       if (i % 2 == 0) {
@@ -156,7 +179,7 @@ struct AttentionBias {
   TRACEA_DEVICE Term tile_at(u32 above, u32 index) const {
     Term own;
     own.block = take<Traits::kBiasKeys>(index, blocks);
-    own.tile = static_cast<int>(index);
+    own.tile = static_cast<int>(index) * kSharers + rank();
     own.head = take<Traits::kBiasHeads>(above, p.heads);
     own.example = take<Traits::kBiasExamples>(above, p.batch);
     own.part = static_cast<int>(above);
@@ -169,14 +192,16 @@ struct AttentionBias {
     return {p.kv_len, limit, p.left, p.right};
   }
 
-  // Whether queries of a term see keys of it, in bit 0; in bit 1, whether all see all.
+  // Whether queries of a term, of any sharer, see keys of it, in bit 0; in bit 1, whether all
+  // see all.
   TRACEA_DEVICE int state(const Term& term) const {
+    constexpr int kQueries = kTileQ * kSharers;
     const int count =
         Traits::kQLengths ? min(max(p.q_lengths[term.example], 0), p.q_len) : p.q_len;
-    const int first = term.tile * kTileQ;
+    const int first = term.tile / kSharers * kQueries;
     if (first >= count) return 0;
     const BlockRange range = keys(term.example).seen_blocks(
-        first, min(first + kTileQ, count) - 1, kTileKv);
+        first, min(first + kQueries, count) - 1, kTileKv);
     bool is_seen = term.block >= range.first && term.block < range.last;
     bool is_full = range.is_full(term.block);
     if constexpr (Traits::kMapped) {
@@ -254,9 +279,23 @@ struct AttentionBias {
       mbarrier_arrive_expect_tx(full, kPairBytes);
       cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_queries), of_queries, 64 * slab,
                               term.tile * kTileQ, term.head, term.example, full);
-      cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_keys), of_keys, 64 * slab,
-                              term.block * kTileKv, term.head / p.group, term.example, full);
+      copy_keys(of_keys, slab, term, stage, full);
       state.advance();
+    }
+  }
+
+  // Of sharers each a part.
+  TRACEA_DEVICE void copy_keys(const TensorMap* map, int slab, const Term& term, int stage,
+                               u32 full) const {
+    constexpr int kRows = kTileKv / kSharers;
+    const u32 to = shared_address(smem.ring[stage].of_keys) + rank() * kRows * 128;
+    const int row = term.block * kTileKv + rank() * kRows, head = term.head / p.group;
+    if constexpr (kSharers > 1) {
+      constexpr u16 kEveryBlock = (1u << kSharers) - 1u;
+      cp_async_bulk_tensor_4d_multicast(to, map, 64 * slab, row, head, term.example, full,
+                                        kEveryBlock);
+    } else {
+      cp_async_bulk_tensor_4d(to, map, 64 * slab, row, head, term.example, full);
     }
   }
 
@@ -309,7 +348,11 @@ struct AttentionBias {
   }
 
   TRACEA_DEVICE void release(int stage, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[stage]));
+    if constexpr (kSharers > 1) {
+      if (thread < kSharers) mbarrier_arrive_cluster(shared_address(&smem.empty[stage]), thread);
+    } else {
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[stage]));
+    }
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -332,10 +375,10 @@ struct AttentionBias {
     bool has_bias = !Traits::kBiasTiles;
     walk<true>(own, [&](const Term& term, bool is_partial) {
       float s[kCount], t[kCount];
-      float exponent[2], delta[2];
-      int ids[2];
+      QueryNumbers<Traits> rows;
       const int query = term.tile * kTileQ + consumer * 64;
-      load_rows(exponent, delta, ids, term, query, thread);
+      const i64 heads_before = static_cast<i64>(term.example) * p.heads + term.head;
+      rows.load(p.rows, heads_before, p.padded, query, thread);
       multiply<Traits::kHeadDim, 1>(s, state, start, consumer, thread);
       multiply<Traits::kValueDim, kValueSlabs>(t, state, start, consumer, thread);
       wgmma_wait_group<kValueSlabs>();
@@ -348,11 +391,11 @@ struct AttentionBias {
       beside.template add<typename Traits::Swizzle, kSlabBytes>(s, bias_tile(consumer),
                                                                 thread);
       if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-      weigh_queries(s, exponent, p.scale_log2);
+      rows.weigh(s, p.scale_log2);
       if (is_partial) {
         const int first = term.block * kTileKv + wgmma_accumulator_col(thread, 0);
         const int* const of_keys = p.segments + static_cast<i64>(term.example) * p.padded_kv;
-        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, ids, thread,
+        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, rows.ids, thread,
                           [&](int j, u32(&found)[2]) {
                             TRACEA_UNROLL
                             for (int i = 0; i < 2; ++i) {
@@ -368,9 +411,9 @@ struct AttentionBias {
       for (int i = kValueSlabs; i > 0; --i) release(before(state.stage_idx, i), thread);
       TRACEA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        float c = s[i] * (t[i] - delta[i / 2 % 2]);
+        float c = s[i] * (t[i] - rows.delta[i / 2 % 2]);
         if constexpr (Traits::kSoftCap) {
-          c *= soft_cap_slope(s[i], exponent[i / 2 % 2], rcp_approx(p.scale_log2));
+          c *= soft_cap_slope(s[i], rows.exponent[i / 2 % 2], rcp_approx(p.scale_log2));
         }
         sums[i] += c;
       }
@@ -380,13 +423,6 @@ struct AttentionBias {
       if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
       of_bias.advance();
     }
-  }
-
-  TRACEA_DEVICE void load_rows(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
-                               const Term& term, int query, int thread) const {
-    const float* const of_head = p.rows + (static_cast<i64>(term.example) * p.heads + term.head) *
-                                              (2 + Traits::kSegments) * p.padded;
-    load_query_numbers<Traits>(exponent, delta, ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void store(const float (&sums)[kCount], const Term& own, int consumer,
@@ -449,6 +485,8 @@ TRACEA_DEVICE void attention_backward_bias_sm90(const AttentionBiasParams& p) {
     setmaxnreg_inc<Traits::kConsumerRegisters>();
     kernel.consume(warpgroup - 1);
   }
+  // A block must outlive the others' copies into it and arrivals at its barriers.
+  if constexpr (Kernel::kSharers > 1) Kernel::meet_sharers();
 }
 
 }  // namespace tracea

@@ -130,8 +130,10 @@ class Conv2dGrouped {
             (w[at[2 * word]] & mask[2 * word]) |
             (w[at[2 * word + 1]] & mask[2 * word + 1]) << 16;
       }
-      // A tap at a time: the loads of all of them at once would fill the registers.
-      asm volatile("" ::: "memory");
+      // A line of taps at a time: the loads of all of them would fill the registers.
+      if (kDepth > 1 || tap % Traits::kTapsW == Traits::kTapsW - 1) {
+        asm volatile("" ::: "memory");
+      }
     }
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {

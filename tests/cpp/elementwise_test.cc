@@ -9,13 +9,19 @@
 #include <complex>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#if defined(__GLIBC__)
+#include <sys/resource.h>
+#endif
+
 #include "common/ieee.h"
+#include "common/memory.h"
 
 using namespace tracea::cpu;
 
@@ -89,7 +95,7 @@ void Check(const std::string& function, ElementType type, ScalarSide scalar,
       return;
     }
     std::vector<uint8_t> out(size * ElementBytes(found.out));
-    const ElementwisePlan plan = PlanElementwise(size, rng() % 2 << 22, 3, 2);
+    const ElementwisePlan plan = PlanElementwise(out.data(), size, rng() % 2 << 22, 3, 2);
     for (int64_t task = 0; task < plan.num_tasks(); ++task) {
       Compute(found, x.data(), found.operands == 2 ? y.data() : nullptr, out.data(),
               plan.begin(task), plan.end(task), rng() % 2);
@@ -111,19 +117,55 @@ void Check(const std::string& function, ElementType type, ScalarSide scalar,
   }
 }
 
+void CheckPlan(const ElementwisePlan& plan, int64_t size) {
+  int64_t next = 0;
+  for (int64_t task = 0; task < plan.num_tasks(); ++task) {
+    if (plan.begin(task) != next || plan.end(task) <= next) Fail("a plan has holes");
+    next = plan.end(task);
+  }
+  if (next != size) Fail("a plan ends early");
+}
+
 void CheckPlans() {
   for (int64_t size : {0, 1, 63, 64, 65, 1000, 1 << 20}) {
     for (int64_t tasks : {1, 2, 64}) {
-      const ElementwisePlan plan = PlanElementwise(size, size * 16, tasks, 3);
-      int64_t next = 0;
-      for (int64_t task = 0; task < plan.num_tasks(); ++task) {
-        if (plan.begin(task) != next || plan.end(task) <= next) Fail("a plan has holes");
-        next = plan.end(task);
+      CheckPlan(PlanElementwise(nullptr, size, size * 16, tasks, 3), size);
+    }
+  }
+  for (int64_t size : {(3 << 20) + 1, 5 << 20, (5 << 20) + 77}) {
+    for (uintptr_t at : {uintptr_t{64}, uintptr_t{5} << 20, (uintptr_t{6} << 20) - 64}) {
+      const auto* out = reinterpret_cast<const void*>(at);
+      const ElementwisePlan plan = PlanElementwise(out, size, size * 8, 4, 3);
+      CheckPlan(plan, size);
+      for (int64_t task = 1; task < plan.num_tasks(); ++task) {
+        if ((at + plan.begin(task) * 8) % kHugePage) Fail("two tasks share a huge page");
       }
-      if (next != size) Fail("a plan ends early");
     }
   }
 }
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+int64_t FaultsOfTouching(int arrays, int64_t bytes) {
+  rusage before, after;
+  getrusage(RUSAGE_SELF, &before);
+  std::vector<char*> held;
+  for (int i = 0; i < arrays; ++i) {
+    held.push_back(static_cast<char*>(std::malloc(bytes)));
+    for (int64_t at = 0; at < bytes; at += 4096) held.back()[at] = 1;
+  }
+  for (char* array : held) std::free(array);
+  getrusage(RUSAGE_SELF, &after);
+  return after.ru_minflt - before.ru_minflt;
+}
+
+void CheckMemoryIsKept() {
+  KeepFreedMemory();
+  const int64_t first = FaultsOfTouching(5, 5 << 20), next = FaultsOfTouching(5, 5 << 20);
+  if (next > first / 2) Fail("freed memory was given back");
+}
+#else
+void CheckMemoryIsKept() {}
+#endif
 
 #if defined(__x86_64__)
 void CheckModes() {
@@ -163,6 +205,7 @@ int main() {
                                           &none)) {
     Fail("there is a function of a part of a name");
   }
+  CheckMemoryIsKept();
   CheckPlans();
   CheckModes();
   std::printf(failures ? "%d failures\n" : "elementwise functions: all right\n", failures);

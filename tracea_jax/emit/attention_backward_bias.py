@@ -17,7 +17,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sides as sides
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_backward_kernels import factors
+from tracea_jax.emit.attention_backward_halves import factors
 from tracea_jax.emit.attention_gradient_scores import WORDS, GradientScores
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
@@ -32,6 +32,7 @@ _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024
 _THREADS = 3 * forward.WARPGROUP
 _MOST_PARTS = 64
+_SHARERS = 1  # blocks of a cluster, which share keys
 _BLOCKS = 2  # of threads, for each multiprocessor, that are enough
 _ELEMENTS = {"float32": "float", "bfloat16": "tracea::bf16", "float16": "tracea::f16"}
 _MAP = "const __grid_constant__ tracea::TensorMap"
@@ -71,6 +72,13 @@ def tile_kv(problem: AttentionProblem) -> int:
     p = problem
     crowded = p.soft_cap is not None or p.alibi is not None or p.mask is not None
     return _NARROW if crowded or not rules.biased_by_tiles(p) else _WIDE
+
+
+def sharers(problem: AttentionProblem) -> int:
+    """Blocks of threads that share the copies of keys: see the kernel."""
+    _, _, queries, keys = problem.bias or (1, 1, 1, 1)
+    owns_tiles = queries > TILE_Q and keys > 1 and not rules.is_mapped(problem)
+    return _SHARERS if owns_tiles else 1
 
 
 def of(problem: AttentionProblem, device: CudaDevice) -> BiasGradient:
@@ -132,8 +140,8 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     maps = {
         "q": forward.operand_map(p, 0, queries, TILE_Q, p.head_dim),
-        "k": forward.operand_map(p, 1, keys, tile_kv(p), p.head_dim),
-        "v": forward.operand_map(p, 2, keys, tile_kv(p), p.columns),
+        "k": forward.operand_map(p, 1, keys, tile_kv(p) // sharers(p), p.head_dim),
+        "v": forward.operand_map(p, 2, keys, tile_kv(p) // sharers(p), p.columns),
         "d_out": forward.operand_map(p, 3, queries, TILE_Q, p.columns),
         "bias": told.bias_map(operands, TILE_Q),
     }
@@ -163,7 +171,8 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
             )
         ),
         arch=device.arch,
-        grid=(min(pairs(p, how), device.sm_count), 1, 1),
+        grid=(min(pairs(p, how), device.sm_count // sharers(p)) * sharers(p), 1, 1),
+        cluster=(sharers(p), 1, 1),
         block=(_THREADS, 1, 1),
         smem_bytes=smem_bytes(p),
         params=(
@@ -197,7 +206,8 @@ def _numbers(
 def pairs(problem: AttentionProblem, how: BiasGradient) -> int:
     """Pairs of tiles that the kernel computes, of all parts."""
     parts, examples, heads, rows, columns = how.shape
-    of_head = -(-rows // TILE_Q) * -(-columns // tile_kv(problem))
+    of_group = TILE_Q * sharers(problem)
+    of_head = -(-rows // of_group) * -(-columns // tile_kv(problem))
     return parts * examples * heads * -(-of_head // 2)
 
 
@@ -214,6 +224,7 @@ def _entry_name(
         f"d{problem.head_dim}" + (f"x{problem.value_dim}" if problem.value_dim else ""),
         *kind[1:],
         f"of_{owns or 'all'}",
+        *(f"c{sharers(problem)}",) * (sharers(problem) > 1),
         how.dtype,
     )
     return "_".join(parts)
@@ -231,6 +242,7 @@ def _source(
     """The translation unit: Traits and one entry."""
     p = problem
     left, right = rules.window(p)
+    producer, consumer = (40, 232) if sharers(p) > 1 else (24, 240)
     flags = {
         "kHasLeft": left is not None,
         "kHasRight": right is not None,
@@ -257,10 +269,10 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kValueDim = {p.columns}, \
-kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES};
+kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES}, kSharers = {sharers(p)};
   static constexpr bool {bools};
-  static constexpr int kThreads = {_THREADS}, kProducerRegisters = 24, \
-kConsumerRegisters = 240;
+  static constexpr int kThreads = {_THREADS}, kProducerRegisters = {producer}, \
+kConsumerRegisters = {consumer};
   static constexpr int kSmemBytes = {smem_bytes(p)};
 }};
 }}  // namespace

@@ -4,8 +4,8 @@ The output and the log-sum-exp come from whatever ran forward. Two kernels compu
 and dv, and dq; or (``dq`` of the config) the first also adds up dq in memory: in the
 order of the keys, so that results are the same from run to run, or in none. A further
 one computes the gradient of a bias, whose terms it sums in an order that depends on
-shapes alone. All skip what nobody sees. A query all of whose scores are below -2^23
-counts as one that sees no key: it takes the mean of all values, masked ones too.
+shapes alone. All skip what nobody sees. A query all of whose scores a bias puts below
+-2^23 weighs the keys that it sees with the largest bias equally.
 
 Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
 text is in ``emit.attention_backward_kernels`` and beside it.
@@ -81,6 +81,7 @@ class AttentionBackwardSm90:
     name: str = "attention_backward_sm90"
     config_type: type = AttentionBackwardSm90Config
     sources: tuple[str, ...] = (
+        "cuda/attention_backward_both_sm90.cuh",
         "cuda/attention_backward_keys_sm90.cuh",
         "cuda/attention_backward_queries_sm90.cuh",
         "cuda/attention_backward_dq_sm90.cuh",
@@ -221,15 +222,22 @@ class AttentionBackwardSm90:
                     Buffer(name=how.writes, shape=how.shape, dtype=how.dtype)
                 )
             steps += steps_of.of_bias(p, c, device)
-        steps += [
-            Launch(
+        if c.dq == "beside":
+            both = Launch(
+                name="both",
+                kernel=kernels.both_kernel(p, c, device, has_blind),
+                reads=emit.both_reads(p, c, has_blind),
+                writes=("dk", "dv", "dq"),
+            )
+            steps.append(both)
+        else:
+            keys = Launch(
                 name="keys",
                 kernel=kernels.keys_kernel(p, c, device, has_blind),
                 reads=emit.keys_reads(p, c, has_blind),
                 writes=emit.keys_writes(c),
-            ),
-            _of_queries(p, c, device),
-        ]
+            )
+            steps += [keys, _of_queries(p, c, device)]
         more = ("dbias",) * p.bias_gradient + ("dsinks",) * p.sinks
         return Steps(
             operands=("q", "k", "v", *optional_operands(p), "o", "lse", "do"),

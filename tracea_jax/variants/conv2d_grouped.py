@@ -177,14 +177,7 @@ LEGAL = (
         refuses=lambda p, c, d: _copies(p, c) > _MOST_COPIES,
         why=lambda p, c, d: f"a thread would copy {_copies(p, c)} pieces of a row",
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
-            f"{d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
 
 

@@ -1,4 +1,7 @@
-"""conv2d_weights_sm90: the gradient of dense convolutions' weights on Hopper.
+"""conv2d_weights_sm90: the gradient of convolutions' weights on Hopper.
+
+Of small groups, tiles of 64 channels by the same 64 are computed, and what joins two
+groups is dropped: a waste of products, of which tensor cores have enough.
 
 Where taps share copies of x, pixels are also multiplied with zeros behind lines of dy:
 an entry of x that is infinite or NaN, at the edge of an image, reaches the weights of
@@ -34,6 +37,7 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("bfloat16", "float16")
 OUT_DTYPES = ("float32", "bfloat16", "float16")
+GROUPS = (2, 4, 8, 16, 32, 64)  # channels of one: whole groups in a slab
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 256),
     "tile_n": (64, 128, 192, 256, 384, 512, 576),
@@ -74,8 +78,16 @@ class Conv2dWeightsSm90:
     def heuristic(
         self, problem: Conv2dProblem, device: Device
     ) -> ConvWeightsSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[ConvWeightsSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
-        return min(_grid(problem, device), key=lambda c: _cost(problem, c, device))
+        configs = self.space(problem, device).configs()
+        cheapest = sorted(configs, key=lambda c: _cost(problem, c, device))
+        return tuple(cheapest[:count])
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -96,8 +108,11 @@ class Conv2dWeightsSm90:
     ) -> Call:
         assert isinstance(device, CudaDevice)
         p = problem
-        shape = (p.kernel_height, p.kernel_width, p.in_channels, p.out_channels)
+        inputs = p.in_channels // p.groups
+        shape = (p.kernel_height, p.kernel_width, inputs, p.out_channels)
         kernel = emit.kernel(p, config, device)
+        if config.parts == 1:
+            return kernel
         return summed(kernel, config.parts, shape, p.out, device)
 
 
@@ -116,8 +131,12 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         return
     if p.layout != "nhwc":
         yield f"layout {p.layout}; it takes nhwc"
-    if p.groups != 1:
-        yield f"it has {p.groups} groups; it takes one"
+    inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
+    if p.groups != 1 and (inputs != outputs or inputs not in GROUPS):
+        yield (
+            f"groups of {inputs} channels give {outputs}; it takes one group, or as "
+            f"many out as in, {', '.join(map(str, GROUPS))} of them"
+        )
     if p.lhs != p.rhs or p.lhs not in DTYPES:
         yield f"operands {p.lhs} and {p.rhs}; it takes two of {', '.join(DTYPES)}"
     if p.out not in OUT_DTYPES:
@@ -158,6 +177,11 @@ def _shares_wrongly(p: Conv2dProblem, c: ConvWeightsSm90Config) -> bool:
 
 LEGAL = (
     Rule(
+        code="groups",
+        refuses=lambda p, c, d: p.groups > 1 and c.tile_m != emit.SLAB,
+        why=lambda p, c, d: f"tile_m={c.tile_m}; of groups it is {emit.SLAB}",
+    ),
+    Rule(
         code="taps",
         refuses=lambda p, c, d: _shares_wrongly(p, c),
         why=lambda p, c, d: (
@@ -193,14 +217,7 @@ LEGAL = (
             "pixels"
         ),
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
-            f"{d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
 # Tiles and their consumers.
 _SHAPES = (
@@ -222,8 +239,9 @@ def _cost(
     steps = -(-emit.steps(p, c) // c.parts)
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = (c.tile_m + emit.rows_b(p, c)) * 128 / _BYTES_A_CYCLE
-    weights = p.kernel_height * p.kernel_width * p.in_channels * p.out_channels
-    partial = 2 * 4 * c.parts * weights  # written and read
+    inputs = p.in_channels // p.groups
+    weights = p.kernel_height * p.kernel_width * inputs * p.out_channels
+    partial = 2 * 4 * c.parts * weights if c.parts > 1 else 0  # written and read
     return rounds * steps * max(products, copied) + partial / _MEMORY_BYTES_A_CYCLE
 
 

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -37,6 +38,7 @@ struct OutOfMemory : std::runtime_error {
 template <typename... Parts>
 [[noreturn]] void Refuse(const Parts&... parts) {
   std::ostringstream text;
+  text.imbue(std::locale::classic());  // not what the program has set
   (text << ... << parts);
   throw InvalidCall(text.str());
 }

@@ -128,7 +128,7 @@ void RunElementwise(Pool& pool, const ElementwiseOptions& options, Arrays operan
   const Call call = ParseCall(options, operands, results);
   const int64_t threads = std::max<int64_t>(pool.num_threads(), 1);
   const cpu::ElementwisePlan plan =
-      cpu::PlanElementwise(call.size, call.bytes, options.tasks, threads);
+      cpu::PlanElementwise(call.out, call.size, call.bytes, options.tasks, threads);
   cpu::AdviseHugePages(call.out, call.bytes);
   RunTasks(pool, plan.num_tasks(), 64, [&](int64_t task, float*) {
     cpu::Compute(call.function, call.x, call.y, call.out, plan.begin(task),

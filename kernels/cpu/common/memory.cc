@@ -18,7 +18,12 @@ namespace tracea::cpu {
 
 namespace {
 
-constexpr int64_t kHugePage = int64_t{2} << 20;
+#if defined(__linux__)
+uintptr_t PageBytes() {
+  static const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+#endif
 
 }  // namespace
 
@@ -57,13 +62,27 @@ float* ThreadWorkspace(int64_t bytes) {
 void AdviseHugePages(void* data, int64_t bytes) {
 #if defined(__linux__)
   if (bytes < 2 * kHugePage) return;
+  // All of it: mappings of one kind are joined, and a huge page may lie across two.
   const auto at = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t begin = (at + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t end = (at + bytes) & ~(kHugePage - 1);
+  const uintptr_t page = PageBytes();
+  const uintptr_t begin = (at + page - 1) & ~(page - 1);
+  const uintptr_t end = (at + bytes) & ~(page - 1);
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)data;
   (void)bytes;
+#endif
+}
+
+void KeepFreedMemory() {
+#if defined(__GLIBC__)
+  static const bool is_done = [] {
+    constexpr size_t kMost = 4 * sizeof(long) << 20, kHeader = 1 << 20;  // and padding
+    void* volatile memory = std::malloc(kMost - kHeader);
+    std::free(memory);
+    return true;
+  }();
+  (void)is_done;
 #endif
 }
 

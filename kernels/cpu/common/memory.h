@@ -22,9 +22,17 @@ inline constexpr int64_t kFenceBytes = 0;
 // Only the first `bytes` of `size` may be used from now on, under AddressSanitizer.
 void Confine(void* data, int64_t bytes, int64_t size);
 
+inline constexpr int64_t kHugePage = int64_t{2} << 20;
+
 // Asks for huge pages on the part of a large buffer that is about to be written for
 // the first time: fewer page faults. Does nothing below 4 MB or off Linux.
 void AdviseHugePages(void* data, int64_t bytes);
+
+// Lets malloc keep some 60 MB of freed memory, instead of giving it back and getting it
+// page by page again at a program's next result. glibc takes the largest array freed so
+// far for what it should keep, up to 32 MB, unless the program or its environment has
+// said what it wants; so one is freed, which nothing has touched. Does so once.
+void KeepFreedMemory();
 
 // Lines that one set of the first-level data cache holds; 0 if that is not known.
 int64_t L1Ways();

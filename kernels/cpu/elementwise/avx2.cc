@@ -2,6 +2,7 @@
 
 #include "elementwise/elementwise.h"
 
+#include <immintrin.h>
 #include <string.h>
 
 namespace tracea::cpu {

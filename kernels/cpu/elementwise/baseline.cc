@@ -1,8 +1,13 @@
-// Elementwise functions for the 128-bit vectors that every x86-64 (SSE2) and every aarch64n// (NEON) has.
+// Elementwise functions for the 128-bit vectors that every x86-64 (SSE2) and every aarch64
+// (NEON) has.
 
 #include "elementwise/elementwise.h"
 
 #include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace tracea::cpu {
 namespace {

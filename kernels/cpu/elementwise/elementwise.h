@@ -10,6 +10,7 @@
 #ifndef TRACEA_KERNELS_CPU_ELEMENTWISE_ELEMENTWISE_H_
 #define TRACEA_KERNELS_CPU_ELEMENTWISE_ELEMENTWISE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/isa.h"
@@ -29,6 +30,9 @@ struct Elementwise {
   ElementType out;  // of the results
   // Elements [begin, end), on the calling thread, in its mode; see `Compute`.
   void (*run)(const void* x, const void* y, void* out, int64_t begin, int64_t end);
+  // Copies to memory, past the caches; `to` and `from` are multiples of 32. Null where the
+  // processor has no such stores.
+  void (*stream)(void* to, const void* from, int64_t bytes);
 };
 
 struct ElementwiseIsa {
@@ -44,20 +48,22 @@ const ElementwiseIsa& UsableElementwiseIsa(Isa wanted);
 
 int64_t ElementBytes(ElementType type);
 
-// How the elements are cut into tasks.
+// How the elements are cut into tasks: of `step` each, the first one `missing` less.
 struct ElementwisePlan {
-  int64_t size, step;
+  int64_t size, step, missing;
 
-  int64_t num_tasks() const { return size == 0 ? 0 : (size - 1) / step + 1; }
-  int64_t begin(int64_t task) const { return task * step; }
+  int64_t num_tasks() const { return size == 0 ? 0 : (size + missing - 1) / step + 1; }
+  int64_t begin(int64_t task) const { return task == 0 ? 0 : task * step - missing; }
   int64_t end(int64_t task) const {
-    return size - begin(task) < step ? size : begin(task) + step;
+    return std::min(size, (task + 1) * step - missing);
   }
 };
 
-// Args: size and bytes of the result, tasks of each thread, threads.
-ElementwisePlan PlanElementwise(int64_t size, int64_t bytes, int64_t tasks,
-                                int64_t threads);
+// A large result is cut where huge pages begin, so that a page is the work of one thread,
+// which is the first to write it: the system clears it then, once.
+// Args: elements and bytes of the result, tasks of each thread, threads.
+ElementwisePlan PlanElementwise(const void* out, int64_t size, int64_t bytes,
+                                int64_t tasks, int64_t threads);
 
 // Elements [begin, end), on the calling thread, whatever its mode is. With `past_caches`
 // results go to memory without being read into the caches first, which leaves more of the

@@ -46,6 +46,26 @@ void RunElementwise(const void* x_data, const void* y_data, void* out_data, int6
   }
 }
 
+#if defined(__AVX2__)
+void Stream(void* to, const void* from, int64_t bytes) {
+  const int64_t whole = bytes / sizeof(__m256i);
+  for (int64_t i = 0; i < whole; ++i) {
+    _mm256_stream_si256((__m256i*)to + i, _mm256_load_si256((const __m256i*)from + i));
+  }
+  memcpy((__m256i*)to + whole, (const __m256i*)from + whole, bytes % sizeof(__m256i));
+}
+#elif defined(__SSE2__)
+void Stream(void* to, const void* from, int64_t bytes) {
+  const int64_t whole = bytes / sizeof(__m128i);
+  for (int64_t i = 0; i < whole; ++i) {
+    _mm_stream_si128((__m128i*)to + i, _mm_load_si128((const __m128i*)from + i));
+  }
+  memcpy((__m128i*)to + whole, (const __m128i*)from + whole, bytes % sizeof(__m128i));
+}
+#else
+constexpr void (*Stream)(void*, const void*, int64_t) = nullptr;
+#endif
+
 template <typename F, typename T>
 bool OfScalar(ScalarSide scalar, ElementType own, Elementwise* found) {
   using R = decltype(F::Of(T{}, T{}));
@@ -53,6 +73,7 @@ bool OfScalar(ScalarSide scalar, ElementType own, Elementwise* found) {
   found->operands = F::kOperands;
   found->own = own;
   found->scalar = scalar;
+  found->stream = Stream;
   found->out = sizeof(R) == sizeof(T)      ? own
                : sizeof(Part) == sizeof(float) ? ElementType::kF32
                                                : ElementType::kF64;

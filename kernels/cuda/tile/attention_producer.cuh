@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ptx/shared_store.cuh"
+#include "ptx/tma_prefetch.cuh"
 #include "tile/attention_tiles.cuh"
 #include "tile/block_map.cuh"
 
@@ -46,7 +47,7 @@ struct AttentionProducer : AttentionTiles<Traits> {
       const BlockRange range = blocks(tile, interval(tile));
       Walk walk(map_of(tile), range);
       if (walk.next()) {
-        produce_tile(tile, walk, keys, values, queries);
+        produce_tile(tile, walk, keys, values, queries, next);
       } else if constexpr (kAnnouncesBlind) {
         mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
       }
@@ -74,9 +75,9 @@ struct AttentionProducer : AttentionTiles<Traits> {
     return shared_address(&smem.q_full[stage]);
   }
 
-  // The walk stands at the tile's first block.
+  // The walk stands at the tile's first block. `next`: index of the tile behind it.
   TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, StateQ& queries) const {
+                                  State& values, StateQ& queries, u32 next) const {
     const int kv_head = tile.head / anew(p.group);
     int block = walk.block();
     bool has_more = copy_keys(walk, kv_head, tile, keys);
@@ -91,14 +92,49 @@ struct AttentionProducer : AttentionTiles<Traits> {
       cp_async_bulk_tensor_4d(shared_address(smem.q[stage][slab]), p.q, slab * 64, second,
                               third, tile.example, full);
     }
+    if (Traits::kApproaches && next < tiles()) approach(tile_at(next));
     TRACEA_NO_UNROLL
     while (has_more) {
-      const int next = walk.block();
+      const int later = walk.block();
       has_more = copy_keys(walk, kv_head, tile, keys);
       copy_values(block, kv_head, tile.example, values);
-      block = next;
+      block = later;
     }
+    if (Traits::kNear > 0 && next < tiles()) approach_keys(tile_at(next));
     copy_values(block, kv_head, tile.example, values);
+  }
+
+  // What the tile after this one needs first comes from memory into L2, and words of the map
+  // nearer: when there is room for it, a block is computed in less time than that takes.
+  TRACEA_DEVICE void approach(const AttentionTile& tile) const {
+    const int second = kPacked > 1 ? tile.head : tile.query;
+    const int third = kPacked > 1 ? tile.query : tile.head;
+    TRACEA_UNROLL
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      prefetch_bulk_tensor_4d(p.q, slab * 64, second, third, tile.example);
+    }
+    if constexpr (Traits::kMapped) {
+      const BlockRange range = blocks(tile, interval(tile));
+      if (range.count() > 0) prefetch_l1(map_of(tile) + 2 * (ceil_div(range.last, 32) - 1));
+    }
+  }
+
+  // Likewise its first blocks of keys and values.
+  TRACEA_DEVICE void approach_keys(const AttentionTile& tile) const {
+    const int head = tile.head / anew(p.group);
+    Walk walk(map_of(tile), blocks(tile, interval(tile)));
+    TRACEA_NO_UNROLL
+    for (int i = 0; i < Traits::kNear && walk.next(); ++i) {
+      const int first = walk.block() * kTileKv;
+      TRACEA_UNROLL
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        prefetch_bulk_tensor_4d(p.k, slab * 64, first, head, tile.example);
+      }
+      TRACEA_UNROLL
+      for (int slab = 0; slab < kValueSlabs; ++slab) {
+        prefetch_bulk_tensor_4d(p.v, slab * 64, first, head, tile.example);
+      }
+    }
   }
 
   // Copies the keys of the block that the walk stands at, and goes to the next.
