@@ -100,11 +100,13 @@ def _configs(variant: Any, problem: AttentionProblem, device: Device) -> list[An
             *({"tile_kv": 128}, {"blocks_per_sm": 1}, {"persistent": True}),
         ]
     else:
-        small = {"tile_kv": 128, "tile_q": 128, "block_kv": 64}
+        large = {"tile_kv": 128, "stages_q": 2, "tile_q": 128, "block_kv": 64}
+        small = {"tile_kv": 64, "stages_q": 2, "tile_q": 64, "block_kv": 64}
         near = [
-            {**small, "block_q": 64, "stages_kv": 3, "dq": "recomputed"},
-            {**small, "block_q": 64, "stages_kv": 2, "dq": "ordered"},
-            {**small, "block_q": 128, "stages_kv": 2, "dq": "ordered"},
+            {**large, "block_q": 64, "stages_kv": 3, "dq": "recomputed"},
+            {**large, "block_q": 64, "stages_kv": 2, "dq": "ordered"},
+            {**large, "block_q": 128, "stages_kv": 2, "dq": "ordered"},
+            {**small, "block_q": 64, "stages_kv": 2, "dq": "beside"},
         ]
     every = [usual, *(dataclasses.replace(usual, **fields) for fields in near)]
     return [c for c in dict.fromkeys(every) if _is_legal(variant, problem, c, device)]

@@ -34,10 +34,10 @@ def built(
 
 
 def run(
-    program: pathlib.Path, *arguments: str | pathlib.Path
+    program: pathlib.Path, *arguments: str | pathlib.Path, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """A run in an environment without anything of Python's."""
-    environment = {"PATH": os.environ["PATH"]}
+    environment = {"PATH": os.environ["PATH"], **variables}
     return subprocess.run(
         [program, *arguments], env=environment, capture_output=True, text=True
     )

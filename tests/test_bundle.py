@@ -339,6 +339,46 @@ def test_manifests_that_mean_something_else_are_refused(programs, mlp, what):
     assert sentence in loaded(programs, mlp)[1]
 
 
+COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "copies an array to itself": lambda step: step.update(reads=step["writes"]),
+    "copies more than there is": lambda step: (
+        step.update(  # without an end, in one place
+            counts=[1 << 40], from_strides=[0], to_strides=[0]
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", COPIES)
+def test_copies_that_would_not_end_or_overlap_are_refused(programs, tmp_path, sentence):
+    x = jax.ShapeDtypeStruct((5, 8), np.float32)
+    place = tmp_path / "b"
+    tracea.bundle(lambda x: jnp.pad(x[:, ::2], ((1, 1), (0, 0))) * 2, x, path=place)
+
+    def change(manifest):
+        moves = [s for s in manifest["steps"] if s["kind"] == "move"]
+        COPIES[sentence](moves[0])
+
+    resealed(place, change)
+    status, said = loaded(programs, place)
+    assert status == INVALID and sentence in said
+
+
+def test_a_program_may_have_set_any_locale(programs, tmp_path):
+    place = tmp_path / "de_DE.UTF-8"  # where a decimal point is a comma
+    try:
+        command = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(place)]
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("localedef makes no locale here")
+    fn, x, implementation = PROGRAMS["attention"]
+    with tracea.options(implementation=implementation):
+        tracea.bundle(fn, x, path=tmp_path / "b")
+    variables = {"LOCPATH": str(tmp_path), "LC_ALL": place.name}
+    done = run(programs / "run_c", "cpu", tmp_path / "b", **variables)
+    assert done.returncode == 0 and "in a locale with commas" in done.stdout
+
+
 def test_texts_that_are_no_json_are_refused(programs, mlp):
     whole = (mlp / "manifest.json").read_text()
     rng = random.Random(5)

@@ -53,6 +53,15 @@ def test_problems_and_configs_refuse_what_is_none():
     assert problem_from_json(STAGE.to_json()) == STAGE
 
 
+def test_runs_unmeasured_only_where_it_was_measured_to_win():
+    for problem, device, wins in (
+        (STAGE, H200, True),
+        (STAGE, A100, False),
+        (dataclasses.replace(STAGE, rows=127), H200, False),
+    ):
+        assert CHANNEL_SUMS_CUDA.expects_to_win(problem, device) == wins
+
+
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize(

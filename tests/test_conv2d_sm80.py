@@ -93,11 +93,34 @@ def test_devices():
     assert CONV2D_SM80.why_not(problem(), A100) is None
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("device", [A100, H200], ids=lambda d: d.name)
-def test_it_is_no_default_where_nothing_was_measured(device, direction):
-    assert dispatch.plan(of("float32", direction), device).variant == "xla"
-    assert dispatch.plan(of("bfloat16", direction), device).variant != "conv2d_sm80"
+DENSE: dict[str, Any] = {"direction": "weight_grad"}
+MEASURED: tuple[dict[str, Any], ...] = (
+    {},
+    {"batch": 8, "height": 14, "width": 14, "in_channels": 256, "out_channels": 256},
+    {"batch": 128, "height": 56, "width": 56, "in_channels": 64, "out_channels": 96},
+    {"groups": 32, "in_channels": 256, "out_channels": 256},
+)
+UNMEASURED: tuple[dict[str, Any], ...] = (
+    {"direction": "forward"},
+    {"direction": "input_grad"},
+    {"dtype": "float16"},
+    {"height": 7, "width": 7, "in_channels": 512, "out_channels": 512},
+    {"batch": 1, "height": 14, "width": 14},
+    {"kernel_height": 5, "kernel_width": 5, "padding": ((2, 2), (2, 2))},
+    {"strides": (2, 2)},
+    {"dilation": (2, 2)},
+    {"in_channels": 120},
+    {"groups": 32},
+    {"groups": 2},
+)
+
+
+@pytest.mark.parametrize("changes", MEASURED + UNMEASURED, ids=str)
+def test_it_runs_unmeasured_only_where_it_was_measured_to_win(changes):
+    asked = of(**{"dtype": "float32", **DENSE, **changes})
+    is_ours = dispatch.plan(asked, H200).variant == "conv2d_sm80"
+    assert is_ours == (changes in MEASURED)
+    assert dispatch.plan(asked, A100).variant == "xla"
 
 
 # ---- the product ---------------------------------------------------------------------

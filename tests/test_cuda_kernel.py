@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cuda_kernels as kernels
 import jax
 import jax.numpy as jnp
@@ -76,6 +78,7 @@ def test_arguments_are_checked_when_the_op_is_made(how, message):
 
 
 X = Struct((4, 6), jnp.float32)
+N: dict[str, Any] = {"scalars": {"n": lambda x: x.size}}
 
 
 @pytest.mark.parametrize(
@@ -103,14 +106,19 @@ X = Struct((4, 6), jnp.float32)
         ),
         ({"block": 2.5}, (X, X), {"a": 1.0}, "block=2.5 must be an integer"),
         ({"scalars": {"n": 2**63}}, (X, X), {"a": 1.0}, "'long long n': value="),
+        ({"block": 0}, (X, X), {"a": 1.0}, "block=0 must be at least 1"),
+        ({"block": -1}, (X, X), {"a": 1.0}, "block=-1 must be at least 1"),
+        ({"shared": 1.5}, (X, X), {"a": 1.0}, "shared=1.5 must be an integer"),
         ({"inplace": "q"}, (X, X), {"a": 1.0}, "inplace='q' is no operand"),
+        ({"inplace": "y"}, (X, X), {"a": 1.0}, "'const float. y' of axpy is const"),
+        ({"inplace": ("z", "z")}, (X, X, X), {"a": 1.0}, "inplace= names 'z' twice"),
         ({"maps": {"x": 3}}, (X, X), {"a": 1.0}, "must be a tracea_jax.TensorMap"),
     ],
 )
 def test_what_does_not_fit_the_parameters_is_said_in_the_call(
     how, operands, numbers, message
 ):
-    op = tracea.cuda_kernel(kernels.AXPY, **{"scalars": {"n": lambda x: x.size}, **how})
+    op = tracea.cuda_kernel(kernels.AXPY, **{**N, **how})
     with pytest.raises((TypeError, ValueError), match=message):
         jax.eval_shape(lambda *x: op(*x, **numbers), *operands)
 
@@ -175,3 +183,15 @@ def test_a_tensor_map_follows_the_shape_of_its_array():
         tracea.TensorMap(box=(2, 8)).param(Struct((3,), jnp.float16), 0)
     with pytest.raises(ValueError, match="swizzle=16 must be 0, 32, 64 or 128"):
         tracea.TensorMap(box=(2,), swizzle=16)
+
+
+def test_a_file_is_text_with_a_mark_or_without(tmp_path):
+    path = tmp_path / "größe π.cu"
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text(kernels.AXPY + "// ü", encoding=encoding)
+        assert call_of(tracea.cuda_kernel(path, **N), X, X, a=2.0).source[0] == "\n"
+    path.write_text(kernels.AXPY + "// ü", encoding="latin-1")
+    with pytest.raises(ValueError, match="größe π.cu is no text in UTF-8"):
+        tracea.cuda_kernel(path)
+    with pytest.raises(ValueError, match="source is empty"):
+        tracea.cuda_kernel("")

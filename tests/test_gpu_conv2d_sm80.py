@@ -33,6 +33,7 @@ pytestmark = pytest.mark.gpu
 run_and_check = functools.partial(conv_gpu.run_and_check, CONV2D_SM80)
 check_weights = functools.partial(weight_gradients.check, CONV2D_SM80)
 DTYPES = ("bfloat16", "float32")
+SMALL = tuple(name for name in SHAPES if name != "many")
 
 
 @pytest.fixture(autouse=True)
@@ -85,13 +86,18 @@ def test_every_depth_of_the_ring(stages, tile_k):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", SMALL)
 def test_every_awkward_shape(shape, direction, dtype):
     run_and_check(conv(dtype, direction=direction, **SHAPES[shape]))
 
 
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_many_tiles(direction):
+    run_and_check(conv(direction=direction, **SHAPES["many"]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "many"])
+@pytest.mark.parametrize("shape", SMALL)
 def test_weights_of_every_awkward_shape(shape, dtype):
     fields = {"out": "float32", "direction": "weight_grad", **SHAPES[shape]}
     check_weights(conv(dtype, **fields))

@@ -166,9 +166,18 @@ def test_every_kernel_says_why_it_cannot_serve():
     assert LAYER_NORM.why_not(ROWS, A100) is None
 
 
-def test_xla_runs_where_no_kernel_does():
-    for device in (CPU, A100):
-        assert decide(diagnose(UNET, device)).choice.variant == "xla"
+def test_defaults_are_what_was_measured():
+    def default(device, **changes):
+        problem = dataclasses.replace(UNET, **changes)
+        return decide(diagnose(problem, device)).choice.variant
+
+    for direction in DIRECTIONS:
+        assert default(H200, direction=direction) == "group_norm_sm90"
+    assert default(CPU) == default(A100) == "xla"
+    for changes in ({"pixels": 1}, {"pixels": 2**16}, {"images": 0}):
+        assert default(H200, **changes) == "xla"
+    assert default(H200, dtype="float32") == "xla"
+    assert default(H200, pixels=1, groups=1, images=2**20) == "xla"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

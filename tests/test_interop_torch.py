@@ -14,7 +14,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from torch_models import ResNet18  # noqa: E402
+from torch_models import ResNet18, decisions  # noqa: E402
 
 import tracea_jax as tracea  # noqa: E402
 from tracea_jax.interop import torch as interop  # noqa: E402
@@ -192,11 +192,8 @@ FULL: dict[str, Any] = {}  # as torchvision has it
         (64, SMALL, True),
         (64, SMALL, False),
         pytest.param(224, FULL, False, marks=pytest.mark.slow),
-        # In training at full size, some of the millions of ReLUs jump for any order
-        # of the sums, with XLA as with our kernels, and most of the error is theirs.
-        pytest.param(224, {"smooth": True}, True, marks=pytest.mark.slow),
     ],
-    ids=["small-train", "small", "full", "full-smooth-train"],
+    ids=["small-train", "small", "full"],
 )
 def test_resnet_18_in_one_call(size, of_model, is_training):
     model = seeded(lambda: ResNet18(**of_model)).train(is_training)
@@ -220,6 +217,25 @@ def test_resnet_18_in_one_call(size, of_model, is_training):
         assert error(mine, true) <= 2 * error(his, true) + 1e-6
     assert interop.layers(interop.unpatch(model)).replaced == 0
     assert {type(m) for m in model.modules() if isinstance(m, nn.Conv2d)} == {nn.Conv2d}
+
+
+@pytest.mark.slow
+def test_gradients_of_a_whole_resnet_where_its_relus_decide_as_they_did():
+    # Of millions of ReLUs one or two decide by rounding, in torch as in ours, and not
+    # always the same ones: alone, they are an error of 1e-2 where others are of 1e-5.
+    model = seeded(ResNet18).train().to(memory_format=torch.channels_last)
+    x = torch.randn(1, 3, 224, 224).contiguous(memory_format=torch.channels_last)
+    errors = []
+    for run in (copy.deepcopy(model), interop.patch_conv2d(copy.deepcopy(model))):
+        decided = decisions(run)
+        found = loss_and_gradients(run, x)
+        exact = copy.deepcopy(model).double()
+        decisions(exact, decided)
+        true = loss_and_gradients(exact, x.double())
+        assert decided == []
+        errors.append([error(*pair) for pair in zip(found, true, strict=True)])
+    for his, mine in zip(*errors, strict=True):
+        assert mine <= 2 * his + 1e-6
 
 
 def test_an_optimizer_and_hooks_do_not_notice():
@@ -279,6 +295,7 @@ def test_what_a_call_was_left_for_is_said_after_it():
             RuntimeError, layer, x[..., :2]
         ),
         "input has a tangent": lambda: tangent(layer, x),
+        "input is on meta": lambda: layer(x.to("meta")),
     }
     for sentence, call in calls.items():
         call()
@@ -286,6 +303,23 @@ def test_what_a_call_was_left_for_is_said_after_it():
         assert sentence in str(said.fallback)
     layer(x)
     assert layer.fallback is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_made_of_what_was_unpatched():
+    model = nn.Sequential(seeded(lambda: nn.Conv2d(3, 4, 3)), nn.ReLU())
+    x = torch.randn(1, 3, 5, 5)
+    interop.patch_conv2d(model)
+    with pytest.raises(TypeError, match="unpatch.* has them"):
+        torch.jit.script(model)
+    script = torch.jit.script(interop.unpatch(copy.deepcopy(model)))
+    assert torch.allclose(script(x), model(x), rtol=1e-4, atol=1e-5)
+    assert type(model[0]) is interop.TraceaConv2d
+
+
+def test_only_modules_are_patched():
+    with pytest.raises(TypeError, match=r"takes a torch.nn.Module, not a value of int"):
+        interop.patch_conv2d(3)
 
 
 def traced(layer: Any, x: Any) -> None:

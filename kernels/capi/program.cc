@@ -106,6 +106,12 @@ StepKind ParseKind(const std::string& name, tracea_platform platform) {
   Fail(TRACEA_INVALID, "there is no kind '", name, "' of steps");
 }
 
+bool Overlap(const Value& x, const Value& y) {
+  if (x.storage != y.storage) return false;
+  if (x.storage != Storage::kWorkspace) return x.index == y.index;
+  return x.offset < y.offset + y.bytes() && y.offset < x.offset + x.bytes();
+}
+
 std::vector<size_t> ParseIds(const Json& json, const Program& program) {
   std::vector<size_t> ids;
   for (int64_t id : json.AsInts("the arrays of a step")) {
@@ -137,9 +143,12 @@ Step ParseStep(const Program& program, const Json& json) {
   if (is_memory && (step.reads.size() != reads || step.writes.size() != 1)) {
     Fail(TRACEA_INVALID, "a step copies or clears other arrays than it can");
   }
-  if (step.kind == StepKind::kCopy && program.values[step.reads[0]].bytes() !=
-                                          program.values[step.writes[0]].bytes()) {
-    Fail(TRACEA_INVALID, "a step copies an array to one of another size");
+  if (is_memory && reads == 1) {
+    const Value &from = program.values[step.reads[0]], &to = program.values[step.writes[0]];
+    if (Overlap(from, to)) Fail(TRACEA_INVALID, "a step copies an array to itself");
+    if (step.kind == StepKind::kCopy && from.bytes() != to.bytes()) {
+      Fail(TRACEA_INVALID, "a step copies an array to one of another size");
+    }
   }
   return step;
 }

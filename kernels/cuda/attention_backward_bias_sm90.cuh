@@ -16,10 +16,6 @@
 // heads of any size have the same shared memory. Each of two consumers, a warpgroup, owns 64
 // rows:
 //
-// Blocks of threads of a cluster (kSharers) have neighbouring tiles of queries and the same
-// keys, of which each copies a part for all. They compute the same terms, also where a tile
-// sees none of the keys: what is copied for each pair of tiles is more than L2 gives in time.
-//
 //     s += q k'   for each pair of slabs
 //     t += do v'  for each pair            | weights p of s
 //     dbias += p * (t - delta)
@@ -28,7 +24,6 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma_4d.cuh"
-#include "ptx/tma_4d_multicast.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/common.cuh"
@@ -66,9 +61,9 @@ struct AttentionBiasShared {
     u8 of_queries[Traits::kTileQ * 128], of_keys[Traits::kTileKv * 128];
   };
   alignas(1024) Pair ring[Traits::kStages];
-  // In slabs of 64 keys.
-  BiasTiles<Traits::kTileKv / 64, Traits::kBiasTiles ? Traits::kTileQ * 128 : 0> bias;
-  u64 full[Traits::kStages], empty[Traits::kStages], bias_full, bias_empty;
+  // Of two tiles in turn, in slabs of 64 keys.
+  BiasTiles<2, Traits::kBiasTiles ? Traits::kTileKv / 64 * Traits::kTileQ * 128 : 0> bias;
+  u64 full[Traits::kStages], empty[Traits::kStages], bias_full[2], bias_empty[2];
 };
 
 // One tile of scores that is summed; also what a tile of the gradient owns, with 0 for an
@@ -82,6 +77,7 @@ struct AttentionBias {
   using Shared = AttentionBiasShared<Traits>;
   using Scores = typename Traits::Scores;  // q k', do v'
   using State = PipelineState<Traits::kStages>;
+  using BiasState = PipelineState<2>;
   using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
   using Term = AttentionBiasTerm;
   using Out = typename Traits::GradientElement;
@@ -89,7 +85,6 @@ struct AttentionBias {
   static constexpr int kTileQ = Traits::kTileQ, kTileKv = Traits::kTileKv;
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kCount = Scores::kAccumulators;
-  static constexpr int kSharers = Traits::kSharers;
   static constexpr int kSlabs = ceil_div(Traits::kHeadDim, 64);
   static constexpr int kValueSlabs = ceil_div(Traits::kValueDim, 64);
   static constexpr u32 kSlabBytes = kTileQ * 128;  // of queries, also of a bias
@@ -101,9 +96,6 @@ struct AttentionBias {
   static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileQ % 64 == 0,
                 "one producer warpgroup, and a consumer for 64 queries");
   static_assert(Scores::kN == kTileKv && kTileKv % 64 == 0, "one instruction a step");
-  static_assert(kSharers == 1 || (Traits::kBiasQueries && !Traits::kMapped),
-                "sharers have tiles of queries, and nothing but positions hides one");
-  static_assert(kTileKv % (8 * kSharers) == 0, "parts of whole swizzled rows");
   static_assert(kValueSlabs < Traits::kStages, "a consumer holds all slabs of values");
   static_assert(Traits::kBiasQueries || !Traits::kBiasTiles, "of tiles all entries differ");
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
@@ -111,38 +103,27 @@ struct AttentionBias {
 
   const AttentionBiasParams& p;
   Shared& smem;
-  int tiles, blocks;  // of queries, in groups of sharers, and of keys, of a head
+  int tiles, blocks;  // of queries and of keys, of a head
 
   TRACEA_DEVICE AttentionBias(const AttentionBiasParams& params, Shared& shared)
       : p(params),
         smem(shared),
-        tiles(ceil_div(params.q_len, kTileQ * kSharers)),
+        tiles(ceil_div(params.q_len, kTileQ)),
         blocks(ceil_div(params.kv_len, kTileKv)) {
     if (threadIdx.x == 0) {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
         mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, kSharers));
+        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
       }
-      mbarrier_init(shared_address(&smem.bias_full), full_arrivals());
-      mbarrier_init(shared_address(&smem.bias_empty), empty_arrivals(kConsumers, 1));
+      TRACEA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        mbarrier_init(shared_address(&smem.bias_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.bias_empty[i]), empty_arrivals(kConsumers, 1));
+      }
       fence_mbarrier_init();
     }
-    meet_sharers();
-  }
-
-  // Among sharers; asked for anew, as registers are few.
-  TRACEA_DEVICE static int rank() {
-    return kSharers > 1 ? static_cast<int>(cluster_rank()) : 0;
-  }
-
-  TRACEA_DEVICE static void meet_sharers() {
-    if constexpr (kSharers > 1) {
-      __syncwarp();
-      cluster_barrier();
-    } else {
-      __syncthreads();
-    }
+    __syncthreads();
   }
 
   // --- what both roles know ----------------------------------------------------------
@@ -164,8 +145,8 @@ struct AttentionBias {
                         static_cast<u32>(Traits::kBiasQueries ? tiles : 1);
     const u32 half = (of_head + 1) / 2;
     TRACEA_NO_UNROLL
-    for (u32 i = 2 * (blockIdx.x / kSharers); i < 2 * static_cast<u32>(p.pairs);
-         i += i % 2 == 0 ? 1 : 2 * (gridDim.x / kSharers) - 1) {
+    for (u32 i = 2 * blockIdx.x; i < 2 * static_cast<u32>(p.pairs);
+         i += i % 2 == 0 ? 1 : 2 * gridDim.x - 1) {
       const u32 head = i / 2 / half, first = i / 2 - head * half;
       const u32 opposite = of_head - 1 - first;
       if (i % 2 == 0) {
@@ -179,7 +160,7 @@ struct AttentionBias {
   TRACEA_DEVICE Term tile_at(u32 above, u32 index) const {
     Term own;
     own.block = take<Traits::kBiasKeys>(index, blocks);
-    own.tile = static_cast<int>(index) * kSharers + rank();
+    own.tile = static_cast<int>(index);
     own.head = take<Traits::kBiasHeads>(above, p.heads);
     own.example = take<Traits::kBiasExamples>(above, p.batch);
     own.part = static_cast<int>(above);
@@ -192,16 +173,14 @@ struct AttentionBias {
     return {p.kv_len, limit, p.left, p.right};
   }
 
-  // Whether queries of a term, of any sharer, see keys of it, in bit 0; in bit 1, whether all
-  // see all.
+  // Whether queries of a term see keys of it, in bit 0; in bit 1, whether all see all.
   TRACEA_DEVICE int state(const Term& term) const {
-    constexpr int kQueries = kTileQ * kSharers;
     const int count =
         Traits::kQLengths ? min(max(p.q_lengths[term.example], 0), p.q_len) : p.q_len;
-    const int first = term.tile / kSharers * kQueries;
+    const int first = term.tile * kTileQ;
     if (first >= count) return 0;
     const BlockRange range = keys(term.example).seen_blocks(
-        first, min(first + kQueries, count) - 1, kTileKv);
+        first, min(first + kTileQ, count) - 1, kTileKv);
     bool is_seen = term.block >= range.first && term.block < range.last;
     bool is_full = range.is_full(term.block);
     if constexpr (Traits::kMapped) {
@@ -242,9 +221,9 @@ struct AttentionBias {
     }
   }
 
-  TRACEA_DEVICE u32 bias_tile(int consumer) const {
+  TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
     if constexpr (Traits::kBiasTiles) {
-      return shared_address(smem.bias.bytes[0]) + consumer * 64 * 128;
+      return shared_address(smem.bias.bytes[stage]) + consumer * 64 * 128;
     }
     return 0;
   }
@@ -253,13 +232,13 @@ struct AttentionBias {
 
   TRACEA_DEVICE void produce() const {
     State state;
-    PipelineState<1> of_bias;
+    BiasState of_bias;
     walk_tiles([&](const Term& own) {
       bool has_bias = !Traits::kBiasTiles;
       walk<false>(own, [&](const Term& term, bool) {
         copy_slabs<kSlabs>(p.q, p.k, term, state);
         if (!has_bias) {
-          copy_bias(own, of_bias.producer_parity());
+          copy_bias(own, of_bias.stage_idx, of_bias.producer_parity());
           of_bias.advance();
         }
         has_bias = true;
@@ -279,35 +258,21 @@ struct AttentionBias {
       mbarrier_arrive_expect_tx(full, kPairBytes);
       cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_queries), of_queries, 64 * slab,
                               term.tile * kTileQ, term.head, term.example, full);
-      copy_keys(of_keys, slab, term, stage, full);
+      cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_keys), of_keys, 64 * slab,
+                              term.block * kTileKv, term.head / p.group, term.example, full);
       state.advance();
     }
   }
 
-  // Of sharers each a part.
-  TRACEA_DEVICE void copy_keys(const TensorMap* map, int slab, const Term& term, int stage,
-                               u32 full) const {
-    constexpr int kRows = kTileKv / kSharers;
-    const u32 to = shared_address(smem.ring[stage].of_keys) + rank() * kRows * 128;
-    const int row = term.block * kTileKv + rank() * kRows, head = term.head / p.group;
-    if constexpr (kSharers > 1) {
-      constexpr u16 kEveryBlock = (1u << kSharers) - 1u;
-      cp_async_bulk_tensor_4d_multicast(to, map, 64 * slab, row, head, term.example, full,
-                                        kEveryBlock);
-    } else {
-      cp_async_bulk_tensor_4d(to, map, 64 * slab, row, head, term.example, full);
-    }
-  }
-
   // All terms have the same.
-  TRACEA_DEVICE void copy_bias(const Term& own, u32 parity) const {
+  TRACEA_DEVICE void copy_bias(const Term& own, int stage, u32 parity) const {
     if constexpr (Traits::kBiasTiles) {
-      wait(smem.bias_empty, parity);
-      const u32 full = shared_address(&smem.bias_full);
+      wait(smem.bias_empty[stage], parity);
+      const u32 full = shared_address(&smem.bias_full[stage]);
       mbarrier_arrive_expect_tx(full, kTileKv / 64 * kSlabBytes);
       TRACEA_UNROLL
       for (int slab = 0; slab < kTileKv / 64; ++slab) {
-        cp_async_bulk_tensor_4d(shared_address(smem.bias.bytes[slab]), p.bias,
+        cp_async_bulk_tensor_4d(bias_tile(stage, 0) + slab * kSlabBytes, p.bias,
                                 own.block * kTileKv + 64 * slab, own.tile * kTileQ, own.head,
                                 own.example, full);
       }
@@ -348,18 +313,14 @@ struct AttentionBias {
   }
 
   TRACEA_DEVICE void release(int stage, int thread) const {
-    if constexpr (kSharers > 1) {
-      if (thread < kSharers) mbarrier_arrive_cluster(shared_address(&smem.empty[stage]), thread);
-    } else {
-      if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[stage]));
-    }
+    if (thread == 0) mbarrier_arrive(shared_address(&smem.empty[stage]));
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.ring[0].of_queries) / 16;
     State state;
-    PipelineState<1> of_bias;
+    BiasState of_bias;
     walk_tiles([&](const Term& own) {
       float sums[kCount];
       TRACEA_UNROLL
@@ -370,7 +331,7 @@ struct AttentionBias {
   }
 
   TRACEA_DEVICE void sum_terms(float (&sums)[kCount], const Term& own, State& state,
-                               PipelineState<1>& of_bias, u32 start, int consumer,
+                               BiasState& of_bias, u32 start, int consumer,
                                int thread) const {
     bool has_bias = !Traits::kBiasTiles;
     walk<true>(own, [&](const Term& term, bool is_partial) {
@@ -384,12 +345,12 @@ struct AttentionBias {
       wgmma_wait_group<kValueSlabs>();
       wgmma_fence_operands(s);
       release(before(state.stage_idx, kValueSlabs + 1), thread);
-      if (!has_bias) wait(smem.bias_full, of_bias.consumer_parity());
+      if (!has_bias) wait(smem.bias_full[of_bias.stage_idx], of_bias.consumer_parity());
       has_bias = true;
       const Beside beside{p.scores, term.head, term.example, query,
                           term.block * kTileKv};
-      beside.template add<typename Traits::Swizzle, kSlabBytes>(s, bias_tile(consumer),
-                                                                thread);
+      beside.template add<typename Traits::Swizzle, kSlabBytes>(
+          s, bias_tile(of_bias.stage_idx, consumer), thread);
       if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
       rows.weigh(s, p.scale_log2);
       if (is_partial) {
@@ -420,7 +381,7 @@ struct AttentionBias {
     });
     if (Traits::kBiasTiles && has_bias) {
       meet_warpgroup(consumer);  // all of it have read the bias
-      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty[of_bias.stage_idx]));
       of_bias.advance();
     }
   }
@@ -438,8 +399,13 @@ struct AttentionBias {
     for (int half = 0; half < 2; ++half) {
       const int row =
           own.tile * kTileQ + consumer * 64 + wgmma_accumulator_row(thread, 2 * half);
-      if (row >= row_count) continue;
       Out* const to = out + static_cast<i64>(row) * column_count;
+      if constexpr (Traits::kUnits) {
+        const int count = row < row_count ? column_count : 0;
+        store_units(sums, half, to, own.block * kTileKv, count, thread);
+        continue;
+      }
+      if (row >= row_count) continue;
       TRACEA_UNROLL
       for (int j = 0; j < kTileKv / 8; ++j) {
         const int first = column + 8 * j;
@@ -452,6 +418,36 @@ struct AttentionBias {
         }
       }
     }
+  }
+
+  // A row in units of 16 bytes: of four blocks of 8 columns each of the four lanes that share
+  // the row gives pairs of three away, and has one block whole.
+  TRACEA_DEVICE static void store_units(const float (&sums)[kCount], int half, Out* to,
+                                        int first, int column_count, int thread) {
+    const int lane = thread % 4;
+    TRACEA_UNROLL
+    for (int group = 0; group < kTileKv / 32; ++group) {
+      Words w;
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (4 * group + i) + 2 * half;
+        w.w[i] = Packed<Out>::from({sums[at], sums[at + 1]}).bits;
+      }
+      exchange(w.w[0], w.w[1], lane, 1);
+      exchange(w.w[2], w.w[3], lane, 1);
+      exchange(w.w[0], w.w[2], lane, 2);
+      exchange(w.w[1], w.w[3], lane, 2);
+      const int column = first + 32 * group + 8 * lane;
+      if (column < column_count) *reinterpret_cast<Words*>(to + column) = w;
+    }
+  }
+
+  // The second of a lower lane and the first of the lane `far` above it change places.
+  TRACEA_DEVICE static void exchange(u32& first, u32& second, int lane, int far) {
+    const bool is_upper = (lane & far) != 0;
+    const u32 other = __shfl_xor_sync(0xFFFFFFFFu, is_upper ? first : second, far);
+    first = is_upper ? other : first;
+    second = is_upper ? second : other;
   }
 
   TRACEA_DEVICE static void store_pair(float* to, Pair two) {
@@ -485,8 +481,6 @@ TRACEA_DEVICE void attention_backward_bias_sm90(const AttentionBiasParams& p) {
     setmaxnreg_inc<Traits::kConsumerRegisters>();
     kernel.consume(warpgroup - 1);
   }
-  // A block must outlive the others' copies into it and arrivals at its barriers.
-  if constexpr (Kernel::kSharers > 1) Kernel::meet_sharers();
 }
 
 }  // namespace tracea

@@ -9,6 +9,7 @@
  * loading, or with 99 where something else is wrong.
  */
 #define _POSIX_C_SOURCE 200809L
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,12 +230,14 @@ static void time_calls(void) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return kBroken;
+  setlocale(LC_ALL, ""); /* as programs for people do */
   device.platform = strcmp(argv[1], "cpu") == 0 ? TRACEA_CPU : TRACEA_CUDA;
   directory = argc > 3 ? argv[3] : NULL;
   if (strcmp(tracea_last_error(), "")) return kBroken;
   tracea_status status = tracea_context_create(device, 2, &context);
   if (status == TRACEA_OK) status = tracea_graph_load(context, argv[2], &graph);
   report("load", status);
+  if (*localeconv()->decimal_point == ',') printf("in a locale with commas\n");
   if (status == TRACEA_OK) {
     if (strcmp(argv[1], "time") == 0) {
       time_calls();

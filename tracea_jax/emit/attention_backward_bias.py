@@ -27,12 +27,11 @@ from tracea_jax.problem import AttentionProblem
 
 TILE_Q = 128  # queries of a tile
 _WIDE, _NARROW = 128, 64  # keys of a tile
-_STAGES = 6  # pairs of slabs in the ring
+_STAGES = {128: 5, 64: 6}  # pairs of slabs in the ring, by the keys of a tile
 _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024
 _THREADS = 3 * forward.WARPGROUP
 _MOST_PARTS = 64
-_SHARERS = 1  # blocks of a cluster, which share keys
 _BLOCKS = 2  # of threads, for each multiprocessor, that are enough
 _ELEMENTS = {"float32": "float", "bfloat16": "tracea::bf16", "float16": "tracea::f16"}
 _MAP = "const __grid_constant__ tracea::TensorMap"
@@ -74,13 +73,6 @@ def tile_kv(problem: AttentionProblem) -> int:
     return _NARROW if crowded or not rules.biased_by_tiles(p) else _WIDE
 
 
-def sharers(problem: AttentionProblem) -> int:
-    """Blocks of threads that share the copies of keys: see the kernel."""
-    _, _, queries, keys = problem.bias or (1, 1, 1, 1)
-    owns_tiles = queries > TILE_Q and keys > 1 and not rules.is_mapped(problem)
-    return _SHARERS if owns_tiles else 1
-
-
 def of(problem: AttentionProblem, device: CudaDevice) -> BiasGradient:
     """How the gradient of the bias is computed on a device."""
     p = problem
@@ -114,10 +106,10 @@ def sum_of_terms(module: Any, terms: Any, *, shape: tuple[int, ...], dtype: str)
 
 
 def smem_bytes(problem: AttentionProblem) -> int:
-    """Shared memory of a block: the ring, and a tile of the bias."""
+    """Shared memory of a block: the ring, and two tiles of the bias."""
     keys = tile_kv(problem)
-    bias = TILE_Q * keys * 2 * rules.biased_by_tiles(problem)
-    return _STAGES * (TILE_Q + keys) * _ROW_BYTES + bias + _BARRIERS
+    bias = 2 * TILE_Q * keys * 2 * rules.biased_by_tiles(problem)
+    return _STAGES[keys] * (TILE_Q + keys) * _ROW_BYTES + bias + _BARRIERS
 
 
 def beside(problem: AttentionProblem) -> GradientScores:
@@ -140,8 +132,8 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
     queries, keys = (p.q_len, p.heads), (p.kv_len, p.kv_heads)
     maps = {
         "q": forward.operand_map(p, 0, queries, TILE_Q, p.head_dim),
-        "k": forward.operand_map(p, 1, keys, tile_kv(p) // sharers(p), p.head_dim),
-        "v": forward.operand_map(p, 2, keys, tile_kv(p) // sharers(p), p.columns),
+        "k": forward.operand_map(p, 1, keys, tile_kv(p), p.head_dim),
+        "v": forward.operand_map(p, 2, keys, tile_kv(p), p.columns),
         "d_out": forward.operand_map(p, 3, queries, TILE_Q, p.columns),
         "bias": told.bias_map(operands, TILE_Q),
     }
@@ -171,8 +163,7 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
             )
         ),
         arch=device.arch,
-        grid=(min(pairs(p, how), device.sm_count // sharers(p)) * sharers(p), 1, 1),
-        cluster=(sharers(p), 1, 1),
+        grid=(min(pairs(p, how), device.sm_count), 1, 1),
         block=(_THREADS, 1, 1),
         smem_bytes=smem_bytes(p),
         params=(
@@ -206,8 +197,7 @@ def _numbers(
 def pairs(problem: AttentionProblem, how: BiasGradient) -> int:
     """Pairs of tiles that the kernel computes, of all parts."""
     parts, examples, heads, rows, columns = how.shape
-    of_group = TILE_Q * sharers(problem)
-    of_head = -(-rows // of_group) * -(-columns // tile_kv(problem))
+    of_head = -(-rows // TILE_Q) * -(-columns // tile_kv(problem))
     return parts * examples * heads * -(-of_head // 2)
 
 
@@ -224,7 +214,6 @@ def _entry_name(
         f"d{problem.head_dim}" + (f"x{problem.value_dim}" if problem.value_dim else ""),
         *kind[1:],
         f"of_{owns or 'all'}",
-        *(f"c{sharers(problem)}",) * (sharers(problem) > 1),
         how.dtype,
     )
     return "_".join(parts)
@@ -242,7 +231,6 @@ def _source(
     """The translation unit: Traits and one entry."""
     p = problem
     left, right = rules.window(p)
-    producer, consumer = (40, 232) if sharers(p) > 1 else (24, 240)
     flags = {
         "kHasLeft": left is not None,
         "kHasRight": right is not None,
@@ -253,6 +241,7 @@ def _source(
         **told.flags,
         "kBiasQueries": (p.bias or (1, 1, 1, 1))[2] > 1,
         "kPairs": how.shape[-1] % 2 == 0,
+        "kUnits": how.shape[-1] % 8 == 0 and how.dtype != "float32",
     }
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
     given = ", ".join(f"{cxx_type} {name}" for name, cxx_type in parameters.items())
@@ -269,10 +258,10 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kValueDim = {p.columns}, \
-kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES}, kSharers = {sharers(p)};
+kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES[tile_kv(p)]};
   static constexpr bool {bools};
-  static constexpr int kThreads = {_THREADS}, kProducerRegisters = {producer}, \
-kConsumerRegisters = {consumer};
+  static constexpr int kThreads = {_THREADS}, kProducerRegisters = 40, \
+kConsumerRegisters = 232;
   static constexpr int kSmemBytes = {smem_bytes(p)};
 }};
 }}  // namespace

@@ -58,10 +58,7 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
-_APPROACHES = True
-_NEAR = (
-    4  # blocks of keys of the next tile that come into L2 early, where a map has holes
-)
+_EARLY = False  # whether a tile's queries come before the last values of another
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 _REGISTERS_OF_WINDOWS = {**_REGISTERS, 3: (40, 152)}  # whose producer has more to keep
@@ -179,14 +176,6 @@ def _follows(problem: AttentionProblem, config: AttentionSm90Config, has: Room) 
     return can and is_plain and config.consumers == 2 and problem.soft_cap is None
 
 
-def _approaches(problem: AttentionProblem, config: AttentionSm90Config) -> bool:
-    """Whether what the next tile needs first is brought near while a tile is copied.
-
-    A producer that draws tiles without a map has no registers for it.
-    """
-    return _APPROACHES and (rules.is_mapped(problem) or config.schedule == "static")
-
-
 def _sees_whole(problem: AttentionProblem, config: AttentionSm90Config) -> bool:
     """Whether no score of a block that a tile sees needs a look."""
     looks = problem.bias is not None or problem.alibi is not None
@@ -208,6 +197,8 @@ def _source(
     ring = Ring(stages=config.stages)
     follows = _follows(problem, config, has)
     whole = follows and _sees_whole(problem, config)
+    # Three consumers leave a producer that draws tiles no registers for it.
+    is_roomy = config.consumers < 3 or rules.is_mapped(problem) or not draws(config)
     typed = {
         **dict.fromkeys((*"qkvo", *("bias_tiles",) * tiled), _MAP),
         "lse": "float*",
@@ -255,9 +246,8 @@ kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
-kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)};
-  static constexpr bool kApproaches = {cxx(_approaches(problem, config))};
-  static constexpr int kNear = {_NEAR if rules.is_mapped(problem) else 0};
+kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)}, \
+kEarly = {cxx(_EARLY and is_roomy)};
   static constexpr unsigned kFirstEmptyParity = {ring.producer_parity(0)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};

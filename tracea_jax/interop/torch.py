@@ -33,6 +33,7 @@ except ImportError as e:
     ) from e
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DEVICES = ("cpu", "cuda")
 
 
 # --- arrays ---------------------------------------------------------------------------
@@ -93,6 +94,13 @@ class TraceaConv2d(torch.nn.Conv2d):
             return self.forward(input.unsqueeze(0)).squeeze(0)
         return _Convolution.apply(input, self.weight, self.bias, self)
 
+    def __prepare_scriptable__(self) -> Any:
+        # torch would put what this returns into the model, in place of the layer.
+        raise TypeError(
+            "torch.jit.script compiles the operations of torch: "
+            "unpatch(copy.deepcopy(model)) has them"
+        )
+
 
 def patch_conv2d(model: Any, *, implementation: Implementation | None = None) -> Any:
     """Puts each ``torch.nn.Conv2d`` of a model on ``ops.conv2d``; returns the model.
@@ -106,8 +114,12 @@ def patch_conv2d(model: Any, *, implementation: Implementation | None = None) ->
 
     Raises:
       ValueError: on an implementation that there is not.
+      TypeError: if the model is no module.
     """
     variants.check_implementation("conv2d", implementation)
+    if not isinstance(model, torch.nn.Module):
+        kind = type(model).__name__
+        raise TypeError(f"patch_conv2d takes a torch.nn.Module, not a value of {kind}")
     for layer in model.modules():
         if type(layer) is torch.nn.Conv2d and _never(layer) is None:
             layer.__class__ = TraceaConv2d
@@ -167,6 +179,8 @@ def why_not(layer: Any, x: Any) -> str | None:
         return "torch.compile compiles the operations of torch"
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms the operations of torch"
+    if x.device.type not in _DEVICES:
+        return f"input is on {x.device}; it takes {' and '.join(_DEVICES)}"
     if torch.is_autocast_enabled(x.device.type):
         return "autocast chooses the dtype of the operations of torch"
     for name, tensor in (("input", x), ("weight", layer.weight), ("bias", layer.bias)):
@@ -188,8 +202,6 @@ def _refuses(name: str, tensor: Any, x: Any) -> str | None:
         return f"{name} is no plain dense tensor"
     if tensor.numel() == 0:
         return f"{name} is empty"
-    if tensor.device.type not in ("cpu", "cuda"):
-        return f"{name} is on {tensor.device}; it takes cpu and cuda"
     if torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None:
         return f"{name} has a tangent of forward-mode differentiation"
     if tensor.device.type == "cuda" and jax.default_backend() != "gpu":

@@ -22,6 +22,7 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps
 _BLOCKS = (2, 4, 8)
 _UNROLL = (2, 4, 8)
 _MOST = 2**31 - 1
+_FEWEST_ROWS = 128  # XLA's blocks have as many
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ class ChannelSumsCuda:
         return ChannelSumsConfig(blocks=2 if problem.is_gradient else 4, unroll=4)
 
     def expects_to_win(self, problem: ChannelSumsProblem, device: Device) -> bool:
-        return isinstance(device, CudaDevice) and device.capability == (9, 0)
+        is_hopper = isinstance(device, CudaDevice) and device.capability == (9, 0)
+        return is_hopper and problem.rows >= _FEWEST_ROWS
 
     def call(
         self, problem: ChannelSumsProblem, config: ChannelSumsConfig, device: Device

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "ptx/shared_store.cuh"
-#include "ptx/tma_prefetch.cuh"
 #include "tile/attention_tiles.cuh"
 #include "tile/block_map.cuh"
 
@@ -25,11 +24,16 @@ struct AttentionProducer : AttentionTiles<Traits> {
   // they stage zeros, and with a map they do not know.
   static constexpr bool kAnnouncesBlind = Traits::kStagesInPlace || Traits::kMapped;
 
+  // Whether the queries of a tile are copied before the last values of the tile before, for
+  // which there is room one block later. A second place for queries is free by then.
+  static constexpr bool kEarly = Traits::kStagesQ > 1 && Traits::kEarly;
+
   TRACEA_DEVICE void produce() const {
     State keys, values;
     StateQ queries;
     PipelineState<2> draw;
     u32 index = blockIdx.x;
+    if (kEarly && index < tiles()) begin(tile_at(index), queries);
     TRACEA_NO_UNROLL
     while (true) {
       u32 next = index + gridDim.x;
@@ -48,6 +52,8 @@ struct AttentionProducer : AttentionTiles<Traits> {
       Walk walk(map_of(tile), range);
       if (walk.next()) {
         produce_tile(tile, walk, keys, values, queries, next);
+      } else if constexpr (kEarly) {
+        if (next < tiles()) begin(tile_at(next), queries);
       } else if constexpr (kAnnouncesBlind) {
         mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
       }
@@ -75,12 +81,17 @@ struct AttentionProducer : AttentionTiles<Traits> {
     return shared_address(&smem.q_full[stage]);
   }
 
-  // The walk stands at the tile's first block. `next`: index of the tile behind it.
-  TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, StateQ& queries, u32 next) const {
-    const int kv_head = tile.head / anew(p.group);
-    int block = walk.block();
-    bool has_more = copy_keys(walk, kv_head, tile, keys);
+  // Hands over a tile whose turn is not yet.
+  TRACEA_DEVICE void begin(const AttentionTile& tile, StateQ& queries) const {
+    Walk walk(map_of(tile), blocks(tile, interval(tile)));
+    if (walk.next()) {
+      copy_queries(tile, queries);
+    } else if constexpr (kAnnouncesBlind) {
+      mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
+    }
+  }
+
+  TRACEA_DEVICE void copy_queries(const AttentionTile& tile, StateQ& queries) const {
     const int stage = stage_of(queries);
     const u32 full = hand_over(tile, TileKind::kSees, queries);
     mbarrier_arrive_expect_tx(full, kSlabs * kSlabBytesQ);
@@ -92,7 +103,15 @@ struct AttentionProducer : AttentionTiles<Traits> {
       cp_async_bulk_tensor_4d(shared_address(smem.q[stage][slab]), p.q, slab * 64, second,
                               third, tile.example, full);
     }
-    if (Traits::kApproaches && next < tiles()) approach(tile_at(next));
+  }
+
+  // The walk stands at the tile's first block. `next`: index of the tile behind it.
+  TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
+                                  State& values, StateQ& queries, u32 next) const {
+    const int kv_head = tile.head / anew(p.group);
+    int block = walk.block();
+    bool has_more = copy_keys(walk, kv_head, tile, keys);
+    if constexpr (!kEarly) copy_queries(tile, queries);
     TRACEA_NO_UNROLL
     while (has_more) {
       const int later = walk.block();
@@ -100,41 +119,8 @@ struct AttentionProducer : AttentionTiles<Traits> {
       copy_values(block, kv_head, tile.example, values);
       block = later;
     }
-    if (Traits::kNear > 0 && next < tiles()) approach_keys(tile_at(next));
+    if (kEarly && next < tiles()) begin(tile_at(next), queries);
     copy_values(block, kv_head, tile.example, values);
-  }
-
-  // What the tile after this one needs first comes from memory into L2, and words of the map
-  // nearer: when there is room for it, a block is computed in less time than that takes.
-  TRACEA_DEVICE void approach(const AttentionTile& tile) const {
-    const int second = kPacked > 1 ? tile.head : tile.query;
-    const int third = kPacked > 1 ? tile.query : tile.head;
-    TRACEA_UNROLL
-    for (int slab = 0; slab < kSlabs; ++slab) {
-      prefetch_bulk_tensor_4d(p.q, slab * 64, second, third, tile.example);
-    }
-    if constexpr (Traits::kMapped) {
-      const BlockRange range = blocks(tile, interval(tile));
-      if (range.count() > 0) prefetch_l1(map_of(tile) + 2 * (ceil_div(range.last, 32) - 1));
-    }
-  }
-
-  // Likewise its first blocks of keys and values.
-  TRACEA_DEVICE void approach_keys(const AttentionTile& tile) const {
-    const int head = tile.head / anew(p.group);
-    Walk walk(map_of(tile), blocks(tile, interval(tile)));
-    TRACEA_NO_UNROLL
-    for (int i = 0; i < Traits::kNear && walk.next(); ++i) {
-      const int first = walk.block() * kTileKv;
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        prefetch_bulk_tensor_4d(p.k, slab * 64, first, head, tile.example);
-      }
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kValueSlabs; ++slab) {
-        prefetch_bulk_tensor_4d(p.v, slab * 64, first, head, tile.example);
-      }
-    }
   }
 
   // Copies the keys of the block that the walk stands at, and goes to the next.

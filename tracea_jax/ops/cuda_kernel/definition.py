@@ -110,8 +110,14 @@ class Definition:
         for name in self.inplace:
             if name not in found:
                 raise ValueError(f"inplace={name!r} is no operand of {self.signature}")
+            if self.inplace.count(name) > 1:
+                raise ValueError(f"inplace= names {name!r} twice")
         for p in self.arrays[: len(avals)]:
             self._check_dtype(p, found[p.name])
+            if p.is_const and p.name in self.inplace:
+                raise ValueError(
+                    f"inplace={p.name!r}: {p.text!r} of {self.name} is const"
+                )
         return found
 
     def outputs(self, inputs: Mapping[str, Struct], names: Names) -> dict[str, Struct]:

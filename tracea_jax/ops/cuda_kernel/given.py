@@ -26,6 +26,7 @@ def sizes(value: Any, what: str) -> tuple[int, int, int] | None:
 
     Raises:
       TypeError: if it is something else.
+      ValueError: on numbers that are none of a launch: only a grid may be empty.
     """
     if value is None:
         return None
@@ -35,8 +36,22 @@ def sizes(value: Any, what: str) -> tuple[int, int, int] | None:
         found = []
     if not 1 <= len(found) <= 3:
         raise TypeError(f"{what}={shown(value)} must be an integer, or up to three")
+    if min(found) < (least := 0 if what == "grid" else 1):
+        raise ValueError(f"{what}={shown(value)} must be at least {least}")
     first, second, third = [*found, 1, 1][:3]
     return first, second, third
+
+
+def whole(value: Any, what: str) -> int:
+    """A number of bytes.
+
+    Raises:
+      TypeError: if it is no integer.
+    """
+    try:
+        return value.__index__()
+    except AttributeError:
+        raise TypeError(f"{what}={shown(value)} must be an integer") from None
 
 
 def macro(value: Any) -> str:

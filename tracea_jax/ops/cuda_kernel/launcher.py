@@ -24,6 +24,7 @@ from tracea_jax.ops.cuda_kernel.given import (
     c_type,
     macro,
     sizes,
+    whole,
     with_numbers,
 )
 from tracea_jax.ops.cuda_kernel.maps import TensorMap
@@ -193,7 +194,7 @@ class Launcher:
             grid=grid,
             block=block,
             cluster=sizes(d.asked("cluster", d.cluster, names), "cluster") or (1, 1, 1),
-            smem_bytes=int(d.asked("shared", d.shared, names)),
+            smem_bytes=whole(d.asked("shared", d.shared, names), "shared"),
             params=tuple(self._params(names, self._buffers(scratch))),
             place=d.place,
         )

@@ -28,10 +28,15 @@ def read(source: Any) -> tuple[str, tuple[str, int] | None]:
     elif isinstance(source, str):
         if "\n" in source or "{" in source:
             return source, None
+        if not source:
+            raise ValueError("source is empty; it must be CUDA C++ or a path")
         path = pathlib.Path(source)
     else:
         raise TypeError(f"source must be CUDA C++ or a path, not {shown(source)}")
-    return path.read_text(encoding="utf-8"), (path.name, 1)
+    try:  # some editors begin files with a mark, which is none of the program's
+        return path.read_text(encoding="utf-8-sig"), (path.name, 1)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path} is no text in UTF-8: {e}") from e
 
 
 def place_of(text: str) -> tuple[str, int] | None:
