@@ -77,7 +77,11 @@ def test_it_is_the_default_of_long_sequences():
     long = {"q_len": 2048, "kv_len": 2048}
     for fields in ({"is_causal": True}, long):
         assert default(problem(**fields), H200).variant == "attention_sm90"
-    assert default(problem(), H200).variant == "cudnn"
+    assert default(problem(), NAMED["H100"]).variant == "cudnn"
+    assert default(problem(), H200).variant == "attention_sm90"  # of faster memory
+    for length, variant in ((512, "attention_sm90"), (640, "cudnn"), (256, "cudnn")):
+        short = problem(64, q_len=length, kv_len=length)
+        assert default(short, H200).variant == variant
     masked = problem(mask=(1, 1, 1000, 1300))
     assert default(masked, H200).variant == "cudnn"
     backward = problem(direction="backward")

@@ -21,6 +21,7 @@ from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit import attention_sm90_kernel as text
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_sm90_wins import expects_to_win
 from tracea_jax.variants.attention_steps import map_buffers, map_step, optional_operands
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
@@ -37,17 +38,6 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, z
 _WIDEST_HEAD = 256
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
-# Fewest queries and keys with which it was at least as fast as cuDNN on an H100, by the
-# columns of a head, if queries see all keys and if only those before them; other heads
-# were not measured. The last: on an H200, what cuDNN has no kernel for.
-_FEWEST = {64: 1024, 128: 2048, 256: 1024}
-_FEWEST_CAUSAL = {64: 512, 128: 512, 256: 512}
-_FEWEST_CHANGED = {64: 1024, 128: 512}
-# With fewer queries of heads of 128 columns it was faster, too, from so many keys on.
-_FEW_QUERIES, _MANY_KEYS = 8, 2048
-_OCCUPIED = 0.45  # of the multiprocessors: with fewer tiles decoding is faster
-_FEWEST_BIASED = 4096  # of heads of 128 columns
-_FEWEST_NARROW_VALUES = 1024  # of heads of 192 columns with values of 128
 _KEYS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
 CHOICES = {
     "tile_q": (64, 128, 192),
@@ -133,13 +123,7 @@ class AttentionSm90:
         return _likely(problem, device)
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        fewest = _fewest(problem)
-        if fewest is not None and min(problem.q_len, problem.kv_len) >= fewest:
-            return True
-        return _are_few(problem) and (
-            emit.tile_count(problem, self.heuristic(problem, device))
-            >= _OCCUPIED * getattr(device, "sm_count", 0)
-        )
+        return expects_to_win(problem, self.heuristic(problem, device), device)
 
     def call(
         self, problem: AttentionProblem, config: AttentionSm90Config, device: Device
@@ -163,39 +147,6 @@ class AttentionSm90:
             scratch=tuple(_buffers(problem, config)),
             steps=(*before, attend),
         )
-
-
-def _are_few(problem: AttentionProblem) -> bool:
-    """Whether few queries see many keys, all or all before them.
-
-    On an H100 cuDNN took 1.1 to 2.2 times as long for 8 to 200 queries of 4096 keys.
-    """
-    p = problem
-    looks = rules.is_mapped(p) or p.bias or p.soft_cap or p.sinks or p.alibi or p.window
-    if looks or (p.is_causal and not p.aligned_at_end):
-        return False
-    is_measured = p.head_dim == p.columns == 128 and not p.q_lengths
-    return is_measured and p.q_len >= _FEW_QUERIES and p.kv_len >= _MANY_KEYS
-
-
-def _fewest(problem: AttentionProblem) -> int | None:
-    """Fewest queries and keys with which it is expected to win; None if never.
-
-    No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
-    and cuDNN has segments only as a mask: others compute all scores, and took seven
-    times as long or longer.
-    """
-    p = problem
-    if p.mask and not p.mask_block:  # dense masks were not measured
-        return None
-    if p.value_dim:
-        return _FEWEST_NARROW_VALUES if (p.head_dim, p.columns) == (192, 128) else None
-    if p.bias:
-        return _FEWEST_BIASED if p.head_dim == 128 else None
-    if p.mask or p.segments or p.soft_cap or p.sinks or p.alibi:
-        return _FEWEST_CHANGED.get(p.head_dim)
-    _, right = rules.window(p)
-    return (_FEWEST if right is None else _FEWEST_CAUSAL).get(p.head_dim)
 
 
 ATTENTION_SM90 = AttentionSm90()
