@@ -15,9 +15,11 @@ from jax import lax
 from jaxprs import equations
 from numerics import normal
 from pools import WINDOWS, check, pool
+from transforms import assert_close
 
 import tracea_jax as tracea
 from tracea_jax.device import NAMED, CpuDevice
+from tracea_jax.ops.common import choice
 from tracea_jax.policy import Choice
 from tracea_jax.problem import MaxPoolProblem, problem_from_json
 from tracea_jax.runtime import nvrtc
@@ -124,6 +126,14 @@ def test_sites_and_their_derivatives():
         found,
         plain,
     )
+
+
+def test_a_program_that_differentiates_inside():
+    x = normal(2, 9, 9, 8)
+    step = jax.jit(jax.grad(lambda x: (nn.relu(PROGRAMS["flax"](x)) ** 2).sum()))
+    np.testing.assert_array_equal(tracea.transform(step)(x), step(x))
+    with choice.without_choices():
+        assert_close(tracea.transform(step)(x), step(x))
 
 
 @pytest.mark.usefixtures("calls_only")
