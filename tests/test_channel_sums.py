@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from channel_sums import KINDS, check, sums
+from channel_sums import check, sums
 from jaxprs import equations
 from numerics import normal
 from transforms import assert_close
@@ -82,7 +82,7 @@ def test_kernels_compile_without_spills(kind, dtype, unroll, name):
 
 
 def test_the_reference_has_the_sums_of_float64():
-    for kind in KINDS:
+    for kind in ("moments", "argument", "two"):
         check(sums(101, 8, kind, "bfloat16"), Choice(variant="xla", config=None))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax import _compat
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -50,8 +51,9 @@ def reference(
 
 
 def _gradient(x: Any, dy: Any, **params: Any) -> list[jax.Array]:
-    """The gradient in lax."""
-    _, pull = vjp(functools.partial(reference, **params), x)
+    """The gradient in lax, also where ``transform`` finds pools in what is traced."""
+    with _compat.linearize_hook(None):
+        _, pull = vjp(functools.partial(reference, **params), x)
     return list(pull([dy]))
 
 
