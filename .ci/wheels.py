@@ -17,6 +17,7 @@ both Pythons share; a later build of sources that lie at the same --source finds
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import os
 import pathlib
 import shutil
@@ -155,10 +156,9 @@ def main() -> None:
     args.out.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as directory:
         temp = pathlib.Path(directory)
-        builders = [
-            environment(python, temp / f"python-{i}")
-            for i, python in enumerate(args.pythons)
-        ]
+        places = [temp / f"python-{i}" for i in range(len(args.pythons))]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            builders = list(pool.map(environment, args.pythons, places))
         first = builders[0]
         run(first, "-m", "build", "--sdist", "--no-isolation", "-o", args.out, ROOT)
         (sdist,) = args.out.iterdir()

@@ -16,6 +16,7 @@ that no query sees are not counted. Results are saved after every case.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import functools
 import itertools
 import re
@@ -44,8 +45,8 @@ _ENTRY = re.compile(r'entry = "(\w+)"')
 _PASSES = {"forward": 1.0, "backward": 2.5, "both": 3.5}  # in operations
 
 
-def compiled(case: Case, side: Side) -> tuple[Callable[..., Any], str, list[Any]]:
-    """(the executable, its program, sets of its operands)."""
+def lowered(case: Case, side: Side) -> tuple[Any, list[Any]]:
+    """(the program, sets of its operands)."""
     if case.passes == "forward":
         run, sets = side.run, list(side.sets)
     else:
@@ -57,8 +58,7 @@ def compiled(case: Case, side: Side) -> tuple[Callable[..., Any], str, list[Any]
         if case.passes == "backward":
             run = _backward
             sets = [(do, forward(*operands)[1]) for operands in side.sets]
-    lowered = jax.jit(run).lower(*sets[0])
-    return lowered.compile(), lowered.as_text(), sets
+    return jax.jit(run).lower(*sets[0]), sets
 
 
 def _forward(run: Callable[..., Any], count: int, *operands: Any) -> tuple[Any, Any]:
@@ -79,18 +79,23 @@ def measured(case: Case, rounds: int) -> Row:
     """Races the sides of a case. Sides that are one program race once."""
     programs: dict[str, str] = {}
     same: dict[str, str] = {}
-    calls: dict[str, common.Call] = {}
+    sides: dict[str, tuple[Any, list[Any]]] = {}
     with warnings.catch_warnings():
         # A kernel that cannot be compiled would be replaced by XLA, under our name.
         warnings.filterwarnings("error", message=".*is left to XLA")
         for name, side in case.sides().items():
-            executable, program, sets = compiled(case, side)
-            twin = next((n for n, p in programs.items() if p == program), name)
-            programs[name], same[name] = program, twin
+            program, sets = lowered(case, side)
+            text = program.as_text()
+            twin = next((n for n, p in programs.items() if p == text), name)
+            programs[name], same[name] = text, twin
             if twin == name:
-                calls[name] = functools.partial(
-                    _next, executable, itertools.cycle(sets)
-                )
+                sides[name] = program, sets
+    with concurrent.futures.ThreadPoolExecutor(len(sides)) as pool:
+        made = pool.map(lambda side: side[0].compile(), sides.values())
+        calls: dict[str, common.Call] = {
+            name: functools.partial(_next, executable, itertools.cycle(sets))
+            for (name, (_, sets)), executable in zip(sides.items(), made, strict=True)
+        }
     raced = common.race(calls, rounds)
     times = {name: raced[twin] for name, twin in same.items()}
     us = {name: statistics.median(values) for name, values in times.items()}

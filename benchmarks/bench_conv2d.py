@@ -61,10 +61,14 @@ def default(*inputs: jax.Array, problem: Conv2dProblem) -> list[jax.Array]:
 
 
 def choices(problem: Conv2dProblem) -> Iterator[Choice]:
-    """XLA, then the default config of each kernel that can serve the problem."""
+    """XLA, then the default config of each kernel that can serve the problem.
+
+    The portable kernel is asked only where none that is made for the problem can.
+    """
     device = local_device()
-    for variant in sorted(variants.of("conv2d"), key=lambda v: v.name != "xla"):
-        if variant.why_not(problem, device) is None:
+    able = [v for v in variants.of("conv2d") if v.why_not(problem, device) is None]
+    for variant in sorted(able, key=lambda v: v.name != "xla"):
+        if variant.name != "conv2d_sm80" or len(able) == 2:
             config = variant.heuristic(problem, device)
             yield Choice(variant=variant.name, config=config)
 

@@ -7,17 +7,29 @@ config, and by the default, which runs where nothing is named or tuned.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 from matmul_suite import Bar
 
 from tracea_jax.problem import Conv2dProblem, Epilogue
+from tracea_jax.problem.conv2d import Direction
 
 RELU = Epilogue(bias="row", activation="relu")
 JOINED = Epilogue(bias="row", activation="relu", residual=True)
 STAGES = ((56, 64), (28, 128), (14, 256), (7, 512))  # sizes and channels of ResNets
 SAME = (1, 1)
+# Sizes, channels, taps and steps of the depthwise convolutions of EfficientNet-B0, thus
+# of MobileNets, and of ConvNeXt-T.
+DEPTHWISE = (
+    *((112, 32, 3, 1), (112, 96, 3, 2), (56, 144, 3, 1), (28, 240, 3, 2)),
+    *((14, 480, 3, 1), (7, 1152, 3, 1), (56, 144, 5, 2), (28, 240, 5, 1)),
+    *((14, 672, 5, 1), (7, 1152, 5, 1)),
+    *((56, 96, 7, 1), (28, 192, 7, 1), (14, 384, 7, 1), (7, 768, 7, 1)),
+)
+GROUPED = ((56, 128), (28, 256), (14, 512), (7, 1024))  # of ResNeXt-50 32x4d
+DIRECTIONS = {"": "forward", " gradient": "input_grad", " weights": "weight_grad"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +62,19 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "stem weights": _bars(own_min=2.0),
     "patches": _bars(own_min=10.0),
     "patches, weights": _bars(own_min=6.0),
+    **{
+        f"{kind}{what}": _bars(own_min=1.5)
+        for kind in ("depthwise 3x3", "depthwise 5x5", "depthwise 7x7", "grouped 32x")
+        for what in ("", " gradient", " weights")
+    },
     "1x1 with epilogue": _bars(),
     "1x1 of stride 2": _bars(),
     "U-Net 3x3": _bars(),
     "U-Net 3x3 gradient": _bars(),
+    **{
+        f"3x3 of float32{what}": _bars()
+        for what in ("", ", gradient", ", weights", ", stride 2", ", U-Net")
+    },
 }
 FIGURES = {
     "own_geomean": "XLA / ours, geometric mean",
@@ -73,7 +94,7 @@ def conv(
     pads: tuple[int, int] = SAME,
     **changes: Any,
 ) -> Conv2dProblem:
-    """A square convolution of bfloat16."""
+    """A square convolution, of bfloat16 unless changed."""
     fields: dict[str, Any] = {
         **{"batch": batch, "height": size, "width": size},
         **{"in_channels": channels, "out_channels": out or channels},
@@ -84,8 +105,32 @@ def conv(
     return Conv2dProblem(**{**fields, **changes})
 
 
+def channelwise() -> Iterator[Case]:
+    """Depthwise convolutions, and those in 32 groups, in all directions."""
+    for (what, direction), (size, channels, taps, stride) in itertools.product(
+        DIRECTIONS.items(), DEPTHWISE
+    ):
+        rest = max(taps - (size % stride or stride), 0)  # as "SAME" pads
+        problem = conv(
+            *(64, size, channels),
+            **{"taps": taps, "stride": stride, "pads": (rest // 2, rest - rest // 2)},
+            **{"groups": channels, "direction": direction},
+        )
+        yield Case(group=f"depthwise {taps}x{taps}{what}", problem=problem)
+    for (what, direction), (size, channels) in itertools.product(
+        DIRECTIONS.items(), GROUPED
+    ):
+        problem = conv(64, size, channels, groups=32, direction=direction)
+        yield Case(group=f"grouped 32x{what}", problem=problem)
+
+
 def suite() -> Iterator[Case]:
     """The cases, by groups."""
+    yield from _dense()
+    yield from channelwise()
+
+
+def _dense() -> Iterator[Case]:
     for batch in (64, 8, 1):
         of_batch = "" if batch == 64 else f", batch {batch}"
         for size, channels in STAGES:
@@ -154,3 +199,24 @@ def suite() -> Iterator[Case]:
             group="U-Net 3x3 gradient",
             problem=dataclasses.replace(plain, direction="input_grad"),
         )
+    yield from of_float32()
+
+
+def of_float32() -> Iterator[Case]:
+    """Products of TF32, which is what XLA multiplies float32 as on these GPUs."""
+    wide: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
+    directions: dict[str, Direction] = {
+        "": "forward",
+        ", gradient": "input_grad",
+        ", weights": "weight_grad",
+    }
+    for what, direction in directions.items():
+        for size, channels in STAGES:
+            asked = conv(64, size, channels, direction=direction, **wide)
+            yield Case(group=f"3x3 of float32{what}", problem=asked)
+    for size, channels in STAGES[1:]:
+        strided = conv(64, 2 * size, channels, stride=2, pads=(0, 1), **wide)
+        yield Case(group="3x3 of float32, stride 2", problem=strided)
+    for channels, size in ((320, 64), (640, 32)):
+        asked = conv(8, size, channels, **wide)
+        yield Case(group="3x3 of float32, U-Net", problem=asked)

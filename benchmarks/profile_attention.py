@@ -57,7 +57,8 @@ def cases() -> Iterator[attention_suite.Case]:
 def run_all() -> None:
     for case in cases():
         side = case.sides()["ours"]
-        executable, _, sets = bench_attention.compiled(case, side)
+        program, sets = bench_attention.lowered(case, side)
+        executable = program.compile()
         jax.block_until_ready(executable(*sets[0]))
 
 

@@ -3,15 +3,16 @@
     python benchmarks/tune_layers.py --out DIRECTORY [--effort quick] [--budget-s 500]
 
 Tunes the cases of ``bench_matmul`` and the products of well-known models on this
-machine (a CPU: the cases of ``bench_cpu``), or races the attention of models
-(``--what attention``), the most important first, until the time is over. After every
+machine (a CPU: the cases of ``bench_cpu``), or races attention and convolutions of
+models (``--what``), the most important first, until the time is over. After every
 few problems the answers are written to ``DIRECTORY/<environment>/`` in the layout of
 ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
 ``bench_matmul`` has found already are taken from its results (``--results``).
 
 A problem is not tuned again if it has an answer in the cache of this machine, in the
 installed package, or in a directory that an earlier run wrote (``--from``). So a run on
-another machine of the same kind can continue an earlier one.
+another machine of the same kind can continue an earlier one. Two GPUs share the work
+with ``--part 0/2`` and ``--part 1/2``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from typing import Any
 
 import attention_answers
 import common
+import convolution_answers
 import cpu_suite
 import model_attention
+import model_convolutions
 from matmul_suite import suite
 from model_layers import order
 
@@ -37,7 +40,7 @@ from tracea_jax import knowledge
 from tracea_jax.campaign import local_device
 from tracea_jax.device import Device
 from tracea_jax.options import current as options
-from tracea_jax.problem import AttentionProblem, Problem, problem_from_json
+from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import tuner
 from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
@@ -56,6 +59,8 @@ def wanted(platform: str, what: str = "products") -> tuple[Problem, ...]:
     """The problems to tune, the most important first."""
     if what == "attention":
         return model_attention.order()
+    if what == "convolutions":
+        return model_convolutions.order()
     if platform != "cuda":
         return tuple(case.problem for case in cpu_suite.suite(quick=False))
     cases = [case.problem for case in suite(quick=False)]
@@ -81,10 +86,9 @@ def tune_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
 
 
 def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[str]:
-    """Races the likely configs of attention until the time is over."""
+    """Races the likely configs of attention or convolutions until the time is over."""
     device, store = local_device(), Store(options().directory / "tuned")
-    asked = [p for p in problems if isinstance(p, AttentionProblem)]
-    raced = attention_answers.entries(asked, device, args.budget_s)
+    raced = _RACES[args.what](problems, device, args.budget_s)
     for i, (problem, found) in enumerate(raced):
         if isinstance(found, str):
             yield f"  not {problem}: {found}"
@@ -92,6 +96,12 @@ def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
         exchange.merge(store, [found])
         yield f"{i + 1} of {len(problems)} {problem}: {found.best}"
     knowledge.refresh(options())
+
+
+_RACES: dict[str, Any] = {
+    "attention": attention_answers.entries,
+    "convolutions": convolution_answers.entries,
+}
 
 
 def _turn(
@@ -269,6 +279,14 @@ def take(directories: Iterable[pathlib.Path]) -> int:
     return len(entries)
 
 
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    found = int(part), int(parts)
+    if not 0 <= found[0] < found[1]:
+        raise ValueError(text)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, required=True)
@@ -279,7 +297,7 @@ def main() -> None:
         "--results", type=pathlib.Path, help="of bench_matmul, whose answers to take"
     )
     parser.add_argument(
-        "--what", default="products", choices=("products", "attention"), help="to tune"
+        "--what", default="products", choices=("products", *_RACES), help="to tune"
     )
     parser.add_argument("--effort", default="quick", help="of tuning each problem")
     parser.add_argument("--goal", default="throughput", help="of tuning")
@@ -287,10 +305,20 @@ def main() -> None:
     parser.add_argument(
         "--each-s", type=float, default=4.0, help="least for a problem, on average"
     )
+    parser.add_argument(
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="of N; I is 0 to N - 1",
+    )
     parser.add_argument("--again", action="store_true", help="what has answers, too")
     parser.add_argument("--list", action="store_true", help="only tell what is left")
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a child measures
+    if args.what == "attention":  # which compiles while it runs: nothing is captured
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
     device = local_device()
     if args.results:
         print(f"{raced(args.results, device)} answers taken from results")
@@ -298,10 +326,12 @@ def main() -> None:
         print(f"{take(args.earlier)} answers taken from earlier runs")
     problems = wanted(device.platform, args.what)
     problems = problems if args.again else left(problems, device)
+    part, parts = args.part
+    problems = problems[part::parts]
     if args.list:
         print("\n".join(map(str, problems)))
         return
-    tune = race_all if args.what == "attention" else tune_all
+    tune = race_all if args.what in _RACES else tune_all
     for text in tune(problems, args):
         print(text, flush=True)
     rest = len(left(problems, device))

@@ -171,6 +171,17 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benches of functions take real times, of so few runs that they mean nothing."""
+    from tracea_jax.tuning.measure import Timing
+
+    bench = importlib.import_module("tracea_jax.bench")
+    timing = Timing(slice_s=1e-4, settle_s=1e-3, rounds=3, max_rounds=3, race_s=1e-3)
+    monkeypatch.setattr(bench, "TIMING", timing)
+    monkeypatch.setattr(bench, "SITE_TIMING", timing)
+
+
+@pytest.fixture
 def optimizations() -> Iterator[None]:
     """XLA as in programs: what it does not fuse needs more memory than any of them."""
     before = jax.config.read("jax_disable_most_optimizations")

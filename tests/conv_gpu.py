@@ -67,11 +67,24 @@ def executed(variant: Any, problem: Conv2dProblem, config: Any = None) -> Any:
     return inputs, call(poison, *inputs)
 
 
-def run_and_check(variant: Any, problem: Conv2dProblem, config: Any = None) -> None:
-    """Compares every entry of the results with float64."""
-    inputs, found = executed(variant, problem, config)
-    for y, x in zip(expected(problem, inputs), found, strict=True):
-        y.assert_near(x)
+def run_and_check(variant: Any, problem: Conv2dProblem, *configs: Any) -> None:
+    """Compares every entry of the results of each config with float64."""
+    wanted: list[Exact] = []
+    is_tf32 = problem.lhs == "float32"
+    for config in configs or (None,):
+        inputs, found = executed(variant, problem, config)
+        if not wanted:
+            rounded = map(tf32, inputs[:2]) if is_tf32 else inputs[:2]
+            wanted = expected(problem, [*rounded, *inputs[2:]])
+        for y, x in zip(wanted, found, strict=True):
+            # The tensor cores cut the sums of products of TF32 off.
+            y.assert_near(x, unit=2.0**-22 if is_tf32 else 2.0**-24)
+
+
+def tf32(x: Any) -> np.ndarray:
+    """Finite float32 numbers rounded to 11 significant bits, ties away from zero."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x1000) & 0xFFFFE000).view(np.float32)
 
 
 def expected(problem: Conv2dProblem, inputs: Any) -> list[Exact]:
@@ -82,7 +95,8 @@ def expected(problem: Conv2dProblem, inputs: Any) -> list[Exact]:
     bias = others.pop(0) if epilogue.bias != "none" else None
     residual = others.pop(0) if epilogue.residual else None
     how: dict[str, Any] = {
-        name: getattr(problem, name) for name in ("strides", "padding", "dilation")
+        name: getattr(problem, name)
+        for name in ("strides", "padding", "dilation", "groups")
     }
     y = exact(x, w, bias, residual, epilogue.activation, **how)
     z = exact(x, w, bias, residual, **how)
@@ -92,18 +106,20 @@ def expected(problem: Conv2dProblem, inputs: Any) -> list[Exact]:
 def input_gradient(problem: Conv2dProblem, dy: Any, w: Any) -> Exact:
     """The transpose of the convolution in float64, tap by tap."""
     p = problem
-    dy, w = f64(dy), f64(w)
-    value, scale = (
-        np.zeros((p.batch, p.height, p.width, p.in_channels)) for _ in range(2)
-    )
+    dy, w = (f64(a).reshape(*a.shape[:3], p.groups, -1) for a in (dy, w))
+    shape = (p.batch, p.height, p.width, p.groups, p.in_channels // p.groups)
+    value, scale = np.zeros(shape), np.zeros(shape)
     for i, j in itertools.product(range(p.kernel_height), range(p.kernel_width)):
         rows, of_rows = met(p, 0, i)
         columns, of_columns = met(p, 1, j)
         seen = dy[:, of_rows][:, :, of_columns]
         at = np.ix_(range(p.batch), rows, columns)
-        value[at] += seen @ w[i, j].T
-        scale[at] += np.abs(seen) @ np.abs(w[i, j].T)
-    return Exact(value=value, scale=scale)
+        for g in range(p.groups):
+            dx, met_w = seen[..., g, :], w[i, j, :, g].T
+            value[*at, g] += dx @ met_w
+            scale[*at, g] += np.abs(dx) @ np.abs(met_w)
+    flat = (*shape[:3], p.in_channels)
+    return Exact(value=value.reshape(flat), scale=scale.reshape(flat))
 
 
 def met(p: Conv2dProblem, axis: int, tap: int) -> tuple[list[int], list[int]]:

@@ -80,3 +80,17 @@ AXPY_OP = tracea.cuda_kernel(
     scalars={"n": lambda x: x.size},
     reference=lambda x, y, *, a: a * x + y,
 )
+
+Struct = jax.ShapeDtypeStruct
+
+
+def call_of(op: Any, *operands: Any, config: tuple = (), **numbers: Any) -> Any:
+    """What the op launches: a ``Kernel`` or ``Steps``."""
+    given = tuple((name, repr(value)) for name, value in numbers.items())
+    launcher = op.definition.launcher(operands, given)
+    return launcher.call(config or launcher.configs[0], "sm_90a")
+
+
+def program_for_a_gpu(f: Any, *args: Any) -> str:
+    with tracea.options(device="H200"):
+        return jax.export.export(jax.jit(f), platforms=["cuda"])(*args).mlir_module()

@@ -20,10 +20,12 @@ from tracea_jax.emit.kernel import Kernel
 from tracea_jax.ir import lanes, operands, register_operand, staging, swizzle
 from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import verified
+from tracea_jax.ir.fast_divide import FastDivisor
 from tracea_jax.ir.operands import OperandReads, TileCopies
 from tracea_jax.ir.pipeline import AsyncCopyRing, Ring, turn_parity
 
 HEADERS = (
+    "tile/fast_divide.cuh",
     "tile/fragment.cuh",
     "tile/operand_map.cuh",
     "tile/pipeline.cuh",
@@ -433,6 +435,19 @@ def _copy_cases(copies: TileCopies) -> Iterator[Case]:
         yield Case(name=f"{name}_{member}", expression=expression, expected=expected)
 
 
+def divisor_cases() -> Iterator[Case]:
+    """Dividends around multiples of the divisor, up to the largest."""
+    for divisor in (1, 3, 56, 2**16 + 1, 2**31 - 1):
+        fast, most = FastDivisor.of(divisor), 2**31 - 1
+        multiple = most // divisor * divisor
+        fields = f"{divisor}u, {fast.multiplier}u, {fast.shift}"
+        yield Case(
+            name=f"divide_{divisor}",
+            expression=f"tracea::FastDivisor{{{fields}}}.divide({multiple}u - n)",
+            expected=tuple(fast.divide(multiple - n) for n in range(64)),
+        )
+
+
 def cases() -> tuple[Case, ...]:
     """Every claim about the headers of ``kernels/cuda/tile``."""
     return (
@@ -442,6 +457,7 @@ def cases() -> tuple[Case, ...]:
         *register_operand_cases(),
         *operand_cases(),
         *pipeline_cases(),
+        *divisor_cases(),
     )
 
 

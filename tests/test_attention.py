@@ -346,8 +346,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "direction"),
+    [
+        pytest.param(
+            *(kind, direction),
+            marks=[pytest.mark.slow] * bool(i and direction != "backward"),
+        )
+        for i, kind in enumerate(KINDS)
+        for direction in DIRECTIONS
+    ],
+)
 def test_right_results_are_within_the_bound_and_wrong_ones_are_not(kind, direction):
     problem = dataclasses.replace(SMALL, **DIRECTIONS[direction], **KINDS[kind])
     with_bias = direction == "backward" and problem.bias is not None

@@ -20,6 +20,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch
 from tracea_jax.variants.attention_backward_sm80 import ATTENTION_BACKWARD_SM80
 
+pytestmark = pytest.mark.once
+
 OPTIONS = {
     name: value
     for name, value in EVERY_OPTION.items()

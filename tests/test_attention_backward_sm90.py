@@ -20,13 +20,15 @@ from tracea_jax.ir.tile_graph import KeyInterval
 from tracea_jax.ops.attention.reference import backward_reference, reference
 from tracea_jax.ops.attention.workload import spec_of
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.runtime import nvrtc
+from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_backward_steps import (
     gradient_of_sinks,
     may_be_blind,
     mean_of_blind,
 )
+
+pytestmark = pytest.mark.once
 
 H200 = NAMED["H200"]
 USUAL = AttentionBackwardSm90Config(tile_kv=128, block_q=64, tile_q=128, block_kv=64)
@@ -179,8 +181,11 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
     for fields, dq in (
         ({}, "ordered"),
         ({"is_causal": True}, "ordered"),
-        ({"window": (100, 0)}, "recomputed"),
-        ({"segments": True}, "recomputed"),
+        ({"window": (100, 0)}, "beside"),
+        ({"window": (512, 0)}, "recomputed"),
+        ({"segments": True}, "beside"),
+        ({"segments": True, "soft_cap": 5.0}, "recomputed"),
+        ({"q_len": 512, "kv_len": 512, "is_causal": True}, "beside"),
         ({"soft_cap": 5.0}, "recomputed"),
         ({"kv_len": 512}, "recomputed"),
         ({"mask": (1, 1, 4096, 4096)}, "recomputed"),
@@ -254,7 +259,8 @@ def test_registers_and_memory_refuse_configs():
         ({"block_kv": 72}, "block_kv"),
         ({"dq": "ordered", "block_q": 48}, "block_q=64"),
         ({"dq": "atomic", "tile_q": 192}, "no kernel of its own"),
-        ({"tile_kv": 64}, "heads above 192 take tiles of 64 keys"),
+        ({"tile_q": 64, "block_kv": 96}, "two of them"),
+        ({"dq": "beside", "tile_q": 192, "block_kv": 64}, "as many threads"),
         ({"block_kv": 48}, "heads above 192, which leave no room"),
         ({"dq": "twice"}, "dq"),
     ):
@@ -460,6 +466,9 @@ def test_the_gradient_of_sinks_is_that_of_the_reference():
 
 COLUMNS = dataclasses.replace(USUAL, dq="ordered")  # each consumer has some of dq
 ROWS = dataclasses.replace(COLUMNS, block_q=128)
+SMALL = AttentionBackwardSm90Config(  # two blocks of one multiprocessor, in one launch
+    tile_kv=64, block_q=64, tile_q=64, block_kv=64, dq="beside"
+)
 COMPILED: list[Any] = [
     (64, {}, None),
     (64, EVERYTHING, None),
@@ -484,6 +493,7 @@ COMPILED: list[Any] = [
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
     (128, ALL, None),
     (256, {"is_causal": True}, None),
+    (128, EVERYTHING, SMALL),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
@@ -495,6 +505,8 @@ COMPILED: list[Any] = [
             (192, {**ALL, "value_dim": 128}, None),
             (200, ALL, None),
             (128, {"alibi": "distance"}, COLUMNS),
+            (64, {**TILED, "kv_heads": 12}, SMALL),
+            (128, {"mask": (1, 1, 1000, 1300)}, dataclasses.replace(SMALL, block_q=48)),
             (64, {"alibi": "linear", "is_causal": True}, ROWS),
         )
     ),
@@ -511,3 +523,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
         cubin = nvrtc.compile(kernel)
         assert cubin.stack_bytes == cubin.spill_bytes == 0
         assert cubin.warnings == ()  # such as that products are serialized
+        launch.ready(kernel, cubin, False)  # parameters are as many, and alike

@@ -416,6 +416,7 @@ ARGUMENTS = dict(
 TAKEN = [c for c in CASES if c not in ("window", "symmetric window", "everything")]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [

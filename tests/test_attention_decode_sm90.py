@@ -20,6 +20,8 @@ from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_decode_sm90 import ATTENTION_DECODE_SM90
 from tracea_jax.variants.paged_attention_sm90 import PAGED_ATTENTION_SM90
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 USUAL = AttentionDecodeSm90Config(tile_kv=64)
 PARTS = dataclasses.replace(USUAL, splits=4)

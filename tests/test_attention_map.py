@@ -15,6 +15,8 @@ from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.runtime import nvrtc
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 assert isinstance(H200, CudaDevice)
 BASE = AttentionProblem(

@@ -25,6 +25,8 @@ from tracea_jax.ops.attention.reference import Spec, reference
 from tracea_jax.ops.common import lowering
 from tracea_jax.problem import AttentionProblem
 
+pytestmark = pytest.mark.once
+
 Q, K, _ = qkv()
 NARROW = normal(2, 5, 2, 3, seed=1)  # values of another size than the keys
 DIFFERENTIABLE = ("bias", "sinks", "alibi_slopes")

@@ -21,6 +21,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm80 import ATTENTION_SM80
 
+pytestmark = pytest.mark.once
+
 USUAL = AttentionSm80Config(tile_q=128, tile_kv=64)
 
 

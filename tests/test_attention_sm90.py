@@ -21,6 +21,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 USUAL = AttentionSm90Config(tile_q=128, tile_kv=128)
 EVERY_OPTION = {**OPTIONS, "alibi": "distance"}
@@ -154,6 +156,25 @@ def test_tiles_divide_the_blocks_of_a_mask_where_they_can():
         config = ATTENTION_SM90.heuristic(asked, H200)
         assert (config.tile_q, config.tile_kv) == found
         assert bool(rules.reads_mask(asked, config)) == (block == (100, 100))
+
+
+@pytest.mark.parametrize(
+    ("fields", "tile_kv", "whole"),
+    [
+        *(({}, 128, True), ({"sinks": True, "saves_lse": True}, 64, True)),
+        *(({}, 96, False), ({"kv_len": 1300}, 128, False)),  # mixed; a last block's end
+        *(({"mask_block": (64, 128)}, 128, False), ({"segments": True}, 128, False)),
+        *(({"is_causal": True}, 128, False), ({"kv_lengths": True}, 128, False)),
+        *(({"soft_cap": 5.0}, 128, False), ({"alibi": "linear"}, 128, False)),
+    ],
+    ids=str,
+)
+def test_where_tiles_see_blocks_whole_no_score_is_masked(fields, tile_kv, whole):
+    asked = problem(128, **{**WHOLE, **fields})
+    config = dataclasses.replace(USUAL, tile_kv=tile_kv)
+    source = text.kernel(asked, config, H200).source
+    assert ("kWholeBlocks = true" in source) == whole
+    assert "kFollows = true" in source or not whole
 
 
 def test_short_sequences_have_tiles_that_fit_them():
@@ -384,6 +405,7 @@ def test_the_device_walks_tiles_section_by_section():
 # ---- machine code --------------------------------------------------------------------
 
 TILED = {"bias": (2, 12, 1000, 1304), "bias_dtype": "bfloat16", "kv_len": 1304}
+WHOLE = {"mask": (1, 12, 8, 11), "mask_block": (128, 128), "kv_len": 1408}
 # Between them every head size class, mask, schedule and way of staging.
 COMPILED = [
     (64, {}, None),
@@ -417,6 +439,7 @@ COMPILED = [
     (128, {**TILED, "is_causal": True}, None),
     (128, {"bias": (1, 12, 1, 1300), "bias_dtype": "bfloat16"}, None),
     (64, {"value_dim": 256, "mask": (1, 12, 8, 11), "mask_block": (128, 128)}, None),
+    (128, {**WHOLE, "saves_lse": True, "sinks": True}, None),
 ]
 
 

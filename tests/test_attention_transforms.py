@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import normal
-from transforms import assert_close, in_f64
+from transforms import assert_close, in_f64, in_f64_once
 
 from tracea_jax.ops import attention, remat_policy
 from tracea_jax.ops.common import lowering
@@ -82,8 +82,8 @@ def test_derivatives_are_those_of_the_definition(path, case):
         }
 
     found = jax.jit(functools.partial(derivatives, attention))(args, tangents, weights)
-    exact = in_f64(
-        jax.jit(functools.partial(derivatives, exactly)), args, tangents, weights
+    exact = in_f64_once(
+        case, functools.partial(derivatives, exactly), args, tangents, weights
     )
     for name in found:
         assert_close(found[name], exact[name], 2e-5)
@@ -101,7 +101,7 @@ def test_jacobians_and_reverse_over_reverse(path):
         return twice(*args), jax.jacfwd(f)(*args), jax.jacrev(f)(*args)
 
     found = jax.jit(functools.partial(derivatives, attention))(*args)
-    exact = in_f64(jax.jit(functools.partial(derivatives, exactly)), *args)
+    exact = in_f64_once("twice", functools.partial(derivatives, exactly), *args)
     assert_close(found, exact, 2e-5)
 
 
@@ -113,7 +113,8 @@ def test_derivatives_of_some_operands(path, wanted):
         return jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=wanted)(*args)
 
     found = jax.jit(functools.partial(gradients, attention))(*args)
-    assert_close(found, in_f64(functools.partial(gradients, exactly), *args), 2e-5)
+    exact = in_f64_once(wanted, functools.partial(gradients, exactly), *args)
+    assert_close(found, exact, 2e-5)
 
 
 def test_one_forward_and_one_backward_pass_serve_a_gradient(flash):
@@ -198,7 +199,8 @@ def test_bfloat16_gradients_are_near(path):
 
     found = jax.jit(functools.partial(gradients, attention))(*args)
     assert {g.dtype.name for g in found} == {"bfloat16"}
-    assert_close(found, in_f64(functools.partial(gradients, exactly), *args), 3e-2)
+    exact = in_f64_once("bfloat16", functools.partial(gradients, exactly), *args)
+    assert_close(found, exact, 3e-2)
 
 
 def test_linear_transpose():
@@ -247,7 +249,7 @@ def test_vmap_of_values_and_gradients(path, what):
         return jax.jit(jax.vmap(functools.partial(both, f), MAPPED[what]))
 
     found = mapped(attention)(*stacked)
-    assert_close(found, in_f64(mapped(exactly), *stacked), 2e-5)
+    assert_close(found, in_f64_once(("vmap", what), mapped(exactly), *stacked), 2e-5)
 
 
 def test_nested_vmap_with_a_residual():
@@ -306,7 +308,7 @@ def test_scan_while_and_cond(path):
 
     for of in (gradients, tangent):
         found = jax.jit(functools.partial(of, attention))(x, weights)
-        exact = in_f64(jax.jit(functools.partial(of, exactly)), x, weights)
+        exact = in_f64_once(of.__name__, functools.partial(of, exactly), x, weights)
         assert_close(found, exact, 2e-5)
 
 
@@ -358,7 +360,7 @@ def gradients(f, *args):
 
 def test_shard_map_over_batch_and_heads(path, mesh):
     args = (*qkv(), normal(1, 4, 6, 5))
-    exact = in_f64(functools.partial(gradients, exactly), *args)
+    exact = in_f64_once("mesh", functools.partial(gradients, exactly), *args)
     for specs in (
         (P("x"), P("x"), P("x"), P()),
         (*[P(None, None, "x")] * 3, P(None, "x")),
@@ -384,7 +386,8 @@ def test_gradients_of_replicated_operands_are_summed_over_the_mesh(
         )
 
     sharded = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=P())
-    whole = in_f64(
+    whole = in_f64_once(
+        ("replicated", replicated),
         jax.grad(
             lambda q, k, v, b: (
                 exactly(q, jnp.broadcast_to(k, v.shape), v, b) ** 2
@@ -411,4 +414,5 @@ def test_export_of_a_gradient(path):
     f = functools.partial(gradients, attention)
     program = export.export(jax.jit(f))(*qkv())
     found = export.deserialize(program.serialize()).call(*qkv())
-    assert_close(found, in_f64(functools.partial(gradients, exactly), *qkv()), 2e-5)
+    exact = in_f64_once("export", functools.partial(gradients, exactly), *qkv())
+    assert_close(found, exact, 2e-5)

@@ -15,6 +15,8 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import measure, roofline
 
+pytestmark = pytest.mark.once
+
 XLA = Choice(variant="xla", config=None)
 CPU = CpuDevice(name="a CPU", isa="baseline", cores=2)
 H200, H100 = NAMED["H200"], NAMED["H100"]

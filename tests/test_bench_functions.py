@@ -1,35 +1,28 @@
-"""tracea.bench: plain against transformed, as values, text, data and a picture."""
+"""tracea.bench: plain against transformed, as values and as text."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import pathlib
-import re
-import sys
-import textwrap
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import synthetic_bench as synthetic
 from cross_entropies import operands
 from numerics import normal
-from processes import run_python
 from program_races import ARGUMENTS, Script, layers
 
 import tracea_jax as tracea
-from tracea_jax import cli, knowledge
-from tracea_jax.bench import plot
-from tracea_jax.bench.report import BenchReport, SiteTime, Timed, WholeTime
+from tracea_jax import knowledge
+from tracea_jax.bench.report import SiteTime, Timed, WholeTime
 from tracea_jax.campaign.executions import Executions
 from tracea_jax.device import local_cpu
 from tracea_jax.dispatch import plan
 from tracea_jax.policy import Choice
-from tracea_jax.tuning import measure
 from tracea_jax.tuning.measure import Race
+
+pytestmark = pytest.mark.once
 
 MODULE = importlib.import_module("tracea_jax.bench")
 PRODUCT = "matmul 64x8x16 float32 nn relu"
@@ -63,16 +56,6 @@ def _plan(problem, device):
 def times_of(site: SiteTime | WholeTime) -> Timed:
     assert site.timed is not None
     return site.timed
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Real times, of so few executions that they mean nothing."""
-    timing = measure.Timing(
-        slice_s=1e-4, settle_s=1e-3, rounds=3, max_rounds=3, race_s=1e-3
-    )
-    monkeypatch.setattr(MODULE, "TIMING", timing)
-    monkeypatch.setattr(MODULE, "SITE_TIMING", timing)
 
 
 def scripted(monkeypatch, times, fn=layers, args=ARGUMENTS, spoil=((1,),), **how):
@@ -311,238 +294,3 @@ def test_progress_is_told(quick):
     assert steps[0] == ("whole program", 0, 3)
     assert {step[0] for step in steps[1:]} == {PRODUCT, CONV}
     assert [step[1:] for step in steps] == [(0, 3), (1, 3), (2, 3)]
-
-
-# --- the picture ----------------------------------------------------------------------
-
-
-def timed(ratio, spread=0.1, plain=100.0):
-    return Timed(
-        plain_us=plain,
-        ours_us=plain / ratio,
-        ratio=ratio,
-        low=ratio - spread,
-        high=ratio + spread,
-        rounds=9,
-    )
-
-
-def site(m, count: int | None = 1, **times):
-    problem = tracea.GemmProblem(m=m, n=8, k=8)
-    return SiteTime(
-        where="layer",
-        op="matmul",
-        problem=problem,
-        count=count,
-        variant="gemm_cpu",
-        plan=None,
-        timed=timed(**times),
-        by="wall clock",
-        reason="",
-    )
-
-
-def reported(*sites, whole=None):
-    return BenchReport(
-        function="step",
-        device=local_cpu(),
-        versions={},
-        whole=whole or WholeTime(timed=timed(1.25)),
-        sites=sites,
-    )
-
-
-REPORT = reported(
-    site(1, ratio=2.0),
-    site(2, count=3, ratio=0.5),
-    site(3, ratio=1.05),
-    site(4, None, ratio=4),
-)
-
-
-def test_the_picture_has_a_bar_for_the_whole_and_for_each_site():
-    (axes,) = plot.figure(REPORT).axes
-    widths = sorted(
-        bar.get_width() for group in axes.containers for bar in _bars(group)
-    )
-    assert widths == [0.5, 1.05, 1.25, 2.0, 4.0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels == [
-        "whole program",
-        "3 x matmul 2x8x8 float32 nn",
-        "1 x matmul 1x8x8 float32 nn",
-        "1 x matmul 3x8x8 float32 nn",
-        "? x matmul 4x8x8 float32 nn",
-    ]
-    by_place = {
-        round(bar.get_y() + bar.get_height() / 2): bar.get_width()
-        for group in axes.containers
-        for bar in _bars(group)
-    }
-    assert [by_place[i] for i in range(5)] == [1.25, 0.5, 2.0, 1.05, 4.0]
-    assert axes.get_title() == f"step: plain against transformed\n{local_cpu()}"
-    assert "plain time / transformed time" in axes.get_xlabel()
-    texts = [text.get_text() for text in axes.texts]
-    assert texts[:2] == ["1.25x: 100 µs → 80 µs", "0.50x: 100 µs → 200 µs"]
-    kinds = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert kinds == ["whole program", "slower", "faster", "within the noise"]
-    assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the whole program is on top
-
-
-def _bars(group):
-    return [patch for patch in getattr(group, "patches", ()) if patch.get_width()]
-
-
-def test_the_picture_is_readable(tmp_path):
-    """Every text lies inside of the picture, and none on another."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import to_rgb
-    from matplotlib.image import imread
-
-    figure = plot.figure(REPORT)
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    (axes,) = figure.axes
-    texts = [*axes.texts, *axes.get_yticklabels(), axes.title, axes.xaxis.label]
-    boxes = [text.get_window_extent(renderer) for text in texts]
-    edge = figure.bbox
-    for box in boxes:
-        assert edge.x0 <= box.x0 and box.x1 <= edge.x1
-        assert edge.y0 <= box.y0 and box.y1 <= edge.y1
-    overlaps = [
-        (texts[i].get_text(), texts[j].get_text())
-        for i in range(len(boxes))
-        for j in range(i)
-        if boxes[i].overlaps(boxes[j])
-    ]
-    assert not overlaps
-    path = tmp_path / "bench.png"
-    plot.save(REPORT, path)
-    pixels = imread(path)
-    assert pixels.shape[1] == 1200 and pixels.shape[0] == round(120 * (1.8 + 5 * 0.5))
-    for colour in ("C0", "C2", "C3", "0.6"):  # of the four kinds of bars
-        near = np.abs(pixels[..., :3] - to_rgb(colour)).max(axis=-1) < 0.01
-        assert near.sum() > 1000, colour
-
-
-def test_few_of_many_sites_are_drawn():
-    sites = [site(m, ratio=1.5, plain=float(m)) for m in range(1, 31)]
-    (axes,) = plot.figure(reported(*sites)).axes
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert labels[:2] == ["whole program", "1 x matmul 30x8x8 float32 nn"]
-    assert len(labels) == 1 + plot.MOST_BARS
-    assert "10 smaller sites are not drawn" in axes.get_title()
-
-
-def test_nothing_cannot_be_drawn():
-    nothing = reported(whole=WholeTime(reason="it has effects"))
-    with pytest.raises(ValueError, match="nothing was measured"):
-        plot.figure(nothing)
-
-
-# --- the command ----------------------------------------------------------------------
-
-MODEL = """
-    import jax, jax.numpy as jnp
-
-    def step(x, w):
-        return jax.nn.relu(x @ w)
-
-    def step_args():
-        return jnp.ones((16, 8)), jnp.ones((8, 8))
-
-    def fails(x):
-        raise RuntimeError("as models do")
-"""
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("model", None)
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    status = cli.main(["bench", *arguments])
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def test_a_function_is_timed_from_the_command_line(capsys, model, quick):
-    status, out, err = run(capsys, "model:step", "--budget-s", "3")
-    assert status == 0 and out.startswith(
-        f"step on {local_cpu()}\nwhole program: plain"
-    )
-    assert "matmul 16x8x8 float32 nn relu" in out
-    assert err.splitlines() == [
-        "1/2 whole program",
-        "2/2 matmul 16x8x8 float32 nn relu",
-    ]
-    shapes = ("--args", "f32[4,6]", "f32[6,5]")
-    assert "matmul 4x5x6 float32 nn relu" in run(capsys, "model:step", *shapes)[1]
-    assert "no sites" in run(capsys, "model:step", "--ops", "conv2d")[1]
-
-
-def test_the_data_and_the_picture_are_written(capsys, model, quick):
-    files = ("--json", "found.json", "--plot", "found.png")
-    status, out, err = run(capsys, "model:step", *files)
-    assert status == 0 and err.endswith("written: found.json\ndrawn: found.png\n")
-    data = json.loads(pathlib.Path("found.json").read_text())
-    assert data["function"] == "step" and data["whole"]["timed"]["ratio"] > 0
-    (site,) = data["sites"]
-    assert site["text"] == "matmul 16x8x8 float32 nn relu" and site["count"] == 1
-    assert site["timed"]["ours_us"] > 0 and site["variant"] in out
-    assert pathlib.Path("found.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("model:step --plot missing/a.png", ".*'missing/a.png'"),
-        ("model:step --json missing/a.json", ".*'missing/a.json'"),
-        ("model:step --json .", ".*Is a directory.*"),
-        ("model:step --plot a.txt", "'a.txt' must end in one of .*"),
-        ("model:stop", r"module 'model' has no 'stop'; did you mean 'step'\?"),
-        ("models:step", "there is no module 'models', in .* or else"),
-        ("model:step --ops sort", "ops=.*sort.* must be some of .*"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_before_any_work(
-    capsys, model, monkeypatch, arguments, message
-):
-    monkeypatch.setattr(MODULE, "measured", None)
-    status, out, err = run(capsys, *arguments.split())
-    assert (status, out) == (1, "")
-    assert re.fullmatch(f"tracea: {message}\n", err)
-    assert [path.name for path in model.iterdir() if path.suffix != ".py"] in (
-        [],
-        ["__pycache__"],
-    )
-
-
-def test_a_picture_needs_matplotlib_before_any_work(capsys, model, monkeypatch):
-    monkeypatch.setattr(MODULE, "measured", None)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, _, err = run(capsys, "model:step", "--plot", "a.png")
-    assert status == 1
-    assert "needs matplotlib" in err and "pip install 'tracea_jax[bench]'" in err
-
-
-def test_an_error_of_the_function_shows_where_it_is(capsys, model):
-    status, _, err = run(capsys, "model:fails", "--args", "f32[8]")
-    assert status == 1 and "model.py" in err and "RuntimeError: as models do" in err
-    assert err.endswith("tracea: model:fails cannot be traced\n")
-
-
-def test_importing_the_package_imports_no_matplotlib():
-    program = """
-        import sys
-        import tracea_jax as tracea
-        tracea.bench, tracea.BenchReport
-        import tracea_jax.bench.plot
-        print("matplotlib" in sys.modules)
-    """
-    assert run_python(program) == "False\n"

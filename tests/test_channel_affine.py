@@ -31,15 +31,20 @@ def weighed(y):
     return (y * jnp.cos(jnp.arange(y.size, dtype=y.dtype)).reshape(y.shape)).sum()
 
 
+def calls(f, *args):
+    return equations(tracea.transform(f), *args, name="tracea_channel_affine")
+
+
 def sites(f, *args):
-    found = equations(tracea.transform(f), *args, name="tracea_channel_affine")
-    return [e.params["steps"] for e in found]
+    return [e.params["result"].steps for e in calls(f, *args)]
 
 
 def large_sums(f, *args):
     """How many sums over arrays of the first argument's size a program has."""
     found = equations(f, *args, name="reduce_sum")
-    return len([e for e in found if e.invars[0].aval.size >= args[0].size])
+    planned = equations(f, *args, name="tracea_channel_sums")
+    large = [e for e in found if e.invars[0].aval.size >= args[0].size]
+    return len(large) + 2 * len(planned)
 
 
 def moments(x, axes, keepdims=False):
@@ -50,6 +55,14 @@ def moments(x, axes, keepdims=False):
 def batch_norm(x, scale, bias):
     mean, variance = moments(x, (0, 1, 2))
     return jax.nn.relu((x - mean) * (lax.rsqrt(variance + 1e-3) * scale) + bias)
+
+
+def residual_block(x, scale, bias):
+    """Its result is used twice."""
+    y = jnp.sin(x)
+    mean, variance = moments(y, (0, 1, 2))
+    y = jax.nn.relu((y - mean) * (lax.rsqrt(variance + 1e-3) * scale) + bias + x / 32)
+    return jnp.cos(y) * y
 
 
 def channels_first(x, scale, bias):
@@ -75,6 +88,7 @@ def group_norm(x, scale, bias):
 
 NORMS = {
     batch_norm: ("sub", "mul", "add"),
+    residual_block: ("sub", "mul", "add"),
     channels_first: ("sub", "mul", "mul", "add"),
     divided: ("rsub", "div", "mul", "rsub"),
 }
@@ -138,7 +152,10 @@ def test_what_jax_makes_of_it():
             "loop": jax.grad(many, (0, 1, 2))(*args),
         }
 
-    norm = lambda x, s, b: jnp.tanh(batch_norm(x, s, b))  # noqa: E731
+    norm = lambda x, s, b: jnp.tanh(  # noqa: E731
+        residual_block(batch_norm(x, s, b), s, b)
+    )
+    assert [e.params["result"].copies for e in calls(norm, *args)] == [1, 2]
     found = jax.jit(lambda: made(tracea.transform(norm)))()
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=2e-2, atol=2e-3),
@@ -190,6 +207,37 @@ def test_batch_norm_of_nnx_and_its_running_statistics():
 def layer_norm(x, scale, bias):
     mean, variance = moments(x, -1, keepdims=True)
     return (x - mean) * lax.rsqrt(variance + 1e-3) * scale + bias
+
+
+def test_a_block_in_half_precision_rounds_as_it_is_written():
+    """A residual, its gradient, and the sum of cotangents of both uses."""
+
+    def two(x, scale, bias):
+        y = batch_norm(x.astype(jnp.float32), scale, bias).astype(x.dtype)
+        for _ in range(2):
+            wide = jnp.sin(y).astype(jnp.float32)
+            mean, variance = moments(wide, (0, 1, 2))
+            z = (wide - mean) * (lax.rsqrt(variance + 1e-3) * scale) + bias
+            y = jax.nn.relu(y + z.astype(y.dtype))
+        return y
+
+    x, *rest = arguments(batch_norm)
+    args = x.astype(jnp.bfloat16), *rest
+    results = [e.params["result"] for e in calls(two, *args)]
+    assert [(r.residual, r.copies) for r in results] == [(False, 1), (1, 2), (1, 1)]
+    assert [r.dtype for r in results] == [None, "bfloat16", "bfloat16"]
+    step = jax.jit(value_and_gradients(two))
+    assert_close(tracea.transform(step)(*args), step(*args), 2e-2)
+
+
+def without_statistics(x, scale, bias):
+    return jax.nn.relu((x - bias) * scale + bias + x / 2) * x
+
+
+def test_a_result_is_forked_in_training_only():
+    (call,) = calls(without_statistics, *arguments(batch_norm))
+    assert call.params["result"].residual
+    assert call.params["result"].copies == 1
 
 
 LEFT = {

@@ -42,8 +42,9 @@ def test_doctor(capsys, cache_dir):
     assert status == 0
     titles = [line for line in out.splitlines() if line and not line.startswith(" ")]
     cpu = local_cpu().name
-    called = ["matmul", "gated_matmul", "conv2d", "attention"]
-    called += ["paged_attention", "elementwise", "cuda_kernel"]
+    called = ["channel_sums", "group_norm", "max_pool"]
+    called += ["matmul", "gated_matmul", "conv2d"]
+    called += ["attention", "paged_attention", "elementwise", "cuda_kernel"]
     ops = [f"{op} on {cpu}" for op in called]
     emitted = "kernels that nothing here runs (tracea emit)"
     assert titles == ["versions", "devices", "toolchain", *ops, emitted, "caches"]

@@ -28,6 +28,8 @@ from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 HANDLERS = ("gemm", "conv2d", "attention", "elementwise")
 

@@ -16,6 +16,8 @@ from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
 
+pytestmark = pytest.mark.once
+
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 RESNEXT = depthwise(64, 56, 56, 128, 3, group=4)

@@ -28,6 +28,8 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import Conv2dProblem, Epilogue, problem_from_json
 from tracea_jax.variants import XLA
 
+pytestmark = pytest.mark.once
+
 SIZES, SMALL = st.integers(0, 2**33), st.integers(1, 9)
 PADS = st.tuples(st.integers(-3, 9), st.integers(-3, 9))
 PROBLEMS = st.builds(

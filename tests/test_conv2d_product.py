@@ -33,6 +33,8 @@ from tracea_jax.variants.conv2d_product import (
     product_of,
 )
 
+pytestmark = pytest.mark.once
+
 CHOICE = Choice(variant="conv2d_product", config=ProductConfig())
 H200, CPU = NAMED["H200"], CpuDevice(name="cpu", isa="avx2", cores=2)
 ours = functools.partial(conv2d, implementation="conv2d_product")
@@ -104,8 +106,14 @@ def checked(problems: list[Conv2dProblem]) -> str:
     return lowered.as_text()
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(name, layout, marks=[pytest.mark.slow] * ((i + j) % 2))
+        for i, name in enumerate(PRODUCTS)
+        for j, layout in enumerate(("nhwc", "nchw"))
+    ],
+)
 def test_each_direction_is_one_product(name, layout):
     problems = directions_of(dataclasses.replace(PRODUCTS[name], layout=layout))
     assert "stablehlo.convolution" not in checked(problems)

@@ -27,6 +27,8 @@ from tracea_jax.emit.kernel import Im2colMap
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 
+pytestmark = pytest.mark.once
+
 # ---- positions, taps and corners -----------------------------------------------------
 
 

@@ -20,6 +20,8 @@ from tracea_jax.variants.conv2d_stem_sm90 import (
     padded_taps,
 )
 
+pytestmark = pytest.mark.once
+
 CONFIG = Conv2dStemSm90Config(lines=4, line_slabs=2, tile_n=64, stages=3)
 
 

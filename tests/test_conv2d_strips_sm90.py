@@ -23,6 +23,8 @@ from tracea_jax.emit.conv2d_strips_sm90 import Conv2dStripsSm90Config
 from tracea_jax.emit.kernel import Im2colMap
 from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 
+pytestmark = pytest.mark.once
+
 CONFIG = Conv2dStripsSm90Config(tile_m=256, tile_n=64, stages=4)
 
 

@@ -18,6 +18,8 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
 
+pytestmark = pytest.mark.once
+
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 RESNET = Conv2dProblem(
@@ -47,7 +49,8 @@ def changed(**changes: Any) -> Conv2dProblem:
         (RESNET, A100, "capability 9.0"),
         (changed(direction="forward"), H200, "direction forward"),
         (changed(layout="nchw"), H200, "layout nchw"),
-        (changed(groups=2), H200, "2 groups"),
+        (changed(in_channels=48, out_channels=48, groups=2), H200, "groups of 24"),
+        (changed(in_channels=64, groups=32), H200, "groups of 2 channels give 4"),
         (changed(lhs="float32", rhs="float32"), H200, "operands float32"),
         (changed(out="float64"), H200, "output of dtype float64"),
         (changed(precision="bf16_bf16_f32"), H200, "precision"),
@@ -148,6 +151,16 @@ def test_taps_that_cannot_share_are_refused(change, shape):
 SIZES = [(1, 1, 8, 8), (64, 56, 64, 64), (64, 7, 512, 512), (8, 64, 320, 640)]
 
 
+def test_tiles_of_groups_are_their_channels_by_themselves():
+    problem = changed(groups=16)
+    for config in CONV2D_WEIGHTS_SM90.space(problem, H200).configs():
+        assert config.tile_m == 64
+        m_tiles, n_tiles = emit.tiles(problem, config)
+        assert (m_tiles, n_tiles) == (2, -(-9 * 64 // config.tile_n))
+    with pytest.raises(ValueError, match="of groups it is 64"):
+        CONV2D_WEIGHTS_SM90.check(problem, WIDE, H200)
+
+
 @pytest.mark.parametrize(("batch", "size", "inputs", "outputs"), SIZES)
 def test_the_default_is_a_legal_config_of_the_space(batch, size, inputs, outputs):
     problem = changed(
@@ -159,13 +172,14 @@ def test_the_default_is_a_legal_config_of_the_space(batch, size, inputs, outputs
     assert len(set(space.configs())) == len(space)
     for config in space.configs():
         CONV2D_WEIGHTS_SM90.check(problem, config, H200)
-        kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+        kernel, *total = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+        assert len(total) == (config.parts > 1)
         tiles = emit.tiles(problem, config)
         assert kernel.grid == (tiles[0] * tiles[1] * config.parts, 1, 1)
 
 
 def compiles(problem: Conv2dProblem, config: Any) -> None:
-    kernel, _ = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))
+    kernel = kernels_in(CONV2D_WEIGHTS_SM90.call(problem, config, H200))[0]
     cubin = nvrtc.compile(kernel)
     found = (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings)
     assert found == (0, 0, ()), str(config)
@@ -174,7 +188,8 @@ def compiles(problem: Conv2dProblem, config: Any) -> None:
 @pytest.mark.nvrtc
 def test_compiles_without_spills():
     compiles(RESNET, WIDE)
-    compiles(RESNET, SHARED)
+    compiles(RESNET, dataclasses.replace(SHARED, parts=1))
+    compiles(changed(groups=16), SHARED)
 
 
 @pytest.mark.nvrtc
@@ -184,6 +199,6 @@ def test_every_config_compiles_without_spills(dtype):
     problem = changed(lhs=dtype, rhs=dtype)
     seen = {}
     for config in CONV2D_WEIGHTS_SM90.space(problem, H200).configs():
-        seen[dataclasses.replace(config, parts=1)] = config
+        seen[dataclasses.replace(config, parts=min(config.parts, 2))] = config
     for config in seen.values():
         compiles(problem, config)

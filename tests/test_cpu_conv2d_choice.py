@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+import pytest
 from conv2d_runs import DIRECTIONS, conv, run_and_check
 
 from tracea_jax.device import local_cpu
@@ -17,6 +18,8 @@ from tracea_jax.variants.conv2d_cpu import (
     plain_product,
 )
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
+
+pytestmark = pytest.mark.once
 
 
 def test_every_direction_is_of_tiles_on_amx():

@@ -4,104 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numerics
 import numpy as np
 import pytest
-from numerics import Exact, normal
+from cpu_gemms import (
+    FULL,
+    GATE,
+    ISAS,
+    SMALL,
+    call_of,
+    gemm,
+    operands,
+    results,
+    run_and_check,
+)
+from numerics import Exact
 from processes import run_python
 from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
-from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem import Epilogue
 from tracea_jax.runtime.launch import cpu_isa
-from tracea_jax.variants import CpuCall, cpu_calls
 from tracea_jax.variants.cpu import DTYPES
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
 pytestmark = pytest.mark.once
 
-ISAS = CPU_ISAS[: CPU_ISAS.index(cpu_isa()) + 1]
 # With products of bfloat16 of their own, or the best one.
 BF16_ISAS = [i for i in ISAS if i in ("avx512_bf16", "amx", "bfmmla")] or ISAS[-1:]
 LAYOUTS = ("nn", "nt", "tn", "tt")
-SMALL = GemmCpuConfig(kc=24, nc=40, tasks=2)  # several blocks of everything, soon
-FULL = Epilogue(bias="row", activation="gelu", residual=True, save_preactivation=True)
-GATE = dataclasses.replace(FULL, activation="silu", residual_op="multiply")
-
-
-def gemm(m: int, n: int, k: int, dtype: str = "float32", **changes) -> GemmProblem:
-    fields = {"lhs": dtype, "rhs": dtype, "out": dtype, **changes}
-    return GemmProblem(m=m, n=n, k=k, **fields)
-
-
-def operands(problem: GemmProblem) -> list[jax.Array]:
-    p, epilogue = problem, problem.epilogue
-    batch = [p.batch] if p.lhs_batched or p.rhs_batched else []
-    lhs = [p.m, p.k] if p.layout[0] == "n" else [p.k, p.m]
-    rhs = [p.k, p.n] if p.layout[1] == "n" else [p.n, p.k]
-    shapes = [
-        ([*(batch if p.lhs_batched else []), *lhs], p.lhs),
-        ([*(batch if p.rhs_batched else []), *rhs], p.rhs),
-    ]
-    if epilogue.bias != "none":
-        own = batch if epilogue.bias == "batched_row" else []
-        shapes.append(([*own, p.n], epilogue.bias_dtype or p.out))
-    if epilogue.residual:
-        shapes.append(([*batch, p.m, p.n], epilogue.residual_dtype or p.out))
-    return [normal(*s, dtype=d, seed=i) for i, (s, d) in enumerate(shapes)]
-
-
-def call_of(problem: GemmProblem, config: GemmCpuConfig, isa: str) -> CpuCall:
-    device = dataclasses.replace(local_cpu(), isa=isa)
-    GEMM_CPU.check(problem, config, device)
-    call = GEMM_CPU.call(problem, config, device)
-    assert isinstance(call, CpuCall)
-    return call
-
-
-def results(
-    problem: GemmProblem,
-    inputs: list[jax.Array],
-    config: GemmCpuConfig = SMALL,
-    isa: str = cpu_isa(),
-) -> list[jax.Array]:
-    """The kernel's results, written into buffers that held nothing but NaN."""
-    call = call_of(problem, config, isa)
-    batch = [problem.batch] if problem.lhs_batched or problem.rhs_batched else []
-    shape = (*batch, problem.m, problem.n)
-    count = 1 + problem.epilogue.save_preactivation
-    kernel = jax.ffi.ffi_call(
-        call.target, [jax.ShapeDtypeStruct(shape, problem.out)] * count
-    )
-    run = jax.jit(
-        lambda poison, *inputs: kernel(*inputs, **dict(call.attributes)),
-        donate_argnums=0,
-        keep_unused=True,
-    )
-    nan = np.full(shape, np.nan, problem.out)
-    poison = [jnp.array(nan) for _ in range(count)]
-    places = [x.unsafe_buffer_pointer() for x in poison]
-    found = run(poison, *inputs)
-    assert math.prod(shape) == 0 or places == [x.unsafe_buffer_pointer() for x in found]
-    return found
-
-
-def check(
-    problem: GemmProblem, found: list[jax.Array], inputs: list[jax.Array]
-) -> None:
-    """Asserts that y, and z if it is saved, are right to the last rounding."""
-    expected = numerics.exact_gemm(problem.layout, problem.epilogue, *inputs)
-    for y, x in zip(expected, found, strict=True):
-        y.assert_near(x)
-
-
-def run_and_check(problem: GemmProblem, **how) -> None:
-    inputs = operands(problem)
-    check(problem, results(problem, inputs, **how), inputs)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -125,8 +59,6 @@ def test_the_isa_is_the_one_that_was_asked_for():
 
 
 WIDEST = GEMM_CPU.space(gemm(4096, 4096, 4096), local_cpu())
-
-
 WIDEST_BF16 = GEMM_CPU.space(gemm(4096, 4096, 4096, "bfloat16"), local_cpu())
 
 
@@ -175,51 +107,6 @@ def test_rows_of_lhs_that_share_sets_of_l1(layout):
     few = dataclasses.replace(problem, n=90)
     (stored,) = results(few, [lhs, rhs[:, :90]], config)
     np.testing.assert_array_equal(many[:, :90], stored)
-
-
-def test_blocks_of_amx_fit_the_operands():
-    """Few rows: small blocks of B. Rows of A that are used often stay in L1."""
-    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
-
-    def blocks(m: int, n: int, k: int, layout: str = "nn") -> tuple[int, int]:
-        problem = gemm(m, n, k, "bfloat16", layout=layout)
-        config = GEMM_CPU.heuristic(problem, device)
-        assert config in list(GEMM_CPU.space(problem, device).configs())
-        return config.kc, config.nc
-
-    narrow, wide = blocks(2048, 512, 4096), blocks(2048, 2048, 4096)
-    assert wide[0] < narrow[0] and wide[1] > narrow[1]
-    assert blocks(2048, 2048, 1024)[0] == narrow[0]
-    assert blocks(2048, 2048, 4096, "nt") == wide
-    few = blocks(16, 2048, 4096)
-    assert math.prod(few) < math.prod(wide) <= math.prod(narrow)
-    transposed = blocks(2048, 2048, 4096, "tn")
-    assert transposed == blocks(2048, 512, 4096, "tn")
-    assert transposed[0] < blocks(2048, 2048, 512, "tn")[0] <= wide[0]
-
-
-def test_few_columns_do_not_pay_for_transposing_many_rows():
-    """On AMX; vectors stream the rows as they are stored."""
-    amx = dataclasses.replace(local_cpu(), isa="amx")
-    vectors = dataclasses.replace(amx, isa="avx512")
-    few = gemm(4096, 4, 4096, "bfloat16", layout="tn")
-    assert GEMM_CPU.heuristic(few, amx) == GEMM_CPU.heuristic(few, vectors)
-    for other in ({"n": 5}, {"layout": "nn"}, {"m": 128}):
-        problem = dataclasses.replace(few, **other)
-        assert GEMM_CPU.heuristic(problem, amx) != GEMM_CPU.heuristic(problem, vectors)
-
-
-def test_short_products_are_cut_once_for_each_thread():
-    device = dataclasses.replace(local_cpu(), cores=2)
-
-    def tasks(m: int, n: int, k: int) -> int:
-        return GEMM_CPU.heuristic(gemm(m, n, k), device).tasks
-
-    assert tasks(512, 512, 512) == 1 and tasks(1024, 1024, 1024) == 2
-    assert tasks(16, 1024, 1024) == tasks(1024, 16, 1024) == 2
-    # Of many cores some are always slower than others.
-    device = dataclasses.replace(device, cores=16)
-    assert tasks(512, 512, 512) == tasks(4096, 4096, 4096) == 4
 
 
 @pytest.mark.parametrize("isa", BF16_ISAS)
@@ -283,149 +170,6 @@ def test_a_nan_stays_in_its_row(isa):
     (y,) = results(problem, [jnp.asarray(lhs, jnp.bfloat16), rhs], isa=isa)
     want = np.where(np.isfinite(lhs).all(1), 70, lhs.sum(1))[:, None]
     np.testing.assert_array_equal(np.asarray(y, np.float32), want.repeat(50, 1))
-
-
-def test_streaming_has_nothing_to_choose_but_tasks():
-    for problem in (gemm(9, 640, 640), gemm(640, 9, 640)):
-        space = GEMM_CPU.space(problem, local_cpu())
-        configs = list(space.configs())
-        assert len({(c.kc, c.nc) for c in configs}) == 1
-        assert all(len(column) == len(configs) for column in space.derived.values())
-
-
-@pytest.mark.parametrize("isa", ["amx", "bfmmla"])
-def test_space_of_tiles(isa):
-    """Other blocks than those of vectors, of at most three quarters of L2."""
-    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
-    large = gemm(4096, 4096, 4096, "bfloat16")
-    space = GEMM_CPU.space(large, device)
-    configs = list(space.configs())
-    assert GEMM_CPU.heuristic(large, device) in configs and len(configs) <= 64
-    assert all(2 * c.kc * c.nc <= 1.5 * (1 << 20) for c in configs)
-    vectors = dataclasses.replace(device, isa="avx512")
-    for other in gemm(4, 4096, 4096, "bfloat16"), gemm(64, 64, 64, "float16"):
-        assert GEMM_CPU.heuristic(other, device) == GEMM_CPU.heuristic(other, vectors)
-    # BFMMLA was never timed.
-    assert GEMM_CPU.expects_to_win(large, device) == (isa == "amx")
-    assert not GEMM_CPU.expects_to_win(large, vectors)
-
-
-@pytest.mark.parametrize("isa", ["avx512", "amx"])
-def test_blocks_of_a_large_l2(isa):
-    """Half of 2 MiB for a block of B in use and, with few rows of A, the next one."""
-    device = dataclasses.replace(local_cpu(), isa=isa, cores=2, l2_bytes=2 << 20)
-    few = GemmCpuConfig(kc=256, nc=512, tasks=2)
-    many = GemmCpuConfig(kc=512, nc=512, tasks=2)
-    for rows, config in (17, few), (64, few), (512, few), (513, many), (4096, many):
-        assert GEMM_CPU.heuristic(gemm(rows, 4096, 4096), device) == config
-
-
-@pytest.mark.parametrize("isa", ["avx2", "avx512_bf16", "amx"])
-@pytest.mark.parametrize("rows", [129, 512, 513, 4096])
-def test_many_rows_stored_by_columns_are_packed_in_shallow_blocks(isa, rows):
-    """They are packed from pieces far apart; the block of B stays as large."""
-    device = dataclasses.replace(local_cpu(), isa=isa, l2_bytes=2 << 20)
-    by_row, by_column = (gemm(rows, 4096, 4096, layout=x) for x in ("nn", "tn"))
-    plain, shallow = (GEMM_CPU.heuristic(x, device) for x in (by_row, by_column))
-    assert shallow.kc < plain.kc and shallow.nc > plain.nc
-    assert shallow in list(GEMM_CPU.space(by_column, device).configs())
-    few = dataclasses.replace(by_column, m=128)
-    assert GEMM_CPU.heuristic(few, device).kc > shallow.kc
-
-
-@pytest.mark.parametrize("isa", ["avx2", "avx512", "avx512_bf16", "amx"])
-def test_a_product_pays_for_its_call(calls_cost, isa):
-    device = dataclasses.replace(local_cpu(), isa=isa)
-    for tiny in (8, 8, 8), (33, 129, 65), (64, 128, 128), (128, 128, 128):
-        assert GEMM_CPU.doubt(gemm(*tiny), device) == cpu_calls.REASON
-    for large in (160, 160, 160), (512, 512, 512), (1, 4096, 4096):
-        assert GEMM_CPU.expects_to_win(gemm(*large), device)
-
-
-def test_a_product_of_pairs_pays_sooner(calls_cost):
-    """XLA widens bfloat16 in a pass of its own; elsewhere that is not assumed."""
-    device = dataclasses.replace(local_cpu(), isa="avx512_bf16")
-    for tiny in (8, 8, 8), (1, 64, 64), (4, 32, 32):
-        assert not GEMM_CPU.expects_to_win(gemm(*tiny, "bfloat16"), device)
-    middle = gemm(33, 129, 65, "bfloat16")
-    assert GEMM_CPU.expects_to_win(middle, device)
-    amx = dataclasses.replace(device, isa="amx")
-    assert GEMM_CPU.doubt(middle, amx) == cpu_calls.REASON
-    assert GEMM_CPU.expects_to_win(gemm(512, 512, 512, "bfloat16"), amx)
-
-
-def test_narrow_products_of_far_operands_are_left_to_xla():
-    """If A is stored by rows and no cache has it; on other processors untried."""
-    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l3_bytes=32 << 20)
-    far, near = gemm(1024, 64, 8192), gemm(1024, 64, 8191)
-    assert not GEMM_CPU.expects_to_win(far, device)
-    wide, columns = (
-        dataclasses.replace(far, **x) for x in ({"n": 65}, {"layout": "tn"})
-    )
-    for problem in (near, wide, columns, gemm(16, 1, 1 << 20)):
-        assert GEMM_CPU.expects_to_win(problem, device)
-    for isa in ("avx512", "amx"):
-        assert GEMM_CPU.expects_to_win(far, dataclasses.replace(device, isa=isa))
-
-
-def test_fewer_columns_are_narrow_on_amx():
-    """However large its last cache: that is as slow as memory."""
-    device = dataclasses.replace(local_cpu(), isa="amx", l3_bytes=300 << 20)
-    for dtype, narrow, others in (
-        ("float32", (1, 8, 16), (17,)),
-        ("bfloat16", (2, 8), (1, 9)),
-    ):
-        for n in (*narrow, *others):
-            problem = gemm(4096, n, 4096, dtype)
-            assert GEMM_CPU.expects_to_win(problem, device) == (n in others)
-
-
-def test_blocks_of_few_rows_on_amx():
-    """B is read by long pieces of its rows, as it is stored, and stays near."""
-    device = dataclasses.replace(local_cpu(), isa="amx", l2_bytes=2 << 20)
-    bfmmla = dataclasses.replace(device, isa="bfmmla")
-    stored = GemmCpuConfig(kc=1024, nc=128, tasks=2)
-    for rows, config in ((5, (128, 1024)), (32, (128, 1024)), (33, (512, 512))):
-        kc, nc = config
-        problem = gemm(rows, 4096, 4096, "bfloat16")
-        assert GEMM_CPU.heuristic(problem, device) == GemmCpuConfig(
-            kc=kc, nc=nc, tasks=2
-        )
-        assert (
-            GEMM_CPU.heuristic(problem, device)
-            in GEMM_CPU.space(problem, device).configs()
-        )
-        transposed = dataclasses.replace(problem, layout="nt")
-        assert GEMM_CPU.heuristic(transposed, device) == stored
-        assert GEMM_CPU.heuristic(problem, bfmmla) == stored
-
-
-def test_space_of_pairs():
-    """As deep in vectors as that of f32; none of their own for too few rows."""
-    device = dataclasses.replace(local_cpu(), isa="avx512_bf16", l2_bytes=1 << 20)
-    vectors = dataclasses.replace(device, isa="avx512")
-
-    def config(m: int, dtype: str = "bfloat16", layout: str = "nn") -> GemmCpuConfig:
-        return GEMM_CPU.heuristic(gemm(m, 4096, 4096, dtype, layout=layout), device)
-
-    for rows in (512, 4096):
-        twice = 2 * config(rows, "float32").kc
-        assert config(rows) == dataclasses.replace(config(rows, "float32"), kc=twice)
-    assert math.prod((config(64).kc, config(64).nc)) < 1 << 17
-    for few in (
-        gemm(11, 4096, 4096, "bfloat16"),
-        gemm(8, 4096, 4096, "bfloat16", layout="nt"),
-        gemm(4096, 8, 4096, "bfloat16"),
-    ):
-        assert GEMM_CPU.heuristic(few, device) == GEMM_CPU.heuristic(few, vectors)
-        more = dataclasses.replace(
-            few, **({"n": 9} if few.n == 8 else {"m": few.m + 1})
-        )
-        assert GEMM_CPU.heuristic(more, device) != GEMM_CPU.heuristic(more, vectors)
-    large = gemm(4096, 4096, 4096, "bfloat16")
-    space = GEMM_CPU.space(large, device)
-    assert config(4096) in list(space.configs()) and len(list(space.configs())) <= 200
-    assert GEMM_CPU.expects_to_win(large, device)
 
 
 @pytest.mark.parametrize("shape", [(37, 71, 300), (37, 71, 521), (3, 71, 300)])

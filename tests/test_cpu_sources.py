@@ -10,6 +10,8 @@ import pytest
 
 from tracea_jax.emit import sources
 
+pytestmark = pytest.mark.once
+
 ROOT = sources.directory().parent / "cpu"
 FILES = sorted(p for p in ROOT.rglob("*") if p.suffix in (".h", ".cc"))
 MAY_INCLUDE = {

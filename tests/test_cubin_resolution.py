@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import pytest
 import sample_kernels
-from test_launch import elf
+from sample_kernels import elf
 
 from tracea_jax import _native
 from tracea_jax.options import current

@@ -16,6 +16,8 @@ from tracea_jax.explain import explain
 from tracea_jax.transform import transform
 from tracea_jax.tuning import measure
 
+pytestmark = pytest.mark.once
+
 TINY = demo.Sizes(
     language_model=LanguageModel(
         batch=1,

@@ -32,6 +32,8 @@ from tracea_jax.problem.elementwise import FUNCTIONS
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.elementwise import ELEMENTWISE_CPU, ELEMENTWISE_CUDA
 
+pytestmark = pytest.mark.once
+
 CPU = local_cpu()
 FORCED: dict[str, Any] = {"implementation": "tracea"}
 

@@ -15,6 +15,8 @@ from tracea_jax.dispatch import plan
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.variants import gemm_xla_model
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks/results"
 DRAWN = [

@@ -24,6 +24,8 @@ from tracea_jax.variants import gemm_sm80 as variant
 from tracea_jax.variants.gemm_sm80 import GEMM_SM80
 from tracea_jax.variants.space import first_refusal
 
+pytestmark = pytest.mark.once
+
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 
 
@@ -316,8 +318,16 @@ PROPOSED = [
 ]
 
 
+# Two of three are slow tests.
 @pytest.mark.nvrtc
-@pytest.mark.parametrize(("dtype", "config"), PROPOSED, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "config"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * bool(i % 3))
+        for i, case in enumerate(PROPOSED)
+    ],
+    ids=str,
+)
 def test_every_split_of_the_space_compiles(dtype, config):
     # Odd rows take more registers; not every config may have them.
     layout = ("nn", "nt", "tn", "tt")[PROPOSED.index((dtype, config)) % 4]
@@ -327,8 +337,12 @@ def test_every_split_of_the_space_compiles(dtype, config):
     check_compiles(odd if accepts(odd, config, H200) else usual, config, H200)
 
 
+# Two layouts have both operands stored either way; the others are slow tests.
+OTHER_LAYOUTS = [pytest.param(x, marks=pytest.mark.slow) for x in ("nt", "tn")]
+
+
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("layout", ["nn", "tt", *OTHER_LAYOUTS])
 def test_every_alignment_compiles(layout):
     asked = {}  # one problem for each source: of some layouts m and n do not matter
     for size in ALIGNED.values():

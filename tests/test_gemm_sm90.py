@@ -33,6 +33,8 @@ from tracea_jax.variants.gated_sm90 import GATED_SM90
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_space import LEGAL, block_steps, waves
 
+pytestmark = pytest.mark.once
+
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 
 

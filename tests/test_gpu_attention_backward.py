@@ -14,6 +14,7 @@ from attention_cases import BackwardCases
 from attention_checks import BACKWARD, EVERYTHING, arguments, assert_close
 from numerics import normal
 
+from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.ops import attention
 from tracea_jax.ops.attention import workload as bench
 from tracea_jax.ops.attention.primitives import attention_backward_p
@@ -109,6 +110,31 @@ def test_dq_is_added_up_in_memory(head_dim, dq, kinds):
     for fields in kinds:
         problem = dataclasses.replace(BACKWARD, head_dim=head_dim, **fields)
         run_and_check(problem, added(problem, dq))
+
+
+BESIDE = (
+    {"is_causal": True, "q_len": 1100, "kv_len": 1150, "heads": 9, "kv_heads": 3},
+    {**EVERYTHING, "segments": True},
+    {"mask": (1, 4, 331, 457), "soft_cap": 5.0},
+    {"bias": (1, 4, 331, 457), "bias_dtype": "float32", "sinks": True},
+    {"q_len": 1, "kv_len": 1},
+)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("tile", [64, 128])
+def test_dq_is_computed_beside_dk_and_dv(head_dim, tile):
+    for fields in BESIDE:
+        problem = dataclasses.replace(BACKWARD, head_dim=head_dim, **fields)
+        looks = {"mask", "bias"} & fields.keys()  # which takes registers
+        config = AttentionBackwardSm90Config(
+            tile_kv=tile,
+            block_q=48 if looks else 64,
+            tile_q=tile,
+            block_kv=64,
+            dq="beside",
+        )
+        run_and_check(problem, config)
 
 
 def test_dq_in_order_has_the_same_bits_in_twenty_runs():

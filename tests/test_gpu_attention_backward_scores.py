@@ -188,7 +188,7 @@ def assert_close(found, expected) -> None:
 
 @pytest.mark.parametrize("kv_len", [400, 401])
 def test_a_bias_of_minus_infinity_or_of_the_least_numbers_forbids_keys(kv_len):
-    """Alone, and through whole blocks; the least numbers also all keys of a query.
+    """Alone, and through whole blocks; the least number also all keys of a query.
 
     Such a query takes the mean of all values, and its scores have no gradient: they
     change nothing beside numbers as large.
@@ -198,16 +198,51 @@ def test_a_bias_of_minus_infinity_or_of_the_least_numbers_forbids_keys(kv_len):
     least = float(jnp.finfo("bfloat16").min)
     bias = bias.at[:, 0, :, 64:256].set(-jnp.inf).at[:, 1, :, 100:300].set(least)
     bias = bias.at[:, 2, 70:200, 5:].set(-jnp.inf).at[:, 3, 40:90, :-1].set(-jnp.inf)
-    found, _ = both(
-        [*args, bias.at[:, 0, 7].set(least).at[:, 1, 9].set(-1e9)], names=("bias",)
-    )
+    found, _ = both([*args, bias.at[:, 0, 7].set(least)], names=("bias",))
     q, k, v = args
-    constant = q.at[:, 7, 0].set(0).at[:, 9, 1].set(0)
-    bias = bias.at[:, 0, 7].set(0).at[:, 1, 9].set(0)
+    constant, bias = q.at[:, 7, 0].set(0), bias.at[:, 0, 7].set(0)
     dq, dk, dv, dbias = both([constant, k, v, bias], names=("bias",))[1]
-    dq = dq.at[:, 7, 0].set(0).at[:, 9, 1].set(0)
-    dbias = dbias.at[:, 0, 7].set(0).at[:, 1, 9].set(0)
+    dq, dbias = dq.at[:, 7, 0].set(0), dbias.at[:, 0, 7].set(0)
     assert_close(found, (dq, dk, dv, dbias))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"is_causal": True},
+        {"is_causal": True, "kv_len": 401},
+        {"mask": (1, 4, 300, 400), "segments": True},
+        {"mask": (1, 1, 3, 4), "mask_block": (100, 100), "kv_lengths": True},
+        {"bias": (1, 1, 300, 1), "is_causal": True},
+        {"bias_dtype": "float32", "local_window_size": (50, 20)},
+    ],
+    ids=str,
+)
+def test_queries_whose_keys_have_all_a_low_bias_weigh_those_that_they_see(fields):
+    """Among ordinary ones, and among some that see no key."""
+    rng, how = np.random.default_rng(0), dict(fields)
+    shape = how.pop("bias", (1, 4, 300, how.pop("kv_len", 400)))
+    kv_len = max(shape[3], 400)
+    args = attention_checks.arguments(300, kv_len)
+    bias = normal(*shape, seed=7).astype(how.pop("bias_dtype", "bfloat16"))
+    bias = bias.at[:, 0, 5:9].set(-1e9).at[:, -1, 131:].set(-1e9)
+    if shape[3] > 1:
+        bias = bias.at[:, :, 7, ::3].set(-2e9).at[:, :, 140, 1::2].set(-jnp.inf)
+    if "mask" in how:
+        mask = rng.random(how["mask"]) < 0.7
+        mask[..., 1, :] = False
+        how["mask"] = jnp.asarray(mask)
+        if block := how.pop("mask_block", None):
+            how["mask"] = tracea.masks.block_sparse(how["mask"], block)
+    if how.pop("segments", False):
+        ids = np.cumsum(rng.random((2, kv_len)) < 0.02, axis=1)
+        how["query_segment_ids"] = jnp.asarray(ids[:, :300], "int32")
+        how["key_value_segment_ids"] = jnp.asarray(ids, "int32")
+    if how.pop("kv_lengths", False):
+        how["key_value_seq_lengths"] = jnp.asarray([kv_len, 230], "int32")
+    found, expected = both([*args, bias], names=("bias",), **how)
+    count = 4 if shape[3] > 1 else 3  # keys that share a bias have no gradient of it
+    assert_close(found[:count], expected[:count])
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])

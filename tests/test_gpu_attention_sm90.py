@@ -15,6 +15,7 @@ from attention_checks import BASE, arguments
 from attentions import lengths
 from numerics import normal
 
+from tracea_jax import masks
 from tracea_jax.ops import attention
 from tracea_jax.options import device_for
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
@@ -46,6 +47,7 @@ def test_every_schedule_and_way_to_overlap(fields):
 
 
 WINDOW = {"window": (150, 0), "is_causal": True, "saves_lse": True}
+WHOLE = {"mask_block": (128, 128), "kv_len": 512}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,10 @@ WINDOW = {"window": (150, 0), "is_causal": True, "saves_lse": True}
         (128, {"segments": True, "is_causal": True}, {}),
         (128, {"segments": True}, {"tile_kv": 64, "schedule": "static"}),
         (64, {"mask": (1, 1, 3, 4), "mask_block": (128, 128)}, {}),
+        (64, {**WHOLE, "mask": (6, 1, 3, 4), "sinks": True}, {"overlap": True}),
+        (128, {**WHOLE, "mask": (1, 48, 3, 4), "saves_lse": True}, {}),
+        (128, {**WHOLE, "mask": (1, 1, 3, 4)}, {"schedule": "static"}),
+        (128, {**WHOLE, "mask": (1, 1, 3, 4)}, {"ping_pong": False, "tile_kv": 64}),
         (128, WINDOW, {}),
         (64, WINDOW, {"tile_q": 192, "tile_kv": 96}),
         (64, WINDOW, {"tile_q": 192, "tile_kv": 48, "stages": 4}),
@@ -95,6 +101,14 @@ def test_many_tiles_whose_queries_see_no_key(head_dim):
     assert_as_xla(args, local_window_size=(40, 0))
     assert_as_xla(args, local_window_size=(40, -50), is_causal=True)
     assert_as_xla(args, query_seq_lengths=lengths(0, 5000), is_causal=True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_tiles_that_see_whole_blocks_between_tiles_that_see_none(head_dim):
+    blocks = np.random.default_rng(0).random((47, 8)) < 0.3
+    blocks[::3] = False
+    mask = masks.block_sparse(jnp.asarray(blocks), (128, 128))
+    assert_as_xla(arguments(6000, 1024, head_dim), mask=mask)
 
 
 # --- what changes or masks scores -----------------------------------------------------
@@ -183,7 +197,7 @@ def test_gradients_take_what_the_kernel_saves():
 
     args = arguments(1024, 1024)
     found = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*args)
-    text = str(jax.jit(jax.grad(loss)).lower(*args).compile().as_text())
+    text = str(jax.jit(jax.grad(loss, argnums=(1, 2))).lower(*args).compile().as_text())
     assert "attention_sm90" in text and "attention_backward_keys_sm90" in text
     wide = [x.astype("float32") for x in args]
     xla = functools.partial(loss, implementation="xla", precision="highest")

@@ -37,6 +37,9 @@ AWKWARD = {
     "dilated": dense(2, 20, 21, 64, 64, 3, dilation=(2, 3), padding=((2, 2), (3, 3))),
     "dilated with steps": dense(1, 20, 21, 64, 64, 3, dilation=(2, 3), strides=(2, 2)),
     "many images": dense(131, 5, 5, 64, 64, 3),
+    "groups of 4": dense(3, 13, 11, 72, 72, 3, groups=18),
+    "groups of 16": dense(2, 13, 14, 80, 80, 3, strides=(2, 2), groups=5),
+    "groups of 64": dense(2, 9, 7, 192, 192, (3, 2), groups=3),
 }
 
 

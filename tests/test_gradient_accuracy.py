@@ -15,6 +15,8 @@ from transforms import in_f64
 from tracea_jax.ops import conv2d, gated_matmul, matmul
 from tracea_jax.transform import transform
 
+pytestmark = pytest.mark.once
+
 
 def wide(x, w):
     out = jnp.promote_types(x.dtype, jnp.float32)

@@ -16,6 +16,8 @@ from tracea_jax.problem import (
     GemmProblem,
 )
 
+pytestmark = pytest.mark.once
+
 SMALL = GemmProblem(m=16, n=24, k=8)
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tracea_jax.ir.address import LANE, Address
 
+pytestmark = pytest.mark.once
+
 SMALL = st.integers(1, 9)
 
 

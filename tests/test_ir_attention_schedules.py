@@ -10,6 +10,8 @@ import pytest
 from tracea_jax.ir.attention_schedules import Protocol, run_sums, run_tiles
 from tracea_jax.ir.schedules import Hazard
 
+pytestmark = pytest.mark.once
+
 TILES = (
     (1,),
     (3, 1, 4),

@@ -8,6 +8,8 @@ from tracea_jax.ir.address import LANE
 from tracea_jax.ir.banks import simulate, verified
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 
+pytestmark = pytest.mark.once
+
 
 @pytest.mark.parametrize(
     "address, width, degrees",

@@ -14,6 +14,8 @@ from tracea_jax.ir.lanes import (
     wgmma_accumulator_row,
 )
 
+pytestmark = pytest.mark.once
+
 
 def ptx_a(lane, i):
     group, thread = lane >> 2, lane % 4

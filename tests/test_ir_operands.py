@@ -19,6 +19,8 @@ from tracea_jax.ir.operands import (
     operand_swizzle,
 )
 
+pytestmark = pytest.mark.once
+
 READS = list(parity.operand_reads())
 COPIES = list(parity.tile_copies())
 

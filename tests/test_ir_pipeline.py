@@ -12,6 +12,8 @@ from tracea_jax.ir.pipeline import (
 )
 from tracea_jax.ir.schedules import Barrier, Hazard, run_async_copy, run_ring
 
+pytestmark = pytest.mark.once
+
 STAGES = range(1, 9)
 SEEDS = range(40)
 

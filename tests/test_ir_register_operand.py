@@ -10,6 +10,8 @@ from tracea_jax.ir.banks import simulate
 from tracea_jax.ir.lanes import WGMMA_TF32_A
 from tracea_jax.ir.register_operand import fragment_byte, paired_column
 
+pytestmark = pytest.mark.once
+
 STAGE_K, SLABS = 32, 2
 
 

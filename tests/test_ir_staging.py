@@ -18,6 +18,8 @@ from tracea_jax.ir.staging import (
 )
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 
+pytestmark = pytest.mark.once
+
 WARPS, LANES = range(4), range(32)
 
 

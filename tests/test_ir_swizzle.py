@@ -17,6 +17,8 @@ from tracea_jax.ir.swizzle import (
     conflict_free_swizzle,
 )
 
+pytestmark = pytest.mark.once
+
 ALL = [Swizzle(*parts) for parts in itertools.product(range(4), range(3), range(5))]
 
 

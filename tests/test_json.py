@@ -16,6 +16,8 @@ from synthetic_bench import PROBLEM, entry
 import tracea_jax as tracea
 from tracea_jax.tuning.answers.knowledge import Knowledge
 
+pytestmark = pytest.mark.once
+
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "json.md"
 
 MODEL = """

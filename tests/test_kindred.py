@@ -20,6 +20,8 @@ from tracea_jax.tuning.store.environment import environment, environment_key
 from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
+pytestmark = pytest.mark.once
+
 H200, H100, A100 = NAMED["H200"], NAMED["H100"], NAMED["A100"]
 BF16: dict = {"lhs": "bfloat16", "rhs": "bfloat16", "out": "bfloat16"}
 ASKED = GemmProblem(m=512, n=1024, k=2048, **BF16)

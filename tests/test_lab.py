@@ -14,6 +14,8 @@ from tracea_jax.tuning import measure
 from tracea_jax.tuning.lab.local import LabError, LocalLab
 from tracea_jax.tuning.measure import CandidateError, Race, Reference
 
+pytestmark = pytest.mark.once
+
 # Sampling.
 
 

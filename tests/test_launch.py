@@ -1,20 +1,11 @@
-"""The lowering's output for XLA, and the native launcher's use of it. No GPU.
-
-XLA instantiates a handler when it compiles. The CUDA launcher's instantiate stage
-touches no driver, so XLA runs that stage here, with all stages registered for the CPU.
-"""
+"""What lowering makes of a launch: attributes, identity, refusals. No GPU."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import hashlib
-import json
 import math
-import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -36,7 +27,7 @@ from tracea_jax.emit.kernel import (
     TensorMap,
     TensorMapSwizzle,
 )
-from tracea_jax.runtime import cubins, launch, nvrtc
+from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.runtime.nvrtc import Cubin
 
 
@@ -373,149 +364,6 @@ def test_cpu_isa_is_one_that_devices_name():
     from tracea_jax.device import CPU_ISAS
 
     assert launch.cpu_isa() in CPU_ISAS
-
-
-# ---- the instantiate stage, run by XLA -----------------------------------------------
-
-INSTANTIATE = """
-import json, pathlib, sys
-import jax, jax.numpy as jnp
-from tracea_jax import _native
-from tracea_jax.runtime import launch
-import numpy as np
-
-jax.devices()  # a stateful CPU handler may only be registered after this
-target = _native.ffi_targets()["tracea_cuda_launch_v1"]
-name, state = target["state"]
-jax.ffi.register_ffi_type(name, state, platform="cpu")
-stages = {k: target["stages"][k] for k in ("instantiate", "execute")}
-jax.ffi.register_ffi_target("tracea_cuda_launch_v1", stages, platform="cpu")
-
-launch.set_cubin_directory(pathlib.Path("store"))
-x = jnp.zeros(8)
-result = jax.ShapeDtypeStruct((8,), jnp.float32)
-call = jax.ffi.ffi_call("tracea_cuda_launch_v1", result)
-said = []
-for change in json.load(sys.stdin):
-    attributes = dict(abi=1, kernel_key="KEY", entry="scale", arch="sm_90a",
-                      launch=np.array([1, 1, 1, 32, 1, 1, 1, 1, 1, 0]),
-                      params=np.array([0, 0, 0, 1]))
-    exec(change)
-    try:
-        jax.jit(lambda x: call(x, **attributes)).lower(x).compile()
-        said.append("instantiated")
-    except Exception as e:
-        said.append(str(e))
-print(json.dumps(said))
-"""
-
-
-def instantiate(directory: pathlib.Path, *changes: str) -> list[str]:
-    """Compiles calls with changed attributes in one new process; what came of each."""
-    done = subprocess.run(
-        [sys.executable, "-c", INSTANTIATE.replace("KEY", KEY)],
-        input=json.dumps(changes),
-        capture_output=True,
-        text=True,
-        cwd=directory,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_an_unknown_kernel_names_key_place_and_remedy(tmp_path):
-    (said,) = instantiate(tmp_path, "")
-    for part in ("FAILED_PRECONDITION", "scale", KEY, "TRACEA_CACHE_DIR", "jax.export"):
-        assert part in said
-    assert f"store/cubin/sm_90a/{KEY}.cubin" in said
-
-
-def test_a_registered_kernel_is_found(tmp_path):
-    change = f"_native.put_cubin({KEY!r}, {elf()!r})"
-    assert instantiate(tmp_path, change) == ["instantiated"]
-
-
-def test_parameters_of_any_number_reach_the_launcher(tmp_path):
-    register = f"_native.put_cubin({KEY!r}, {elf()!r})\n"
-    changes = [
-        f"{register}attributes['params'] = np.array({params}, np.int64)"
-        for params in ([], [1, 1] * 64, [0, 63])
-    ]
-    assert instantiate(tmp_path, *changes) == ["instantiated"] * 3
-
-
-def test_an_embedded_kernel_is_found(tmp_path):
-    image = elf(b"?>~ any length")
-    change = f"attributes['cubin'] = {base64.b64encode(image).decode()!r}"
-    assert instantiate(tmp_path, change) == ["instantiated"]
-
-
-def stored(code: Cubin) -> str:
-    """The change of attributes that asks for a kernel in the store."""
-    sha256 = hashlib.sha256(code.image).hexdigest()
-    return f"attributes.update(kernel_key={code.key!r}, sha256={sha256!r})"
-
-
-@pytest.mark.nvrtc
-def test_a_stored_kernel_is_found_by_another_process(tmp_path):
-    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
-    assert instantiate(tmp_path, stored(code)) == ["instantiated"]
-
-
-@pytest.mark.nvrtc
-def test_a_program_that_states_no_sha256_gets_nothing_from_a_disk(tmp_path):
-    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
-    (said,) = instantiate(tmp_path, f"attributes['kernel_key'] = {code.key!r}")
-    assert "FAILED_PRECONDITION" in said
-    assert "does not state its sha256" in said
-
-
-@pytest.mark.nvrtc
-def test_a_damaged_stored_kernel_is_passed_over(tmp_path):
-    code = cubins.get_or_compile(sample_kernels.scale(), tmp_path / "store")
-    file = cubins.path(tmp_path / "store", "sm_90a", code.key)
-    file.write_bytes(code.image[:-1])
-    (said,) = instantiate(tmp_path, stored(code))
-    assert "FAILED_PRECONDITION" in said
-
-
-REFUSED = {
-    "another interface": ("attributes['abi'] = 2", "launch interface 2"),
-    "missing": ("del attributes['entry']", "attribute entry is missing"),
-    "wrong type": (
-        "attributes['abi'] = 1.0",
-        "attribute abi is missing or has the wrong",
-    ),
-    "a path as key": ("attributes['kernel_key'] = '../../etc'", "lower-case letters"),
-    "a path as arch": ("attributes['arch'] = '/etc'", "lower-case letters"),
-    "broken base64": ("attributes['cubin'] = 'AA*='", "no compiled image"),
-    "embedded text": ("attributes['cubin'] = 'SGVsbG8='", "is no cubin"),
-    "bad launch": ("attributes['launch'][0] = -1", "grid dimension is -1"),
-}
-
-
-@pytest.fixture(scope="module")
-def refusals(tmp_path_factory) -> dict[str, str]:
-    changes = [change for change, _ in REFUSED.values()]
-    answers = instantiate(tmp_path_factory.mktemp("empty"), *changes)
-    return dict(zip(REFUSED, answers, strict=True))
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_call_that_cannot_run_is_refused_when_loaded(refusals, case):
-    assert REFUSED[case][1] in refusals[case]
-
-
-def test_a_source_tree_says_how_to_install(tmp_path):
-    script = "import sys; sys.modules['tracea_jax._native'] = None\n"
-    script += "import tracea_jax.runtime.launch"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert done.returncode != 0
-    assert "no compiled extension" in done.stderr
-    assert "pip install ." in done.stderr
 
 
 def test_tensor_map_dtypes_are_the_drivers():

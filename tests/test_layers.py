@@ -11,6 +11,8 @@ import pytest
 
 import tracea_jax
 
+pytestmark = pytest.mark.once
+
 # From the bottom to the top. A module may import from those before its own entry and,
 # within a package, from the package.
 ORDER = (

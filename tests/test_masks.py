@@ -20,6 +20,8 @@ from tracea_jax.ops import attention
 from tracea_jax.ops.attention import definition
 from tracea_jax.ops.attention.reference import Spec
 
+pytestmark = pytest.mark.once
+
 B, T, S = 2, 6, 5
 ROWS, J = np.arange(T)[:, None], np.arange(S)
 rng = np.random.default_rng(0)

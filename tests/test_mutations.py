@@ -44,6 +44,8 @@ from tracea_jax.tuning.store.formats import Damaged, NewerSchema
 from tracea_jax.tuning.store.names import Name
 from tracea_jax.tuning.store.records import Entry
 
+pytestmark = pytest.mark.once
+
 COUNT = [60, pytest.param(2000, marks=pytest.mark.slow)]
 counts = pytest.mark.parametrize("count", COUNT)
 WHOLE = dataclasses.replace(

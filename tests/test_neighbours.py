@@ -28,16 +28,19 @@ from synthetic_bench import (
 from tracea_jax import catalogue, variants
 from tracea_jax.device import NAMED, Device
 from tracea_jax.policy import Choice
-from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.problem import AttentionProblem, Epilogue, GemmProblem
 from tracea_jax.tuning.answers import interpolate, neighbours
 from tracea_jax.tuning.answers.answer import Question
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.neighbours import Neighbour
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
-from tracea_jax.tuning.store.records import Best, Observation, union
+from tracea_jax.tuning.store.records import Best, Entry, Observation, union
+from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 from tracea_jax.variants.base import Xla
 from tracea_jax.variants.space import Space
+
+pytestmark = pytest.mark.once
 
 
 def rows(neighbour: Any) -> int:
@@ -494,3 +497,83 @@ def test_a_neighbour_that_other_variants_can_serve_tells_nothing(tiled, monkeypa
     assert answered(shaped(128), odd, even).neighbours == 1
     assert interpolated(shaped(128), odd) is None
     assert answered(shaped(131), odd).choice.variant == "xla"
+
+
+# --- ops without a model --------------------------------------------------------------
+
+
+def attended(batch: int, **other) -> AttentionProblem:
+    usual: dict[str, Any] = {"q_len": 2048, "kv_len": 2048, "heads": 16}
+    return AttentionProblem(
+        batch=batch,
+        head_dim=128,
+        dtype="bfloat16",
+        scale=0.1,
+        kv_heads=16,
+        **(usual | other),
+    )
+
+
+def of_cudnn(problem: AttentionProblem, asked: AttentionProblem) -> Neighbour:
+    """Where cuDNN took half the time of the kernel that is the default."""
+    ours = ATTENTION_SM90.heuristic(problem, NAMED["H100"])
+    return Neighbour(
+        problem=problem,
+        distance=abs(math.log2(problem.batch / asked.batch)),
+        origin="shipped",
+        best=Best(
+            variant="cudnn",
+            config={},
+            time_us=50.0,
+            xla_us=None,
+            runner_up={
+                "variant": ATTENTION_SM90.name,
+                "config": dataclasses.asdict(ours),
+                "time_us": 100.0,
+            },
+        ),
+        observations=(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "is_answered"),
+    [((2, 8), True), ((3, 5), True), ((1, 3), False), ((5, 8), False), ((3,), False)],
+)
+def test_attention_is_answered_between_measured_batches_alone(batches, is_answered):
+    asked = attended(4)
+    near = sorted(
+        (of_cudnn(attended(b), asked) for b in batches), key=lambda n: n.distance
+    )
+    answer = interpolated(asked, *near, device=NAMED["H100"])
+    assert (answer is not None) == is_answered
+    if answer is not None:
+        assert answer.choice.variant == "cudnn" and answer.time_us is not None
+        assert 25 < answer.time_us < 100
+
+
+def test_attention_of_other_lengths_and_heads_tells_nothing(tmp_path):
+    device, asked = NAMED["H100"], attended(4)
+    shipped = Knowledge(tmp_path)
+    others = [{"q_len": 1024, "kv_len": 1024}, {"q_len": 4096, "kv_len": 4096}]
+    others += [{"heads": 32}, {"heads": 48}, {"is_causal": True}, {"saves_lse": True}]
+    for batch in (1, 2, 8, 16):
+        for other in others:
+            problem = attended(batch, **other)
+            best = of_cudnn(problem, asked).best
+            assert best is not None
+            shipped.own.record(
+                Entry(
+                    problem=problem.to_json(),
+                    environment=environment(device),
+                    best=best,
+                )
+            )
+    known = Knowledge(tmp_path)
+    assert known.lookup(asked, device) is None
+    between = known.lookup(attended(4, q_len=4096, kv_len=4096), device)
+    assert (
+        between is not None
+        and between.origin == "interpolated"
+        and between.choice.variant == "cudnn"
+    )

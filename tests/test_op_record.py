@@ -33,6 +33,8 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import roofline
 
+pytestmark = pytest.mark.once
+
 CPU = local_cpu()
 PROBLEM = ScaledMatmulProblem(m=64, n=64, k=16)
 BUILT_IN = (

@@ -16,6 +16,8 @@ import tracea_jax as tracea
 from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.variants import cpu_calls
 
+pytestmark = pytest.mark.once
+
 VOID = ("br", "meta", "link", "img", "hr", "input")
 HOSTILE = "<script>alert('x')</script> & \"quoted\""
 

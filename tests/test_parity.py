@@ -9,6 +9,8 @@ import pytest
 
 from tracea_jax.runtime import nvrtc
 
+pytestmark = pytest.mark.once
+
 CLAIMS = {case.name: case for case in parity.cases()}
 
 # One wrong formula for each function of the headers: (header, right, wrong).
@@ -69,6 +71,7 @@ MUTANTS = [
     ("tile/operand_map.cuh", "i * (kThreads / kUnitsPerRow)", "i * kUnitsPerRow"),
     ("tile/operand_map.cuh", "i % (kUnitsPerRow / kThreads)", "i"),
     ("tile/operand_map.cuh", "apply(thread * kUnitBytes)", "apply(thread)"),
+    ("tile/fast_divide.cuh", "multiplier >> shift", "multiplier >> (shift - 1)"),
 ]
 
 
@@ -82,6 +85,7 @@ CLAIMS_OF = {
     ),
     "tile/register_operand_map.cuh": parity.register_operand_cases,
     "tile/pipeline.cuh": parity.pipeline_cases,
+    "tile/fast_divide.cuh": parity.divisor_cases,
 }
 
 

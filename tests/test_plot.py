@@ -18,6 +18,8 @@ from tracea_jax.outputs import check_drawing
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry
 
+pytestmark = pytest.mark.once
+
 CPU = local_cpu()
 
 

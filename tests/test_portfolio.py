@@ -20,6 +20,8 @@ from tracea_jax.tuning.sharing import ORIGIN, Sharing
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.records import Best, Observation, identity
 
+pytestmark = pytest.mark.once
+
 # --- the cover ------------------------------------------------------------------------
 
 TIMES = {

@@ -41,6 +41,8 @@ from tracea_jax.variants import Launch, Steps
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 from tracea_jax.variants.gemm_sm90_prepared import GEMM_SM90_PADDED, GEMM_SM90_SPLIT
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 

@@ -25,6 +25,8 @@ from transformed import assert_near
 import tracea_jax as tracea
 from tracea_jax.graph import Graph
 
+pytestmark = pytest.mark.once
+
 CONV = "conv2d 1x8x8x8 * 3x3x8 float32 nhwc pad 1,1x1,1"
 HOPELESS = {**LOSING, ("conv2d",): 115.0}
 

@@ -15,6 +15,8 @@ from tracea_jax import knowledge, verdicts
 from tracea_jax.campaign.executions import Executions, difference
 from tracea_jax.options import current
 
+pytestmark = pytest.mark.once
+
 # --- races that are not held ----------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from program_races import OPS
 from tracea_jax.campaign.keep import Undecided, decide
 from tracea_jax.tuning.measure import Race
 
+pytestmark = pytest.mark.once
+
 BOTH = {"matmul": ["product"], "conv2d": ["convolution"]}
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import jax
+import pytest
 from numerics import normal
 from processes import run_python
 from program_races import OPS, sites, step, with_tests
 
 from tracea_jax import verdicts
+
+pytestmark = pytest.mark.once
 
 
 def test_programs_are_not_hashed_while_no_race_is_known(monkeypatch):

@@ -17,6 +17,8 @@ from tracea_jax.tuning.measure.slices import Reference
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.records import identity
 
+pytestmark = pytest.mark.once
+
 ALONE, SHARED = choice(2), choice(3)  # the best of a quiet and of a disturbed machine
 TIMES = {ALONE: 100.0, SHARED: 110.0, HERO: 120.0, XLA: 150.0}
 
@@ -250,7 +252,9 @@ def crowd(size, seed):
 
 
 @pytest.mark.parametrize("longest_s", [3.0, 12.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))]
+)
 def test_tunings_of_one_problem_agree_however_they_are_disturbed(seed, longest_s):
     times, burdens = crowd(40, seed)
     answers = []

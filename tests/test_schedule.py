@@ -17,6 +17,8 @@ from tracea_jax.tuning import roofline, schedule
 from tracea_jax.tuning.progress import TuningError
 from tracea_jax.tuning.schedule import Job
 
+pytestmark = pytest.mark.once
+
 
 class Clock:
     """Seconds that pass only when a task works."""

@@ -28,6 +28,8 @@ from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.records import Best, Entry, Observation
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(autouse=True)
 def _nothing_warned(monkeypatch):

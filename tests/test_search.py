@@ -11,6 +11,8 @@ from tracea_jax.tuning.search import batches as search
 from tracea_jax.tuning.search import seeding
 from tracea_jax.tuning.search.batches import History, Search, codes, encode
 
+pytestmark = pytest.mark.once
+
 
 def grid(*sizes):
     """Every combination of 0 ... size - 1, as columns."""

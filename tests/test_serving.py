@@ -24,6 +24,8 @@ from tracea_jax.serving import Request, serve
 from tracea_jax.variants import Inline, kernels_in
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
+pytestmark = pytest.mark.once
+
 H200 = device.NAMED["H200"]
 OURS = re.compile(r"@tracea_\w+_v1|@__cudnn")
 

@@ -41,6 +41,8 @@ from tracea_jax.variants.space import (
     survivors,
 )
 
+pytestmark = pytest.mark.once
+
 H200 = NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=4)
 SHIPPED = pathlib.Path(tracea_jax.__file__).parent / "data" / "tuned"

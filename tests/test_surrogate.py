@@ -8,6 +8,8 @@ import pytest
 from tracea_jax.tuning.search import surrogate
 from tracea_jax.tuning.search.surrogate import Data
 
+pytestmark = pytest.mark.once
+
 
 def data(n=30, d=3, s=0, seed=0):
     rng = np.random.default_rng(seed)

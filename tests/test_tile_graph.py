@@ -12,6 +12,8 @@ from device_code import compiles_device_code
 from tracea_jax.ir.tile_graph import BlockRange, KeyInterval
 from tracea_jax.runtime import nvrtc
 
+pytestmark = pytest.mark.once
+
 WINDOWS = [
     (left, right)
     for left, right in itertools.product((None, 0, 1, 5, 23, -3), (None, 0, 4, 17, -6))

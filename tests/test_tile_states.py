@@ -13,6 +13,8 @@ from tracea_jax.ir import tile_states
 from tracea_jax.ir.tile_graph import KeyInterval, TileGraph
 from tracea_jax.ir.tile_states import EMPTY, FULL, PARTIAL
 
+pytestmark = pytest.mark.once
+
 SIZES = st.integers(1, 23)
 BLOCKS = st.tuples(st.integers(1, 9), st.integers(1, 9))
 

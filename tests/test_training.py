@@ -12,6 +12,8 @@ from jaxprs import equations
 
 import tracea_jax as tracea
 
+pytestmark = pytest.mark.once
+
 datasets = pytest.importorskip("sklearn.datasets")
 STEPS, BATCH = 120, 128
 

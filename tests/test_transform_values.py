@@ -81,7 +81,7 @@ def check(made: Program, *, compiled: bool = False) -> bool:
     if fast is jaxpr:
         return False
     if compiled:
-        found = tracea.transform(made)(*made.arguments)
+        found = jax.jit(tracea.transform(made))(*made.arguments)
     else:
         (found,) = evaluated(fast, *made.arguments)
     (expected,) = evaluated(jaxpr, *made.arguments)

@@ -40,6 +40,8 @@ from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 
+pytestmark = pytest.mark.once
+
 CPU = local_cpu()
 SMALL = GemmProblem(m=16, n=24, k=8)
 LARGE = GemmProblem(m=64, n=96, k=8)  # as deep: one default for both

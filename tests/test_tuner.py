@@ -17,6 +17,8 @@ from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.records import identity
 
+pytestmark = pytest.mark.once
+
 
 def observation(entry, wanted):
     return next(o for o in entry.observations if o.identity == identity_of(wanted))

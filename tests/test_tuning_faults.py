@@ -34,6 +34,8 @@ from tracea_jax.tuning.session import identity_of
 from tracea_jax.tuning.store import entries as store
 from tracea_jax.tuning.store import exchange, files, formats, upkeep
 
+pytestmark = pytest.mark.once
+
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 

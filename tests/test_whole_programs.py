@@ -73,14 +73,17 @@ def test_all_programs_have_full_sizes_and_small_ones(module):
 DISTINCT = [n for n in NAMES if n not in ("llama_decode kept", "unet_block")]
 
 
-# Their layers are those of other programs here and of the models of test_zoo.
-ALIKE = ("llama_block_step", "resnet50_inference", "unet_block_step")
+# Of the others the layers are in these, or in the models of test_zoo: slow tests.
+RUN = ("vit_step", "llama_decode donated", "resnet50_step")
 
 
-@pytest.mark.parametrize(
+each = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in DISTINCT],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in RUN)) for n in DISTINCT],
 )
+
+
+@each
 def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     bench, program = module("bench_programs"), named(module)[name]
     short = functools.partial(bench.measure.Timing, settle_s=0.01, race_s=0.01)
@@ -97,7 +100,7 @@ def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     json.dumps(row)
 
 
-@pytest.mark.parametrize("name", DISTINCT)
+@each
 def test_full_sizes_are_found_as_well_as_in_the_model(module, name):
     # Traced only, for a GPU that need not be there.
     program = named(module, "full")[name]

@@ -1,4 +1,4 @@
-"""The gradient of dense convolutions' weights on a GPU, compared exactly."""
+"""The gradient of convolutions' weights on a GPU, compared exactly."""
 
 from __future__ import annotations
 
@@ -52,14 +52,16 @@ def exactly(problem: Conv2dProblem) -> tuple[list[jax.Array], np.ndarray]:
     height, width = p.out_size
     x = random.integers(-2, 3, (p.batch, p.height, p.width, p.in_channels))
     dy = random.integers(-2, 3, (p.batch, height, width, p.out_channels))
-    dw = np.zeros((p.kernel_height, p.kernel_width, p.in_channels, p.out_channels))
+    inputs, groups = p.in_channels // p.groups, p.groups
+    dw = np.zeros((p.kernel_height, p.kernel_width, inputs, p.out_channels))
     for r, s in itertools.product(range(p.kernel_height), range(p.kernel_width)):
         i = np.arange(height) * p.strides[0] + r * p.dilation[0] - p.padding[0][0]
         j = np.arange(width) * p.strides[1] + s * p.dilation[1] - p.padding[1][0]
         rows, columns = ((k >= 0) & (k < n) for k, n in ((i, p.height), (j, p.width)))
-        seen = x[:, i[rows]][:, :, j[columns]].reshape(-1, p.in_channels)
-        met = dy[:, rows][:, :, columns].reshape(-1, p.out_channels)
-        dw[r, s] = seen.T.astype(float) @ met
+        seen = x[:, i[rows]][:, :, j[columns]].reshape(-1, groups, inputs)
+        met = dy[:, rows][:, :, columns].reshape(len(seen), groups, -1)
+        products = np.einsum("pgc,pgk->cgk", seen.astype(float), met, optimize=True)
+        dw[r, s] = products.reshape(inputs, -1)
     return [jnp.asarray(x, jnp.dtype(p.lhs)), jnp.asarray(dy, jnp.dtype(p.lhs))], dw
 
 

@@ -37,6 +37,7 @@ Implementation = Literal[
     "conv2d_stem_sm90",
     "conv2d_weights_sm90",
     "conv2d_stem_weights",
+    "conv2d_sm80",
     "cudnn",
     "attention_cpu",
     "attention_decode_sm90",

@@ -39,7 +39,7 @@ namespace tracea {
 struct AttentionBiasParams {
   const TensorMap *q, *k, *v, *d_out;  // see attention_sm90.cuh
   const TensorMap* bias;               // (keys, queries, heads, examples), or null
-  const float* rows;                   // (batch, heads, 2 or 3, padded)
+  const float* rows;                   // (batch, heads, planes, padded)
   const int* q_lengths;                // (batch), or null
   const int* kv_lengths;               // (batch), or null
   const int* segments;                 // of keys, (batch, padded_kv), or null
@@ -61,9 +61,9 @@ struct AttentionBiasShared {
     u8 of_queries[Traits::kTileQ * 128], of_keys[Traits::kTileKv * 128];
   };
   alignas(1024) Pair ring[Traits::kStages];
-  // In slabs of 64 keys.
-  BiasTiles<Traits::kTileKv / 64, Traits::kBiasTiles ? Traits::kTileQ * 128 : 0> bias;
-  u64 full[Traits::kStages], empty[Traits::kStages], bias_full, bias_empty;
+  // Of two tiles in turn, in slabs of 64 keys.
+  BiasTiles<2, Traits::kBiasTiles ? Traits::kTileKv / 64 * Traits::kTileQ * 128 : 0> bias;
+  u64 full[Traits::kStages], empty[Traits::kStages], bias_full[2], bias_empty[2];
 };
 
 // One tile of scores that is summed; also what a tile of the gradient owns, with 0 for an
@@ -77,6 +77,7 @@ struct AttentionBias {
   using Shared = AttentionBiasShared<Traits>;
   using Scores = typename Traits::Scores;  // q k', do v'
   using State = PipelineState<Traits::kStages>;
+  using BiasState = PipelineState<2>;
   using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
   using Term = AttentionBiasTerm;
   using Out = typename Traits::GradientElement;
@@ -115,8 +116,11 @@ struct AttentionBias {
         mbarrier_init(shared_address(&smem.full[i]), full_arrivals());
         mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
       }
-      mbarrier_init(shared_address(&smem.bias_full), full_arrivals());
-      mbarrier_init(shared_address(&smem.bias_empty), empty_arrivals(kConsumers, 1));
+      TRACEA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        mbarrier_init(shared_address(&smem.bias_full[i]), full_arrivals());
+        mbarrier_init(shared_address(&smem.bias_empty[i]), empty_arrivals(kConsumers, 1));
+      }
       fence_mbarrier_init();
     }
     __syncthreads();
@@ -217,9 +221,9 @@ struct AttentionBias {
     }
   }
 
-  TRACEA_DEVICE u32 bias_tile(int consumer) const {
+  TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
     if constexpr (Traits::kBiasTiles) {
-      return shared_address(smem.bias.bytes[0]) + consumer * 64 * 128;
+      return shared_address(smem.bias.bytes[stage]) + consumer * 64 * 128;
     }
     return 0;
   }
@@ -228,13 +232,13 @@ struct AttentionBias {
 
   TRACEA_DEVICE void produce() const {
     State state;
-    PipelineState<1> of_bias;
+    BiasState of_bias;
     walk_tiles([&](const Term& own) {
       bool has_bias = !Traits::kBiasTiles;
       walk<false>(own, [&](const Term& term, bool) {
         copy_slabs<kSlabs>(p.q, p.k, term, state);
         if (!has_bias) {
-          copy_bias(own, of_bias.producer_parity());
+          copy_bias(own, of_bias.stage_idx, of_bias.producer_parity());
           of_bias.advance();
         }
         has_bias = true;
@@ -261,14 +265,14 @@ struct AttentionBias {
   }
 
   // All terms have the same.
-  TRACEA_DEVICE void copy_bias(const Term& own, u32 parity) const {
+  TRACEA_DEVICE void copy_bias(const Term& own, int stage, u32 parity) const {
     if constexpr (Traits::kBiasTiles) {
-      wait(smem.bias_empty, parity);
-      const u32 full = shared_address(&smem.bias_full);
+      wait(smem.bias_empty[stage], parity);
+      const u32 full = shared_address(&smem.bias_full[stage]);
       mbarrier_arrive_expect_tx(full, kTileKv / 64 * kSlabBytes);
       TRACEA_UNROLL
       for (int slab = 0; slab < kTileKv / 64; ++slab) {
-        cp_async_bulk_tensor_4d(shared_address(smem.bias.bytes[slab]), p.bias,
+        cp_async_bulk_tensor_4d(bias_tile(stage, 0) + slab * kSlabBytes, p.bias,
                                 own.block * kTileKv + 64 * slab, own.tile * kTileQ, own.head,
                                 own.example, full);
       }
@@ -316,7 +320,7 @@ struct AttentionBias {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const u32 start = shared_address(smem.ring[0].of_queries) / 16;
     State state;
-    PipelineState<1> of_bias;
+    BiasState of_bias;
     walk_tiles([&](const Term& own) {
       float sums[kCount];
       TRACEA_UNROLL
@@ -327,32 +331,32 @@ struct AttentionBias {
   }
 
   TRACEA_DEVICE void sum_terms(float (&sums)[kCount], const Term& own, State& state,
-                               PipelineState<1>& of_bias, u32 start, int consumer,
+                               BiasState& of_bias, u32 start, int consumer,
                                int thread) const {
     bool has_bias = !Traits::kBiasTiles;
     walk<true>(own, [&](const Term& term, bool is_partial) {
       float s[kCount], t[kCount];
-      float exponent[2], delta[2];
-      int ids[2];
+      QueryNumbers<Traits> rows;
       const int query = term.tile * kTileQ + consumer * 64;
-      load_rows(exponent, delta, ids, term, query, thread);
+      const i64 heads_before = static_cast<i64>(term.example) * p.heads + term.head;
+      rows.load(p.rows, heads_before, p.padded, query, thread);
       multiply<Traits::kHeadDim, 1>(s, state, start, consumer, thread);
       multiply<Traits::kValueDim, kValueSlabs>(t, state, start, consumer, thread);
       wgmma_wait_group<kValueSlabs>();
       wgmma_fence_operands(s);
       release(before(state.stage_idx, kValueSlabs + 1), thread);
-      if (!has_bias) wait(smem.bias_full, of_bias.consumer_parity());
+      if (!has_bias) wait(smem.bias_full[of_bias.stage_idx], of_bias.consumer_parity());
       has_bias = true;
       const Beside beside{p.scores, term.head, term.example, query,
                           term.block * kTileKv};
-      beside.template add<typename Traits::Swizzle, kSlabBytes>(s, bias_tile(consumer),
-                                                                thread);
+      beside.template add<typename Traits::Swizzle, kSlabBytes>(
+          s, bias_tile(of_bias.stage_idx, consumer), thread);
       if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-      weigh_queries(s, exponent, p.scale_log2);
+      rows.weigh(s, p.scale_log2);
       if (is_partial) {
         const int first = term.block * kTileKv + wgmma_accumulator_col(thread, 0);
         const int* const of_keys = p.segments + static_cast<i64>(term.example) * p.padded_kv;
-        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, ids, thread,
+        hide_keys<Traits>(s, keys(term.example), query, term.block * kTileKv, rows.ids, thread,
                           [&](int j, u32(&found)[2]) {
                             TRACEA_UNROLL
                             for (int i = 0; i < 2; ++i) {
@@ -368,25 +372,18 @@ struct AttentionBias {
       for (int i = kValueSlabs; i > 0; --i) release(before(state.stage_idx, i), thread);
       TRACEA_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        float c = s[i] * (t[i] - delta[i / 2 % 2]);
+        float c = s[i] * (t[i] - rows.delta[i / 2 % 2]);
         if constexpr (Traits::kSoftCap) {
-          c *= soft_cap_slope(s[i], exponent[i / 2 % 2], rcp_approx(p.scale_log2));
+          c *= soft_cap_slope(s[i], rows.exponent[i / 2 % 2], rcp_approx(p.scale_log2));
         }
         sums[i] += c;
       }
     });
     if (Traits::kBiasTiles && has_bias) {
       meet_warpgroup(consumer);  // all of it have read the bias
-      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty));
+      if (thread == 0) mbarrier_arrive(shared_address(&smem.bias_empty[of_bias.stage_idx]));
       of_bias.advance();
     }
-  }
-
-  TRACEA_DEVICE void load_rows(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
-                               const Term& term, int query, int thread) const {
-    const float* const of_head = p.rows + (static_cast<i64>(term.example) * p.heads + term.head) *
-                                              (2 + Traits::kSegments) * p.padded;
-    load_query_numbers<Traits>(exponent, delta, ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void store(const float (&sums)[kCount], const Term& own, int consumer,
@@ -402,8 +399,13 @@ struct AttentionBias {
     for (int half = 0; half < 2; ++half) {
       const int row =
           own.tile * kTileQ + consumer * 64 + wgmma_accumulator_row(thread, 2 * half);
-      if (row >= row_count) continue;
       Out* const to = out + static_cast<i64>(row) * column_count;
+      if constexpr (Traits::kUnits) {
+        const int count = row < row_count ? column_count : 0;
+        store_units(sums, half, to, own.block * kTileKv, count, thread);
+        continue;
+      }
+      if (row >= row_count) continue;
       TRACEA_UNROLL
       for (int j = 0; j < kTileKv / 8; ++j) {
         const int first = column + 8 * j;
@@ -416,6 +418,36 @@ struct AttentionBias {
         }
       }
     }
+  }
+
+  // A row in units of 16 bytes: of four blocks of 8 columns each of the four lanes that share
+  // the row gives pairs of three away, and has one block whole.
+  TRACEA_DEVICE static void store_units(const float (&sums)[kCount], int half, Out* to,
+                                        int first, int column_count, int thread) {
+    const int lane = thread % 4;
+    TRACEA_UNROLL
+    for (int group = 0; group < kTileKv / 32; ++group) {
+      Words w;
+      TRACEA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (4 * group + i) + 2 * half;
+        w.w[i] = Packed<Out>::from({sums[at], sums[at + 1]}).bits;
+      }
+      exchange(w.w[0], w.w[1], lane, 1);
+      exchange(w.w[2], w.w[3], lane, 1);
+      exchange(w.w[0], w.w[2], lane, 2);
+      exchange(w.w[1], w.w[3], lane, 2);
+      const int column = first + 32 * group + 8 * lane;
+      if (column < column_count) *reinterpret_cast<Words*>(to + column) = w;
+    }
+  }
+
+  // The second of a lower lane and the first of the lane `far` above it change places.
+  TRACEA_DEVICE static void exchange(u32& first, u32& second, int lane, int far) {
+    const bool is_upper = (lane & far) != 0;
+    const u32 other = __shfl_xor_sync(0xFFFFFFFFu, is_upper ? first : second, far);
+    first = is_upper ? other : first;
+    second = is_upper ? second : other;
   }
 
   TRACEA_DEVICE static void store_pair(float* to, Pair two) {

@@ -44,16 +44,12 @@ TRACEA_DEVICE void attention_backward_dq_sm90(const AttentionDqParams& p) {
   }
   const u32 to = shared_address(staged);
   stage_rows<typename Traits::Element, typename Traits::Swizzle, Rows>(c, to, thread);
-  fence_proxy_async_shared();
-  __syncwarp();
-  if (!elect_one()) return;
-  const int warp_row = thread / kWarpSize * 16;
   const int slab = Traits::kPartsAreRows ? 0 : part % 2;
-  const int row = (Traits::kPartsAreRows ? part : part / 2) * 64 + warp_row;
-  cp_async_bulk_tensor_4d_store(p.dq, to + warp_row * 128, slab * 64, row, of_head % p.heads,
-                                of_head / p.heads);
-  cp_async_bulk_commit_group();
-  cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+  const int first = (Traits::kPartsAreRows ? part : part / 2) * 64;
+  store_staged_rows(thread, [&](int row) {
+    store_rows<Rows, 64>(p.dq, to + row * 128, slab, first + row, of_head % p.heads,
+                         of_head / p.heads);
+  });
 }
 
 }  // namespace tracea

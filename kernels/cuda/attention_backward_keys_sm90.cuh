@@ -28,338 +28,58 @@
 // each other's place, and with a mask (kMapped) what a map of blocks says.
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/attention_keys_tile.cuh"
 #include "tile/attention_operands.cuh"
-#include "tile/attention_order.cuh"
 #include "tile/attention_sums.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 #include "tile/gradient_scores.cuh"
-#include "tile/key_range.cuh"
-#include "tile/pipeline.cuh"
-#include "tile/segment_map.cuh"
 #include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
 
-struct AttentionKeysParams {
-  const TensorMap *q, *k, *v, *d_out, *rows, *dk, *dv;  // see attention_sm90.cuh; of rows,
-                                                        // (padded, 2 or 3, heads, batch)
-  const TensorMap* bias;  // (keys, queries, heads, examples), or null
-  const float* everywhere;  // (batch, kv_heads, head_dim), or null: what all dv have more
-  const int* q_lengths;     // (batch), or null
-  const int* kv_lengths;    // (batch), or null
-  // Of segments, or null: (batch, padded_kv) ids, and spans (batch, tiles and blocks).
-  const int* segments;
-  const SegmentSpan *spans_kv, *spans_q;
-  float* sums;  // of dq, or null; see tile/attention_sums.cuh
-  int* turns;   // or null
-  int batch, q_len, kv_len, kv_heads, padded_kv;
-  int group;        // heads that share keys and values
-  int left, right;  // of the window; not looked at if there is no limit
-  int section;      // heads of keys, of all examples, of one section
-  float scale;
-  float scale_log2;  // scale log2(e), or cap log2(e)
-  float to_cap;      // scale / cap, or 1 / cap where a bias is added
-  GradientScoresParams scores;
-};
-
-// What is known of each query of a block, aligned as copies need it.
 template <class Traits>
-struct alignas(128) AttentionKeysRows {
-  float exponents[Traits::kBlockQ], deltas[Traits::kBlockQ];
-  int segments[Traits::kSegments ? Traits::kBlockQ : 1];
-};
-
-template <class Traits>
-struct AttentionKeysShared {
-  static constexpr int kSlabs = Traits::kSlabs, kValueSlabs = Traits::kValueSlabs;
-  alignas(1024) u8 k[kSlabs][Traits::kTileKv * 128];
-  alignas(1024) u8 v[kValueSlabs][Traits::kTileKv * 128];
-  alignas(1024) u8 q[Traits::kStages][kSlabs][Traits::kBlockQ * 128];
-  alignas(1024) u8 d_out[Traits::kStages][kValueSlabs][Traits::kBlockQ * 128];
-  // Of each consumer's keys and a block of queries.
-  BiasTiles<Traits::kStages * (Traits::kTileKv / 64),
-            Traits::kBiasTiles ? Traits::kBlockQ * 128 : 0>
-      bias;
-  AttentionKeysRows<Traits> rows[Traits::kStages];
-  u64 keys_full;
-  u64 q_full[Traits::kStages], d_out_full[Traits::kStages], empty[Traits::kStages];
-  // Of blocks of queries, if there are segments.
-  SegmentMap<Traits::kSpans ? Traits::kMostBlocks : 32> map;
-  AttentionSumsShared<Traits> sums;
-};
-
-template <class Traits>
-struct AttentionKeys {
-  using Element = typename Traits::Element;
-  using Shared = AttentionKeysShared<Traits>;
-  using Scores = typename Traits::Scores;  // k q', v do'
-  using Sums = typename Traits::Sums;      // ds q
+struct AttentionKeys : AttentionKeysTile<Traits> {
+  using Tile = AttentionKeysTile<Traits>;
+  using typename Tile::Element;
+  using typename Tile::State;
+  using typename Tile::Interval;
+  using typename Tile::Planes;
+  using typename Tile::TileK;
+  using typename Tile::TileV;
+  using typename Tile::TileQ;
+  using typename Tile::TileOut;
+  using Tile::p, Tile::smem, Tile::tile, Tile::limit, Tile::range, Tile::has_queries,
+      Tile::kBlockQ, Tile::kHeadDim, Tile::kValueDim, Tile::kStages, Tile::kConsumers,
+      Tile::kBiasBytes, Tile::wait, Tile::bias_tile;
+  using Scores = typename Traits::Scores;        // k q', v do'
+  using Sums = typename Traits::Sums;            // ds q
   using ValueSums = typename Traits::ValueSums;  // p do
-  using State = PipelineState<Traits::kStages>;
-  using Interval = KeyInterval<Traits::kHasRight, Traits::kHasLeft>;  // queries of a key
-  static constexpr int kTileKv = Traits::kTileKv, kBlockQ = Traits::kBlockQ;
-  static constexpr int kHeadDim = Traits::kHeadDim, kValueDim = Traits::kValueDim;
-  static constexpr int kStages = Traits::kStages;
-  using TileK = HeadTile<kTileKv, kHeadDim>;
-  using TileV = HeadTile<kTileKv, kValueDim>;
-  using TileQ = HeadTile<kBlockQ, kHeadDim>;
-  using TileOut = HeadTile<kBlockQ, kValueDim>;
-  static constexpr bool kHasPartial =
-      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments || Traits::kMapped;
   using Beside = GradientScores<Traits, true, kBlockQ>;
 
-  static constexpr int kBands = kTileKv / 64;  // of 64 keys
-  static constexpr int kConsumers = Traits::kSplits ? 2 : kBands;
+  static constexpr bool kHasPartial =
+      Traits::kHasLeft || Traits::kHasRight || Traits::kSegments || Traits::kMapped;
   static constexpr int kHalf = 128;  // columns of a consumer, if it has not all
   // From a consumer's slabs to the next one's, or from its rows.
   static constexpr u32 kRowUnits = Traits::kSplits ? 0 : kConsumerUnits;
   static constexpr u32 kSumsUnits = Traits::kSplits ? 2 * TileQ::kSlabBytes / 16 : 0;
   static constexpr int kSteps = kBlockQ / 16;
-  // Whether there are no registers for rounded p beside both p and v do'.
-  static constexpr bool kIsTight = Traits::kAdds && kBlockQ == 128;
-  static constexpr u32 kRowsBytes = (2 + Traits::kSegments) * kBlockQ * 4;
-  static constexpr u32 kBiasBytes = Traits::kBiasTiles ? kBlockQ * 128 : 0;  // of a consumer
   // From the start of the keys.
   static constexpr u32 kUnitsToV = TileK::kUnits;
   static constexpr u32 kUnitsToQ = kUnitsToV + TileV::kUnits;
   static constexpr u32 kUnitsToDOut = kUnitsToQ + kStages * TileQ::kUnits;
 
-  static_assert(sizeof(Shared) <= Traits::kSmemBytes,
-                "the launch must request the shared memory that is laid out here");
-  static_assert(Traits::kThreads == (1 + kConsumers) * kWarpgroupSize && kTileKv % 64 == 0,
-                "one producer warpgroup, and a consumer for 64 keys or for half of them");
-  static_assert(!Traits::kSplits || (kBands == 1 && Traits::kSlabs == 4 &&
-                                     Traits::kValueSlabs == 4 && !Traits::kAdds),
-                "halves of two slabs");
-  static_assert(!(Traits::kAdds && Traits::kMapped), "a map does not say who comes first");
-  static_assert(kBlockQ % 16 == 0 && kBlockQ <= 256, "queries in one box, steps of 16");
   static_assert(Scores::kN == kBlockQ &&
                     Sums::kN == (Traits::kSplits ? kHalf : kHeadDim) &&
                     ValueSums::kN == (Traits::kSplits ? kHalf : kValueDim),
                 "one instruction a step");
-  static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
-                "descriptors and buffers are laid out for the 128-byte swizzle");
-  static_assert(sizeof(Shared::k) == TileK::kBytes && sizeof(Shared::v) == TileV::kBytes &&
-                    sizeof(Shared::q) == kStages * TileQ::kBytes,
-                "operands lie one after another");
 
-  const AttentionKeysParams& p;
-  Shared& smem;
-  AttentionTile tile;  // of keys
-  int limit;           // keys of the example
-  BlockRange range;    // of blocks of queries
-  bool has_queries;
-
-  TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params, Shared& shared)
-      : p(params), smem(shared) {
-    const AttentionOrder order{ceil_div(p.kv_len, kTileKv), p.kv_heads, p.batch, p.section,
-                               false};
-    tile = order.at(blockIdx.x, kTileKv);
-    limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
-    range = blocks(queries());
-    has_queries = range.count() > 0;
-    initialize();
-    if constexpr (Traits::kSpans) {
-      const SegmentSpan own =
-          p.spans_kv[tile.example * ceil_div(p.kv_len, kTileKv) + tile.query / kTileKv];
-      const i64 before = static_cast<i64>(tile.example) * ceil_div(p.q_len, kBlockQ);
-      has_queries = smem.map.fill(range, own, p.spans_q + before);
-    }
-    if constexpr (Traits::kAdds) {
-      if (threadIdx.x == 0) note_adding();
-    }
-    __syncthreads();
-  }
-
-  // --- what both roles know ----------------------------------------------------------
-
-  // Of the last block of queries all are counted: their p are 0, see attention_rows.cuh.
-  TRACEA_DEVICE Interval queries() const {
-    const int count =
-        Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
-    return {p.q_len, round_up(count, kBlockQ), p.right, p.left};
-  }
-
-  TRACEA_DEVICE BlockRange blocks(const Interval& queries) const {
-    const int end = min(tile.query + kTileKv, limit);
-    if (tile.query >= end) return {0, 0, 0, 0};
-    return queries.seen_blocks(tile.query, end - 1, kBlockQ);
-  }
-
-  // Calls with each head of those that share the keys and each block of queries, and whether
-  // it is partial. Where tiles of keys wait for each other, all heads of a block come before
-  // the next block: that the tile before has come to the last block frees all heads at once.
-  template <bool kWarp, class Visit>
-  TRACEA_DEVICE void walk(Visit one) const {
-    if constexpr (Traits::kAdds) {
-      const auto of_heads = [&](int block, bool is_partial) {
-        TRACEA_NO_UNROLL
-        for (int head = 0; head < p.group; ++head) one(head, block, is_partial);
-      };
-      if constexpr (Traits::kSpans) {
-        smem.map.template walk_back<kWarp>(range, of_heads);
-      } else {
-        walk_range_back(range, of_heads);
-      }
-    } else {
-      TRACEA_NO_UNROLL
-      for (int head = 0; head < p.group; ++head) {
-        const auto of_partial = [&](int block) { one(head, block, true); };
-        const auto of_full = [&](int block) { one(head, block, false); };
-        if constexpr (Traits::kMapped) {
-          walk_map<kWarp>(map_of(head), range, [&](int block, bool is_partial) {
-            one(head, block, is_partial);
-          });
-        } else if constexpr (Traits::kSpans) {
-          smem.map.template walk<kWarp>(range, of_partial, of_full);
-        } else {
-          walk_range(range, of_partial, of_full);
-        }
-      }
-    }
-  }
-
-  // The words of the tile; `head` of those that share the keys.
-  TRACEA_DEVICE const u32* map_of(int head) const {
-    const GradientScoresParams& of = p.scores;
-    const int words = 2 * ceil_div(ceil_div(p.q_len, kBlockQ), 32);
-    return of.map + tile.example * of.map_example +
-           (tile.head * p.group + head) * of.map_head + tile.query / kTileKv * words;
-  }
-
-  TRACEA_DEVICE void initialize() const {
-    if (threadIdx.x == 0) {
-      mbarrier_init(shared_address(&smem.keys_full), full_arrivals());
-      TRACEA_UNROLL
-      for (int i = 0; i < kStages; ++i) {
-        mbarrier_init(shared_address(&smem.q_full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.d_out_full[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty[i]), empty_arrivals(kConsumers, 1));
-      }
-      if constexpr (Traits::kAdds) AttentionSums<Traits>::initialize(smem.sums);
-      fence_mbarrier_init();
-      if (range.count() > 0) copy_keys();
-    }
-  }
-
-  // They are on their way while the map is made, even if it then has no queries.
-  TRACEA_DEVICE void copy_keys() const {
-    const u32 full = shared_address(&smem.keys_full);
-    mbarrier_arrive_expect_tx(full, TileK::kBytes + TileV::kBytes);
-    TileK::copy(shared_address(smem.k[0]), p.k, tile.query, tile.head, tile.example, full);
-    TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
-  }
-
-  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
-    }
-  }
-
-  // --- producer: one thread ----------------------------------------------------------
-
-  TRACEA_DEVICE void produce() const {
-    if (!has_queries) return;
-    State state;
-    walk<false>([&](int head, int block, bool) {
-      copy_queries(block, tile.head * p.group + head, state.stage_idx,
-                   state.producer_parity());
-      state.advance();
-    });
-  }
-
-  TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
-    wait(smem.empty[stage], parity);
-    const u32 q_full = shared_address(&smem.q_full[stage]);
-    mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kBands * kBiasBytes);
-    TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
-                q_full);
-    cp_async_bulk_tensor_4d(shared_address(smem.rows[stage].exponents), p.rows, block * kBlockQ, 0,
-                            head, tile.example, q_full);
-    if constexpr (Traits::kBiasTiles) copy_bias(block, head, stage, q_full);
-    const u32 d_out_full = shared_address(&smem.d_out_full[stage]);
-    mbarrier_arrive_expect_tx(d_out_full, TileOut::kBytes);
-    TileOut::copy(shared_address(smem.d_out[stage][0]), p.d_out, block * kBlockQ, head,
-                  tile.example, d_out_full);
-  }
-
-  TRACEA_DEVICE void copy_bias(int block, int head, int stage, u32 full) const {
-    TRACEA_UNROLL
-    for (int i = 0; i < kBands; ++i) {
-      cp_async_bulk_tensor_4d(bias_tile(stage, i), p.bias, tile.query + 64 * i,
-                              block * kBlockQ, Traits::kBiasHeads ? head : 0,
-                              Traits::kBiasExamples ? tile.example : 0, full);
-    }
-  }
-
-  TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
-    if constexpr (Traits::kBiasTiles) {
-      return shared_address(smem.bias.bytes[stage * kBands + (kBands > 1 ? consumer : 0)]);
-    }
-    return 0;
-  }
-
-  // --- adders: a warp for each consumer ----------------------------------------------
-
-  // What adders need for each part, where it takes no registers: they have few.
-  TRACEA_DEVICE void note_adding() const {
-    AttentionAdding& to = smem.sums.adding;
-    int count = range.count();
-    if constexpr (Traits::kSpans) count = smem.map.counts[0] + smem.map.counts[1];
-    to.count = has_queries ? count * p.group : 0;
-    to.blocks = ceil_div(p.q_len, kBlockQ);
-    to.first = (tile.example * p.kv_heads + tile.head) * p.group * to.blocks;
-    to.tile = tile.query / kTileKv;
-    if constexpr (Traits::kSegments) {
-      to.of_queries = p.spans_q + static_cast<i64>(tile.example) * to.blocks;
-      to.of_keys = p.spans_kv + static_cast<i64>(tile.example) * ceil_div(p.kv_len, kTileKv);
-    }
-  }
-
-  // Of two warps each takes every second block, so that one may wait until its sums have
-  // arrived while the other one adds.
-  TRACEA_DEVICE static void add(const AttentionKeysParams& p, Shared& smem, int warp) {
-    const volatile AttentionAdding& adding = smem.sums.adding;
-    TRACEA_NO_UNROLL
-    for (int i = warp; i < adding.count; i += 2) {
-      wait(smem.sums.full[warp], i / 2 & 1);
-      const AttentionPartPlace place = smem.sums.place[warp];
-      const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
-      if (elect_one()) {
-        const int index = adding.first + place.head * adding.blocks + place.block;
-        AttentionSums<Traits>::add(smem.sums, p.sums, p.turns, index, turn);
-      }
-      __syncwarp();
-    }
-  }
-
-  // Tiles before this one that see a block of queries which this one sees. A warp.
-  TRACEA_DEVICE static int earlier_tiles(const AttentionKeysParams& p, const Shared& smem,
-                                         int block) {
-    const volatile AttentionAdding& adding = smem.sums.adding;
-    const int first = block * kBlockQ;
-    const int nearest = Traits::kHasLeft && first > p.left ? (first - p.left) / kTileKv : 0;
-    if constexpr (!Traits::kSegments) return adding.tile - nearest;
-    const SegmentSpan queries = adding.of_queries[block];
-    int count = 0;
-    TRACEA_NO_UNROLL
-    for (int other = nearest + static_cast<int>(threadIdx.x) % kWarpSize;
-         __any_sync(0xFFFFFFFFu, other < adding.tile); other += kWarpSize) {
-      bool is_seen = false;
-      if (other < adding.tile) {
-        const SegmentSpan keys = adding.of_keys[other];
-        is_seen = keys.low <= queries.high && queries.low <= keys.high;
-      }
-      count += __popc(__ballot_sync(0xFFFFFFFFu, is_seen));
-    }
-    return count;
-  }
-
-  // --- consumers: warpgroups ---------------------------------------------------------
+  TRACEA_DEVICE AttentionKeys(const AttentionKeysParams& params,
+                              AttentionKeysShared<Traits>& shared, u32 index)
+      : Tile(params, shared, index) {}
 
   struct Progress {
     float dk[Sums::kAccumulators], dv[ValueSums::kAccumulators];
@@ -370,15 +90,21 @@ struct AttentionKeys {
 
   // p of the consumer's keys and a block of queries, in the place of their scores.
   TRACEA_DEVICE void weigh(float (&s)[Scores::kAccumulators], int stage, int thread) const {
-    const u32 exponents =
-        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 exponents = smem.rows[stage].of(0, thread);
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
       const Pair exponent = ld_shared_pair(exponents + 32 * j);
+      Pair cap;
+      if constexpr (Traits::kBiased) {
+        cap = ld_shared_pair(exponents + 4 * kBlockQ * Planes::kCaps + 32 * j);
+      }
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
         const float shift = i % 2 ? exponent.y : exponent.x;
         s[4 * j + i] = ex2_approx(fmaf(s[4 * j + i], p.scale_log2, -shift));
+        if constexpr (Traits::kBiased) {
+          s[4 * j + i] = min_nan(s[4 * j + i], i % 2 ? cap.y : cap.x);
+        }
       }
     }
   }
@@ -388,7 +114,7 @@ struct AttentionKeys {
                           const int (&ids)[2], int block, int key, int stage,
                           int thread) const {
     const int column = wgmma_accumulator_col(thread, 0);
-    const u32 of_queries = shared_address(smem.rows[stage].segments) + 4 * column;
+    const u32 of_queries = smem.rows[stage].of(Planes::kIds, thread);
     int begin[2], end[2];
     TRACEA_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -427,8 +153,7 @@ struct AttentionKeys {
                                    const float (&t)[Scores::kAccumulators],
                                    u32 (&weights)[kSteps][4], u32 (&rounded)[kSteps][4],
                                    int stage, int thread) const {
-    const u32 exponents =
-        shared_address(smem.rows[stage].exponents) + 4 * wgmma_accumulator_col(thread, 0);
+    const u32 exponents = smem.rows[stage].of(0, thread);
     const u32 deltas = exponents + 4 * kBlockQ;
     TRACEA_UNROLL
     for (int j = 0; j < kBlockQ / 8; ++j) {
@@ -444,7 +169,7 @@ struct AttentionKeys {
                                  rcp_approx(p.scale_log2));
         }
       }
-      if constexpr (kIsTight) {
+      if constexpr (Traits::kIsTight) {
         round_block<Element>(weights, j,
                              {p_of[4 * j], p_of[4 * j + 1], p_of[4 * j + 2], p_of[4 * j + 3]});
       }
@@ -487,7 +212,7 @@ struct AttentionKeys {
       mask(s, queries, at.ids, block, key, stage, thread);
       if constexpr (Traits::kMaskBits) beside.mask(s, block, thread);
     }
-    if constexpr (kIsTight) {
+    if constexpr (Traits::kIsTight) {
       wgmma_wait_group<0>();
       wgmma_fence_operands(t);
     } else {
@@ -498,7 +223,7 @@ struct AttentionKeys {
       wgmma_fence_operands(t);
     }
     differentiate(s, t, weights, ds, stage, thread);
-    if constexpr (kIsTight) {
+    if constexpr (Traits::kIsTight) {
       wgmma_fence();
       multiply_rows<ValueSums, TileOut>(at.dv, weights, d_out);
     }
@@ -542,7 +267,7 @@ struct AttentionKeys {
           at.ids[half] = ids[min(key + wgmma_accumulator_row(thread, 2 * half), p.kv_len - 1)];
         }
       }
-      walk<true>([&](int head, int block, bool is_partial) {
+      this->template walk<true>([&](int head, int block, bool is_partial) {
         step(at, head, block, is_partial, start, queries, key, consumer, thread);
       });
       wgmma_wait_group<0>();
@@ -568,24 +293,12 @@ struct AttentionKeys {
     const u32 to_dv = shared_address(smem.v[slab]) + to_own;
     stage_rows<Element, typename Traits::Swizzle, TileK>(at.dk, to_dk, thread);
     stage_rows<Element, typename Traits::Swizzle, TileV>(at.dv, to_dv, thread);
-    fence_proxy_async_shared();
-    __syncwarp();
-    if (!elect_one()) return;
-    const int row = thread / kWarpSize * 16;
-    store_slabs<Sums::kN>(p.dk, to_dk + row * 128, slab, key + row);
-    store_slabs<ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row);
-    cp_async_bulk_commit_group();
-    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
-  }
-
-  // Starts the copies of 16 rows of the consumer's columns, from slab `first` on.
-  template <int kColumns>
-  TRACEA_DEVICE void store_slabs(const TensorMap* map, u32 from, int first, int row) const {
-    TRACEA_UNROLL
-    for (int slab = 0; slab < ceil_div(kColumns, 64); ++slab) {
-      cp_async_bulk_tensor_4d_store(map, from + slab * TileK::kSlabBytes, (first + slab) * 64,
-                                    row, tile.head, tile.example);
-    }
+    store_staged_rows(thread, [&](int row) {
+      store_rows<TileK, Sums::kN>(p.dk, to_dk + row * 128, slab, key + row, tile.head,
+                                  tile.example);
+      store_rows<TileV, ValueSums::kN>(p.dv, to_dv + row * 128, slab, key + row, tile.head,
+                                       tile.example);
+    });
   }
 
   // Rows of keys past the limit become zeros.
@@ -620,14 +333,15 @@ struct AttentionKeys {
 };
 
 template <class Traits>
-TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p) {
+TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p,
+                                               u32 index = blockIdx.x) {
   extern __shared__ __align__(1024) u8 smem_bytes[];
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionKeys<Traits>;
   auto& shared = *reinterpret_cast<typename Kernel::Shared*>(smem_bytes);
-  const Kernel kernel(p, shared);
+  const Kernel kernel(p, shared, index);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   if (warpgroup == 0) {

@@ -36,7 +36,7 @@ struct AttentionQueriesParams {
   const TensorMap *q, *k, *v, *d_out, *dq;  // see attention_sm90.cuh
   const TensorMap* bias;                    // (keys, queries, heads, examples), or null
   const TensorMap* segments;                // of ids of keys, (padded, batch), or null
-  const float* rows;                        // (batch, heads, 2 or 3, padded)
+  const float* rows;                        // (batch, heads, planes, padded)
   const int* q_lengths;                     // (batch), or null
   const int* kv_lengths;                    // (batch), or null
   const SegmentSpan *spans_q, *spans_kv;    // (batch, tiles and blocks), or null
@@ -115,11 +115,12 @@ struct AttentionQueries {
   BlockRange range;  // of blocks of keys
   bool has_keys;
 
-  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared)
+  // The `index`-th tile.
+  TRACEA_DEVICE AttentionQueries(const AttentionQueriesParams& params, Shared& shared, u32 index)
       : p(params), smem(shared) {
     const AttentionOrder order{ceil_div(p.q_len, kTileQ), p.heads, p.batch, p.section,
                                Traits::kHasRight};
-    tile = order.at(blockIdx.x, kTileQ);
+    tile = order.at(index, kTileQ);
     range = blocks(keys());
     has_keys = range.count() > 0;
     initialize();
@@ -257,10 +258,9 @@ struct AttentionQueries {
 
   struct Progress {
     float dq[Sums::kAccumulators];
-    float exponent[2], delta[2];  // of the thread's two rows
+    QueryNumbers<Traits> rows;
     State state;
     bool has_begun;
-    int ids[2];  // segments of the rows
   };
 
   // One block of keys. Its last product is not waited for.
@@ -290,11 +290,11 @@ struct AttentionQueries {
           s, bias_tile(stage, consumer), thread);
     }
     if constexpr (Traits::kSoftCap) soft_cap(s, p.to_cap);
-    weigh_queries(s, at.exponent, p.scale_log2);
+    at.rows.weigh(s, p.scale_log2);
     if constexpr (kMasks) {
       const u32 ids =
           shared_address(smem.segments[stage]) + 4 * wgmma_accumulator_col(thread, 0);
-      hide_keys<Traits>(s, keys, query, block * kBlockKv, at.ids, thread,
+      hide_keys<Traits>(s, keys, query, block * kBlockKv, at.rows.ids, thread,
                         [&](int j, u32(&of_keys)[2]) {
                           ld_shared(ids + 32 * j, of_keys[0], of_keys[1]);
                         });
@@ -308,9 +308,9 @@ struct AttentionQueries {
       float c[4];
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        c[i] = s[4 * j + i] * (t[4 * j + i] - at.delta[i / 2]);
+        c[i] = s[4 * j + i] * (t[4 * j + i] - at.rows.delta[i / 2]);
         if constexpr (Traits::kSoftCap) {
-          c[i] *= soft_cap_slope(s[4 * j + i], at.exponent[i / 2], rcp_approx(p.scale_log2));
+          c[i] *= soft_cap_slope(s[4 * j + i], at.rows.exponent[i / 2], rcp_approx(p.scale_log2));
         }
       }
       round_block<Element>(ds, j, c);
@@ -318,12 +318,6 @@ struct AttentionQueries {
     wgmma_fence();
     multiply_rows<Sums, TileK>(at.dq, ds, k);
     at.state.advance();
-  }
-
-  TRACEA_DEVICE void load_rows(Progress& at, int query, int thread) const {
-    const float* const of_head = p.rows + (static_cast<i64>(tile.example) * p.heads + tile.head) *
-                                              (2 + Traits::kSegments) * p.padded;
-    load_query_numbers<Traits>(at.exponent, at.delta, at.ids, of_head, p.padded, query, thread);
   }
 
   TRACEA_DEVICE void consume(int consumer) const {
@@ -337,7 +331,8 @@ struct AttentionQueries {
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
     if (range.count() > 0) wait(smem.queries_full, 0);
     if (has_keys) {
-      load_rows(at, query, thread);
+      const i64 heads_before = static_cast<i64>(tile.example) * p.heads + tile.head;
+      at.rows.load(p.rows, heads_before, p.padded, query, thread);
       walk<true>(
           [&](int block) { step<true>(at, block, start, keys, query, consumer, thread); },
           [&](int block) { step<false>(at, block, start, keys, query, consumer, thread); });
@@ -355,24 +350,22 @@ struct AttentionQueries {
     meet_warpgroup(consumer);  // all of it have multiplied their queries
     const u32 to = shared_address(smem.q[0]) + consumer * 64 * 128;
     stage_rows<Element, typename Traits::Swizzle, TileQ>(dq, to, thread);
-    fence_proxy_async_shared();
-    __syncwarp();
-    if (!elect_one()) return;
-    const int row = thread / kWarpSize * 16;
-    store_rows<TileQ>(p.dq, to + row * 128, query + row, tile.head, tile.example);
-    cp_async_bulk_commit_group();
-    cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
+    store_staged_rows(thread, [&](int row) {
+      store_rows<TileQ, kHeadDim>(p.dq, to + row * 128, 0, query + row, tile.head,
+                                  tile.example);
+    });
   }
 };
 
 template <class Traits>
-TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p) {
+TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p,
+                                               u32 index = blockIdx.x) {
   extern __shared__ __align__(1024) u8 smem_bytes[];
   // Swizzled copies and descriptors count on it; nothing useful can happen without.
   if (shared_address(smem_bytes) % 1024 != 0) __trap();
 
   using Kernel = AttentionQueries<Traits>;
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
+  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes), index);
   const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
   const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   if (warpgroup == 0) {

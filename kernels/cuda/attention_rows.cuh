@@ -1,8 +1,9 @@
-// What the backward pass of attention knows of each query before it begins: two numbers, and
-// the id of its segment.
+// What the backward pass of attention knows of each query before it begins: two numbers, the
+// id of its segment, and beside a bias what bounds its weights.
 //
 //     exponent = log2(e) lse        p = 2^(log2(e) scale q k' - exponent)
 //     delta = sum over columns of do o
+//     cap                           see tile/low_scores.cuh
 //
 // The exponent of a query that has no gradient is infinite, so that its p are 0: queries past
 // their number, and those that see no key, whose lse is that of scores that jax.nn masks.
@@ -19,6 +20,7 @@
 
 #include "ptx/convert.cuh"
 #include "tile/common.cuh"
+#include "tile/low_scores.cuh"
 
 namespace tracea {
 
@@ -27,16 +29,47 @@ struct AttentionRowsParams {
   const float* lse;       // (batch, heads, q_len)
   const int* q_lengths;   // (batch), or null
   const int* segments;    // (batch, q_len), or null
-  float* rows;            // (batch, heads, 2 or 3, padded): exponents, deltas, ids
+  float* rows;            // (batch, heads, planes, padded): exponents, deltas, ids, caps
   float* blind;           // (batch, tiles, heads, columns), or null
   float* sums;            // (batch, heads, padded, kSumColumns), or null
   int* turns;             // (batch, heads, blocks of kBlockQ), or null
   int q_len, padded, heads;
+  LowScoresParams low;  // looked at beside a bias
 };
 
-// Least log-sum-exp of a query that sees a key: scores are masked by less than this, also by
-// cuDNN (-2^41) and by a bias of -1e9. The weights of such low scores are lost in rounding.
-constexpr float kLeastLse = -8388608.0f;  // -2^23
+// Counts the keys that queries of low scores weigh, and writes caps. A bit for each pass in
+// which the thread's row is such a query. Of others a log-sum-exp below kLeastScore says that
+// they see no key: scores are masked by less, also by cuDNN (-2^41).
+template <class Traits, int kPasses>
+TRACEA_DEVICE u32 cap_low_rows(const AttentionRowsParams& p, float* caps, i64 heads_before,
+                               int example, int head, int first, int count) {
+  constexpr int kLanes = Traits::kLanes, kRows = Traits::kThreads / kLanes;
+  static_assert(kPasses <= 32, "a bit for each");
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  u32 found = 0;
+  TRACEA_NO_UNROLL
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = first + pass * kRows + static_cast<int>(threadIdx.x) / kLanes;
+    const float lse = row < count ? p.lse[heads_before * p.q_len + row] : 0.0f;
+    int keys = 0;
+    if (__any_sync(0xFFFFFFFFu, is_low(lse))) {
+      if (is_low(lse)) {
+        const int segment =
+            Traits::kSegments ? p.segments[static_cast<i64>(example) * p.q_len + row] : 0;
+        keys = count_near<Traits, kLanes>(p.low, lse, example, head, row, segment, lane);
+      }
+      TRACEA_UNROLL
+      for (int other = kLanes / 2; other > 0; other /= 2) {
+        keys += __shfl_xor_sync(0xFFFFFFFFu, keys, other);
+      }
+    }
+    found |= static_cast<u32>(keys > 0) << pass;
+    if (lane == 0 && row < p.padded) {
+      caps[row] = keys > 0 ? 1.0f / static_cast<float>(keys) : __int_as_float(0x7F800000);
+    }
+  }
+  return found;
+}
 
 template <class Traits>
 TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
@@ -52,7 +85,8 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
   const int count =
       Traits::kQLengths ? min(max(p.q_lengths[example], 0), p.q_len) : p.q_len;
   const i64 heads_before = static_cast<i64>(example) * p.heads + head;
-  float* const exponents = p.rows + heads_before * (2 + Traits::kSegments) * p.padded;
+  constexpr int kCaps = 2 + Traits::kSegments;  // their plane
+  float* const exponents = p.rows + heads_before * (kCaps + Traits::kBiased) * p.padded;
 
   if constexpr (Traits::kSumColumns > 0) {
     const int parts = Traits::kSumColumns / 64;
@@ -71,14 +105,21 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
 
   float sum[8] = {};
   bool has_blind = false;
+  constexpr int kPasses = Traits::kRows / kRows;
+  u32 low = 0;
+  if constexpr (Traits::kBiased) {
+    low = cap_low_rows<Traits, kPasses>(p, exponents + kCaps * p.padded, heads_before, example,
+                                        static_cast<int>(head), first, count);
+  }
 
   TRACEA_UNROLL
-  for (int pass = 0; pass < Traits::kRows / kRows; ++pass) {
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const bool is_capped = (low >> pass & 1u) != 0;
     const int row = first + pass * kRows + static_cast<int>(threadIdx.x) / kLanes;
     float delta = 0.0f, lse = 0.0f;
     if (row < count) {
       lse = p.lse[heads_before * p.q_len + row];
-      const bool is_blind = Traits::kBlind && lse < kLeastLse;
+      const bool is_blind = Traits::kBlind && lse < kLeastScore && !is_capped;
       has_blind = has_blind || is_blind;
       const i64 at = ((static_cast<i64>(example) * p.q_len + row) * p.heads + head) * kColumns;
       if (8 * lane < kColumns) {
@@ -101,7 +142,10 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
     }
     if (lane == 0 && row < p.padded) {
       float exponent = __int_as_float(0x7F800000);  // inf
-      if (row < count && !(lse < kLeastLse)) exponent = lse * 1.44269504f;  // also of NaN
+      if (is_capped) lse = near_scores(lse);
+      if (row < count && (is_capped || !(lse < kLeastScore))) {  // also of NaN
+        exponent = lse * 1.44269504f;
+      }
       // A bias of -inf for all keys leaves NaN, and no score that says so.
       if (Traits::kBiased && !(delta == delta)) exponent = delta;
       exponents[row] = exponent;

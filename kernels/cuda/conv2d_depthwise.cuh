@@ -51,6 +51,7 @@ class Conv2dDepthwise {
         walk_(params, smem + kWeightBytes),
         weights_(reinterpret_cast<float2*>(smem)),
         pair_(thread() % kPairs),
+        own_weights_(weights_ + pair_),
         channel_(walk_.channel + 2 * pair_),
         column_(walk_.column(thread() / kPairs)),
         window_(walk_.window(thread() / kPairs) +
@@ -101,7 +102,7 @@ class Conv2dDepthwise {
     if constexpr (Traits::kWeightsInRegisters) {
       return kept_[tap];
     } else {
-      const float2 pair = weights_[tap * kPairs + pair_];
+      const float2 pair = own_weights_[tap * kPairs];
       return {pair.x, pair.y};
     }
   }
@@ -158,7 +159,9 @@ class Conv2dDepthwise {
   const RowWalkParams& p_;
   const Walk walk_;
   float2* const weights_;
-  const int pair_, channel_, column_;
+  const int pair_;
+  const float2* const own_weights_;  // one base, so that taps are offsets of an instruction
+  const int channel_, column_;
   const int window_;  // byte of a row in the ring
   Pair bias_;
   Pair kept_[Traits::kWeightsInRegisters ? kTaps : 1];

@@ -10,7 +10,8 @@
 // kTileW columns of it, and multiplies (16 columns, 16 channels of x) by (16 channels of x, 16
 // of y). Groups of 8 are the two blocks along the diagonal of that, and only these are
 // multiplied; smaller ones are blocks along their diagonals, zeros elsewhere. The weights of
-// all taps stay in registers, and so do the sums of the rows that are not complete:
+// all taps stay in registers, where those of larger groups come by shared memory, and so do
+// the sums of the rows that are not complete:
 //
 //   row of x in shared memory    [ 16 columns + taps ] x channels
 //                                  ldmatrix at tap s: 16 columns, 16 channels
@@ -47,9 +48,13 @@ class Conv2dGrouped {
   static constexpr int kChannelWarps = Traits::kChannels / kSide;
   static constexpr int kThreads = kChannelWarps * Traits::kStrips * kWarpSize;
   static constexpr int kTaps = Traits::kTapsH * Traits::kTapsW;
+  // Of larger groups, fragments of weights are whole squares: (tap, row of a group, channel).
+  static constexpr bool kStagesWeights = Traits::kGroup >= kSide;
+  static constexpr int kWeightPitch = Traits::kChannels * 2 + 16;
+  static constexpr int kWeightBytes = kStagesWeights ? kTaps * Traits::kGroup * kWeightPitch : 0;
 
   static_assert(kThreads == Traits::kThreads, "the launch must have all the strips");
-  static_assert(Walk::kRingBytes == Traits::kSmemBytes,
+  static_assert(kWeightBytes + Walk::kRingBytes == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(Traits::kTileW % 16 == 0 && Traits::kChannels % (kSide * kDepth) == 0,
                 "a warp has whole fragments, a block whole groups");
@@ -60,7 +65,8 @@ class Conv2dGrouped {
 
   TRACEA_DEVICE Conv2dGrouped(const RowWalkParams& params, u8* smem)
       : p_(params),
-        walk_(params, smem),
+        smem_weights_(smem),
+        walk_(params, smem + kWeightBytes),
         channel_(walk_.channel + warp() % kChannelWarps * kSide),
         column_(walk_.column(warp() / kChannelWarps)),
         window_(walk_.window(warp() / kChannelWarps) + lane_bytes()) {}
@@ -100,9 +106,71 @@ class Conv2dGrouped {
            2 * in_channel + lane() / 16 * 16;
   }
 
-  // Fragments of the weights of every tap: channel of x by channel of the result; zero where
-  // the two are of different groups.
+  // Fragments of the weights of every tap, channel of x by channel of the result, and bias.
   TRACEA_DEVICE void load_weights() {
+    if constexpr (kStagesWeights) {
+      copy_weights();
+      __syncthreads();
+      read_weights();
+    } else {
+      gather_weights();
+    }
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      bias_[half] = load_bias<Traits>(p_, channel_ + 8 * half + mma_c_col(lane(), 0));
+    }
+  }
+
+  // The weights of the block's channels to shared memory, 16 bytes at a time.
+  TRACEA_DEVICE void copy_weights() const {
+    constexpr int kUnits = Traits::kChannels / 8;  // of a row
+    constexpr int kAll = kTaps * Traits::kGroup * kUnits;
+    TRACEA_UNROLL
+    for (int i = 0; i < ceil_div(kAll, kThreads); ++i) {
+      const int unit = static_cast<int>(threadIdx.x) + i * kThreads;
+      if (unit >= kAll) break;
+      const int row = unit / kUnits, column = unit % kUnits * 8;
+      const int channel = walk_.channel + column;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (channel < p_.channels) {
+        const u16* w = static_cast<const u16*>(p_.w);
+        eight = *reinterpret_cast<const uint4*>(w + static_cast<i64>(row) * p_.channels +
+                                                channel);
+      }
+      *reinterpret_cast<uint4*>(smem_weights_ + row * kWeightPitch + column * 2) = eight;
+    }
+  }
+
+  // The warp's fragments. Rows in shared memory are channels of x, or in reverse those of the
+  // result, which are then the columns of the fragments.
+  TRACEA_DEVICE void read_weights() {
+    constexpr int kGroup = Traits::kGroup;
+    const int first = channel_ / (kSide * kDepth) * (kSide * kDepth) - walk_.channel;
+    const int own = channel_ - walk_.channel;
+    const int low = lane() % 8, odd = lane() / 8 % 2 * 8, high = lane() / 16 * 8;
+    TRACEA_UNROLL
+    for (int tap = 0; tap < kTaps; ++tap) {
+      const int from = Traits::kFlips ? kTaps - 1 - tap : tap;
+      TRACEA_UNROLL
+      for (int depth = 0; depth < kDepth; ++depth) {
+        const int row = Traits::kFlips ? own % kGroup + high + low : depth * kSide + odd + low;
+        const int column = Traits::kFlips ? first + depth * kSide + odd : own + high;
+        const u32 at = shared_address(smem_weights_) +
+                       (from * kGroup + row) * kWeightPitch + column * 2;
+        u32 words[4];
+        if constexpr (Traits::kFlips) {
+          ldmatrix_x4(words, at);
+        } else {
+          ldmatrix_x4_trans(words, at);
+        }
+        TRACEA_UNROLL
+        for (int i = 0; i < 4; ++i) weights_[tap][depth][i / 2][i % 2] = words[i];
+      }
+    }
+  }
+
+  // The fragments of small groups, with zeros where channels are of different groups.
+  TRACEA_DEVICE void gather_weights() {
     constexpr int kGroup = Traits::kGroup;
     const int first = channel_ / (kSide * kDepth) * (kSide * kDepth);
     int offsets[kDepth][2][4];  // of the elements of a lane, in the weights of a tap
@@ -126,16 +194,18 @@ class Conv2dGrouped {
         const int depth = i / 4, half = i / 2 % 2, word = i % 2;
         const int(&at)[4] = offsets[depth][half];
         const u32(&mask)[4] = masks[depth][half];
-        weights_[tap][depth][half][word] =
-            (w[at[2 * word]] & mask[2 * word]) |
-            (w[at[2 * word + 1]] & mask[2 * word + 1]) << 16;
+        if constexpr (Traits::kFlips) {  // neighbours in memory
+          const u32 pair = *reinterpret_cast<const u32*>(w + at[2 * word]);
+          weights_[tap][depth][half][word] =
+              pair & (mask[2 * word] | mask[2 * word + 1] << 16);
+        } else {
+          weights_[tap][depth][half][word] =
+              (w[at[2 * word]] & mask[2 * word]) |
+              (w[at[2 * word + 1]] & mask[2 * word + 1]) << 16;
+        }
       }
-      // A tap at a time: the loads of all of them at once would fill the registers.
-      asm volatile("" ::: "memory");
-    }
-    TRACEA_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      bias_[half] = load_bias<Traits>(p_, channel_ + 8 * half + mma_c_col(lane(), 0));
+      // A line of taps at a time: the loads of all of them would fill the registers.
+      if (tap % Traits::kTapsW == Traits::kTapsW - 1) asm volatile("" ::: "memory");
     }
   }
 
@@ -201,6 +271,7 @@ class Conv2dGrouped {
   }
 
   const RowWalkParams& p_;
+  u8* const smem_weights_;
   const Walk walk_;
   const int channel_, column_;
   const int window_;  // byte of a row in the ring

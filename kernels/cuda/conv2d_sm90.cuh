@@ -29,7 +29,6 @@
 // pixels. PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/tma_im2col.cuh"
@@ -37,6 +36,7 @@
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
 #include "tile/conv_epilogue.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/scheduler.cuh"
 #include "tile/swizzle.cuh"
@@ -60,11 +60,8 @@ struct ConvSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
   alignas(1024) u8 b[Traits::kStages][Traits::kRowsB * 128];
   alignas(1024) u8 buffers[Traits::kConsumers][Traits::kBuffers][64 * 128];
-  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
-  u64 full_barrier[Traits::kStages];
-  u64 empty_barrier[Traits::kStages];
-  u64 residual_barriers[Traits::kConsumers][2];
-  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
+  RingBarriers<Traits::kStages> ring;
+  ConvFinishShared<Traits> finish;
 };
 
 // What a block computes at a time.
@@ -165,20 +162,8 @@ struct ConvSm90 {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStages; ++i) {
-        mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(kTileConsumers, kCluster));
-      }
-      TRACEA_UNROLL
-      for (int i = 0; i < kConsumers; ++i) {
-        mbarrier_init(shared_address(&smem.turn_barriers[i]), 1);
-        TRACEA_UNROLL
-        for (u64& barrier : smem.residual_barriers[i]) {
-          mbarrier_init(shared_address(&barrier), 1);
-        }
-      }
+      smem.ring.initialize(kTileConsumers, kCluster);
+      smem.finish.initialize();
       fence_mbarrier_init();
     }
     if constexpr (kCluster > 1) {
@@ -188,13 +173,8 @@ struct ConvSm90 {
     }
   }
 
-  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(barrier, parity)) {
-    }
-  }
-
   // One thread of the block.
-  TRACEA_DEVICE void produce() const {
+  TRACEA_DEVICE void produce(int) const {
     State state;
     for_each_tile([&](const ConvWork& work) {
       const ConvAxis &h = work.rows.h, &w = work.rows.w;
@@ -207,10 +187,7 @@ struct ConvSm90 {
           const int tap = h.tap(i) * p.kernel_width + w.tap(j);
           TRACEA_NO_UNROLL
           for (int c = 0; c < p.channels; c += Traits::kChunk, state.advance()) {
-            const u32 full = shared_address(&smem.full_barrier[state.stage_idx]);
-            wait(shared_address(&smem.empty_barrier[state.stage_idx]),
-                 state.producer_parity());
-            mbarrier_arrive_expect_tx(full, kCopiedBytes);
+            const u32 full = smem.ring.refill(state, kCopiedBytes);
             cp_async_bulk_tensor_4d_im2col(shared_address(smem.a[state.stage_idx]), work.a, c,
                                            column, row, at.image,
                                            static_cast<u16>(w.offset(j)),
@@ -248,29 +225,13 @@ struct ConvSm90 {
     }
   }
 
-  // Issues the products of one stage; `accumulate` is false if they overwrite.
-  TRACEA_DEVICE static void multiply(float (&accumulators)[kSlabs][Mma::kAccumulators], u64 a,
-                                     u64 b, bool accumulate) {
-    wgmma_fence();
-    TRACEA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        Mma::mma(accumulators[slab], a + slab * (64 * 128 / 16) + step * DescriptorA::kStep,
-                 b + step * DescriptorB::kStep, accumulate || step != 0);
-      }
-    }
-    wgmma_commit_group();
-  }
-
-  // Tells every block that copies into the stage that this consumer has read it: one thread
-  // does, as a finished wgmma is finished for the warpgroup.
+  // Tells every block that copies into the stage that this consumer has read it.
   TRACEA_DEVICE void release(const State& state, int thread) const {
-    const u32 empty = shared_address(&smem.empty_barrier[state.stage_idx]);
     if constexpr (kCluster > 1) {
+      const u32 empty = shared_address(&smem.ring.empty[state.stage_idx]);
       if (thread < kCluster) mbarrier_arrive_cluster(empty, thread);
     } else {
-      if (thread == 0) mbarrier_arrive(empty);
+      smem.ring.release(state.stage_idx, thread);
     }
   }
 
@@ -279,9 +240,8 @@ struct ConvSm90 {
     const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.a[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.b[0]));
-    ConvEpilogue<Traits> epilogue(p.epilogue, shared_address(smem.buffers[consumer]),
-                                  shared_address(smem.bias[consumer]),
-                                  shared_address(smem.residual_barriers[consumer]), consumer);
+    ConvEpilogue<Traits> epilogue =
+        smem.finish.epilogue(p.epilogue, smem.buffers[consumer], consumer);
     State state;     // the stage to multiply next
     State finished;  // the oldest stage not yet released
     u32 next = 0;    // tile of this block
@@ -297,27 +257,24 @@ struct ConvSm90 {
         return;
       }
       epilogue.prefetch(corner, work.n, work.rows);
-      if constexpr (kPingPong) {
-        wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
-      }
+      if constexpr (kPingPong) smem.finish.wait_turn(consumer, tile);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       if constexpr (Traits::kPhasesH * Traits::kPhasesW > 1) {
         if (steps == 0) fill_zero(accumulators);
       }
       TRACEA_NO_UNROLL
       for (int k = 0; k < steps; ++k, state.advance()) {
-        wait(shared_address(&smem.full_barrier[state.stage_idx]), state.consumer_parity());
-        multiply(accumulators, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
-                 first_b + state.stage_idx * (Traits::kRowsB * 128 / 16), k != 0);
+        smem.ring.wait(state);
+        multiply_stage<Mma, DescriptorA, DescriptorB, kSteps>(
+            accumulators, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
+            first_b + state.stage_idx * (Traits::kRowsB * 128 / 16), k != 0);
         wgmma_wait_group<Traits::kWaitDepth>();
         if (k >= Traits::kWaitDepth) {
           release(finished, thread);
           finished.advance();
         }
       }
-      if (kPingPong && thread == 0) {
-        mbarrier_arrive(shared_address(&smem.turn_barriers[consumer]));
-      }
+      if constexpr (kPingPong) smem.finish.end_turn(consumer, thread);
       if constexpr (Traits::kWaitDepth > 0) {
         wgmma_wait_group<0>();
         TRACEA_UNROLL
@@ -346,27 +303,10 @@ struct ConvSm90 {
 template <class Traits>
 TRACEA_DEVICE void conv2d_sm90(const ConvSm90Params<Traits>& p) {
   using Kernel = ConvSm90<Traits>;
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
   const int rank = Kernel::kCluster > 1 ? static_cast<int>(cluster_rank()) : 0;
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes), rank};
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  const Kernel kernel{p, swizzled_shared<typename Kernel::Shared>(), rank};
   kernel.initialize();
-
-  if (warpgroup == 0) {
-    if constexpr (Traits::kProducerRegisters > 0) {
-      setmaxnreg_dec<Traits::kProducerRegisters>();
-    }
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    if constexpr (Traits::kConsumerRegisters > 0) {
-      setmaxnreg_inc<Traits::kConsumerRegisters>();
-    }
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<1, Traits::kProducerRegisters, Traits::kConsumerRegisters>(kernel);
 
   // A block must outlive its partner's copies into it, and arrivals at its barriers.
   if constexpr (Kernel::kCluster > 1) {

@@ -19,13 +19,13 @@
 // "Asynchronous warpgroup level matrix shared memory layout".
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_epilogue.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/swizzle.cuh"
 
@@ -45,11 +45,9 @@ struct ConvStemShared {
   alignas(1024) u8 w[ceil_div(Traits::kTileN, 64)][Traits::kDepth * 128];
   alignas(1024) u8 buffers[Traits::kConsumers][Traits::kBuffers][64 * 128];
   alignas(128) u8 x[Traits::kStages][Traits::kLineSlabs][Traits::kBoxBytes];
-  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
-  u64 full_barrier[Traits::kStages];
-  u64 empty_barrier[Traits::kStages];
-  u64 weights_barrier;
-  u64 residual_barriers[Traits::kConsumers][2];
+  RingBarriers<Traits::kStages> ring;
+  alignas(16) u64 weights_barrier;
+  ConvFinishShared<Traits> finish;
 };
 
 template <class Traits>
@@ -101,32 +99,16 @@ struct ConvStem {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStages; ++i) {
-        mbarrier_init(shared_address(&smem.full_barrier[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_barrier[i]),
-                      empty_arrivals(Traits::kConsumers, 1));
-      }
+      smem.ring.initialize(Traits::kConsumers);
       mbarrier_init(shared_address(&smem.weights_barrier), 1);
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kConsumers; ++i) {
-        TRACEA_UNROLL
-        for (u64& barrier : smem.residual_barriers[i]) {
-          mbarrier_init(shared_address(&barrier), 1);
-        }
-      }
+      smem.finish.initialize();
       fence_mbarrier_init();
     }
     __syncthreads();
   }
 
-  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(barrier, parity)) {
-    }
-  }
-
   // One thread of the block.
-  TRACEA_DEVICE void produce() const {
+  TRACEA_DEVICE void produce(int) const {
     const u32 weights = shared_address(&smem.weights_barrier);
     mbarrier_arrive_expect_tx(weights, sizeof(smem.w));
     TRACEA_UNROLL
@@ -139,9 +121,7 @@ struct ConvStem {
     }
     State state;
     for_each_tile([&](int image, int line, int column) {
-      const u32 full = shared_address(&smem.full_barrier[state.stage_idx]);
-      wait(shared_address(&smem.empty_barrier[state.stage_idx]), state.producer_parity());
-      mbarrier_arrive_expect_tx(full, Traits::kLineSlabs * kInputLines * kPitch);
+      const u32 full = smem.ring.refill(state, Traits::kLineSlabs * kInputLines * kPitch);
       TRACEA_UNROLL
       for (int slab = 0; slab < Traits::kLineSlabs; ++slab) {
         const u32 box = shared_address(smem.x[state.stage_idx][slab]);
@@ -171,11 +151,10 @@ struct ConvStem {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const int first_line = consumer * (kSlabs / Traits::kLineSlabs);
     const u64 w = DescriptorW::encode(shared_address(smem.w[0]));
-    ConvEpilogue<Traits> epilogue(p.epilogue, shared_address(smem.buffers[consumer]),
-                                  shared_address(smem.bias[consumer]),
-                                  shared_address(smem.residual_barriers[consumer]), consumer);
+    ConvEpilogue<Traits> epilogue =
+        smem.finish.epilogue(p.epilogue, smem.buffers[consumer], consumer);
     State state;
-    wait(shared_address(&smem.weights_barrier), 0);
+    wait_parity(shared_address(&smem.weights_barrier), 0);
     for_each_tile([&](int image, int line, int column) {
       const auto corner = [&](int slab) {
         return ConvCorner{column + slab % Traits::kLineSlabs * 64,
@@ -183,7 +162,7 @@ struct ConvStem {
       };
       epilogue.prefetch(corner, n(), ConvRows{});
       float accumulators[kSlabs][Mma::kAccumulators];
-      wait(shared_address(&smem.full_barrier[state.stage_idx]), state.consumer_parity());
+      smem.ring.wait(state);
       const u32 lines = shared_address(smem.x[state.stage_idx][0]) +
                         first_line * Traits::kStride * kPitch;
       wgmma_fence();
@@ -200,7 +179,7 @@ struct ConvStem {
       }
       wgmma_commit_group();
       wgmma_wait_group<0>();
-      if (thread == 0) mbarrier_arrive(shared_address(&smem.empty_barrier[state.stage_idx]));
+      smem.ring.release(state.stage_idx, thread);
       state.advance();
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
@@ -213,22 +192,9 @@ struct ConvStem {
 template <class Traits>
 TRACEA_DEVICE void conv2d_stem_sm90(const ConvStemParams<Traits>& p) {
   using Kernel = ConvStem<Traits>;
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes)};
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  const Kernel kernel{p, swizzled_shared<typename Kernel::Shared>()};
   kernel.initialize();
-
-  if (warpgroup == 0) {
-    setmaxnreg_dec<40>();
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    setmaxnreg_inc<232>();
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<1, 40, 232>(kernel);
 }
 
 }  // namespace tracea

@@ -23,7 +23,6 @@
 // pixels. PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/tma_im2col.cuh"
@@ -31,6 +30,7 @@
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
 #include "tile/conv_epilogue.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/swizzle.cuh"
 
@@ -51,13 +51,9 @@ struct ConvStripsShared {
   alignas(1024) u8 x[Traits::kStrips][Traits::kStripRows * 128];
   alignas(1024) u8 w[Traits::kStages][Traits::kRowsB * 128];
   alignas(1024) u8 buffers[Traits::kConsumers][Traits::kBuffers][64 * 128];
-  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
-  u64 full_strip[Traits::kStrips];
-  u64 empty_strip[Traits::kStrips];
-  u64 full_weights[Traits::kStages];
-  u64 empty_weights[Traits::kStages];
-  u64 residual_barriers[Traits::kConsumers][2];
-  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
+  RingBarriers<Traits::kStrips> strips;
+  RingBarriers<Traits::kStages> weights;
+  ConvFinishShared<Traits> finish;
 };
 
 template <class Traits>
@@ -116,43 +112,30 @@ struct ConvStrips {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStrips; ++i) {
-        mbarrier_init(shared_address(&smem.full_strip[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_strip[i]), empty_arrivals(kTileConsumers, 1));
-      }
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStages; ++i) {
-        mbarrier_init(shared_address(&smem.full_weights[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem.empty_weights[i]), empty_arrivals(kTileConsumers, 1));
-      }
-      TRACEA_UNROLL
-      for (int i = 0; i < kConsumers; ++i) {
-        mbarrier_init(shared_address(&smem.turn_barriers[i]), 1);
-        TRACEA_UNROLL
-        for (u64& barrier : smem.residual_barriers[i]) {
-          mbarrier_init(shared_address(&barrier), 1);
-        }
-      }
+      smem.strips.initialize(kTileConsumers);
+      smem.weights.initialize(kTileConsumers);
+      smem.finish.initialize();
       fence_mbarrier_init();
     }
     __syncthreads();
   }
 
-  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(barrier, parity)) {
+  // One thread of the block for each task.
+  TRACEA_DEVICE void produce(int task) const {
+    if (task == 0) {
+      produce_strips();
+    } else {
+      produce_weights();
     }
   }
 
-  // One thread of the block.
   TRACEA_DEVICE void produce_strips() const {
     StripState state;
     for_each_tile([&](int m, int) {
       TRACEA_NO_UNROLL
       for (int c = 0; c < p.channels; c += Traits::kChunk, state.advance()) {
-        const u32 full = shared_address(&smem.full_strip[state.stage_idx]);
-        wait(shared_address(&smem.empty_strip[state.stage_idx]), state.producer_parity());
-        mbarrier_arrive_expect_tx(full, Traits::kStripRows * Traits::kChunk * 2);
+        const u32 full =
+            smem.strips.refill(state, Traits::kStripRows * Traits::kChunk * 2);
         TRACEA_NO_UNROLL
         for (int row = 0; row < Traits::kStripRows; row += Traits::kCopyRows) {
           const Pixel at = Pixel::at(m + row, p.lines, p.line);
@@ -164,7 +147,6 @@ struct ConvStrips {
     });
   }
 
-  // Another one.
   TRACEA_DEVICE void produce_weights() const {
     WeightsState state;
     bool is_first = true;
@@ -175,10 +157,8 @@ struct ConvStrips {
       for (int c = 0; c < p.channels; c += Traits::kChunk) {
         TRACEA_NO_UNROLL
         for (int tap = 0; tap < kTaps; ++tap, state.advance()) {
-          const u32 full = shared_address(&smem.full_weights[state.stage_idx]);
+          const u32 full = smem.weights.refill(state, Traits::kTileN * Traits::kChunk * 2);
           const u32 stage = shared_address(smem.w[state.stage_idx]);
-          wait(shared_address(&smem.empty_weights[state.stage_idx]), state.producer_parity());
-          mbarrier_arrive_expect_tx(full, Traits::kTileN * Traits::kChunk * 2);
           if constexpr (kMnMajorB) {
             TRACEA_UNROLL
             for (int slab = 0; slab < kSlabsB; ++slab) {
@@ -193,21 +173,6 @@ struct ConvStrips {
     });
   }
 
-  // Issues the products of one tap; `accumulate` is false if they overwrite.
-  TRACEA_DEVICE static void multiply(float (&accumulators)[kSlabs][Mma::kAccumulators], u64 a,
-                                     u64 b, bool accumulate) {
-    wgmma_fence();
-    TRACEA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kSlabs; ++slab) {
-        Mma::mma(accumulators[slab], a + slab * (64 * 128 / 16) + step * DescriptorA::kStep,
-                 b + step * DescriptorB::kStep, accumulate || step != 0);
-      }
-    }
-    wgmma_commit_group();
-  }
-
   // How many rows of a strip a tap's first pixel is behind that of the tile.
   TRACEA_DEVICE int distance(int i, int j) const {
     const int h = Traits::kFlips ? Traits::kTapsH - 1 - i : i;
@@ -215,19 +180,13 @@ struct ConvStrips {
     return h * Traits::kDilationH * p.line + w * Traits::kDilationW;
   }
 
-  // One thread tells the producer, as a finished wgmma is finished for the warpgroup.
-  TRACEA_DEVICE static void release(u64* barriers, int stage, int thread) {
-    if (thread == 0) mbarrier_arrive(shared_address(&barriers[stage]));
-  }
-
   TRACEA_DEVICE void consume(int consumer) const {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroupSize;
     const int row = kPingPong ? 0 : consumer * kSlabs * 64;
     const u64 first_a = DescriptorA::encode(shared_address(smem.x[0]) + row * 128);
     const u64 first_b = DescriptorB::encode(shared_address(smem.w[0]));
-    ConvEpilogue<Traits> epilogue(p.epilogue, shared_address(smem.buffers[consumer]),
-                                  shared_address(smem.bias[consumer]),
-                                  shared_address(smem.residual_barriers[consumer]), consumer);
+    ConvEpilogue<Traits> epilogue =
+        smem.finish.epilogue(p.epilogue, smem.buffers[consumer], consumer);
     StripState strip;
     WeightsState weights;
     bool is_first = true;  // tile, for which resident weights may still be on their way
@@ -246,46 +205,44 @@ struct ConvStrips {
         return ConvCorner{at.column, at.row, at.image, first};
       };
       epilogue.prefetch(corner, n, rows());
-      if constexpr (kPingPong) {
-        wait(shared_address(&smem.turn_barriers[1 - consumer]), turn_parity(tile));
-      }
+      if constexpr (kPingPong) smem.finish.wait_turn(consumer, tile);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       int read_weights = -1, read_strip = -1;          // to release, as soon as they are read
       bool accumulate = false;
       TRACEA_NO_UNROLL
       for (int c = 0; c < p.channels; c += Traits::kChunk, strip.advance()) {
-        wait(shared_address(&smem.full_strip[strip.stage_idx]), strip.consumer_parity());
+        smem.strips.wait(strip);
         const u64 a = first_a + strip.stage_idx * (Traits::kStripRows * 128 / 16);
         TRACEA_NO_UNROLL
         for (int i = 0; i < Traits::kTapsH; ++i) {
           TRACEA_NO_UNROLL
           for (int j = 0; j < Traits::kTapsW; ++j, weights.advance()) {
-            if (!Traits::kResident || is_first) {
-              wait(shared_address(&smem.full_weights[weights.stage_idx]),
-                   Traits::kResident ? 0 : weights.consumer_parity());
+            if constexpr (!Traits::kResident) {
+              smem.weights.wait(weights);
+            } else if (is_first) {
+              wait_parity(shared_address(&smem.weights.full[weights.stage_idx]), 0);
             }
-            multiply(accumulators, a + distance(i, j) * (128 / 16),
-                     first_b + weights.stage_idx * (Traits::kRowsB * 128 / 16), accumulate);
+            multiply_stage<Mma, DescriptorA, DescriptorB, kSteps>(
+                accumulators, a + distance(i, j) * (128 / 16),
+                first_b + weights.stage_idx * (Traits::kRowsB * 128 / 16), accumulate);
             accumulate = true;
             wgmma_wait_group<1>();
             if constexpr (!Traits::kResident) {
-              if (read_weights >= 0) release(smem.empty_weights, read_weights, thread);
+              if (read_weights >= 0) smem.weights.release(read_weights, thread);
               read_weights = weights.stage_idx;
             }
             if (read_strip >= 0) {
-              release(smem.empty_strip, read_strip, thread);
+              smem.strips.release(read_strip, thread);
               read_strip = -1;
             }
           }
         }
         read_strip = strip.stage_idx;
       }
-      if (kPingPong && thread == 0) {
-        mbarrier_arrive(shared_address(&smem.turn_barriers[consumer]));
-      }
+      if constexpr (kPingPong) smem.finish.end_turn(consumer, thread);
       wgmma_wait_group<0>();
-      if constexpr (!Traits::kResident) release(smem.empty_weights, read_weights, thread);
-      release(smem.empty_strip, read_strip, thread);
+      if constexpr (!Traits::kResident) smem.weights.release(read_weights, thread);
+      smem.strips.release(read_strip, thread);
       is_first = false;
       TRACEA_UNROLL
       for (int slab = 0; slab < kSlabs; ++slab) wgmma_fence_operands(accumulators[slab]);
@@ -298,23 +255,9 @@ struct ConvStrips {
 template <class Traits>
 TRACEA_DEVICE void conv2d_strips_sm90(const ConvStripsParams<Traits>& p) {
   using Kernel = ConvStrips<Traits>;
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
-  const Kernel kernel{p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes)};
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  const Kernel kernel{p, swizzled_shared<typename Kernel::Shared>()};
   kernel.initialize();
-
-  if (warpgroup == 0) {
-    setmaxnreg_dec<40>();
-    if (warp == 0 && elect_one()) kernel.produce_strips();
-    if (warp == 1 && elect_one()) kernel.produce_weights();
-  } else {
-    setmaxnreg_inc<232>();
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<2, 40, 232>(kernel);
 }
 
 }  // namespace tracea

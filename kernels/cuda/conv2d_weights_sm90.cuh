@@ -2,8 +2,8 @@
 //
 //   dw[r, s, c, k] = sum over pixels of x[pixel as tap (r, s) sees it, c] * dy[pixel, k]
 //
-// as partial sums over ranges of pixels, f32, (parts, R, S, C, K). They are summed in a
-// second step, always in the same order.
+// as partial sums over ranges of pixels, f32, (parts, R, S, C of a group, K). They are summed
+// in a second step, always in the same order; where there is one part, it is dw, rounded here.
 //
 // An implicit product whose k are the pixels of y, 64 in a stage. Its rows are channels of dy,
 // its columns those of x, in slabs of 64 that belong to one tap each: some columns of dw are
@@ -22,6 +22,9 @@
 // in front of the next one, and a tap sees them kShift further on than the one before. The
 // swizzle is a function of the address, so that a slab may begin at any row of a copy.
 //
+// Of groups (kIsGrouped) of kGroup channels, as many in as out, a tile is 64 channels of dy by
+// the same channels of x, for some taps, and what joins two groups is dropped.
+//
 // A block computes one tile of one part. Both operands are copied by im2col tensor maps;
 // pixels beyond the last one are zeros in both.
 //
@@ -29,13 +32,14 @@
 // PTX ISA: "wgmma.mma_async", "cp.async.bulk.tensor", "mbarrier".
 #pragma once
 
-#include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma_im2col.cuh"
 #include "ptx/wgmma.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/fragment.cuh"
+#include "tile/fragment_epilogue.cuh"
 #include "tile/pipeline.cuh"
 
 namespace tracea {
@@ -43,7 +47,7 @@ namespace tracea {
 struct ConvWeightsSm90Params {
   const TensorMap* x;
   const TensorMap* dy;
-  float* partial;
+  void* out;
   int pixels, height, width;  // of y, as they are counted
   int first_row, first_column, stride_h, stride_w, dilation_h, dilation_w;
   int kernel_width, slabs, chunks;  // slabs of all taps, and of one
@@ -55,8 +59,7 @@ template <class Traits>
 struct ConvWeightsSm90Shared {
   alignas(1024) u8 a[Traits::kStages][Traits::kTileM * 128];
   alignas(1024) u8 b[Traits::kStages][Traits::kRowsB * 128];
-  u64 full_barrier[Traits::kStages];
-  u64 empty_barrier[Traits::kStages];
+  RingBarriers<Traits::kStages> ring;
 };
 
 template <class Traits>
@@ -64,6 +67,7 @@ class ConvWeightsSm90 {
  public:
   using Shared = ConvWeightsSm90Shared<Traits>;
   using Mma = typename Traits::Mma;
+  using Element = typename Traits::ElementOut;
   using State = PipelineState<Traits::kStages>;
 
   static constexpr int kPixels = 64;  // of a stage
@@ -74,6 +78,8 @@ class ConvWeightsSm90 {
   static constexpr int kRows = kSlabsM / Traits::kConsumersM;  // slabs of a consumer
   static constexpr int kColumns = kSlabsN / Traits::kConsumersN;
   static constexpr int kTaps = Traits::kTaps;  // whose slabs of x are one copy
+  static constexpr bool kIsGrouped = Traits::kIsGrouped;
+  static constexpr int kGroup = Traits::kGroup;
   static constexpr int kCopies = kSlabsN / kTaps;
   static constexpr int kCopiedRows = kPixels + (kTaps - 1) * Traits::kShift;
   static constexpr u32 kCopyBytes = ceil_div(kCopiedRows, 8) * 1024;
@@ -89,6 +95,8 @@ class ConvWeightsSm90 {
   static_assert(kRows * Traits::kConsumersM == kSlabsM &&
                     kColumns * Traits::kConsumersN == kSlabsN && Mma::kN == kColumns * kSlab,
                 "consumers hold whole slabs, all columns by one instruction");
+  static_assert(!kIsGrouped || (Traits::kTileM == kSlab && kSlab % kGroup == 0),
+                "a tile has whole groups, of the same channels of x and dy");
   static_assert(kTaps == 1 || kTaps == kColumns, "an instruction reads one copy");
   static_assert(kCopies * kCopyBytes == Traits::kRowsB * 128, "a stage holds the copies");
 
@@ -106,18 +114,14 @@ class ConvWeightsSm90 {
 
   TRACEA_DEVICE void initialize() const {
     if (threadIdx.x == 0) {
-      TRACEA_UNROLL
-      for (int i = 0; i < Traits::kStages; ++i) {
-        mbarrier_init(shared_address(&smem_.full_barrier[i]), full_arrivals());
-        mbarrier_init(shared_address(&smem_.empty_barrier[i]), empty_arrivals(kConsumers, 1));
-      }
+      smem_.ring.initialize(kConsumers);
       fence_mbarrier_init();
     }
     __syncthreads();
   }
 
   // One thread of the block.
-  TRACEA_DEVICE void produce() const {
+  TRACEA_DEVICE void produce(int) const {
     int column[kCopies];  // of each copy of x: its channel and the offsets of its tap
     u16 offset_h[kCopies], offset_w[kCopies];
     TRACEA_UNROLL
@@ -125,16 +129,14 @@ class ConvWeightsSm90 {
       // Beyond the last one the sums are stored nowhere.
       const int last = p_.slabs / kTaps - 1, copy = n_ + i < last ? n_ + i : last;
       const int tap = copy / p_.chunks * kTaps, r = tap / p_.kernel_width;
-      column[i] = copy % p_.chunks * kSlab;
+      column[i] = kIsGrouped ? m_ : copy % p_.chunks * kSlab;
       offset_h[i] = static_cast<u16>(r * p_.dilation_h);
       offset_w[i] = static_cast<u16>((tap - r * p_.kernel_width) * p_.dilation_w);
     }
     State state;
     TRACEA_NO_UNROLL
     for (int step = first_; step < last_; ++step, state.advance()) {
-      const u32 full = shared_address(&smem_.full_barrier[state.stage_idx]);
-      wait(shared_address(&smem_.empty_barrier[state.stage_idx]), state.producer_parity());
-      mbarrier_arrive_expect_tx(full, kCopiedBytes);
+      const u32 full = smem_.ring.refill(state, kCopiedBytes);
       const u32 a = shared_address(smem_.a[state.stage_idx]);
       const Pixel at = Pixel::at(step * kPixels, p_.height, p_.width);
       TRACEA_UNROLL
@@ -171,12 +173,13 @@ class ConvWeightsSm90 {
     State finished;  // the oldest stage not yet released
     TRACEA_NO_UNROLL
     for (int step = first_; step < last_; ++step, state.advance()) {
-      wait(shared_address(&smem_.full_barrier[state.stage_idx]), state.consumer_parity());
-      multiply(sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
-               first_b + state.stage_idx * (Traits::kRowsB * 128 / 16));
+      smem_.ring.wait(state);
+      multiply_stage<Mma, DescriptorA, DescriptorB, kSteps>(
+          sums, first_a + state.stage_idx * (Traits::kTileM * 128 / 16),
+          first_b + state.stage_idx * (Traits::kRowsB * 128 / 16), true);
       wgmma_wait_group<1>();
       if (step > first_) {
-        release(finished, thread);
+        smem_.ring.release(finished.stage_idx, thread);
         finished.advance();
       }
     }
@@ -187,30 +190,7 @@ class ConvWeightsSm90 {
   }
 
  private:
-  TRACEA_DEVICE static void wait(u32 barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(barrier, parity)) {
-    }
-  }
-
-  // One thread tells the producer, as a finished wgmma is finished for the warpgroup.
-  TRACEA_DEVICE void release(const State& state, int thread) const {
-    if (thread == 0) mbarrier_arrive(shared_address(&smem_.empty_barrier[state.stage_idx]));
-  }
-
-  TRACEA_DEVICE static void multiply(float (&sums)[kRows][Mma::kAccumulators], u64 a, u64 b) {
-    wgmma_fence();
-    TRACEA_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      TRACEA_UNROLL
-      for (int slab = 0; slab < kRows; ++slab) {
-        Mma::mma(sums[slab], a + slab * (kSlabBytes / 16) + step * DescriptorA::kStep,
-                 b + step * DescriptorB::kStep, true);
-      }
-    }
-    wgmma_commit_group();
-  }
-
-  // Rows are channels of dy, which are next to each other in dw; eight lanes write a sector.
+  // Rows are channels of dy, which are next to each other in dw: those of eight lanes.
   TRACEA_DEVICE void store(const float (&sums)[kRows][Mma::kAccumulators], int m, int n,
                            int thread) const {
     TRACEA_UNROLL
@@ -218,7 +198,7 @@ class ConvWeightsSm90 {
       const int copy = n + i / kTaps;
       if (copy * kTaps >= p_.slabs) return;
       const int tap = copy / p_.chunks * kTaps + i % kTaps;
-      const int first = copy % p_.chunks * kSlab;
+      const int first = kIsGrouped ? m : copy % p_.chunks * kSlab;
       const i64 taps = static_cast<i64>(part_) * (p_.slabs / p_.chunks) + tap;
       TRACEA_UNROLL
       for (int j = 0; j < kSlab; j += 8) {
@@ -226,11 +206,15 @@ class ConvWeightsSm90 {
         for (int element = 0; element < 4; ++element) {
           const int channel = first + j + wgmma_accumulator_col(thread, element);
           if (channel >= p_.channels) continue;
-          float* line = p_.partial + (taps * p_.channels + channel) * p_.out_channels;
+          const i64 at = kIsGrouped ? taps * kGroup + channel % kGroup
+                                    : taps * p_.channels + channel;
+          Element* line = static_cast<Element*>(p_.out) + at * p_.out_channels;
           TRACEA_UNROLL
           for (int row = 0; row < kRows; ++row) {
             const int k = m + row * kSlab + wgmma_accumulator_row(thread, element);
-            if (k < p_.out_channels) line[k] = sums[row][4 * ((i * kSlab + j) / 8) + element];
+            const float sum = sums[row][4 * ((i * kSlab + j) / 8) + element];
+            if (kIsGrouped && k / kGroup != channel / kGroup) continue;
+            if (k < p_.out_channels) store_pair<false>(line + k, 1, Pair{sum, 0.0f});
           }
         }
       }
@@ -246,25 +230,9 @@ class ConvWeightsSm90 {
 template <class Traits>
 TRACEA_DEVICE void conv2d_weights_sm90(const ConvWeightsSm90Params& p) {
   using Kernel = ConvWeightsSm90<Traits>;
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
+  const Kernel kernel(p, swizzled_shared<typename Kernel::Shared>());
   kernel.initialize();
-  if (warpgroup == 0) {
-    if constexpr (Traits::kProducerRegisters > 0) {
-      setmaxnreg_dec<Traits::kProducerRegisters>();
-    }
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    if constexpr (Traits::kConsumerRegisters > 0) {
-      setmaxnreg_inc<Traits::kConsumerRegisters>();
-    }
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<1, Traits::kProducerRegisters, Traits::kConsumerRegisters>(kernel);
 }
 
 }  // namespace tracea

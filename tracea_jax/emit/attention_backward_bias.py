@@ -17,7 +17,7 @@ from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sides as sides
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
-from tracea_jax.emit.attention_backward_kernels import factors
+from tracea_jax.emit.attention_backward_halves import factors
 from tracea_jax.emit.attention_gradient_scores import WORDS, GradientScores
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
@@ -27,7 +27,7 @@ from tracea_jax.problem import AttentionProblem
 
 TILE_Q = 128  # queries of a tile
 _WIDE, _NARROW = 128, 64  # keys of a tile
-_STAGES = 6  # pairs of slabs in the ring
+_STAGES = {128: 5, 64: 6}  # pairs of slabs in the ring, by the keys of a tile
 _ROW_BYTES = 128  # of a slab
 _BARRIERS = 1024
 _THREADS = 3 * forward.WARPGROUP
@@ -106,10 +106,10 @@ def sum_of_terms(module: Any, terms: Any, *, shape: tuple[int, ...], dtype: str)
 
 
 def smem_bytes(problem: AttentionProblem) -> int:
-    """Shared memory of a block: the ring, and a tile of the bias."""
+    """Shared memory of a block: the ring, and two tiles of the bias."""
     keys = tile_kv(problem)
-    bias = TILE_Q * keys * 2 * rules.biased_by_tiles(problem)
-    return _STAGES * (TILE_Q + keys) * _ROW_BYTES + bias + _BARRIERS
+    bias = 2 * TILE_Q * keys * 2 * rules.biased_by_tiles(problem)
+    return _STAGES[keys] * (TILE_Q + keys) * _ROW_BYTES + bias + _BARRIERS
 
 
 def beside(problem: AttentionProblem) -> GradientScores:
@@ -241,6 +241,7 @@ def _source(
         **told.flags,
         "kBiasQueries": (p.bias or (1, 1, 1, 1))[2] > 1,
         "kPairs": how.shape[-1] % 2 == 0,
+        "kUnits": how.shape[-1] % 8 == 0 and how.dtype != "float32",
     }
     bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
     given = ", ".join(f"{cxx_type} {name}" for name, cxx_type in parameters.items())
@@ -257,10 +258,10 @@ struct Traits {{
   using Scores = tracea::{scores.type_name}<0, 0>;
   using Swizzle = {SWIZZLE_128B.cxx()};
   static constexpr int kHeadDim = {p.head_dim}, kValueDim = {p.columns}, \
-kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES};
+kTileQ = {TILE_Q}, kTileKv = {tile_kv(p)}, kStages = {_STAGES[tile_kv(p)]};
   static constexpr bool {bools};
-  static constexpr int kThreads = {_THREADS}, kProducerRegisters = 24, \
-kConsumerRegisters = 240;
+  static constexpr int kThreads = {_THREADS}, kProducerRegisters = 40, \
+kConsumerRegisters = 232;
   static constexpr int kSmemBytes = {smem_bytes(p)};
 }};
 }}  // namespace

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import attention_backward_sm90 as sizes
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit import sources
 from tracea_jax.emit.attention_backward_sm90 import PART, AttentionBackwardSm90Config
+from tracea_jax.emit.attention_map import MASK_INTEGERS, MASK_LONG, mask_steps
 from tracea_jax.emit.attention_sm90 import DTYPES, WARP_ROWS, WARPGROUP, operand_map
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
@@ -39,6 +41,8 @@ def rows_kernel(
     entry += "_segments" * p.segments + "_blind" * has_blind
     entry += "_bias" * (p.bias is not None) + f"_{config.dq}" * config.adds
     writes = ("rows", *("blind",) * has_blind, *sizes.begun(config))
+    low, of_low = _low_scores(p, reads)
+    left, right = rules.window(p)
     columns = PART * forward.slabs(p.head_dim) * config.adds
     source = f"""\
 // attention_rows | {p.dtype} dim {p.columns}
@@ -47,11 +51,13 @@ def rows_kernel(
 namespace {{
 struct Traits {{
   using Element = {element};
+  using BiasElement = {rules.bias_element(p)};
   static constexpr int kColumns = {p.columns}, kLanes = {lanes}, \
 kThreads = {WARPGROUP}, kRows = {sizes.ROWS_TILE};
   static constexpr bool kQLengths = {cxx(p.q_lengths)}, \
 kSegments = {cxx(p.segments)}, kBlind = {cxx(has_blind)}, \
-kBiased = {cxx(p.bias is not None)};
+kBiased = {cxx(p.bias is not None)}, kHasLeft = {cxx(left is not None)}, \
+kHasRight = {cxx(right is not None)};
   static constexpr int kSumColumns = {columns}, kBlockQ = {config.block_q};
   static constexpr bool kOrdered = {cxx(config.dq == "ordered")};
 }};
@@ -60,9 +66,9 @@ kBiased = {cxx(p.bias is not None)};
 extern "C" __global__ void __launch_bounds__({WARPGROUP})
 {entry}(const void* o, const void* d_out, const float* lse, const int* q_lengths, \
 const int* segments, float* rows, float* blind, float* sums, int* turns, int q_len, \
-int padded, int heads) {{
+int padded, int heads{"".join(f", {kind} {name}" for name, kind in low.items())}) {{
   tracea::attention_rows<Traits>({{o, d_out, lse, q_lengths, segments, rows, blind, \
-sums, turns, q_len, padded, heads}});
+sums, turns, q_len, padded, heads, {{{", ".join(low)}}}}});
 }}
 """
     return Kernel(
@@ -82,8 +88,36 @@ sums, turns, q_len, padded, heads}});
                 for name in ("rows", "blind", "sums", "turns")
             ),
             *(Scalar(value=value) for value in (p.q_len, length, p.heads)),
+            *of_low,
         ),
     )
+
+
+def _low_scores(
+    problem: AttentionProblem, reads: tuple[str, ...]
+) -> tuple[dict[str, str], list[Param]]:
+    """Names and types of what tile/low_scores.cuh is told, and the launch's values."""
+    p = problem
+    if p.bias is None:
+        return {}, []
+    left, right = rules.window(p)
+    of_mask = mask_steps(p)
+    pointers = {"bias": "const void*", "mask": "const unsigned char*"}
+    pointers |= {"kv_lengths": "const int*", "kv_segments": "const int*"}
+    examples, heads, queries, keys = p.bias
+    integers = {"kv_len": p.kv_len, "left": left or 0, "right": right or 0}
+    integers |= {"bias_row": keys * (queries > 1), "bias_key": int(keys > 1)}
+    integers |= {name: of_mask[name] for name in MASK_INTEGERS}
+    long = {
+        "bias_example": heads * queries * keys * (examples > 1),
+        "bias_head": queries * keys * (heads > 1),
+        **{name: of_mask[name] for name in MASK_LONG},
+    }
+    types = {**dict.fromkeys(integers, "int"), **dict.fromkeys(long, "long long")}
+    params: list[Param] = [Pointer(operand=sizes.number(reads, n)) for n in pointers]
+    params += [Scalar(value=value) for value in integers.values()]
+    params += [Scalar(value=value, dtype="int64") for value in long.values()]
+    return {**pointers, **types}, params
 
 
 def spans_kernel(

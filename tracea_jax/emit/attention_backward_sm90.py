@@ -23,6 +23,7 @@ ROWS_TILE = 64  # queries of a block of the first kernel
 MOST_BLOCKS = 1 << 14  # of queries or keys, for which a map of segments has bits
 _CROWD_REGISTERS = 8  # of a thread: see is_crowded
 _CAP_REGISTERS = 24  # that tanh and its derivative take more of a thread
+SINGLE_REGISTERS = 192  # for sums and scores, of a consumer that is the only one
 HALF = 128  # columns that a consumer has of wide heads
 WIDEST = 192  # head whose columns one consumer has registers for
 PART = 64  # rows and columns of what one consumer adds to the sums of dq
@@ -42,9 +43,10 @@ class AttentionBackwardSm90Config:
       block_kv: keys that it takes at a time.
       stages_kv: blocks of keys, and of values, that its shared memory holds.
       dq: how dq is computed. "recomputed": by a kernel of its own, which computes all
-        scores again; else by the kernel for dk and dv, which adds it up in memory:
-        "atomic", in no order, so that its last bits differ from run to run, or
-        "ordered", the tiles of keys one after the other.
+        scores again, or "beside": by blocks of one launch with those for dk and dv;
+        else by the kernel for dk and dv, which adds it up in memory: "atomic", in no
+        order, so that its last bits differ from run to run, or "ordered", the tiles of
+        keys one after the other.
     """
 
     tile_kv: int
@@ -53,18 +55,19 @@ class AttentionBackwardSm90Config:
     tile_q: int
     block_kv: int
     stages_kv: int = 2
-    dq: Literal["recomputed", "ordered", "atomic"] = "recomputed"
+    dq: Literal["recomputed", "beside", "ordered", "atomic"] = "recomputed"
 
     @property
     def adds(self) -> Any:
         """Whether dq is added up in memory."""
-        return self.dq != "recomputed"
+        return (self.dq != "recomputed") & (self.dq != "beside")
 
     def __str__(self) -> str:
         keys = f"{self.tile_kv}x{self.block_q} s{self.stages_q}"
         if self.adds:
             return f"{keys} {self.dq}"
-        return f"{keys} {self.tile_q}x{self.block_kv} s{self.stages_kv}"
+        queries = f"{self.tile_q}x{self.block_kv} s{self.stages_kv}"
+        return f"{keys} {queries}" + " beside" * (self.dq == "beside")
 
 
 def _pair_bytes(problem: AttentionProblem, rows: Any) -> Any:
@@ -77,7 +80,7 @@ def keys_smem_bytes(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
     """Shared memory of a block of the kernel for dk and dv."""
-    rows = -(-(2 + problem.segments) * config.block_q * 4 // 128) * 128 + 128
+    rows = -(-planes(problem) * config.block_q * 4 // _ROW_BYTES) * _ROW_BYTES
     block = _pair_bytes(problem, config.block_q) + rows
     tile = _pair_bytes(problem, config.tile_kv)
     # Gradients of scores, two buffers, and a part of dq for each of two consumers.
@@ -111,11 +114,31 @@ def _whole(problem: AttentionProblem, tiles: Any) -> Any:
 def keys_registers(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> Any:
-    """Of a thread: two sums, two blocks of scores, and weights."""
+    """Of a thread: two sums, two blocks of scores, and rounded weights."""
+    weights = config.block_q // 4 * (1 - _saves_registers(problem, config))
+    return _without_weights(problem, config) + weights
+
+
+def is_tight(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> Any:
+    """Whether rounded weights have no registers beside both weights and v do'.
+
+    They are then rounded only when v do' is known, and meet do later.
+    """
+    sums = config.adds & (config.block_q == 2 * PART)
+    return sums | (_saves_registers(problem, config) == 1)
+
+
+def _saves_registers(problem: AttentionProblem, config: Any) -> Any:
+    """1 where a single consumer, which has fewest, could not have all; else 0."""
+    whole = _without_weights(problem, config) + config.block_q // 4
+    return (consumers_of_keys(problem, config) == 1) * (whole > SINGLE_REGISTERS)
+
+
+def _without_weights(problem: AttentionProblem, config: Any) -> Any:
     columns = 2 * HALF if splits(problem) else problem.head_dim + problem.columns
-    sums = columns // 2
-    crowd = _CROWD_REGISTERS * is_crowded(problem)
-    return sums + config.block_q + config.block_q // 4 + crowd
+    is_single = consumers_of_keys(problem, config) == 1
+    crowd = is_crowded(problem) | (is_single & (_kinds(problem) > 0))
+    return columns // 2 + config.block_q + _CROWD_REGISTERS * crowd
 
 
 def queries_registers(
@@ -139,9 +162,14 @@ def consumers_of_keys(problem: AttentionProblem, config: Any) -> Any:
 
 def is_crowded(problem: AttentionProblem) -> bool:
     """Whether more is done to scores than there are registers for beside all else."""
+    return _kinds(problem) > 2
+
+
+def _kinds(problem: AttentionProblem) -> int:
+    """Of what is done to scores beside rules on positions, lengths and segments."""
     p = problem
     kinds = (p.soft_cap, p.bias, p.alibi, p.mask)
-    return sum(kind is not None for kind in kinds) > 2
+    return sum(kind is not None for kind in kinds)
 
 
 def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> int:
@@ -149,12 +177,17 @@ def padded(problem: AttentionProblem, config: AttentionBackwardSm90Config) -> in
     return -(-problem.q_len // config.block_q) * config.block_q
 
 
+def planes(problem: AttentionProblem) -> int:
+    """Numbers of a query: exponent, delta, the id of its segment, and a cap."""
+    return 2 + problem.segments + (problem.bias is not None)
+
+
 def rows_shape(
     problem: AttentionProblem, config: AttentionBackwardSm90Config
 ) -> tuple[int, ...]:
-    """Of the exponents and deltas."""
-    planes = 2 + problem.segments
-    return (problem.batch, problem.heads, planes, padded(problem, config))
+    """Of the numbers of the queries."""
+    shape = (planes(problem), padded(problem, config))
+    return (problem.batch, problem.heads, *shape)
 
 
 def sums_shape(
@@ -216,13 +249,21 @@ def _lengths(problem: AttentionProblem) -> list[str]:
 
 def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
     """Operands of the first kernel."""
-    ids = ["q_segments"] * problem.segments
-    return ("o", "do", "lse", *["q_lengths"] * problem.q_lengths, *ids)
+    p = problem
+    there = {
+        "q_lengths": p.q_lengths,
+        "q_segments": p.segments,
+        "bias": p.bias is not None,
+        "mask": p.bias is not None and p.mask is not None,
+        "kv_lengths": p.bias is not None and p.kv_lengths,
+        "kv_segments": p.bias is not None and p.segments,
+    }
+    return ("o", "do", "lse", *(name for name, is_read in there.items() if is_read))
 
 
 def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     """What the first kernel fills with zeros, and the one for dk and dv adds to."""
-    return {"recomputed": (), "ordered": ("turns",), "atomic": ("sums",)}[config.dq]
+    return {"ordered": ("turns",), "atomic": ("sums",)}.get(config.dq, ())
 
 
 def keys_reads(
@@ -236,8 +277,8 @@ def keys_reads(
 
 def keys_writes(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
     """Results of the kernel for dk and dv."""
-    sums = {"recomputed": (), "ordered": ("sums", "turns"), "atomic": ("sums",)}
-    return ("dk", "dv", *sums[config.dq])
+    sums = {"ordered": ("sums", "turns"), "atomic": ("sums",)}
+    return ("dk", "dv", *sums.get(config.dq, ()))
 
 
 def queries_reads(
@@ -246,6 +287,14 @@ def queries_reads(
     """Operands of the kernel for dq."""
     spans = ["spans_tile_q", "spans_block_kv"] if problem.segments else []
     return (*common_reads(problem), *spans, *beside_queries(problem, config).reads)
+
+
+def both_reads(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, has_blind: bool
+) -> tuple[str, ...]:
+    """Operands of the kernel for dk, dv and dq."""
+    reads = keys_reads(problem, config, has_blind), queries_reads(problem, config)
+    return tuple(dict.fromkeys((*reads[0], *reads[1])))
 
 
 def common_reads(problem: AttentionProblem) -> tuple[str, ...]:

@@ -33,11 +33,10 @@ _POINTERS = {
     "mask_words": "unsigned*",
     "counter": "unsigned*",
 }
-_INTEGERS = (
-    *("q_len", "kv_len", "heads", "block_queries", "block_kv"),
-    *("mask_row", "mask_key"),
-)
-_LONG = ("mask_example", "mask_head")
+# Where entries of a mask lie, and what they stand for: see ``mask_steps``.
+MASK_INTEGERS = ("block_queries", "block_kv", "mask_row", "mask_key")
+MASK_LONG = ("mask_example", "mask_head")
+_INTEGERS = ("q_len", "kv_len", "heads", *MASK_INTEGERS)
 
 
 def reads(problem: AttentionProblem) -> tuple[str, ...]:
@@ -66,7 +65,7 @@ def kernel(problem: AttentionProblem, config: Any, device: CudaDevice) -> Kernel
     typed = {
         **_POINTERS,
         **dict.fromkeys(_INTEGERS, "int"),
-        **dict.fromkeys(_LONG, "long long"),
+        **dict.fromkeys(MASK_LONG, "long long"),
     }
     parameters = ", ".join(f"{cxx_type} {name}" for name, cxx_type in typed.items())
     source = f"""\
@@ -101,7 +100,7 @@ extern "C" __global__ void __launch_bounds__({_THREADS})
                 for name in _POINTERS
             ),
             *(Scalar(value=numbers[name]) for name in _INTEGERS),
-            *(Scalar(value=numbers[name], dtype="int64") for name in _LONG),
+            *(Scalar(value=numbers[name], dtype="int64") for name in MASK_LONG),
         ),
     )
 
@@ -115,14 +114,17 @@ def _is_whole(problem: AttentionProblem) -> bool:
 
 
 def _numbers(problem: AttentionProblem, heads: int) -> dict[str, int]:
-    """By the names of the parameters; steps are 0 where entries are shared."""
+    """By the names of the parameters."""
     p = problem
-    examples, own_heads, rows, keys = p.mask or (1, 1, 1, 1)
-    block_queries, block_kv = p.mask_block or (1, 1)
+    lengths = {"q_len": p.q_len, "kv_len": p.kv_len}
+    return {**lengths, "heads": heads, **mask_steps(p)}
+
+
+def mask_steps(problem: AttentionProblem) -> dict[str, int]:
+    """Entries of a mask from one to the next; steps are 0 where entries are shared."""
+    examples, own_heads, rows, keys = problem.mask or (1, 1, 1, 1)
+    block_queries, block_kv = problem.mask_block or (1, 1)
     return {
-        "q_len": p.q_len,
-        "kv_len": p.kv_len,
-        "heads": heads,
         "block_queries": block_queries,
         "block_kv": block_kv,
         "mask_row": keys * (rows > 1),

@@ -60,6 +60,19 @@ def reads_mask(problem: AttentionProblem, config: Any) -> Any:
     return (queries % config.tile_q != 0) | (keys % config.tile_kv != 0)
 
 
+def sees_whole(problem: AttentionProblem, config: Any) -> Any:
+    """Whether a mask of blocks that tiles divide is all that limits what is seen.
+
+    Then no score of a block that is seen is masked.
+    """
+    p = problem
+    if p.mask is None or p.segments or p.q_lengths or p.kv_lengths:
+        return False
+    if window(p) != (None, None) or p.kv_len % config.tile_kv:
+        return False
+    return not reads_mask(p, config)
+
+
 def masks(problem: AttentionProblem) -> bool:
     """Whether more than the last block of keys of a tile may be partial."""
     return window(problem) != (None, None) or problem.kv_lengths or is_mapped(problem)

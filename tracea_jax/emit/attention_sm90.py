@@ -29,6 +29,7 @@ ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
 _WIDEST_OF_TWO = 128  # columns of values with which there are two tiles of queries
 _SECTION_BYTES = 32 << 20  # of keys and values that stay in L2 beside all else
+_SECTION_BYTES_MASKED = 16 << 20  # where a tile sees some blocks here and there
 WORDS_OF_BLOCK = 4  # of the mask, for a query and a block of keys
 
 
@@ -171,7 +172,9 @@ def section(problem: AttentionProblem) -> int:
     group = problem.heads // problem.kv_heads
     columns = problem.head_dim + problem.columns
     bytes_of_keys = problem.kv_len * columns * ITEMSIZE
-    fitting = max(1, _SECTION_BYTES // bytes_of_keys) * group
+    is_scattered = problem.mask is not None and not problem.segments
+    section_bytes = _SECTION_BYTES_MASKED if is_scattered else _SECTION_BYTES
+    fitting = max(1, section_bytes // bytes_of_keys) * group
     return min(fitting, problem.heads * problem.batch)
 
 

@@ -58,6 +58,7 @@ _INTEGERS = (
 )
 _LONG = ("bias_example", "bias_head", "mask_example", "mask_head")
 _FACTORS = ("scale_log2", "unscale", "to_cap", "scale")
+_EARLY = False  # whether a tile's queries come before the last values of another
 # setmaxnreg of the producer and of each consumer, by the number of consumers.
 _REGISTERS = {1: (56, 256), 2: (40, 232), 3: (32, 160)}
 _REGISTERS_OF_WINDOWS = {**_REGISTERS, 3: (40, 152)}  # whose producer has more to keep
@@ -168,11 +169,17 @@ def _follows(problem: AttentionProblem, config: AttentionSm90Config, has: Room) 
     """Whether a tile is stored while the next, whose queries are there, begins.
 
     On an H100 this gained 1 % where two consumers had nothing but positions to look at.
-    With segments, blocks of a mask, caps or three consumers it lost 1 to 5 %.
+    With segments, masks of scores, caps or three consumers it lost 1 to 5 %.
     """
-    is_plain = not rules.is_mapped(problem) and problem.soft_cap is None
+    is_plain = not rules.is_mapped(problem) or _sees_whole(problem, config)
     can = config.schedule != "grid" and has.stages_q > 1
-    return can and is_plain and config.consumers == 2
+    return can and is_plain and config.consumers == 2 and problem.soft_cap is None
+
+
+def _sees_whole(problem: AttentionProblem, config: AttentionSm90Config) -> bool:
+    """Whether no score of a block that a tile sees needs a look."""
+    looks = problem.bias is not None or problem.alibi is not None
+    return bool(rules.sees_whole(problem, config)) and not looks
 
 
 def _source(
@@ -188,6 +195,10 @@ def _source(
     registers = _REGISTERS if left is None else _REGISTERS_OF_WINDOWS
     producer, consumer = registers[config.consumers]
     ring = Ring(stages=config.stages)
+    follows = _follows(problem, config, has)
+    whole = follows and _sees_whole(problem, config)
+    # Three consumers leave a producer that draws tiles no registers for it.
+    is_roomy = config.consumers < 3 or rules.is_mapped(problem) or not draws(config)
     typed = {
         **dict.fromkeys((*"qkvo", *("bias_tiles",) * tiled), _MAP),
         "lse": "float*",
@@ -223,7 +234,7 @@ kBiasSlabs = {slabs(config.tile_kv)};
 kHasRight = {cxx(right is not None)}, kQLengths = {cxx(problem.q_lengths)}, \
 kKvLengths = {cxx(problem.kv_lengths)}, kFromEnd = {cxx(rules.shifts(problem))};
   static constexpr bool kMapped = {cxx(rules.is_mapped(problem))}, \
-kSegments = {cxx(problem.segments)}, \
+kWholeBlocks = {cxx(whole)}, kSegments = {cxx(problem.segments)}, \
 kMaskBits = {cxx(bool(rules.reads_mask(problem, config)))};
   static constexpr bool kBiased = {cxx(problem.bias is not None)}, \
 kBiasKeys = {cxx(bias[3] > 1)}, kBiasPairs = {cxx(bias[3] % 2 == 0)}, \
@@ -235,7 +246,8 @@ kSoftCap = {cxx(problem.soft_cap is not None)}, kSinks = {cxx(problem.sinks)};
   static constexpr bool kSavesLse = {cxx(problem.saves_lse)}, \
 kPingPong = {cxx(config.ping_pong)}, kOverlaps = {cxx(config.overlap)}, \
 kDraws = {cxx(draws(config))}, \
-kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(_follows(problem, config, has))};
+kStagesInPlace = {cxx(has.in_place)}, kFollows = {cxx(follows)}, \
+kEarly = {cxx(_EARLY and is_roomy)};
   static constexpr unsigned kFirstEmptyParity = {ring.producer_parity(0)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};

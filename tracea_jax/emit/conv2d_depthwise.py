@@ -24,6 +24,7 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 _BANKS_BYTES = 128
 _ADDRESSES = 20  # registers for them, and for what is on its way
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
+_WEIGHTS_ON_THEIR_WAY = 96  # registers that the compiler takes to read others early
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +106,8 @@ def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     if problem.direction == "weight_grad":
         return 2 * (taps + window + config.tile_w) + _ADDRESSES
     weights = taps if keeps_weights(problem) else problem.kernel_width
-    return 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
+    needed = 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
+    return needed if keeps_weights(problem) else max(needed, _WEIGHTS_ON_THEIR_WAY)
 
 
 def kernel(

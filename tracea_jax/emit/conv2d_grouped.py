@@ -62,10 +62,11 @@ def pitch_bytes(problem: Conv2dProblem, config: GroupedConfig) -> int:
 
 
 def smem_bytes(problem: Conv2dProblem, config: GroupedConfig) -> int:
-    """Bytes of a block: rows of images."""
-    _, columns = axes(problem)
+    """Bytes of a block: rows of images, and the weights of groups of 16 and more."""
+    rows, columns = axes(problem)
     read = columns.span(config.strips * config.tile_w)
-    return config.stages * read * pitch_bytes(problem, config)
+    of_taps = rows.taps * columns.taps * group(problem) * (group(problem) >= SIDE)
+    return (config.stages * read + of_taps) * pitch_bytes(problem, config)
 
 
 def registers(problem: Conv2dProblem, config: GroupedConfig) -> int:
@@ -73,8 +74,7 @@ def registers(problem: Conv2dProblem, config: GroupedConfig) -> int:
     rows, columns = axes(problem)
     depth = max(group(problem) // SIDE, 1)
     weights = 4 * rows.taps * columns.taps * depth
-    masks = 24 * (depth - 1)  # while the weights are loaded
-    return weights + 8 * rows.slots * config.tile_w // SIDE + masks + 48
+    return weights + 8 * rows.slots * config.tile_w // SIDE + 48
 
 
 def kernel(problem: Conv2dProblem, config: GroupedConfig, device: CudaDevice) -> Kernel:

@@ -17,12 +17,22 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import ConvAxis, im2col_map, source_channels, walks
-from tracea_jax.emit.conv_results import conv_result_map, finish_arguments
+from tracea_jax.emit.conv_results import (
+    MAP_TYPE,
+    ROW_BYTES,
+    SLAB,
+    WARPGROUP,
+    consumer_bytes,
+    conv_result_map,
+    epilogue_buffers,
+    finish_arguments,
+    finish_params,
+    finish_traits,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Kernel,
     Param,
-    Pointer,
     Scalar,
     TensorMap,
     TensorMapSwizzle,
@@ -34,16 +44,10 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 DTYPES = ("bfloat16", "float16")
 OUT_DTYPES = tuple(epilogues.CXX_TYPE)
-ROW_BYTES = 128  # of a stage's rows: the widest swizzled box
-SLAB = 64  # rows of one wgmma; also columns of one row of weights stored along n
 STEP = 16  # channels of one wgmma
-WARPGROUP = 128
 MAX_STAGES = 10
-_SUBTILE_BYTES = SLAB * ROW_BYTES
 _RASTER_BAND = 8
 _WAIT_DEPTH = 1  # batches of wgmma in flight while the next one is issued
-_RESIDUAL_BUFFERS = 2  # of each consumer
-_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,26 +131,10 @@ def smem_bytes(
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
     stage = (config.tile_m + rows_b(problem, config.tile_n)) * ROW_BYTES
-    buffers = epilogue_buffers + _residual_buffers(problem)
-    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
+    each = consumer_bytes(problem, config.tile_n, epilogue_buffers)
     total = config.stages * (stage + 16) + config.consumers * each
     period = SWIZZLE_128B.period_bytes
     return -(-total // period) * period
-
-
-def epilogue_buffers(
-    problem: Conv2dProblem, config: Conv2dSm90Config, limit_bytes: int
-) -> int:
-    """Staging buffers of each consumer: at most one for every store, at least two."""
-    columns = ROW_BYTES // ITEMSIZE[problem.out]
-    stores = config.slabs * -(-config.tile_n // columns)
-    stores *= 1 + problem.epilogue.save_preactivation
-    fitting = (
-        count
-        for count in range(max(stores, 2), 2, -1)
-        if smem_bytes(problem, config, count) <= limit_bytes
-    )
-    return next(fitting, 2)
 
 
 def most_stages(problem: Conv2dProblem, config: Any, limit_bytes: int) -> int:
@@ -154,10 +142,6 @@ def most_stages(problem: Conv2dProblem, config: Any, limit_bytes: int) -> int:
     rings = (dataclasses.replace(config, stages=s) for s in range(1, MAX_STAGES + 1))
     fitting = (r.stages for r in rings if smem_bytes(problem, r) <= limit_bytes)
     return max(fitting, default=0)
-
-
-def _residual_buffers(problem: Conv2dProblem) -> int:
-    return _RESIDUAL_BUFFERS * problem.epilogue.residual
 
 
 def registers(config: Conv2dSm90Config) -> tuple[int, int]:
@@ -201,7 +185,7 @@ def kernel(
     wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
     headers = sources.headers("conv2d_sm90.cuh")
     limit = device.smem_per_block_bytes
-    buffers = epilogue_buffers(problem, config, limit)
+    buffers = epilogue_buffers(problem, config, smem_bytes, limit)
     return Kernel(
         entry=entry_name(problem, config),
         source=_source(problem, config, buffers, wgmma),
@@ -237,9 +221,6 @@ def _has_tail(problem: Conv2dProblem, config: Conv2dSm90Config) -> bool:
 
 def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ...]:
     """The arguments of the entry point, in the order of ``_signature``."""
-    epilogue = problem.epilogue
-    bias, residual = 2, 2 + epilogues.has_bias(epilogue)
-    out = residual + epilogue.residual
     rows, columns = walks(problem)
     weights = weights_map(problem, config.tile_n, config.cluster)
     params: list[Param] = [
@@ -259,17 +240,12 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     if _has_tail(problem, config):
         box = (config.tile_n % SLAB, *weights.box[1:])
         params.append(dataclasses.replace(weights, box=box))
-    if scatters(problem):
-        params.append(Pointer(operand=out))
-    else:
-        params.append(_finished(problem, out, problem.out))
-    if epilogue.save_preactivation:
-        params.append(_finished(problem, out + 1, problem.out))
-    if epilogues.has_bias(epilogue):
-        params.append(Pointer(operand=bias))
-    if epilogue.residual:
-        dtype = epilogue.residual_dtype or problem.out
-        params.append(_finished(problem, residual, dtype))
+    lines = (pixels(problem), 1, 1)  # a result, or a residual, is one line of all
+
+    def finished(operand: int, dtype: str) -> TensorMap:
+        return conv_result_map(operand, dtype, channels_out(problem), *lines)
+
+    params += finish_params(problem, finished, is_scattered=scatters(problem))
     sizes = (
         *(problem.batch, channels_out(problem), source_channels(problem)),
         *(problem.kernel_width, problem.height, problem.width),
@@ -301,11 +277,6 @@ def weights_map(problem: Conv2dProblem, tile_n: int, cluster: int = 1) -> Tensor
     )
 
 
-def _finished(problem: Conv2dProblem, operand: int, dtype: str) -> TensorMap:
-    """A result, or a residual: one line of all pixels."""
-    return conv_result_map(operand, dtype, channels_out(problem), pixels(problem), 1, 1)
-
-
 def _source(
     problem: Conv2dProblem, config: Conv2dSm90Config, buffers: int, wgmma: Wgmma
 ) -> str:
@@ -313,7 +284,6 @@ def _source(
     along_k = problem.direction == "input_grad"
     rows, columns = walks(problem)
     producer, consumer = registers(config)
-    total = buffers + _residual_buffers(problem)
     signature, arguments = _signature(problem, config, rows, columns)
     types = f"{problem.lhs} -> {problem.out} {problem.direction}"
     return f"""\
@@ -339,9 +309,7 @@ kRasterBand = {_RASTER_BAND};
 {Ring(stages=config.stages).producer_parity(0)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
 kConsumerRegisters = {consumer};
-  static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
-kSmemBytes = {int(smem_bytes(problem, config, buffers))};
-{epilogues.convolution_traits(problem)}
+{finish_traits(problem, buffers, smem_bytes(problem, config, buffers))}
 }};
 }}  // namespace
 
@@ -364,7 +332,7 @@ def _signature(
     has_tail = _has_tail(problem, config)
     results, finish = finish_arguments(epilogue, is_scattered=scatters(problem))
     maps = [*itertools.chain(*of_phase), "b"] + ["b_tail"] * has_tail
-    parameters = [*(f"{_MAP} {name}" for name in maps), *results]
+    parameters = [*(f"{MAP_TYPE} {name}" for name in maps), *results]
     scalars = ["images", "n", "channels", "kernel_width", "rows", "columns"]
     names = [f.name for f in dataclasses.fields(ConvAxis)]
     axes = [f"h{i}" for i in range(len(rows))] + [f"w{i}" for i in range(len(columns))]

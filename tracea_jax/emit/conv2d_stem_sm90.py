@@ -14,11 +14,21 @@ from typing import Any
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
 from tracea_jax.emit import sources
-from tracea_jax.emit.conv_results import conv_result_map, finish_arguments
+from tracea_jax.emit.conv_results import (
+    MAP_TYPE,
+    ROW_BYTES,
+    SLAB,
+    WARPGROUP,
+    consumer_bytes,
+    conv_result_map,
+    epilogue_buffers,
+    finish_arguments,
+    finish_params,
+    finish_traits,
+)
 from tracea_jax.emit.kernel import (
     Kernel,
     Param,
-    Pointer,
     Scalar,
     TensorMap,
     TensorMapSwizzle,
@@ -29,16 +39,11 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 CHANNELS = 4  # of the pixels that the kernel reads
 STRIDE = 2  # along a line: four pixels are 16 bytes, how wgmma reads neighbouring rows
-SLAB = 64  # results of one wgmma, in a line
-_SUBTILE_BYTES = SLAB * 128
 _PIXEL_BYTES = 8
 _PIECE = 48  # pixels of a line in one copy
 _CONSUMERS = 2
-_RESIDUAL_BUFFERS = 2  # of each consumer
 _WINDOW_UNIT = 4  # pixels of a step of wgmma
 _MOST_BOX_ROWS = 256
-WARPGROUP = 128
-_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,28 +120,12 @@ def smem_bytes(
     problem: Conv2dProblem, config: Conv2dStemSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    weights = -(-config.tile_n // SLAB) * depth(problem) * 128
-    buffers = epilogue_buffers + _RESIDUAL_BUFFERS * problem.epilogue.residual
+    weights = -(-config.tile_n // SLAB) * depth(problem) * ROW_BYTES
     stage = config.line_slabs * box_bytes(problem, config) + 16
-    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * _RESIDUAL_BUFFERS
-    total = weights + config.stages * stage + _CONSUMERS * each + 8
+    each = consumer_bytes(problem, config.tile_n, epilogue_buffers)
+    total = weights + 16 + config.stages * stage + _CONSUMERS * each
     period = SWIZZLE_128B.period_bytes
     return -(-total // period) * period
-
-
-def epilogue_buffers(
-    problem: Conv2dProblem, config: Conv2dStemSm90Config, limit_bytes: int
-) -> int:
-    """Staging buffers of each consumer: at most one for every store, at least two."""
-    columns = 128 // ITEMSIZE[problem.out]
-    stores = config.slabs * -(-config.tile_n // columns)
-    stores *= 1 + problem.epilogue.save_preactivation
-    fitting = (
-        count
-        for count in range(max(stores, 2), 2, -1)
-        if smem_bytes(problem, config, count) <= limit_bytes
-    )
-    return next(fitting, 2)
 
 
 def tile_count(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> Any:
@@ -157,7 +146,8 @@ def kernel(
     """
     wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
     headers = sources.headers("conv2d_stem_sm90.cuh")
-    buffers = epilogue_buffers(problem, config, device.smem_per_block_bytes)
+    limit = device.smem_per_block_bytes
+    buffers = epilogue_buffers(problem, config, smem_bytes, limit)
     n_tiles = -(-problem.out_channels // config.tile_n)
     each = min(int(tile_count(problem, config)), max(1, device.sm_count // n_tiles))
     return Kernel(
@@ -193,12 +183,16 @@ def _box_rows_w(problem: Conv2dProblem) -> int:
 
 def _params(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> tuple[Param, ...]:
     """The arguments of the entry point, in the order of its signature."""
-    p, epilogue = problem, problem.epilogue
-    residual = 2 + epilogues.has_bias(epilogue)
-    out = residual + epilogue.residual
+    p = problem
     line = padded_width(p) * _PIXEL_BYTES
     row = p.out_channels * ITEMSIZE[p.rhs]
-    params: list[Param] = [
+    rows, columns = p.out_size
+
+    def finished(operand: int, dtype: str) -> TensorMap:
+        size = (columns, rows, p.batch)
+        return conv_result_map(operand, dtype, p.out_channels, *size)
+
+    params = [
         TensorMap(
             operand=0,
             dtype="float32",  # two channels
@@ -215,17 +209,8 @@ def _params(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> tuple[Param
             box=(SLAB, _box_rows_w(p), 1),
             swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
         ),
+        *finish_params(p, finished),
     ]
-    rows, columns = p.out_size
-    size = (columns, rows, p.batch)
-    params.append(conv_result_map(out, p.out, p.out_channels, *size))
-    if epilogue.save_preactivation:
-        params.append(conv_result_map(out + 1, p.out, p.out_channels, *size))
-    if epilogues.has_bias(epilogue):
-        params.append(Pointer(operand=2))
-    if epilogue.residual:
-        dtype = epilogue.residual_dtype or p.out
-        params.append(conv_result_map(residual, dtype, p.out_channels, *size))
     (top, _), (left, _) = p.padding
     sizes = (p.batch, *p.out_size, p.out_channels, top, left - lead(p))
     return (*params, *(Scalar(value=value) for value in sizes))
@@ -239,11 +224,15 @@ def _source(
 ) -> str:
     """The translation unit: Traits and one entry."""
     epilogue = problem.epilogue
-    total = buffers + _RESIDUAL_BUFFERS * epilogue.residual
     parameters, finish = finish_arguments(epilogue)
     scalars = ("images", "rows", "columns", "n", "top", "left")
     signature = ", ".join(
-        [f"{_MAP} x", f"{_MAP} w", *parameters, *(f"int {name}" for name in scalars)]
+        [
+            f"{MAP_TYPE} x",
+            f"{MAP_TYPE} w",
+            *parameters,
+            *(f"int {name}" for name in scalars),
+        ]
     )
     return f"""\
 // conv2d_stem_sm90 | {problem.lhs} -> {problem.out}, epilogue {epilogue} | {config}
@@ -264,9 +253,7 @@ kTileN = {config.tile_n}, kSlabs = {config.slabs}, kConsumers = {_CONSUMERS};
 kPieces = {_pieces(problem)}, kPiecePixels = {_PIECE}, \
 kBoxBytes = {int(box_bytes(problem, config))}, \
 kBoxRowsW = {_box_rows_w(problem)};
-  static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
-kSmemBytes = {int(smem_bytes(problem, config, buffers))};
-{epilogues.convolution_traits(problem)}
+{finish_traits(problem, buffers, smem_bytes(problem, config, buffers))}
 }};
 }}  // namespace
 

@@ -20,13 +20,23 @@ from tracea_jax.emit.conv2d_sm90 import (
     weights_map,
 )
 from tracea_jax.emit.conv_axes import source_channels, strip_axes
-from tracea_jax.emit.conv_results import conv_walked_map, finish_arguments
+from tracea_jax.emit.conv_results import (
+    MAP_TYPE,
+    ROW_BYTES,
+    SLAB,
+    WARPGROUP,
+    consumer_bytes,
+    conv_walked_map,
+    epilogue_buffers,
+    finish_arguments,
+    finish_params,
+    finish_traits,
+)
 from tracea_jax.emit.epilogue import cxx
 from tracea_jax.emit.kernel import (
     Im2colMap,
     Kernel,
     Param,
-    Pointer,
     Scalar,
     TensorMapSwizzle,
 )
@@ -34,16 +44,10 @@ from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
-SLAB = 64  # rows of one wgmma
-WARPGROUP = 128
 CONSUMERS = 2
 STRIPS = 2  # in shared memory, so that one arrives while the other is read
-_ROW_BYTES = 128
-_SUBTILE_BYTES = SLAB * _ROW_BYTES
-_RESIDUAL_BUFFERS = 2  # of each consumer
 _MOST_COPY_ROWS = 256
 _GROUP = 8  # rows of the swizzle's period
-_MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,28 +118,12 @@ def smem_bytes(
     problem: Conv2dProblem, config: Conv2dStripsSm90Config, epilogue_buffers: int = 2
 ) -> Any:
     """Shared memory of one block; without a count, the least that the kernel needs."""
-    strips = STRIPS * (strip_rows(problem, config.tile_m) * _ROW_BYTES + 16)
-    weights = config.stages * (rows_b(problem, config.tile_n) * _ROW_BYTES + 16)
-    buffers = epilogue_buffers + _RESIDUAL_BUFFERS * problem.epilogue.residual
-    each = buffers * _SUBTILE_BYTES + 4 * config.tile_n + 8 * (_RESIDUAL_BUFFERS + 1)
+    strips = STRIPS * (strip_rows(problem, config.tile_m) * ROW_BYTES + 16)
+    weights = config.stages * (rows_b(problem, config.tile_n) * ROW_BYTES + 16)
+    each = consumer_bytes(problem, config.tile_n, epilogue_buffers)
     total = strips + weights + CONSUMERS * each
     period = SWIZZLE_128B.period_bytes
     return -(-total // period) * period
-
-
-def epilogue_buffers(
-    problem: Conv2dProblem, config: Conv2dStripsSm90Config, limit_bytes: int
-) -> int:
-    """Staging buffers of each consumer: at most one for every store, at least two."""
-    columns = _ROW_BYTES // ITEMSIZE[problem.out]
-    stores = config.slabs * -(-config.tile_n // columns)
-    stores *= 1 + problem.epilogue.save_preactivation
-    fitting = (
-        count
-        for count in range(max(stores, 2), 2, -1)
-        if smem_bytes(problem, config, count) <= limit_bytes
-    )
-    return next(fitting, 2)
 
 
 def tile_count(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> Any:
@@ -153,7 +141,8 @@ def kernel(
     """
     wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
     headers = sources.headers("conv2d_strips_sm90.cuh")
-    buffers = epilogue_buffers(problem, config, device.smem_per_block_bytes)
+    limit = device.smem_per_block_bytes
+    buffers = epilogue_buffers(problem, config, smem_bytes, limit)
     n_tiles = -(-channels_out(problem) // config.tile_n)
     # A block whose weights stay computes tiles of the same channels.
     blocks = device.sm_count // n_tiles * n_tiles or n_tiles
@@ -210,9 +199,7 @@ def _params(
     problem: Conv2dProblem, config: Conv2dStripsSm90Config
 ) -> tuple[Param, ...]:
     """The arguments of the entry point, in the order of its signature."""
-    p, epilogue = problem, problem.epilogue
-    residual = 2 + epilogues.has_bias(epilogue)
-    out = residual + epilogue.residual
+    p = problem
     rows, columns = strip_axes(problem)
 
     def finished(operand: int, dtype: str) -> Im2colMap:
@@ -223,17 +210,11 @@ def _params(
             (columns.counted, rows.counted),
         )
 
-    params: list[Param] = [
+    params = [
         _pixels_map(problem, config),
         weights_map(problem, config.tile_n),
-        Pointer(operand=out),
+        *finish_params(problem, finished, is_scattered=True),
     ]
-    if epilogue.save_preactivation:
-        params.append(Pointer(operand=out + 1))
-    if epilogues.has_bias(epilogue):
-        params.append(Pointer(operand=2))
-    if epilogue.residual:
-        params.append(finished(residual, epilogue.residual_dtype or p.out))
     sizes = (
         *(p.batch, rows.counted, columns.counted),
         *(channels_out(p), source_channels(p), rows.before, columns.before),
@@ -252,12 +233,16 @@ def _source(
     epilogue = problem.epilogue
     along_k = problem.direction == "input_grad"
     rows, columns = strip_axes(problem)
-    total = buffers + _RESIDUAL_BUFFERS * epilogue.residual
     parameters, finish = finish_arguments(epilogue, is_scattered=True)
     scalars = ("images", "lines", "line", "n", "channels", "top", "left")
     sizes = (*scalars, "rows", "columns")
     signature = ", ".join(
-        [f"{_MAP} x", f"{_MAP} w", *parameters, *(f"int {name}" for name in sizes)]
+        [
+            f"{MAP_TYPE} x",
+            f"{MAP_TYPE} w",
+            *parameters,
+            *(f"int {name}" for name in sizes),
+        ]
     )
     types = f"{problem.lhs} -> {problem.out} {problem.direction}"
     copy_rows = int(copies(problem, config.tile_m)[1])
@@ -281,9 +266,7 @@ kStripRows = {int(strip_rows(problem, config.tile_m))}, kCopyRows = {copy_rows};
 kSlabs = {config.slabs}, kConsumers = {CONSUMERS};
   static constexpr bool kPingPong = {cxx(config.ping_pong)};
   static constexpr int kStrips = {STRIPS}, kStages = {config.stages};
-  static constexpr int kEpilogueBuffers = {buffers}, kBuffers = {total}, \
-kSmemBytes = {int(smem_bytes(problem, config, buffers))};
-{epilogues.convolution_traits(problem)}
+{finish_traits(problem, buffers, smem_bytes(problem, config, buffers))}
 }};
 }}  // namespace
 

@@ -12,18 +12,16 @@ import dataclasses
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import im2col_map, strip_axes, walks
-from tracea_jax.emit.epilogue import SHORT
+from tracea_jax.emit.conv_results import MAP_TYPE, ROW_BYTES, SLAB, WARPGROUP
+from tracea_jax.emit.epilogue import CXX_TYPE, SHORT, cxx
 from tracea_jax.emit.kernel import Im2colMap, Kernel, Pointer, Scalar, TensorMapSwizzle
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 PIXELS = 64  # of a stage
-SLAB = 64  # channels of a slab: 128 bytes of 16-bit elements
-WARPGROUP = 128
-_ROW_BYTES = 128
 _PERIOD = 8  # rows after which the swizzle begins again
-_SMEM_UNIT = _PERIOD * _ROW_BYTES
+_SMEM_UNIT = _PERIOD * ROW_BYTES
 _HALF_BYTES = 112 << 10  # of a multiprocessor's shared memory, less what is reserved
 
 
@@ -74,9 +72,14 @@ class ConvWeightsSm90Config:
         )
 
 
+def group(problem: Conv2dProblem) -> int:
+    """Channels of a group; of one group it does not matter how many."""
+    return problem.in_channels // problem.groups if problem.groups > 1 else 1
+
+
 def chunks(problem: Conv2dProblem) -> int:
-    """Slabs of one tap."""
-    return -(-problem.in_channels // SLAB)
+    """Slabs of one tap that meet the same channels of dy."""
+    return 1 if problem.groups > 1 else -(-problem.in_channels // SLAB)
 
 
 def slabs(problem: Conv2dProblem) -> int:
@@ -120,7 +123,7 @@ def rows_b(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 
 def smem_bytes(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Shared memory of a block."""
-    stage = (config.tile_m + rows_b(problem, config)) * _ROW_BYTES
+    stage = (config.tile_m + rows_b(problem, config)) * ROW_BYTES
     total = config.stages * (stage + 2 * 8)
     return -(-total // _SMEM_UNIT) * _SMEM_UNIT
 
@@ -130,7 +133,7 @@ def registers(config: ConvWeightsSm90Config) -> tuple[int, int]:
     return {1: (0, 0), 2: (40, 232), 3: (32, 160)}.get(config.consumers, (24, 112))
 
 
-def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
+def resident_blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
     """Blocks that a multiprocessor is to hold: two whose ring is the half of it."""
     is_small = smem_bytes(problem, config) <= _HALF_BYTES
     return 2 if config.consumers == 1 and is_small else 1
@@ -139,7 +142,10 @@ def _blocks(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> int:
 def kernel(
     problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
 ) -> Kernel:
-    """The kernel that leaves partial sums, (parts, R, S, C, K) of float32."""
+    """The kernel that leaves partial sums, (parts, R, S, C of a group, K) of float32.
+
+    One part is the gradient itself, of the problem's dtype.
+    """
     p = problem
     wgmma = Wgmma(n=config.columns, lhs=p.lhs, rhs=p.lhs)
     headers = sources.headers("conv2d_weights_sm90.cuh")
@@ -197,11 +203,18 @@ def _gradient_map(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> Im2c
 
 
 def _entry(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
-    """What the kernel computes and how; free of shapes and of the number of parts."""
+    """What the kernel computes and how; free of shapes, and of the number of parts."""
     c = config
+    dtypes = SHORT[problem.lhs] + f"_{SHORT[problem.out]}" * (c.parts == 1)
     choices = f"{c.tile_m}x{c.tile_n}_w{c.consumers_m}x{c.consumers_n}_s{c.stages}"
     shared = f"_t{c.taps}x{problem.dilation[1]}" if c.taps > 1 else ""
-    return f"conv2d_weights_sm90_{SHORT[problem.lhs]}_{choices}{shared}"
+    groups = f"_g{group(problem)}" * (problem.groups > 1)
+    return f"conv2d_weights_sm90{groups}_{dtypes}_{choices}{shared}"
+
+
+def _element(problem: Conv2dProblem, config: ConvWeightsSm90Config) -> str:
+    """The type of what the kernel writes."""
+    return CXX_TYPE["float32" if config.parts > 1 else problem.out]
 
 
 _SCALARS = (
@@ -217,8 +230,7 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
     producer, consumer = registers(config)
     names = ", ".join(_SCALARS)
     scalars = ", ".join(f"int {name}" for name in _SCALARS)
-    entry, blocks = _entry(problem, config), _blocks(problem, config)
-    map_type = "const __grid_constant__ tracea::TensorMap"
+    entry, blocks = _entry(problem, config), resident_blocks(problem, config)
     return f"""\
 // conv2d_weights_sm90 | {problem.lhs} | {entry}
 #include "conv2d_weights_sm90.cuh"
@@ -227,10 +239,13 @@ def _source(problem: Conv2dProblem, config: ConvWeightsSm90Config, wgmma: Wgmma)
 namespace {{
 struct Traits {{
   using Mma = tracea::{wgmma.type_name}<1, 1>;
+  using ElementOut = {_element(problem, config)};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kStages = {config.stages};
   static constexpr int kConsumersM = {config.consumers_m}, \
 kConsumersN = {config.consumers_n};
+  static constexpr bool kIsGrouped = {cxx(problem.groups > 1)};
+  static constexpr int kGroup = {group(problem)};
   static constexpr int kTaps = {config.taps}, kShift = {problem.dilation[1]}, \
 kRowsB = {rows_b(problem, config)};
   static constexpr int kThreads = {config.threads}, kProducerRegisters = {producer}, \
@@ -240,7 +255,7 @@ kConsumerRegisters = {consumer};
 }}  // namespace
 
 extern "C" __global__ void __launch_bounds__({config.threads}, {blocks})
-{entry}({map_type} x, {map_type} dy, float* partial, {scalars}) {{
-  tracea::conv2d_weights_sm90<Traits>({{&x, &dy, partial, {names}}});
+{entry}({MAP_TYPE} x, {MAP_TYPE} dy, void* out, {scalars}) {{
+  tracea::conv2d_weights_sm90<Traits>({{&x, &dy, out, {names}}});
 }}
 """

@@ -6,7 +6,7 @@ from tracea_jax.problem import Conv2dProblem, Epilogue, GemmProblem
 
 CXX_TYPE = {"bfloat16": "tracea::bf16", "float16": "tracea::f16", "float32": "float"}
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-_ACTIVATION = {
+ACTIVATION = {
     "none": "kNone",
     "relu": "kRelu",
     "gelu": "kGelu",
@@ -68,7 +68,7 @@ def _members(epilogue: Epilogue, out: str, flags: dict[str, bool]) -> str:
         f"using ElementResidual = {CXX_TYPE[e.residual_dtype or out]};",
         *(f"static constexpr bool {name} = {cxx(v)};" for name, v in flags.items()),
         "static constexpr auto kActivation = "
-        f"tracea::Activation::{_ACTIVATION[e.activation]};",
+        f"tracea::Activation::{ACTIVATION[e.activation]};",
     )
     return "\n".join(f"  {line}" for line in lines)
 

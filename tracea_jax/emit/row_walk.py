@@ -22,7 +22,10 @@ _AXIS = (
     *("class_stride", "in_step", "classes", "blocks"),
 )
 
-_REGISTERS, _MOST_REGISTERS = 65536, 255  # of a multiprocessor, and of a thread
+# Of a multiprocessor: schedulers, each with registers of its own for its warps.
+_SCHEDULERS, _REGISTERS_OF_SCHEDULER = 4, 16384
+_MOST_WARPS = 16  # of a scheduler
+_MOST_REGISTERS = 255  # of a thread
 
 
 def copy_bytes(problem: Conv2dProblem) -> int:
@@ -179,7 +182,14 @@ extern "C" __global__ void __launch_bounds__({self.threads}, {self.blocks})
 
 def available_registers(threads: int, blocks: int) -> int:
     """Of a thread, where a multiprocessor holds so many blocks."""
-    return min(_REGISTERS // (threads * blocks) // 8 * 8, _MOST_REGISTERS)
+    warps = -(-threads * blocks // (32 * _SCHEDULERS))
+    return min(_REGISTERS_OF_SCHEDULER // (32 * warps) // 8 * 8, _MOST_REGISTERS)
+
+
+def most_blocks(threads: int, registers: int) -> int:
+    """Blocks that leave so many registers to each of their threads, 1 at the least."""
+    warps = _REGISTERS_OF_SCHEDULER // (32 * round_up(registers, 8))
+    return max(min(warps, _MOST_WARPS) * _SCHEDULERS * 32 // threads, 1)
 
 
 def channel_blocks(problem: Conv2dProblem, channels: int) -> int:

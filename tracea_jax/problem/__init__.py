@@ -12,6 +12,7 @@ from typing import Any
 from tracea_jax import catalogue
 from tracea_jax.problem.attention import AttentionProblem
 from tracea_jax.problem.base import Problem
+from tracea_jax.problem.channel_sums import ChannelSumsProblem
 from tracea_jax.problem.conv2d import Conv2dProblem
 from tracea_jax.problem.elementwise import ElementwiseProblem
 from tracea_jax.problem.epilogue import (
@@ -24,6 +25,8 @@ from tracea_jax.problem.epilogue import (
     check_activation,
 )
 from tracea_jax.problem.gemm import GatedMatmulProblem, GemmProblem, Layout
+from tracea_jax.problem.group_norm import GroupNormProblem
+from tracea_jax.problem.max_pool import MaxPoolProblem
 from tracea_jax.problem.paged_attention import PagedAttentionProblem
 from tracea_jax.schema import check_types
 
@@ -49,13 +52,16 @@ __all__ = [
     "ITEMSIZE",
     "Activation",
     "AttentionProblem",
+    "ChannelSumsProblem",
     "BiasKind",
     "Conv2dProblem",
     "ElementwiseProblem",
     "Epilogue",
     "GatedMatmulProblem",
     "GemmProblem",
+    "GroupNormProblem",
     "Layout",
+    "MaxPoolProblem",
     "PagedAttentionProblem",
     "Problem",
     "ResidualOp",

@@ -96,8 +96,10 @@ class AttentionProblem(Problem):
     bias_gradient: bool = False
 
     op = "attention"
-    # Not the lengths: which form is fastest changes with them, more than once.
-    extents = ("batch", "heads", "kv_heads")
+    # Neither lengths nor heads: which form is fastest changes with them, more than
+    # once. With few sequences there is too little work for large tiles.
+    extents = ("batch",)
+    only_between = True
 
     def __post_init__(self) -> None:
         if self.saves_lse and self.direction != "forward":

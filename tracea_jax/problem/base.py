@@ -18,12 +18,15 @@ class Problem(abc.ABC):
       extents: names of the sizes that a config's merits vary with smoothly. Whatever
         else a problem has must be equal for one to tell something about another: a
         kernel's extent or a head's size changes the algorithm.
+      only_between: whether measured sizes tell nothing about smaller and larger ones,
+        as no model of the op's variants says how times go on.
     """
 
     __slots__ = ()
 
     op: ClassVar[str]
     extents: ClassVar[tuple[str, ...]]
+    only_between: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

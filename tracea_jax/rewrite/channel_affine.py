@@ -1,6 +1,6 @@
 """Scales and shifts in a row: batch norms, given their statistics.
 
-    (x - mean) * (rsqrt(variance + epsilon) * scale) + bias
+    relu((x - mean) * (rsqrt(variance + epsilon) * scale) + bias + residual)
 
 What computes the statistics stays as it is. Only rows of three steps and more pay, as
 the gradients of one scale and one shift are two sums already. Norms of each image, such
@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tracea_jax.ops.channel_affine.primitive import SCALES, bind
+from jax.extend.core import Literal
+
+from tracea_jax.ops.channel_affine.fork import fork_p
+from tracea_jax.ops.channel_affine.primitive import bind
+from tracea_jax.ops.channel_affine.steps import SCALES, Result
 from tracea_jax.options import local_device
-from tracea_jax.rewrite.match import Match, Rule
+from tracea_jax.rewrite.activation import is_jax_relu
+from tracea_jax.rewrite.channel_sums import narrow, powers
+from tracea_jax.rewrite.match import Match, Rule, Viewed
 from tracea_jax.rewrite.product import DTYPES
-from tracea_jax.rewrite.view import Atom, Equation, View
+from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View
 
 _FEWEST = 3  # steps
 _SHARED = 16  # entries that share the operands of a row, at least
@@ -29,16 +36,18 @@ class ChannelAffineSite:
     """A call of ``channel_affine_p``.
 
     Attributes:
-      steps: their names.
+      result: the steps, and what is done to their result.
       shapes: of their operands, as the primitive takes them.
     """
 
-    steps: tuple[str, ...]
+    result: Result
     shapes: tuple[tuple[int, ...], ...]
 
-    def __call__(self, x: Any, *operands: Any) -> Any:
-        pairs = zip(operands, self.shapes, strict=True)
-        return bind(x, *(c.reshape(shape) for c, shape in pairs), steps=self.steps)
+    def __call__(self, x: Any, source: Any, *others: Any) -> Any:
+        pairs = zip(others, self.shapes, strict=False)
+        each = (c.reshape(shape) for c, shape in pairs)
+        residual = others[len(self.shapes) :]
+        return bind(x, source, *each, *residual, result=self.result)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +89,133 @@ def match_channel_affine(view: View, index: int) -> Match | None:
         return None
     if all(step.name not in SCALES for step in steps) or not _are_of_channels(steps):
         return None
-    site = ChannelAffineSite(
+    source = narrow(view, first.value)
+    rounds = _take_rounding(view, equations, source.aval.dtype)
+    residual = _take_residual(view, equations)
+    has_relu = bool(residual) or _take(view, equations, is_jax_relu)
+    has_copies = bool(residual) and _take(view, equations, is_fork)
+    result = Result(
         steps=tuple(step.name for step in steps),
-        shapes=tuple(step.shape for step in steps),
+        dtype=source.aval.dtype.name if rounds else None,
+        residual=bool(residual),
+        activation="relu" if has_relu else "none",
+        copies=2 if has_copies else 1,
     )
+    operands = (first.value, source, *(step.operand for step in steps))
     return Match(
         root=equations[-1],
         equations=frozenset(equations),
-        operands=(first.value, *(step.operand for step in steps)),
-        site=site,
+        operands=(*operands, *residual),
+        site=ChannelAffineSite(result=result, shapes=tuple(s.shape for s in steps)),
     )
+
+
+def _following(view: View, equations: Sequence[int]) -> int | None:
+    """The equation with the only use of what the last of these makes."""
+    return view.sole_consumer(view.eqns[equations[-1]].outvars[0])
+
+
+def _take(
+    view: View, equations: list[int], belongs: Callable[[Equation], bool]
+) -> bool:
+    """Takes the equation that follows, if it belongs to the site."""
+    following = _following(view, equations)
+    if following is None or not belongs(view.eqns[following]):
+        return False
+    equations.append(following)
+    return True
+
+
+def _take_rounding(view: View, equations: list[int], dtype: Any) -> bool:
+    """Takes a conversion to this dtype."""
+
+    def rounds(eqn: Equation) -> bool:
+        result = eqn.outvars[0].aval
+        return eqn.primitive.name == "convert_element_type" and result.dtype == dtype
+
+    last: Any = view.eqns[equations[-1]].outvars[0].aval
+    return last.dtype != dtype and _take(view, equations, rounds)
+
+
+def _take_residual(view: View, equations: list[int]) -> tuple[Atom, ...]:
+    """Takes a sum with an array and the relu after it; the array, or nothing."""
+    value = view.eqns[equations[-1]].outvars[0]
+    following = _following(view, equations)
+    if following is None or view.eqns[following].primitive.name != "add":
+        return ()
+    sum_, relu = view.eqns[following], _following(view, [following])
+    if relu is None or not is_jax_relu(view.eqns[relu]):
+        return ()
+    residual: Any = next(x for x in sum_.invars if x is not value)
+    if isinstance(residual, Literal):
+        return ()
+    types = [(x.aval.shape, x.aval.dtype) for x in (residual, value)]
+    if types[0] != types[1]:
+        return ()
+    equations += [following, relu]
+    return (residual,)
+
+
+def fork_residuals(
+    rule: Rule, eqns: Sequence[Equation], outvars: Sequence[Atom], viewed: Viewed
+) -> Sequence[Equation]:
+    """A fork after each residual block whose result is used twice."""
+    if not any(is_jax_relu(eqn) for eqn in eqns):
+        return eqns
+    view = viewed(eqns)
+    names: dict[int, dict[int, Any]] = {}  # of operands, by equation and place
+    forks: dict[int, Equation] = {}  # by the equation before
+    for index, eqn in enumerate(view.eqns):
+        if eqn.primitive.name not in rule.anchors:
+            continue
+        match = match_channel_affine(view, index)
+        if match is None or not match.site.result.residual:
+            continue
+        x, source, *_ = match.operands
+        if not powers(view, source, x):  # no statistics of its own: no training
+            continue
+        relu = eqns[match.root]
+        (value,) = relu.outvars
+        places = [
+            (i, place)
+            for i in dict.fromkeys(view.consumers(value))
+            for place, x in enumerate(() if i == OUTPUT else eqns[i].invars)
+            if x is value
+        ]
+        if len(places) != 2 or OUTPUT in view.consumers(value):
+            continue
+        copies = [type(value)(value.aval) for _ in places]
+        forks[match.root] = relu.replace(
+            primitive=fork_p, invars=[value], outvars=copies, params={}
+        )
+        for (i, place), copy in zip(places, copies, strict=True):
+            names.setdefault(i, {})[place] = copy
+    return eqns if not forks else list(_forked(eqns, forks, names))
+
+
+def _forked(
+    eqns: Sequence[Equation],
+    forks: dict[int, Equation],
+    names: dict[int, dict[int, Any]],
+) -> Iterator[Equation]:
+    for i, eqn in enumerate(eqns):
+        if i in names:
+            invars = [names[i].get(place, x) for place, x in enumerate(eqn.invars)]
+            eqn = eqn.replace(invars=invars)
+        yield eqn
+        if i in forks:
+            yield forks[i]
+
+
+def is_fork(eqn: Equation) -> bool:
+    return eqn.primitive is fork_p
 
 
 CHANNEL_AFFINE = Rule(
     op="channel_affine",
     anchors=frozenset({"add", "sub", "mul", "div"}),
     match=match_channel_affine,
+    prepare=fork_residuals,
     is_expected=False,  # most sums and products are of no norm
 )
 

@@ -19,11 +19,11 @@ class Match:
     """Equations that one call of an op of ours replaces.
 
     Attributes:
-      root: index of the equation whose only result the call computes.
+      root: index of the equation whose results the call computes.
       equations: indices of all equations that are replaced, the root included; nothing
         else uses their results but the root's.
       operands: values that the call takes, all made before the root.
-      site: the call: (*operands) -> the root's result, of its shape and dtype.
+      site: the call: (*operands) -> the root's results, of their shapes and dtypes.
         Hashable, and equal for calls that trace alike.
     """
 

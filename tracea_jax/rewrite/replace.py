@@ -70,7 +70,7 @@ class _Piece:
     """A site, or an equation that stays.
 
     Attributes:
-      eqns: of our call, the last one with the site's result; or the one that stays.
+      eqns: of our call, the last one with the site's results; or the one that stays.
       written: the user's equations for it, in order; none where one stays.
       template: of our call.
     """
@@ -142,17 +142,18 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     if not template.has_calls:
         return piece.written
     root, info = piece.eqns[-1], piece.eqns[-1].source_info
-    (result,) = root.outvars
+    results = piece.written[-1].outvars  # our call may have more
     operands = list(dict.fromkeys([*_free(piece.eqns), *_free(piece.written)]))
 
     def closed(eqns: Sequence[Equation]) -> Any:
-        return _compat.closed_jaxpr(operands, [result], eqns, like=jaxpr)
+        return _compat.closed_jaxpr(operands, results, eqns, like=jaxpr)
 
     ours = closed(piece.eqns)
     written = choice.Written(closed(piece.written), key=template.key)
     site = root.replace(
         primitive=choice.choice_p,
         invars=operands,
+        outvars=results,
         params={"ours": ours, "written": written},
         # The equations inside have the names of their scopes.
         source_info=info.replace(name_stack=type(info.name_stack)()),
@@ -284,11 +285,10 @@ def _traced(site: Any, avals: tuple[Any, ...], context: Any) -> _Template:
 
 
 def _call(template: _Template, match: Match, root: Equation) -> Iterator[Equation]:
-    """The equations of a site's call, with the root's result, scope and context."""
+    """The equations of a site's call, with the root's results, scope and context."""
     jaxpr = template.jaxpr
     names: dict[Any, Any] = dict(zip(jaxpr.invars, match.operands, strict=True))
-    (result,) = jaxpr.outvars
-    names[result] = root.outvars[0]
+    names.update(zip(jaxpr.outvars, root.outvars, strict=True))
     for eqn in jaxpr.eqns:
         outvars = []
         for var in eqn.outvars:

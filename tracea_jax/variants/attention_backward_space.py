@@ -18,13 +18,14 @@ CHOICES = {
     "tile_kv": (64, 128, 192),
     "block_q": (32, 48, 64, 80, 96, 128),
     "stages_q": (2, 3),
-    "tile_q": (128, 192),
+    "tile_q": (64, 128, 192),
     "block_kv": (32, 48, 64, 80, 96, 128),
     "stages_kv": (2, 3),
-    "dq": ("recomputed", "ordered", "atomic"),
+    "dq": ("recomputed", "beside", "ordered", "atomic"),
 }
+_BLOCK_BYTES = 1024  # of shared memory that each block of threads has beside its own
 # Registers of a thread for sums and scores that there are without spilling any.
-_REGISTERS = {2: 208, 3: 136}
+_REGISTERS = {1: emit.SINGLE_REGISTERS, 2: 208, 3: 136}
 
 
 def looks_at_scores(problem: AttentionProblem) -> bool:
@@ -45,8 +46,13 @@ def _adds_beside(problem: AttentionProblem) -> bool:
 
 
 def _most_registers(tile: Any) -> Any:
-    two, three = _REGISTERS.values()
-    return two - (tile // _ROWS - 2) * (two - three)
+    one, two, three = _REGISTERS.values()
+    return two - (tile > 2 * _ROWS) * (two - three) - (tile == _ROWS) * (two - one)
+
+
+def _half(device: Any) -> Any:
+    """Shared memory of a block of two that share a multiprocessor."""
+    return (device.smem_per_block_bytes - _BLOCK_BYTES) // 2
 
 
 def _registers_of_keys(problem: AttentionProblem, config: Any) -> Any:
@@ -64,6 +70,42 @@ def parts(problem: AttentionProblem) -> int:
 
 RULES = (
     Rule(
+        code="beside",
+        refuses=lambda p, c, d: (
+            (c.dq == "beside") & (emit.consumers_of_keys(p, c) * _ROWS != c.tile_q)
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} takes as many threads for {c.tile_q} queries as for "
+            f"{c.tile_kv} keys"
+        ),
+    ),
+    Rule(
+        code="arguments",
+        refuses=lambda p, c, d: (
+            (c.dq == "beside")
+            & (p.mask is not None and (p.segments or p.bias is not None))
+        ),
+        why=lambda p, c, d: (
+            f"dq={c.dq!r} beside a mask and segments or a bias takes more arguments "
+            "than a launch has"
+        ),
+    ),
+    Rule(
+        code="share",
+        refuses=lambda p, c, d: (
+            (
+                (emit.consumers_of_keys(p, c) == 1)
+                & (emit.keys_smem_bytes(p, c) > _half(d))
+            )
+            | ((c.tile_q == _ROWS) & (emit.queries_smem_bytes(p, c) > _half(d)))
+        ),
+        why=lambda p, c, d: (
+            f"tiles of {_ROWS} rows take {emit.keys_smem_bytes(p, c)} and "
+            f"{emit.queries_smem_bytes(p, c)} bytes of shared memory; two of them have "
+            f"{_half(d)} each"
+        ),
+    ),
+    Rule(
         code="parts",
         refuses=lambda p, c, d: (
             c.adds & ((c.tile_kv != 2 * emit.PART) | (c.block_q != parts(p)))
@@ -75,11 +117,11 @@ RULES = (
     Rule(
         code="split",
         refuses=lambda p, c, d: (
-            ((c.tile_kv == _ROWS) != emit.splits(p)) | (c.adds & emit.splits(p))
+            ((c.tile_kv != _ROWS) & emit.splits(p)) | (c.adds & emit.splits(p))
         ),
         why=lambda p, c, d: (
             f"tile_kv={c.tile_kv} and dq={c.dq!r}: heads above {emit.WIDEST} take "
-            f"tiles of {_ROWS} keys and compute dq apart, and others no such tiles"
+            f"tiles of {_ROWS} keys and compute dq apart"
         ),
     ),
     Rule(
@@ -135,7 +177,7 @@ RULES = (
         code="registers",
         refuses=lambda p, c, d: (
             (
-                (c.dq == "recomputed")
+                ((c.dq == "recomputed") | (c.dq == "beside"))
                 & (emit.keys_registers(p, c) > _registers_of_keys(p, c))
             )
             | (emit.queries_registers(p, c) > _most_registers(c.tile_q))

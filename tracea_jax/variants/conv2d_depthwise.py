@@ -8,6 +8,8 @@ record (``ops.conv2d.op``).
 from __future__ import annotations
 
 import dataclasses
+import functools
+import heapq
 import itertools
 from collections.abc import Iterator
 
@@ -30,8 +32,8 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
-    "channels": (16, 32, 64, 128, 256),
-    "tile_w": (1, 2, 3, 4, 6, 7, 8),
+    "channels": (16, 32, 48, 64, 96, 128, 144, 256),
+    "tile_w": (1, 2, 3, 4, 6, 7, 8, 12, 14, 16),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
 _MOST_BLOCKS = 32  # of a multiprocessor
@@ -41,10 +43,14 @@ _RANGES = {
     "stages": (2, MOST_STAGES),
     "blocks": (1, _MOST_BLOCKS),
 }
+_GRID_TILES = (1, 2, 3, 4, 6, 7, 8)
 _MOST_SUMS = 81  # taps whose sums fit the registers of a thread
-# Taps and strides of square kernels that were measured to win, on so many bytes.
-_MEASURED = {"forward": ((3, 1), (7, 1), (5, 2)), "input_grad": ((3, 1), (7, 1))}
-_FEWEST_BYTES = 2**26
+# Taps and strides of square kernels that were measured to win in all directions, on so
+# many bytes.
+_FEWEST_BYTES = {
+    **dict.fromkeys(((3, 1), (3, 2)), 2**24),
+    **dict.fromkeys(((5, 1), (5, 2), (7, 1)), 2**23),
+}
 _MOST_THREADS = 512
 _MOST_COPIES = 32  # of a thread for each row
 
@@ -83,24 +89,37 @@ class Conv2dDepthwise:
         return Space.of(*configs)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[DepthwiseConfig, ...]:
+        """Those legal configs that a count of cycles finds fastest."""
         assert isinstance(device, CudaDevice)
-        return _default(problem, device)
+        legal = (
+            config
+            for config in dict.fromkeys(_grid(problem))
+            if first_refusal(LEGAL, problem, config, device) is None
+        )
+        cost = functools.partial(cycles, problem, device=device)
+        return tuple(heapq.nsmallest(count, legal, key=cost))
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
-        On an H100 cuDNN took 1.36 times as long for 3 x 3 kernels, 1.6 for 7 x 7 and
-        3.1 for 5 x 5 in steps of two, on images of more than 64 MiB together; as long
-        for 10 MB.
+        On an H100 and on an H200 cuDNN took 1.1 to 4.9 times as long for batches of 64
+        of EfficientNet's and ConvNeXt's convolutions, 52 times for the gradient of
+        7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8.
         """
         p = problem
         taps, stride = p.kernel_height, p.strides[0]
+        fewest = _FEWEST_BYTES.get((taps, stride))
         return (
             images.is_measured(p, device)
-            and (taps, stride) in _MEASURED.get(p.direction, ())
+            and fewest is not None
             and (p.kernel_width, p.strides[1]) == (taps, stride)
             and p.dilation == (1, 1)
-            and p.bytes >= _FEWEST_BYTES
+            and p.bytes >= fewest
         )
 
     def call(
@@ -185,14 +204,7 @@ LEGAL = (
         refuses=lambda p, c, d: _copies(p, c) > _MOST_COPIES,
         why=lambda p, c, d: f"a thread would copy {_copies(p, c)} pieces of a row",
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"it needs {emit.smem_bytes(p, c)} bytes of shared memory; a block has "
-            f"{d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
 
 
@@ -200,7 +212,7 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
     rows, columns = image_axis.axes(problem)
     of_class = -(-(rows.result - rows.first_result) // rows.classes)
     for channels, tile_w, threads in itertools.product(
-        (32, 64, 128), CHOICES["tile_w"], (64, 128, 256)
+        (32, 64, 128), _GRID_TILES, (64, 128, 256)
     ):
         most = -(-(columns.result - columns.first_result) // tile_w)
         strips = min(threads * 2 // channels, most)
@@ -220,47 +232,37 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
 
 def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     """As many as leave a thread the registers that it needs, and hold its threads."""
-    of_thread = row_walk.round_up(emit.registers(problem, config), 8)
-    blocks = min(65536 // of_thread, 2048) // config.threads
-    return min(max(blocks, 1), _MOST_BLOCKS)
-
-
-def _default(problem: Conv2dProblem, device: CudaDevice) -> DepthwiseConfig:
-    """Of the legal configs the one that a count of instructions finds fastest."""
-    legal = [
-        config
-        for config in _grid(problem)
-        if first_refusal(LEGAL, problem, config, device) is None
-    ]
-    return min(legal, key=lambda config: cycles(problem, config, device))
+    of_thread = emit.registers(problem, config)
+    return min(row_walk.most_blocks(config.threads, of_thread), _MOST_BLOCKS)
 
 
 def cycles(
     problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
 ) -> float:
-    """Predicted cycles: instructions of the busiest processor, or of memory.
+    """Predicted cycles: those of the busiest processor's schedulers, or of memory.
 
-    Each scheduler of a processor issues one instruction of a warp in a cycle, if it has
-    warps enough to find one that is ready.
+    A scheduler that has few warps finds none that is ready in some cycles.
     """
     c = config
     rows, columns = image_axis.axes(problem)
     results = min(c.rows, -(-rows.result // rows.classes))
-    read = min(rows.entries(results), -(-rows.read // rows.step))
+    steps = rows.entries(results)
+    inside = _rows_inside(rows, c.rows, steps)
     taps = rows.taps / rows.stride * columns.taps  # of an entry
     kept = emit.keeps_weights(problem)
-    of_row = 2 * taps * c.tile_w / columns.between + (0 if kept else taps)
-    of_row += _READ * columns.entries(c.tile_w) + _ROW + _COPY * _copies(problem, c)
+    of_row = _MULTIPLY * 2 * taps * c.tile_w / columns.between
+    of_row += 0 if kept else taps
     of_result = c.tile_w * (
         _STORE + (_ACTIVATE if problem.epilogue.activation != "none" else 0)
     )
-    instructions = read * of_row + results * of_result + _BLOCK
+    of_step = _STEP + _COPY * _copies(problem, c)
+    instructions = inside * of_row + steps * of_step + results * of_result + _BLOCK
     if problem.direction == "weight_grad":
-        of_row += rows.taps / rows.stride * _READ * c.tile_w  # dy for each row of taps
+        of_row += rows.taps / rows.stride * c.tile_w  # dy for each row of taps
         pieces = row_walk.tiles(problem, c.strips * c.tile_w, c.rows)
         each = -(-pieces // emit.parts(problem, c, device))
         kept_sums = 3 * rows.taps * columns.taps * c.strips
-        instructions = each * (read * of_row + _BLOCK) + kept_sums
+        instructions = each * (inside * of_row + steps * of_step + _BLOCK) + kept_sums
     blocks = emit.blocks(problem, c, device)
     warps = c.threads // 32
     resident = emit.resident_blocks(problem, c, device)
@@ -271,7 +273,16 @@ def cycles(
     return max(issue, memory) + 0.1 * min(issue, memory)
 
 
-# Instructions that a thread takes for an entry of its window, a row, a copy, a column
-# of the result and its activation, and a block.
-_READ, _ROW, _COPY, _STORE, _ACTIVATE, _BLOCK = 3, 30, 4, 6, 20, 300
-_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 3, 18
+def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:
+    """Of the rows that a block steps over, those of the image, on average."""
+    most = min(steps, -(-rows.read // rows.step))
+    if rows.stride > 1 or rows.between > 1:
+        return most
+    blocks = -(-(rows.result - rows.first_result) // rows.classes // of_block)
+    return min(most, (rows.read / rows.step + (blocks - 1) * (rows.taps - 1)) / blocks)
+
+
+# Cycles of a scheduler for a multiplication, a row in the ring, a copy, a column of the
+# result and its activation, and a block: fitted to the times of 200 configs on an H200.
+_MULTIPLY, _STEP, _COPY, _STORE, _ACTIVATE, _BLOCK = 1.7, 150, 30, 6, 20, 1000
+_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 2, 18

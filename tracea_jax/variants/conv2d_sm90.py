@@ -27,7 +27,6 @@ from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    as_config,
     check_choices,
     check_ranges,
     first_refusal,
@@ -55,14 +54,6 @@ _CYCLES_A_PIXEL, _CYCLES_A_CHANNEL, _TAIL_FACTOR = 2.4, 1.4, 1.4
 _STORED_BYTES_A_CYCLE, _CYCLES_A_TILE = 25, 2000
 _FEWEST_FLOPS_1X1 = 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
-
-
-def _exceeds_memory(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    return emit.smem_bytes(p, c) > d.smem_per_block_bytes
-
-
-def _is_narrow(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    return c.tile_n * ITEMSIZE[p.out] < emit.ROW_BYTES
 
 
 def _splits_unevenly(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
@@ -99,19 +90,8 @@ LEGAL = (
             f"it can hold {_MOST_ACCUMULATORS[c.consumers]}"
         ),
     ),
-    Rule(
-        code="narrow",
-        refuses=_is_narrow,
-        why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
-    ),
-    Rule(
-        code="smem",
-        refuses=_exceeds_memory,
-        why=lambda p, c, d: (
-            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
-            f"memory; a block has {d.smem_per_block_bytes}"
-        ),
-    ),
+    images.NARROW,
+    images.memory_rule(emit.smem_bytes),
 )
 
 
@@ -149,8 +129,15 @@ class Conv2dSm90:
         return Space(config_type=Conv2dSm90Config, columns=columns, pruned=pruned)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[Conv2dSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
-        return choose(problem, device)
+        space = self.space(problem, device)
+        return images.ranked(space, problem, device, _cost, count)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
@@ -185,16 +172,6 @@ def _is_measured_1x1(p: Conv2dProblem) -> bool:
     )
 
 
-def _deepest(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    """The deepest ring that leaves every store a buffer, or fits at all."""
-    deepest = np.zeros_like(c.stages)
-    for stages in range(1, emit.MAX_STAGES + 1):
-        one = dataclasses.replace(c, stages=stages)
-        fits = emit.smem_bytes(p, one) <= d.smem_per_block_bytes
-        deepest = np.where(fits, stages, deepest)
-    return deepest
-
-
 def _has_tail(p: Conv2dProblem, c: Any) -> Any:
     """Whether the last slab of weights is a narrow one, which is slow to copy."""
     return (c.tile_n % emit.SLAB != 0) & (p.direction != "input_grad")
@@ -211,17 +188,12 @@ _WORTHWHILE = (
     ),
     Rule(
         code="shallow",
-        refuses=lambda p, c, d: c.stages != _deepest(p, c, d),
+        refuses=lambda p, c, d: (
+            c.stages != images.deepest_ring(emit.smem_bytes, p, c, d, _STAGES)
+        ),
         why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
     ),
 )
-
-
-def choose(problem: Conv2dProblem, device: CudaDevice) -> Conv2dSm90Config:
-    """The config to use without measurements."""
-    space = CONV2D_SM90.space(problem, device)
-    config = as_config(Conv2dSm90Config, space.columns)
-    return space.config(int(np.argmin(_cost(problem, config, device))))
 
 
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:

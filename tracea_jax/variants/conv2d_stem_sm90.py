@@ -51,14 +51,7 @@ LEGAL = (
             f"{_MOST_ACCUMULATORS}"
         ),
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
-            f"memory; a block has {d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
 
 

@@ -26,7 +26,6 @@ from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    as_config,
     check_choices,
     check_ranges,
     first_refusal,
@@ -36,6 +35,7 @@ from tracea_jax.variants.space import (
 
 _MOST_ACCUMULATORS = 128
 _MOST_STAGES = 40
+_RING = range(2, 9)  # stages, unless all weights stay
 _CHOICES = {
     "tile_m": (64, 128, 192, 256, 384),
     "tile_n": (64, 128, 192, 256),
@@ -62,11 +62,7 @@ LEGAL = (
             f"{_MOST_ACCUMULATORS}"
         ),
     ),
-    Rule(
-        code="narrow",
-        refuses=lambda p, c, d: c.tile_n * ITEMSIZE[p.out] < 128,
-        why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
-    ),
+    images.NARROW,
     Rule(
         code="resident",
         refuses=lambda p, c, d: c.resident & (c.stages != emit.all_weights(p)),
@@ -75,31 +71,17 @@ LEGAL = (
             "to be resident"
         ),
     ),
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"stages={c.stages} take {int(emit.smem_bytes(p, c))} bytes of shared "
-            f"memory; a block has {d.smem_per_block_bytes}"
-        ),
-    ),
+    images.memory_rule(emit.smem_bytes),
 )
-
-
-def _deepest(p: Conv2dProblem, c: Any, d: CudaDevice) -> Any:
-    """The deepest ring of weights that fits."""
-    deepest = np.zeros_like(c.stages)
-    for stages in range(2, 9):
-        one = dataclasses.replace(c, stages=stages)
-        fits = emit.smem_bytes(p, one) <= d.smem_per_block_bytes
-        deepest = np.where(fits, stages, deepest)
-    return deepest
 
 
 _WORTHWHILE = (
     Rule(
         code="shallow",
-        refuses=lambda p, c, d: ~c.resident & (c.stages != _deepest(p, c, d)),
+        refuses=lambda p, c, d: (
+            ~c.resident
+            & (c.stages != images.deepest_ring(emit.smem_bytes, p, c, d, _RING))
+        ),
         why=lambda p, c, d: f"stages={c.stages} leave shared memory unused",
     ),
 )
@@ -137,10 +119,15 @@ class Conv2dStripsSm90:
     def heuristic(
         self, problem: Conv2dProblem, device: Device
     ) -> Conv2dStripsSm90Config:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[Conv2dStripsSm90Config, ...]:
+        """Those configs that the model finds fastest."""
         assert isinstance(device, CudaDevice)
         space = self.space(problem, device)
-        config = as_config(Conv2dStripsSm90Config, space.columns)
-        return space.config(int(np.argmin(_cost(problem, config, device))))
+        return images.ranked(space, problem, device, _cost, count)
 
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
@@ -174,7 +161,7 @@ def _is_small(problem: Conv2dProblem) -> bool:
 
 def _grid(problem: Conv2dProblem) -> dict[str, np.ndarray]:
     """Every combination of the choices, of rings and of all weights."""
-    stages = sorted({*range(2, 9), min(emit.all_weights(problem), _MOST_STAGES)})
+    stages = sorted({*_RING, min(emit.all_weights(problem), _MOST_STAGES)})
     return grid(
         tile_m=_CHOICES["tile_m"],
         tile_n=_CHOICES["tile_n"],

@@ -380,6 +380,14 @@ def modelled_us(
     problem: GemmProblem, config: GemmSm80Config, device: CudaDevice
 ) -> Any:
     """Time of one execution in microseconds; an array if the config holds columns."""
+    memory = problem.bytes / _MEMORY_BYTES_PER_US + _LAUNCH_US
+    return np.maximum(multiplied_us(problem, config, device), memory)
+
+
+def multiplied_us(
+    problem: GemmProblem, config: GemmSm80Config, device: CudaDevice
+) -> Any:
+    """The same where the memory is fast enough."""
     busy = _busy_cycles(problem, config)
     most = -(-emit.tile_count(problem, config) // device.sm_count)  # blocks of an SM
     together = np.minimum(resident(problem, config, device), most)
@@ -387,8 +395,7 @@ def modelled_us(
     stage = np.maximum(busy, wait)
     block = steps(problem, config) * stage + _epilogue_cycles(problem, config)
     cycles = most * block + -(-most // together) * _BLOCK_CYCLES
-    memory = problem.bytes / _MEMORY_BYTES_PER_US
-    return np.maximum(cycles / _CYCLES_PER_US, memory) + _LAUNCH_US
+    return cycles / _CYCLES_PER_US + _LAUNCH_US
 
 
 def _busy_cycles(problem: GemmProblem, config: GemmSm80Config) -> Any:

@@ -1,15 +1,20 @@
-"""What the kernels of convolutions on GPUs share: reasons to refuse, what was measured.
+"""What the kernels of convolutions on GPUs share: refusals, and what was measured.
 
-Callers: the variants of convolutions of groups, and of weights' gradients.
+Callers: the variants of convolutions on GPUs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.space import Rule, Space, as_config
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
@@ -71,6 +76,50 @@ def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
         yield "an image has more than 2^31 - 1 elements"
 
 
+SmemBytes = Callable[[Any, Any], Any]  # of a block, by problem and config or columns
+NARROW = Rule(
+    code="narrow",
+    refuses=lambda p, c, d: c.tile_n * ITEMSIZE[p.out] < 128,
+    why=lambda p, c, d: f"tile_n={c.tile_n} of {p.out} is less than 128 bytes",
+)
+
+
+def memory_rule(smem_bytes: SmemBytes) -> Rule:
+    """Refuses what does not fit into the shared memory of a block."""
+    return Rule(
+        code="smem",
+        refuses=lambda p, c, d: smem_bytes(p, c) > d.smem_per_block_bytes,
+        why=lambda p, c, d: (
+            f"it needs {int(smem_bytes(p, c))} bytes of shared memory; a block has "
+            f"{d.smem_per_block_bytes}"
+        ),
+    )
+
+
+def deepest_ring(
+    smem_bytes: SmemBytes, p: Conv2dProblem, c: Any, d: CudaDevice, few: Iterable[int]
+) -> Any:
+    """The most ``stages``, of an ascending few, that fit; 0 if none do."""
+    deepest = np.zeros_like(c.stages)
+    for stages in few:
+        fits = smem_bytes(p, dataclasses.replace(c, stages=stages))
+        deepest = np.where(fits <= d.smem_per_block_bytes, stages, deepest)
+    return deepest
+
+
+def ranked(
+    space: Space,
+    problem: Conv2dProblem,
+    device: CudaDevice,
+    cost: Callable[[Conv2dProblem, Any, CudaDevice], Any],
+    count: int,
+) -> tuple[Any, ...]:
+    """The cheapest configs of a space of columns; of equal ones the first."""
+    columns = as_config(space.config_type, space.columns)
+    order = np.argsort(cost(problem, columns, device), kind="stable")
+    return tuple(space.config(int(i)) for i in order[:count])
+
+
 def is_dense_3x3(problem: Conv2dProblem) -> bool:
     """Whether this is a 3 x 3 convolution such as those that were measured.
 
@@ -86,6 +135,19 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
         and p.flops >= (FEW_FLOPS if is_few else MANY_FLOPS)
+    )
+
+
+def is_grouped_3x3(problem: Conv2dProblem) -> bool:
+    """Whether this is a 3 x 3 convolution of groups such as those that were measured.
+
+    They had strides of 1, and as many channels out as in.
+    """
+    p = problem
+    return (
+        (p.kernel_height, p.kernel_width) == (3, 3)
+        and p.strides == (1, 1) == p.dilation
+        and 1 < p.groups < p.in_channels == p.out_channels
     )
 
 

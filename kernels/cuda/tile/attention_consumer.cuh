@@ -36,6 +36,12 @@ struct AttentionConsumer : AttentionTiles<Traits> {
   // Whether a tile is stored while the next begins: its results need a place until then.
   static constexpr bool kMayFollow = Traits::kFollows && !kSkips;
 
+  // Whether a tile's first block may have scores that do not count.
+  static constexpr bool kMasksFirst = !Traits::kWholeBlocks;
+
+  static_assert(!Traits::kWholeBlocks || (Traits::kMapped && kMayFollow && !kHasPartial),
+                "tiles of whole blocks, of a map and nothing else, follow each other");
+
   // Whether a tile's first block waits for a turn: where others multiply meanwhile.
   static constexpr bool kTurnsFromFirst = Traits::kPingPong && (kMayFollow || kSkips);
 
@@ -99,7 +105,7 @@ struct AttentionConsumer : AttentionTiles<Traits> {
                            const Close& close) const {
     float s[Scores::kAccumulators], alpha[2];
     if constexpr (Products::kStarts) {
-      products.template start_scores<true>(s, block, rules(), thread);
+      products.template start_scores<kMasksFirst>(s, block, rules(), thread);
     }
     wait(smem.k_full[at.keys.stage_idx], at.keys.consumer_parity());
     if constexpr (kTurnsFromFirst) await_turn(consumer);
@@ -111,8 +117,8 @@ struct AttentionConsumer : AttentionTiles<Traits> {
     }
     if constexpr (kTurnsFromFirst) grant_turn((consumer + 1) % kConsumers);
     wgmma_wait_group<kFollows ? 1 : 0>();
-    products.template take_scores<true>(s, at.keys, consumer, thread);
-    products.template finish_scores<true>(s, block, is_mixed, rules, thread);
+    products.template take_scores<kMasksFirst>(s, at.keys, consumer, thread);
+    products.template finish_scores<kMasksFirst>(s, block, is_mixed, rules, thread);
     softmax.update(s, alpha);
     if constexpr (kFollows) {
       wgmma_wait_group<0>();
@@ -271,6 +277,42 @@ struct AttentionConsumer : AttentionTiles<Traits> {
     }
   }
 
+  // A tile whose blocks the producer has found in the map, where tiles see blocks whole: no
+  // score needs a look, and there are registers to store a tile while the next begins.
+  // Whether there was one.
+  TRACEA_DEVICE bool consume_whole(Progress& at, OnlineSoftmax& softmax, Open& open, u32 start,
+                                   int consumer, int thread) const {
+    const int here = place(at.queries);
+    wait(smem.q_full[stage_of(at.queries)], at.queries.consumer_parity());
+    u32 kind;
+    ld_shared(shared_address(&smem.kind[here]), kind);
+    if (any_lane(kind == static_cast<u32>(TileKind::kNone))) return false;
+    const AttentionTile tile = handed_over(here);
+    const auto rules = [&] {
+      return typename Products::Rules{interval(tile), tile, tile.query + consumer * kOwnQueries};
+    };
+    if (any_lane(kind == static_cast<u32>(TileKind::kSees))) {
+      SeenBlock seen = seen_block(at.keys);
+      follow(at, softmax, open, seen.block(), start, rules, consumer, thread);
+      TRACEA_NO_UNROLL
+      while (!any_lane(seen.is_last())) {
+        seen = seen_block(at.keys);
+        step<false>(at, softmax, seen.block(), start, rules, consumer, thread);
+      }
+      release(at.queries, thread);
+      open = {true, tile, at.queries};
+    } else {
+      release(at.queries, thread);
+      close(at, softmax, open, start, consumer, thread);
+      clear(at);
+      softmax.reset();
+      results.see_all(at.o, softmax, tile, tile.query + consumer * 64, thread);
+      results.finish(at.o, softmax, tile, stage_of(at.queries), consumer, anew(thread));
+    }
+    at.queries.advance();
+    return true;
+  }
+
   // Which tile is next: behind the last one if there is none.
   TRACEA_DEVICE u32 next_tile(PipelineState<2>& draw, u32 index, int thread) const {
     if constexpr (!Traits::kDraws) return index;
@@ -359,7 +401,11 @@ struct AttentionConsumer : AttentionTiles<Traits> {
     if constexpr (Traits::kPingPong) {
       if (consumer == kConsumers - 1) grant_turn(0);
     }
-    if constexpr (Traits::kMapped) {
+    if constexpr (Traits::kWholeBlocks) {
+      TRACEA_NO_UNROLL
+      while (consume_whole(at, softmax, open, start, consumer, thread)) {
+      }
+    } else if constexpr (Traits::kMapped) {
       TRACEA_NO_UNROLL
       while (consume_mapped(at, softmax, start, consumer, thread)) {
       }

@@ -109,15 +109,28 @@ TRACEA_DEVICE void stage_rows(const float (&c)[kCount], u32 to, int thread) {
   }
 }
 
-// Starts the copy of the 16 rows that the warp has staged, which are the rows from `row` on
-// of the head. One thread of the warp.
-template <class Tile>
-TRACEA_DEVICE void store_rows(const TensorMap* map, u32 from, int row, int head, int example) {
+// Starts the copy of the 16 rows that the warp has staged, of kColumns columns from slab
+// `first` on, which are the rows from `row` on of the head. One thread of the warp.
+template <class Tile, int kColumns>
+TRACEA_DEVICE void store_rows(const TensorMap* map, u32 from, int first, int row, int head,
+                              int example) {
   TRACEA_UNROLL
-  for (int slab = 0; slab < Tile::kSlabs; ++slab) {
-    cp_async_bulk_tensor_4d_store(map, from + slab * Tile::kSlabBytes, slab * 64, row, head,
-                                  example);
+  for (int slab = 0; slab < ceil_div(kColumns, 64); ++slab) {
+    cp_async_bulk_tensor_4d_store(map, from + slab * Tile::kSlabBytes, (first + slab) * 64, row,
+                                  head, example);
   }
+}
+
+// The end of a warp that has staged its rows: `start` starts their copies, with the warp's
+// first row of the warpgroup's, in one thread.
+template <class Start>
+TRACEA_DEVICE void store_staged_rows(int thread, Start start) {
+  fence_proxy_async_shared();
+  __syncwarp();
+  if (!elect_one()) return;
+  start(thread / kWarpSize * 16);
+  cp_async_bulk_commit_group();
+  cp_async_bulk_wait_group_read<0>();  // shared memory must outlive the copies out of it
 }
 
 }  // namespace tracea

@@ -24,11 +24,16 @@ struct AttentionProducer : AttentionTiles<Traits> {
   // they stage zeros, and with a map they do not know.
   static constexpr bool kAnnouncesBlind = Traits::kStagesInPlace || Traits::kMapped;
 
+  // Whether the queries of a tile are copied before the last values of the tile before, for
+  // which there is room one block later. A second place for queries is free by then.
+  static constexpr bool kEarly = Traits::kStagesQ > 1 && Traits::kEarly;
+
   TRACEA_DEVICE void produce() const {
     State keys, values;
     StateQ queries;
     PipelineState<2> draw;
     u32 index = blockIdx.x;
+    if (kEarly && index < tiles()) begin(tile_at(index), queries);
     TRACEA_NO_UNROLL
     while (true) {
       u32 next = index + gridDim.x;
@@ -46,7 +51,9 @@ struct AttentionProducer : AttentionTiles<Traits> {
       const BlockRange range = blocks(tile, interval(tile));
       Walk walk(map_of(tile), range);
       if (walk.next()) {
-        produce_tile(tile, walk, keys, values, queries);
+        produce_tile(tile, walk, keys, values, queries, next);
+      } else if constexpr (kEarly) {
+        if (next < tiles()) begin(tile_at(next), queries);
       } else if constexpr (kAnnouncesBlind) {
         mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
       }
@@ -74,12 +81,17 @@ struct AttentionProducer : AttentionTiles<Traits> {
     return shared_address(&smem.q_full[stage]);
   }
 
-  // The walk stands at the tile's first block.
-  TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, StateQ& queries) const {
-    const int kv_head = tile.head / anew(p.group);
-    int block = walk.block();
-    bool has_more = copy_keys(walk, kv_head, tile, keys);
+  // Hands over a tile whose turn is not yet.
+  TRACEA_DEVICE void begin(const AttentionTile& tile, StateQ& queries) const {
+    Walk walk(map_of(tile), blocks(tile, interval(tile)));
+    if (walk.next()) {
+      copy_queries(tile, queries);
+    } else if constexpr (kAnnouncesBlind) {
+      mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
+    }
+  }
+
+  TRACEA_DEVICE void copy_queries(const AttentionTile& tile, StateQ& queries) const {
     const int stage = stage_of(queries);
     const u32 full = hand_over(tile, TileKind::kSees, queries);
     mbarrier_arrive_expect_tx(full, kSlabs * kSlabBytesQ);
@@ -91,13 +103,23 @@ struct AttentionProducer : AttentionTiles<Traits> {
       cp_async_bulk_tensor_4d(shared_address(smem.q[stage][slab]), p.q, slab * 64, second,
                               third, tile.example, full);
     }
+  }
+
+  // The walk stands at the tile's first block. `next`: index of the tile behind it.
+  TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
+                                  State& values, StateQ& queries, u32 next) const {
+    const int kv_head = tile.head / anew(p.group);
+    int block = walk.block();
+    bool has_more = copy_keys(walk, kv_head, tile, keys);
+    if constexpr (!kEarly) copy_queries(tile, queries);
     TRACEA_NO_UNROLL
     while (has_more) {
-      const int next = walk.block();
+      const int later = walk.block();
       has_more = copy_keys(walk, kv_head, tile, keys);
       copy_values(block, kv_head, tile.example, values);
-      block = next;
+      block = later;
     }
+    if (kEarly && next < tiles()) begin(tile_at(next), queries);
     copy_values(block, kv_head, tile.example, values);
   }
 

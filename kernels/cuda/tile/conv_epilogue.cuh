@@ -28,9 +28,11 @@
 #include "ptx/tma.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/tma_im2col.cuh"
+#include "ptx/turns.cuh"
 #include "tile/activation.cuh"
 #include "tile/common.cuh"
 #include "tile/conv_axis.cuh"
+#include "tile/conv_roles.cuh"
 #include "tile/fragment.cuh"
 #include "tile/sub_tile.cuh"
 
@@ -46,17 +48,6 @@ struct ConvEpilogueParams {
   int n;                           // channels
   int rows, columns;               // of an image of the scattered result
 };
-
-// Barrier 1, 2 or 3 among the 128 threads of a warpgroup.
-TRACEA_DEVICE void conv_warpgroup_barrier(int warpgroup) {
-  if (warpgroup == 0) {
-    asm volatile("bar.sync 1, 128;" ::: "memory");
-  } else if (warpgroup == 1) {
-    asm volatile("bar.sync 2, 128;" ::: "memory");
-  } else {
-    asm volatile("bar.sync 3, 128;" ::: "memory");
-  }
-}
 
 // Where a slab of 64 pixels begins in the result: its pixel in a line, the line, the image.
 // Results that are one line of all pixels have neither further lines nor images.
@@ -146,7 +137,7 @@ class ConvEpilogue {
       }
       if constexpr (Traits::kHasResidual) {
         // Warps that write their own rows have not met since they read the residual.
-        if constexpr (Traits::kScatters) conv_warpgroup_barrier(warpgroup_);
+        if constexpr (Traits::kScatters) meet_warpgroup(warpgroup_);
         ++residual_idx_;
         if (index + kResidualBuffers < kTileSubTiles) {
           const int next = index + kResidualBuffers;
@@ -186,7 +177,7 @@ class ConvEpilogue {
       const int column = thread_ + i * kWarpgroupSize;
       if (column < Traits::kTileN) st_shared(smem_bias_ + 4 * column, bias_[i]);
     }
-    conv_warpgroup_barrier(warpgroup_);
+    meet_warpgroup(warpgroup_);
   }
 
   // Residuals are copied and read in turn, in two buffers, whose barriers complete a phase
@@ -215,8 +206,7 @@ class ConvEpilogue {
 
   TRACEA_DEVICE void wait_for_residual() const {
     const u32 barrier = barriers_ + 8 * (residual_idx_ % kResidualBuffers);
-    while (!mbarrier_try_wait_parity(barrier, residual_idx_ / kResidualBuffers & 1u)) {
-    }
+    wait_parity(barrier, residual_idx_ / kResidualBuffers & 1u);
   }
 
   // Rounds activation(z) of a sub-tile into the buffer whose turn it is.
@@ -258,7 +248,7 @@ class ConvEpilogue {
   TRACEA_DEVICE void publish(const TensorMap* result, const ConvCorner& at, int column) {
     fence_proxy_async_shared();
     if (leader_) cp_async_bulk_wait_group_read<Traits::kEpilogueBuffers - 2>();
-    conv_warpgroup_barrier(warpgroup_);
+    meet_warpgroup(warpgroup_);
     if (leader_) {
       const u32 buffer = buffers_ + buffer_idx_ * Tile::kBytes;
       cp_async_bulk_tensor_4d_store(result, buffer, column, at.pixel, at.line, at.image);
@@ -315,6 +305,40 @@ class ConvEpilogue {
   u32 copied_idx_ = 0, residual_idx_ = 0;  // residuals copied and read so far
   int pixels_[Traits::kSlabs];             // of a row of each slab, if they are scattered
   float bias_[kBiasPerThread];
+};
+
+// What consumers have in shared memory beside their buffers: the last of a block's, as no
+// swizzle needs it aligned.
+template <class Traits>
+struct ConvFinishShared {
+  alignas(16) float bias[Traits::kConsumers][Traits::kTileN];
+  u64 residual_barriers[Traits::kConsumers][2];
+  u64 turn_barriers[Traits::kConsumers];  // that a consumer has multiplied its tile
+
+  // One thread, before a fence and a barrier of the block.
+  TRACEA_DEVICE void initialize() {
+    TRACEA_UNROLL
+    for (int i = 0; i < Traits::kConsumers; ++i) {
+      mbarrier_init(shared_address(&turn_barriers[i]), 1);
+      TRACEA_UNROLL
+      for (u64& barrier : residual_barriers[i]) mbarrier_init(shared_address(&barrier), 1);
+    }
+  }
+
+  TRACEA_DEVICE ConvEpilogue<Traits> epilogue(const ConvEpilogueParams<Traits>& params,
+                                              const u8 (&buffers)[Traits::kBuffers][64 * 128],
+                                              int consumer) const {
+    return {params, shared_address(buffers), shared_address(bias[consumer]),
+            shared_address(residual_barriers[consumer]), consumer};
+  }
+
+  // Two consumers multiply in turns: waits for the other's tile before this one.
+  TRACEA_DEVICE void wait_turn(int consumer, u32 tile) const {
+    wait_parity(shared_address(&turn_barriers[1 - consumer]), turn_parity(tile));
+  }
+  TRACEA_DEVICE void end_turn(int consumer, int thread) const {
+    if (thread == 0) mbarrier_arrive(shared_address(&turn_barriers[consumer]));
+  }
 };
 
 }  // namespace tracea

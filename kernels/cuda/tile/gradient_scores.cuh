@@ -19,6 +19,7 @@
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 #include "tile/key_range.cuh"
+#include "tile/low_scores.cuh"
 #include "tile/score_bias.cuh"
 
 namespace tracea {
@@ -146,33 +147,50 @@ struct GradientScores {
   }
 };
 
-// Exponents and deltas of the thread's two rows, and (kSegments) ids, from those of a head,
-// see attention_rows.cuh. A row behind them has no weight.
+// Numbers of a query, see attention_rows.cuh: exponent, delta, (kSegments) the id, (kBiased)
+// the cap.
 template <class Traits>
-TRACEA_DEVICE void load_query_numbers(float (&exponent)[2], float (&delta)[2], int (&ids)[2],
-                                      const float* of_head, int padded, int query,
-                                      int thread) {
-  TRACEA_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int row = query + wgmma_accumulator_row(thread, 2 * half);
-    const bool is_query = row < padded;
-    exponent[half] = is_query ? of_head[row] : __int_as_float(0x7F800000);
-    delta[half] = is_query ? of_head[padded + row] : 0.0f;
-    if constexpr (Traits::kSegments) {
-      ids[half] = __float_as_int(of_head[2 * padded + min(row, padded - 1)]);
+struct QueryPlanes {
+  static constexpr int kIds = 2, kCaps = 2 + Traits::kSegments;
+  static constexpr int kCount = kCaps + Traits::kBiased;
+};
+
+// Those of a thread's two rows.
+template <class Traits>
+struct QueryNumbers {
+  using Planes = QueryPlanes<Traits>;
+  float exponent[2], delta[2];
+  float cap[Traits::kBiased ? 2 : 1];
+  int ids[2];
+
+  // A row behind those of the head has no weight.
+  TRACEA_DEVICE void load(const float* rows, i64 heads_before, int padded, int query,
+                          int thread) {
+    const float* const of_head = rows + heads_before * Planes::kCount * padded;
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = query + wgmma_accumulator_row(thread, 2 * half);
+      const bool is_query = row < padded;
+      const int inside = min(row, padded - 1);
+      exponent[half] = is_query ? of_head[row] : __int_as_float(0x7F800000);
+      delta[half] = is_query ? of_head[padded + row] : 0.0f;
+      if constexpr (Traits::kSegments) {
+        ids[half] = __float_as_int(of_head[Planes::kIds * padded + inside]);
+      }
+      if constexpr (Traits::kBiased) cap[half] = of_head[Planes::kCaps * padded + inside];
     }
   }
-}
 
-// Scores of queries become weights.
-template <int kCount>
-TRACEA_DEVICE void weigh_queries(float (&s)[kCount], const float (&exponent)[2],
-                                 float scale_log2) {
-  TRACEA_UNROLL
-  for (int i = 0; i < kCount; ++i) {
-    s[i] = ex2_approx(fmaf(s[i], scale_log2, -exponent[i / 2 % 2]));
+  // Scores become weights.
+  template <int kCount>
+  TRACEA_DEVICE void weigh(float (&s)[kCount], float scale_log2) const {
+    TRACEA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      s[i] = ex2_approx(fmaf(s[i], scale_log2, -exponent[i / 2 % 2]));
+      if constexpr (Traits::kBiased) s[i] = min_nan(s[i], cap[i / 2 % 2]);
+    }
   }
-}
+};
 
 // Weights of keys that positions and segments hide become 0. `ids_of` gives the ids of two
 // columns, the j-th of each four registers of a row.

@@ -16,7 +16,9 @@ the problem; the one of the least time is the answer, XLA being one of them. So 
 depends on all neighbours, and the nearest one's answer is never just copied. A kernel
 predicted less than 5 % faster than XLA is not chosen: predictions err by some percent.
 Neighbours that other variants can serve tell nothing: what rules a variant out, as rows
-that are not aligned do, changes the times of XLA as well.
+that are not aligned do, changes the times of XLA as well. Nor do those of an op that
+says so (``Problem.only_between``) where all are smaller, or all larger: there the
+policy's default stays.
 
 ``interpolated`` is a source of ``knowledge.Knowledge``.
 """
@@ -83,6 +85,8 @@ def answer(question: Question, near: Sequence[Neighbour]) -> Answer | None:
     near = [n for n in near if _is_like(n.problem, diagnosis)]
     if not near or near[0].distance > REACH:
         return None
+    if diagnosis.problem.only_between and not _is_between(diagnosis.problem, near):
+        return None
     seen = [
         (n, t)
         for n in near
@@ -117,6 +121,13 @@ def _answer(
 def _is_like(problem: Problem, diagnosis: Diagnosis) -> bool:
     """Whether the same variants can serve a neighbour."""
     return diagnose(problem, diagnosis.device).candidates == diagnosis.candidates
+
+
+def _is_between(problem: Problem, near: Sequence[Neighbour]) -> bool:
+    """Whether neighbours lie on both sides of the problem in every extent."""
+    measured = np.array([octaves(n.problem) for n in near])
+    here = octaves(problem)
+    return bool((measured.min(0) <= here).all() and (here <= measured.max(0)).all())
 
 
 def _candidates(

@@ -1,0 +1,144 @@
+"""What a race of attention runs, compiled some problems ahead of it.
+
+Kernels are compiled in processes, the programs around them in threads, with the
+operands' and the comparison's. None of that runs anything on the GPU, whose times would
+suffer. Caller: ``attention_answers``.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import common
+import jax
+import jax.numpy as jnp
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.ops.attention import workload
+from tracea_jax.options import current as options
+from tracea_jax.policy import Choice
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.tuning.lab.ahead import Ahead
+from tracea_jax.tuning.lab.compile_pool import CompilePool
+from tracea_jax.variants import XLA
+from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
+
+AHEAD = 24  # problems whose programs are compiled while others race
+
+Run = Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is needed to race a problem.
+
+    Attributes:
+      operands: makes them from a seed.
+      runs: of each choice.
+      difference: of the results of two choices, relative to the largest number.
+      failed: why other choices cannot run.
+    """
+
+    operands: Run
+    runs: Mapping[Choice, Run]
+    difference: Run
+    failed: Mapping[Choice, Exception]
+
+
+def prepared(
+    wanted: Mapping[AttentionProblem, Sequence[Choice]], device: Device
+) -> Iterator[tuple[AttentionProblem, Prepared]]:
+    """Compiles the choices of each problem; the problems in their order."""
+    cores = os.cpu_count() or 1
+    threads = concurrent.futures.ThreadPoolExecutor(cores)
+    has_kernels = isinstance(device, CudaDevice)
+    pool = CompilePool(options().directory, workers=cores) if has_kernels else None
+    kernels = Ahead(pool, device)
+    problems, started = list(wanted), {}
+
+    def start(problem: AttentionProblem) -> dict[Any, Any]:
+        whole = threads.submit(_operands_compiled, problem)
+        runs = {
+            c: threads.submit(_compiled, kernels, problem, c) for c in wanted[problem]
+        }
+        return {**runs, None: whole}
+
+    try:
+        for problem, choices in wanted.items():
+            kernels.start(problem, choices)
+        for i, problem in enumerate(problems):
+            for later in problems[i : i + AHEAD]:
+                if later not in started:
+                    started[later] = start(later)
+            yield problem, _finished(started[problem])
+            started[problem] = {}
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        kernels.close()
+
+
+def _finished(futures: dict[Any, Any]) -> Prepared:
+    operands, difference = futures.pop(None).result()
+    runs: dict[Choice, Run] = {}
+    failed: dict[Choice, Exception] = {}
+    for choice, future in futures.items():
+        try:
+            runs[choice] = future.result()
+        except Exception as e:  # the others race
+            failed[choice] = e
+    return Prepared(operands=operands, runs=runs, difference=difference, failed=failed)
+
+
+def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
+    kernels.wait(problem, choice)
+    run = functools.partial(workload.execute, problem=problem, choice=choice)
+    return jax.jit(run).lower(*_shapes(problem)).compile()
+
+
+def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:
+    """What makes the operands, and what compares two results."""
+    operands = functools.partial(_operands, problem)
+    made = jax.jit(operands).lower(jnp.uint32(0)).compile()
+    choice = Choice(variant="xla", config=XLA.config_type())
+    run = functools.partial(workload.execute, problem=problem, choice=choice)
+    results = jax.eval_shape(run, *_shapes(problem))
+    return made, jax.jit(_difference).lower(results, results).compile()
+
+
+@functools.cache
+def _shapes(problem: AttentionProblem) -> Any:
+    return jax.eval_shape(functools.partial(_operands, problem), jnp.uint32(0))
+
+
+def _operands(problem: AttentionProblem, seed: jax.Array) -> list[jax.Array]:
+    """Random operands; those of gradients are what the forward pass leaves."""
+    p = problem
+    keys = (p.batch, p.kv_len, p.kv_heads)
+    q = (p.batch, p.q_len, p.heads)
+    shapes = ((*q, p.head_dim), (*keys, p.head_dim), (*keys, p.columns))
+    rngs = jax.random.split(jax.random.key(seed), 4)
+    dtype = jnp.dtype(p.dtype)
+    pairs = zip(rngs, shapes, strict=False)
+    found = [jax.random.normal(key, shape, dtype) for key, shape in pairs]
+    if p.kv_lengths:
+        found.append(jnp.full(p.batch, p.kv_len, jnp.int32))
+    if p.direction == "backward":
+        forward = dataclasses.replace(p, direction="forward", saves_lse=True)
+        config: Any = ATTENTION_SM90.heuristic(forward, common.local_device())
+        choice = Choice(variant=ATTENTION_SM90.name, config=config)
+        found += workload.execute(*found, problem=forward, choice=choice)
+        found.append(jax.random.normal(rngs[3], (*q, p.columns), dtype))
+    return found
+
+
+def _difference(some: list[jax.Array], others: list[jax.Array]) -> jax.Array:
+    pairs = [
+        (x.astype("float32"), y.astype("float32"))
+        for x, y in zip(some, others, strict=True)
+    ]
+    return jnp.stack([jnp.abs(x - y).max() / jnp.abs(y).max() for x, y in pairs]).max()

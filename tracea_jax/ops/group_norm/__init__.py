@@ -1,0 +1,1 @@
+"""Group norms with an activation, found in programs; see ``primitive``."""

@@ -1,0 +1,1 @@
+"""Maxima of windows of images, as of max pooling, and their derivatives."""

@@ -1,0 +1,157 @@
+"""The primitives of max pooling with channels last, and its derivatives.
+
+    x      -> [y],    y[n, i, j, c] = max of x[n, i s - p + a, j s - p + b, c] over a, b
+    x, dy  -> [dx],   the gradient: each dy goes to its window's first maximum
+
+The parameters ``kernel``, ``strides`` and ``padding`` are those of the problem. No
+program calls them; ``rewrite`` does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common.typed import (
+    Arrays,
+    Aval,
+    Batched,
+    Cotangents,
+    Differentiated,
+    Dims,
+    Operand,
+    Tangents,
+    Zero,
+    ad,
+    batching,
+    jvp,
+    lax,
+    mlir,
+    vjp,
+    vmap,
+)
+from tracea_jax.ops.matmul.primitive import jvp_of_some
+from tracea_jax.problem import MaxPoolProblem
+from tracea_jax.problem.max_pool import Pair
+
+
+def reference(
+    x: Any, *, kernel: Pair, strides: Pair, padding: tuple[Pair, Pair], **_: Any
+) -> list[jax.Array]:
+    """The maxima in lax."""
+    sizes = (1, *kernel, 1), (1, *strides, 1)
+    pads = ((0, 0), *padding, (0, 0))
+    return [lax.reduce_window(x, -jnp.inf, lax.max, *sizes, pads)]
+
+
+def _gradient(x: Any, dy: Any, **params: Any) -> list[jax.Array]:
+    """The gradient in lax."""
+    _, pull = vjp(functools.partial(reference, **params), x)
+    return list(pull([dy]))
+
+
+def problem_of(avals: Sequence[Aval], **params: Any) -> MaxPoolProblem:
+    """The problem that parameters and static shapes describe."""
+    x = avals[0]
+    batch, height, width, channels = x.shape
+    return MaxPoolProblem(
+        direction="forward" if len(avals) == 1 else "gradient",
+        batch=batch,
+        height=height,
+        width=width,
+        channels=channels,
+        dtype=x.dtype.name,
+        **{name: params[name] for name in ("kernel", "strides", "padding")},
+    )
+
+
+max_pool_p = lowering.primitive("tracea_max_pool", reference)
+gradient_p = lowering.primitive("tracea_max_pool_gradient", _gradient)
+PLANNED = lowering.register("max_pool", max_pool_p, problem_of, reference)
+PLANNED_GRADIENT = lowering.register("max_pool", gradient_p, problem_of, _gradient)
+
+
+def bind(x: Any, *, implementation: Any = None, config: Any = None, **params: Any):
+    """The maxima; by lax where the array says how it is split."""
+    if lowering.explicitly_sharded("max_pool", (x,), implementation):
+        return reference(x, **params)[0]
+    how = {"implementation": implementation, "config": config}
+    return max_pool_p.bind(x, **params, **how)[0]
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+def _tangent(x: Any, t: Any, **params: Any) -> list[jax.Array]:
+    return list(jvp(functools.partial(reference, **params), [x], [t])[1])
+
+
+tangent_p = lowering.primitive("tracea_max_pool_tangent", _tangent)
+mlir.register_lowering(tangent_p, mlir.lower_fun(_tangent, multiple_results=True))
+by_reference.register(tangent_p, _tangent)
+
+
+def _jvp(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
+    outs = max_pool_p.bind(*primals, **params)
+    (tangent,) = tangents
+    if isinstance(tangent, Zero):
+        return outs, [ad.Zero.from_primal_value(y) for y in outs]
+    operands = lowering.align_varying_axes((*primals, tangent))
+    return outs, tangent_p.bind(*operands, **params)
+
+
+def _tangent_transpose(
+    cts: Tangents, x: Operand, t: Operand, **params: Any
+) -> Cotangents:
+    (ct,) = cts
+    if isinstance(ct, Zero):
+        return [None, Zero(t.aval)]
+    operands = lowering.align_varying_axes((x, ct))
+    return [None, *gradient_p.bind(*operands, **params)]
+
+
+def _by_reference(f: Any, p: Any) -> Any:
+    """The derivative rule of a primitive whose derivative is that of f."""
+
+    def rule(primals: Arrays, tangents: Tangents, **params: Any) -> Differentiated:
+        outs = p.bind(*primals, **params)
+        _, douts = jvp_of_some(functools.partial(f, **params), primals, tangents)
+        return outs, douts
+
+    return rule
+
+
+ad.primitive_jvps[max_pool_p] = _jvp
+ad.primitive_jvps[tangent_p] = _by_reference(_tangent, tangent_p)
+ad.primitive_jvps[gradient_p] = _by_reference(_gradient, gradient_p)
+ad.primitive_transposes[tangent_p] = _tangent_transpose
+
+
+# --- vmap -----------------------------------------------------------------------------
+
+
+def _batch(p: Any, operands: Arrays, dims: Dims, **params: Any) -> Batched:
+    """The mapped axis becomes one with that of images."""
+    pairs = list(zip(operands, dims, strict=True))
+    size = next(x.shape[d] for x, d in pairs if d is not None)
+    spread: list[Any] = [
+        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in pairs
+    ]
+    outs = p.bind(*(x.reshape(-1, *x.shape[2:]) for x in spread), **params)
+    return [y.reshape(size, -1, *y.shape[1:]) for y in outs], [0] * len(outs)
+
+
+def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:
+    f = vmap(functools.partial(_tangent, **params), in_axes=tuple(dims))
+    return list(f(*operands)), [0]
+
+
+for _p in (max_pool_p, gradient_p):
+    batching.primitive_batchers[_p] = functools.partial(_batch, _p)
+batching.primitive_batchers[tangent_p] = _batch_tangent

@@ -1,0 +1,94 @@
+"""max_pool_cuda: maxima of overlapping windows, and their gradient, without scattering.
+
+XLA pools in float32 and rounds in a pass of its own; it differentiates by adding to the
+pixels of maxima with atomic operations, after it filled the image with zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import max_pool as emit
+from tracea_jax.emit.epilogue import CXX_TYPE
+from tracea_jax.problem import MaxPoolProblem
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.space import Space
+
+_THREADS = (64, 128, 256)
+_MOST_KERNEL = 3  # what all windows of a patch see stays in registers
+_MOST_BLOCKS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MaxPoolConfig:
+    """Threads of a block."""
+
+    threads: int
+
+    def __str__(self) -> str:
+        return str(self.threads)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaxPoolCuda:
+    """The variant max_pool_cuda; see ``variants.base.Variant``."""
+
+    name: str = "max_pool_cuda"
+    config_type: type = MaxPoolConfig
+    sources: tuple[str, ...] = ("cuda/max_pool.cuh",)
+
+    def why_not(self, problem: MaxPoolProblem, device: Device) -> str | None:
+        p = problem
+        if not isinstance(device, CudaDevice):
+            return f"it runs on NVIDIA GPUs; the device is {device.platform}"
+        if device.capability < (8, 0):
+            return "it needs compute capability 8.0"
+        if p.dtype not in CXX_TYPE:
+            return f"entries of dtype {p.dtype}; it takes {', '.join(CXX_TYPE)}"
+        if p.channels % emit.pack(p.dtype):
+            return f"{p.channels} channels; they must be a multiple of 16 bytes"
+        if 0 in (p.batch, p.height, p.width, p.channels, *p.out_size):
+            return "the arrays are empty"
+        if max(p.kernel) > _MOST_KERNEL:
+            size = "x".join(map(str, p.kernel))
+            return f"windows of {size}; it takes up to {_MOST_KERNEL}x{_MOST_KERNEL}"
+        overlaps = any(k > 2 * s for s, k in zip(p.strides, p.kernel, strict=True))
+        if p.direction == "gradient" and overlaps:
+            return "gradients of windows that overlap by more than half"
+        if any(s > k for s, k in zip(p.strides, p.kernel, strict=True)):
+            return "windows with gaps between them"
+        if any(n < 0 for pad in p.padding for n in pad):
+            return "padding that crops"
+        count = p.batch * p.height * p.width * p.channels
+        if count // emit.pack(p.dtype) > _MOST_BLOCKS * min(_THREADS):
+            return "more blocks than a launch has"
+        return None
+
+    def check(
+        self, problem: MaxPoolProblem, config: MaxPoolConfig, device: Device
+    ) -> None:
+        if config.threads not in _THREADS:
+            words = ", ".join(map(str, _THREADS))
+            raise ValueError(f"threads={config.threads!r} must be one of {words}")
+
+    def space(self, problem: MaxPoolProblem, device: Device) -> Space:
+        return Space.of(*(MaxPoolConfig(threads=n) for n in _THREADS))
+
+    def heuristic(self, problem: MaxPoolProblem, device: Device) -> MaxPoolConfig:
+        return MaxPoolConfig(threads=128)
+
+    def expects_to_win(self, problem: MaxPoolProblem, device: Device) -> bool:
+        return False
+
+    def doubt(self, problem: MaxPoolProblem, device: Device) -> str | None:
+        return "it was not timed against XLA yet; tune it, or ask for it"
+
+    def call(
+        self, problem: MaxPoolProblem, config: MaxPoolConfig, device: Device
+    ) -> Call:
+        assert isinstance(device, CudaDevice)
+        return emit.kernel(problem, device, threads=config.threads)
+
+
+MAX_POOL_CUDA = MaxPoolCuda()
