@@ -74,22 +74,21 @@ def row(problem: ElementwiseProblem, rounds: int) -> dict[str, Any]:
 
 def making(function: Callable[..., jax.Array], arrays: list[jax.Array]) -> common.Call:
     """A call that makes an array, and is over when it is filled."""
-    compiled = jax.jit(function).lower(*arrays).compile()
-    return lambda: jax.block_until_ready(compiled(*arrays))
+    jitted = jax.jit(function)
+    return lambda: jitted(*arrays).block_until_ready()
 
 
 def given(function: Callable[..., jax.Array], arrays: list[jax.Array]) -> common.Call:
     """A call that fills the array of the call before it."""
-    into = jax.jit(
+    jitted = jax.jit(
         lambda _, *arrays: function(*arrays), donate_argnums=0, keep_unused=True
     )
     last = jax.numpy.array(function(*arrays))
-    compiled = into.lower(last, *arrays).compile()
 
     def call() -> jax.Array:
         nonlocal last
         place = last.unsafe_buffer_pointer()
-        last = jax.block_until_ready(compiled(last, *arrays))
+        last = jitted(last, *arrays).block_until_ready()
         assert last.unsafe_buffer_pointer() == place
         return last
 

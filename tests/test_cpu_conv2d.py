@@ -392,8 +392,8 @@ def test_the_handler_refuses_what_is_not_its_own():
         ({"stride_width": 0}, "stride_width=0 must be 1 or more"),
         ({"kc": 1.5}, "'kc'.*wrong type"),
         ({"groups": 3}, "groups=3 must divide the 4 channels"),
-        ({"w": (3, 3, 5, 6)}, r"rhs has shape \(3, 3, 5, 6\).*ask for \(3, 3, 4, 6\)"),
-        ({"x": (1, 4, 5)}, r"lhs has shape \(1, 4, 5\); its rank must be 4"),
+        ({"w": (3, 3, 5, 6)}, r"w has shape \(3, 3, 5, 6\).*ask for \(3, 3, 4, 6\)"),
+        ({"x": (1, 4, 5)}, r"x has shape \(1, 4, 5\); its rank must be 4"),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=f"(?s){message}"):
             run(**change)

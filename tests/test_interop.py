@@ -89,6 +89,8 @@ def test_layers_of_flax_with_functions_of_their_own_stay():
         (said,) = interop.flax.layers(interop.flax.patch_conv2d(model)).layers
         assert said.name == "itself" and said.runs == "as before"
     assert layer.conv_general_dilated is mine
+    with pytest.raises(TypeError, match="takes an nnx.Module, not a value of list"):
+        interop.flax.patch_conv2d([layer])
 
 
 # --- equinox --------------------------------------------------------------------------

@@ -24,7 +24,15 @@ def patch_conv2d(model: Any) -> Any:
       model: an ``nnx.Module``, which is changed.
 
     ``layers(model)`` says what runs where, and ``unpatch(model)`` takes it back.
+
+    Raises:
+      TypeError: if the model is no ``nnx.Module``, as those of flax.linen.
     """
+    if not isinstance(model, nnx.Module):
+        raise TypeError(
+            f"patch_conv2d takes an nnx.Module, not a value of {type(model).__name__}; "
+            "tracea_jax.transform finds the convolutions of any function"
+        )
     for _, layer in _convolutions(model):
         if _never(layer) is None:
             layer.conv_general_dilated = as_lax

@@ -26,13 +26,20 @@ extern "C" {
 #define TRACEA_VERSION_MINOR 1
 #define TRACEA_VERSION_PATCH 0
 
+/* In C an enumeration takes any number, which is refused in a call; so it does in C++. */
+#ifdef __cplusplus
+#define TRACEA_ANY_INT : int
+#else
+#define TRACEA_ANY_INT
+#endif
+
 #if defined(__GNUC__)
 #define TRACEA_API __attribute__((visibility("default")))
 #else
 #define TRACEA_API
 #endif
 
-typedef enum tracea_status {
+typedef enum tracea_status TRACEA_ANY_INT {
   TRACEA_OK = 0,
   TRACEA_INVALID = 1,     /* a wrong argument, or a file that is no whole bundle */
   TRACEA_UNSUPPORTED = 2, /* this device, or this build, has no kernel for it */
@@ -40,7 +47,7 @@ typedef enum tracea_status {
   TRACEA_CPU_ERROR = 4    /* out of memory, or a file that cannot be read */
 } tracea_status;
 
-typedef enum tracea_dtype {
+typedef enum tracea_dtype TRACEA_ANY_INT {
   TRACEA_FLOAT32 = 0,
   TRACEA_BFLOAT16 = 1,
   TRACEA_FLOAT16 = 2,
@@ -51,9 +58,12 @@ typedef enum tracea_dtype {
   TRACEA_INT32 = 7
 } tracea_dtype;
 
-typedef enum tracea_platform { TRACEA_CPU = 0, TRACEA_CUDA = 1 } tracea_platform;
+typedef enum tracea_platform TRACEA_ANY_INT {
+  TRACEA_CPU = 0,
+  TRACEA_CUDA = 1
+} tracea_platform;
 
-typedef enum tracea_activation {
+typedef enum tracea_activation TRACEA_ANY_INT {
   TRACEA_NONE = 0,
   TRACEA_RELU = 1,
   TRACEA_GELU = 2,       /* by tanh, as jax.nn.gelu's default */

@@ -155,7 +155,9 @@ cpu::ConvArgs ParseCall(const Options& options, const Arrays& operands,
   cpu::ConvArgs args{};
   args.direction = options.direction;
   args.activation = options.activation;
-  const Named lhs{"lhs", operands[0]}, rhs{"rhs", operands[1]};
+  const bool is_forward = options.direction == cpu::ConvDirection::kForward;
+  const Named lhs{is_forward ? "x" : "lhs", operands[0]};
+  const Named rhs{is_forward ? "w" : "rhs", operands[1]};
   const Named out{"out", results[0]};
   switch (options.direction) {
     case cpu::ConvDirection::kForward:
@@ -171,10 +173,10 @@ cpu::ConvArgs ParseCall(const Options& options, const Arrays& operands,
   args.lhs = lhs.buffer.data;
   args.rhs = rhs.buffer.data;
   args.out = out.buffer.data;
-  args.in_type = DTypeOf("lhs", lhs.buffer);
+  args.in_type = DTypeOf(lhs.name, lhs.buffer);
   args.out_type = DTypeOf("out", out.buffer);
-  if (args.in_type != DTypeOf("rhs", rhs.buffer)) {
-    Refuse("lhs has element type ", lhs.buffer.type, " and rhs has ",
+  if (args.in_type != DTypeOf(rhs.name, rhs.buffer)) {
+    Refuse(lhs.name, " has element type ", lhs.buffer.type, " and ", rhs.name, " has ",
            rhs.buffer.type, "; they must be equal.");
   }
   size_t next = 2;
