@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -220,6 +221,17 @@ TILES = one_of_each(
     GEMM_SM90.space(problem(epilogue=ALL_STEPS), H200),
     *("tile_m", "tile_n", "consumers", "ping_pong"),
 )
+
+
+# Every second tile, and every third of other lists, is compiled by default; the whole
+# lists are slow tests.
+def some_by_default(params: Sequence[Any], every: int) -> list[Any]:
+    return [
+        param if i % every == 0 else pytest.param(param, marks=pytest.mark.slow)
+        for i, param in enumerate(params)
+    ]
+
+
 # One of every tile and cluster shape.
 PROPOSED = one_of_each(
     GEMM_SM90.space(problem(epilogue=ALL_STEPS), H200), *SHAPE_FIELDS
@@ -233,7 +245,7 @@ WIDEST = [
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("config", TILES, ids=str)
+@pytest.mark.parametrize("config", some_by_default(TILES, 2), ids=str)
 def test_every_tile_of_the_space_compiles(config):
     check_compiles(problem(epilogue=ALL_STEPS), config)
     if config.accumulators == max(c.accumulators for c in TILES):
@@ -248,7 +260,7 @@ def test_every_shape_of_the_space_compiles(config):
 
 
 @pytest.mark.nvrtc
-@pytest.mark.parametrize("config", WIDEST, ids=str)
+@pytest.mark.parametrize("config", some_by_default(WIDEST, 3), ids=str)
 def test_the_widest_tiles_compile(config):
     saved = dataclasses.replace(ALL_STEPS, residual=False, save_preactivation=True)
     check_compiles(problem(epilogue=saved), config)

@@ -52,7 +52,9 @@ def test_becomes_one_call(computed, group, name):
 
 
 @pytest.mark.parametrize("group", RARE)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.once)]
+)
 def test_means_the_same(computed, group, dtype):
     """Values, and gradients of all that is floating, slopes and sinks too."""
     chosen = {n: c for n, c in RARE[group].items() if c.args[0].dtype == dtype}

@@ -74,7 +74,7 @@ DISTINCT = [n for n in NAMES if n not in ("llama_decode kept", "unet_block")]
 
 
 # Of the others the layers are in these, or in the models of test_zoo: slow tests.
-RUN = ("vit_step", "llama_decode donated", "resnet50_step")
+RUN = ("vit_step", "llama_decode donated")
 
 
 each = pytest.mark.parametrize(
