@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,13 @@ def test_the_reference_has_the_sums_of_float64():
         check(sums(101, 8, kind, "bfloat16"), Choice(variant="xla", config=None))
 
 
+@pytest.fixture
+def a_gpu() -> Iterator[None]:
+    """Programs are traced as for a GPU: elsewhere there is no kernel, and no site."""
+    with tracea.options(device="H200"):
+        yield
+
+
 def moments(x, square=jnp.square):
     wide = x.astype(jnp.float32)
     axes = tuple(range(x.ndim - 1))
@@ -114,7 +122,7 @@ def sites(f, *args):
     return len(equations(tracea.transform(f), *args, name="tracea_channel_sums"))
 
 
-@pytest.mark.usefixtures("calls_only")
+@pytest.mark.usefixtures("calls_only", "a_gpu")
 def test_spellings_of_moments():
     x = normal(5, 7, 8, dtype="bfloat16")
     for name, f in SPELLINGS.items():
@@ -126,12 +134,21 @@ def test_spellings_of_moments():
 
 
 @pytest.mark.usefixtures("calls_only")
+def test_programs_keep_their_sums_where_no_kernel_can_run():
+    x = normal(5, 7, 8)
+    with tracea.options(implementation="tracea"):
+        assert sites(moments, x) == 0
+    with tracea.options(device="H200"):
+        assert (sites(moments, x), sites(moments, x[..., :6])) == (2, 0)
+
+
+@pytest.mark.usefixtures("calls_only", "a_gpu")
 def test_what_is_no_pair_of_moments_is_left():
     for name, f in LEFT.items():
         assert sites(f, normal(5, 7, 8)) == 0, name
 
 
-@pytest.mark.usefixtures("calls_only")
+@pytest.mark.usefixtures("calls_only", "a_gpu")
 def test_derivatives_of_moments_are_not_rounded_on_the_way():
     """A gradient is rounded to the dtype of x once, as in the plain program."""
     x = normal(40, 8, dtype="bfloat16")

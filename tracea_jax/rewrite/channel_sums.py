@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tracea_jax.ops.channel_sums.primitive import bind
+from tracea_jax.ops.channel_sums.primitive import bind, channel_sums_p
+from tracea_jax.ops.common import lowering
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import DTYPES
 from tracea_jax.rewrite.view import Atom, Equation, View
@@ -65,6 +66,8 @@ def match_moment(view: View, index: int) -> Match | None:
         x = summed
     source = narrow(view, x)
     if source.aval.dtype.name not in DTYPES:
+        return None
+    if not lowering.has_kernel(channel_sums_p, [source.aval], relu="none"):
         return None
     if powers(view, source, x) != {1, 2}:
         return None

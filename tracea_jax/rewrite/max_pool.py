@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tracea_jax.ops.max_pool.primitive import bind
+from tracea_jax.ops.common import lowering
+from tracea_jax.ops.max_pool.primitive import bind, max_pool_p
 from tracea_jax.problem.max_pool import Pair
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import DTYPES
@@ -40,12 +41,19 @@ def match_max_pool(view: View, index: int) -> Match | None:
         return None
     if {pads[0], pads[-1]} != {(0, 0)} or any(n < 0 for pad in pads for n in pad):
         return None
-    site = MaxPoolSite(
-        kernel=(kernel[0], kernel[1]),
-        strides=(strides[0], strides[1]),
-        padding=(pads[1], pads[2]),
+    windows: dict[str, Any] = {
+        "kernel": (kernel[0], kernel[1]),
+        "strides": (strides[0], strides[1]),
+        "padding": (pads[1], pads[2]),
+    }
+    if not lowering.has_kernel(max_pool_p, [x.aval], **windows):
+        return None
+    return Match(
+        root=index,
+        equations=frozenset({index}),
+        operands=(x,),
+        site=MaxPoolSite(**windows),
     )
-    return Match(root=index, equations=frozenset({index}), operands=(x,), site=site)
 
 
 MAX_POOL = Rule(

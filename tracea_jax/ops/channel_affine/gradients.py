@@ -20,6 +20,8 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.channel_affine.steps import SCALES, Result, rounded, row
 from tracea_jax.ops.channel_sums.primitive import bind as bind_sums
+from tracea_jax.ops.channel_sums.primitive import channel_sums_p
+from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.typed import broadcast_shapes, full, zeros_like
 
 
@@ -133,6 +135,7 @@ class _Given:
             and x.dtype == jnp.float32
             and dy.dtype == self.source.dtype
             and (len(self.dys) == 1 or self.result.residual)
+            and lowering.has_kernel(channel_sums_p, [self.source], relu="none")
         )
 
     def _planned(self) -> tuple[Any, Sums]:

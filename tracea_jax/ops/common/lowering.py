@@ -192,13 +192,32 @@ def would_be_xla(
     asked = request(planned, avals, params, is_partitioned=False)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes
-    platform = (
-        CudaDevice.platform if current().device else platform_of(jax.default_backend())
-    )
-    served = serving.serve(asked, device_for(platform))
+    served = serving.serve(asked, device_for(_default_platform()))
     if served.error is not None:
         raise served.error
     return served.is_xla
+
+
+def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) -> bool:
+    """Whether a kernel could serve the primitive on JAX's default backend.
+
+    A named device in the settings stands for a GPU. Ops that no program calls ask it:
+    where none can run, programs keep their own equations, whatever was demanded.
+    """
+    planned = catalogue.planned()[primitive]
+    how = {"implementation": None, "config": None}
+    asked = request(planned, avals, {**params, **how}, is_partitioned=False)
+    device = device_for(_default_platform())
+    return asked.problem is not None and any(
+        variant is not variants.XLA and variant.why_not(asked.problem, device) is None
+        for variant in variants.of(planned.op)
+    )
+
+
+def _default_platform() -> str:
+    """Of the device that settings name, or of JAX's default backend."""
+    is_named = current().device is not None
+    return CudaDevice.platform if is_named else platform_of(jax.default_backend())
 
 
 def explicitly_sharded(
