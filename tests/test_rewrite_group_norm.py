@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -92,7 +94,12 @@ def linen(dtype, shape=(N, H, W, C), **how):
     module = nn.GroupNorm(**how)
     x = normal(*shape, dtype="float32").astype(dtype)
     variables = module.init(jax.random.key(0), x)
-    return lambda x: nn.swish(module.apply(variables, x)), x
+
+    def normed(x: Any) -> Any:
+        y: Any = module.apply(variables, x)
+        return nn.swish(y)
+
+    return normed, x
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 The output and the log-sum-exp come from whatever ran forward. Two kernels compute dk
 and dv, and dq, in two launches or in one; or (``dq`` of the config) the first also adds
 up dq in memory: in the order of the keys, so that results are the same from run to run,
-or in none. A further one computes the gradient of a bias, whose terms it sums in an order that depends on
-shapes alone. All skip what nobody sees. A query all of whose scores a bias puts below
--2^23 weighs the keys that it sees with the largest bias equally.
+or in none. A further one computes the gradient of a bias, whose terms it sums in an
+order that depends on shapes alone. All skip what nobody sees. A query all of whose
+scores a bias puts below -2^23 weighs the keys that it sees with the largest bias
+equally.
 
 Here are the reasons that refuse problems, the legal configs and the calls; the kernels'
 text is in ``emit.attention_backward_kernels`` and beside it.
