@@ -119,7 +119,21 @@ def test_configs_that_are_not_legal(changes, reason):
     ],
 )
 def test_it_is_the_default_where_cudnn_is_no_faster(fields, variant):
-    assert default(problem(**fields), H200).variant == variant
+    assert default(problem(**fields), NAMED["H100"]).variant == variant
+
+
+@pytest.mark.parametrize(
+    ("fields", "variant"),
+    [
+        ({"batch": 16, "kv_len": 1024}, "attention_decode_sm90"),
+        ({"batch": 8, "kv_len": 1 << 15}, "cudnn"),
+        ({"batch": 1, "kv_len": 1 << 17}, "cudnn"),
+    ],
+    ids=str,
+)
+def test_long_caches_are_left_to_cudnn_where_memory_is_faster(fields, variant):
+    sizes = {"heads": 32, "kv_heads": 8, "kv_lengths": True, **fields}
+    assert default(problem(**sizes), H200).variant == variant
 
 
 def test_long_caches_of_few_sequences_are_dealt_out():

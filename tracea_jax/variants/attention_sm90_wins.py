@@ -1,6 +1,6 @@
 """Where attention_sm90 is expected to be faster than cuDNN and XLA, from measurements.
 
-Caller: ``attention_sm90``.
+Callers: ``attention_sm90``, ``attention_decode_sm90``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FEWEST_CAUSAL = {64: 512, 128: 512, 256: 512}
 # The first on an H200, whose memory is faster: tiles of few keys wait for queries and
 # results. It is told by its size.
 _FEWEST_OF_FAST_MEMORY = {**_FEWEST, 128: 512}
-_FAST_MEMORY_BYTES = 100 << 30
+FAST_MEMORY_BYTES = 100 << 30
 # Of heads of 64 columns, where the longest tiles would compute many queries in vain: on
 # an H200 640 positions took 1.07 times as long as with cuDNN.
 _FEWEST_OF_SHORT_TILES, _LONGEST_TILE = 1024, 192
@@ -78,5 +78,5 @@ def _fewest(
         return _FEWEST_CAUSAL.get(p.head_dim)
     if p.head_dim == 64 and usual.tile_q < _LONGEST_TILE:
         return _FEWEST_OF_SHORT_TILES
-    is_fast = getattr(device, "memory_bytes", 0) >= _FAST_MEMORY_BYTES
+    is_fast = getattr(device, "memory_bytes", 0) >= FAST_MEMORY_BYTES
     return (_FEWEST_OF_FAST_MEMORY if is_fast else _FEWEST).get(p.head_dim)
