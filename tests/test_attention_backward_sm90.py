@@ -493,7 +493,7 @@ COMPILED: list[Any] = [
     (128, {**TILED, "is_causal": True, **LENGTHS}, COLUMNS),
     (128, ALL, None),
     (256, {"is_causal": True}, None),
-    (128, EVERYTHING, SMALL),
+    (128, EVERYTHING, USUAL),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (

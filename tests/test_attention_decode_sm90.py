@@ -109,8 +109,6 @@ def test_configs_that_are_not_legal(changes, reason):
 @pytest.mark.parametrize(
     ("fields", "variant"),
     [
-        ({"batch": 64, "kv_len": 4096, "kv_lengths": True}, "attention_decode_sm90"),
-        ({"batch": 8, "kv_len": 1 << 15, "kv_lengths": True}, "attention_decode_sm90"),
         ({"batch": 16, "kv_len": 1024, "kv_lengths": True}, "attention_decode_sm90"),
         ({"batch": 64, "kv_len": 4096}, "cudnn"),
         ({"batch": 64, "kv_len": 512, "kv_lengths": True}, "cudnn"),
@@ -134,6 +132,13 @@ def test_it_is_the_default_where_cudnn_is_no_faster(fields, variant):
 def test_long_caches_are_left_to_cudnn_where_memory_is_faster(fields, variant):
     sizes = {"heads": 32, "kv_heads": 8, "kv_lengths": True, **fields}
     assert default(problem(**sizes), H200).variant == variant
+
+
+@pytest.mark.parametrize(("batch", "keys"), [(64, 4096), (8, 1 << 15), (1, 1 << 17)])
+def test_caches_far_beyond_l2_are_left_to_cudnn_on_an_h200(batch, keys):
+    large = problem(batch=batch, kv_len=keys, kv_lengths=True)
+    assert default(large, NAMED["H100"]).variant == "attention_decode_sm90"
+    assert default(large, H200).variant == "cudnn"
 
 
 def test_long_caches_of_few_sequences_are_dealt_out():

@@ -97,7 +97,7 @@ DENSE: dict[str, Any] = {"direction": "weight_grad"}
 MEASURED: tuple[dict[str, Any], ...] = (
     {},
     {"batch": 8, "height": 14, "width": 14, "in_channels": 256, "out_channels": 256},
-    {"batch": 128, "height": 56, "width": 56, "in_channels": 64, "out_channels": 96},
+    {"batch": 128, "height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
     {"groups": 32, "in_channels": 256, "out_channels": 256},
 )
 UNMEASURED: tuple[dict[str, Any], ...] = (
@@ -109,7 +109,10 @@ UNMEASURED: tuple[dict[str, Any], ...] = (
     {"kernel_height": 5, "kernel_width": 5, "padding": ((2, 2), (2, 2))},
     {"strides": (2, 2)},
     {"dilation": (2, 2)},
-    {"in_channels": 120},
+    {"in_channels": 64},
+    {"in_channels": 192, "out_channels": 192},
+    {"batch": 8, "groups": 32, "in_channels": 256, "out_channels": 256},
+    {"batch": 512},
     {"groups": 32},
     {"groups": 2},
 )

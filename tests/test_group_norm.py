@@ -179,6 +179,8 @@ def test_defaults_are_what_was_measured():
         assert default(H200, **changes) == "xla"
     assert default(H200, dtype="float32") == "xla"
     assert default(H200, pixels=1, groups=1, images=2**20) == "xla"
+    rows = dataclasses.replace(UNET, pixels=1, groups=1, images=2**20)
+    assert diagnose(rows, H200).candidates[0] == "layer_norm"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -231,4 +233,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(activation, dtype, direc
 
 def test_both_are_variants_of_the_op():
     names = [variant.name for variant in variants.of("group_norm")]
-    assert names == ["group_norm_sm90", "layer_norm", "xla"]
+    assert names == ["layer_norm", "group_norm_sm90", "xla"]

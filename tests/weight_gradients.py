@@ -52,14 +52,14 @@ def exactly(problem: Conv2dProblem) -> tuple[list[jax.Array], np.ndarray]:
     height, width = p.out_size
     x = random.integers(-2, 3, (p.batch, p.height, p.width, p.in_channels))
     dy = random.integers(-2, 3, (p.batch, height, width, p.out_channels))
-    inputs, groups = p.in_channels // p.groups, p.groups
+    groups, inputs, outs = p.groups, p.in_channels // p.groups, p.out_channels // p.groups
     dw = np.zeros((p.kernel_height, p.kernel_width, inputs, p.out_channels))
     for r, s in itertools.product(range(p.kernel_height), range(p.kernel_width)):
         i = np.arange(height) * p.strides[0] + r * p.dilation[0] - p.padding[0][0]
         j = np.arange(width) * p.strides[1] + s * p.dilation[1] - p.padding[1][0]
         rows, columns = ((k >= 0) & (k < n) for k, n in ((i, p.height), (j, p.width)))
         seen = x[:, i[rows]][:, :, j[columns]].reshape(-1, groups, inputs)
-        met = dy[:, rows][:, :, columns].reshape(len(seen), groups, -1)
+        met = dy[:, rows][:, :, columns].reshape(len(seen), groups, outs)
         products = np.einsum("pgc,pgk->cgk", seen.astype(float), met, optimize=True)
         dw[r, s] = products.reshape(inputs, -1)
     return [jnp.asarray(x, jnp.dtype(p.lhs)), jnp.asarray(dy, jnp.dtype(p.lhs))], dw

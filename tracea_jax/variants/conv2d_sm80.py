@@ -43,7 +43,8 @@ from tracea_jax.variants.space import (
 _MOST_PHASES = 2  # of an axis
 _MOST_UNITS = 2**30  # so that sums with offsets of taps fit 31 bits, too
 _MOST_PIXELS = 2**30
-_FEWEST_PIXELS, _MOST_MEASURED = 2**10, 2**19  # of gradients of weights
+# Of gradients of weights that were measured.
+_MOST_FLOPS, _MOST_FLOPS_OF_GROUPS = 2**35, 2**32
 # A thread has registers for this many sums and words that say where its pixels are.
 _MOST_WITH_PIXELS = 136
 _PIXEL_WORDS = 2
@@ -124,10 +125,10 @@ class Conv2dSm80:
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
-        On an H100, in float32, cuDNN took 1.05 to 1.2 times as long for the gradient of
-        weights of 3 x 3 kernels of 64 to 256 channels on 64 images of ResNets, and 1.3
-        to 2.3 times for 8 to 32 channels a group. It was faster for y, for dx of
-        images that are padded evenly, and for more channels.
+        On an H100, in float32, cuDNN took 1.05 to 1.17 times as long for the gradient
+        of weights of 3 x 3 kernels of 64, 128 and 256 channels on 64 images of ResNets,
+        1.3 to 1.5 times on 8, and 1.3 to 2.3 times for 32 groups of 8 to 32. It was
+        faster for y, for dx of images that are padded evenly, and for more channels.
         """
         p = problem
         return (
@@ -158,19 +159,19 @@ CONV2D_SM80 = Conv2dSm80()
 
 
 def _is_measured_dense(p: Conv2dProblem) -> bool:
-    channels = p.in_channels, p.out_channels
     return (
-        all(64 <= count <= 256 and count % 32 == 0 for count in channels)
-        and _FEWEST_PIXELS <= products.pixels(p) <= _MOST_MEASURED
+        p.in_channels in (64, 96, 128, 256)
+        and p.out_channels == p.in_channels
+        and images.FEW_FLOPS <= p.flops <= _MOST_FLOPS
     )
 
 
 def _has_measured_groups(p: Conv2dProblem) -> bool:
     return (
-        p.in_channels == p.out_channels
-        and p.in_channels // p.groups in (8, 16, 32)
-        and _FEWEST_PIXELS <= products.pixels(p) <= _MOST_MEASURED
-        and p.groups == 32
+        p.groups == 32
+        and p.in_channels in (256, 512, 1024)
+        and p.out_channels == p.in_channels
+        and images.FEW_FLOPS <= p.flops <= _MOST_FLOPS_OF_GROUPS
     )
 
 
