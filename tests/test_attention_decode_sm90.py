@@ -134,13 +134,6 @@ def test_long_caches_are_left_to_cudnn_where_memory_is_faster(fields, variant):
     assert default(problem(**sizes), H200).variant == variant
 
 
-@pytest.mark.parametrize(("batch", "keys"), [(64, 4096), (8, 1 << 15), (1, 1 << 17)])
-def test_caches_far_beyond_l2_are_left_to_cudnn_on_an_h200(batch, keys):
-    large = problem(batch=batch, kv_len=keys, kv_lengths=True)
-    assert default(large, NAMED["H100"]).variant == "attention_decode_sm90"
-    assert default(large, H200).variant == "cudnn"
-
-
 def test_long_caches_of_few_sequences_are_dealt_out():
     def parts(**fields: Any) -> int:
         return ATTENTION_DECODE_SM90.heuristic(problem(**fields), H200).splits

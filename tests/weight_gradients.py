@@ -52,7 +52,8 @@ def exactly(problem: Conv2dProblem) -> tuple[list[jax.Array], np.ndarray]:
     height, width = p.out_size
     x = random.integers(-2, 3, (p.batch, p.height, p.width, p.in_channels))
     dy = random.integers(-2, 3, (p.batch, height, width, p.out_channels))
-    groups, inputs, outs = p.groups, p.in_channels // p.groups, p.out_channels // p.groups
+    groups = p.groups
+    inputs, outs = p.in_channels // groups, p.out_channels // groups
     dw = np.zeros((p.kernel_height, p.kernel_width, inputs, p.out_channels))
     for r, s in itertools.product(range(p.kernel_height), range(p.kernel_width)):
         i = np.arange(height) * p.strides[0] + r * p.dilation[0] - p.padding[0][0]
