@@ -18,7 +18,7 @@ from conv_problems import (
     rows_only,
 )
 
-from tracea_jax import dispatch
+from tracea_jax import dispatch, policy
 from tracea_jax.device import NAMED
 from tracea_jax.emit import conv2d_sm90 as emit
 from tracea_jax.emit.conv2d_sm90 import Conv2dSm90Config
@@ -210,8 +210,9 @@ CHOSEN = {  # by who is expected to win
     [(name, changes) for name, asked in CHOSEN.items() for changes in asked],
 )
 def test_runs_unmeasured_only_where_it_was_measured_to_win(variant, changes):
-    plan = dispatch.plan(problem(**changes), H200)
-    assert plan.variant == variant, plan
+    diagnosis = dispatch.diagnose(problem(**changes), H200)
+    decision = policy.decide(diagnosis)  # whatever answers ship
+    assert decision.choice.variant == variant, diagnosis
 
 
 # ---- kernels -------------------------------------------------------------------------
