@@ -16,6 +16,7 @@ from tracea_jax.emit import channel_sums as emit
 from tracea_jax.emit.epilogue import CXX_TYPE
 from tracea_jax.problem import ChannelSumsProblem
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.space import Space
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps
 
@@ -46,10 +47,9 @@ class ChannelSumsCuda:
 
     def why_not(self, problem: ChannelSumsProblem, device: Device) -> str | None:
         p = problem
-        if not isinstance(device, CudaDevice):
-            return f"it runs on NVIDIA GPUs; the device is {device.platform}"
-        if device.capability < (8, 0):
-            return "it needs compute capability 8.0"
+        if why := next(refused_device(device), None):
+            return why
+        assert isinstance(device, CudaDevice)
         if p.dtype not in CXX_TYPE:
             return f"entries of dtype {p.dtype}; it takes {', '.join(CXX_TYPE)}"
         if p.rows == 0 or p.channels == 0:

@@ -21,6 +21,7 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Rule,
@@ -139,7 +140,7 @@ CONV2D_DEPTHWISE = Conv2dDepthwise()
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     p = problem
-    yield from images.refused_device(device)
+    yield from refused_device(device)
     if not isinstance(device, CudaDevice):
         return
     if not p.in_channels == p.out_channels == p.groups > 1:

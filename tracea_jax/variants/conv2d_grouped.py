@@ -23,6 +23,7 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -112,7 +113,7 @@ CONV2D_GROUPED = Conv2dGrouped()
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     p = problem
-    yield from images.refused_device(device)
+    yield from refused_device(device)
     if not isinstance(device, CudaDevice):
         return
     if p.direction == "weight_grad":

@@ -29,6 +29,7 @@ from tracea_jax.emit.gemm_sm80 import GemmSm80Config, tile_count
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem, GemmProblem
 from tracea_jax.variants import gemm_sm80, images
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Columns,
@@ -228,7 +229,7 @@ def _of_parts_us(
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     """Why the problem is refused; reasons that hold for every problem come first."""
     p = problem
-    yield from images.refused_device(device)
+    yield from refused_device(device)
     yield from images.refused_arrays(p, products.DTYPES)
     if p.lhs not in products.DTYPES or p.lhs != p.rhs or 0 in p.elements:
         return

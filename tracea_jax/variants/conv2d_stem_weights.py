@@ -17,6 +17,7 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import Space, check_choices
 
@@ -95,11 +96,9 @@ CONV2D_STEM_WEIGHTS = Conv2dStemWeights()
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     p = problem
+    yield from refused_device(device)
     if not isinstance(device, CudaDevice):
-        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
         return
-    if device.capability < (8, 0):
-        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
     if p.direction != "weight_grad":
         yield f"direction {p.direction}; it computes the gradient of weights"
         return

@@ -22,13 +22,6 @@ _MOST_PADDING = 2**20
 FEW_FLOPS, MANY_FLOPS = 2**30, 2**33
 
 
-def refused_device(device: Device) -> Iterator[str]:
-    if not isinstance(device, CudaDevice):
-        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
-    elif device.capability < (8, 0):
-        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
-
-
 def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[str]:
     """Why layout, dtypes and precision are refused.
 

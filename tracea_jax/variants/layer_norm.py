@@ -22,6 +22,7 @@ from tracea_jax.emit.norms import pack
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
 from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
 
@@ -87,11 +88,9 @@ LAYER_NORM = LayerNorm()
 def _reasons(problem: GroupNormProblem, device: Device) -> Iterator[str]:
     """Why the problem cannot be served, each as a sentence."""
     p = problem
+    yield from refused_device(device)
     if not isinstance(device, CudaDevice):
-        yield f"it runs on NVIDIA GPUs; the device is {device.platform}"
         return
-    if device.capability < (8, 0):
-        yield f"it needs compute capability 8.0; {device.name} has {device.capability}"
     if (p.pixels, p.groups) != (1, 1):
         yield (
             f"images of {p.pixels} pixels and {p.groups} groups; it takes one pixel, "

@@ -13,6 +13,7 @@ from tracea_jax.emit import max_pool as emit
 from tracea_jax.emit.epilogue import CXX_TYPE
 from tracea_jax.problem import MaxPoolProblem
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.space import Space
 
 _THREADS = (64, 128, 256)
@@ -40,10 +41,8 @@ class MaxPoolCuda:
 
     def why_not(self, problem: MaxPoolProblem, device: Device) -> str | None:
         p = problem
-        if not isinstance(device, CudaDevice):
-            return f"it runs on NVIDIA GPUs; the device is {device.platform}"
-        if device.capability < (8, 0):
-            return "it needs compute capability 8.0"
+        if why := next(refused_device(device), None):
+            return why
         if p.dtype not in CXX_TYPE:
             return f"entries of dtype {p.dtype}; it takes {', '.join(CXX_TYPE)}"
         if p.channels % emit.pack(p.dtype):
