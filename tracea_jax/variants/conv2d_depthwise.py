@@ -33,8 +33,8 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
-    "channels": (16, 32, 48, 64, 96, 128, 144, 256),
-    "tile_w": (1, 2, 3, 4, 6, 7, 8, 12, 14, 16),
+    "channels": (16, 32, 64, 128, 256),
+    "tile_w": (1, 2, 3, 4, 6, 7, 8),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
 _MOST_BLOCKS = 32  # of a multiprocessor
@@ -44,7 +44,6 @@ _RANGES = {
     "stages": (2, MOST_STAGES),
     "blocks": (1, _MOST_BLOCKS),
 }
-_GRID_TILES = (1, 2, 3, 4, 6, 7, 8)
 _MOST_SUMS = 81  # taps whose sums fit the registers of a thread
 # Taps and strides of square kernels that were measured to win in all directions, on so
 # many bytes.
@@ -213,7 +212,7 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
     rows, columns = image_axis.axes(problem)
     of_class = -(-(rows.result - rows.first_result) // rows.classes)
     for channels, tile_w, threads in itertools.product(
-        (32, 64, 128), _GRID_TILES, (64, 128, 256)
+        (32, 64, 128), CHOICES["tile_w"], (64, 128, 256)
     ):
         most = -(-(columns.result - columns.first_result) // tile_w)
         strips = min(threads * 2 // channels, most)
