@@ -18,7 +18,6 @@ from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment
-from tracea_jax.tuning.store.records import Entry
 
 _MARKED = "@pytest.mark." + "gpu"  # apart: this file has no test of a GPU
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
@@ -216,10 +215,11 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
         environments.environment.cache_clear()
         environments.environment_key.cache_clear()
         knowledge = Knowledge(None, shipped=(SHIPPED,))
-        for file in path.parent.glob("*/*.json"):
-            head = Entry.from_bytes(file.read_bytes(), complete=False)
+        for name, head in Store(SHIPPED, read_only=True).heads():
+            if name.environment != path.parent.name:
+                continue
             problem = problem_from_json(head.problem)
-            assert problem.op == file.parent.name
+            assert problem.op == name.op
             assert environments.environment(device) == described
             answer = knowledge.lookup(problem, device)
             assert answer is not None, knowledge.why_missed(problem, device)
