@@ -306,15 +306,18 @@ def entries(
     end = began + budget_s
     spent = {"waiting": 0.0, "racing": 0.0, "verifying": 0.0}
     turns, count = Turns(options().directory / f"turns-{_gpu()}"), 0
-    with _groups(problems, device, turns, end) as groups:
+    with (
+        concurrent.futures.ThreadPoolExecutor(4) as verifiers,
+        _groups(problems, device, turns, end) as groups,
+    ):
         for group in groups:
             spent["waiting"] += time.monotonic() - began - sum(spent.values())
             with _timed(spent, "racing"), turns.alone():
                 found = _survived(races, group, device)
-            for problem, race in found:
-                with _timed(spent, "verifying"), turns.together():
-                    made = _entry(race, device)
-                yield problem, made
+            with _timed(spent, "verifying"), turns.together():
+                made = list(verifiers.map(lambda race: _entry(race[1], device), found))
+            for (problem, _), entry in zip(found, made, strict=True):
+                yield problem, entry
             count += len(group)
             print(_progress(count, len(problems), spent, end), flush=True)
 
