@@ -298,13 +298,16 @@ def why_wrong(race: Raced, device: Device) -> str | None:
 # --- all of them ----------------------------------------------------------------------
 
 
+_STAGES: tuple[str, ...] = ("waiting", "queueing", "racing", "verifying")
+
+
 def entries(
     problems: Sequence[Conv2dProblem], device: Device, budget_s: float
 ) -> Iterator[tuple[Conv2dProblem, Entry | str]]:
     """The answer of each problem that there was time for, or why there is none."""
     began = time.monotonic()
     end = began + budget_s
-    spent = {"waiting": 0.0, "racing": 0.0, "verifying": 0.0}
+    spent = dict.fromkeys(_STAGES, 0.0)
     turns, count = Turns(options().directory / f"turns-{_gpu()}"), 0
     with (
         concurrent.futures.ThreadPoolExecutor(4) as verifiers,
@@ -312,8 +315,11 @@ def entries(
     ):
         for group in groups:
             spent["waiting"] += time.monotonic() - began - sum(spent.values())
-            with _timed(spent, "racing"), turns.alone():
-                found = _survived(races, group, device)
+            with contextlib.ExitStack() as turn:
+                with _timed(spent, "queueing"):
+                    turn.enter_context(turns.alone())
+                with _timed(spent, "racing"):
+                    found = _survived(races, group, device)
             with _timed(spent, "verifying"), turns.together():
                 made = list(verifiers.map(lambda race: _entry(race[1], device), found))
             for (problem, _), entry in zip(found, made, strict=True):

@@ -92,7 +92,7 @@ class MaxPoolCuda:
         return ITEMSIZE[p.dtype] == 2 and fewest is not None and p.bytes >= fewest
 
     def doubt(self, problem: MaxPoolProblem, device: Device) -> str | None:
-        return "XLA's own kernel was as fast where windows do not overlap or images are few"
+        return "XLA's own kernel was as fast on windows apart and on few images"
 
     def call(
         self, problem: MaxPoolProblem, config: MaxPoolConfig, device: Device
