@@ -7,7 +7,8 @@ machine (a CPU: the cases of ``bench_cpu``), or races attention and convolutions
 models (``--what``), the most important first, until the time is over. After every
 few problems the answers are written to ``DIRECTORY/<environment>/`` in the layout of
 ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
-``bench_matmul`` has found already are taken from its results (``--results``).
+``bench_matmul`` has found already are taken from its results (``--results``). Races
+write each answer when it is found, and nothing else; ``ship_answers`` binds them.
 
 A problem is not tuned again if it has an answer in the cache of this machine, in the
 installed package, or in a directory that an earlier run wrote (``--from``). So a run on
