@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.util
 import json
 import pathlib
@@ -204,7 +205,7 @@ def test_a_file_is_run_in_parts_and_what_failed_again(
 
 
 def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
-    found = 0
+    found = collections.Counter()
     for path in sorted(SHIPPED.glob("*/environment.json")):
         described = Environment(**json.loads(path.read_text()))
         (device,) = [d for d in NAMED.values() if d.name == described.device]
@@ -224,10 +225,10 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
             answer = knowledge.lookup(problem, device)
             assert answer is not None, knowledge.why_missed(problem, device)
             assert answer.origin == "shipped"
-            found += 1
+            found[problem.op] += 1
     environments.environment.cache_clear()
     environments.environment_key.cache_clear()
-    assert found
+    assert set(found) >= {"matmul", "gated_matmul", "conv2d"}
 
 
 def test_tables_are_made_from_the_results(monkeypatch):
