@@ -44,15 +44,9 @@ from tracea_jax.variants.base import kernels_in
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _DEVICES = {device.name: device for device in NAMED.values()}
-_TEXT = (
-    "entry",
-    "source",
-    "headers",
-    "arch",
-    "options",
-)  # what machine code is made of
-# Sections of a cubin that are run. Bank 4 of the constants is none: it has the addresses
-# of all static members, of which our kernels read none.
+_TEXT = ("entry", "source", "headers", "arch", "options")  # what is compiled
+# Sections of a cubin that are run. Bank 4 of the constants is none: it has addresses of
+# all static members, of which our kernels read none.
 _CODE = re.compile(rb"\.text\.|\.nv\.constant[0-3]")
 
 Texts = dict[str, Any]  # the fields of a Kernel
