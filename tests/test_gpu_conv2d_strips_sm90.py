@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from conv_gpu import FULL, SHAPES, conv, executed, run_and_check
@@ -20,18 +22,22 @@ def gpu():
     return device
 
 
-@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")],
+)
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
-def test_every_config_at_one_awkward_shape(direction, out, gpu):
-    problem = conv(direction=direction, out=out)
+def test_every_config_at_one_awkward_shape(direction, dtype, out, gpu):
+    problem = conv(dtype, direction=direction, out=out)
     for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
         run_and_check(CONV2D_STRIPS_SM90, problem, config)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_awkward_shape(shape, direction, gpu):
-    problem = conv(direction=direction, **SHAPES[shape])
+def test_every_awkward_shape(shape, direction, dtype, gpu):
+    problem = conv(dtype, direction=direction, **SHAPES[shape])
     if CONV2D_STRIPS_SM90.why_not(problem, gpu) is None:
         run_and_check(CONV2D_STRIPS_SM90, problem)
 
@@ -42,11 +48,15 @@ def test_every_number_of_channels(direction, channels):
     for out in (8, 72):
         problem = conv(direction=direction, in_channels=channels, out_channels=out)
         run_and_check(CONV2D_STRIPS_SM90, problem)
+    fields = {"in_channels": channels + 4, "out_channels": 68}
+    run_and_check(CONV2D_STRIPS_SM90, conv("float32", direction=direction, **fields))
 
 
-def test_tiles_follow_each_other_with_residuals(gpu):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_tiles_follow_each_other_with_residuals(dtype, gpu):
     """More tiles than blocks: buffers, barriers and turns go on from tile to tile."""
-    problem = conv(batch=40, height=40, width=40, epilogue=FULL, out_channels=136)
+    large: dict[str, Any] = {"batch": 40, "height": 40, "width": 40}
+    problem = conv(dtype, **large, epilogue=FULL, out_channels=136)
     for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
         run_and_check(CONV2D_STRIPS_SM90, problem, config)
 

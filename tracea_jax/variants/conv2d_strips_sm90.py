@@ -19,10 +19,12 @@ import numpy as np
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_strips_sm90 as emit
 from tracea_jax.emit.conv2d_strips_sm90 import Conv2dStripsSm90Config
+from tracea_jax.emit.conv_operands import DTYPES
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
+from tracea_jax.variants.conv_weights import reading_weights
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -148,7 +150,7 @@ class Conv2dStripsSm90:
         self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        return emit.kernel(problem, config, device)
+        return reading_weights(problem, emit.kernel(problem, config, device))
 
 
 CONV2D_STRIPS_SM90 = Conv2dStripsSm90()
@@ -184,7 +186,7 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
 def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     """All reasons why not; those that hold for every problem come first."""
     p = problem
-    if refused := tuple(reasons_of_pixels(p, device)):
+    if refused := tuple(reasons_of_pixels(p, device, DTYPES)):
         yield from refused
         return
     if p.strides != (1, 1):

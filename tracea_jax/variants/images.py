@@ -47,6 +47,15 @@ def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[st
         yield "its arrays are empty"
 
 
+def refused_tf32(problem: Conv2dProblem) -> Iterator[str]:
+    """Why float32 is not multiplied as TF32, as XLA does at the default precision."""
+    if problem.lhs == "float32" and problem.precision != "default":
+        yield (
+            f"precision {problem.precision} of float32 operands; it multiplies them as "
+            "TF32, which is the default precision"
+        )
+
+
 def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
     """Why sizes are refused: each sentence names the limit."""
     p = problem
