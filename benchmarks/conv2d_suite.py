@@ -29,6 +29,12 @@ DEPTHWISE = (
     *((56, 96, 7, 1), (28, 192, 7, 1), (14, 384, 7, 1), (7, 768, 7, 1)),
 )
 GROUPED = ((56, 128), (28, 256), (14, 512), (7, 1024))  # of ResNeXt-50 32x4d
+# What the groups of float32 are of, beside 3 x 3 convolutions of 64 images.
+FLOAT32 = (
+    *("", ", gradient", ", weights", ", with epilogue"),
+    *(", batch 8", ", batch 8, gradient", ", batch 8, weights"),
+    *(", stride 2", ", stride 2, gradient", ", U-Net", ", U-Net, gradient"),
+)
 DIRECTIONS = {"": "forward", " gradient": "input_grad", " weights": "weight_grad"}
 
 
@@ -71,10 +77,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "1x1 of stride 2": _bars(),
     "U-Net 3x3": _bars(),
     "U-Net 3x3 gradient": _bars(),
-    **{
-        f"3x3 of float32{what}": _bars()
-        for what in ("", ", gradient", ", weights", ", stride 2", ", U-Net")
-    },
+    **{f"3x3 of float32{what}": _bars() for what in FLOAT32},
 }
 FIGURES = {
     "own_geomean": "XLA / ours, geometric mean",
@@ -210,13 +213,23 @@ def of_float32() -> Iterator[Case]:
         ", gradient": "input_grad",
         ", weights": "weight_grad",
     }
-    for what, direction in directions.items():
-        for size, channels in STAGES:
-            asked = conv(64, size, channels, direction=direction, **wide)
-            yield Case(group=f"3x3 of float32{what}", problem=asked)
-    for size, channels in STAGES[1:]:
-        strided = conv(64, 2 * size, channels, stride=2, pads=(0, 1), **wide)
-        yield Case(group="3x3 of float32, stride 2", problem=strided)
-    for channels, size in ((320, 64), (640, 32)):
-        asked = conv(8, size, channels, **wide)
-        yield Case(group="3x3 of float32, U-Net", problem=asked)
+
+    def case(what: str, *shape: int, **changes: Any) -> Case:
+        problem = conv(*shape, **wide, **changes)
+        return Case(group=f"3x3 of float32{what}", problem=problem)
+
+    for batch, of_batch in ((64, ""), (8, ", batch 8")):
+        for what, direction in directions.items():
+            for size, channels in STAGES:
+                shape = (batch, size, channels)
+                yield case(of_batch + what, *shape, direction=direction)
+    for size, channels in STAGES:
+        for epilogue in (RELU, JOINED):
+            yield case(", with epilogue", 64, size, channels, epilogue=epilogue)
+    for what in ("", ", gradient"):
+        direction = directions[what]
+        for size, channels in STAGES[1:]:
+            how: dict[str, Any] = {"stride": 2, "pads": (0, 1), "direction": direction}
+            yield case(f", stride 2{what}", 64, 2 * size, channels, **how)
+        for channels, size in ((320, 64), (640, 32)):
+            yield case(f", U-Net{what}", 8, size, channels, direction=direction)
