@@ -187,11 +187,14 @@ CHOSEN = {  # by who is expected to win
         {"batch": 256, "strides": (2, 2), "epilogue": FULL},
         {**POINTS, "strides": (2, 2), "in_channels": 512, "out_channels": 1024},
         {**POINTS, "out_channels": 512, "epilogue": FULL},
+        FLOAT32,
+        {**FLOAT32, "direction": "input_grad"},
     ),
     "conv2d_stem_sm90": (STEM, {**STEM, "batch": 1, "epilogue": FULL}),
     "conv2d_strips_sm90": (
         {"batch": 8},
         {"height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
+        {**FLOAT32, "batch": 8},
     ),
     "conv2d_weights_sm90": (
         {"direction": "weight_grad"},
@@ -210,6 +213,8 @@ CHOSEN = {  # by who is expected to win
         {"in_channels": 120},
         {"kernel_width": 5, "batch": 128},
         {"out": "float32"},
+        {**FLOAT32, "precision": "high"},
+        {**FLOAT32, "batch": 1},
         {**POINTS, "strides": (2, 2), "direction": "input_grad", "batch": 256},
         {**POINTS, "height": 7, "width": 7, "direction": "weight_grad", "batch": 128},
     ),

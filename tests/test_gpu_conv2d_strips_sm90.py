@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import conv_gpu
 import numpy as np
 import pytest
-from conv_gpu import FULL, SHAPES, conv, executed, run_and_check
+from conv_gpu import FULL, SHAPES, conv, executed
 
 from tracea_jax.options import device_for
 from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 
 pytestmark = pytest.mark.gpu
+
+run_and_check = functools.partial(
+    conv_gpu.run_and_check, CONV2D_STRIPS_SM90, ties_to_even=True
+)
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +35,7 @@ def gpu():
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
 def test_every_config_at_one_awkward_shape(direction, dtype, out, gpu):
     problem = conv(dtype, direction=direction, out=out)
-    for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
-        run_and_check(CONV2D_STRIPS_SM90, problem, config)
+    run_and_check(problem, *CONV2D_STRIPS_SM90.space(problem, gpu).configs())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -39,7 +44,7 @@ def test_every_config_at_one_awkward_shape(direction, dtype, out, gpu):
 def test_every_awkward_shape(shape, direction, dtype, gpu):
     problem = conv(dtype, direction=direction, **SHAPES[shape])
     if CONV2D_STRIPS_SM90.why_not(problem, gpu) is None:
-        run_and_check(CONV2D_STRIPS_SM90, problem)
+        run_and_check(problem)
 
 
 @pytest.mark.parametrize("channels", [8, 16, 40, 64, 96, 200])
@@ -47,9 +52,9 @@ def test_every_awkward_shape(shape, direction, dtype, gpu):
 def test_every_number_of_channels(direction, channels):
     for out in (8, 72):
         problem = conv(direction=direction, in_channels=channels, out_channels=out)
-        run_and_check(CONV2D_STRIPS_SM90, problem)
+        run_and_check(problem)
     fields = {"in_channels": channels + 4, "out_channels": 68}
-    run_and_check(CONV2D_STRIPS_SM90, conv("float32", direction=direction, **fields))
+    run_and_check(conv("float32", direction=direction, **fields))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -57,8 +62,7 @@ def test_tiles_follow_each_other_with_residuals(dtype, gpu):
     """More tiles than blocks: buffers, barriers and turns go on from tile to tile."""
     large: dict[str, Any] = {"batch": 40, "height": 40, "width": 40}
     problem = conv(dtype, **large, epilogue=FULL, out_channels=136)
-    for config in CONV2D_STRIPS_SM90.space(problem, gpu).configs():
-        run_and_check(CONV2D_STRIPS_SM90, problem, config)
+    run_and_check(problem, *CONV2D_STRIPS_SM90.space(problem, gpu).configs())
 
 
 def test_results_are_equal_from_run_to_run():

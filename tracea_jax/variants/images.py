@@ -153,10 +153,18 @@ def is_grouped_3x3(problem: Conv2dProblem) -> bool:
     )
 
 
-def is_measured(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether device and dtypes are those that convolutions were measured with."""
+def is_measured(
+    problem: Conv2dProblem, device: Device, itemsizes: Sequence[int] = (2,)
+) -> bool:
+    """Whether device and dtypes are those that convolutions were measured with.
+
+    Args:
+      problem, device: what to compute, and where.
+      itemsizes: bytes of the elements of operands, and of those of the result.
+    """
     return (
         isinstance(device, CudaDevice)
         and device.capability == (9, 0)
-        and ITEMSIZE[problem.lhs] == 2 == ITEMSIZE[problem.out]
+        and ITEMSIZE[problem.lhs] == ITEMSIZE[problem.out]
+        and ITEMSIZE[problem.lhs] in itemsizes
     )
