@@ -6,6 +6,7 @@ Callers: the variants of convolutions on GPUs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -126,10 +127,12 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
     """Whether this is a 3 x 3 convolution such as those that were measured.
 
     They had as many channels out as in, 64 to 640, batches of 8 and 64 images of
-    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64.
+    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64. Those
+    of float32 had batches of 8 to 128 and up to 1024 channels.
     """
     p = problem
-    is_few = p.strides == (1, 1) and p.direction != "weight_grad"
+    is_wide = p.lhs == "float32"
+    is_few = p.direction != "weight_grad" and (is_wide or p.strides == (1, 1))
     return (
         (p.kernel_height, p.kernel_width) == (3, 3)
         and p.strides in ((1, 1), (2, 2))
@@ -137,7 +140,19 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
         and p.flops >= (FEW_FLOPS if is_few else MANY_FLOPS)
+        and not (is_wide and _is_thin(p))
     )
+
+
+def pixels(problem: Conv2dProblem) -> int:
+    """Of the results of a forward convolution, over all images."""
+    return problem.batch * math.prod(problem.out_size)
+
+
+def _is_thin(problem: Conv2dProblem) -> bool:
+    """Whether pixels are so few for the channels that cuDNN was as fast in float32."""
+    channels = max(problem.in_channels, problem.out_channels)
+    return channels > 1024 or 4 * pixels(problem) < 3 * channels
 
 
 def is_grouped_3x3(problem: Conv2dProblem) -> bool:
