@@ -218,7 +218,7 @@ CHOSEN = {  # by who is expected to win
         {"out": "float32"},
         {**FLOAT32, "precision": "high"},
         {**FLOAT32, "batch": 1},
-        {**FLOAT32, "batch": 2, "height": 14, "in_channels": 1024},
+        {**FLOAT32, "batch": 1, "height": 14, "in_channels": 1024, "out_channels": 960},
         {**FLOAT32, **POINTS, "in_channels": 256, "out_channels": 448},
         {**FLOAT32, **POINTS, "out_channels": 512, "strides": (2, 2), "batch": 256},
         {**POINTS, "strides": (2, 2), "direction": "input_grad", "batch": 256},
