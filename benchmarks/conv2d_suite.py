@@ -77,6 +77,7 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "1x1 of stride 2": _bars(),
     "U-Net 3x3": _bars(),
     "U-Net 3x3 gradient": _bars(),
+    "1x1 of float32": _bars(),
     **{f"3x3 of float32{what}": _bars() for what in FLOAT32},
 }
 FIGURES = {
@@ -233,3 +234,14 @@ def of_float32() -> Iterator[Case]:
             yield case(f", stride 2{what}", 64, 2 * size, channels, **how)
         for channels, size in ((320, 64), (640, 32)):
             yield case(f", U-Net{what}", 8, size, channels, direction=direction)
+    for size, channels in STAGES[1:]:
+        for inputs, outputs, epilogue in (
+            (4 * channels, channels, RELU),
+            (channels, 4 * channels, JOINED),
+        ):
+            points = conv(
+                *(64, size, inputs, outputs),
+                **{"taps": 1, "pads": (0, 0), "epilogue": epilogue},
+                **wide,
+            )
+            yield Case(group="1x1 of float32", problem=points)
