@@ -82,26 +82,16 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, how in kinds.items():
         yield f"forward, {name}", lambda how=how: forward(*x, **how)
     yield "forward, 128 columns", lambda: forward(*wide, **causal)
-    of_gradients = (
-        "full",
-        "causal",
-        "documents",
-        "bias",
-        "soft cap",
-        "array",
-        "blocks",
-    )
-    for name in of_gradients:
+    for name in ("causal", "soft cap", "array", "blocks"):
         how = kinds[name]
         yield f"gradients, {name}", lambda how=how: gradients(*x, **how)
-    yield "gradients, 128 columns", lambda: gradients(*wide, **causal)
-    widest = qkv(200, 200, 256)
-    yield "gradients, 256 columns", lambda: gradients(*widest, **causal)
 
-    def of_bias() -> Any:
-        return jax.vjp(lambda bias: forward(*x, bias=bias), bias)[1](x[0])
+    def of_low_bias() -> Any:
+        low = normal(1, 2, 200, 200) - 1e9  # of every key
+        return jax.vjp(lambda bias: forward(*x, bias=bias), low)[1](x[0])
 
-    yield "gradients, of a bias", of_bias
+    yield "gradients, low bias", of_low_bias
+    yield from backward()
     few = qkv(1, 300, 128, 16, 4)
     for config in ({}, {"splits": 3}):
         yield f"decode {config or ''}", lambda config=config: decoded(*few, **config)
@@ -118,6 +108,64 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
         "pages",
         lambda: paged_attention(*of_pages, implementation="paged_attention_sm90"),
     )
+
+
+def backward() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Gradients of each kind, with each of the ways to come to dq."""
+    from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+    from tracea_jax.ops.attention import workload
+    from tracea_jax.options import device_for
+    from tracea_jax.policy import Choice
+    from tracea_jax.problem import AttentionProblem
+    from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
+
+    def run(fields: dict[str, Any], choices: dict[str, Any]) -> Any:
+        heads = {"heads": 2, "kv_heads": 2, "head_dim": 64, **fields}
+        problem = AttentionProblem(
+            **{"direction": "backward", "batch": 1, "q_len": 200, "kv_len": 200},
+            **{"dtype": "bfloat16", "scale": 0.125, **heads},
+        )
+        variant = ATTENTION_BACKWARD_SM90
+        usual = variant.heuristic(problem, device_for("cuda"))
+        config = AttentionBackwardSm90Config(**choices) if choices else usual
+        choice = Choice(variant=variant.name, config=config)
+        inputs = workload.operands(problem, seed=1)
+        return workload.execute(*inputs, problem=problem, choice=choice)
+
+    causal: dict[str, Any] = {"is_causal": True}
+    bias = {"bias": (1, 2, 200, 200), "bias_dtype": "bfloat16", "bias_gradient": True}
+    large = {"tile_kv": 128, "block_q": 64, "tile_q": 128, "block_kv": 64}
+    small = {**large, "tile_kv": 64, "tile_q": 64, "dq": "beside"}
+    ordered = {**large, "dq": "ordered"}
+    of_two = {"heads": 4}
+    kinds: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("plain", {}, {}),
+        ("small", causal, small),
+        ("large beside", causal, {**large, "dq": "beside"}),
+        ("ordered", {**causal, "head_dim": 128}, ordered),
+        ("ordered, 64 columns", causal, {**ordered, "block_q": 128}),
+        ("atomic, keys shared", {**of_two, "head_dim": 128}, {**large, "dq": "atomic"}),
+        ("keys shared", {**causal, **of_two}, small),
+        ("documents", {**causal, "segments": True}, small),
+        ("documents, large", {"segments": True, **of_two, "head_dim": 128}, large),
+        ("window", {**causal, "window": (50, 0)}, small),
+        ("window, large", {"window": (50, 30), "head_dim": 128}, large),
+        ("bias", bias, {}),
+        ("bias, 128 columns", {**bias, **causal, "head_dim": 128}, {}),
+        ("bias, ordered", {**bias, "head_dim": 128}, ordered),
+        ("bias of all heads", {**bias, "bias": (1, 1, 200, 200)}, {}),
+        ("alibi", {**causal, "alibi": "linear"}, {}),
+        ("sinks, lengths", {**causal, "sinks": True, "kv_lengths": True}, {}),
+        ("96 columns", {**causal, "head_dim": 96}, {}),
+        ("192 and 128 columns", {"head_dim": 192, "value_dim": 128}, {}),
+        ("256 columns", {**causal, "head_dim": 256}, {}),
+        ("256 columns, keys shared", {**of_two, "head_dim": 256}, {}),
+    )
+    for name, fields, choices in kinds:
+        yield (
+            f"backward, {name}",
+            lambda fields=fields, choices=choices: run(fields, choices),
+        )
 
 
 def run_all(part: tuple[int, int]) -> None:
