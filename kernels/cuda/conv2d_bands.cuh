@@ -17,10 +17,15 @@
 // are not complete take turns in registers (tile/axis_taps.cuh), and complete ones are turned
 // back:
 //
-//   step i   row i + 1 has landed, barrier, start the copies of row i + kStages
-//            store the row of y that step i - 1 left in shared memory
-//            turn row i + 1
-//            multiply row i, which is turned, by all bands; leave the complete row of y
+//   step i   row i + 1 has landed, barrier
+//            multiply row i, which is turned, by all bands; meanwhile
+//              store the row of y that step i - 1 left in shared memory
+//              turn row i + 1
+//              start the copies of row i + kStages
+//            leave the complete row of y
+//
+// Blocks have as many rows each, of the images one after another: where an image ends, a
+// block begins with the next ones.
 //
 // Zeros of a band times an infinity or NaN are NaN. A block that has seen a sum that is NaN
 // computes its results again at the end, one by one.
@@ -49,7 +54,7 @@ struct BandsParams {
   int channels, channel_blocks, batch;
   int in_height, in_width, out_height, out_width;
   int first_row, first_column;  // of what is read, where tap 0 of result 0 is
-  int row_blocks, column_blocks, block_rows;
+  int column_blocks, block_rows, all_rows;  // of results, of all images, in all columns
 };
 
 template <class Traits>
@@ -74,8 +79,11 @@ class Conv2dBands {
   static constexpr u32 kStages = Traits::kStages;
   static constexpr int kRingBytes = Traits::kStages * Rows::kRowBytes;
 
+  static constexpr bool kInterleaves = Traits::kTapsH > 3;
+
   static_assert(kThreads == Traits::kThreads, "the launch must have all the channels");
-  static_assert(kRingBytes + 2 * Rows::kTurnedBytes + 2 * kOutBytes == Traits::kSmemBytes,
+  static_assert(kRingBytes + 2 * Rows::kTurnedBytes + 2 * kOutBytes + kUnitBytes ==
+                    Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(kImages * kStrips <= kStripsOfProduct, "a product has 16 strips");
   static_assert(kOctets == 2 || kOctets == 4, "a warp stores 4 octets of a strip, or 2 of 2");
@@ -85,66 +93,111 @@ class Conv2dBands {
       : p_(params),
         block_(blockIdx.x),
         channel_first_(static_cast<int>(take(block_, p_.channel_blocks)) * kChannels),
-        column_first_(static_cast<int>(take(block_, p_.column_blocks)) * kStrips *
-                      kUnitColumns),
-        row_first_(static_cast<int>(take(block_, p_.row_blocks)) * p_.block_rows),
-        image_first_(static_cast<int>(block_) * kImages),
-        results_(least(p_.out_height - row_first_, p_.block_rows)),
-        entries_(RowTaps::entries(results_)),
-        first_inside_(most(-in_row(0), 0)),
-        inside_(least(entries_, p_.in_height - in_row(0)) - first_inside_),
-        rows_({p_.x, p_.batch, p_.in_height, p_.in_width, p_.channels, image_first_,
-               in_row(first_inside_), p_.first_column + column_first_, channel_first_}),
         ring_(kept(shared_address(smem))),
         turned_(ring_ + kRingBytes),
         out_(turned_ + 2 * Rows::kTurnedBytes),
+        zeros_(out_ + 2 * kOutBytes),
         worst_(0) {
-    place_operand();
-    place_results();
+    if (thread() < kUnitBytes / 4) st_shared(zeros_ + 4 * thread(), 0u);
+    place_fragments();
   }
 
   TRACEA_DEVICE void run() {
+    int row = static_cast<int>(block_) * p_.block_rows;
+    const int end = least(row + p_.block_rows, p_.all_rows);
     Rows::clear(ring_, Traits::kStages);
+    begin(piece(row, end));
+    load_weights();
+    while (true) {
+      walk();
+      const bool is_suspect = __syncthreads_or(is_nan_pair<Element>(worst_));
+      // Again, instead of in registers all the way.
+      const Piece done = piece(static_cast<int>(kept(row)), end);
+      if (is_suspect) compute_again(done);
+      row += done.results;
+      if (row >= end) return;
+      worst_ = 0;
+      begin(piece(row, end));
+    }
+  }
+
+ private:
+  using Sums = float[RowTaps::kSlots][kChannelsOfWarp][4];
+
+  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+  TRACEA_DEVICE static int lane() { return thread() % kWarpSize; }
+  TRACEA_DEVICE static int warp() { return warp_uniform(thread() / kWarpSize); }
+  TRACEA_DEVICE static int least(int a, int b) { return a < b ? a : b; }
+  TRACEA_DEVICE static int most(int a, int b) { return a > b ? a : b; }
+  TRACEA_DEVICE int channel() const { return channel_first_ + kChannelsOfWarp * warp(); }
+
+  // --- a piece: rows of y of the same images -------------------------------------------
+
+  struct Piece {
+    int image, column, row, results;
+  };
+
+  // The piece that begins with row `row` of all.
+  TRACEA_DEVICE Piece piece(int row, int end) const {
+    const int line = row / p_.out_height, first = row - line * p_.out_height;
+    return {line / p_.column_blocks * kImages,
+            line % p_.column_blocks * kStrips * kUnitColumns, first,
+            least(p_.out_height - first, end - row)};
+  }
+
+  // Starts its first copies.
+  TRACEA_DEVICE void begin(const Piece& piece) {
+    entries_ = RowTaps::entries(piece.results);
+    const int first = p_.first_row + piece.row;
+    first_inside_ = most(-first, 0);
+    inside_ = least(entries_, p_.in_height - first) - first_inside_;
+    rows_.begin({p_.x, p_.batch, p_.in_height, p_.in_width, p_.channels, piece.image,
+                 first + first_inside_, p_.first_column + piece.column, channel_first_});
+    place_results(piece);
     TRACEA_UNROLL
     for (int j = 0; j < Ring::kPrologueGroups; ++j) load(j);
-    load_weights();
-    float sums[RowTaps::kSlots][kChannelsOfWarp][4];
+  }
+
+  TRACEA_DEVICE void walk() {
+    Sums sums;
     TRACEA_UNROLL
     for (auto& slot : sums) clear(slot);
-
-    arrive(0);
-    turn(0);
+    arrive();
+    typename Rows::Turning next;
+    rows_.read(next, stage(0));
+    rows_.write(next, turned(0));
+    load(Ring::kPrologueGroups);
     TRACEA_NO_UNROLL
     for (int first = 0; first < entries_; first += RowTaps::kPeriod) {
       TRACEA_UNROLL
       for (int phase = 0; phase < RowTaps::kPeriod; ++phase) {
-        const int i = first + phase;
-        if (i < entries_) {
-          arrive(i + 1);
-          if (i >= Traits::kTapsH) store(i - 1);
-          turn(i + 1);
-          add(sums, phase, i);
-          if (i >= Traits::kTapsH - 1) leave(sums[(phase + 1) % RowTaps::kSlots], i);
-        }
+        if (first + phase < entries_) step(sums, phase, first + phase);
       }
     }
-    cp_async_wait_group<0>();
     __syncthreads();
-    store(entries_ - 1);
-    if (__syncthreads_or(is_nan_pair<Element>(worst_))) compute_again();
+    Words last;
+    read_result(last, entries_ - 1);
+    store(last, true);
   }
 
- private:
-  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
-  TRACEA_DEVICE static int lane() { return thread() % kWarpSize; }
-  TRACEA_DEVICE static int warp() { return warp_uniform(thread() / kWarpSize); }
-  TRACEA_DEVICE int channel() const { return channel_first_ + kChannelsOfWarp * warp(); }
-  TRACEA_DEVICE static int least(int a, int b) { return a < b ? a : b; }
-  TRACEA_DEVICE static int most(int a, int b) { return a > b ? a : b; }
-  TRACEA_DEVICE int in_row(int j) const { return p_.first_row + row_first_ + j; }
-  // Whether the block needs row j, and it is a row of the images.
-  TRACEA_DEVICE bool is_inside(int j) const {
-    return j >= first_inside_ && j - first_inside_ < inside_;
+  // Row i. What the tensor cores do not wait for is between the products of both channels.
+  // Rows that do not exist are turned as well, and read as zeros.
+  TRACEA_DEVICE void step(Sums& sums, int phase, int i) {
+    arrive();
+    Words result;
+    read_result(result, i - 1);
+    typename Rows::Turning next;
+    if constexpr (kInterleaves) {
+      rows_.read(next, stage(i + 1));
+      multiply(sums, 0, phase, i);
+    }
+    store(result, i >= Traits::kTapsH);
+    if constexpr (!kInterleaves) rows_.read(next, stage(i + 1));
+    rows_.write(next, turned(i + 1));
+    load(i + 1 + Ring::kPrologueGroups);
+    if constexpr (!kInterleaves) multiply(sums, 0, phase, i);
+    multiply(sums, 1, phase, i);
+    leave(sums[(phase + 1) % RowTaps::kSlots], i);
   }
 
   TRACEA_DEVICE void clear(float (&sums)[kChannelsOfWarp][4]) const {
@@ -155,37 +208,41 @@ class Conv2dBands {
     }
   }
 
-  // --- rows of x ---------------------------------------------------------------------
+  // --- rows of x -----------------------------------------------------------------------
+
+  // Whether the piece needs row j, and it is a row of the images.
+  TRACEA_DEVICE bool is_inside(int j) const {
+    return j >= first_inside_ && j - first_inside_ < inside_;
+  }
+  TRACEA_DEVICE u32 stage(int j) const { return ring_ + j % kStages * Rows::kRowBytes; }
+  TRACEA_DEVICE u32 turned(int j) const { return turned_ + j % 2u * Rows::kTurnedBytes; }
 
   // One group for each row, whether it has copies or not: the waits count groups.
   TRACEA_DEVICE void load(int j) {
-    if (is_inside(j)) rows_.start(ring_ + j % kStages * Rows::kRowBytes);
+    if (is_inside(j)) rows_.start(stage(j), 2u * p_.in_width * p_.channels);
     cp_async_commit_group();
   }
 
-  // Row j has landed, and all have done what comes before.
-  TRACEA_DEVICE void arrive(int j) {
+  // The next row has landed, and all have done what comes before.
+  TRACEA_DEVICE static void arrive() {
     cp_async_wait_group<Ring::kGroupsBehindA>();
     __syncthreads();
-    load(j + Ring::kPrologueGroups);
   }
 
-  TRACEA_DEVICE u32 turned(int j) const { return turned_ + j % 2u * Rows::kTurnedBytes; }
-  TRACEA_DEVICE void turn(int j) const {
-    if (is_inside(j)) {
-      rows_.turn(ring_ + j % kStages * Rows::kRowBytes, turned(j));
-    }
-  }
+  // --- products ------------------------------------------------------------------------
 
-  // --- products ----------------------------------------------------------------------
-
-  // Where this lane points ldmatrix for 16 columns of the 16 strips: mma's A.
-  TRACEA_DEVICE void place_operand() {
+  // Where this lane points ldmatrix for 16 columns of the 16 strips, mma's A, and stmatrix and
+  // ldmatrix for a row of y.
+  TRACEA_DEVICE void place_fragments() {
     int strip = stmatrix_x4_row(lane());
     if (strip >= kImages * kStrips) strip = 0;  // its results are not stored
     const int unit = strip / kStrips * (kStrips + 1) + strip % kStrips +
                      stmatrix_x4_col(lane()) / kUnitColumns;
     operand_ = kChannelsOfWarp * warp() * Rows::kChannelPitch + unit * kUnitBytes;
+    left_ = out_byte(kChannelsOfWarp * warp() + lane() / 16, lane() % 16);
+    // Rows 2t and 2t + 1 of matrix k are the channels 2k and 2k + 1 of octet t.
+    const int row = lane() % 8, matrix = lane() / 8, quarter = row / 2;
+    read_ = out_byte(quarter % kOctets * 8 + 2 * matrix + row % 2, stored_strip(quarter));
   }
 
   // The bands of the warp's channels: mma's B. And their bias.
@@ -218,39 +275,30 @@ class Conv2dBands {
     }
   }
 
-  // Adds row i to all results that it belongs to. One of them begins with it.
-  TRACEA_DEVICE void add(float (&sums)[RowTaps::kSlots][kChannelsOfWarp][4], int phase,
-                         int i) const {
-    if (!is_inside(i)) {
-      clear(sums[phase]);
-      return;
-    }
+  // Adds row i to all results that it belongs to, of one channel. One begins with it.
+  TRACEA_DEVICE void multiply(Sums& sums, int c, int phase, int i) const {
+    u32 x[4];
+    ldmatrix_x4(x, is_inside(i) ? turned(i) + operand_ + c * Rows::kChannelPitch : zeros_);
     TRACEA_UNROLL
-    for (int c = 0; c < kChannelsOfWarp; ++c) {
-      u32 x[4];
-      ldmatrix_x4(x, turned(i) + operand_ + c * Rows::kChannelPitch);
-      TRACEA_UNROLL
-      for (int slot = 0; slot < RowTaps::kSlots; ++slot) {
-        const int r = RowTaps::tap(slot, phase);
-        const u32(&band)[2] = bands_[r][c];
-        if (r == 0) {
-          const float bias = c == 0 ? bias_.x : bias_.y;
-          TRACEA_UNROLL
-          for (float& sum : sums[slot][c]) sum = bias;
-        }
-        Mma<Element>::mma(sums[slot][c], x, band[0], band[1]);
+    for (int slot = 0; slot < RowTaps::kSlots; ++slot) {
+      const int r = RowTaps::tap(slot, phase);
+      const u32(&band)[2] = bands_[r][c];
+      if (r == 0) {
+        TRACEA_UNROLL
+        for (float& sum : sums[slot][c]) sum = c == 0 ? bias_.x : bias_.y;
       }
+      Mma<Element>::mma(sums[slot][c], x, band[0], band[1]);
     }
   }
 
-  // --- rows of y ---------------------------------------------------------------------
+  // --- rows of y -----------------------------------------------------------------------
 
   TRACEA_DEVICE u32 out(int i) const { return out_ + i % 2u * kOutBytes; }
   TRACEA_DEVICE static u32 out_byte(int channel, int strip) {
     return channel / 8 * kOctetPitch + channel % 8 * kOutPitch + strip * kUnitBytes;
   }
 
-  // Leaves a complete row, channels first.
+  // Leaves a row that is complete, or not a row of the piece, channels first.
   TRACEA_DEVICE void leave(const float (&sums)[kChannelsOfWarp][4], int i) {
     u32 words[kChannelsOfWarp][2];
     TRACEA_UNROLL
@@ -272,42 +320,39 @@ class Conv2dBands {
     const int first = kOctets == 4 ? warp() : warp() % 4 + warp() / 4 * 8;
     return first + quarter / kOctets * 4;
   }
-  TRACEA_DEVICE void place_results() {
-    // As rows 2t and 2t + 1 of matrix i, the channels 2i and 2i + 1 of octet t.
-    const int row = lane() % 8, matrix = lane() / 8, quarter = row / 2;
-    read_ = out_byte(quarter % kOctets * 8 + 2 * matrix + row % 2, stored_strip(quarter));
-
+  TRACEA_DEVICE void place_results(const Piece& piece) {
     const int strip = stored_strip(lane() % 4);
-    const int image = image_first_ + strip / kStrips;
-    const int column = column_first_ + strip % kStrips * kUnitColumns + lane() / 4;
+    const int image = piece.image + strip / kStrips;
+    const int column = piece.column + strip % kStrips * kUnitColumns + lane() / 4;
     const int channel = channel_first_ + lane() % 4 % kOctets * 8;
     stores_ = strip < kImages * kStrips && image < p_.batch && column < p_.out_width &&
               channel < p_.channels;
-    const i64 first = (static_cast<i64>(image) * p_.out_height + row_first_) * p_.out_width;
+    const i64 first = (static_cast<i64>(image) * p_.out_height + piece.row) * p_.out_width;
     write_ = static_cast<u16*>(p_.out) + (first + column) * p_.channels + channel;
-    left_ = out_byte(kChannelsOfWarp * warp() + lane() / 16, lane() % 16);
   }
-  // Stores the next row of the result, which step i left.
-  TRACEA_DEVICE void store(int i) {
-    Words words;
+
+  // A complete row that step i left.
+  TRACEA_DEVICE void read_result(Words& words, int i) const {
     ldmatrix_x4_trans(words.w, out(i) + read_);
-    if (stores_) *reinterpret_cast<Words*>(write_) = words;
-    write_ += static_cast<u32>(p_.out_width) * p_.channels;
+  }
+  TRACEA_DEVICE void store(const Words& words, bool exists) {
+    if (exists && stores_) *reinterpret_cast<Words*>(write_) = words;
+    write_ += exists ? static_cast<u32>(p_.out_width) * p_.channels : 0u;
   }
 
-  // --- what is not finite ------------------------------------------------------------
+  // --- what is not finite --------------------------------------------------------------
 
-  // All results of the block, each from the taps inside of its image alone.
-  TRACEA_DEVICE void compute_again() const {
+  // All results of the piece, each from the taps inside of its image alone.
+  TRACEA_DEVICE void compute_again(const Piece& piece) const {
     constexpr int kColumns = kStrips * kUnitColumns;
-    const int count = results_ * kImages * kColumns * kChannels;
+    const int count = piece.results * kImages * kColumns * kChannels;
     TRACEA_NO_UNROLL
     for (int index = thread(); index < count; index += kThreads) {
       u32 rest = static_cast<u32>(index);
       const int channel = channel_first_ + static_cast<int>(take(rest, kChannels));
-      const int column = column_first_ + static_cast<int>(take(rest, kColumns));
-      const int image = image_first_ + static_cast<int>(take(rest, kImages));
-      const int row = row_first_ + static_cast<int>(rest);
+      const int column = piece.column + static_cast<int>(take(rest, kColumns));
+      const int image = piece.image + static_cast<int>(take(rest, kImages));
+      const int row = piece.row + static_cast<int>(rest);
       if (channel < p_.channels && column < p_.out_width && image < p_.batch) {
         const i64 at =
             ((static_cast<i64>(image) * p_.out_height + row) * p_.out_width + column) *
@@ -340,18 +385,18 @@ class Conv2dBands {
 
   const BandsParams& p_;
   u32 block_;
-  const int channel_first_, column_first_, row_first_, image_first_;  // of the block
-  const int results_, entries_;  // rows of y, and those that they are made of
-  const int first_inside_, inside_;  // of the entries
-  Rows rows_;
-  const u32 ring_, turned_, out_;
-  u32 operand_;      // byte of a turned row
-  u32 left_, read_;  // bytes of a row of y
-  u16* write_;       // where the next row of the result is stored
-  bool stores_;
+  const int channel_first_;  // of the block
+  const u32 ring_, turned_, out_, zeros_;
+  u32 operand_, left_, read_;  // bytes of a turned row, and of a row of y
   Pair bias_;
   u32 bands_[Traits::kTapsH][kChannelsOfWarp][2];
-  u32 worst_;  // two elements, NaN if a result was
+  u32 worst_;  // two elements, NaN if a result of the piece was
+
+  // Of the piece: rows of x, and those of them that are in the image.
+  int entries_, first_inside_, inside_;
+  Rows rows_;
+  u16* write_;  // where the next row of y is stored
+  bool stores_;
 };
 
 template <class Traits>

@@ -10,13 +10,12 @@
 //   dw[r, s]   = sum over k of d_r[k + s, k]
 //
 // A product has 16 strips, of one image or of several. A warp has two channels, and all d_r in
-// registers for all the tiles of its block, every so-manieth of the images. A block walks down
-// a tile; rows of x and dy arrive in a ring and are turned so that channels come first
+// registers. Blocks have as many rows of dy each, of the images one after another, and walk
+// down them; rows of x and dy arrive in a ring and are turned so that channels come first
 // (tile/turned_rows.cuh). The rows of dy that meet a row of x take turns in registers:
 //
 //   step i   rows i + 1 have landed, barrier, start the copies of rows i + kStages
-//            turn rows i + 1
-//            row i of x times rows i - r of dy
+//            row i of x times rows i - r of dy; meanwhile turn rows i + 1
 //
 // Assumes what conv2d_bands.cuh does. PTX ISA: "cp.async", "ldmatrix", "stmatrix", "mma".
 #pragma once
@@ -37,8 +36,7 @@ struct BandsWeightsParams {
   int channels, channel_blocks, batch;
   int in_height, in_width, out_height, out_width;
   int first_row, first_column;  // of x, where tap 0 of dy's first row and column is
-  int row_blocks, column_blocks, block_rows;  // of a tile
-  int tiles, parts;
+  int column_blocks, block_rows, all_rows;  // of dy, of all images, in all columns
 };
 
 template <class Traits>
@@ -61,6 +59,8 @@ class Conv2dBandsWeights {
   static constexpr int kPitchOfSums = kUnitColumns + 1;  // of d_r, staged by each warp
   static constexpr int kStagedBytes = kStripsOfProduct * kPitchOfSums * 4;
 
+  static constexpr bool kInterleaves = kTapsH > 3;
+
   static_assert(kThreads == Traits::kThreads, "the launch must have all the channels");
   static_assert(kRingX + kRingDy + 2 * (RowsX::kTurnedBytes + RowsDy::kTurnedBytes) +
                         kUnitBytes == Traits::kSmemBytes,
@@ -76,11 +76,11 @@ class Conv2dBandsWeights {
         ring_x_(kept(shared_address(smem))),
         ring_dy_(ring_x_ + kRingX),
         turned_x_(ring_dy_ + kRingDy),
-        turned_dy_(turned_x_ + 2 * RowsX::kTurnedBytes) {
-    const u32 zeros = turned_dy_ + 2 * RowsDy::kTurnedBytes;
-    if (thread() < kUnitBytes / 4) st_shared(zeros + 4 * thread(), 0u);
+        turned_dy_(turned_x_ + 2 * RowsX::kTurnedBytes),
+        zeros_(turned_dy_ + 2 * RowsDy::kTurnedBytes) {
+    if (thread() < kUnitBytes / 4) st_shared(zeros_ + 4 * thread(), 0u);
     RowsX::clear(ring_x_, Traits::kStages);
-    place_operands(zeros);
+    place_operands();
   }
 
   TRACEA_DEVICE void run() {
@@ -93,9 +93,13 @@ class Conv2dBandsWeights {
         for (float& sum : channel) sum = 0.0f;
       }
     }
+    int row = static_cast<int>(part_) * p_.block_rows;
+    const int last = row + p_.block_rows, end = last < p_.all_rows ? last : p_.all_rows;
     TRACEA_NO_UNROLL
-    for (int tile = static_cast<int>(part_); tile < p_.tiles; tile += p_.parts) {
-      walk(sums, tile);
+    while (row < end) {
+      walk(sums, row, end);
+      // Again, instead of in registers all the way.
+      row += rows_left(static_cast<int>(kept(row)), end);
     }
     cp_async_wait_group<0>();
     __syncthreads();
@@ -111,58 +115,72 @@ class Conv2dBandsWeights {
 
   // Where this lane points ldmatrix, transposed: 16 columns of x for mma's A, and 8 columns of
   // dy of both channels for its B. The rows are strips; those that do not exist are zeros.
-  TRACEA_DEVICE void place_operands(u32 zeros) {
+  TRACEA_DEVICE void place_operands() {
     const int first = kChannelsOfWarp * warp(), row = lane() % 8, matrix = lane() / 8;
     const int strip_x = row + matrix / 2 * 8, strip_dy = row + matrix % 2 * 8;
     const int unit = strip_x / kStrips * (kStrips + 1) + strip_x % kStrips + matrix % 2;
     x_exists_ = strip_x < kImages * kStrips;
     dy_exists_ = strip_dy < kImages * kStrips;
-    operand_x_ = x_exists_ ? turned_x_ + first * RowsX::kChannelPitch + unit * kUnitBytes : zeros;
-    operand_dy_ = dy_exists_ ? turned_dy_ + (first + matrix / 2) * RowsDy::kChannelPitch +
-                                   strip_dy * kUnitBytes
-                             : zeros;
+    operand_x_ = turned_x_ + first * RowsX::kChannelPitch + unit * kUnitBytes;
+    operand_dy_ =
+        turned_dy_ + (first + matrix / 2) * RowsDy::kChannelPitch + strip_dy * kUnitBytes;
   }
 
-  // Adds what a tile contributes.
-  TRACEA_DEVICE void walk(Sums& sums, u32 tile) const {
-    const int column = static_cast<int>(take(tile, p_.column_blocks)) * kBlockColumns;
-    const int row = static_cast<int>(take(tile, p_.row_blocks)) * p_.block_rows;
-    const int image = static_cast<int>(tile) * kImages;
-    const int left = p_.out_height - row;
-    const int results = left < p_.block_rows ? left : p_.block_rows;
-    const int entries = results + kTapsH - 1, first = p_.first_row + row;
+  // From row `row` of all on, to the end of their images.
+  TRACEA_DEVICE int rows_left(int row, int end) const {
+    const int left = p_.out_height - row % p_.out_height;
+    return left < end - row ? left : end - row;
+  }
+
+  // Adds what these rows contribute.
+  TRACEA_DEVICE void walk(Sums& sums, int row, int end_row) const {
+    const int line = row / p_.out_height, image = line / p_.column_blocks * kImages;
+    const int column = line % p_.column_blocks * kBlockColumns;
+    const int own = row - line * p_.out_height;
+    const int results = rows_left(row, end_row);
+    const int entries = results + kTapsH - 1, first = p_.first_row + own;
     const int begin = first < 0 ? -first : 0;  // entries that are rows of x
     const int end = entries < p_.in_height - first ? entries : p_.in_height - first;
 
-    RowsX x({p_.x, p_.batch, p_.in_height, p_.in_width, p_.channels, image, first + begin,
+    RowsX x;
+    x.begin({p_.x, p_.batch, p_.in_height, p_.in_width, p_.channels, image, first + begin,
              p_.first_column + column, channel_first_});
-    RowsDy dy({p_.dy, p_.batch, p_.out_height, p_.out_width, p_.channels, image, row, column,
-               channel_first_});
+    RowsDy dy;
+    dy.begin({p_.dy, p_.batch, p_.out_height, p_.out_width, p_.channels, image, own, column,
+              channel_first_});
     const auto load = [&](int j) {
       const u32 stage = j % kStages;
-      if (j >= begin && j < end) x.start(ring_x_ + stage * RowsX::kRowBytes);
-      if (j < results) dy.start(ring_dy_ + stage * RowsDy::kRowBytes);
+      if (j >= begin && j < end) {
+        x.start(ring_x_ + stage * RowsX::kRowBytes, 2u * p_.in_width * p_.channels);
+      }
+      if (j < results) {
+        dy.start(ring_dy_ + stage * RowsDy::kRowBytes, 2u * p_.out_width * p_.channels);
+      }
       cp_async_commit_group();
     };
     const auto arrive = [&](int j) {
       cp_async_wait_group<Ring::kGroupsBehindA>();
       __syncthreads();
       load(j + Ring::kPrologueGroups);
-      const u32 stage = j % kStages, turned = j % 2u;
-      if (j >= begin && j < end) {
-        x.turn(ring_x_ + stage * RowsX::kRowBytes, turned_x_ + turned * RowsX::kTurnedBytes);
-      }
-      if (j < results) {
-        dy.turn(ring_dy_ + stage * RowsDy::kRowBytes,
-                turned_dy_ + turned * RowsDy::kTurnedBytes);
-      }
+    };
+    typename RowsX::Turning next_x;
+    typename RowsDy::Turning next_dy;
+    const auto read = [&](int j) {
+      x.read(next_x, ring_x_ + j % kStages * RowsX::kRowBytes);
+      dy.read(next_dy, ring_dy_ + j % kStages * RowsDy::kRowBytes);
+    };
+    const auto write = [&](int j) {
+      x.write(next_x, turned_x_ + j % 2u * RowsX::kTurnedBytes);
+      dy.write(next_dy, turned_dy_ + j % 2u * RowsDy::kTurnedBytes);
     };
 
     u32 open[kTapsH][4] = {};  // rows of dy that meet a row of x
-    __syncthreads();           // the tile before has been read
+    __syncthreads();           // the rows before have been read
     TRACEA_UNROLL
     for (int j = 0; j < Ring::kPrologueGroups; ++j) load(j);
     arrive(0);
+    read(0);
+    write(0);
     TRACEA_NO_UNROLL
     for (int step = 0; step < entries; step += kTapsH) {
       TRACEA_UNROLL
@@ -170,34 +188,40 @@ class Conv2dBandsWeights {
         const int i = step + phase;
         if (i < entries) {
           arrive(i + 1);
-          read_dy(open[phase], i, i < results);
-          if (i >= begin && i < end) add(sums, open, phase, i);
+          const bool exists = i >= begin && i < end;
+          if constexpr (kInterleaves) {
+            read_dy(open[phase], i, i < results);
+            read(i + 1);
+            multiply(sums, open, 0, phase, i, exists);
+            write(i + 1);
+          } else {
+            read(i + 1);
+            write(i + 1);
+            read_dy(open[phase], i, i < results);
+            multiply(sums, open, 0, phase, i, exists);
+          }
+          multiply(sums, open, 1, phase, i, exists);
         }
       }
     }
   }
 
+  // Row i of dy, both channels; zeros if it does not exist.
   TRACEA_DEVICE void read_dy(u32 (&row)[4], int i, bool exists) const {
-    if (exists) {
-      ldmatrix_x4_trans(row, operand_dy_ + (dy_exists_ ? i % 2u * RowsDy::kTurnedBytes : 0));
-    } else {
-      TRACEA_UNROLL
-      for (u32& word : row) word = 0;
-    }
+    const u32 at = operand_dy_ + i % 2u * RowsDy::kTurnedBytes;
+    ldmatrix_x4_trans(row, exists && dy_exists_ ? at : zeros_);
   }
 
-  TRACEA_DEVICE void add(Sums& sums, const u32 (&open)[kTapsH][4], int phase, int i) const {
+  // Adds the products of a channel of row i of x.
+  TRACEA_DEVICE void multiply(Sums& sums, const u32 (&open)[kTapsH][4], int c, int phase, int i,
+                              bool exists) const {
+    const u32 at = operand_x_ + i % 2u * RowsX::kTurnedBytes + c * RowsX::kChannelPitch;
+    u32 x[4];
+    ldmatrix_x4_trans(x, exists && x_exists_ ? at : zeros_);
     TRACEA_UNROLL
-    for (int c = 0; c < kChannelsOfWarp; ++c) {
-      u32 x[4];
-      ldmatrix_x4_trans(x, operand_x_ + (x_exists_ ? i % 2u * RowsX::kTurnedBytes +
-                                                         c * RowsX::kChannelPitch
-                                                   : 0));
-      TRACEA_UNROLL
-      for (int r = 0; r < kTapsH; ++r) {
-        const u32(&dy)[4] = open[(phase - r + kTapsH) % kTapsH];
-        Mma<Element>::mma(sums[r][c], x, dy[2 * c], dy[2 * c + 1]);
-      }
+    for (int r = 0; r < kTapsH; ++r) {
+      const u32(&dy)[4] = open[(phase - r + kTapsH) % kTapsH];
+      Mma<Element>::mma(sums[r][c], x, dy[2 * c], dy[2 * c + 1]);
     }
   }
 
@@ -234,7 +258,7 @@ class Conv2dBandsWeights {
   const BandsWeightsParams& p_;
   u32 part_;
   const int channel_first_;  // of the block
-  const u32 ring_x_, ring_dy_, turned_x_, turned_dy_;
+  const u32 ring_x_, ring_dy_, turned_x_, turned_dy_, zeros_;
   u32 operand_x_, operand_dy_;
   bool x_exists_, dy_exists_;  // the strip that the lane points at
 };

@@ -7,7 +7,6 @@ variant of the same name, and tests.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
@@ -21,8 +20,8 @@ STRIPS = 16  # rows of a product
 COLUMNS = 8  # of a strip
 _CHANNELS_OF_WARP, _WARP = 2, 32
 _UNIT_BYTES = 16
-# Registers of a row of taps, of addresses and fragments, and of an epilogue.
-_OF_TAPS, _ADDRESSES, _EPILOGUE = 14, 20, 8
+# Registers of a row of taps, of addresses and fragments, of an epilogue or rows of dy.
+_OF_TAPS, _ADDRESSES, _MORE = 14, 20, 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class BandsConfig:
     Attributes:
       channels: of a block, two of each warp.
       strips: of an image in a block, 8 columns each; it has as many images as make 16.
-      rows: of the result in a block.
+      rows: of the result in a block, of the images one after another.
       stages: rows of the images in shared memory, one of them being turned.
       blocks: that a multiprocessor holds; fewer leave more registers to a thread.
     """
@@ -65,9 +64,9 @@ def _turned_rows(channels: int, images: int, units: int) -> tuple[int, int]:
 
 
 def smem_bytes(problem: Conv2dProblem, config: BandsConfig) -> int:
-    """Bytes of a block: rows of images, two turned ones, and two of the result.
+    """Bytes of a block: rows of images, two turned ones, two of the result, zeros.
 
-    Of gradients of weights, rows of dy and two turned ones, and a unit of zeros.
+    Of gradients of weights, rows of dy and two turned ones instead of the result.
     """
     c = config
     row, turned = _turned_rows(c.channels, c.images, c.strips + 1)
@@ -75,42 +74,48 @@ def smem_bytes(problem: Conv2dProblem, config: BandsConfig) -> int:
         row_dy, turned_dy = _turned_rows(c.channels, c.images, c.strips)
         return c.stages * (row + row_dy) + 2 * (turned + turned_dy) + _UNIT_BYTES
     out = c.channels // 8 * (8 * (STRIPS + 1) + 2) * _UNIT_BYTES
-    return c.stages * row + 2 * turned + 2 * out
+    return c.stages * row + 2 * turned + 2 * out + _UNIT_BYTES
 
 
 def registers(problem: Conv2dProblem) -> int:
     """The fewest that a thread can do with: sums, bands and addresses."""
     epilogue = problem.epilogue
     more = epilogues.has_bias(epilogue) or epilogue.activation != "none"
-    return _OF_TAPS * problem.kernel_height + _ADDRESSES + _EPILOGUE * more
+    more = more or problem.direction == "weight_grad"
+    return _OF_TAPS * problem.kernel_height + _ADDRESSES + _MORE * more
 
 
-def tiles(problem: Conv2dProblem, config: BandsConfig) -> tuple[int, int, int, int]:
-    """Blocks along channels, columns, rows and images."""
-    rows, columns = axes(problem)
-    return (
-        -(-problem.in_channels // config.channels),
-        -(-columns.result // (config.strips * COLUMNS)),
-        -(-rows.result // config.rows),
-        -(-problem.batch // config.images),
-    )
+def channel_blocks(problem: Conv2dProblem, config: BandsConfig) -> int:
+    return -(-problem.in_channels // config.channels)
 
 
-def parts(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> int:
-    """Partial sums of each weight: of as many blocks as run at once, each its tiles."""
-    channel_blocks, *pieces = tiles(problem, config)
+def column_blocks(problem: Conv2dProblem, config: BandsConfig) -> int:
+    _, columns = axes(problem)
+    return -(-columns.result // (config.strips * COLUMNS))
+
+
+def all_rows(problem: Conv2dProblem, config: BandsConfig) -> int:
+    """Rows of results of all images, as many images at a time as a block has."""
+    rows, _ = axes(problem)
+    groups = -(-problem.batch // config.images)
+    return groups * column_blocks(problem, config) * rows.result
+
+
+def parts(problem: Conv2dProblem, config: BandsConfig) -> int:
+    """Blocks that share the rows; those of a gradient of weights leave a sum each."""
+    return -(-all_rows(problem, config) // config.rows)
+
+
+def blocks(problem: Conv2dProblem, config: BandsConfig) -> int:
+    return channel_blocks(problem, config) * parts(problem, config)
+
+
+def resident_blocks(
+    problem: Conv2dProblem, config: BandsConfig, device: CudaDevice
+) -> int:
+    """Blocks that share a multiprocessor."""
     in_memory = device.smem_per_block_bytes // smem_bytes(problem, config)
-    at_once = device.sm_count * max(min(config.blocks, in_memory), 1)
-    most = max(at_once // channel_blocks, 1)
-    count = math.prod(pieces)
-    return -(-count // -(-count // most))
-
-
-def blocks(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> int:
-    channel_blocks, *pieces = tiles(problem, config)
-    if problem.direction == "weight_grad":
-        return channel_blocks * parts(problem, config, device)
-    return channel_blocks * math.prod(pieces)
+    return max(min(config.blocks, in_memory), 1)
 
 
 def kernel(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> Kernel:
@@ -123,10 +128,10 @@ def kernel(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> K
         source=_source(problem, config),
         headers=sources.headers(f"{_template(problem)}.cuh"),
         arch=device.arch,
-        grid=(blocks(problem, config, device), 1, 1),
+        grid=(blocks(problem, config), 1, 1),
         block=(config.threads, 1, 1),
         smem_bytes=smem_bytes(problem, config),
-        params=_params(problem, config, device),
+        params=_params(problem, config),
     )
 
 
@@ -146,15 +151,10 @@ def _entry(problem: Conv2dProblem, config: BandsConfig) -> str:
     return "_".join(filter(None, words))
 
 
-def _params(
-    problem: Conv2dProblem, config: BandsConfig, device: CudaDevice
-) -> tuple[Param, ...]:
-    p = problem
-    channel_blocks, column_blocks, row_blocks, groups = tiles(p, config)
-    scalars = [p.in_channels, channel_blocks, p.batch, *_sizes(p)]
-    scalars += [row_blocks, column_blocks, config.rows]
-    if p.direction == "weight_grad":
-        scalars += [column_blocks * row_blocks * groups, parts(p, config, device)]
+def _params(problem: Conv2dProblem, config: BandsConfig) -> tuple[Param, ...]:
+    p, c = problem, config
+    scalars = [p.in_channels, channel_blocks(p, c), p.batch, *_sizes(p)]
+    scalars += [column_blocks(p, c), c.rows, all_rows(p, c)]
     return (
         *(Pointer(operand=i) for i in range(3 + epilogues.has_bias(p.epilogue))),
         *(Scalar(value=value) for value in scalars),
@@ -171,7 +171,7 @@ def _sizes(problem: Conv2dProblem) -> list[int]:
 _SCALARS = (
     *("channels", "channel_blocks", "batch"),
     *("in_height", "in_width", "out_height", "out_width"),
-    *("first_row", "first_column", "row_blocks", "column_blocks", "block_rows"),
+    *("first_row", "first_column", "column_blocks", "block_rows", "all_rows"),
 )
 
 
@@ -179,19 +179,18 @@ def _source(problem: Conv2dProblem, config: BandsConfig) -> str:
     p, c = problem, config
     if p.direction == "weight_grad":
         arrays = ["const void* x", "const void* dy", "float* partial"]
-        names, scalars = "x, dy, partial", [*_SCALARS, "tiles", "parts"]
+        names = "x, dy, partial"
         more = ""
     else:
         bias = epilogues.has_bias(p.epilogue)
         arrays = [f"const void* {name}" for name in ("x", "w", *["bias"] * bias)]
         arrays.append("void* out")
         names = f"x, w, {'bias' if bias else 'nullptr'}, out"
-        scalars = [*_SCALARS]
         flips = cxx(p.direction == "input_grad")
         more = f"""
   static constexpr bool kFlips = {flips};
 {epilogues.convolution_traits(p)}"""
-    parameters = ", ".join([*arrays, *(f"int {name}" for name in scalars)])
+    parameters = ", ".join([*arrays, *(f"int {name}" for name in _SCALARS)])
     return f"""\
 // {_template(p)} | {p.kernel_height}x{p.kernel_width} {p.direction} {p.lhs}, \
 epilogue {p.epilogue}
@@ -209,6 +208,6 @@ kImages = {c.images}, kStages = {c.stages};
 
 extern "C" __global__ void __launch_bounds__({c.threads}, {c.blocks})
 {_entry(p, c)}({parameters}) {{
-  tracea::{_template(p)}<Traits>({{{", ".join([names, *scalars])}}});
+  tracea::{_template(p)}<Traits>({{{", ".join([names, *_SCALARS])}}});
 }}
 """

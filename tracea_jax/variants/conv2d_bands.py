@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import math
 from collections.abc import Iterator
 
 from tracea_jax.device import CudaDevice, Device
@@ -96,7 +95,7 @@ class Conv2dBands:
             return kernel
         p = problem
         shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
-        return summed(kernel, emit.parts(p, config, device), shape, p.out, device)
+        return summed(kernel, emit.parts(p, config), shape, p.out, device)
 
 
 CONV2D_BANDS = Conv2dBands()
@@ -150,44 +149,49 @@ LEGAL = (
 
 
 def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[BandsConfig]:
+    """Blocks of whole images, or as many as run at once, or some rounds of them."""
     rows, columns = image_axis.axes(problem)
     wide = -(-columns.result // emit.COLUMNS)
     fewest = -(-wide // emit.STRIPS)
     strips = dict.fromkeys(-(-wide // (fewest * cut)) for cut in (1, 2, 4))
-    for channels, strip, cut, stages in itertools.product(
-        CHOICES["channels"], strips, (1, 2, 3, 4, 8), (4, 8)
+    found: dict[BandsConfig, None] = {}
+    for channels, strip, stages in itertools.product(
+        CHOICES["channels"], strips, (4, 8)
     ):
         config = BandsConfig(
-            channels=channels,
-            strips=strip,
-            rows=-(-rows.result // cut),
-            stages=stages,
-            blocks=1,
+            channels=channels, strips=strip, rows=rows.result, stages=stages, blocks=1
         )
-        if cut > rows.result or problem.in_channels < channels > CHOICES["channels"][0]:
-            continue
         most = row_walk.most_blocks(config.threads, emit.registers(problem))
-        of_memory = device.smem_per_block_bytes // emit.smem_bytes(problem, config)
-        most = min(most, max(of_memory, 1), _MOST_BLOCKS)
-        config = dataclasses.replace(config, blocks=most)
-        if first_refusal(LEGAL, problem, config, device) is None:
-            yield config
+        most = emit.resident_blocks(
+            problem, dataclasses.replace(config, blocks=min(most, _MOST_BLOCKS)), device
+        )
+        slots = device.sm_count * most // emit.channel_blocks(problem, config)
+        every = emit.all_rows(problem, config)
+        for high in (rows.result, *(-(-every // max(slots * n, 1)) for n in (1, 2, 3))):
+            config = dataclasses.replace(config, rows=high, blocks=most)
+            if first_refusal(LEGAL, problem, config, device) is None:
+                found[config] = None
+    yield from found
 
 
 def cycles(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> float:
     """Predicted cycles: those of the busiest processor, or of memory."""
     c = config
     rows, _ = image_axis.axes(problem)
-    steps = c.rows + rows.taps - 1
-    blocks = math.prod(emit.tiles(problem, c))
-    at_once = min(c.blocks, -(-blocks // device.sm_count))
+    pieces = -(-c.rows // rows.result)
+    if c.rows % rows.result and rows.result % c.rows:
+        pieces += 1  # most blocks begin in the middle of an image
+    steps = c.rows + pieces * (rows.taps - 1 + _PIECE)
+    blocks = emit.blocks(problem, c)
+    resident = emit.resident_blocks(problem, c, device)
+    at_once = min(resident, -(-blocks // device.sm_count))
     of_step = max(at_once * c.threads / 128 * (_ISSUE + 2 * rows.taps), _LATENCY)
     rounds = -(-blocks // (device.sm_count * at_once))
-    issue = rounds * ((steps + 2) * of_step + _BLOCK)
+    issue = rounds * (steps * of_step + _BLOCK)
     memory = problem.bytes / device.sm_count / _BYTES_PER_CYCLE
     return max(issue, memory) + 0.1 * min(issue, memory)
 
 
-# Instructions of a warp for a row, cycles that a row takes at the least, those of a
-# block, and bytes that a processor moves in a cycle.
-_ISSUE, _LATENCY, _BLOCK, _BYTES_PER_CYCLE = 130, 700, 2500, 16
+# Instructions of a warp for a row, cycles that a row takes at the least, rows that a
+# piece of an image takes longer, cycles of a block, and bytes of a processor in one.
+_ISSUE, _LATENCY, _PIECE, _BLOCK, _BYTES_PER_CYCLE = 130, 700, 2, 2500, 16

@@ -52,13 +52,15 @@ class TurnedRows {
   static constexpr int kTurns = ceil_div(kSquares, 4 * kWarps);
   static_assert(kColumns <= kPixels, "units hold what is copied");
 
-  TRACEA_DEVICE explicit TurnedRows(const ImageBlock& x)
-      : row_bytes_(static_cast<u32>(x.width) * x.channels * 2), inside_(0) {
+  // The next row is `x.row`.
+  TRACEA_DEVICE void begin(const ImageBlock& x) {
+    inside_ = 0;
     // Kept, so that a loop over tiles does not keep what this is made of in registers.
     const int self = static_cast<int>(kept(threadIdx.x));
     TRACEA_UNROLL
     for (int i = 0; i < kCopies; ++i) {
-      const int unit = self + i * kThreads, pixel = unit / kOctets;
+      const int any = self + i * kThreads;
+      const int unit = any < kCopyUnits ? any : kCopyUnits - 1, pixel = unit / kOctets;
       const int image = pixel / kColumns, column = pixel % kColumns;
       const int channel = x.channel + unit % kOctets * 8, at = x.column + column;
       const bool inside =
@@ -90,36 +92,49 @@ class TurnedRows {
     }
   }
 
-  // Starts the copies of the next row to `smem`.
-  TRACEA_DEVICE void start(u32 smem) {
+  // Starts the copies of the next row to `smem`. Rows are so many bytes apart.
+  TRACEA_DEVICE void start(u32 smem, u32 row_bytes) {
     TRACEA_UNROLL
     for (int i = 0; i < kCopies; ++i) {
-      if ((i + 1) * kThreads <= kCopyUnits || thread() + i * kThreads < kCopyUnits) {
+      // Where all threads have a copy or none, some repeat the last one instead.
+      if (kCopies == 1 || thread() + i * kThreads < kCopyUnits) {
         const bool inside = inside_ >> i & 1u;
         cp_async_or_zero<kUnitBytes>(smem + target_[i], source_[i], inside);
-        source_[i] += inside ? row_bytes_ : 0u;
+        source_[i] += inside ? row_bytes : 0u;
       }
     }
   }
 
-  // Turns a row that has landed.
-  TRACEA_DEVICE void turn(u32 row, u32 turned) const {
+  // A row on its way to be turned.
+  struct Turning {
+    Words words[kTurns];
+  };
+
+  // Reads a row that has landed, transposed.
+  TRACEA_DEVICE void read(Turning& row, u32 smem) const {
     TRACEA_UNROLL
     for (int i = 0; i < kTurns; ++i) {
-      if (4 * (i + 1) * kWarps <= kSquares || 4 * (warp() + i * kWarps) < kSquares) {
-        u32 words[4];
-        ldmatrix_x4_trans(words, row + from_[i]);
-        stmatrix_x4(turned + to_[i], words[0], words[1], words[2], words[3]);
-      }
+      if (has_square(i)) ldmatrix_x4_trans(row.words[i].w, smem + from_[i]);
+    }
+  }
+
+  // Writes it, turned.
+  TRACEA_DEVICE void write(const Turning& row, u32 turned) const {
+    TRACEA_UNROLL
+    for (int i = 0; i < kTurns; ++i) {
+      const auto& w = row.words[i].w;
+      if (has_square(i)) stmatrix_x4(turned + to_[i], w[0], w[1], w[2], w[3]);
     }
   }
 
  private:
   TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
   TRACEA_DEVICE static int lane() { return thread() % kWarpSize; }
+  TRACEA_DEVICE static bool has_square(int i) {
+    return kTurns == 1 || 4 * (warp() + i * kWarps) < kSquares;
+  }
   TRACEA_DEVICE static int warp() { return warp_uniform(thread() / kWarpSize); }
 
-  const u32 row_bytes_;
   const u8* source_[kCopies];  // of the next row; anything that exists if that is outside
   u32 target_[kCopies], inside_;
   u32 from_[kTurns], to_[kTurns];
