@@ -86,7 +86,7 @@ class Conv2dBands {
                     Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(kImages * kStrips <= kStripsOfProduct, "a product has 16 strips");
-  static_assert(kOctets == 2 || kOctets == 4, "a warp stores 4 octets of a strip, or 2 of 2");
+  static_assert(kOctets % 2 == 0, "warps store four octets each, of as many strips as it takes");
   static_assert(Traits::kTapsW <= kUnitColumns + 1, "a band has 16 rows and 8 columns");
 
   TRACEA_DEVICE Conv2dBands(const BandsParams& params, u8* smem)
@@ -241,8 +241,9 @@ class Conv2dBands {
     operand_ = kChannelsOfWarp * warp() * Rows::kChannelPitch + unit * kUnitBytes;
     left_ = out_byte(kChannelsOfWarp * warp() + lane() / 16, lane() % 16);
     // Rows 2t and 2t + 1 of matrix k are the channels 2k and 2k + 1 of octet t.
-    const int row = lane() % 8, matrix = lane() / 8, quarter = row / 2;
-    read_ = out_byte(quarter % kOctets * 8 + 2 * matrix + row % 2, stored_strip(quarter));
+    const int row = lane() % 8, matrix = lane() / 8;
+    const Stored from = stored(row / 2);
+    read_ = out_byte(from.octet * 8 + 2 * matrix + row % 2, from.strip);
   }
 
   // The bands of the warp's channels: mma's B. And their bias.
@@ -316,15 +317,22 @@ class Conv2dBands {
   }
 
   // Which octets of which strips a warp stores: lanes l % 4 have one each, of column l / 4.
-  TRACEA_DEVICE static int stored_strip(int quarter) {
-    const int first = kOctets == 4 ? warp() : warp() % 4 + warp() / 4 * 8;
-    return first + quarter / kOctets * 4;
+  struct Stored {
+    int strip, octet;
+  };
+  TRACEA_DEVICE static Stored stored(int quarter) {
+    if constexpr (kOctets == 2) {  // two strips whose units do not conflict
+      return {warp() % 4 + warp() / 4 * 8 + quarter / 2 * 4, quarter % 2};
+    } else {
+      const int index = 4 * warp() + quarter;
+      return {index / kOctets, index % kOctets};
+    }
   }
   TRACEA_DEVICE void place_results(const Piece& piece) {
-    const int strip = stored_strip(lane() % 4);
+    const auto [strip, octet] = stored(lane() % 4);
     const int image = piece.image + strip / kStrips;
     const int column = piece.column + strip % kStrips * kUnitColumns + lane() / 4;
-    const int channel = channel_first_ + lane() % 4 % kOctets * 8;
+    const int channel = channel_first_ + octet * 8;
     stores_ = strip < kImages * kStrips && image < p_.batch && column < p_.out_width &&
               channel < p_.channels;
     const i64 first = (static_cast<i64>(image) * p_.out_height + piece.row) * p_.out_width;
