@@ -35,7 +35,10 @@ from tracea_jax.variants.space import (
 )
 
 DTYPES = ("bfloat16", "float16")
-CHOICES: dict[str, tuple[int, ...]] = {"channels": (16, 32, 48), "stages": (2, 3, 4, 6, 8)}
+CHOICES: dict[str, tuple[int, ...]] = {
+    "channels": (16, 32, 48),
+    "stages": (2, 3, 4, 6, 8),
+}
 _MOST_BLOCKS = 8  # of a multiprocessor
 _RANGES = {
     "strips": (1, emit.STRIPS),
