@@ -25,7 +25,7 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
-from tracea_jax.variants.partial_sums import SOURCE, summed
+from tracea_jax.variants.partial_sums import SOURCE, summed_depthwise
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -96,9 +96,8 @@ class Conv2dBands:
         kernel = emit.kernel(problem, config, device)
         if problem.direction != "weight_grad":
             return kernel
-        p = problem
-        shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
-        return summed(kernel, emit.parts(p, config), shape, p.out, device)
+        parts = emit.parts(problem, config)
+        return summed_depthwise(kernel, parts, problem, device)
 
 
 CONV2D_BANDS = Conv2dBands()
