@@ -28,6 +28,7 @@ Implementation = Literal[
     "gated_sm90",
     "gated_fused",
     "gated_unfused",
+    "conv2d_bands",
     "conv2d_cpu",
     "conv2d_depthwise",
     "conv2d_grouped",
