@@ -21,7 +21,6 @@
 // PTX ISA: "cp.async", "ldmatrix", "mma".
 #pragma once
 
-#include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
@@ -30,6 +29,7 @@
 #include "tile/common.cuh"
 #include "tile/element_run.cuh"
 #include "tile/fragment.cuh"
+#include "tile/whole_images.cuh"
 
 namespace tracea {
 
@@ -43,57 +43,54 @@ struct GroupedImagesParams {
   int images, channels, channel_blocks;
 };
 
-// Rows or columns, see emit/image_axis.py: result * kStride + kStep * tap + kFirst is an entry.
-template <int kInExtent, int kOutExtent, int kTapCount, int kStrideOf, int kStepOf, int kFirstOf>
-struct WholeAxis {
-  static constexpr int kIn = kInExtent, kOut = kOutExtent, kTaps = kTapCount;
-  static constexpr int kStride = kStrideOf, kStep = kStepOf, kFirst = kFirstOf;
-  static constexpr int kSpan = (kOut - 1) * kStride + (kTaps - 1) * kStep + 1;
-};
-
 // Traits: Element; Rows and Columns, a WholeAxis each; kGroup, kChannels, kImages, kParts,
 // kTiles, kThreads, kFlips; those of the epilogue.
 template <class Traits>
 class Conv2dGroupedImages {
  public:
   using Element = typename Traits::Element;
-  using Rows = typename Traits::Rows;
-  using Columns = typename Traits::Columns;
+  using Images = WholeImages<typename Traits::Rows, typename Traits::Columns,
+                             Traits::kChannels, Traits::kThreads>;
   static constexpr int kGroup = Traits::kGroup, kChannels = Traits::kChannels;
   static constexpr int kTiles = Traits::kTiles;        // of 16 pixels at a time
   static constexpr int kDepth = kGroup / 16;           // fragments of a group's channels
   static constexpr int kBlocks = kGroup / 8;           // of a group's results
   static constexpr int kRun = kGroup / 4;              // neighbouring results of a thread
-  static constexpr int kTaps = Rows::kTaps * Columns::kTaps;
-  static constexpr int kPixels = Rows::kOut * Columns::kOut;  // of a result
-  static constexpr int kPitchBytes = kChannels * 2 + 16;  // eight neighbours in banks of their own
-  static constexpr int kImageBytes = Rows::kSpan * Columns::kSpan * kPitchBytes;
+  static constexpr int kTaps = Traits::Rows::kTaps * Traits::Columns::kTaps;
+  static constexpr int kPitchBytes = Images::kPitchBytes;  // also of a row of weights
   static constexpr int kWeightRows = kTaps * kGroup;
   static constexpr int kWeightBytes = kWeightRows * kPitchBytes;
   static constexpr int kChannelWarps = kChannels / kGroup;
   static constexpr int kPixelWarps = Traits::kThreads / kWarpSize / kChannelWarps;
-  static constexpr int kUnits = kChannels / 8;  // of 16 bytes, of a pixel
+  static constexpr int kUnits = Images::kUnits;  // of a row of weights
 
   static_assert(kGroup == 16 || kGroup == 32, "a warp has a group");
   static_assert(kChannels % kGroup == 0 && Traits::kThreads % (kChannelWarps * kWarpSize) == 0,
                 "groups have as many warps each");
-  static_assert(kWeightBytes + Traits::kImages * kImageBytes == Traits::kSmemBytes,
+  static_assert(kWeightBytes + Traits::kImages * Images::kImageBytes == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(sizeof(Element) == 2, "fragments are of 16-bit elements");
 
   TRACEA_DEVICE Conv2dGroupedImages(const GroupedImagesParams& params, u8* smem)
       : p_(params),
         weights_smem_(smem),
-        images_smem_(shared_address(smem) + kWeightBytes),
-        first_channel_(static_cast<int>(blockIdx.x) % params.channel_blocks * kChannels),
-        first_image_(static_cast<int>(blockIdx.x) / params.channel_blocks * Traits::kImages),
+        x_{params.x,
+           shared_address(smem) + kWeightBytes,
+           params.images,
+           params.channels,
+           static_cast<int>(blockIdx.x) / params.channel_blocks * Traits::kImages,
+           static_cast<int>(blockIdx.x) % params.channel_blocks * kChannels},
         group_(warp() % kChannelWarps * kGroup) {
-    const int left = params.images - first_image_;
-    pixels_ = (left < Traits::kImages ? left : Traits::kImages) * kPixels;
+    const int left = params.images - x_.first_image;
+    pixels_ = (left < Traits::kImages ? left : Traits::kImages) * Images::kPixels;
   }
 
   TRACEA_DEVICE void run() {
-    fetch_images();
+    TRACEA_UNROLL
+    for (int part = 0; part < Traits::kParts; ++part) {
+      x_.fetch(part > 0 ? end_of_part(part - 1) : 0, end_of_part(part));
+      cp_async_commit_group();
+    }
     stage_weights();
     __syncthreads();
     read_weights();
@@ -101,9 +98,9 @@ class Conv2dGroupedImages {
     int tile = warp() / kChannelWarps * kTiles;
     TRACEA_UNROLL
     for (int part = 0; part < Traits::kParts; ++part) {
-      wait_for_part(part);
+      wait_for_part<Traits::kParts>(part);
       __syncthreads();
-      const int here = end_of_part(part) * kPixels;
+      const int here = end_of_part(part) * Images::kPixels;
       const int end = here < pixels_ ? here : pixels_;
       TRACEA_NO_UNROLL
       for (; last_pixel(tile) < end; tile += kPixelWarps * kTiles) multiply(tile, bias);
@@ -118,7 +115,7 @@ class Conv2dGroupedImages {
     return warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
   }
   TRACEA_DEVICE static constexpr int end_of_part(int part) {
-    return Traits::kImages * (part + 1) / Traits::kParts;
+    return tracea::end_of_part<Traits::kImages, Traits::kParts>(part);
   }
   // The last pixel that a tile needs; tiles that end beyond the last one repeat it.
   TRACEA_DEVICE int last_pixel(int tile) const {
@@ -128,43 +125,6 @@ class Conv2dGroupedImages {
   // Which of a group's channels is column `column` of block `block` of the result.
   TRACEA_HOST_DEVICE static constexpr int channel_of(int block, int column) {
     return kRun * (column / 2) + 2 * block + column % 2;
-  }
-
-  TRACEA_DEVICE void wait_for_part(int part) const {
-    static_assert(Traits::kParts <= 4, "each wait is an instruction of its own");
-    const int younger = Traits::kParts - 1 - part;
-    if (younger == 0) cp_async_wait_group<0>();
-    if (younger == 1) cp_async_wait_group<1>();
-    if (younger == 2) cp_async_wait_group<2>();
-    if (younger == 3) cp_async_wait_group<3>();
-  }
-
-  // Begins to copy the images with what is around them, a group of copies for each part.
-  TRACEA_DEVICE void fetch_images() const {
-    const int channel = first_channel_ + static_cast<int>(threadIdx.x) % kUnits * 8;
-    const bool has_channel = channel < p_.channels;
-    constexpr int kSpan = Rows::kSpan * Columns::kSpan;
-    constexpr int kStep = Traits::kThreads / kUnits;
-    static_assert(Traits::kThreads % kUnits == 0, "a thread keeps to its channels");
-    const auto* source = static_cast<const Element*>(p_.x) + channel;
-    const u32 target = images_smem_ + static_cast<int>(threadIdx.x) % kUnits * 16;
-    int place = static_cast<int>(threadIdx.x) / kUnits;
-    TRACEA_UNROLL
-    for (int part = 0; part < Traits::kParts; ++part) {
-#pragma unroll 4
-      for (; place < end_of_part(part) * kSpan; place += kStep) {
-        const int image = place / kSpan, in_image = place % kSpan;
-        const int row = in_image / Columns::kSpan + Rows::kFirst;
-        const int column = in_image % Columns::kSpan + Columns::kFirst;
-        const bool inside = has_channel && first_image_ + image < p_.images && row >= 0 &&
-                            row < Rows::kIn && column >= 0 && column < Columns::kIn;
-        const i64 pixel =
-            (static_cast<i64>(first_image_ + image) * Rows::kIn + row) * Columns::kIn + column;
-        cp_async_or_zero<16>(target + place * kPitchBytes,
-                             inside ? source + pixel * p_.channels : p_.x, inside);
-      }
-      cp_async_commit_group();
-    }
   }
 
   // The weights of the block's groups, to shared memory. Forward, a row has the results of
@@ -179,7 +139,7 @@ class Conv2dGroupedImages {
       TRACEA_UNROLL
       for (int i = 0; i < kAtOnce; ++i) {
         const int unit = static_cast<int>(threadIdx.x) + (first + i) * Traits::kThreads;
-        const int row = unit / kUnits, channel = first_channel_ + unit % kUnits * 8;
+        const int row = unit / kUnits, channel = x_.first_channel + unit % kUnits * 8;
         const auto* from = static_cast<const Element*>(p_.w) +
                            static_cast<i64>(row) * p_.channels + channel;
         eight[i] = unit < kAll && channel < p_.channels ? *reinterpret_cast<const Words*>(from)
@@ -232,7 +192,7 @@ class Conv2dGroupedImages {
   }
 
   TRACEA_DEVICE int channel() const {  // the thread's first result
-    return first_channel_ + group_ + lane() % 4 * kRun;
+    return x_.first_channel + group_ + lane() % 4 * kRun;
   }
   TRACEA_DEVICE Bias load_bias() const {
     Bias bias = {};
@@ -251,12 +211,7 @@ class Conv2dGroupedImages {
   // Where this lane points ldmatrix for its pixel of a tile, at tap (0, 0).
   TRACEA_DEVICE u32 window(int tile) const {
     const int at = 16 * tile + lane() % 16;
-    const u32 pixel = at < pixels_ ? at : pixels_ - 1;
-    const u32 image = pixel / kPixels, in_image = pixel % kPixels;
-    const u32 row = in_image / Columns::kOut * Rows::kStride;
-    const u32 column = in_image % Columns::kOut * Columns::kStride;
-    return images_smem_ + image * kImageBytes + (row * Columns::kSpan + column) * kPitchBytes +
-           2 * group_ + lane() / 16 * 16;
+    return x_.window(at < pixels_ ? at : pixels_ - 1) + 2 * group_ + lane() / 16 * 16;
   }
 
   TRACEA_DEVICE void multiply(int first, const Bias& bias) const {
@@ -266,14 +221,12 @@ class Conv2dGroupedImages {
     for (int t = 0; t < kTiles; ++t) windows[t] = window(first + t);
     TRACEA_UNROLL
     for (int tap = 0; tap < kTaps; ++tap) {
-      const int row = tap / Columns::kTaps * Rows::kStep;
-      const int column = tap % Columns::kTaps * Columns::kStep;
       TRACEA_UNROLL
       for (int depth = 0; depth < kDepth; ++depth) {
         TRACEA_UNROLL
         for (int t = 0; t < kTiles; ++t) {
           u32 x[4];
-          ldmatrix_x4(x, windows[t] + (row * Columns::kSpan + column) * kPitchBytes + 32 * depth);
+          ldmatrix_x4(x, windows[t] + Images::offset(tap) + 32 * depth);
           TRACEA_UNROLL
           for (int block = 0; block < kBlocks; ++block) {
             const u32(&w)[2] = weights_[tap][depth][block];
@@ -298,7 +251,7 @@ class Conv2dGroupedImages {
     using ElementOut = typename Traits::ElementOut;
     using ElementResidual = typename Traits::ElementResidual;
     const i64 at =
-        (static_cast<i64>(first_image_) * kPixels + pixel) * p_.channels + channel();
+        (static_cast<i64>(x_.first_image) * Images::kPixels + pixel) * p_.channels + channel();
     Run<ElementOut, kRun> z;
     TRACEA_UNROLL
     for (int i = 0; i < kRun; ++i) z.x[i] = sums[i / 2][2 * half + i % 2] + bias.x[i];
@@ -318,8 +271,7 @@ class Conv2dGroupedImages {
 
   const GroupedImagesParams& p_;
   u8* const weights_smem_;
-  const u32 images_smem_;
-  const int first_channel_, first_image_;
+  const Images x_;
   const int group_;  // the warp's first channel, in the block
   int pixels_;       // of the block's images
   u32 weights_[kTaps][kDepth][kBlocks][2];

@@ -48,9 +48,9 @@ class GroupedImagesConfig:
         )
 
 
-def pitch_bytes(config: GroupedImagesConfig) -> int:
+def pitch_bytes(channels: int) -> int:
     """Bytes from pixel to pixel in shared memory; 8 pixels have banks of their own."""
-    return 2 * config.channels + _UNIT_BYTES
+    return 2 * channels + _UNIT_BYTES
 
 
 def span(axis: Axis) -> int:
@@ -58,12 +58,22 @@ def span(axis: Axis) -> int:
     return (axis.result - 1) * axis.class_stride + (axis.taps - 1) * axis.step + 1
 
 
+def whole_axes(problem: Conv2dProblem) -> tuple[str, str]:
+    """Rows and columns of what is read as the kernel's types."""
+    rows, columns = (
+        f"tracea::WholeAxis<{a.read}, {a.result}, {a.taps}, {a.class_stride}, "
+        f"{a.step}, {a.first_read}>"
+        for a in axes(problem)
+    )
+    return rows, columns
+
+
 def smem_bytes(problem: Conv2dProblem, config: GroupedImagesConfig) -> int:
     """Bytes of a block: the weights of its groups, and its images."""
     rows, columns = axes(problem)
     weights = rows.taps * columns.taps * group(problem)
     pixels = config.images * span(rows) * span(columns)
-    return (weights + pixels) * pitch_bytes(config)
+    return (weights + pixels) * pitch_bytes(config.channels)
 
 
 def registers(problem: Conv2dProblem, config: GroupedImagesConfig) -> int:
@@ -122,11 +132,7 @@ def _entry(p: Conv2dProblem, c: GroupedImagesConfig) -> str:
 
 
 def _source(p: Conv2dProblem, c: GroupedImagesConfig) -> str:
-    rows, columns = (
-        f"tracea::WholeAxis<{a.read}, {a.result}, {a.taps}, {a.class_stride}, "
-        f"{a.step}, {a.first_read}>"
-        for a in axes(p)
-    )
+    rows, columns = whole_axes(p)
     return f"""\
 // {_TEMPLATE} | {p.direction} {p.lhs} -> {p.out}, epilogue {p.epilogue}
 #include "{_TEMPLATE}.cuh"

@@ -41,8 +41,8 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "parts": (1, 2, 4),
 }
 _RANGES = {"images": (1, 64), "blocks": (1, 8)}
-_MOST_REGISTERS = 240
-_SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
+MOST_REGISTERS = 240
+SM_BYTES, BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
 _IMAGES = (16, 8, 4, 2, 1)
 
 
@@ -100,22 +100,14 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         return
     if p.direction == "weight_grad":
         yield "direction weight_grad; it computes forward, and the gradient of x"
-    if p.in_channels != p.out_channels or group(p) not in GROUPS:
-        yield (
-            f"groups of {p.in_channels // p.groups} channels give "
-            f"{p.out_channels // p.groups}; it takes as many out as in, "
-            f"{', '.join(map(str, GROUPS))} of them"
-        )
+    if refused := tuple(refused_groups(p)):
+        yield from refused
         return
-    yield from images.refused_arrays(p, DTYPES)
-    yield from images.refused_sizes(p)
     if p.direction == "input_grad" and p.strides != (1, 1):
         yield f"the gradient of strides {p.strides}; it takes none"
         return
-    if p.batch * -(-p.in_channels // group(p)) > INT32_MAX:
-        yield "it has more blocks than a launch counts"
     smallest = _config(p, channels=group(p), images=1, parts=1, tiles=1, threads=64)
-    if emit.registers(p, smallest) > _MOST_REGISTERS:
+    if emit.registers(p, smallest) > MOST_REGISTERS:
         yield (
             f"weights of {p.kernel_height}x{p.kernel_width} taps; a warp has no "
             "registers for so many"
@@ -125,6 +117,22 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
             f"an image needs {emit.smem_bytes(p, smallest)} bytes of shared memory; a "
             f"block has {device.smem_per_block_bytes}"
         )
+
+
+def refused_groups(problem: Conv2dProblem) -> Iterator[str]:
+    """Why groups, arrays or sizes are none that such a block can have."""
+    p = problem
+    if p.in_channels != p.out_channels or group(p) not in GROUPS:
+        yield (
+            f"groups of {p.in_channels // p.groups} channels give "
+            f"{p.out_channels // p.groups}; it takes as many out as in, "
+            f"{', '.join(map(str, GROUPS))} of them"
+        )
+        return
+    yield from images.refused_arrays(p, DTYPES)
+    yield from images.refused_sizes(p)
+    if p.batch * p.groups > INT32_MAX:
+        yield "it has more blocks than a launch counts"
 
 
 LEGAL = (
@@ -172,7 +180,7 @@ def _config(
         threads=threads,
         blocks=1,
     )
-    of_smem = _SM_BYTES // (emit.smem_bytes(p, config) + _BLOCK_BYTES)
+    of_smem = SM_BYTES // (emit.smem_bytes(p, config) + BLOCK_BYTES)
     needed = emit.registers(p, config)
     fitting = (n for n in range(8, 1, -1) if available_registers(threads, n) >= needed)
     return dataclasses.replace(config, blocks=max(1, min(of_smem, next(fitting, 1))))
