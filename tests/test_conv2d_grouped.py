@@ -15,9 +15,6 @@ from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
-from tracea_jax.variants.conv2d_grouped_images_weights import (
-    CONV2D_GROUPED_IMAGES_WEIGHTS,
-)
 from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
 
 pytestmark = pytest.mark.once
@@ -26,7 +23,6 @@ A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 RESNEXT = depthwise(64, 56, 56, 128, 3, group=4)
 SMALL = depthwise(64, 7, 7, 1024, 3, group=32)
-SMALL_WEIGHTS = dataclasses.replace(SMALL, direction="weight_grad")
 STEM = Conv2dProblem(
     direction="weight_grad",
     batch=64,
@@ -84,20 +80,6 @@ def stem(**changes: Any) -> Conv2dProblem:
             H200,
             "the gradient of strides",
         ),
-        (CONV2D_GROUPED_IMAGES_WEIGHTS, SMALL_WEIGHTS, CPU, "the device is cpu"),
-        (CONV2D_GROUPED_IMAGES_WEIGHTS, SMALL, H200, "direction forward"),
-        (
-            CONV2D_GROUPED_IMAGES_WEIGHTS,
-            dataclasses.replace(SMALL_WEIGHTS, width=300),
-            H200,
-            "bytes of shared memory",
-        ),
-        (
-            CONV2D_GROUPED_IMAGES_WEIGHTS,
-            dataclasses.replace(SMALL_WEIGHTS, kernel_height=5),
-            H200,
-            "5x3 taps",
-        ),
         (CONV2D_STEM_WEIGHTS, STEM, CPU, "the device is cpu"),
         (CONV2D_STEM_WEIGHTS, stem(direction="forward"), H200, "direction forward"),
         (CONV2D_STEM_WEIGHTS, stem(in_channels=9), H200, "9 channels"),
@@ -120,7 +102,6 @@ def test_refuses_with_a_reason(variant, asked, device, words):
         (CONV2D_GROUPED, SMALL),
         (CONV2D_GROUPED_IMAGES, SMALL),
         (CONV2D_GROUPED_IMAGES, depthwise(1, 5, 3, 48, 3, group=16)),
-        (CONV2D_GROUPED_IMAGES_WEIGHTS, SMALL_WEIGHTS),
         (CONV2D_STEM_WEIGHTS, STEM),
         (CONV2D_STEM_WEIGHTS, stem(kernel_height=3, kernel_width=3, height=9)),
     ],
@@ -146,22 +127,11 @@ def compiles(variant: Any, problem: Conv2dProblem, config: Any) -> None:
     [
         (CONV2D_GROUPED, RESNEXT),
         (CONV2D_GROUPED_IMAGES, SMALL),
-        (CONV2D_GROUPED_IMAGES_WEIGHTS, SMALL_WEIGHTS),
         (CONV2D_STEM_WEIGHTS, STEM),
     ],
 )
 def test_compiles_without_spills(variant, asked):
     compiles(variant, asked, variant.heuristic(asked, H200))
-
-
-@pytest.mark.nvrtc
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [16, 32])
-def test_every_kind_of_config_of_weights_compiles(group):
-    problem = depthwise(64, 7, 7, 128, 3, group=group, direction="weight_grad")
-    space = CONV2D_GROUPED_IMAGES_WEIGHTS.space(problem, H200)
-    for config in one_of_each(space, "channels", "splits"):
-        compiles(CONV2D_GROUPED_IMAGES_WEIGHTS, problem, config)
 
 
 @pytest.mark.nvrtc

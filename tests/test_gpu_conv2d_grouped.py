@@ -19,9 +19,6 @@ from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
 from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
-from tracea_jax.variants.conv2d_grouped_images_weights import (
-    CONV2D_GROUPED_IMAGES_WEIGHTS,
-)
 
 pytestmark = pytest.mark.gpu
 
@@ -56,12 +53,6 @@ SMALL = {
     ),
 }
 
-OF_SMALL = {
-    "forward": CONV2D_GROUPED_IMAGES,
-    "input_grad": CONV2D_GROUPED_IMAGES,
-    "weight_grad": CONV2D_GROUPED_IMAGES_WEIGHTS,
-}
-
 
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
 @pytest.mark.parametrize("name", SHAPES)
@@ -73,30 +64,26 @@ def test_awkward_shapes(name, direction):
     check(CONV2D_GROUPED, problem)
 
 
-@pytest.mark.parametrize("direction", ["forward", "input_grad", "weight_grad"])
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
 @pytest.mark.parametrize("name", SMALL)
 def test_awkward_small_images(name, direction):
     problem = dataclasses.replace(SMALL[name], direction=direction)
-    variant = OF_SMALL[direction]
-    if (why := variant.why_not(problem, device_for("cuda"))) is not None:
+    why = CONV2D_GROUPED_IMAGES.why_not(problem, device_for("cuda"))
+    if why is not None:
         assert "the gradient of strides" in why
         return
-    check(variant, problem)
+    check(CONV2D_GROUPED_IMAGES, problem)
 
 
-@pytest.mark.parametrize(
-    ("direction", "cut"), [("forward", "tiles"), ("weight_grad", "splits")]
-)
 @pytest.mark.parametrize("group", [16, 32])
-def test_every_kind_of_config_of_small_images(group, direction, cut):
-    problem = depthwise(11, 5, 7, 128, 3, group=group, direction=direction)
-    variant = OF_SMALL[direction]
-    space = variant.space(problem, device_for("cuda"))
-    configs = one_of_each(space, "channels", cut, "parts")
-    choices = [Choice(variant=variant.name, config=config) for config in configs]
+def test_every_kind_of_config_of_small_images(group):
+    problem = depthwise(11, 5, 7, 128, 3, group=group)
+    space = CONV2D_GROUPED_IMAGES.space(problem, device_for("cuda"))
+    configs = one_of_each(space, "channels", "tiles", "parts")
+    choices = [Choice(variant="conv2d_grouped_images", config=c) for c in configs]
     with compiled_ahead(problem, choices, device_for("cuda")):
         for config in configs:
-            check(variant, problem, config)
+            check(CONV2D_GROUPED_IMAGES, problem, config)
 
 
 def test_every_kind_of_config():
@@ -123,19 +110,6 @@ def test_not_a_number_stays_in_its_group(variant, group):
     finite = np.ones((2, 9, 20, 64), bool)
     finite[0, 3:6, 3:6, 64 - group :] = False
     np.testing.assert_array_equal(np.isfinite(np.asarray(y, np.float32)), finite)
-
-
-def test_weights_of_infinite_pixels_are_infinite():
-    # 2 x 49 pixels end within a step: those that it lacks must not make NaN of inf.
-    x = numerics.normal(2, 7, 7, 32, dtype="bfloat16").at[1, 6, 6, 5].set(jnp.inf)
-    dy = jnp.ones((2, 7, 7, 32), "bfloat16")
-    problem = depthwise(2, 7, 7, 32, 3, group=32, direction="weight_grad")
-    (dw,) = executed(CONV2D_GROUPED_IMAGES_WEIGHTS, problem, (x, dy))
-    found = np.asarray(dw, np.float32)
-    infinite = np.zeros(found.shape, bool)
-    infinite[1:, 1:, 5] = True  # taps by which results of the image see its last pixel
-    np.testing.assert_array_equal(np.isinf(found), infinite)
-    assert not np.isnan(found).any()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -13,7 +13,6 @@ from ahead import compiled_ahead
 from numerics import normal
 from spaces import one_of_each
 
-from tracea_jax.emit.group_norm_sm90 import GroupNormConfig
 from tracea_jax.ops.common.bench import OpBench
 from tracea_jax.ops.group_norm.primitive import gradients_p, group_norm_p
 from tracea_jax.ops.group_norm.workload import GROUP_NORM
@@ -99,21 +98,10 @@ def test_every_kind_of_config(direction):
     device = device_for("cuda")
     space = GROUP_NORM_SM90.space(problem, device)
     configs = one_of_each(space, "cluster", "threads", "keeps")
-    configs += one_of_each(space, "cluster", "rounds")
     choices = [Choice(variant="group_norm_sm90", config=c) for c in configs]
     with compiled_ahead(problem, choices, device):
         for config in configs:
             check(problem, config)
-
-
-@pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("cluster", [1, 4])
-def test_clusters_that_have_fewer_slabs_than_others(cluster, direction):
-    problem = norm(5, 57, 56, 7, direction=direction)  # 15 slabs
-    check(
-        problem,
-        GroupNormConfig(slab=24, cluster=cluster, threads=128, keeps=True, rounds=4),
-    )
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -32,7 +32,6 @@ Implementation = Literal[
     "conv2d_depthwise",
     "conv2d_grouped",
     "conv2d_grouped_images",
-    "conv2d_grouped_images_weights",
     "conv2d_product",
     "conv2d_strips_sm90",
     "conv2d_sm90",

@@ -19,7 +19,7 @@ struct GroupNormBackwardParams {
   const void* dy;
   void* dx;
   float* sums;  // (images, 2, channels): of dz * n, and of dz
-  int images, pixels, channels;
+  int pixels, channels;
 };
 
 // Traits: those of NormSlab; Parameter, of scale and bias; kActivation.
@@ -31,86 +31,85 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
   constexpr int kPack = Slab::kPack;
   static_assert(Slab::kSharedBytes == Traits::kSharedBytes,
                 "the launch must know the shared memory that is laid out here");
-  Slab slab(smem, p.images, p.pixels, p.channels);
+  Slab slab(smem, p.pixels, p.channels);
   const auto* x = static_cast<const Element*>(p.x);
   const auto* dy = static_cast<const Element*>(p.dy);
-  auto* dx = static_cast<Element*>(p.dx);
-  auto& shared = slab.shared();
   slab.fetch(x, dy);
-  for (; slab.exists(); slab.advance()) {
-    const i64 group0 = static_cast<i64>(slab.image()) * slab.groups() + slab.first_group();
-    float mean[kPack] = {}, inverse[kPack] = {}, scale[kPack] = {}, bias[kPack] = {};
-    if (slab.is_on()) {
-      TRACEA_UNROLL
-      for (int j = 0; j < kPack; ++j) {
-        const int c = slab.channel() + j;
-        const i64 g = group0 + slab.local_channel(j) / Traits::kGroup;
-        mean[j] = p.mean[g];
-        inverse[j] = p.inverse[g];
-        scale[j] = inverse[j] * widen(static_cast<const Parameter*>(p.scale)[c]);
-        bias[j] = widen(static_cast<const Parameter*>(p.bias)[c]);
-      }
-    }
-    float of_scaled[kPack] = {}, of_plain[kPack] = {};
-    slab.for_each_arriving(
-        [&](int, const Pack<Element>& v, const Pack<Element>& d) {
-          TRACEA_UNROLL
-          for (int j = 0; j < kPack; ++j) {
-            const float centred = v.x[j] - mean[j];
-            const float z = fmaf(centred, scale[j], bias[j]);
-            const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
-            of_plain[j] += dz;
-            of_scaled[j] = fmaf(dz, centred, of_scaled[j]);
-          }
-        },
-        x, dy);
+
+  const i64 group0 = static_cast<i64>(slab.image()) * slab.groups() + slab.first_group();
+  float mean[kPack] = {}, inverse[kPack] = {}, scale[kPack] = {}, bias[kPack] = {};
+  if (slab.is_on()) {
     TRACEA_UNROLL
-    for (int j = 0; j < kPack; ++j) of_scaled[j] *= inverse[j];
-    slab.add_up(of_scaled, of_plain);
-
-    if (slab.rank() == 0) {
-      float* sums = p.sums + static_cast<i64>(slab.image()) * 2 * p.channels;
-      for (int c = static_cast<int>(threadIdx.x); c < Slab::kChannels; c += Traits::kThreads) {
-        if (slab.first_channel() + c >= p.channels) break;
-        sums[slab.first_channel() + c] = shared.slab[0][c];
-        sums[p.channels + slab.first_channel() + c] = shared.slab[1][c];
-      }
+    for (int j = 0; j < kPack; ++j) {
+      const int c = slab.channel() + j;
+      const i64 g = group0 + slab.local_channel(j) / Traits::kGroup;
+      mean[j] = p.mean[g];
+      inverse[j] = p.inverse[g];
+      scale[j] = inverse[j] * widen(static_cast<const Parameter*>(p.scale)[c]);
+      bias[j] = widen(static_cast<const Parameter*>(p.bias)[c]);
     }
-    slab.for_each_group([&](int g) {
-      const auto* scales = static_cast<const Parameter*>(p.scale) + slab.first_channel();
-      const float share =
-          1.0f / (static_cast<float>(p.pixels) * static_cast<float>(Traits::kGroup));
-      TRACEA_UNROLL
-      for (int k = 0; k < 2; ++k) {
-        const float sum = Slab::group_sum(
-            g, [&](int c) { return shared.slab[k][c] * widen(scales[c]); });
-        if (threadIdx.x % kWarpSize == 0) shared.groups[k][g] = sum * share;
-      }
-    });
-    __syncthreads();
-
-    float slope[kPack], shift[kPack];
-    if (slab.is_on()) {
-      TRACEA_UNROLL
-      for (int j = 0; j < kPack; ++j) {
-        const int g = slab.local_channel(j) / Traits::kGroup;
-        slope[j] = -inverse[j] * inverse[j] * shared.groups[0][g];
-        shift[j] = -inverse[j] * shared.groups[1][g];
-      }
-    }
-    slab.for_each_last(
-        [&](int i, Pack<Element> v, const Pack<Element>& d) {
-          TRACEA_UNROLL
-          for (int j = 0; j < kPack; ++j) {
-            const float centred = v.x[j] - mean[j];
-            const float z = fmaf(centred, scale[j], bias[j]);
-            const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
-            v.x[j] = fmaf(dz, scale[j], fmaf(centred, slope[j], shift[j]));
-          }
-          store_pack(dx + slab.address(i), v);
-        },
-        x, dy);
   }
+  float of_scaled[kPack] = {}, of_plain[kPack] = {};
+  slab.for_each_arriving(
+      [&](int, const Pack<Element>& v, const Pack<Element>& d) {
+        TRACEA_UNROLL
+        for (int j = 0; j < kPack; ++j) {
+          const float centred = v.x[j] - mean[j];
+          const float z = fmaf(centred, scale[j], bias[j]);
+          const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
+          of_plain[j] += dz;
+          of_scaled[j] = fmaf(dz, centred, of_scaled[j]);
+        }
+      },
+      x, dy);
+  TRACEA_UNROLL
+  for (int j = 0; j < kPack; ++j) of_scaled[j] *= inverse[j];
+  slab.add_up(of_scaled, of_plain);
+
+  auto& shared = slab.shared();
+  if (slab.rank() == 0) {
+    float* sums = p.sums + static_cast<i64>(slab.image()) * 2 * p.channels;
+    for (int c = static_cast<int>(threadIdx.x); c < Slab::kChannels; c += Traits::kThreads) {
+      if (slab.first_channel() + c >= p.channels) break;
+      sums[slab.first_channel() + c] = shared.slab[0][c];
+      sums[p.channels + slab.first_channel() + c] = shared.slab[1][c];
+    }
+  }
+  slab.for_each_group([&](int g) {
+    const auto* scales = static_cast<const Parameter*>(p.scale) + slab.first_channel();
+    const float share =
+        1.0f / (static_cast<float>(p.pixels) * static_cast<float>(Traits::kGroup));
+    TRACEA_UNROLL
+    for (int k = 0; k < 2; ++k) {
+      const float sum = Slab::group_sum(
+          g, [&](int c) { return shared.slab[k][c] * widen(scales[c]); });
+      if (threadIdx.x % kWarpSize == 0) shared.groups[k][g] = sum * share;
+    }
+  });
+  __syncthreads();
+
+  float slope[kPack], shift[kPack];
+  if (slab.is_on()) {
+    TRACEA_UNROLL
+    for (int j = 0; j < kPack; ++j) {
+      const int g = slab.local_channel(j) / Traits::kGroup;
+      slope[j] = -inverse[j] * inverse[j] * shared.groups[0][g];
+      shift[j] = -inverse[j] * shared.groups[1][g];
+    }
+  }
+  auto* dx = static_cast<Element*>(p.dx);
+  slab.for_each(
+      [&](int i, Pack<Element> v, const Pack<Element>& d) {
+        TRACEA_UNROLL
+        for (int j = 0; j < kPack; ++j) {
+          const float centred = v.x[j] - mean[j];
+          const float z = fmaf(centred, scale[j], bias[j]);
+          const float dz = differentiate<Traits::kActivation>(z, d.x[j]);
+          v.x[j] = fmaf(dz, scale[j], fmaf(centred, slope[j], shift[j]));
+        }
+        store_pack(dx + slab.address(i), v);
+      },
+      x, dy);
   slab.leave();
 }
 

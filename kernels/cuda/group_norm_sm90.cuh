@@ -18,7 +18,7 @@ struct GroupNormParams {
   const void *x, *scale, *bias;
   void* y;
   float *mean, *inverse;  // of the deviation
-  int images, pixels, channels;
+  int pixels, channels;
   float epsilon;
 };
 
@@ -31,81 +31,77 @@ TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
   constexpr int kPack = Slab::kPack;
   static_assert(Slab::kSharedBytes == Traits::kSharedBytes,
                 "the launch must know the shared memory that is laid out here");
-  Slab slab(smem, p.images, p.pixels, p.channels);
-  auto& shared = slab.shared();
+  Slab slab(smem, p.pixels, p.channels);
   const auto* x = static_cast<const Element*>(p.x);
-  auto* y = static_cast<Element*>(p.y);
   slab.fetch(x);
-  for (; slab.exists(); slab.advance()) {
-    // Mean and squares of each channel of the thread.
-    float first[kPack] = {}, sum[kPack] = {}, squares[kPack] = {};
-    slab.for_each_arriving(
-        [&](int i, const Pack<Element>& v) {
-          TRACEA_UNROLL
-          for (int j = 0; j < kPack; ++j) {
-            if (i == 0) first[j] = v.x[j];
-            const float d = v.x[j] - first[j];
-            sum[j] += d;
-            squares[j] = fmaf(d, d, squares[j]);
-          }
-        },
-        x);
-    const float share = slab.count() > 0 ? 1.0f / static_cast<float>(slab.count()) : 0.0f;
+
+  // Mean and squares of each channel of the thread.
+  float first[kPack] = {}, sum[kPack] = {}, squares[kPack] = {};
+  slab.for_each_arriving(
+      [&](int i, const Pack<Element>& v) {
+        TRACEA_UNROLL
+        for (int j = 0; j < kPack; ++j) {
+          if (i == 0) first[j] = v.x[j];
+          const float d = v.x[j] - first[j];
+          sum[j] += d;
+          squares[j] = fmaf(d, d, squares[j]);
+        }
+      },
+      x);
+  const float share = slab.count() > 0 ? 1.0f / static_cast<float>(slab.count()) : 0.0f;
+  TRACEA_UNROLL
+  for (int j = 0; j < kPack; ++j) {
+    const float d = sum[j] * share;
+    squares[j] = fmaf(-sum[j], d, squares[j]);
+    first[j] += d;
+  }
+  slab.merge(first, squares);
+
+  // Of the groups.
+  auto& shared = slab.shared();
+  slab.for_each_group([&](int g) {
+    constexpr float kShare = 1.0f / static_cast<float>(Traits::kGroup);
+    const float mean =
+        Slab::group_sum(g, [&](int c) { return shared.slab[0][c]; }) * kShare;
+    const float all = Slab::group_sum(g, [&](int c) {
+      const float d = shared.slab[0][c] - mean;
+      return fmaf(d * d, static_cast<float>(p.pixels), shared.slab[1][c]);
+    });
+    // Rounding may leave it below zero; NaN stays.
+    const float variance = all < 0.0f ? 0.0f : all / static_cast<float>(p.pixels) * kShare;
+    const float inverse = 1.0f / sqrtf(variance + p.epsilon);
+    if (threadIdx.x % kWarpSize == 0) {
+      shared.groups[0][g] = mean;
+      shared.groups[1][g] = inverse;
+      if (slab.rank() == 0) {
+        const i64 at = static_cast<i64>(slab.image()) * slab.groups() + slab.first_group() + g;
+        p.mean[at] = mean;
+        p.inverse[at] = inverse;
+      }
+    }
+  });
+  __syncthreads();
+
+  float mean[kPack], scale[kPack], bias[kPack];
+  if (slab.is_on()) {
     TRACEA_UNROLL
     for (int j = 0; j < kPack; ++j) {
-      const float d = sum[j] * share;
-      squares[j] = fmaf(-sum[j], d, squares[j]);
-      first[j] += d;
+      const int g = slab.local_channel(j) / Traits::kGroup, c = slab.channel() + j;
+      mean[j] = shared.groups[0][g];
+      scale[j] = shared.groups[1][g] * widen(static_cast<const Parameter*>(p.scale)[c]);
+      bias[j] = widen(static_cast<const Parameter*>(p.bias)[c]);
     }
-    slab.merge(first, squares);
-
-    // Of the groups.
-    slab.for_each_group([&](int g) {
-      constexpr float kShare = 1.0f / static_cast<float>(Traits::kGroup);
-      const float mean =
-          Slab::group_sum(g, [&](int c) { return shared.slab[0][c]; }) * kShare;
-      const float all = Slab::group_sum(g, [&](int c) {
-        const float d = shared.slab[0][c] - mean;
-        return fmaf(d * d, static_cast<float>(p.pixels), shared.slab[1][c]);
-      });
-      // Rounding may leave it below zero; NaN stays.
-      const float variance =
-          all < 0.0f ? 0.0f : all / static_cast<float>(p.pixels) * kShare;
-      const float inverse = 1.0f / sqrtf(variance + p.epsilon);
-      if (threadIdx.x % kWarpSize == 0) {
-        shared.groups[0][g] = mean;
-        shared.groups[1][g] = inverse;
-        if (slab.rank() == 0) {
-          const i64 at =
-              static_cast<i64>(slab.image()) * slab.groups() + slab.first_group() + g;
-          p.mean[at] = mean;
-          p.inverse[at] = inverse;
-        }
-      }
-    });
-    __syncthreads();
-
-    float mean[kPack], scale[kPack], bias[kPack];
-    if (slab.is_on()) {
-      TRACEA_UNROLL
-      for (int j = 0; j < kPack; ++j) {
-        const int g = slab.local_channel(j) / Traits::kGroup, c = slab.channel() + j;
-        mean[j] = shared.groups[0][g];
-        scale[j] = shared.groups[1][g] * widen(static_cast<const Parameter*>(p.scale)[c]);
-        bias[j] = widen(static_cast<const Parameter*>(p.bias)[c]);
-      }
-    }
-    slab.for_each_last(
-        [&](int i, Pack<Element> v) {
-          TRACEA_UNROLL
-          for (int j = 0; j < kPack; ++j) {
-            v.x[j] =
-                activate<Traits::kActivation>(fmaf(v.x[j] - mean[j], scale[j], bias[j]));
-          }
-          store_pack(y + slab.address(i), v);
-        },
-        x);
   }
+  auto* y = static_cast<Element*>(p.y);
+  slab.for_each(
+      [&](int i, Pack<Element> v) {
+        TRACEA_UNROLL
+        for (int j = 0; j < kPack; ++j) {
+          v.x[j] = activate<Traits::kActivation>(fmaf(v.x[j] - mean[j], scale[j], bias[j]));
+        }
+        store_pack(y + slab.address(i), v);
+      },
+      x);
   slab.leave();
 }
 

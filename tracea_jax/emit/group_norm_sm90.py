@@ -19,7 +19,6 @@ from tracea_jax.problem import GroupNormProblem
 _SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
 
 _REGISTERS = {"forward": 96, "gradients": 120}  # that a thread can do with
-_ROUNDS_REGISTERS = 120  # of more than one round
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +31,16 @@ class GroupNormConfig:
       threads: of a block.
       keeps: whether a block keeps what it has read until the sums are known; else it is
         read twice.
-      rounds: slabs that a cluster has in turn; it copies the next while it writes one.
     """
 
     slab: int
     cluster: int
     threads: int
     keeps: bool
-    rounds: int = 1
 
     def __str__(self) -> str:
         keeps = " keeps" * self.keeps
-        rounds = f" {self.rounds} rounds" * (self.rounds > 1)
-        return f"slab {self.slab}, {self.cluster} x {self.threads}{keeps}{rounds}"
+        return f"slab {self.slab}, {self.cluster} x {self.threads}{keeps}"
 
 
 def least_slab(problem: GroupNormProblem) -> int:
@@ -87,17 +83,13 @@ def slabs(problem: GroupNormProblem, config: GroupNormConfig) -> int:
 
 
 def blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
-    items = problem.images * slabs(problem, config)
-    return -(-items // config.rounds) * config.cluster
+    return problem.images * slabs(problem, config) * config.cluster
 
 
 def resident_blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
     """Blocks that a multiprocessor holds."""
     of_smem = _SM_BYTES // (smem_bytes(problem, config) + _BLOCK_BYTES)
-    registers = _REGISTERS[problem.direction]
-    if config.rounds > 1:
-        registers = _ROUNDS_REGISTERS
-    of_registers = SM_REGISTERS // (registers * config.threads)
+    of_registers = SM_REGISTERS // (_REGISTERS[problem.direction] * config.threads)
     return max(1, min(of_smem, of_registers, SM_THREADS // config.threads))
 
 
@@ -106,7 +98,7 @@ def kernel(
 ) -> Kernel:
     """One launch, see ``norms.kernel``."""
     p, c = problem, config
-    keeps = "_keeps" * c.keeps + f"_r{c.rounds}" * (c.rounds > 1)
+    keeps = "_keeps" * c.keeps
     return norms.kernel(
         p,
         device,
@@ -116,14 +108,9 @@ def kernel(
         traits=(
             f"kGroup = {p.of_group}, kLanes = {lanes(p, c)}, kThreads = {c.threads}, "
             f"kCluster = {c.cluster}, kArrays = {arrays(p)}, "
-            f"kSharedBytes = {shared_bytes(p, c)}, kKeeps = {cxx(c.keeps)}, "
-            f"kRounds = {c.rounds}"
+            f"kSharedBytes = {shared_bytes(p, c)}, kKeeps = {cxx(c.keeps)}"
         ),
-        sizes=(
-            ("images", p.images),
-            ("pixels", p.pixels),
-            ("channels", p.channels),
-        ),
+        sizes=(("pixels", p.pixels), ("channels", p.channels)),
         launch=norms.Shape(
             blocks=blocks(p, c),
             threads=c.threads,

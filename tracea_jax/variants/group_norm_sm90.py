@@ -29,12 +29,11 @@ from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
 from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
 
-_CLUSTERS, _THREADS, _ROUNDS = (1, 2, 4, 8), (128, 256, 512), (1, 2, 4, 8)
+_CLUSTERS, _THREADS = (1, 2, 4, 8), (128, 256, 512)
 CHOICES: dict[str, tuple[Any, ...]] = {
     "cluster": _CLUSTERS,
     "threads": _THREADS,
     "keeps": (True, False),
-    "rounds": _ROUNDS,
 }
 _SLABS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32)  # in least ones
 _MOST_LANES = 512
@@ -69,8 +68,7 @@ class GroupNormSm90:
     def heuristic(self, problem: GroupNormProblem, device: Device) -> GroupNormConfig:
         assert isinstance(device, CudaDevice)
         legal = _legal(problem, device)
-        once = (config for config in legal if config.rounds == 1)
-        return min(once, key=lambda config: modelled_us(problem, config, device))
+        return min(legal, key=lambda config: modelled_us(problem, config, device))
 
     def expects_to_win(self, problem: GroupNormProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat XLA on such problems.
@@ -139,16 +137,6 @@ LEGAL = (
         ),
     ),
     Rule(
-        code="rounds",
-        refuses=lambda p, c, d: (
-            c.rounds > 1 and (not c.keeps or c.rounds > p.images * emit.slabs(p, c))
-        ),
-        why=lambda p, c, d: (
-            f"rounds={c.rounds} copy the next slab to where the last one is kept; "
-            f"there are {p.images * emit.slabs(p, c)} slabs"
-        ),
-    ),
-    Rule(
         code="smem",
         refuses=lambda p, c, d: emit.smem_bytes(p, c) > d.smem_per_block_bytes,
         why=lambda p, c, d: (
@@ -166,12 +154,8 @@ def _legal(problem: GroupNormProblem, device: CudaDevice) -> list[GroupNormConfi
     configs: list[GroupNormConfig] = []
     for slab, keeps in itertools.product(slabs, CHOICES["keeps"]):
         configs += [
-            GroupNormConfig(
-                slab=slab, cluster=cluster, threads=threads, keeps=keeps, rounds=rounds
-            )
-            for cluster, threads, rounds in itertools.product(
-                _CLUSTERS, _THREADS, _ROUNDS if keeps else (1,)
-            )
+            GroupNormConfig(slab=slab, cluster=cluster, threads=threads, keeps=keeps)
+            for cluster, threads in itertools.product(_CLUSTERS, _THREADS)
         ]
     return [c for c in configs if first_refusal(LEGAL, problem, c, device) is None]
 

@@ -13,13 +13,11 @@
 // distributed shared memory. Orders are fixed: runs are alike bit by bit.
 //
 // What a block reads stays in its shared memory where it has room (kKeeps): a thread copies
-// and reads its own packs only, and waits for nobody. A cluster goes from slab to slab, and
-// copies the next one while it writes what it makes of the last.
+// and reads its own packs only, and waits for nobody.
 //
 // Assumes channels in multiples of a pack, and images aligned to 16 bytes.
 #pragma once
 
-#include "ptx/cluster.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_store.cuh"
@@ -31,7 +29,7 @@
 namespace tracea {
 
 // Traits: Element; kGroup, channels of a group; kLanes, packs of a slab; kThreads; kCluster;
-// kKeeps; kRounds, slabs of a cluster, at the most; kArrays, how many arrays are read, and kept.
+// kKeeps; kArrays, how many arrays are read, and kept.
 template <class Traits>
 class NormSlab {
  public:
@@ -42,7 +40,6 @@ class NormSlab {
   static constexpr int kRows = Traits::kThreads / Traits::kLanes;  // pixels at a time
   static constexpr int kStride = Traits::kThreads + 4;  // no two lanes in one bank
   static constexpr int kWarps = Traits::kThreads / kWarpSize;
-  static constexpr int kBatch = 4 / Traits::kArrays;  // pixels at once
   static constexpr int kSharers = 8;  // threads that add up what others have of a channel
   static_assert(kChannels % Traits::kGroup == 0, "a slab has whole groups");
   static_assert(kRows >= 1, "a thread has one pack of a pixel");
@@ -58,58 +55,46 @@ class NormSlab {
   // What precedes the packs that stay.
   static constexpr int kSharedBytes = (sizeof(Shared) + 15) / 16 * 16;
 
-  TRACEA_DEVICE NormSlab(u8* smem, int images, int pixels, int channels)
+  TRACEA_DEVICE NormSlab(u8* smem, int pixels, int channels)
       : shared_(*reinterpret_cast<Shared*>(smem)),
         kept_(smem + kSharedBytes + threadIdx.x * sizeof(Words)),
         pixels_(pixels),
-        stride_(channels),
-        slabs_(ceil_div(channels, kChannels)),
-        items_(images * slabs_),
-        item_(static_cast<int>(blockIdx.x / Traits::kCluster)) {
+        stride_(channels) {
+    const int slabs = ceil_div(channels, kChannels);
+    const int cluster = static_cast<int>(blockIdx.x / Traits::kCluster);
     rank_ = Traits::kCluster == 1 ? 0 : static_cast<int>(cluster_rank());
+    image_ = cluster / slabs;
+    first_ = cluster % slabs * kChannels;
     const int thread = static_cast<int>(threadIdx.x);
     lane_ = thread % Traits::kLanes;
     row_ = thread / Traits::kLanes;
-    count_ = row_ < kRows ? pixels_of(rank_, row_) : 0;
-    own_ = place(item_);
-    next_ = place(next_item());
+    channel_ = first_ + lane_ * kPack;
+    is_on_ = row_ < kRows && channel_ < channels;
+    count_ = is_on_ ? pixels_of(rank_, row_) : 0;
+    at_ = (static_cast<i64>(image_) * pixels + rank_ * chunk() + row_) * channels + channel_;
   }
 
-  // Whether there is a slab; on to the next one.
-  TRACEA_DEVICE bool exists() const { return item_ < items_; }
-  TRACEA_DEVICE void advance() {
-    is_first_ = false;
-    if constexpr (Traits::kRounds == 1) {
-      item_ = items_;
-    } else {
-      item_ = next_item();
-      own_ = next_;
-      next_ = place(next_item());
-    }
-  }
-
-  TRACEA_DEVICE int image() const { return item_ / slabs_; }
+  TRACEA_DEVICE int image() const { return image_; }
   TRACEA_DEVICE int rank() const { return rank_; }
-  TRACEA_DEVICE bool is_on() const { return own_.is_on; }
-  TRACEA_DEVICE int count() const { return own_.is_on ? count_ : 0; }  // of its pixels
-  TRACEA_DEVICE int first_channel() const { return item_ % slabs_ * kChannels; }
-  TRACEA_DEVICE int channel() const { return first_channel() + lane_ * kPack; }
+  TRACEA_DEVICE bool is_on() const { return is_on_; }
+  TRACEA_DEVICE int count() const { return count_; }         // of the thread's pixels
+  TRACEA_DEVICE int channel() const { return channel_; }     // the thread's first
+  TRACEA_DEVICE int first_channel() const { return first_; }  // of the slab
   TRACEA_DEVICE int local_channel(int i) const { return lane_ * kPack + i; }
   TRACEA_DEVICE Shared& shared() const { return shared_; }
-  TRACEA_DEVICE i64 address(int i) const { return own_.address(i, stride_); }
+  TRACEA_DEVICE i64 address(int i) const {
+    return at_ + static_cast<i64>(i) * kRows * stride_;
+  }
 
-  // Begins to copy what the thread has of the first slab's arrays.
+  // Begins to copy what the thread has of the arrays.
   template <class... Arrays>
   TRACEA_DEVICE void fetch(const Arrays*... arrays) const {
     if constexpr (Traits::kKeeps) {
       static_assert(sizeof...(arrays) == Traits::kArrays, "each array that is kept");
-      TRACEA_UNROLL
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        if (own_.is_on) {
-          for (int i = part(quarter); i < part(quarter + 1); ++i) copy(own_, i, arrays...);
-        }
-        cp_async_commit_group();
-      }
+      fetch_part<0>(arrays...);
+      fetch_part<1>(arrays...);
+      fetch_part<2>(arrays...);
+      fetch_part<3>(arrays...);
     }
   }
 
@@ -130,26 +115,10 @@ class NormSlab {
     }
   }
 
-  // The same once more, and begins to copy the next slab into the room of each pixel that
-  // is done with.
+  // The same once more.
   template <class F, class... Arrays>
-  TRACEA_DEVICE void for_each_last(F f, const Arrays*... arrays) const {
-    if constexpr (Traits::kKeeps && Traits::kRounds > 1) {
-      TRACEA_UNROLL
-      for (int quarter = 0; quarter < 4; ++quarter) {
-        const int end = part(quarter + 1);
-        for (int first = part(quarter); first < end; first += kBatch) {
-          const int last = first + kBatch < end ? first + kBatch : end;
-          if (own_.is_on) range(f, first, last, arrays...);
-          if (next_.is_on) {
-            for (int i = first; i < last; ++i) copy(next_, i, arrays...);
-          }
-        }
-        cp_async_commit_group();
-      }
-    } else {
-      for_each(f, arrays...);
-    }
+  TRACEA_DEVICE void for_each(F f, const Arrays*... arrays) const {
+    range(f, 0, count_, arrays...);
   }
 
   // Sums of all threads that have the same channels, in each block of the cluster:
@@ -178,7 +147,6 @@ class NormSlab {
       TRACEA_UNROLL
       for (int i = 0; i < 4; ++i) (&shared_.slab[0][0])[4 * q + i] = sum.x[i];
     }
-    have_read();
     __syncthreads();
   }
 
@@ -235,7 +203,6 @@ class NormSlab {
         shared_.slab[1][4 * q + i] = squares.x[i];
       }
     }
-    have_read();
     __syncthreads();
   }
 
@@ -245,7 +212,7 @@ class NormSlab {
   TRACEA_DEVICE void for_each_group(F f) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     for (int g = warp; g < kGroups; g += kWarps) {
-      if (first_channel() + g * Traits::kGroup < stride_) f(g);
+      if (first_ + g * Traits::kGroup < stride_) f(g);
     }
   }
 
@@ -262,12 +229,12 @@ class NormSlab {
   }
 
   // The first of the slab's groups.
-  TRACEA_DEVICE int first_group() const { return first_channel() / Traits::kGroup; }
+  TRACEA_DEVICE int first_group() const { return first_ / Traits::kGroup; }
   TRACEA_DEVICE int groups() const { return stride_ / Traits::kGroup; }
 
   // No block may end while others read its shared memory.
   TRACEA_DEVICE void leave() const {
-    if (!is_first_) wait_for_readers();
+    if constexpr (Traits::kCluster > 1) cluster_barrier();
   }
 
  private:
@@ -282,70 +249,40 @@ class NormSlab {
     return left > 0 ? (left + kRows - 1) / kRows : 0;
   }
 
-  TRACEA_DEVICE int next_item() const {
-    return item_ + static_cast<int>(gridDim.x / Traits::kCluster);
-  }
-
-  // Where the thread has pixels of a slab.
-  struct Place {
-    i64 at;
-    bool is_on;
-    TRACEA_DEVICE i64 address(int i, int stride) const {
-      return at + static_cast<i64>(i) * kRows * stride;
-    }
-  };
-  TRACEA_DEVICE Place place(int item) const {
-    const int channel = item % slabs_ * kChannels + lane_ * kPack;
-    const i64 pixel = static_cast<i64>(item / slabs_) * pixels_ + rank_ * chunk() + row_;
-    return {pixel * stride_ + channel, item < items_ && row_ < kRows && channel < stride_};
-  }
-
   TRACEA_DEVICE int part(int quarter) const { return count_ * quarter / 4; }
 
-  template <class... Arrays>
-  TRACEA_DEVICE void copy(const Place& from, int i, const Arrays*... arrays) const {
-    int a = 0;
-    ((cp_async_or_zero<16>(shared_address(room(i, a++)), arrays + from.address(i, stride_),
-                           true)),
-     ...);
+  template <int kQuarter, class... Arrays>
+  TRACEA_DEVICE void fetch_part(const Arrays*... arrays) const {
+    for (int i = part(kQuarter); i < part(kQuarter + 1); ++i) {
+      int a = 0;
+      ((cp_async_or_zero<16>(shared_address(place(i, a++)), arrays + address(i), true)), ...);
+    }
+    cp_async_commit_group();
   }
   template <int kQuarter, class F, class... Arrays>
   TRACEA_DEVICE void for_each_of(F f, const Arrays*... arrays) const {
-    if (own_.is_on) range(f, part(kQuarter), part(kQuarter + 1), arrays...);
-  }
-  template <class F, class... Arrays>
-  TRACEA_DEVICE void for_each(F f, const Arrays*... arrays) const {
-    range(f, 0, count(), arrays...);
+    range(f, part(kQuarter), part(kQuarter + 1), arrays...);
   }
   template <class F, class... Arrays>
   TRACEA_DEVICE void range(F f, int begin, int end, const Arrays*... arrays) const {
-#pragma unroll kBatch
+#pragma unroll 4
     for (int i = begin; i < end; ++i) {
       int a = 0;
       f(i, Pack<Element>::from(load(i, a++, arrays))...);
     }
   }
-  TRACEA_DEVICE u8* room(int i, int array) const {
+  TRACEA_DEVICE u8* place(int i, int array) const {
     return kept_ + (i * Traits::kArrays + array) * Traits::kThreads * sizeof(Words);
   }
   TRACEA_DEVICE Words load(int i, int array, const Element* from) const {
     if constexpr (Traits::kKeeps) {
-      return *reinterpret_cast<const Words*>(room(i, array));
+      return *reinterpret_cast<const Words*>(place(i, array));
     } else {
       return *reinterpret_cast<const Words*>(from + address(i));
     }
   }
 
-  // Others have read the sums of the last slab.
-  TRACEA_DEVICE static void wait_for_readers() {
-    if constexpr (Traits::kCluster > 1) cluster_wait();
-  }
-  TRACEA_DEVICE static void have_read() {
-    if constexpr (Traits::kCluster > 1) cluster_arrive();
-  }
-
   TRACEA_DEVICE void publish(const float (&a)[kPack], const float (&b)[kPack]) {
-    if (!is_first_) wait_for_readers();
     TRACEA_UNROLL
     for (int i = 0; i < kPack; ++i) {
       shared_.threads[i][threadIdx.x] = a[i];
@@ -396,9 +333,9 @@ class NormSlab {
 
   Shared& shared_;
   u8* kept_;
-  int pixels_, stride_, slabs_, items_, item_, rank_, lane_, row_, count_;
-  Place own_, next_;
-  bool is_first_ = true;
+  int pixels_, stride_, rank_, image_, first_, lane_, row_, channel_, count_;
+  bool is_on_;
+  i64 at_;
 };
 
 }  // namespace tracea
