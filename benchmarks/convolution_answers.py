@@ -36,6 +36,7 @@ from tracea_jax.tuning.store.records import Entry
 from tracea_jax.variants.conv2d_bands import CONV2D_BANDS
 from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
+from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
@@ -47,7 +48,7 @@ TOGETHER = 12  # problems of one profile
 MOST_BYTES = 1 << 27  # of a problem that is compared with float64
 _RANKED: tuple[Any, ...] = (
     *(CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90),
-    *(CONV2D_BANDS, CONV2D_DEPTHWISE, CONV2D_GROUPED),
+    *(CONV2D_BANDS, CONV2D_DEPTHWISE, CONV2D_GROUPED, CONV2D_GROUPED_IMAGES),
 )
 
 Run = Callable[..., Any]
