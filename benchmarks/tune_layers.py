@@ -18,6 +18,7 @@ with ``--part 0/2`` and ``--part 1/2``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -28,6 +29,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import attention_answers
+import attention_process
 import common
 import convolution_answers
 import cpu_suite
@@ -94,12 +96,20 @@ def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
             yield f"  not {problem}: {found}"
             continue
         exchange.merge(store, [found])
+        write(args.out, found)  # a run that is ended early has these
         yield f"{i + 1} of {len(problems)} {problem}: {found.best}"
     knowledge.refresh(options())
 
 
+def _race_attention(
+    problems: Sequence[Any], device: Device, budget_s: float
+) -> Iterator[tuple[Problem, Entry | str]]:
+    with contextlib.closing(attention_process.Apart()) as racer:
+        yield from attention_answers.entries(problems, device, budget_s, racer)
+
+
 _RACES: dict[str, Any] = {
-    "attention": attention_answers.entries,
+    "attention": _race_attention,
     "convolutions": convolution_answers.entries,
 }
 
@@ -140,13 +150,18 @@ def export(directory: pathlib.Path, device: Device) -> int:
     """
     entries = list(known(device))
     for entry in entries:
-        place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
-        described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
-        environment = place.parent.parent / "environment.json"
-        trust.write_atomically(environment, described.encode(), mode=0o644)
+        write(directory, entry)
     return len(entries)
+
+
+def write(directory: pathlib.Path, entry: Entry) -> None:
+    """Writes one answer, as it ships."""
+    place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
+    described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
+    environment = place.parent.parent / "environment.json"
+    trust.write_atomically(environment, described.encode(), mode=0o644)
 
 
 def known(device: Device) -> Iterator[Entry]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
+from typing import Any
 
 import pytest
 from synthetic_bench import choice
@@ -65,6 +68,69 @@ def test_a_race_of_attention_becomes_an_entry(module, monkeypatch):
     monkeypatch.setattr(module("attention_ahead"), "AHEAD", 1)
     monkeypatch.setattr(answers, "verified", lambda found, device: {})
     assert len(list(answers.entries(problems, local_cpu(), 0.0))) == 1  # time is over
+
+
+class Brittle:
+    """A racer that is lost by one problem, in races or in verifying them."""
+
+    def __init__(self, breaks: AttentionProblem, method: str) -> None:
+        self._breaks, self._method = breaks, method
+        self.asked: list[int] = []
+
+    def _lose(self, problems, method):
+        if method == self._method:
+            self.asked.append(len(problems))
+            if self._breaks in problems:
+                raise RuntimeError("lost")
+
+    def race(self, group, following):
+        self._lose(group, "race")
+        return [(p, raced(p)) for p in group]
+
+    def verify(self, found):
+        self._lose([r.problem for r in found], "verify")
+        return {}
+
+
+def raced(problem: AttentionProblem):
+    answers = sys.modules["attention_answers"]
+    usual = answers.default(problem, NAMED["H200"])
+    times = {usual: [10.0] * 5}
+    return answers.Raced(
+        problem=problem, best=usual, usual=usual, times=times, apart=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [("race", [4, 4, 2, 1, 1, 1, 1]), ("verify", [10, 5, 2, 3, 1, 2, 5])],
+)
+def test_a_problem_that_ends_the_process_costs_no_other_its_answer(
+    method, asked, module, monkeypatch
+):
+    answers, device = module("attention_answers"), NAMED["H200"]
+    monkeypatch.setattr(answers, "TOGETHER", 4)
+    problems = module("model_attention").order()[:10]
+    racer = Brittle(problems[2], method)
+    found = dict(answers.entries(problems, device, 1e3, racer))
+    missed = {p for p, made in found.items() if isinstance(made, str)}
+    assert found.keys() | {problems[2]} == set(problems)
+    assert missed <= {problems[2]}
+    assert racer.asked == asked
+
+
+@pytest.mark.slow
+def test_attention_races_in_a_process_that_is_replaced(module, capsys):
+    answers, apart = module("attention_answers"), module("attention_process").Apart()
+    shape: Any = {"batch": 1, "q_len": 8, "kv_len": 8, "heads": 1, "kv_heads": 1}
+    small = AttentionProblem(**shape, head_dim=8, dtype="float32", scale=0.5)
+    with contextlib.closing(apart):
+        (first,) = answers.entries([small], local_cpu(), 60.0, apart)
+        apart._worker.kill()
+        (second,) = answers.entries([small], local_cpu(), 60.0, apart)
+        (third,) = answers.entries([small], local_cpu(), 60.0, apart)
+    assert first[1].best.variant == third[1].best.variant
+    assert "WorkerLost" in second[1]
 
 
 def test_what_an_answer_of_attention_gained_is_in_its_entry(module, monkeypatch):
