@@ -54,7 +54,7 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 ROUNDS = 5
 TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
 VERIFIED = 32  # problems raced until winners are verified, and their answers written
-MARGIN = 1.02  # times the winner's time that the default takes at least
+MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 VERIFYING_S = 15.0  # of the time, at the end

@@ -112,7 +112,8 @@ def test_every_shipped_answer_is_served(cuda_13):
     everything = served()
     assert everything == set(shipped())
     counts = collections.Counter(problem.op for problem in everything)
-    assert counts == {"matmul": 621, "gated_matmul": 43, "conv2d": 38}
+    at_least = {"matmul": 621, "gated_matmul": 43, "conv2d": 38}
+    assert counts.items() >= at_least.items()
 
 
 def test_an_unrelated_header_leaves_every_answer(kernels, cuda_13):
@@ -149,7 +150,7 @@ def test_what_the_emitter_writes_retires_the_configs_it_writes_it_for(
     retired = {
         problem
         for problem, head in shipped().items()
-        if problem.op != "conv2d"
+        if problem.op in ("matmul", "gated_matmul")
         and "sm90" in head.best.variant
         and head.best.config["stages"] == 4
     }
