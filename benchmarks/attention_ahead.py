@@ -8,6 +8,7 @@ suffer. Caller: ``attention_answers``.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
@@ -29,6 +30,9 @@ from tracea_jax.variants import XLA
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 AHEAD = 24  # problems whose programs are compiled while others race
+WORKERS = 16  # processes that compile kernels, and half of the threads
+# Of a program of ours or of cuDNN, in which XLA has nothing to try on the GPU.
+_UNTUNED = {"xla_gpu_autotune_level": 0}
 
 Run = Callable[..., Any]
 
@@ -54,11 +58,8 @@ def prepared(
     wanted: Mapping[AttentionProblem, Sequence[Choice]], device: Device
 ) -> Iterator[tuple[AttentionProblem, Prepared]]:
     """Compiles the choices of each problem; the problems in their order."""
-    cores = os.cpu_count() or 1
-    threads = concurrent.futures.ThreadPoolExecutor(cores)
-    has_kernels = isinstance(device, CudaDevice)
-    pool = CompilePool(options().directory, workers=cores) if has_kernels else None
-    kernels = Ahead(pool, device)
+    threads = concurrent.futures.ThreadPoolExecutor(2 * _workers())
+    kernels = _kernels(device)
     problems, started = list(wanted), {}
 
     def start(problem: AttentionProblem) -> dict[Any, Any]:
@@ -69,8 +70,6 @@ def prepared(
         return {**runs, None: whole}
 
     try:
-        for problem, choices in wanted.items():
-            kernels.start(problem, choices)
         for i, problem in enumerate(problems):
             for later in problems[i : i + AHEAD]:
                 if later not in started:
@@ -80,6 +79,32 @@ def prepared(
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         kernels.close()
+
+
+def compile_kernels(
+    pairs: Sequence[tuple[AttentionProblem, Choice]], device: Device
+) -> None:
+    """Compiles at once what the choices run; what fails is left to who runs it."""
+    kernels = _kernels(device)
+    try:
+        for problem, choice in pairs:
+            kernels.start(problem, [choice])
+        for problem, choice in pairs:
+            with contextlib.suppress(Exception):
+                kernels.wait(problem, choice)
+    finally:
+        kernels.close()
+
+
+def _workers() -> int:
+    return min(os.cpu_count() or 1, WORKERS)
+
+
+def _kernels(device: Device) -> Ahead:
+    """What compiles kernels in processes; nothing, where there are none."""
+    if not isinstance(device, CudaDevice):
+        return Ahead(None, device)
+    return Ahead(CompilePool(options().directory, workers=_workers()), device)
 
 
 def _finished(futures: dict[Any, Any]) -> Prepared:
@@ -97,17 +122,26 @@ def _finished(futures: dict[Any, Any]) -> Prepared:
 def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     kernels.wait(problem, choice)
     run = functools.partial(workload.execute, problem=problem, choice=choice)
-    return jax.jit(run).lower(*_shapes(problem)).compile()
+    lowered = jax.jit(run).lower(*_shapes(problem))
+    is_tuned = choice.variant == "xla" or not _is_gpu()
+    return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:
     """What makes the operands, and what compares two results."""
     operands = functools.partial(_operands, problem)
-    made = jax.jit(operands).lower(jnp.uint32(0)).compile()
+    untuned = _UNTUNED if _is_gpu() else None
+    lowered = jax.jit(operands).lower(jnp.uint32(0))
+    made = lowered.compile(compiler_options=untuned)
     choice = Choice(variant="xla", config=XLA.config_type())
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     results = jax.eval_shape(run, *_shapes(problem))
-    return made, jax.jit(_difference).lower(results, results).compile()
+    compared = jax.jit(_difference).lower(results, results)
+    return made, compared.compile(compiler_options=untuned)
+
+
+def _is_gpu() -> bool:
+    return isinstance(common.local_device(), CudaDevice)
 
 
 @functools.cache

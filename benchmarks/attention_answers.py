@@ -30,7 +30,7 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import Prepared, prepared
+from attention_ahead import Prepared, compile_kernels, prepared
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -60,6 +60,7 @@ SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 VERIFYING_S = 15.0  # of the time, at the end
 
 Times = dict[Choice, list[float]]
+Errors = dict[tuple[AttentionProblem, Choice], float | str]
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
@@ -257,24 +258,27 @@ def races(
 # --- verifying ------------------------------------------------------------------------
 
 
-def verified(found: Sequence[Raced], device: Device) -> dict[AttentionProblem, str]:
+def verified(
+    found: Sequence[Raced], device: Device, errors: Errors | None = None
+) -> dict[AttentionProblem, str]:
     """Why winners cannot be trusted, by their problems.
 
     Lengths do not matter, so that many problems share a small one.
+
+    Args:
+      found: what raced.
+      device: this machine's.
+      errors: what is known of small problems and choices; it is added to.
     """
+    errors = {} if errors is None else errors
     asked = {
-        (workload.ragged(r.problem), r.best): 0.0
-        for r in found
-        if r.best.variant != "xla"
+        (workload.ragged(r.problem), r.best) for r in found if r.best.variant != "xla"
     }
+    new = [pair for pair in asked if pair not in errors]
+    compile_kernels(new, device)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = dict(
-            zip(
-                asked,
-                pool.map(lambda x: _error(x[0], x[1], device), asked),
-                strict=True,
-            )
-        )
+        judged = pool.map(lambda pair: _error(*pair, device), new)
+        errors.update(zip(new, judged, strict=True))
     wrong: dict[AttentionProblem, str] = {}
     for r in found:
         error = errors.get((workload.ragged(r.problem), r.best), 0.0)
@@ -305,6 +309,7 @@ class Racer:
         self._device = device
         self._announced: list[AttentionProblem] = []
         self._ready: Iterator[tuple[AttentionProblem, Prepared]] = iter(())
+        self._errors: Errors = {}
 
     def race(
         self,
@@ -325,11 +330,18 @@ class Racer:
             wanted = {p: candidates(p, self._device) for p in self._announced}
             self._ready = prepared(wanted, self._device)
         del self._announced[: len(group)]
+        began = time.monotonic()
         waiting = dict(itertools.islice(self._ready, len(group)))
+        compiled = time.monotonic()
         for ready in waiting.values():
             for choice, e in ready.failed.items():
                 print(f"  not {choice}: {_described(e)}", flush=True)
         found = list(races(waiting, self._device))
+        raced_s = time.monotonic() - compiled
+        waited_s = compiled - began
+        print(
+            f"  waited {waited_s:.1f} s for programs, raced {raced_s:.1f} s", flush=True
+        )
         if any(isinstance(race, str) for _, race in found):
             salt = time.monotonic_ns() % (1 << 20)  # so that a new kernel is loaded
             jax.block_until_ready(jax.jit(lambda x: x * salt + 1)(jnp.ones(8)))
@@ -337,7 +349,7 @@ class Racer:
 
     def verify(self, found: Sequence[Raced]) -> dict[AttentionProblem, str]:
         """See ``verified``."""
-        return verified(found, self._device)
+        return verified(found, self._device, self._errors)
 
 
 def entries(

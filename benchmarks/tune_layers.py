@@ -332,8 +332,8 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a child measures
     if args.what == "attention":  # which compiles while it runs: nothing is captured
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
+        flags = (os.environ.get("XLA_FLAGS", ""), "--xla_gpu_enable_command_buffer=")
+        os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
     device = local_device()
     if args.results:
         print(f"{raced(args.results, device)} answers taken from results")
