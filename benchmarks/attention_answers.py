@@ -52,6 +52,7 @@ from tracea_jax.variants.attention_decode_sm90 import (
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ROUNDS = 5
+LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
 TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
 VERIFIED = 32  # problems raced until winners are verified, and their answers written
 MARGIN = 1.01  # times the winner's time that the default takes at least
@@ -136,12 +137,16 @@ def raced(
     """``common.race`` of each problem; on a GPU in one profile for all."""
     if not isinstance(device, CudaDevice):
         return {p: common.race(of, ROUNDS) for p, of in calls.items()}
-    turns = [(p, c) for p in calls for _ in range(ROUNDS) for c in calls[p]]
+    turns = [(p, c) for p in calls for _ in range(_rounds(p)) for c in calls[p]]
     spans = common.kernel_spans([calls[p][c] for p, c in turns])
     times: dict[AttentionProblem, Times] = {p: {c: [] for c in calls[p]} for p in calls}
     for (problem, choice), us in zip(turns, spans, strict=True):
         times[problem][choice].append(us)
     return times
+
+
+def _rounds(problem: Any) -> int:
+    return ROUNDS if problem.flops < LONG_FLOPS else FEW_ROUNDS
 
 
 def _raced_surely(
@@ -190,7 +195,9 @@ class Raced:
         code = functools.partial(named, self.problem, device=device)
         race = {"protocol": "race"}
         seen = [
-            Observation(**code(c), time_us=time_us, repeats=ROUNDS, extra=race)
+            Observation(
+                **code(c), time_us=time_us, repeats=len(self.times[c]), extra=race
+            )
             for c, time_us in us.items()
         ]
         gained = self.usual in us and self.usual != self.best
@@ -277,7 +284,7 @@ def verified(
     new = [pair for pair in asked if pair not in errors]
     compile_kernels(new, device)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        judged = pool.map(lambda pair: _error(*pair, device), new)
+        judged = pool.map(lambda pair: _error(pair[0], pair[1], device), new)
         errors.update(zip(new, judged, strict=True))
     wrong: dict[AttentionProblem, str] = {}
     for r in found:
