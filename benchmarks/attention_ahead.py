@@ -2,7 +2,12 @@
 
 Kernels are compiled in processes, the programs around them in threads, with the
 operands' and the comparison's. None of that runs anything on the GPU, whose times would
-suffer. Caller: ``attention_answers``.
+suffer.
+
+Programs of cuDNN are an exception: what compiles one, or loads it for its first run,
+captures a stream, and fails now and then if another does so at the same time. XLA then
+loads no kernel any more in a thread that has seen this error. One thread compiles them,
+and ``CUDNN`` is held for both. Caller: ``attention_answers``.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +39,8 @@ AHEAD = 24  # problems whose programs are compiled while others race
 WORKERS = 16  # processes that compile kernels, and half of the threads
 # Of a program of ours or of cuDNN, in which XLA has nothing to try on the GPU.
 _UNTUNED = {"xla_gpu_autotune_level": 0}
+
+CUDNN = threading.Lock()
 
 Run = Callable[..., Any]
 
@@ -59,13 +67,17 @@ def prepared(
 ) -> Iterator[tuple[AttentionProblem, Prepared]]:
     """Compiles the choices of each problem; the problems in their order."""
     threads = concurrent.futures.ThreadPoolExecutor(2 * _workers())
+    of_cudnn = concurrent.futures.ThreadPoolExecutor(1)
     kernels = _kernels(device)
     problems, started = list(wanted), {}
 
     def start(problem: AttentionProblem) -> dict[Any, Any]:
         whole = threads.submit(_operands_compiled, problem)
         runs = {
-            c: threads.submit(_compiled, kernels, problem, c) for c in wanted[problem]
+            c: (of_cudnn if c.variant == "cudnn" else threads).submit(
+                _compiled, kernels, problem, c
+            )
+            for c in wanted[problem]
         }
         return {**runs, None: whole}
 
@@ -77,7 +89,8 @@ def prepared(
             yield problem, _finished(started[problem])
             started[problem] = {}
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+        for executor in (threads, of_cudnn):
+            executor.shutdown(wait=False, cancel_futures=True)
         kernels.close()
 
 
@@ -124,7 +137,13 @@ def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     lowered = jax.jit(run).lower(*_shapes(problem))
     is_tuned = choice.variant == "xla" or not _is_gpu()
-    return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
+    with alone(choice):
+        return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
+
+
+def alone(choice: Choice) -> contextlib.AbstractContextManager[Any]:
+    """What a program of the choice is compiled in, and runs in for the first time."""
+    return CUDNN if choice.variant == "cudnn" else contextlib.nullcontext()
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:

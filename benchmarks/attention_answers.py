@@ -30,7 +30,7 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import Prepared, compile_kernels, prepared
+from attention_ahead import Prepared, alone, compile_kernels, prepared
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -53,7 +53,7 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ROUNDS = 5
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
-TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
+TOGETHER = 12  # problems of one profile, which takes as long to begin as to race one
 VERIFIED = 32  # problems raced until winners are verified, and their answers written
 MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
@@ -237,7 +237,8 @@ def races(
         calls[problem] = {}
         for choice, run in ready.runs.items():
             try:
-                jax.block_until_ready(run(*inputs))
+                with alone(choice):
+                    jax.block_until_ready(run(*inputs))
                 calls[problem][choice] = functools.partial(run, *inputs)
             except Exception as e:  # such as no memory
                 print(f"  not {choice}: {_described(e)}", flush=True)
@@ -301,7 +302,9 @@ def _error(small: AttentionProblem, choice: Choice, device: Device) -> float | s
     try:
         operands = workload.operands(small, 3)
         run = functools.partial(workload.execute, problem=small, choice=choice)
-        return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
+        with alone(choice):
+            found = jax.block_until_ready(jax.jit(run)(*operands))
+        return workload.error(small, device, operands, found, 3)
     except Exception as e:  # the others are verified
         return _described(e)
 
