@@ -4,10 +4,10 @@ Kernels are compiled in processes, the programs around them in threads, with the
 operands' and the comparison's. None of that runs anything on the GPU, whose times would
 suffer.
 
-Programs of cuDNN are an exception: what compiles one, or loads it for its first run,
-captures a stream, and fails now and then if another does so at the same time. XLA then
-loads no kernel any more in a thread that has seen this error. One thread compiles them,
-and ``CUDNN`` is held for both. Caller: ``attention_answers``.
+Programs of cuDNN are an exception: their first run loads them by capturing a stream,
+and fails now and then if others are compiled meanwhile. XLA then loads no kernel any
+more in a thread that has seen this error. ``CUDNN`` keeps both apart. Caller:
+``attention_answers``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,49 @@ from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants import XLA
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
-AHEAD = 24  # problems whose programs are compiled while others race
+AHEAD = 48  # problems whose programs are compiled while others race
 WORKERS = 16  # processes that compile kernels, and half of the threads
 # Of a program of ours or of cuDNN, in which XLA has nothing to try on the GPU.
 _UNTUNED = {"xla_gpu_autotune_level": 0}
 
-CUDNN = threading.Lock()
+
+class Gate:
+    """Lets many do one thing at a time, or a single one another."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits while somebody is alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until nobody is inside; nobody new comes in meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_closed = False
+                self._changed.notify_all()
+
+
+CUDNN = Gate()
 
 Run = Callable[..., Any]
 
@@ -67,7 +104,7 @@ def prepared(
 ) -> Iterator[tuple[AttentionProblem, Prepared]]:
     """Compiles the choices of each problem; the problems in their order."""
     threads = concurrent.futures.ThreadPoolExecutor(2 * _workers())
-    of_cudnn = concurrent.futures.ThreadPoolExecutor(1)
+    of_cudnn = concurrent.futures.ThreadPoolExecutor(_workers())
     kernels = _kernels(device)
     problems, started = list(wanted), {}
 
@@ -137,13 +174,9 @@ def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     lowered = jax.jit(run).lower(*_shapes(problem))
     is_tuned = choice.variant == "xla" or not _is_gpu()
-    with alone(choice):
+    is_cudnn = choice.variant == "cudnn"
+    with CUDNN.together() if is_cudnn else contextlib.nullcontext():
         return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
-
-
-def alone(choice: Choice) -> contextlib.AbstractContextManager[Any]:
-    """What a program of the choice is compiled in, and runs in for the first time."""
-    return CUDNN if choice.variant == "cudnn" else contextlib.nullcontext()
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:

@@ -30,7 +30,7 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import Prepared, alone, compile_kernels, prepared
+from attention_ahead import CUDNN, Prepared, compile_kernels, prepared
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -51,7 +51,7 @@ from tracea_jax.variants.attention_decode_sm90 import (
 )
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
-ROUNDS = 5
+ROUNDS = 4
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
 TOGETHER = 12  # problems of one profile, which takes as long to begin as to race one
 VERIFIED = 32  # problems raced until winners are verified, and their answers written
@@ -232,19 +232,12 @@ def races(
 ) -> Iterator[tuple[AttentionProblem, Raced | str]]:
     """Races a few problems in one profile."""
     calls: dict[AttentionProblem, dict[Choice, Any]] = {}
-    for problem, ready in group.items():
-        inputs = ready.operands(jnp.uint32(1))
-        calls[problem] = {}
-        for choice, run in ready.runs.items():
-            try:
-                with alone(choice):
-                    jax.block_until_ready(run(*inputs))
-                calls[problem][choice] = functools.partial(run, *inputs)
-            except Exception as e:  # such as no memory
-                print(f"  not {choice}: {_described(e)}", flush=True)
-        if not calls[problem]:
-            del calls[problem]
-            yield problem, "nothing ran"
+    with CUDNN.alone():
+        for problem, ready in group.items():
+            calls[problem] = dict(_ran(ready))
+    for problem in [problem for problem, of in calls.items() if not of]:
+        del calls[problem]
+        yield problem, "nothing ran"
     for problem, times in _raced_surely(calls, device).items():
         usual = default(problem, device)
         best = winner(times, usual)
@@ -261,6 +254,17 @@ def races(
                 apart=float(group[problem].difference(*both)),
             ),
         )
+
+
+def _ran(ready: Prepared) -> Iterator[tuple[Choice, Any]]:
+    """Calls of the choices that ran once."""
+    inputs = ready.operands(jnp.uint32(1))
+    for choice, run in ready.runs.items():
+        try:
+            jax.block_until_ready(run(*inputs))
+            yield choice, functools.partial(run, *inputs)
+        except Exception as e:  # such as no memory
+            print(f"  not {choice}: {_described(e)}", flush=True)
 
 
 # --- verifying ------------------------------------------------------------------------
@@ -302,7 +306,8 @@ def _error(small: AttentionProblem, choice: Choice, device: Device) -> float | s
     try:
         operands = workload.operands(small, 3)
         run = functools.partial(workload.execute, problem=small, choice=choice)
-        with alone(choice):
+        is_cudnn = choice.variant == "cudnn"
+        with CUDNN.alone() if is_cudnn else contextlib.nullcontext():
             found = jax.block_until_ready(jax.jit(run)(*operands))
         return workload.error(small, device, operands, found, 3)
     except Exception as e:  # the others are verified
