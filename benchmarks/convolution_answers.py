@@ -42,8 +42,10 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.tuning.lab.ahead import Ahead
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.tuning.store.records import Entry
+from tracea_jax.variants.conv2d_bands import CONV2D_BANDS
 from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
+from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 from tracea_jax.variants.conv2d_strips_sm90 import CONV2D_STRIPS_SM90
 from tracea_jax.variants.conv2d_weights_sm90 import CONV2D_WEIGHTS_SM90
@@ -54,7 +56,7 @@ TOGETHER = 24  # problems of one profile, which takes long to begin
 TOGETHER_BYTES = 3 << 30  # of their operands and results
 _RANKED: tuple[Any, ...] = (
     *(CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90),
-    *(CONV2D_DEPTHWISE, CONV2D_GROUPED),
+    *(CONV2D_BANDS, CONV2D_DEPTHWISE, CONV2D_GROUPED, CONV2D_GROUPED_IMAGES),
 )
 _BY_XLA = ("xla", "conv2d_product")  # XLA tries kernels for them while it compiles
 

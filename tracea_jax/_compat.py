@@ -320,6 +320,17 @@ class KeyValueStore:
             raise
 
 
+def has_clients() -> bool:
+    """Whether JAX has started, with threads that a forked child would not have.
+
+    What is public starts JAX in order to answer, and takes a lock, which a thread that
+    is not in a child may have held.
+    """
+    from jax._src import xla_bridge
+
+    return bool(getattr(xla_bridge, "_backends", True))
+
+
 def key_value_store() -> KeyValueStore | None:
     """The store that all processes of the program reach; None without a coordinator."""
     from jax._src import distributed
