@@ -221,7 +221,7 @@ def cycles(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> f
 # Cycles of a scheduler for a row of a warp, and for each of its taps; those that a row
 # takes at the least; rows that a piece of an image takes longer; cycles of a block, and
 # of a partial sum; what fewer, larger blocks lose. Bytes of a processor in a cycle, and
-# what short pieces of pixels, and columns that are read twice, lose. Fitted to the times
+# what short pieces of pixels, and columns that are read twice, lose. Fitted to times
 # of 900 configs on an H200.
 _ISSUE, _TAPS, _LATENCY, _PIECE, _BLOCK, _PART = 153, 15, 620, 0.4, 8800, 88
 _FEWER_BLOCKS = 1.04
