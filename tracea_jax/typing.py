@@ -32,6 +32,7 @@ Implementation = Literal[
     "conv2d_cpu",
     "conv2d_depthwise",
     "conv2d_grouped",
+    "conv2d_grouped_images",
     "conv2d_product",
     "conv2d_strips_sm90",
     "conv2d_sm90",
