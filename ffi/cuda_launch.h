@@ -13,30 +13,17 @@
 // arguments, then the results.
 #pragma once
 
-#include <array>
-#include <atomic>
-#include <string>
-
-#include "cubin_registry.h"
-#include "cuda_module.h"
-#include "launch_spec.h"
+#include "launch_plan.h"
 
 namespace tracea::cuda {
 
-// The state of one call site. All devices of an executable share it and run concurrently.
-struct LaunchPlan {
+// The state of one call site.
+struct CallSite {
   static ffi::TypeId id;
-
-  std::string key;
-  std::string entry;
-  std::string arch;
-  Image image;
-  LaunchSpec spec;
-  // What LoadKernel answered, by device; devices beyond the array ask it every time.
-  std::array<std::atomic<const LoadedKernel*>, 32> loaded{};
+  LaunchPlan plan;
 };
 
-extern const XLA_FFI_TypeInfo kLaunchPlanTypeInfo;
+extern const XLA_FFI_TypeInfo kCallSiteTypeInfo;
 
 }  // namespace tracea::cuda
 

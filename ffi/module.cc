@@ -42,9 +42,9 @@ nb::dict FfiTargets() {
   cuda_stages["initialize"] = Capsule(tracea_cuda_launch_v1_initialize);
   cuda_stages["execute"] = Capsule(tracea_cuda_launch_v1_execute);
   nb::dict state;
-  state["type_id"] = nb::capsule(static_cast<void*>(&tracea::cuda::LaunchPlan::id));
+  state["type_id"] = nb::capsule(static_cast<void*>(&tracea::cuda::CallSite::id));
   state["type_info"] = nb::capsule(
-      const_cast<XLA_FFI_TypeInfo*>(&tracea::cuda::kLaunchPlanTypeInfo));
+      const_cast<XLA_FFI_TypeInfo*>(&tracea::cuda::kCallSiteTypeInfo));
   nb::dict cuda;
   cuda["platform"] = "CUDA";
   cuda["stages"] = cuda_stages;

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 # Two processes of tests would compete for the processors with the threads of BLAS.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -172,6 +173,19 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         timing = dataclasses.replace(getattr(module, name), **fields)
         monkeypatch.setattr(module, name, timing)
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Tunings follow a script, the fixture: see ``scripted_tunings``."""
+    from scripted_tunings import Scripts
+
+    from tracea_jax import knowledge
+
+    scripts = Scripts()
+    monkeypatch.setattr(knowledge, "tuning", scripts.tuning)
+    monkeypatch.setattr(knowledge, "open_lab", scripts.open_lab)
+    return scripts
 
 
 @pytest.fixture

@@ -4,14 +4,10 @@
 
 #include <new>
 
-// The launcher whole, for the functions inside of it that need no XLA to run: `Loaded`
-// and `Launch`. XLA's headers are there at build time only; no handler is defined here.
-#include "xla/ffi/api/ffi.h"
-#undef XLA_FFI_DEFINE_HANDLER_SYMBOL
-#define XLA_FFI_DEFINE_HANDLER_SYMBOL(...) static_assert(true)
-#include "cuda_launch.cc"  // NOLINT
-
+#include "cubin_registry.h"
 #include "failure.h"
+#include "launch_plan.h"
+#include "status.h"
 
 namespace tracea::capi {
 namespace {

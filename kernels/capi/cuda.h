@@ -1,6 +1,6 @@
 // The CUDA driver as the library uses it: kernels, memory and streams of one device.
 //
-// Kernels are launched by the code that XLA's handler uses (ffi/cuda_launch.cc). No CUDA
+// Kernels are launched by the code that XLA's handler uses (ffi/launch_plan.h). No CUDA
 // is linked: libcuda.so.1 is opened with the first CUDA context.
 
 #ifndef TRACEA_KERNELS_CAPI_CUDA_H_

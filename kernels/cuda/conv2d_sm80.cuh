@@ -97,7 +97,7 @@ class ConvSm80 {
       using CopyB = TapWeightsCopy<Element, typename Traits::SwizzleB, Traits::kTileN,
                                    Traits::kTileK, Shape::kThreads, Shape::kParts>;
       CopyB copy_b(p_.w, p_.kernel_width, group, images.pitch, n, images.first, walk);
-      MmaTile<Traits, CopyA, CopyB>(smem_, copy_a, copy_b)
+      MmaTile<Traits, Borrowed<CopyA>, Borrowed<CopyB>>(smem_, copy_a, copy_b)
           .add(sums, ceil_div(depth, Traits::kTileK));
     } else {
       // Columns of the next group may be read and multiplied, and are not stored.
@@ -105,7 +105,7 @@ class ConvSm80 {
                              Traits::kTileN, false, kTapUnitBytes, Shape::kThreads,
                              Shape::kParts>;
       CopyB copy_b(p_.w, depth, p_.finish.channels, 0, at.batch * group + n);
-      MmaTile<Traits, CopyA, CopyB>(smem_, copy_a, copy_b)
+      MmaTile<Traits, Borrowed<CopyA>, Borrowed<CopyB>>(smem_, copy_a, copy_b)
           .add(sums, ceil_div(depth, Traits::kTileK));
     }
     const int row = m + Shape::first_row(), column = n + Shape::first_column();

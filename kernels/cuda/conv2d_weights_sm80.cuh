@@ -59,7 +59,7 @@ TRACEA_DEVICE void conv2d_weights_sm80(const ConvWeightsSm80Params& p) {
   // Columns of the next group may be read and multiplied, and are not stored.
   CopyB copy_b(p.dy, pixels, p.finish.channels, first * Traits::kTileK, of_group * group + n);
   float sums[Shape::kBlocksM][2 * Shape::kBlocksN][4] = {};
-  MmaTile<Traits, CopyA, CopyB>(smem_bytes, copy_a, copy_b)
+  MmaTile<Traits, Borrowed<CopyA>, Borrowed<CopyB>>(smem_bytes, copy_a, copy_b)
       .add(sums, left < share ? left : share);
 
   const int column = n + Shape::first_column();

@@ -111,7 +111,7 @@ def _source(problem: Conv2dProblem, config: GemmSm80Config) -> str:
 
 namespace {{
 struct Traits {{
-{products.tile_traits(problem, config)}
+{gemm_sm80.tile_traits(products.product(problem), config)}
   static constexpr bool kTransposesWeights = {cxx(_is_gradient(problem))}, \
 kScatters = {cxx(scatters(problem))};
   static constexpr int kPhasesH = {len(rows)}, kPhasesW = {len(columns)};

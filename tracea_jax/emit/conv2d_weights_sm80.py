@@ -77,7 +77,7 @@ def _source(problem: Conv2dProblem, config: GemmSm80Config) -> str:
 
 namespace {{
 struct Traits {{
-{products.tile_traits(problem, config)}
+{gemm_sm80.tile_traits(products.product(problem), config)}
 {epilogues.convolution_traits(sums)}
 }};
 }}  // namespace

@@ -15,7 +15,6 @@ import math
 
 from tracea_jax.emit import gemm_sm80
 from tracea_jax.emit.conv_axes import ConvAxis, source_channels, source_size, walks
-from tracea_jax.emit.epilogue import CXX_TYPE, cxx
 from tracea_jax.emit.kernel import Scalar
 from tracea_jax.ir.fast_divide import FastDivisor
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem, Epilogue, GemmProblem
@@ -100,25 +99,3 @@ def axis_text(name: str) -> tuple[list[str], str]:
     walk = ", ".join(f"{name}_{field}" for field in _FIELDS)
     divisor = f"static_cast<unsigned>({name}_extent), {name}_multiplier, {name}_shift"
     return parameters, f"{{{{{walk}}}, {{{divisor}}}}}"
-
-
-def tile_traits(problem: Conv2dProblem, config: gemm_sm80.GemmSm80Config) -> str:
-    """The members of Traits that ``tile/mma_tile.cuh`` asks for, one to a line."""
-    asked = product(problem)
-    left = gemm_sm80.lhs_tiles(asked, config)
-    right = gemm_sm80.rhs_tiles(asked, config)
-    of_type = "static constexpr"
-    lines = (
-        f"using Element = {CXX_TYPE[problem.lhs]};",
-        f"using SwizzleA = {left.swizzle.cxx()};",
-        f"using SwizzleB = {right.swizzle.cxx()};",
-        f"{of_type} bool kMnMajorA = {cxx(left.mn_major)}, "
-        f"kMnMajorB = {cxx(right.mn_major)};",
-        f"{of_type} int kTileM = {config.tile_m}, kTileN = {config.tile_n}, "
-        f"kTileK = {config.tile_k};",
-        f"{of_type} int kWarpsM = {config.warps_m}, kWarpsN = {config.warps_n}, "
-        f"kStages = {config.stages}, kRasterBand = {config.raster_band};",
-        f"{of_type} int kThreads = {config.threads}, "
-        f"kSmemBytes = {gemm_sm80.smem_bytes(asked, config)};",
-    )
-    return "\n".join(f"  {line}" for line in lines)

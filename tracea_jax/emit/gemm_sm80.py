@@ -268,9 +268,28 @@ def signature(problem: GemmProblem) -> tuple[str, str]:
     return ", ".join(parameters), f"a, b, {finish}, {', '.join(scalars)}"
 
 
+def tile_traits(problem: GemmProblem, config: GemmSm80Config) -> str:
+    """The members of Traits that ``tile/mma_tile.cuh`` asks for, one to a line."""
+    left, right = lhs_tiles(problem, config), rhs_tiles(problem, config)
+    of_type = "static constexpr"
+    lines = (
+        f"using Element = {CXX_TYPE[problem.lhs]};",
+        f"using SwizzleA = {left.swizzle.cxx()};",
+        f"using SwizzleB = {right.swizzle.cxx()};",
+        f"{of_type} bool kMnMajorA = {cxx(left.mn_major)}, "
+        f"kMnMajorB = {cxx(right.mn_major)};",
+        f"{of_type} int kTileM = {config.tile_m}, kTileN = {config.tile_n}, "
+        f"kTileK = {config.tile_k};",
+        f"{of_type} int kWarpsM = {config.warps_m}, kWarpsN = {config.warps_n}, "
+        f"kStages = {config.stages}, kRasterBand = {config.raster_band};",
+        f"{of_type} int kThreads = {config.threads}, "
+        f"kSmemBytes = {smem_bytes(problem, config)};",
+    )
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def _source(problem: GemmProblem, config: GemmSm80Config) -> str:
     """The translation unit: Traits and one entry."""
-    trans_a, trans_b = (cxx(side == "t") for side in problem.layout)
     left, right = lhs_tiles(problem, config), rhs_tiles(problem, config)
     types = f"{problem.lhs} -> {problem.out} {problem.layout}"
     parameters, arguments = signature(problem)
@@ -280,18 +299,9 @@ def _source(problem: GemmProblem, config: GemmSm80Config) -> str:
 
 namespace {{
 struct Traits {{
-  using Element = {CXX_TYPE[problem.lhs]};
-  using SwizzleA = {left.swizzle.cxx()};
-  using SwizzleB = {right.swizzle.cxx()};
-  static constexpr bool kTransA = {trans_a}, kTransB = {trans_b};
-  static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
-kTileK = {config.tile_k};
-  static constexpr int kWarpsM = {config.warps_m}, kWarpsN = {config.warps_n}, \
-kStages = {config.stages}, kRasterBand = {config.raster_band};
+{tile_traits(problem, config)}
   static constexpr int kAlignA = {left.align_bytes}, kAlignB = {right.align_bytes};
   static constexpr bool kPairs = {cxx(pairs(problem))};
-  static constexpr int kThreads = {config.threads}, \
-kSmemBytes = {smem_bytes(problem, config)};
 {epilogues.traits(problem)}
 }};
 }}  // namespace
@@ -326,4 +336,5 @@ __all__ = [
     "staged_registers",
     "tile_count",
     "tile_grid",
+    "tile_traits",
 ]

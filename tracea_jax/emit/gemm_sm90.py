@@ -345,7 +345,7 @@ def maps_results(problem: GemmProblem) -> bool:
 def maps_residual(problem: GemmProblem, config: GemmSm90Config) -> Any:
     """Whether the residual is copied into the staging buffers that results leave from.
 
-    See kernels/cuda/tile/epilogue.cuh for why not.
+    See kernels/cuda/tile/epilogue_residual.cuh for why not.
     """
     epilogue = problem.epilogue
     itemsize = ITEMSIZE[epilogue.residual_dtype or problem.out]
