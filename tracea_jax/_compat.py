@@ -21,10 +21,7 @@ UNTESTED_JAX = (0, 13)
 
 
 def untested_jax() -> str | None:
-    """What to know about a JAX that is newer than those tested, or None.
-
-    pip installs none; a person may all the same.
-    """
+    """What to know about a JAX newer than those tested, which pip never installs."""
     if jax.__version_info__[:2] < UNTESTED_JAX:
         return None
     limit = ".".join(map(str, UNTESTED_JAX))
@@ -312,8 +309,7 @@ class KeyValueStore:
     def get(self, key: str, timeout_s: float) -> bytes | None:
         """The value as soon as it is set; None if it is not set in time."""
         try:
-            timeout_ms = round(timeout_s * 1e3)
-            return self.client.blocking_key_value_get_bytes(key, timeout_ms)
+            return self.client.blocking_key_value_get_bytes(key, round(timeout_s * 1e3))
         except jax.errors.JaxRuntimeError as e:
             if "DEADLINE_EXCEEDED" in str(e):
                 return None
@@ -321,12 +317,8 @@ class KeyValueStore:
 
 
 def has_clients() -> bool:
-    """Whether JAX has started, with threads that a forked child would not have.
-
-    What is public starts JAX in order to answer, and takes a lock, which a thread that
-    is not in a child may have held.
-    """
-    from jax._src import xla_bridge
+    """Whether JAX has started, without starting it or waiting for a lock."""
+    from jax._src import xla_bridge  # what is public does either
 
     return bool(getattr(xla_bridge, "_backends", True))
 
@@ -335,8 +327,7 @@ def key_value_store() -> KeyValueStore | None:
     """The store that all processes of the program reach; None without a coordinator."""
     from jax._src import distributed
 
-    client = distributed.global_state.client
-    return None if client is None else KeyValueStore(client)
+    return None if (c := distributed.global_state.client) is None else KeyValueStore(c)
 
 
 # Every argument of JAX's lowering rules that the functions below know about.
