@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numerics
-import numpy as np
 from numerics import normal
 
 from tracea_jax.device import CPU_ISAS, local_cpu
@@ -89,9 +87,7 @@ def results_of_all(
             for kernel, call, some in zip(kernels, calls, inputs, strict=True)
         ]
 
-    poison = [
-        [jnp.array(np.full(x.shape, np.nan, x.dtype)) for x in like] for like in shapes
-    ]
+    poison = [[numerics.poison(x.shape, x.dtype) for x in like] for like in shapes]
     places = [[x.unsafe_buffer_pointer() for x in some] for some in poison]
     found = run(poison, list(inputs))
     for some, before in zip(found, places, strict=True):

@@ -213,7 +213,8 @@ def test_one_config_at_every_awkward_shape(shape):
 
 @pytest.mark.parametrize("shape", [(1, 41, 24), (4, 101, 25), (13, 1, 49), (97, 48, 1)])
 def test_a_multiplied_residual_at_awkward_shapes(shape):
-    run_and_check(*(gemm(*shape, d, layout="nt", epilogue=GATE) for d in DTYPES))
+    m, n, k = shape
+    run_and_check(*(gemm(m, n, k, d, layout="nt", epilogue=GATE) for d in DTYPES))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
