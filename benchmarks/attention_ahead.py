@@ -2,15 +2,22 @@
 
 Kernels are compiled in processes, the programs around them in threads, with the
 operands' and the comparison's. None of that runs anything on the GPU, whose times would
-suffer. Caller: ``attention_answers``.
+suffer.
+
+Programs of cuDNN are an exception: their first run loads them by capturing a stream,
+and fails now and then if others are compiled meanwhile. XLA then loads no kernel any
+more in a thread that has seen this error. ``CUDNN`` keeps both apart. Caller:
+``attention_answers``.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +35,49 @@ from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants import XLA
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
-AHEAD = 24  # problems whose programs are compiled while others race
+AHEAD = 48  # problems whose programs are compiled while others race
+WORKERS = 16  # processes that compile kernels, and half of the threads
+# Of a program of ours or of cuDNN, in which XLA has nothing to try on the GPU.
+_UNTUNED = {"xla_gpu_autotune_level": 0}
+
+
+class Gate:
+    """Lets many do one thing at a time, or a single one another."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._inside = 0
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits while somebody is alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until nobody is inside; nobody new comes in meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_closed)
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._inside)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_closed = False
+                self._changed.notify_all()
+
+
+CUDNN = Gate()
 
 Run = Callable[..., Any]
 
@@ -54,23 +103,22 @@ def prepared(
     wanted: Mapping[AttentionProblem, Sequence[Choice]], device: Device
 ) -> Iterator[tuple[AttentionProblem, Prepared]]:
     """Compiles the choices of each problem; the problems in their order."""
-    cores = os.cpu_count() or 1
-    threads = concurrent.futures.ThreadPoolExecutor(cores)
-    has_kernels = isinstance(device, CudaDevice)
-    pool = CompilePool(options().directory, workers=cores) if has_kernels else None
-    kernels = Ahead(pool, device)
+    threads = concurrent.futures.ThreadPoolExecutor(2 * _workers())
+    of_cudnn = concurrent.futures.ThreadPoolExecutor(_workers())
+    kernels = _kernels(device)
     problems, started = list(wanted), {}
 
     def start(problem: AttentionProblem) -> dict[Any, Any]:
         whole = threads.submit(_operands_compiled, problem)
         runs = {
-            c: threads.submit(_compiled, kernels, problem, c) for c in wanted[problem]
+            c: (of_cudnn if c.variant == "cudnn" else threads).submit(
+                _compiled, kernels, problem, c
+            )
+            for c in wanted[problem]
         }
         return {**runs, None: whole}
 
     try:
-        for problem, choices in wanted.items():
-            kernels.start(problem, choices)
         for i, problem in enumerate(problems):
             for later in problems[i : i + AHEAD]:
                 if later not in started:
@@ -78,8 +126,35 @@ def prepared(
             yield problem, _finished(started[problem])
             started[problem] = {}
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)
+        for executor in (threads, of_cudnn):
+            executor.shutdown(wait=False, cancel_futures=True)
         kernels.close()
+
+
+def compile_kernels(
+    pairs: Sequence[tuple[AttentionProblem, Choice]], device: Device
+) -> None:
+    """Compiles at once what the choices run; what fails is left to who runs it."""
+    kernels = _kernels(device)
+    try:
+        for problem, choice in pairs:
+            kernels.start(problem, [choice])
+        for problem, choice in pairs:
+            with contextlib.suppress(Exception):
+                kernels.wait(problem, choice)
+    finally:
+        kernels.close()
+
+
+def _workers() -> int:
+    return min(os.cpu_count() or 1, WORKERS)
+
+
+def _kernels(device: Device) -> Ahead:
+    """What compiles kernels in processes; nothing, where there are none."""
+    if not isinstance(device, CudaDevice):
+        return Ahead(None, device)
+    return Ahead(CompilePool(options().directory, workers=_workers()), device)
 
 
 def _finished(futures: dict[Any, Any]) -> Prepared:
@@ -97,17 +172,28 @@ def _finished(futures: dict[Any, Any]) -> Prepared:
 def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     kernels.wait(problem, choice)
     run = functools.partial(workload.execute, problem=problem, choice=choice)
-    return jax.jit(run).lower(*_shapes(problem)).compile()
+    lowered = jax.jit(run).lower(*_shapes(problem))
+    is_tuned = choice.variant == "xla" or not _is_gpu()
+    is_cudnn = choice.variant == "cudnn"
+    with CUDNN.together() if is_cudnn else contextlib.nullcontext():
+        return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:
     """What makes the operands, and what compares two results."""
     operands = functools.partial(_operands, problem)
-    made = jax.jit(operands).lower(jnp.uint32(0)).compile()
+    untuned = _UNTUNED if _is_gpu() else None
+    lowered = jax.jit(operands).lower(jnp.uint32(0))
+    made = lowered.compile(compiler_options=untuned)
     choice = Choice(variant="xla", config=XLA.config_type())
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     results = jax.eval_shape(run, *_shapes(problem))
-    return made, jax.jit(_difference).lower(results, results).compile()
+    compared = jax.jit(_difference).lower(results, results)
+    return made, compared.compile(compiler_options=untuned)
+
+
+def _is_gpu() -> bool:
+    return isinstance(common.local_device(), CudaDevice)
 
 
 @functools.cache

@@ -5,7 +5,12 @@ can win; these race with the default and with cuDNN. What is not the default bec
 answer only if it is faster by more than the noise (``MARGIN``), and then the default is
 its runner-up, so that an entry says what was gained. Who wins is compared with another
 choice at the problem itself, and with float64 at a small, ragged problem of the same
-kind. Caller: ``tune_layers --what attention``.
+kind.
+
+A process of its own races groups of problems and compiles those that follow. If a group
+ends it, or leaves it a GPU that answers nothing but errors, another one goes on with
+the next group, and the problems of the lost group race once more, each alone, at last.
+Callers: ``tune_layers --what attention``, and ``attention_process``, the process.
 """
 
 from __future__ import annotations
@@ -15,17 +20,17 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import itertools
 import os
 import statistics
 import time
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import Prepared, prepared
+from attention_ahead import CUDNN, Prepared, compile_kernels, prepared
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -46,14 +51,17 @@ from tracea_jax.variants.attention_decode_sm90 import (
 )
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
-ROUNDS = 5
-TOGETHER = 6  # problems of one profile, which takes as long to begin as to race one
-MARGIN = 1.02  # times the winner's time that the default takes at least
+ROUNDS = 4
+LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
+TOGETHER = 12  # problems of one profile, which takes as long to begin as to race one
+VERIFIED = 32  # problems raced until winners are verified, and their answers written
+MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
-VERIFYING_S = 20.0  # of the time, at the end
+VERIFYING_S = 15.0  # of the time, at the end
 
 Times = dict[Choice, list[float]]
+Errors = dict[tuple[AttentionProblem, Choice], float | str]
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
@@ -129,12 +137,16 @@ def raced(
     """``common.race`` of each problem; on a GPU in one profile for all."""
     if not isinstance(device, CudaDevice):
         return {p: common.race(of, ROUNDS) for p, of in calls.items()}
-    turns = [(p, c) for p in calls for _ in range(ROUNDS) for c in calls[p]]
+    turns = [(p, c) for p in calls for _ in range(_rounds(p)) for c in calls[p]]
     spans = common.kernel_spans([calls[p][c] for p, c in turns])
     times: dict[AttentionProblem, Times] = {p: {c: [] for c in calls[p]} for p in calls}
     for (problem, choice), us in zip(turns, spans, strict=True):
         times[problem][choice].append(us)
     return times
+
+
+def _rounds(problem: Any) -> int:
+    return ROUNDS if problem.flops < LONG_FLOPS else FEW_ROUNDS
 
 
 def _raced_surely(
@@ -183,7 +195,9 @@ class Raced:
         code = functools.partial(named, self.problem, device=device)
         race = {"protocol": "race"}
         seen = [
-            Observation(**code(c), time_us=time_us, repeats=ROUNDS, extra=race)
+            Observation(
+                **code(c), time_us=time_us, repeats=len(self.times[c]), extra=race
+            )
             for c, time_us in us.items()
         ]
         gained = self.usual in us and self.usual != self.best
@@ -218,18 +232,12 @@ def races(
 ) -> Iterator[tuple[AttentionProblem, Raced | str]]:
     """Races a few problems in one profile."""
     calls: dict[AttentionProblem, dict[Choice, Any]] = {}
-    for problem, ready in group.items():
-        inputs = ready.operands(jnp.uint32(1))
-        calls[problem] = {}
-        for choice, run in ready.runs.items():
-            try:
-                jax.block_until_ready(run(*inputs))
-                calls[problem][choice] = functools.partial(run, *inputs)
-            except Exception as e:  # such as no memory
-                print(f"  not {choice}: {type(e).__name__}: {str(e)[:200]}", flush=True)
-        if not calls[problem]:
-            del calls[problem]
-            yield problem, "nothing ran"
+    with CUDNN.alone():
+        for problem, ready in group.items():
+            calls[problem] = dict(_ran(ready))
+    for problem in [problem for problem, of in calls.items() if not of]:
+        del calls[problem]
+        yield problem, "nothing ran"
     for problem, times in _raced_surely(calls, device).items():
         usual = default(problem, device)
         best = winner(times, usual)
@@ -248,27 +256,41 @@ def races(
         )
 
 
+def _ran(ready: Prepared) -> Iterator[tuple[Choice, Any]]:
+    """Calls of the choices that ran once."""
+    inputs = ready.operands(jnp.uint32(1))
+    for choice, run in ready.runs.items():
+        try:
+            jax.block_until_ready(run(*inputs))
+            yield choice, functools.partial(run, *inputs)
+        except Exception as e:  # such as no memory
+            print(f"  not {choice}: {_described(e)}", flush=True)
+
+
 # --- verifying ------------------------------------------------------------------------
 
 
-def verified(found: Sequence[Raced], device: Device) -> dict[AttentionProblem, str]:
+def verified(
+    found: Sequence[Raced], device: Device, errors: Errors | None = None
+) -> dict[AttentionProblem, str]:
     """Why winners cannot be trusted, by their problems.
 
     Lengths do not matter, so that many problems share a small one.
+
+    Args:
+      found: what raced.
+      device: this machine's.
+      errors: what is known of small problems and choices; it is added to.
     """
+    errors = {} if errors is None else errors
     asked = {
-        (workload.ragged(r.problem), r.best): 0.0
-        for r in found
-        if r.best.variant != "xla"
+        (workload.ragged(r.problem), r.best) for r in found if r.best.variant != "xla"
     }
+    new = [pair for pair in asked if pair not in errors]
+    compile_kernels(new, device)
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        errors = dict(
-            zip(
-                asked,
-                pool.map(lambda x: _error(x[0], x[1], device), asked),
-                strict=True,
-            )
-        )
+        judged = pool.map(lambda pair: _error(pair[0], pair[1], device), new)
+        errors.update(zip(new, judged, strict=True))
     wrong: dict[AttentionProblem, str] = {}
     for r in found:
         error = errors.get((workload.ragged(r.problem), r.best), 0.0)
@@ -284,39 +306,131 @@ def _error(small: AttentionProblem, choice: Choice, device: Device) -> float | s
     try:
         operands = workload.operands(small, 3)
         run = functools.partial(workload.execute, problem=small, choice=choice)
-        return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
+        is_cudnn = choice.variant == "cudnn"
+        with CUDNN.alone() if is_cudnn else contextlib.nullcontext():
+            found = jax.block_until_ready(jax.jit(run)(*operands))
+        return workload.error(small, device, operands, found, 3)
     except Exception as e:  # the others are verified
-        return f"{type(e).__name__}: {str(e)[:200]}"
+        return _described(e)
+
+
+# --- groups, in a process that may be lost --------------------------------------------
+
+
+class Racer:
+    """Races groups of problems in this process, and compiles those that follow."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._announced: list[AttentionProblem] = []
+        self._ready: Iterator[tuple[AttentionProblem, Prepared]] = iter(())
+        self._errors: Errors = {}
+
+    def race(
+        self,
+        group: Sequence[AttentionProblem],
+        following: Sequence[AttentionProblem] = (),
+    ) -> list[tuple[AttentionProblem, Raced | str]]:
+        """Of each problem the race, or why there was none.
+
+        Args:
+          group: the problems.
+          following: what later calls will ask for, in their order: it is compiled.
+
+        Raises:
+          Exception: of a GPU that runs nothing any more, whatever it is asked.
+        """
+        if self._announced[: len(group)] != list(group):
+            self._announced = [*group, *following]
+            wanted = {p: candidates(p, self._device) for p in self._announced}
+            self._ready = prepared(wanted, self._device)
+        del self._announced[: len(group)]
+        began = time.monotonic()
+        waiting = dict(itertools.islice(self._ready, len(group)))
+        compiled = time.monotonic()
+        for ready in waiting.values():
+            for choice, e in ready.failed.items():
+                print(f"  not {choice}: {_described(e)}", flush=True)
+        found = list(races(waiting, self._device))
+        raced_s = time.monotonic() - compiled
+        waited_s = compiled - began
+        print(
+            f"  waited {waited_s:.1f} s for programs, raced {raced_s:.1f} s", flush=True
+        )
+        if any(isinstance(race, str) for _, race in found):
+            salt = time.monotonic_ns() % (1 << 20)  # so that a new kernel is loaded
+            jax.block_until_ready(jax.jit(lambda x: x * salt + 1)(jnp.ones(8)))
+        return found
+
+    def verify(self, found: Sequence[Raced]) -> dict[AttentionProblem, str]:
+        """See ``verified``."""
+        return verified(found, self._device, self._errors)
 
 
 def entries(
-    problems: Sequence[AttentionProblem], device: Device, budget_s: float
+    problems: Sequence[AttentionProblem],
+    device: Device,
+    budget_s: float,
+    racer: Any = None,
 ) -> Iterator[tuple[AttentionProblem, Entry | str]]:
-    """An answer for each problem that there was time for, or why there is none."""
+    """An answer for each problem that there was time for, or why there is none.
+
+    Args:
+      problems: the most important first.
+      device: this machine's.
+      budget_s: seconds for everything.
+      racer: what races; a ``Racer``, or ``attention_process.Apart``.
+    """
+    racer = racer or Racer(device)
     end = time.monotonic() + budget_s - VERIFYING_S
+    groups = [
+        tuple(problems[i : i + TOGETHER]) for i in range(0, len(problems), TOGETHER)
+    ]
+    lost: list[AttentionProblem] = []
     found: list[Raced] = []
-    waiting: dict[AttentionProblem, Prepared] = {}
-    wanted = {p: candidates(p, device) for p in problems}
-    for i, (problem, ready) in enumerate(prepared(wanted, device), start=1):
-        for choice, e in ready.failed.items():
-            print(f"  not {choice}: {type(e).__name__}: {str(e)[:200]}", flush=True)
-        waiting[problem] = ready
-        is_late = time.monotonic() > end
-        if len(waiting) < TOGETHER and i < len(problems) and not is_late:
-            continue
+    count = 0
+    while groups and time.monotonic() < end or not count:
+        group, *groups = groups
         try:
-            for of, race in races(waiting, device):
-                if isinstance(race, str):
-                    yield of, race
-                else:
+            following = [p for later in groups for p in later]
+            for problem, race in racer.race(group, following):
+                if isinstance(race, Raced):
                     found.append(race)
-        except Exception as e:  # the rest goes on
-            print(f"  not {len(waiting)} problems: {type(e).__name__}: {e}"[:400])
-            traceback.print_exc()
-        waiting.clear()
-        print(f"  {i} of {len(problems)} raced, {end - time.monotonic():.0f} s left")
-        if is_late:
-            break
-    wrong = verified(found, device)
+                else:
+                    yield problem, race
+        except Exception as e:  # whatever a kernel does must not end the rest
+            print(f"  not {len(group)} problems: {_described(e)}", flush=True)
+            if len(group) == 1:
+                yield group[0], _described(e)
+            else:
+                lost += group
+        count += len(group)
+        left_s = end - time.monotonic()
+        print(f"  {count} of {len(problems)} raced, {left_s:.0f} s left", flush=True)
+        if not groups:  # once more, each alone
+            groups, lost = [(p,) for p in lost], []
+        if len(found) >= VERIFIED:
+            yield from _judged(found, racer, device)
+            found = []
+    yield from _judged(found, racer, device)
+
+
+def _judged(
+    found: Sequence[Raced], racer: Any, device: Device
+) -> Iterator[tuple[AttentionProblem, Entry | str]]:
+    """Entries of those that are right; who ends the process is found by halves."""
+    try:
+        wrong = racer.verify(found)
+    except Exception as e:
+        if len(found) == 1:
+            yield found[0].problem, f"not verified: {_described(e)}"
+            return
+        yield from _judged(found[: len(found) // 2], racer, device)
+        yield from _judged(found[len(found) // 2 :], racer, device)
+        return
     for race in found:
         yield race.problem, wrong.get(race.problem) or race.entry(device)
+
+
+def _described(e: Exception) -> str:
+    return f"{type(e).__name__}: {e}"[:300]

@@ -29,6 +29,13 @@ DEPTHWISE = (
     *((56, 96, 7, 1), (28, 192, 7, 1), (14, 384, 7, 1), (7, 768, 7, 1)),
 )
 GROUPED = ((56, 128), (28, 256), (14, 512), (7, 1024))  # of ResNeXt-50 32x4d
+WIDE_3X3 = "3x3 of float32"
+# What the groups of float32 are of, beside 3 x 3 convolutions of 64 images.
+FLOAT32 = (
+    *("", ", gradient", ", weights", ", with epilogue"),
+    *(", batch 8", ", batch 8, gradient", ", batch 8, weights"),
+    *(", stride 2", ", stride 2, gradient", ", U-Net", ", U-Net, gradient"),
+)
 DIRECTIONS = {"": "forward", " gradient": "input_grad", " weights": "weight_grad"}
 
 
@@ -71,10 +78,8 @@ BARS: dict[str, tuple[Bar, ...]] = {
     "1x1 of stride 2": _bars(),
     "U-Net 3x3": _bars(),
     "U-Net 3x3 gradient": _bars(),
-    **{
-        f"3x3 of float32{what}": _bars()
-        for what in ("", ", gradient", ", weights", ", stride 2", ", U-Net")
-    },
+    "1x1 of float32": _bars(),
+    **{f"{WIDE_3X3}{what}": _bars() for what in FLOAT32},
 }
 FIGURES = {
     "own_geomean": "XLA / ours, geometric mean",
@@ -204,19 +209,41 @@ def _dense() -> Iterator[Case]:
 
 def of_float32() -> Iterator[Case]:
     """Products of TF32, which is what XLA multiplies float32 as on these GPUs."""
-    wide: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
     directions: dict[str, Direction] = {
         "": "forward",
         ", gradient": "input_grad",
         ", weights": "weight_grad",
     }
-    for what, direction in directions.items():
-        for size, channels in STAGES:
-            asked = conv(64, size, channels, direction=direction, **wide)
-            yield Case(group=f"3x3 of float32{what}", problem=asked)
+
+    def case(group: str, *shape: int, **changes: Any) -> Case:
+        # Not in one call, in which "out" would be the number of channels.
+        wide: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
+        problem = dataclasses.replace(conv(*shape, **changes), **wide)
+        return Case(group=group, problem=problem)
+
+    for batch, of_batch in ((64, ""), (8, ", batch 8")):
+        for what, direction in directions.items():
+            for size, channels in STAGES:
+                shape = (batch, size, channels)
+                yield case(f"{WIDE_3X3}{of_batch}{what}", *shape, direction=direction)
+    for size, channels in STAGES:
+        for epilogue in (RELU, JOINED):
+            yield case(
+                f"{WIDE_3X3}, with epilogue", 64, size, channels, epilogue=epilogue
+            )
+    for what in ("", ", gradient"):
+        direction = directions[what]
+        for size, channels in STAGES[1:]:
+            how: dict[str, Any] = {"stride": 2, "pads": (0, 1), "direction": direction}
+            yield case(f"{WIDE_3X3}, stride 2{what}", 64, 2 * size, channels, **how)
+        for channels, size in ((320, 64), (640, 32)):
+            yield case(
+                f"{WIDE_3X3}, U-Net{what}", 8, size, channels, direction=direction
+            )
     for size, channels in STAGES[1:]:
-        strided = conv(64, 2 * size, channels, stride=2, pads=(0, 1), **wide)
-        yield Case(group="3x3 of float32, stride 2", problem=strided)
-    for channels, size in ((320, 64), (640, 32)):
-        asked = conv(8, size, channels, **wide)
-        yield Case(group="3x3 of float32, U-Net", problem=asked)
+        for inputs, outputs, epilogue in (
+            (4 * channels, channels, RELU),
+            (channels, 4 * channels, JOINED),
+        ):
+            how = {"taps": 1, "pads": (0, 0), "epilogue": epilogue}
+            yield case("1x1 of float32", 64, size, inputs, outputs, **how)

@@ -13,6 +13,7 @@ from tracea_jax.problem import AttentionProblem
 
 TOKENS = 16384
 LENGTHS = (4096, 8192, 2048, 32768, 1024, 16384, 512)
+LONGEST = (65536, 131072)  # of one model, and its gradients only up to the first
 DECODED = ((64, 2048), (8, 32768), (16, 4096), (1, 131072), (64, 8192), (16, 1024))
 
 
@@ -55,7 +56,14 @@ class Heads:
 
 
 MODELS = (
-    Heads(name="Llama 3 8B", heads=32, kv_heads=8, head_dim=128, decodes=True),
+    Heads(
+        name="Llama 3 8B",
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        decodes=True,
+        lengths=(*LENGTHS, *LONGEST),
+    ),
     Heads(name="Llama 3 70B", heads=64, kv_heads=8, head_dim=128, decodes=True),
     Heads(name="GPT-2", heads=12, head_dim=64, lengths=(1024, 512)),
     Heads(name="ViT-B", heads=12, head_dim=64, is_causal=False, lengths=(197,)),
@@ -72,11 +80,13 @@ def order(models: tuple[Heads, ...] = MODELS) -> tuple[AttentionProblem, ...]:
 
 
 def _rounds(models: tuple[Heads, ...]) -> Iterator[AttentionProblem]:
-    for i in range(max(len(LENGTHS), len(DECODED))):
+    for i in range(len(LENGTHS) + len(LONGEST)):
         for model in models:
             if i < len(model.lengths):
                 whole = model.whole(model.lengths[i])
                 yield whole
+                if whole.q_len > LONGEST[0]:
+                    continue
                 yield dataclasses.replace(whole, saves_lse=True)
                 yield dataclasses.replace(whole, direction="backward")
             if model.decodes and i < len(DECODED):

@@ -151,6 +151,72 @@ class ConvNext(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Blocks of EfficientNet with one number of filters; the first has the strides."""
+
+    expansion: int
+    filters: int
+    blocks: int
+    stride: int
+    taps: int
+
+
+B0 = (
+    Stage(expansion=1, filters=16, blocks=1, stride=1, taps=3),
+    Stage(expansion=6, filters=24, blocks=2, stride=2, taps=3),
+    Stage(expansion=6, filters=40, blocks=2, stride=2, taps=5),
+    Stage(expansion=6, filters=80, blocks=3, stride=2, taps=3),
+    Stage(expansion=6, filters=112, blocks=3, stride=1, taps=5),
+    Stage(expansion=6, filters=192, blocks=4, stride=2, taps=5),
+    Stage(expansion=6, filters=320, blocks=1, stride=1, taps=3),
+)
+
+
+class InvertedBottleneck(nn.Module):
+    stage: Stage
+    stride: int
+    is_training: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        conv = functools.partial(nn.Conv, dtype=self.dtype)
+        bare = functools.partial(conv, use_bias=False)
+        norm = batch_norm(self.is_training, self.dtype)
+        taps, strides = (self.stage.taps,) * 2, (self.stride,) * 2
+        wide = self.stage.expansion * x.shape[-1]
+        y = x
+        if self.stage.expansion > 1:
+            y = nn.swish(norm()(bare(wide, (1, 1))(y)))
+        y = bare(wide, taps, strides, feature_group_count=wide)(y)
+        y = nn.swish(norm()(y))
+        gate = nn.swish(conv(x.shape[-1] // 4, (1, 1))(y.mean((1, 2), keepdims=True)))
+        y = y * nn.sigmoid(conv(wide, (1, 1))(gate))
+        y = norm()(bare(self.stage.filters, (1, 1))(y))
+        return x + y if x.shape == y.shape else y
+
+
+class EfficientNet(nn.Module):
+    stages: tuple[Stage, ...]
+    first: int
+    last: int
+    is_training: bool
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, images: jax.Array) -> jax.Array:
+        conv = functools.partial(nn.Conv, use_bias=False, dtype=self.dtype)
+        norm = batch_norm(self.is_training, self.dtype)
+        x = nn.swish(norm()(conv(self.first, (3, 3), (2, 2))(images)))
+        for stage in self.stages:
+            for i in range(stage.blocks):
+                stride = stage.stride if i == 0 else 1
+                x = InvertedBottleneck(stage, stride, self.is_training, self.dtype)(x)
+        x = nn.swish(norm()(conv(self.last, (1, 1))(x)))
+        return nn.Dense(CLASSES, dtype=self.dtype)(x.mean((1, 2)))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """Images and the sizes of what looks at them.
 
@@ -253,6 +319,22 @@ def convnext(
         return ConvNext(blocks, width, dtype)
 
     text = f"{sum(blocks)} blocks, width {width}"
+    return Images(module=module, text=text, batch=batch, size=size, dtype=dtype)
+
+
+def efficientnet(
+    *,
+    stages: tuple[Stage, ...],
+    first: int,
+    last: int,
+    batch: int,
+    size: int,
+    dtype: str,
+) -> Images:
+    def module(dtype: Any, is_training: bool) -> nn.Module:
+        return EfficientNet(stages, first, last, is_training, dtype)
+
+    text = f"{sum(s.blocks for s in stages)} inverted bottlenecks, {first} to {last}"
     return Images(module=module, text=text, batch=batch, size=size, dtype=dtype)
 
 

@@ -9,6 +9,7 @@ what others write. Prints a line for each tool, and what it complains about. Wit
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import pathlib
@@ -21,11 +22,24 @@ from typing import Any
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 99  # the exit code that stands for complaints
 KERNELS = "kernel_substring=attention"
+# Graphs would hide the kernels' names; tuning XLA's own kernels takes most of the time.
+_FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
+# Who reads what a bulk copy has stored reads memory that initcheck takes for untouched.
+_BULK_STORES = {"initcheck": "ordered"}
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: .*$", re.MULTILINE)
 
 
 def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     """(name, what to run) of each kind of kernel."""
+    import jax
+
+    for name, run in of_ops():
+        yield name, jax.jit(run)
+    yield from backward()
+
+
+def of_ops() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What programs call, with the default configs."""
     import jax
     import numpy as np
 
@@ -82,26 +96,15 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, how in kinds.items():
         yield f"forward, {name}", lambda how=how: forward(*x, **how)
     yield "forward, 128 columns", lambda: forward(*wide, **causal)
-    of_gradients = (
-        "full",
-        "causal",
-        "documents",
-        "bias",
-        "soft cap",
-        "array",
-        "blocks",
-    )
-    for name in of_gradients:
+    for name in ("causal", "soft cap", "array", "blocks"):
         how = kinds[name]
         yield f"gradients, {name}", lambda how=how: gradients(*x, **how)
-    yield "gradients, 128 columns", lambda: gradients(*wide, **causal)
-    widest = qkv(200, 200, 256)
-    yield "gradients, 256 columns", lambda: gradients(*widest, **causal)
 
-    def of_bias() -> Any:
-        return jax.vjp(lambda bias: forward(*x, bias=bias), bias)[1](x[0])
+    def of_low_bias() -> Any:
+        low = normal(1, 2, 200, 200) - 1e9  # of every key
+        return jax.vjp(lambda bias: forward(*x, bias=bias), low)[1](x[0])
 
-    yield "gradients, of a bias", of_bias
+    yield "gradients, low bias", of_low_bias
     few = qkv(1, 300, 128, 16, 4)
     for config in ({}, {"splits": 3}):
         yield f"decode {config or ''}", lambda config=config: decoded(*few, **config)
@@ -120,16 +123,82 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     )
 
 
-def run_all(part: tuple[int, int]) -> None:
-    """Runs every kind of a part, one after the other."""
+def backward() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Gradients of each kind, with each of the ways to come to dq."""
+    import jax
+
+    from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
+    from tracea_jax.ops.attention import workload
+    from tracea_jax.options import device_for
+    from tracea_jax.policy import Choice
+    from tracea_jax.problem import AttentionProblem
+    from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
+
+    def run(fields: dict[str, Any], choices: dict[str, Any]) -> Any:
+        heads = {"heads": 2, "kv_heads": 2, "head_dim": 64, **fields}
+        problem = AttentionProblem(
+            **{"direction": "backward", "batch": 1, "q_len": 200, "kv_len": 200},
+            **{"dtype": "bfloat16", "scale": 0.125, **heads},
+        )
+        variant = ATTENTION_BACKWARD_SM90
+        usual = variant.heuristic(problem, device_for("cuda"))
+        config = AttentionBackwardSm90Config(**choices) if choices else usual
+        choice = Choice(variant=variant.name, config=config)
+        # The reference is computed where nobody watches.
+        with jax.default_device(jax.devices("cpu")[0]):
+            inputs = workload.operands(problem, seed=1)
+        inputs = jax.device_put(inputs, jax.devices()[0])
+        call = functools.partial(workload.execute, problem=problem, choice=choice)
+        return jax.jit(call)(*inputs)
+
+    causal: dict[str, Any] = {"is_causal": True}
+    bias = {"bias": (1, 2, 200, 200), "bias_dtype": "bfloat16", "bias_gradient": True}
+    large = {"tile_kv": 128, "block_q": 64, "tile_q": 128, "block_kv": 64}
+    small = {**large, "tile_kv": 64, "tile_q": 64, "dq": "beside"}
+    ordered = {**large, "dq": "ordered"}
+    of_two = {"heads": 4}
+    kinds: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+        ("plain", {}, {}),
+        ("small", causal, small),
+        ("large beside", causal, {**large, "dq": "beside"}),
+        ("ordered", {**causal, "head_dim": 128}, ordered),
+        ("ordered, 64 columns", causal, {**ordered, "block_q": 128}),
+        ("atomic, keys shared", {**of_two, "head_dim": 128}, {**large, "dq": "atomic"}),
+        ("keys shared", {**causal, **of_two}, small),
+        ("documents", {**causal, "segments": True}, small),
+        ("documents, large", {"segments": True, **of_two, "head_dim": 128}, large),
+        ("window", {**causal, "window": (50, 0)}, small),
+        ("window, large", {"window": (50, 30), "head_dim": 128}, large),
+        ("bias", bias, {}),
+        ("bias, 128 columns", {**bias, **causal, "head_dim": 128}, {}),
+        ("bias, ordered", {**bias, "head_dim": 128}, ordered),
+        ("bias of all heads", {**bias, "bias": (1, 1, 200, 200)}, {}),
+        ("alibi", {**causal, "alibi": "linear"}, {}),
+        ("sinks, lengths", {**causal, "sinks": True, "kv_lengths": True}, {}),
+        ("96 columns", {**causal, "head_dim": 96}, {}),
+        ("192 and 128 columns", {"head_dim": 192, "value_dim": 128}, {}),
+        ("256 columns", {**causal, "head_dim": 256}, {}),
+        ("256 columns, keys shared", {**of_two, "head_dim": 256}, {}),
+    )
+    for name, fields, choices in kinds:
+        yield (
+            f"backward, {name}",
+            lambda fields=fields, choices=choices: run(fields, choices),
+        )
+
+
+def run_all(part: tuple[int, int], only: str, but: str) -> None:
+    """Runs every kind of a part, whose name has ``only`` and not ``but``."""
     import jax
 
     from tracea_jax.dispatch import Unsupported
 
     start, step = part
-    for name, run in itertools.islice(runs(), start, None, step):
+    named = (of for of in runs() if only in of[0] and (not but or but not in of[0]))
+    for name, run in itertools.islice(named, start, None, step):
+        print("\nruns", name, flush=True)
         try:
-            jax.block_until_ready(jax.jit(run)())
+            jax.block_until_ready(run())
         except Unsupported as e:
             print("left out", name, str(e).splitlines()[0])
         else:
@@ -150,7 +219,11 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def checked(
-    tool: str, sanitizer: str, timeout_s: float, part: tuple[int, int] = (0, 1)
+    tool: str,
+    sanitizer: str,
+    timeout_s: float,
+    part: tuple[int, int] = (0, 1),
+    only: str = "",
 ) -> tuple[bool, str]:
     """Whether a tool has nothing to complain about, and what it says."""
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}"]
@@ -158,11 +231,12 @@ def checked(
     if tool != "initcheck":
         command += ["--kernel-regex", KERNELS]
     command += [sys.executable, str(pathlib.Path(__file__).resolve()), "--run"]
-    command += ["--part", "{}/{}".format(*part)]
-    # Graphs would hide the kernels' names, and unused memory is the allocator's.
+    command += ["--part", "{}/{}".format(*part), "--only", only]
+    command += ["--but", _BULK_STORES.get(tool, "")]
+    # Unused memory is the allocator's.
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_gpu_enable_command_buffer=",
+        "XLA_FLAGS": _FLAGS,
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
     }
@@ -188,13 +262,16 @@ def main() -> None:
     parser.add_argument("--sanitizer", default="compute-sanitizer", help="the program")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="of each tool")
     parser.add_argument("--part", type=part_of, default=(0, 1), metavar="I/N")
+    parser.add_argument("--only", default="", help="kinds whose name has this")
+    parser.add_argument("--but", default="", help="no kinds whose name has this")
     args = parser.parse_args()
     if args.run:
-        run_all(args.part)
+        run_all(args.part, args.only, args.but)
         return
     clean = True
     for tool in args.tools:
-        is_clean, text = checked(tool, args.sanitizer, args.timeout_s, args.part)
+        how = (args.sanitizer, args.timeout_s, args.part, args.only)
+        is_clean, text = checked(tool, *how)
         clean = clean and is_clean
         print(f"{tool}: {'clean' if is_clean else 'NOT CLEAN'}: {text}", flush=True)
     sys.exit(not clean)

@@ -7,7 +7,8 @@ machine (a CPU: the cases of ``bench_cpu``), or races attention and convolutions
 models (``--what``), the most important first, until the time is over. After every
 few problems the answers are written to ``DIRECTORY/<environment>/`` in the layout of
 ``tracea_jax/data/tuned``: copy the content of DIRECTORY into that folder. Answers that
-``bench_matmul`` has found already are taken from its results (``--results``).
+``bench_matmul`` has found already are taken from its results (``--results``). Races
+write each answer when it is found, and nothing else; ``ship_answers`` binds them.
 
 A problem is not tuned again if it has an answer in the cache of this machine, in the
 installed package, or in a directory that an earlier run wrote (``--from``). So a run on
@@ -18,6 +19,7 @@ with ``--part 0/2`` and ``--part 1/2``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -28,6 +30,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import attention_answers
+import attention_process
 import common
 import convolution_answers
 import cpu_suite
@@ -94,12 +97,20 @@ def race_all(problems: Sequence[Problem], args: argparse.Namespace) -> Iterator[
             yield f"  not {problem}: {found}"
             continue
         exchange.merge(store, [found])
+        publish(args.out, found)  # a run that is ended early has these
         yield f"{i + 1} of {len(problems)} {problem}: {found.best}"
     knowledge.refresh(options())
 
 
+def _race_attention(
+    problems: Sequence[Any], device: Device, budget_s: float
+) -> Iterator[tuple[Problem, Entry | str]]:
+    with contextlib.closing(attention_process.Apart()) as racer:
+        yield from attention_answers.entries(problems, device, budget_s, racer)
+
+
 _RACES: dict[str, Any] = {
-    "attention": attention_answers.entries,
+    "attention": _race_attention,
     "convolutions": convolution_answers.entries,
 }
 
@@ -140,13 +151,18 @@ def export(directory: pathlib.Path, device: Device) -> int:
     """
     entries = list(known(device))
     for entry in entries:
-        place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
-        described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
-        environment = place.parent.parent / "environment.json"
-        trust.write_atomically(environment, described.encode(), mode=0o644)
+        publish(directory, entry)
     return len(entries)
+
+
+def publish(directory: pathlib.Path, entry: Entry) -> None:
+    """Writes an entry as it ships."""
+    place = Store(directory).path(Name.of(entry.problem, entry.environment.key))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    trust.write_atomically(place, slim(entry).to_bytes(), mode=0o644)
+    described = json.dumps(entry.environment.to_json(), indent=1) + "\n"
+    environment = place.parent.parent / "environment.json"
+    trust.write_atomically(environment, described.encode(), mode=0o644)
 
 
 def known(device: Device) -> Iterator[Entry]:
@@ -279,6 +295,14 @@ def take(directories: Iterable[pathlib.Path]) -> int:
     return len(entries)
 
 
+def share(problems: Sequence[Any], args: argparse.Namespace) -> list[Problem]:
+    """This run's part of the problems."""
+    part, parts = args.part
+    if args.what == "convolutions":
+        return list(convolution_answers.share(problems, part, parts))
+    return list(problems[part::parts])
+
+
 def _part(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     found = int(part), int(parts)
@@ -317,8 +341,8 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a child measures
     if args.what == "attention":  # which compiles while it runs: nothing is captured
-        flags = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_enable_command_buffer="
+        flags = (os.environ.get("XLA_FLAGS", ""), "--xla_gpu_enable_command_buffer=")
+        os.environ["XLA_FLAGS"] = " ".join(filter(None, flags))
     device = local_device()
     if args.results:
         print(f"{raced(args.results, device)} answers taken from results")
@@ -326,14 +350,15 @@ def main() -> None:
         print(f"{take(args.earlier)} answers taken from earlier runs")
     problems = wanted(device.platform, args.what)
     problems = problems if args.again else left(problems, device)
-    part, parts = args.part
-    problems = problems[part::parts]
+    problems = share(problems, args)
     if args.list:
         print("\n".join(map(str, problems)))
         return
     tune = race_all if args.what in _RACES else tune_all
     for text in tune(problems, args):
         print(text, flush=True)
+    if args.what in _RACES:
+        return  # each answer was written when it was found
     rest = len(left(problems, device))
     print(f"{export(args.out, device)} answers in {args.out}; {rest} problems are left")
 

@@ -12,7 +12,15 @@ from typing import Any
 import jax
 from bench_models import LLAMA_3_8B
 from programs_language import Decoding, Function, Gpt2, Wrap, with_gradients
-from programs_vision import Images, convnext, resnet, unet, vit
+from programs_vision import (
+    B0,
+    Images,
+    convnext,
+    efficientnet,
+    resnet,
+    unet,
+    vit,
+)
 
 DTYPES = ("float32", "bfloat16")
 
@@ -70,6 +78,7 @@ def _full() -> Iterator[Program]:
     )
     yield vit_step(vit_b16(batch=64), _least(ratio=1.28))
     yield convnext_step(convnext_t(batch=64), _least(ratio=1.3))
+    yield from _efficientnets(efficientnet_b0(batch=64), _least(ratio=0.99))
     yield llama_block_step(LLAMA_3_8B, _least(ratio=1.70))
     decoding = dataclasses.replace(LLAMA_3_8B, batch=64, tokens=2048)
     yield from _decodings(Decoding(model=decoding), donated=5.0, kept=1.45)
@@ -96,6 +105,12 @@ def _small() -> Iterator[Program]:
     )
     yield convnext_step(
         convnext(blocks=(1, 1), width=8, batch=2, size=16, dtype="bfloat16")
+    )
+    stages = tuple(dataclasses.replace(s, blocks=1) for s in B0[:3])
+    yield from _efficientnets(
+        efficientnet(
+            stages=stages, first=8, last=32, batch=2, size=16, dtype="bfloat16"
+        )
     )
     llama = dataclasses.replace(
         LLAMA_3_8B, batch=2, tokens=16, width=64, hidden=96, heads=4, kv_heads=2
@@ -153,6 +168,12 @@ def resnet50(batch: int) -> Images:
 def convnext_t(batch: int) -> Images:
     return convnext(
         blocks=(3, 3, 9, 3), width=96, batch=batch, size=224, dtype="bfloat16"
+    )
+
+
+def efficientnet_b0(batch: int) -> Images:
+    return efficientnet(
+        stages=B0, first=32, last=1280, batch=batch, size=224, dtype="bfloat16"
     )
 
 
@@ -247,6 +268,11 @@ def _convolutions(
         dtype=block.dtype,
         bars=bars,
     )
+
+
+def _efficientnets(model: Images, bars: tuple[Bar, ...] = ()) -> Iterator[Program]:
+    yield _inference("efficientnet_inference", model, bars)
+    yield _training("efficientnet_step", model, bars)
 
 
 def _inference(name: str, model: Images, bars: tuple[Bar, ...]) -> Program:

@@ -26,6 +26,12 @@ EVERY_OPTION: dict[str, Any] = {
     "soft_cap": 50.0,
     "sinks": True,
 }
+# Blocks that tiles divide.
+WHOLE: dict[str, Any] = {
+    "mask": (1, 12, 8, 11),
+    "mask_block": (128, 128),
+    "kv_len": 1408,
+}
 
 
 def problem(head_dim: int = 128, **fields: Any) -> AttentionProblem:

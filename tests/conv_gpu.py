@@ -67,24 +67,34 @@ def executed(variant: Any, problem: Conv2dProblem, config: Any = None) -> Any:
     return inputs, call(poison, *inputs)
 
 
-def run_and_check(variant: Any, problem: Conv2dProblem, *configs: Any) -> None:
-    """Compares every entry of the results of each config with float64."""
+def run_and_check(
+    variant: Any, problem: Conv2dProblem, *configs: Any, ties_to_even: bool = False
+) -> None:
+    """Compares every entry of the results of each config with float64.
+
+    Args:
+      variant, problem, configs: what is run.
+      ties_to_even: whether float32 is rounded so, as tensor maps do.
+    """
     wanted: list[Exact] = []
     is_tf32 = problem.lhs == "float32"
     for config in configs or (None,):
         inputs, found = executed(variant, problem, config)
         if not wanted:
-            rounded = map(tf32, inputs[:2]) if is_tf32 else inputs[:2]
+            rounded = inputs[:2]
+            if is_tf32:
+                rounded = [tf32(x, ties_to_even=ties_to_even) for x in rounded]
             wanted = expected(problem, [*rounded, *inputs[2:]])
         for y, x in zip(wanted, found, strict=True):
             # The tensor cores cut the sums of products of TF32 off.
             y.assert_near(x, unit=2.0**-22 if is_tf32 else 2.0**-24)
 
 
-def tf32(x: Any) -> np.ndarray:
+def tf32(x: Any, *, ties_to_even: bool = False) -> np.ndarray:
     """Finite float32 numbers rounded to 11 significant bits, ties away from zero."""
     bits = np.asarray(x, np.float32).view(np.uint32)
-    return ((bits + 0x1000) & 0xFFFFE000).view(np.float32)
+    half = 0x0FFF + (bits >> 13 & 1) if ties_to_even else 0x1000
+    return ((bits + half) & 0xFFFFE000).view(np.float32)
 
 
 def expected(problem: Conv2dProblem, inputs: Any) -> list[Exact]:

@@ -15,6 +15,7 @@ from tracea_jax.runtime import nvrtc
 
 H200 = NAMED["H200"]
 FULL = Epilogue(bias="row", activation="silu", residual=True, save_preactivation=True)
+FLOAT32: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "float32")
 
 
 def problem(direction: Any = "forward", **changes: Any) -> Conv2dProblem:

@@ -15,6 +15,7 @@ from tracea_jax.problem import MaxPoolProblem
 WINDOWS: dict[str, dict[str, Any]] = {
     "resnet": {"kernel": (3, 3), "strides": (2, 2), "padding": ((0, 1), (0, 1))},
     "torch": {"kernel": (3, 3), "strides": (2, 2), "padding": ((1, 1), (1, 1))},
+    "inception": {"kernel": (3, 3), "strides": (1, 1), "padding": ((1, 1), (1, 1))},
     "valid": {"kernel": (3, 3), "strides": (2, 2)},
     "tiles": {"kernel": (2, 2), "strides": (2, 2)},
     "steps": {"kernel": (2, 2), "strides": (1, 1), "padding": ((1, 0), (0, 1))},

@@ -7,6 +7,7 @@ import json
 import pytest
 from bench_rows import FAILED, WHERE, row
 
+from tracea_jax.ops.conv2d import workload
 from tracea_jax.problem import GemmProblem
 
 pytestmark = pytest.mark.once
@@ -66,6 +67,10 @@ def test_tables_of_convolutions(module, tmp_path):
 def test_every_group_of_convolutions_has_bars(module):
     suite = module("conv2d_suite")
     assert {c.group for c in suite.suite()} == set(suite.BARS)
+    for case in suite.suite():
+        workload.check(case.problem)
+        asks = {case.problem.lhs, case.problem.out}
+        assert asks == {"float32" if "float32" in case.group else "bfloat16"}
 
 
 def test_plans_are_summed_up_by_their_origin(module, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import pathlib
@@ -31,6 +30,7 @@ from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 pytestmark = pytest.mark.once
 
 H200 = NAMED["H200"]
+MOST = 40  # answers of a variant, or not many more
 HANDLERS = ("gemm", "conv2d", "attention", "elementwise")
 
 
@@ -73,10 +73,18 @@ def touch(path: pathlib.Path) -> None:
 
 @functools.cache
 def shipped() -> dict[Problem, Entry]:
-    """Those of one device."""
+    """A sample of those of one device; ``test_records`` looks all of them up."""
     heads = [head for _, head in Store(SHIPPED, read_only=True).heads()]
-    own = [head for head in heads if head.environment.device == H200.name]
-    return {problem_from_json(head.problem): head for head in own}
+    by_variant: dict[str, list[Entry]] = {}
+    for head in heads:
+        if head.environment.device == H200.name:
+            by_variant.setdefault(head.best.variant, []).append(head)
+    some = [head for same in by_variant.values() for head in sampled(same)]
+    return {problem_from_json(head.problem): head for head in some}
+
+
+def sampled(heads: list[Entry]) -> list[Entry]:
+    return heads[:: max(1, len(heads) // MOST)]
 
 
 def served() -> set[Problem]:
@@ -106,13 +114,6 @@ def users(header: str) -> set[Problem]:
         if header in dict(texts):
             found.add(problem)
     return found
-
-
-def test_every_shipped_answer_is_served(cuda_13):
-    everything = served()
-    assert everything == set(shipped())
-    counts = collections.Counter(problem.op for problem in everything)
-    assert counts == {"matmul": 621, "gated_matmul": 43, "conv2d": 38}
 
 
 def test_an_unrelated_header_leaves_every_answer(kernels, cuda_13):
@@ -149,7 +150,7 @@ def test_what_the_emitter_writes_retires_the_configs_it_writes_it_for(
     retired = {
         problem
         for problem, head in shipped().items()
-        if problem.op != "conv2d"
+        if problem.op in ("matmul", "gated_matmul")
         and "sm90" in head.best.variant
         and head.best.config["stages"] == 4
     }

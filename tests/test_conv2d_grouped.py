@@ -1,4 +1,4 @@
-"""conv2d_grouped and conv2d_stem_weights without a GPU: refusals; they compile."""
+"""Convolutions of few channels a group without a GPU: refusals; they compile."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tracea_jax.problem import Conv2dProblem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
+from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
 from tracea_jax.variants.conv2d_stem_weights import CONV2D_STEM_WEIGHTS
 
 pytestmark = pytest.mark.once
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.once
 A100, H200 = NAMED["A100"], NAMED["H200"]
 CPU = CpuDevice(name="cpu", isa="avx2", cores=8)
 RESNEXT = depthwise(64, 56, 56, 128, 3, group=4)
+SMALL = depthwise(64, 7, 7, 1024, 3, group=32)
 STEM = Conv2dProblem(
     direction="weight_grad",
     batch=64,
@@ -40,6 +42,10 @@ STEM = Conv2dProblem(
 
 def grouped(**changes: Any) -> Conv2dProblem:
     return dataclasses.replace(RESNEXT, **changes)
+
+
+def small(**changes: Any) -> Conv2dProblem:
+    return dataclasses.replace(SMALL, **changes)
 
 
 def stem(**changes: Any) -> Conv2dProblem:
@@ -62,6 +68,18 @@ def stem(**changes: Any) -> Conv2dProblem:
             "the gradient of strides",
         ),
         (CONV2D_GROUPED, depthwise(1, 40, 40, 64, 9, group=32), H200, "9x9 taps"),
+        (CONV2D_GROUPED_IMAGES, SMALL, CPU, "the device is cpu"),
+        (CONV2D_GROUPED_IMAGES, RESNEXT, H200, "groups of 4 channels"),
+        (CONV2D_GROUPED_IMAGES, small(direction="weight_grad"), H200, "weight_grad"),
+        (CONV2D_GROUPED_IMAGES, small(height=90, width=90), H200, "bytes of shared"),
+        (CONV2D_GROUPED_IMAGES, small(kernel_width=7), H200, "3x7 taps"),
+        (CONV2D_GROUPED_IMAGES, small(batch=0), H200, "empty"),
+        (
+            CONV2D_GROUPED_IMAGES,
+            small(direction="input_grad", strides=(2, 2)),
+            H200,
+            "the gradient of strides",
+        ),
         (CONV2D_STEM_WEIGHTS, STEM, CPU, "the device is cpu"),
         (CONV2D_STEM_WEIGHTS, stem(direction="forward"), H200, "direction forward"),
         (CONV2D_STEM_WEIGHTS, stem(in_channels=9), H200, "9 channels"),
@@ -81,7 +99,9 @@ def test_refuses_with_a_reason(variant, asked, device, words):
     ("variant", "asked"),
     [
         (CONV2D_GROUPED, RESNEXT),
-        (CONV2D_GROUPED, depthwise(1, 7, 7, 1024, 3, group=32)),
+        (CONV2D_GROUPED, SMALL),
+        (CONV2D_GROUPED_IMAGES, SMALL),
+        (CONV2D_GROUPED_IMAGES, depthwise(1, 5, 3, 48, 3, group=16)),
         (CONV2D_STEM_WEIGHTS, STEM),
         (CONV2D_STEM_WEIGHTS, stem(kernel_height=3, kernel_width=3, height=9)),
     ],
@@ -103,7 +123,12 @@ def compiles(variant: Any, problem: Conv2dProblem, config: Any) -> None:
 
 @pytest.mark.nvrtc
 @pytest.mark.parametrize(
-    ("variant", "asked"), [(CONV2D_GROUPED, RESNEXT), (CONV2D_STEM_WEIGHTS, STEM)]
+    ("variant", "asked"),
+    [
+        (CONV2D_GROUPED, RESNEXT),
+        (CONV2D_GROUPED_IMAGES, SMALL),
+        (CONV2D_STEM_WEIGHTS, STEM),
+    ],
 )
 def test_compiles_without_spills(variant, asked):
     compiles(variant, asked, variant.heuristic(asked, H200))
@@ -112,11 +137,16 @@ def test_compiles_without_spills(variant, asked):
 @pytest.mark.nvrtc
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
-@pytest.mark.parametrize("group", [4, 16, 32])
-def test_every_kind_of_config_compiles(group, direction):
-    problem = depthwise(64, 56, 56, 128, 3, group=group, direction=direction)
+@pytest.mark.parametrize(
+    ("variant", "size", "group", "fields"),
+    [
+        *((CONV2D_GROUPED, 56, group, ("channels", "tile_w")) for group in (4, 16, 32)),
+        *((CONV2D_GROUPED_IMAGES, 7, n, ("channels", "tiles")) for n in (16, 32)),
+    ],
+)
+def test_every_kind_of_config_compiles(variant, size, group, fields, direction):
+    problem = depthwise(64, size, size, 128, 3, group=group, direction=direction)
     if direction == "forward":
         problem = dataclasses.replace(problem, epilogue=FULL)
-    space = CONV2D_GROUPED.space(problem, H200)
-    for config in one_of_each(space, "channels", "tile_w"):
-        compiles(CONV2D_GROUPED, problem, config)
+    for config in one_of_each(variant.space(problem, H200), *fields):
+        compiles(variant, problem, config)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_problems import (
+    FLOAT32,
     FULL,
     H200,
     assert_compiles,
@@ -23,9 +24,11 @@ from tracea_jax.device import NAMED
 from tracea_jax.emit import conv2d_sm90 as emit
 from tracea_jax.emit.conv2d_sm90 import Conv2dSm90Config
 from tracea_jax.emit.conv_axes import refused_walks, source_size, walks
-from tracea_jax.emit.kernel import Im2colMap
+from tracea_jax.emit.conv_operands import weights_map
+from tracea_jax.emit.kernel import Im2colMap, Kernel
 from tracea_jax.problem import Conv2dProblem, Epilogue
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
+from tracea_jax.variants.steps import Expression, Steps
 
 pytestmark = pytest.mark.once
 
@@ -89,7 +92,10 @@ def test_phases_share_the_taps():
     ("changes", "why"),
     [
         ({"layout": "nchw"}, "nchw"),
-        ({"lhs": "float32", "rhs": "float32"}, "float32"),
+        ({"lhs": "float64", "rhs": "float64"}, "float64"),
+        ({**FLOAT32, "precision": "highest"}, "as TF32, which is the default"),
+        ({**FLOAT32, "in_channels": 6}, "in_channels=6 is not a multiple of 4"),
+        ({**FLOAT32, "out": "bfloat16", "in_channels": 12}, "not a multiple of 8"),
         ({"lhs": "float16"}, "float16 and bfloat16"),
         ({"out": "float64"}, "output of dtype float64"),
         ({"in_channels": 3}, "in_channels=3 is not a multiple of 8"),
@@ -130,10 +136,12 @@ POINTS: dict[str, Any] = {
 # ---- configs -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fields", [{}, FLOAT32], ids=["16 bits", "float32"])
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
 @pytest.mark.parametrize("channels", [8, 24, 64, 96, 320])
-def test_every_config_of_the_space_is_legal(channels, direction):
-    asked = problem(direction, in_channels=channels, out_channels=channels + 8)
+def test_every_config_of_the_space_is_legal(channels, direction, fields):
+    channels = {"in_channels": channels, "out_channels": channels + 8}
+    asked = problem(direction, **channels, **fields)
     configs = CONV2D_SM90.space(asked, H200).configs()
     assert CONV2D_SM90.heuristic(asked, H200) in configs
     for config in configs:
@@ -161,6 +169,9 @@ def test_an_illegal_config_is_refused(changes, why):
 )
 def test_a_chunk_wastes_least(channels, chunk):
     assert emit.chunk(problem(in_channels=channels)) == chunk
+    # Rows of float32 hold half as many.
+    asked = problem(**FLOAT32, in_channels=channels // 2)
+    assert emit.chunk(asked) == chunk // 2
 
 
 STEM: dict[str, Any] = {
@@ -176,11 +187,17 @@ CHOSEN = {  # by who is expected to win
         {"batch": 256, "strides": (2, 2), "epilogue": FULL},
         {**POINTS, "strides": (2, 2), "in_channels": 512, "out_channels": 1024},
         {**POINTS, "out_channels": 512, "epilogue": FULL},
+        FLOAT32,
+        {**FLOAT32, "direction": "input_grad"},
+        {**FLOAT32, "strides": (2, 2), "batch": 32},
+        {**FLOAT32, **POINTS, "out_channels": 512},
     ),
     "conv2d_stem_sm90": (STEM, {**STEM, "batch": 1, "epilogue": FULL}),
     "conv2d_strips_sm90": (
         {"batch": 8},
         {"height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
+        {**FLOAT32, "batch": 8},
+        {**FLOAT32, "out_channels": 64},
     ),
     "conv2d_weights_sm90": (
         {"direction": "weight_grad"},
@@ -199,6 +216,11 @@ CHOSEN = {  # by who is expected to win
         {"in_channels": 120},
         {"kernel_width": 5, "batch": 128},
         {"out": "float32"},
+        {**FLOAT32, "precision": "high"},
+        {**FLOAT32, "batch": 1},
+        {**FLOAT32, "batch": 1, "height": 14, "in_channels": 1024, "out_channels": 960},
+        {**FLOAT32, **POINTS, "in_channels": 256, "out_channels": 448},
+        {**FLOAT32, **POINTS, "out_channels": 512, "strides": (2, 2), "batch": 256},
         {**POINTS, "strides": (2, 2), "direction": "input_grad", "batch": 256},
         {**POINTS, "height": 7, "width": 7, "direction": "weight_grad", "batch": 128},
     ),
@@ -229,10 +251,27 @@ def test_a_phase_has_a_tensor_map_of_its_own():
     assert len(kernel.params) <= 64
 
 
+def test_weights_of_float32_lie_along_the_channels_that_are_summed():
+    channels: dict[str, Any] = {"in_channels": 40, "out_channels": 72}
+    for direction, columns in (("forward", 40), ("input_grad", 72)):
+        asked = problem(direction, **FLOAT32, **channels)
+        assert weights_map(asked, 128).dims == (columns, 112 - columns, 9)
+    backward = CONV2D_SM90.call(asked, WIDE, H200)
+    assert isinstance(backward, Kernel)
+    forward = CONV2D_SM90.call(problem(**FLOAT32, **channels), WIDE, H200)
+    assert isinstance(forward, Steps)
+    transpose, _ = forward.steps
+    assert isinstance(transpose, Expression)
+    (found,) = transpose(np, w := np.arange(3 * 3 * 40 * 72).reshape(3, 3, 40, 72))
+    assert found.shape == forward.scratch[0].shape
+    np.testing.assert_array_equal(found, np.einsum("rsio->rsoi", w))
+
+
 @pytest.mark.parametrize(
     ("asked", "config"),
     [
         (problem(), WIDE),
+        (problem(**FLOAT32, epilogue=FULL), WIDE),
         (problem(epilogue=FULL), Conv2dSm90Config(tile_m=128, tile_n=256, stages=3)),
         (STRIDED, Conv2dSm90Config(tile_m=192, tile_n=128, stages=4, consumers=3)),
     ],
@@ -243,8 +282,12 @@ def test_kernels_compile_without_spills(asked, config):
 
 
 def compiled_problems():
-    for out in ("bfloat16", "float32"):
-        rounded: dict[str, Any] = {"lhs": "float16", "rhs": "float16", "out": out}
+    for dtype, out in (
+        ("float16", "bfloat16"),
+        ("float16", "float32"),
+        ("float32", "float32"),
+    ):
+        rounded: dict[str, Any] = {"lhs": dtype, "rhs": dtype, "out": out}
         yield problem(**rounded)
         yield problem(**rounded, epilogue=FULL)
         yield problem(**rounded, epilogue=Epilogue(bias="row", activation="relu"))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conv_problems import (
+    FLOAT32,
     FULL,
     H200,
     assert_compiles,
@@ -129,6 +130,7 @@ def test_all_weights_stay_or_a_ring_of_them_turns():
     ("changes", "config"),
     [
         ({}, CONFIG),
+        ({**FLOAT32, "epilogue": FULL, "width": 14}, CONFIG),
         (
             {"in_channels": 64, "epilogue": FULL, "out": "float32"},
             Conv2dStripsSm90Config(tile_m=128, tile_n=64, stages=9, resident=True),
@@ -144,8 +146,12 @@ def test_kernels_compile_without_spills(changes, config):
 def compiled_problems() -> list[Any]:
     halves: dict[str, Any] = {"lhs": "float16", "rhs": "float16"}
     return [
-        problem(**halves, direction=direction, epilogue=epilogue, out=out, width=14)
-        for out in ("float16", "float32")
+        problem(**dtypes, direction=direction, epilogue=epilogue, width=14)
+        for dtypes in (
+            {**halves, "out": "float16"},
+            {**halves, "out": "float32"},
+            FLOAT32,
+        )
         for direction, epilogue in (
             ("forward", problem().epilogue),
             ("forward", FULL),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import conv_gpu
 import jax
@@ -31,17 +32,22 @@ def gpu():
 
 
 executed = functools.partial(conv_gpu.executed, CONV2D_SM90)
-run_and_check = functools.partial(conv_gpu.run_and_check, CONV2D_SM90)
+run_and_check = functools.partial(
+    conv_gpu.run_and_check, CONV2D_SM90, ties_to_even=True
+)
 
 
-@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+DTYPES = ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize("out", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
-def test_every_config_at_one_awkward_shape(direction, out, gpu):
-    problem = conv(direction=direction, out=out)
+def test_every_config_at_one_awkward_shape(direction, dtype, out, gpu):
+    problem = conv(dtype, direction=direction, out=out)
     configs = CONV2D_SM90.space(problem, gpu).configs()
     assert len(configs) >= 12
-    for config in configs:
-        run_and_check(problem, config)
+    run_and_check(problem, *configs)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
@@ -53,10 +59,11 @@ def test_every_depth_of_the_ring(stages, gpu):
     run_and_check(problem, dataclasses.replace(small, stages=stages))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("direction", ["forward", "input_grad"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_awkward_shape(shape, direction):
-    run_and_check(conv(direction=direction, **SHAPES[shape]))
+def test_every_awkward_shape(shape, direction, dtype):
+    run_and_check(conv(dtype, direction=direction, **SHAPES[shape]))
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
@@ -70,6 +77,14 @@ def test_every_number_of_channels(direction, strides):
                     **{"in_channels": channels, "out_channels": out},
                 )
             )
+
+
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_every_number_of_channels_of_float32(direction):
+    for channels, out in ((4, 36), (12, 4), (28, 132), (36, 4), (64, 36), (100, 68)):
+        asked = conv("float32", in_channels=channels, out_channels=out)
+        run_and_check(dataclasses.replace(asked, direction=direction))
+        run_and_check(dataclasses.replace(asked, direction=direction, strides=(2, 2)))
 
 
 @pytest.mark.parametrize("strides", [(3, 3), (4, 1), (8, 5)])
@@ -92,21 +107,28 @@ def test_every_epilogue(residual, activation):
             save_preactivation=saves,
         )
         run_and_check(conv(out=out, epilogue=epilogue))
+        run_and_check(conv("float32", out=out, epilogue=epilogue))
         plain = dataclasses.replace(epilogue, bias="none", bias_dtype=None)
         run_and_check(conv("float16", out=out, epilogue=plain))
 
 
-@pytest.mark.parametrize("tile_n", [64, 160, 256])
-def test_tiles_follow_each_other_with_residuals(tile_n, gpu):
+@pytest.mark.parametrize(
+    ("dtype", "tile_n"),
+    [("bfloat16", 64), ("bfloat16", 160), ("bfloat16", 256), ("float32", 128)],
+)
+def test_tiles_follow_each_other_with_residuals(dtype, tile_n, gpu):
     """More tiles than blocks: buffers and barriers go on from tile to tile."""
-    problem = conv(batch=40, height=40, width=40, epilogue=FULL, out_channels=328)
-    for config in CONV2D_SM90.space(problem, gpu).configs():
-        if config.tile_n == tile_n and config.tile_m == 128:
-            run_and_check(problem, config)
+    large: dict[str, Any] = {"batch": 24, "height": 40, "width": 40}
+    problem = conv(dtype, **large, epilogue=FULL, out_channels=328)
+    configs = CONV2D_SM90.space(problem, gpu).configs()
+    run_and_check(
+        problem, *(c for c in configs if (c.tile_m, c.tile_n) == (128, tile_n))
+    )
 
 
-def test_results_are_equal_from_run_to_run():
-    problem = conv(batch=20, height=40, width=40, epilogue=FULL)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_are_equal_from_run_to_run(dtype):
+    problem = conv(dtype, batch=20, height=40, width=40, epilogue=FULL)
     _, first = executed(problem)
     for _ in range(3):
         _, again = executed(problem)
@@ -114,10 +136,11 @@ def test_results_are_equal_from_run_to_run():
             np.testing.assert_array_equal(x, y, strict=True)
 
 
-def test_not_a_number_stays_where_a_kernel_sees_it():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_not_a_number_stays_where_a_kernel_sees_it(dtype):
     """Also in a channel beside the zeros of a chunk, and in a pixel at the padding."""
-    x = numerics.normal(2, 9, 9, 40, dtype="bfloat16").at[0, 8, 8, 39].set(jnp.nan)
-    w = numerics.normal(3, 3, 40, 24, dtype="bfloat16").at[0, 0, 39, 23].set(jnp.inf)
+    x = numerics.normal(2, 9, 9, 40, dtype=dtype).at[0, 8, 8, 39].set(jnp.nan)
+    w = numerics.normal(3, 3, 40, 24, dtype=dtype).at[0, 0, 39, 23].set(jnp.inf)
     y = tracea.ops.conv2d(x, w, implementation="conv2d_sm90")
     finite = np.ones((2, 9, 9, 24), bool)
     finite[0, 7:, 7:] = False
@@ -125,9 +148,10 @@ def test_not_a_number_stays_where_a_kernel_sees_it():
     np.testing.assert_array_equal(np.isfinite(np.asarray(y, np.float32)), finite)
 
 
-def test_gradients_of_the_op_run_on_the_kernel():
-    x = numerics.normal(2, 14, 14, 64, dtype="bfloat16")
-    w = numerics.normal(3, 3, 64, 128, dtype="bfloat16") / 24
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_the_op_run_on_the_kernel(dtype):
+    x = numerics.normal(2, 14, 14, 64, dtype=dtype)
+    w = numerics.normal(3, 3, 64, 128, dtype=dtype) / 24
 
     def loss(x, implementation):
         y = tracea.ops.conv2d(

@@ -14,6 +14,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from processes import run_python  # noqa: E402
 from torch_models import ResNet18, decisions  # noqa: E402
 
 import tracea_jax as tracea  # noqa: E402
@@ -306,6 +307,34 @@ def test_what_a_call_was_left_for_is_said_after_it():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_leaves_to_torch_what_jax_has_no_threads_for():
+    """JAX would wait there for threads that the child does not have, for ever."""
+    program = """
+        import os, signal, sys, warnings
+        import torch
+        from tracea_jax.interop.torch import patch_conv2d
+
+        warnings.simplefilter("ignore")  # forking is warned of by Python and by JAX
+        torch.set_num_threads(1)  # as in workers of DataLoader
+        plain = torch.nn.Conv2d(8, 8, 3)
+        model, x = patch_conv2d(torch.nn.Conv2d(8, 8, 3)), torch.randn(2, 8, 9, 9)
+        model.load_state_dict(plain.state_dict())
+        if sys.argv[1] == "started":
+            model(x)
+        child = os.fork()
+        if not child:
+            signal.alarm(100)
+            is_equal = torch.allclose(model(x), plain(x), atol=1e-5)
+            print(is_equal, model.fallback, flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        model(x)
+        assert model.fallback is None
+    """
+    assert "True the process was forked" in run_python(program, "started")
+    assert "True None" in run_python(program, "not yet")
+
+
 def test_a_script_is_made_of_what_was_unpatched():
     model = nn.Sequential(seeded(lambda: nn.Conv2d(3, 4, 3)), nn.ReLU())
     x = torch.randn(1, 3, 5, 5)

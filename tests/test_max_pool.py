@@ -20,7 +20,8 @@ from transforms import assert_close
 
 import tracea_jax as tracea
 from tracea_jax.device import NAMED, CpuDevice
-from tracea_jax.policy import Choice
+from tracea_jax.diagnosis import diagnose
+from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import MaxPoolProblem, problem_from_json
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import kernels_in
@@ -44,7 +45,6 @@ def changed(**changes: Any) -> MaxPoolProblem:
         (changed(channels=12), H200, "multiple of 16 bytes"),
         (changed(batch=0), H200, "empty"),
         (changed(kernel=(3, 5)), H200, "windows of 3x5"),
-        (changed(strides=(2, 1)), H200, "overlap by more than half"),
         (changed(kernel=(2, 2), strides=(3, 3)), H200, "gaps"),
     ],
 )
@@ -58,10 +58,30 @@ def test_problems_are_plain_data():
         changed(direction="back")
 
 
+@pytest.mark.parametrize(
+    ("asked", "device", "is_default"),
+    [
+        (STEM, H200, True),
+        (STEM, A100, False),
+        (changed(batch=1, dtype="float32"), H200, True),
+        (changed(strides=(1, 1)), H200, True),
+        (changed(strides=(1, 1), dtype="float32"), H200, False),
+        (changed(direction="forward"), H200, True),
+        (changed(direction="forward", batch=1), H200, False),
+        (changed(direction="forward", dtype="float32"), H200, False),
+        (changed(direction="forward", kernel=(2, 2)), H200, False),
+    ],
+)
+def test_it_is_the_default_where_it_was_measured_to_win(asked, device, is_default):
+    variant = decide(diagnose(asked, device)).choice.variant
+    assert variant == ("max_pool_cuda" if is_default else "xla")
+
+
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("name", ["A100", "H200"])
 def test_kernels_compile_without_spills(name):
-    for windows, dtype in (("resnet", "bfloat16"), ("uneven", "float32")):
+    kinds = ("resnet", "bfloat16"), ("inception", "bfloat16"), ("uneven", "float32")
+    for windows, dtype in kinds:
         for direction in ("forward", "gradient"):
             problem = pool(direction, dtype, **WINDOWS[windows])
             config = MaxPoolConfig(threads=256)

@@ -25,6 +25,7 @@
 #include "ptx/sync.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/attention_blocks.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
@@ -168,15 +169,13 @@ struct AttentionBias {
   }
 
   TRACEA_DEVICE Interval keys(int example) const {
-    const int limit =
-        Traits::kKvLengths ? min(max(p.kv_lengths[example], 0), p.kv_len) : p.kv_len;
+    const int limit = positions<Traits::kKvLengths>(p.kv_lengths, example, p.kv_len);
     return {p.kv_len, limit, p.left, p.right};
   }
 
   // Whether queries of a term see keys of it, in bit 0; in bit 1, whether all see all.
   TRACEA_DEVICE int state(const Term& term) const {
-    const int count =
-        Traits::kQLengths ? min(max(p.q_lengths[term.example], 0), p.q_len) : p.q_len;
+    const int count = positions<Traits::kQLengths>(p.q_lengths, term.example, p.q_len);
     const int first = term.tile * kTileQ;
     if (first >= count) return 0;
     const BlockRange range = keys(term.example).seen_blocks(
@@ -216,11 +215,6 @@ struct AttentionBias {
     }
   }
 
-  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
-    }
-  }
-
   TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
     if constexpr (Traits::kBiasTiles) {
       return shared_address(smem.bias.bytes[stage]) + consumer * 64 * 128;
@@ -253,7 +247,7 @@ struct AttentionBias {
     TRACEA_NO_UNROLL
     for (int slab = 0; slab < kCopies; ++slab) {
       const int stage = state.stage_idx;
-      wait(smem.empty[stage], state.producer_parity());
+      wait_for(smem.empty[stage], state.producer_parity());
       const u32 full = shared_address(&smem.full[stage]);
       mbarrier_arrive_expect_tx(full, kPairBytes);
       cp_async_bulk_tensor_4d(shared_address(smem.ring[stage].of_queries), of_queries, 64 * slab,
@@ -267,7 +261,7 @@ struct AttentionBias {
   // All terms have the same.
   TRACEA_DEVICE void copy_bias(const Term& own, int stage, u32 parity) const {
     if constexpr (Traits::kBiasTiles) {
-      wait(smem.bias_empty[stage], parity);
+      wait_for(smem.bias_empty[stage], parity);
       const u32 full = shared_address(&smem.bias_full[stage]);
       mbarrier_arrive_expect_tx(full, kTileKv / 64 * kSlabBytes);
       TRACEA_UNROLL
@@ -289,7 +283,7 @@ struct AttentionBias {
     TRACEA_UNROLL
     for (int slab = 0; slab < kCopies; ++slab) {
       const int stage = state.stage_idx;
-      wait(smem.full[stage], state.consumer_parity());
+      wait_for(smem.full[stage], state.consumer_parity());
       const u32 a = start + stage * (kPairBytes / 16) + consumer * kConsumerUnits;
       const u32 b = start + stage * (kPairBytes / 16) + kSlabBytes / 16;
       wgmma_fence();
@@ -345,7 +339,7 @@ struct AttentionBias {
       wgmma_wait_group<kValueSlabs>();
       wgmma_fence_operands(s);
       release(before(state.stage_idx, kValueSlabs + 1), thread);
-      if (!has_bias) wait(smem.bias_full[of_bias.stage_idx], of_bias.consumer_parity());
+      if (!has_bias) wait_for(smem.bias_full[of_bias.stage_idx], of_bias.consumer_parity());
       has_bias = true;
       const Beside beside{p.scores, term.head, term.example, query,
                           term.block * kTileKv};
@@ -466,21 +460,8 @@ struct AttentionBias {
 
 template <class Traits>
 TRACEA_DEVICE void attention_backward_bias_sm90(const AttentionBiasParams& p) {
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
   using Kernel = AttentionBias<Traits>;
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes));
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  if (warpgroup == 0) {
-    setmaxnreg_dec<Traits::kProducerRegisters>();
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    setmaxnreg_inc<Traits::kConsumerRegisters>();
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<Traits>(Kernel(p, shared_memory<typename Kernel::Shared>()));
 }
 
 }  // namespace tracea

@@ -30,6 +30,7 @@
 
 #include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/attention_blocks.cuh"
 #include "tile/attention_keys_tile.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/attention_sums.cuh"
@@ -54,7 +55,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
   using typename Tile::TileOut;
   using Tile::p, Tile::smem, Tile::tile, Tile::limit, Tile::range, Tile::has_queries,
       Tile::kBlockQ, Tile::kHeadDim, Tile::kValueDim, Tile::kStages, Tile::kConsumers,
-      Tile::kBiasBytes, Tile::wait, Tile::bias_tile;
+      Tile::kBiasBytes, Tile::bias_tile;
   using Scores = typename Traits::Scores;        // k q', v do'
   using Sums = typename Traits::Sums;            // ds q
   using ValueSums = typename Traits::ValueSums;  // p do
@@ -187,7 +188,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
     const u32 q = start + kUnitsToQ + stage * TileQ::kUnits;
     const u32 d_out = start + kUnitsToDOut + stage * TileOut::kUnits;
     const u32 own_q = q + consumer * kSumsUnits, own_d_out = d_out + consumer * kSumsUnits;
-    wait(smem.q_full[stage], at.state.consumer_parity());
+    wait_for(smem.q_full[stage], at.state.consumer_parity());
     wgmma_fence();
     multiply_columns<Scores, TileK, TileQ>(s, k, q);
     // The products of the block before are done, and their operands' registers are free.
@@ -196,7 +197,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
       mbarrier_arrive(shared_address(&smem.empty[stage == 0 ? kStages - 1 : stage - 1]));
     }
     at.has_begun = true;
-    wait(smem.d_out_full[stage], at.state.consumer_parity());
+    wait_for(smem.d_out_full[stage], at.state.consumer_parity());
     multiply_columns<Scores, TileV, TileOut>(t, v, d_out);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
@@ -258,7 +259,7 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dk[i] = 0.0f;
     TRACEA_UNROLL
     for (int i = 0; i < ValueSums::kAccumulators; ++i) at.dv[i] = 0.0f;
-    if (range.count() > 0) wait(smem.keys_full, 0);
+    if (range.count() > 0) wait_for(smem.keys_full, 0);
     if (has_queries) {
       if constexpr (Traits::kSegments) {
         const int* const ids = p.segments + static_cast<i64>(tile.example) * p.padded_kv;
@@ -335,25 +336,13 @@ struct AttentionKeys : AttentionKeysTile<Traits> {
 template <class Traits>
 TRACEA_DEVICE void attention_backward_keys_sm90(const AttentionKeysParams& p,
                                                u32 index = blockIdx.x) {
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
   using Kernel = AttentionKeys<Traits>;
-  auto& shared = *reinterpret_cast<typename Kernel::Shared*>(smem_bytes);
-  const Kernel kernel(p, shared, index);
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  if (warpgroup == 0) {
-    setmaxnreg_dec<Traits::kProducerRegisters>();
-    if (warp == 0 && elect_one()) kernel.produce();
+  auto& shared = shared_memory<typename Kernel::Shared>();
+  run_roles<Traits>(Kernel(p, shared, index), [&](int warp) {
     if constexpr (Traits::kAdds) {
       if (warp == 1 || warp == 2) Kernel::add(p, shared, warp - 1);
     }
-  } else {
-    setmaxnreg_inc<Traits::kConsumerRegisters>();
-    kernel.consume(warpgroup - 1);
-  }
+  });
 }
 
 }  // namespace tracea

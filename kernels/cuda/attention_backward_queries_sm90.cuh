@@ -17,8 +17,8 @@
 #pragma once
 
 #include "ptx/mbarrier.cuh"
-#include "ptx/sync.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/attention_blocks.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/attention_order.cuh"
 #include "tile/common.cuh"
@@ -136,14 +136,12 @@ struct AttentionQueries {
   // --- what both roles know ----------------------------------------------------------
 
   TRACEA_DEVICE Interval keys() const {
-    const int limit =
-        Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    const int limit = positions<Traits::kKvLengths>(p.kv_lengths, tile.example, p.kv_len);
     return {p.kv_len, limit, p.left, p.right};
   }
 
   TRACEA_DEVICE BlockRange blocks(const Interval& keys) const {
-    const int count =
-        Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
+    const int count = positions<Traits::kQLengths>(p.q_lengths, tile.example, p.q_len);
     if (tile.query >= count) return {0, 0, 0, 0};
     return keys.seen_blocks(tile.query, min(tile.query + kTileQ, count) - 1, kBlockKv);
   }
@@ -197,11 +195,6 @@ struct AttentionQueries {
                   full);
   }
 
-  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
-    }
-  }
-
   // --- producer: one thread ----------------------------------------------------------
 
   TRACEA_DEVICE void produce() const {
@@ -230,7 +223,7 @@ struct AttentionQueries {
   TRACEA_DEVICE void copy_block(const u8* to, const TensorMap* map, int block, int head,
                                 const u64& full, const u64& empty, u32 parity,
                                 u32 more_bytes) const {
-    wait(empty, parity);
+    wait_for(empty, parity);
     const u32 barrier = shared_address(&full);
     mbarrier_arrive_expect_tx(barrier, Tile::kBytes + more_bytes);
     Tile::copy(shared_address(to), map, block * kBlockKv, head, tile.example, barrier);
@@ -273,10 +266,10 @@ struct AttentionQueries {
     const u32 q = start + consumer * kConsumerUnits, d_out = q + kUnitsToDOut;
     const u32 k = start + kUnitsToK + stage * TileK::kUnits;
     const u32 v = start + kUnitsToV + stage * TileV::kUnits;
-    wait(smem.k_full[stage], at.state.consumer_parity());
+    wait_for(smem.k_full[stage], at.state.consumer_parity());
     wgmma_fence();
     multiply_columns<Scores, TileQ, TileK>(s, q, k);
-    wait(smem.v_full[stage], at.state.consumer_parity());
+    wait_for(smem.v_full[stage], at.state.consumer_parity());
     multiply_columns<Scores, TileOut, TileV>(t, d_out, v);
     wgmma_wait_group<1>();
     wgmma_fence_operands(s);
@@ -329,7 +322,7 @@ struct AttentionQueries {
     at.has_begun = false;
     TRACEA_UNROLL
     for (int i = 0; i < Sums::kAccumulators; ++i) at.dq[i] = 0.0f;
-    if (range.count() > 0) wait(smem.queries_full, 0);
+    if (range.count() > 0) wait_for(smem.queries_full, 0);
     if (has_keys) {
       const i64 heads_before = static_cast<i64>(tile.example) * p.heads + tile.head;
       at.rows.load(p.rows, heads_before, p.padded, query, thread);
@@ -360,21 +353,8 @@ struct AttentionQueries {
 template <class Traits>
 TRACEA_DEVICE void attention_backward_queries_sm90(const AttentionQueriesParams& p,
                                                u32 index = blockIdx.x) {
-  extern __shared__ __align__(1024) u8 smem_bytes[];
-  // Swizzled copies and descriptors count on it; nothing useful can happen without.
-  if (shared_address(smem_bytes) % 1024 != 0) __trap();
-
   using Kernel = AttentionQueries<Traits>;
-  const Kernel kernel(p, *reinterpret_cast<typename Kernel::Shared*>(smem_bytes), index);
-  const int warpgroup = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroupSize);
-  const int warp = warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize);
-  if (warpgroup == 0) {
-    setmaxnreg_dec<Traits::kProducerRegisters>();
-    if (warp == 0 && elect_one()) kernel.produce();
-  } else {
-    setmaxnreg_inc<Traits::kConsumerRegisters>();
-    kernel.consume(warpgroup - 1);
-  }
+  run_roles<Traits>(Kernel(p, shared_memory<typename Kernel::Shared>(), index));
 }
 
 }  // namespace tracea

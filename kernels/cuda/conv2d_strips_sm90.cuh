@@ -67,10 +67,12 @@ struct ConvStrips {
   static constexpr bool kPingPong = Traits::kPingPong;
   static constexpr int kTileConsumers = kPingPong ? 1 : kConsumers;  // that share a tile
   static constexpr int kTaps = Traits::kTapsH * Traits::kTapsW;
-  static constexpr int kSteps = Traits::kChunk / 16;
+  static constexpr int kRowElements = 128 / Traits::kElementBytes;
+  static constexpr int kChunkBytes = Traits::kChunk * Traits::kElementBytes;
+  static constexpr int kSteps = kChunkBytes / 32;
   static constexpr bool kMnMajorB = !Traits::kTransB;
   static constexpr u32 kSlabBytesB = Traits::kChunk * 128;
-  static constexpr int kSlabsB = ceil_div(Traits::kTileN, 64);
+  static constexpr int kSlabsB = ceil_div(Traits::kTileN, kRowElements);
   using DescriptorA = OperandDescriptor<false, 0>;
   using DescriptorB = OperandDescriptor<kMnMajorB, kSlabBytesB>;
 
@@ -78,7 +80,9 @@ struct ConvStrips {
                 "the launch must request exactly the shared memory that is laid out here");
   static_assert(Traits::kTileM == kTileConsumers * kSlabs * 64, "consumers split the rows");
   static_assert(Mma::kN == Traits::kTileN, "one instruction spans the columns of the tile");
-  static_assert(Traits::kTileN % 64 == 0 || !kMnMajorB, "whole slabs of weights");
+  static_assert(!kMnMajorB || Traits::kElementBytes == 2,
+                "the tensor cores read only 16-bit operands along n");
+  static_assert(!kMnMajorB || Traits::kTileN % kRowElements == 0, "whole slabs of weights");
   static_assert(Traits::kRowsB == (kMnMajorB ? kSlabsB * Traits::kChunk : Traits::kTileN),
                 "a stage is the weights of a tap");
   static_assert(Traits::kStripRows % Traits::kCopyRows == 0, "a strip is whole copies");
@@ -134,8 +138,7 @@ struct ConvStrips {
     for_each_tile([&](int m, int) {
       TRACEA_NO_UNROLL
       for (int c = 0; c < p.channels; c += Traits::kChunk, state.advance()) {
-        const u32 full =
-            smem.strips.refill(state, Traits::kStripRows * Traits::kChunk * 2);
+        const u32 full = smem.strips.refill(state, Traits::kStripRows * kChunkBytes);
         TRACEA_NO_UNROLL
         for (int row = 0; row < Traits::kStripRows; row += Traits::kCopyRows) {
           const Pixel at = Pixel::at(m + row, p.lines, p.line);
@@ -157,13 +160,13 @@ struct ConvStrips {
       for (int c = 0; c < p.channels; c += Traits::kChunk) {
         TRACEA_NO_UNROLL
         for (int tap = 0; tap < kTaps; ++tap, state.advance()) {
-          const u32 full = smem.weights.refill(state, Traits::kTileN * Traits::kChunk * 2);
+          const u32 full = smem.weights.refill(state, Traits::kTileN * kChunkBytes);
           const u32 stage = shared_address(smem.w[state.stage_idx]);
           if constexpr (kMnMajorB) {
             TRACEA_UNROLL
             for (int slab = 0; slab < kSlabsB; ++slab) {
-              cp_async_bulk_tensor_3d(stage + slab * kSlabBytesB, p.w, n + 64 * slab, c, tap,
-                                      full);
+              cp_async_bulk_tensor_3d(stage + slab * kSlabBytesB, p.w, n + slab * kRowElements,
+                                      c, tap, full);
             }
           } else {
             cp_async_bulk_tensor_3d(stage, p.w, c, n, tap, full);

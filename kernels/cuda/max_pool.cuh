@@ -33,6 +33,80 @@ struct PoolAxis {
   static constexpr int kRegion = kStride * kBefore + kKernel;  // entries that they see
 };
 
+// Of two halves: all bits where the first is >= the second, none elsewhere and for NaN.
+template <class Element>
+struct Halves {
+  static constexpr bool kAreCompared = false;
+};
+template <>
+struct Halves<f16> {
+  static constexpr bool kAreCompared = true;
+  TRACEA_DEVICE static u32 at_least(u32 a, u32 b) {
+    u32 mask;
+    asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+  }
+};
+#if __CUDA_ARCH__ >= 900
+template <>
+struct Halves<bf16> {
+  static constexpr bool kAreCompared = true;
+  TRACEA_DEVICE static u32 at_least(u32 a, u32 b) {
+    u32 mask;
+    asm("set.ge.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(a), "r"(b));
+    return mask;
+  }
+};
+#endif
+
+// Which entry of a window is the first maximum, for each channel of a pack.
+template <class Element, bool kIsPacked = Halves<Element>::kAreCompared>
+class FirstMaximum {
+ public:
+  TRACEA_DEVICE explicit FirstMaximum(const Words& entry) : most_(Pack<Element>::from(entry)) {}
+
+  TRACEA_DEVICE void meet(const Words& entry, int k) {
+    const auto v = Pack<Element>::from(entry);
+    TRACEA_UNROLL
+    for (int c = 0; c < Pack<Element>::kSize; ++c) {
+      const bool stays = most_.x[c] >= v.x[c];
+      most_.x[c] = stays ? most_.x[c] : v.x[c];
+      taken_[c] = stays ? taken_[c] : k;
+    }
+  }
+  TRACEA_DEVICE bool is(int c, int k) const { return taken_[c] == k; }
+
+ private:
+  Pack<Element> most_;
+  int taken_[Pack<Element>::kSize] = {};
+};
+
+// Two channels at once: bit k of a half says that entry k is taken.
+template <class Element>
+class FirstMaximum<Element, true> {
+ public:
+  TRACEA_DEVICE explicit FirstMaximum(const Words& entry) : most_(entry) {
+    TRACEA_UNROLL
+    for (int i = 0; i < 4; ++i) taken_[i] = 0x00010001u;
+  }
+
+  TRACEA_DEVICE void meet(const Words& entry, int k) {
+    TRACEA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const u32 stays = Halves<Element>::at_least(most_.w[i], entry.w[i]);
+      most_.w[i] = (most_.w[i] & stays) | (entry.w[i] & ~stays);
+      taken_[i] = (taken_[i] & stays) | ((0x00010001u << k) & ~stays);
+    }
+  }
+  TRACEA_DEVICE bool is(int c, int k) const {
+    return (taken_[c / 2] & (1u << (k + 16 * (c % 2)))) != 0;
+  }
+
+ private:
+  Words most_;
+  u32 taken_[4];
+};
+
 // Traits: Element; kKernelH, kKernelW, kStrideH, kStrideW, kPadH, kPadW (before the image).
 template <class Traits>
 class MaxPool {
@@ -157,18 +231,10 @@ class MaxPool {
       const Words (&seen)[Rows::kRegion][Columns::kRegion], int i, int j, const Values& dy,
       float (&sums)[Traits::kStrideH][Traits::kStrideW][kCount]) {
     const int top = i * Traits::kStrideH, left = j * Traits::kStrideW;  // in the region
-    int taken[kCount] = {};
-    Values most = Values::from(seen[top][left]);
+    FirstMaximum<Element> first(seen[top][left]);
     TRACEA_UNROLL
     for (int k = 1; k < Traits::kKernelH * Traits::kKernelW; ++k) {
-      const Values v =
-          Values::from(seen[top + k / Traits::kKernelW][left + k % Traits::kKernelW]);
-      TRACEA_UNROLL
-      for (int c = 0; c < kCount; ++c) {
-        const bool stays = most.x[c] >= v.x[c];
-        most.x[c] = stays ? most.x[c] : v.x[c];
-        taken[c] = stays ? taken[c] : k;
-      }
+      first.meet(seen[top + k / Traits::kKernelW][left + k % Traits::kKernelW], k);
     }
     TRACEA_UNROLL
     for (int a = 0; a < Traits::kStrideH; ++a) {
@@ -180,7 +246,7 @@ class MaxPool {
         if (row >= Traits::kKernelH || column >= Traits::kKernelW) continue;
         TRACEA_UNROLL
         for (int c = 0; c < kCount; ++c) {
-          const bool is_it = taken[c] == row * Traits::kKernelW + column;
+          const bool is_it = first.is(c, row * Traits::kKernelW + column);
           sums[a][b][c] += is_it ? dy.x[c] : 0.0f;
         }
       }

@@ -17,6 +17,15 @@ from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
 from tracea_jax.emit import sources
 from tracea_jax.emit.conv_axes import ConvAxis, im2col_map, source_channels, walks
+from tracea_jax.emit.conv_operands import (
+    along_k,
+    channels_out,
+    chunk,
+    multiplied,
+    rows_b,
+    weights_map,
+    wgmma,
+)
 from tracea_jax.emit.conv_results import (
     MAP_TYPE,
     ROW_BYTES,
@@ -35,16 +44,13 @@ from tracea_jax.emit.kernel import (
     Param,
     Scalar,
     TensorMap,
-    TensorMapSwizzle,
 )
 from tracea_jax.emit.wgmma import Wgmma
 from tracea_jax.ir.pipeline import Ring
 from tracea_jax.ir.swizzle import SWIZZLE_128B
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
-DTYPES = ("bfloat16", "float16")
 OUT_DTYPES = tuple(epilogues.CXX_TYPE)
-STEP = 16  # channels of one wgmma
 MAX_STAGES = 10
 _RASTER_BAND = 8
 _WAIT_DEPTH = 1  # batches of wgmma in flight while the next one is issued
@@ -95,19 +101,6 @@ class Conv2dSm90Config:
         return f"{self.tile_m}x{self.tile_n} s{self.stages} w{self.consumers}{words}"
 
 
-def channels_out(problem: Conv2dProblem) -> int:
-    """Channels of the result, along n."""
-    is_gradient = problem.direction == "input_grad"
-    return problem.in_channels if is_gradient else problem.out_channels
-
-
-def chunk(problem: Conv2dProblem) -> int:
-    """Channels of one stage: the width whose multiples exceed the channels least."""
-    depth = source_channels(problem)
-    widths = range(ROW_BYTES // 2, 0, -STEP)
-    return min(widths, key=lambda width: (-(-depth // width) * width, -width))
-
-
 def k_steps(problem: Conv2dProblem) -> int:
     """Stages of a tile with all taps."""
     taps = problem.kernel_height * problem.kernel_width
@@ -117,13 +110,6 @@ def k_steps(problem: Conv2dProblem) -> int:
 def scatters(problem: Conv2dProblem) -> bool:
     """Whether neighbours among the pixels of a tile are none in memory."""
     return problem.direction == "input_grad" and problem.strides != (1, 1)
-
-
-def rows_b(problem: Conv2dProblem, tile_n: Any) -> Any:
-    """Rows of 128 bytes of a stage's weights."""
-    if problem.direction == "input_grad":  # stored along k
-        return tile_n
-    return -(-tile_n // SLAB) * chunk(problem)
 
 
 def smem_bytes(
@@ -178,18 +164,19 @@ def kernel(
 ) -> Kernel:
     """The kernel that computes the problem with this config.
 
-    Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
-    are the output, then the preactivation if it is saved. Sizes of images and kernels
-    stay out of the source: one cubin serves all that share the width of a chunk.
+    Operands are lhs, rhs as ``conv_operands`` says, then bias and residual if the
+    epilogue has them; the results are the output, then the preactivation if it is
+    saved. Sizes of images and kernels stay out of the source: one cubin serves all that
+    share the width of a chunk.
     """
-    wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
+    product = wgmma(problem, config.tile_n)
     headers = sources.headers("conv2d_sm90.cuh")
     limit = device.smem_per_block_bytes
     buffers = epilogue_buffers(problem, config, smem_bytes, limit)
     return Kernel(
         entry=entry_name(problem, config),
-        source=_source(problem, config, buffers, wgmma),
-        headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
+        source=_source(problem, config, buffers, product),
+        headers=tuple(sorted((*headers, (product.header_name, product.header)))),
         arch=device.arch,
         grid=(grid(problem, config, device.sm_count), 1, 1),
         block=(config.threads, 1, 1),
@@ -201,12 +188,13 @@ def kernel(
 
 def entry_name(problem: Conv2dProblem, config: Conv2dSm90Config) -> str:
     """What the kernel computes and how, readable in a profiler; free of shapes."""
+    full_row = ROW_BYTES // ITEMSIZE[problem.lhs]
     words = (
         "conv2d_sm90",
         "dgrad" if problem.direction == "input_grad" else "fprop",
         epilogues.SHORT[problem.lhs],
         epilogues.SHORT[problem.out],
-        "" if chunk(problem) == SLAB else f"c{chunk(problem)}",
+        "" if chunk(problem) == full_row else f"c{chunk(problem)}",
         "scattered" * scatters(problem),
         *epilogues.name_parts(problem.epilogue),
         str(config).replace(" ", "_"),
@@ -216,7 +204,7 @@ def entry_name(problem: Conv2dProblem, config: Conv2dSm90Config) -> str:
 
 def _has_tail(problem: Conv2dProblem, config: Conv2dSm90Config) -> bool:
     """Whether a last, narrow slab of weights has a tensor map of its own."""
-    return problem.direction != "input_grad" and config.tile_n % SLAB != 0
+    return not along_k(problem) and config.tile_n % SLAB != 0
 
 
 def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ...]:
@@ -230,7 +218,7 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
             h if h.taps else rows[0],
             w if w.taps else columns[0],
             operand=0,
-            dtype=problem.lhs,
+            dtype=multiplied(problem.lhs),
             channels=chunk(problem),
             pixels=config.tile_m,
         )
@@ -254,34 +242,11 @@ def _params(problem: Conv2dProblem, config: Conv2dSm90Config) -> tuple[Param, ..
     return (*params, *(Scalar(value=value) for value in sizes))
 
 
-def weights_map(problem: Conv2dProblem, tile_n: int, cluster: int = 1) -> TensorMap:
-    """HWIO weights as (taps, I, O): boxes that leave a tap meet zeros.
-
-    Args:
-      problem: whose weights they are.
-      tile_n: channels of a tile.
-      cluster: blocks that copy a part each.
-    """
-    inputs, outputs = problem.in_channels, problem.out_channels
-    taps = problem.kernel_height * problem.kernel_width
-    row = outputs * ITEMSIZE[problem.rhs]
-    wide = chunk(problem)
-    along_k, along_n = (wide, tile_n // cluster, 1), (SLAB, wide // cluster, 1)
-    return TensorMap(
-        operand=1,
-        dtype=problem.rhs,
-        dims=(outputs, inputs, taps),
-        strides=(row, row * inputs),
-        box=along_k if problem.direction == "input_grad" else along_n,
-        swizzle=TensorMapSwizzle(SWIZZLE_128B.tensor_map_mode()),
-    )
-
-
 def _source(
-    problem: Conv2dProblem, config: Conv2dSm90Config, buffers: int, wgmma: Wgmma
+    problem: Conv2dProblem, config: Conv2dSm90Config, buffers: int, product: Wgmma
 ) -> str:
     """The translation unit: Traits and one entry."""
-    along_k = problem.direction == "input_grad"
+    in_rows = along_k(problem)
     rows, columns = walks(problem)
     producer, consumer = registers(config)
     signature, arguments = _signature(problem, config, rows, columns)
@@ -289,13 +254,13 @@ def _source(
     return f"""\
 // conv2d_sm90 | {types}, epilogue {problem.epilogue} | {config}
 #include "conv2d_sm90.cuh"
-#include "{wgmma.header_name}"
+#include "{product.header_name}"
 
 namespace {{
 struct Traits {{
-  using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
+  using Mma = tracea::{product.type_name}<0, {int(not in_rows)}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kTransB = {cxx(along_k)}, \
+  static constexpr bool kTransB = {cxx(in_rows)}, \
 kHasTailB = {cxx(_has_tail(problem, config))}, kScatters = {cxx(scatters(problem))};
   static constexpr int kElementBytes = {ITEMSIZE[problem.lhs]}, \
 kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))};

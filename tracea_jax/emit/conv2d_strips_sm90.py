@@ -13,13 +13,16 @@ from typing import Any
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import epilogue as epilogues
 from tracea_jax.emit import sources
-from tracea_jax.emit.conv2d_sm90 import (
+from tracea_jax.emit.conv_axes import source_channels, strip_axes
+from tracea_jax.emit.conv_operands import (
+    along_k,
     channels_out,
     chunk,
+    multiplied,
     rows_b,
     weights_map,
+    wgmma,
 )
-from tracea_jax.emit.conv_axes import source_channels, strip_axes
 from tracea_jax.emit.conv_results import (
     MAP_TYPE,
     ROW_BYTES,
@@ -136,10 +139,10 @@ def kernel(
 ) -> Kernel:
     """The kernel that computes the problem with this config.
 
-    Operands are lhs, rhs, then bias and residual if the epilogue has them; the results
-    are the output, then the preactivation if it is saved.
+    Operands are lhs, rhs as ``conv_operands`` says, then bias and residual if the
+    epilogue has them; the results are the output, then the preactivation if saved.
     """
-    wgmma = Wgmma(n=config.tile_n, lhs=problem.lhs, rhs=problem.rhs)
+    product = wgmma(problem, config.tile_n)
     headers = sources.headers("conv2d_strips_sm90.cuh")
     limit = device.smem_per_block_bytes
     buffers = epilogue_buffers(problem, config, smem_bytes, limit)
@@ -148,8 +151,8 @@ def kernel(
     blocks = device.sm_count // n_tiles * n_tiles or n_tiles
     return Kernel(
         entry=entry_name(problem, config),
-        source=_source(problem, config, buffers, wgmma),
-        headers=tuple(sorted((*headers, (wgmma.header_name, wgmma.header)))),
+        source=_source(problem, config, buffers, product),
+        headers=tuple(sorted((*headers, (product.header_name, product.header)))),
         arch=device.arch,
         grid=(min(int(tile_count(problem, config)), blocks), 1, 1),
         block=(WARPGROUP * (1 + CONSUMERS), 1, 1),
@@ -183,7 +186,7 @@ def _pixels_map(problem: Conv2dProblem, config: Conv2dStripsSm90Config) -> Im2co
     _, each = copies(problem, config.tile_m)
     return Im2colMap(
         operand=0,
-        dtype=problem.lhs,
+        dtype=multiplied(problem.lhs),
         dims=(depth, columns.size, rows.size, problem.batch),
         strides=(pixel, pixel * columns.size, pixel * columns.size * rows.size),
         lower=(-columns.before, -rows.before),
@@ -227,11 +230,11 @@ def _source(
     problem: Conv2dProblem,
     config: Conv2dStripsSm90Config,
     buffers: int,
-    wgmma: Wgmma,
+    product: Wgmma,
 ) -> str:
     """The translation unit: Traits and one entry."""
     epilogue = problem.epilogue
-    along_k = problem.direction == "input_grad"
+    flips = problem.direction == "input_grad"
     rows, columns = strip_axes(problem)
     parameters, finish = finish_arguments(epilogue, is_scattered=True)
     scalars = ("images", "lines", "line", "n", "channels", "top", "left")
@@ -249,18 +252,18 @@ def _source(
     return f"""\
 // conv2d_strips_sm90 | {types}, epilogue {epilogue} | {config}
 #include "conv2d_strips_sm90.cuh"
-#include "{wgmma.header_name}"
+#include "{product.header_name}"
 
 namespace {{
 struct Traits {{
-  using Mma = tracea::{wgmma.type_name}<0, {int(not along_k)}>;
+  using Mma = tracea::{product.type_name}<0, {int(not along_k(problem))}>;
   using Swizzle = {SWIZZLE_128B.cxx()};
-  static constexpr bool kScatters = true, kTransB = {cxx(along_k)}, \
-kFlips = {cxx(along_k)}, kResident = {cxx(config.resident)};
+  static constexpr bool kScatters = true, kTransB = {cxx(along_k(problem))}, \
+kFlips = {cxx(flips)}, kResident = {cxx(config.resident)};
   static constexpr int kTapsH = {rows.taps}, kTapsW = {columns.taps}, \
 kDilationH = {rows.step}, kDilationW = {columns.step};
-  static constexpr int kChunk = {chunk(problem)}, \
-kRowsB = {int(rows_b(problem, config.tile_n))}, \
+  static constexpr int kElementBytes = {ITEMSIZE[problem.lhs]}, \
+kChunk = {chunk(problem)}, kRowsB = {int(rows_b(problem, config.tile_n))}, \
 kStripRows = {int(strip_rows(problem, config.tile_m))}, kCopyRows = {copy_rows};
   static constexpr int kTileM = {config.tile_m}, kTileN = {config.tile_n}, \
 kSlabs = {config.slabs}, kConsumers = {CONSUMERS};

@@ -23,7 +23,7 @@ _OPERANDS = {
     "forward": (_READ, ("y", "mean", "inverse")),
     "gradients": ((*_READ, "mean", "inverse", "dy"), ("dx", "sums")),
 }
-_FLOATS = ("mean", "inverse", "sums")
+_FLOATS = ("mean", "inverse", "sums", "means", "squares")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ def kernel(
     traits: str,
     sizes: tuple[tuple[str, int], ...],
     launch: Shape,
+    operands: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> Kernel:
     """One launch.
 
@@ -70,6 +71,7 @@ def kernel(
       traits: integers that Traits have.
       sizes: parameters of the kernel, and their values.
       launch: its shape.
+      operands: what it reads and writes, if that is not all of a norm.
     """
     p = problem
     function = template + "_backward" * (p.direction == "gradients")
@@ -80,7 +82,7 @@ def kernel(
         name,
     )
     entry = "_".join(filter(None, words))
-    read, written = _OPERANDS[p.direction]
+    read, written = operands or _OPERANDS[p.direction]
     scalars = [Scalar(value=value) for _, value in sizes]
     arguments = [f"const {_type(v)}* {v}" for v in read]
     arguments += [f"{_type(v)}* {v}" for v in written]

@@ -13,11 +13,12 @@ may write into tensors, which arrays of JAX never expect.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import jax
 
-from tracea_jax import variants
+from tracea_jax import _compat, variants
 from tracea_jax.interop import convolution
 from tracea_jax.interop.convolution import Geometry
 from tracea_jax.interop.layers import Layer, Layers
@@ -31,6 +32,17 @@ except ImportError as e:
         "tracea_jax.interop.torch needs torch: pip install 'tracea_jax[torch]', with "
         "--index-url https://download.pytorch.org/whl/cpu for one without CUDA"
     ) from e
+
+_is_orphan = False  # a child that was forked after JAX had started its threads
+
+
+def _after_fork() -> None:
+    global _is_orphan
+    _is_orphan = _is_orphan or _compat.has_clients()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DEVICES = ("cpu", "cuda")
@@ -173,6 +185,8 @@ def why_not(layer: Any, x: Any) -> str | None:
     """The sentence why torch computes a layer for this input; None if we do."""
     if reason := _never(layer):
         return reason
+    if _is_orphan:
+        return "the process was forked after JAX had started, whose threads it lacks"
     if not isinstance(x, torch.Tensor) or torch.jit.is_tracing():
         return "the call is traced, which records the operations of torch"
     if torch.compiler.is_compiling():

@@ -22,7 +22,7 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
-from tracea_jax.variants.partial_sums import SOURCE, summed
+from tracea_jax.variants.partial_sums import SOURCE, summed_depthwise
 from tracea_jax.variants.space import (
     Rule,
     Space,
@@ -129,9 +129,8 @@ class Conv2dDepthwise:
         kernel = emit.kernel(problem, config, device)
         if problem.direction != "weight_grad":
             return kernel
-        p = problem
-        shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
-        return summed(kernel, emit.parts(p, config, device), shape, p.out, device)
+        parts = emit.parts(problem, config, device)
+        return summed_depthwise(kernel, parts, problem, device)
 
 
 CONV2D_DEPTHWISE = Conv2dDepthwise()

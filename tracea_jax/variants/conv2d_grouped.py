@@ -88,16 +88,15 @@ class Conv2dGrouped:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
         On an H200 cuDNN took 2.6 and 2.9 times as long for 3 x 3 kernels of 4 and of 8
-        channels a group, and 1.6 to 1.7 times for 16, on 64 images. Infinities and NaN
+        channels a group, and 1.5 to 1.8 times for 16, on 64 images. Infinities and NaN
         of groups of 4 reach others of their 8 channels, so the kernel is worth naming
         where operands are finite.
         """
         p = problem
-        groups = (8, 16) if p.direction == "forward" else (8,)
         return (
             images.is_measured(p, device)
             and images.is_grouped_3x3(p)
-            and emit.group(p) in groups
+            and emit.group(p) in (8, 16)
             and p.bytes >= _FEWEST_BYTES
         )
 

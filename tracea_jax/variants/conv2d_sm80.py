@@ -233,11 +233,7 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     yield from images.refused_arrays(p, products.DTYPES)
     if p.lhs not in products.DTYPES or p.lhs != p.rhs or 0 in p.elements:
         return
-    if p.lhs == "float32" and p.precision != "default":
-        yield (
-            f"precision {p.precision} of float32 operands; it multiplies them as TF32, "
-            "which is the default precision"
-        )
+    yield from images.refused_tf32(p)
     unit = products.unit(p)
     for name, channels in (("in", p.in_channels), ("out", p.out_channels)):
         if (count := channels // p.groups) % unit:

@@ -3,26 +3,29 @@
     forward       y = activation(conv(x, w) + bias + residual)
     input_grad    dx, stride by stride where the convolution has one
 
-Here are the reasons that refuse problems, the legal configs, and the choice of one
-without measurements; the kernel's text is in ``emit.conv2d_sm90``. Caller: the op's
-record (``ops.conv2d.op``).
+Operands are bfloat16 or float16, or float32 as TF32: its weights are transposed before
+a forward convolution. Here are the reasons that refuse problems, the legal configs, and
+the choice of one without measurements; the kernel's text is in ``emit.conv2d_sm90``.
+Caller: the op's record (``ops.conv2d.op``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_sm90 as emit
-from tracea_jax.emit.conv2d_sm90 import DTYPES, OUT_DTYPES, Conv2dSm90Config
+from tracea_jax.emit.conv2d_sm90 import OUT_DTYPES, Conv2dSm90Config
 from tracea_jax.emit.conv_axes import refused_walks, walks
+from tracea_jax.emit.conv_operands import DTYPES, DTYPES_16, along_k
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
+from tracea_jax.variants.conv_weights import reading_weights
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
@@ -34,7 +37,7 @@ from tracea_jax.variants.space import (
     legal_columns,
 )
 
-CHANNEL_UNIT = 8  # of 16 bits: pixels and rows of weights are multiples of 16 bytes
+UNIT_BYTES = 16  # of which pixels and rows of weights are multiples
 _MOST_PHASES = 2  # of an axis
 MOST_PIXELS = INT32_MAX - 1023  # with those of a tile beyond the edge
 _MOST_ACCUMULATORS = {1: 128, 2: 128, 3: 96}  # by consumers, that leave registers
@@ -47,10 +50,11 @@ _CHOICES = {
 }
 # A stage is released when the next one's products are issued, so that one is too few.
 _RANGES = {"stages": (2, emit.MAX_STAGES)}
-# What a multiprocessor takes: 64 of k are a step, a row of 128 bytes is copied for each
-# pixel and channel of its tile.
+# What a multiprocessor takes: 128 bytes of k are a step, of which a row is copied for
+# each pixel and channel of its tile.
 _PRODUCTS_A_CYCLE = 2048 / 64
-_CYCLES_A_PIXEL, _CYCLES_A_CHANNEL, _TAIL_FACTOR = 2.4, 1.4, 1.4
+_CYCLES_A_PIXEL, _TAIL_FACTOR = 2.4, 1.4
+_CYCLES_A_CHANNEL = {2: 1.4, 4: 1.6}  # by bytes of an element
 _STORED_BYTES_A_CYCLE, _CYCLES_A_TILE = 25, 2000
 _FEWEST_FLOPS_1X1 = 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
@@ -144,10 +148,12 @@ class Conv2dSm90:
 
         On an H100 cuDNN took 1.2 to 1.4 times as long for 3 x 3 kernels, 1.6 to 2.5
         times with a stride of 2, and 1.1 to 1.3 times for pixels with a stride or a
-        residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8.
+        residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8. In float32 it took
+        1.05 to 2 times as long on an H200 for 3 x 3 kernels, 1.1 to 2.4 times with a
+        stride of 2, and 1.07 to 1.3 times for pixels of many channels.
         """
         p = problem
-        if not images.is_measured(p, device):
+        if not images.is_measured(p, device, (2, 4)):
             return False
         return images.is_dense_3x3(p) or _is_measured_1x1(p)
 
@@ -155,7 +161,7 @@ class Conv2dSm90:
         self, problem: Conv2dProblem, config: Conv2dSm90Config, device: Device
     ) -> Call:
         assert isinstance(device, CudaDevice)
-        return emit.kernel(problem, config, device)
+        return reading_weights(problem, emit.kernel(problem, config, device))
 
 
 CONV2D_SM90 = Conv2dSm90()
@@ -166,15 +172,28 @@ def _is_measured_1x1(p: Conv2dProblem) -> bool:
         (p.kernel_height, p.kernel_width) == (1, 1)
         and p.direction == "forward"
         and p.padding == ((0, 0), (0, 0))
-        and (p.strides == (2, 2) or (p.epilogue.residual and p.strides == (1, 1)))
+        and p.strides in ((1, 1), (2, 2))
         and p.in_channels % 64 == 0 == p.out_channels % 64
         and p.flops >= _FEWEST_FLOPS_1X1
+        and (_has_deep_pixels(p) if p.lhs == "float32" else _has_passes(p))
     )
+
+
+def _has_passes(p: Conv2dProblem) -> bool:
+    """Whether cuDNN passes over pixels before or behind its convolution."""
+    return p.strides == (2, 2) or p.epilogue.residual
+
+
+def _has_deep_pixels(p: Conv2dProblem) -> bool:
+    """Whether products of float32 take longer than their pixels, and weights less."""
+    few, many = sorted((p.in_channels, p.out_channels))
+    fewest = 128 if p.strides == (1, 1) else 512
+    return few >= fewest and many >= 512 and 2 * images.pixels(p) >= 3 * many
 
 
 def _has_tail(p: Conv2dProblem, c: Any) -> Any:
     """Whether the last slab of weights is a narrow one, which is slow to copy."""
-    return (c.tile_n % emit.SLAB != 0) & (p.direction != "input_grad")
+    return (c.tile_n % emit.SLAB != 0) & (not along_k(p))
 
 
 # A ring as deep as shared memory allows hides most latency: shallower ones were not
@@ -197,13 +216,14 @@ _WORTHWHILE = (
 
 
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
-    """Cycles of the rounds of tiles; the constants fit measurements on an H100."""
+    """Cycles of the rounds of tiles; the constants fit measurements on Hopper."""
     c = config
     rounds = -(-emit.tile_count(problem, c) * c.cluster // device.sm_count)
     rows, columns = walks(problem)
     steps = emit.k_steps(problem) / (len(rows) * len(columns))
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
-    copied = _CYCLES_A_PIXEL * c.tile_m + _CYCLES_A_CHANNEL * c.tile_n
+    of_channel = _CYCLES_A_CHANNEL[ITEMSIZE[problem.rhs]]
+    copied = _CYCLES_A_PIXEL * c.tile_m + of_channel * c.tile_n
     copied = copied * np.where(_copies_tails(problem, c), _TAIL_FACTOR, 1)
     multiplied: Any = steps * np.maximum(products, copied)
     bytes_stored = c.tile_m * c.tile_n * ITEMSIZE[problem.out]
@@ -219,10 +239,16 @@ def _copies_tails(p: Conv2dProblem, c: Any) -> Any:
     return _has_tail(p, c) & (c.cluster == 1)
 
 
-def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+def refused_problems(
+    problem: Conv2dProblem, device: Device, dtypes: Sequence[str] = DTYPES_16
+) -> Iterator[str]:
     """Why no kernel of convolutions for Hopper serves the problem; first those of all.
 
     The formulas of the kernels are for problems that have none of these reasons.
+
+    Args:
+      problem, device: what to compute, and where.
+      dtypes: of operands.
     """
     p = problem
     if not isinstance(device, CudaDevice):
@@ -235,13 +261,14 @@ def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         return
     if p.layout != "nhwc":
         yield f"its images are {p.layout}; it reads nhwc"
-    if p.lhs not in DTYPES or p.lhs != p.rhs:
+    if p.lhs not in dtypes or p.lhs != p.rhs:
         yield (
             f"operands of dtype {p.lhs} and {p.rhs}; it takes two of "
-            f"{' or '.join(DTYPES)}"
+            f"{' or '.join(dtypes)}"
         )
         return
     yield from _refused_results(p)
+    yield from images.refused_tf32(p)
     if p.precision not in EXACT_PRECISIONS:
         yield f"precision {p.precision} names an algorithm only XLA has"
     if 0 in p.elements:
@@ -250,17 +277,25 @@ def refused_problems(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         yield f"it has {p.groups} groups; the product is of one"
 
 
-def reasons_of_pixels(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+def channel_unit(problem: Conv2dProblem) -> int:
+    """Channels that are 16 bytes of the operands, and no less of the result."""
+    return UNIT_BYTES // min(ITEMSIZE[problem.lhs], ITEMSIZE[problem.out])
+
+
+def reasons_of_pixels(
+    problem: Conv2dProblem, device: Device, dtypes: Sequence[str] = DTYPES_16
+) -> Iterator[str]:
     """Why pixels and weights cannot be copied as they are; first those of all."""
     p = problem
-    if refused := tuple(refused_problems(p, device)):
+    if refused := tuple(refused_problems(p, device, dtypes)):
         yield from refused
         return
+    unit = channel_unit(p)
     for name in ("in_channels", "out_channels"):
-        if (count := getattr(p, name)) % CHANNEL_UNIT:
+        if (count := getattr(p, name)) % unit:
             yield (
-                f"{name}={count} is not a multiple of {CHANNEL_UNIT}, so that pixels "
-                "or weights are not aligned to 16 bytes for TMA"
+                f"{name}={count} is not a multiple of {unit}, so that pixels or "
+                f"weights are not aligned to {UNIT_BYTES} bytes for TMA"
             )
     yield from refused_walks(p)
 
@@ -268,7 +303,7 @@ def reasons_of_pixels(problem: Conv2dProblem, device: Device) -> Iterator[str]:
 def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     """All reasons why not; those that hold for every problem come first."""
     p = problem
-    if refused := tuple(reasons_of_pixels(p, device)):
+    if refused := tuple(reasons_of_pixels(p, device, DTYPES)):
         yield from refused
         return
     if p.direction == "input_grad" and max(map(len, walks(p))) > _MOST_PHASES:

@@ -19,7 +19,7 @@ from tracea_jax.emit.conv2d_stem_sm90 import Conv2dStemSm90Config
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
-from tracea_jax.variants.conv2d_sm90 import CHANNEL_UNIT, refused_problems
+from tracea_jax.variants.conv2d_sm90 import channel_unit, refused_problems
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Rule,
@@ -131,9 +131,9 @@ def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
         yield f"a stride of {p.strides[1]} along lines; its stride is {emit.STRIDE}"
     if p.dilation[1] != 1:
         yield "its kernel is dilated along lines"
-    if p.out_channels % CHANNEL_UNIT:
+    if p.out_channels % (unit := channel_unit(p)):
         yield (
-            f"out_channels={p.out_channels} is not a multiple of {CHANNEL_UNIT}, so "
+            f"out_channels={p.out_channels} is not a multiple of {unit}, so "
             "that pixels of the result are not aligned to 16 bytes for TMA"
         )
     if emit.depth(p) > _MOST_DEPTH:

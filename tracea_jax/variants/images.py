@@ -6,6 +6,7 @@ Callers: the variants of convolutions on GPUs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,15 @@ def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[st
         yield f"precision {p.precision} names an algorithm only XLA has"
     if 0 in p.elements:
         yield "its arrays are empty"
+
+
+def refused_tf32(problem: Conv2dProblem) -> Iterator[str]:
+    """Why float32 is not multiplied as TF32, as XLA does at the default precision."""
+    if problem.lhs == "float32" and problem.precision != "default":
+        yield (
+            f"precision {problem.precision} of float32 operands; it multiplies them as "
+            "TF32, which is the default precision"
+        )
 
 
 def refused_sizes(problem: Conv2dProblem) -> Iterator[str]:
@@ -117,10 +127,12 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
     """Whether this is a 3 x 3 convolution such as those that were measured.
 
     They had as many channels out as in, 64 to 640, batches of 8 and 64 images of
-    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64.
+    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64. Those
+    of float32 had batches of 8 to 128 and up to 1024 channels.
     """
     p = problem
-    is_few = p.strides == (1, 1) and p.direction != "weight_grad"
+    is_wide = p.lhs == "float32"
+    is_few = p.direction != "weight_grad" and (is_wide or p.strides == (1, 1))
     return (
         (p.kernel_height, p.kernel_width) == (3, 3)
         and p.strides in ((1, 1), (2, 2))
@@ -128,7 +140,19 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
         and p.flops >= (FEW_FLOPS if is_few else MANY_FLOPS)
+        and not (is_wide and _is_thin(p))
     )
+
+
+def pixels(problem: Conv2dProblem) -> int:
+    """Of the results of a forward convolution, over all images."""
+    return problem.batch * math.prod(problem.out_size)
+
+
+def _is_thin(problem: Conv2dProblem) -> bool:
+    """Whether pixels are so few for the channels that cuDNN was as fast in float32."""
+    channels = max(problem.in_channels, problem.out_channels)
+    return channels > 1024 or 4 * pixels(problem) < 3 * channels
 
 
 def is_grouped_3x3(problem: Conv2dProblem) -> bool:
@@ -144,10 +168,18 @@ def is_grouped_3x3(problem: Conv2dProblem) -> bool:
     )
 
 
-def is_measured(problem: Conv2dProblem, device: Device) -> bool:
-    """Whether device and dtypes are those that convolutions were measured with."""
+def is_measured(
+    problem: Conv2dProblem, device: Device, itemsizes: Sequence[int] = (2,)
+) -> bool:
+    """Whether device and dtypes are those that convolutions were measured with.
+
+    Args:
+      problem, device: what to compute, and where.
+      itemsizes: bytes of the elements of operands, and of those of the result.
+    """
     return (
         isinstance(device, CudaDevice)
         and device.capability == (9, 0)
-        and ITEMSIZE[problem.lhs] == 2 == ITEMSIZE[problem.out]
+        and ITEMSIZE[problem.lhs] == ITEMSIZE[problem.out]
+        and ITEMSIZE[problem.lhs] in itemsizes
     )

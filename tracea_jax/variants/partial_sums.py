@@ -12,6 +12,7 @@ import math
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sum_of_parts
 from tracea_jax.emit.kernel import Kernel
+from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants.steps import Buffer, Launch, Steps
 
 SOURCE = "cuda/sum_of_parts.cuh"
@@ -44,3 +45,12 @@ def summed(
             Launch(name="sum", kernel=total, reads=(partial.name,), writes=("dw",)),
         ),
     )
+
+
+def summed_depthwise(
+    kernel: Kernel, parts: int, problem: Conv2dProblem, device: CudaDevice
+) -> Steps:
+    """The same for the gradient of a depthwise convolution's weights."""
+    p = problem
+    shape = (p.kernel_height, p.kernel_width, 1, p.out_channels)
+    return summed(kernel, parts, shape, p.out, device)

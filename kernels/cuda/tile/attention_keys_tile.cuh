@@ -7,6 +7,7 @@
 
 #include "ptx/mbarrier.cuh"
 #include "ptx/sync.cuh"
+#include "tile/attention_blocks.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/attention_order.cuh"
 #include "tile/attention_sums.cuh"
@@ -119,7 +120,7 @@ struct AttentionKeysTile {
     const AttentionOrder order{ceil_div(p.kv_len, kTileKv), p.kv_heads, p.batch, p.section,
                                false};
     tile = order.at(index, kTileKv);
-    limit = Traits::kKvLengths ? min(max(p.kv_lengths[tile.example], 0), p.kv_len) : p.kv_len;
+    limit = positions<Traits::kKvLengths>(p.kv_lengths, tile.example, p.kv_len);
     range = blocks(queries());
     has_queries = range.count() > 0;
     initialize();
@@ -139,8 +140,7 @@ struct AttentionKeysTile {
 
   // Of the last block of queries all are counted: their p are 0, see attention_rows.cuh.
   TRACEA_DEVICE Interval queries() const {
-    const int count =
-        Traits::kQLengths ? min(max(p.q_lengths[tile.example], 0), p.q_len) : p.q_len;
+    const int count = positions<Traits::kQLengths>(p.q_lengths, tile.example, p.q_len);
     return {p.q_len, round_up(count, kBlockQ), p.right, p.left};
   }
 
@@ -214,11 +214,6 @@ struct AttentionKeysTile {
     TileV::copy(shared_address(smem.v[0]), p.v, tile.query, tile.head, tile.example, full);
   }
 
-  TRACEA_DEVICE static void wait(const u64& barrier, u32 parity) {
-    while (!mbarrier_try_wait_parity(shared_address(&barrier), parity)) {
-    }
-  }
-
   // --- producer: one thread ----------------------------------------------------------
 
   TRACEA_DEVICE void produce() const {
@@ -232,7 +227,7 @@ struct AttentionKeysTile {
   }
 
   TRACEA_DEVICE void copy_queries(int block, int head, int stage, u32 parity) const {
-    wait(smem.empty[stage], parity);
+    wait_for(smem.empty[stage], parity);
     const u32 q_full = shared_address(&smem.q_full[stage]);
     mbarrier_arrive_expect_tx(q_full, TileQ::kBytes + kRowsBytes + kBands * kBiasBytes);
     TileQ::copy(shared_address(smem.q[stage][0]), p.q, block * kBlockQ, head, tile.example,
@@ -285,8 +280,9 @@ struct AttentionKeysTile {
     const volatile AttentionAdding& adding = smem.sums.adding;
     TRACEA_NO_UNROLL
     for (int i = warp; i < adding.count; i += 2) {
-      wait(smem.sums.full[warp], i / 2 & 1);
+      wait_for(smem.sums.full[warp], i / 2 & 1);
       const AttentionPartPlace place = smem.sums.place[warp];
+      __syncwarp();  // who has added lets it be written again: all have read it
       const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
       if (elect_one()) {
         const int index = adding.first + place.head * adding.blocks + place.block;

@@ -24,16 +24,22 @@ struct AttentionProducer : AttentionTiles<Traits> {
   // they stage zeros, and with a map they do not know.
   static constexpr bool kAnnouncesBlind = Traits::kStagesInPlace || Traits::kMapped;
 
-  // Whether the queries of a tile are copied before the last values of the tile before, for
-  // which there is room one block later. A second place for queries is free by then.
-  static constexpr bool kEarly = Traits::kStagesQ > 1 && Traits::kEarly;
+  // Whether keys are a block ahead of values from tile to tile, too: those of a tile's first
+  // block, and its queries, then come before the last values of the tile before, for which
+  // there is room later. A second place for queries is free by then.
+  static constexpr bool kStreams = Traits::kStagesQ > 1 && Traits::kStreams;
+
+  // The last block of a tile, whose keys are on their way and whose values are not.
+  struct Behind {
+    int block = -1, head, example;
+  };
 
   TRACEA_DEVICE void produce() const {
     State keys, values;
     StateQ queries;
     PipelineState<2> draw;
+    Behind behind;
     u32 index = blockIdx.x;
-    if (kEarly && index < tiles()) begin(tile_at(index), queries);
     TRACEA_NO_UNROLL
     while (true) {
       u32 next = index + gridDim.x;
@@ -51,14 +57,17 @@ struct AttentionProducer : AttentionTiles<Traits> {
       const BlockRange range = blocks(tile, interval(tile));
       Walk walk(map_of(tile), range);
       if (walk.next()) {
-        produce_tile(tile, walk, keys, values, queries, next);
-      } else if constexpr (kEarly) {
-        if (next < tiles()) begin(tile_at(next), queries);
-      } else if constexpr (kAnnouncesBlind) {
-        mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
+        produce_tile(tile, walk, keys, values, queries, behind);
+      } else {
+        // Who meets a tile without keys stores the one before.
+        if constexpr (kStreams) copy_behind(behind, values);
+        if constexpr (kAnnouncesBlind) {
+          mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
+        }
       }
       index = next;
     }
+    if constexpr (kStreams) copy_behind(behind, values);
     if constexpr (Traits::kMapped) {
       mbarrier_arrive(hand_over({0, 0, 0}, TileKind::kNone, queries));
     }
@@ -81,16 +90,6 @@ struct AttentionProducer : AttentionTiles<Traits> {
     return shared_address(&smem.q_full[stage]);
   }
 
-  // Hands over a tile whose turn is not yet.
-  TRACEA_DEVICE void begin(const AttentionTile& tile, StateQ& queries) const {
-    Walk walk(map_of(tile), blocks(tile, interval(tile)));
-    if (walk.next()) {
-      copy_queries(tile, queries);
-    } else if constexpr (kAnnouncesBlind) {
-      mbarrier_arrive(hand_over(tile, TileKind::kBlind, queries));
-    }
-  }
-
   TRACEA_DEVICE void copy_queries(const AttentionTile& tile, StateQ& queries) const {
     const int stage = stage_of(queries);
     const u32 full = hand_over(tile, TileKind::kSees, queries);
@@ -105,13 +104,14 @@ struct AttentionProducer : AttentionTiles<Traits> {
     }
   }
 
-  // The walk stands at the tile's first block. `next`: index of the tile behind it.
+  // The walk stands at the tile's first block.
   TRACEA_DEVICE void produce_tile(const AttentionTile& tile, Walk& walk, State& keys,
-                                  State& values, StateQ& queries, u32 next) const {
+                                  State& values, StateQ& queries, Behind& behind) const {
     const int kv_head = tile.head / anew(p.group);
     int block = walk.block();
     bool has_more = copy_keys(walk, kv_head, tile, keys);
-    if constexpr (!kEarly) copy_queries(tile, queries);
+    copy_queries(tile, queries);
+    if constexpr (kStreams) copy_behind(behind, values);
     TRACEA_NO_UNROLL
     while (has_more) {
       const int later = walk.block();
@@ -119,8 +119,11 @@ struct AttentionProducer : AttentionTiles<Traits> {
       copy_values(block, kv_head, tile.example, values);
       block = later;
     }
-    if (kEarly && next < tiles()) begin(tile_at(next), queries);
-    copy_values(block, kv_head, tile.example, values);
+    if constexpr (kStreams) {
+      behind = {block, kv_head, tile.example};
+    } else {
+      copy_values(block, kv_head, tile.example, values);
+    }
   }
 
   // Copies the keys of the block that the walk stands at, and goes to the next.
@@ -147,6 +150,12 @@ struct AttentionProducer : AttentionTiles<Traits> {
     state.advance();
     copy_block<kValueSlabs, 0>(smem.v[stage][0], p.v, block, head, example,
                                smem.v_full[stage]);
+  }
+
+  // The values of the last block of the tile before, unless they are on their way.
+  TRACEA_DEVICE void copy_behind(Behind& behind, State& state) const {
+    if (behind.block >= 0) copy_values(behind.block, behind.head, behind.example, state);
+    behind.block = -1;
   }
 
   // The bias of the tile's queries and a block of keys, in slabs of 64 keys.

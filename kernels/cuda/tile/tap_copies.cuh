@@ -115,9 +115,16 @@ class TapWalk {
   int i_, j_, unit_;
 };
 
-// Tiles of kRows positions by columns. It moves the walk that weights are copied by, too.
+// A unit in memory; zeros are copied where there is none.
+struct TapSource {
+  const u8* data;
+  bool exists;
+};
+
+// A tile of kRows by kColumns that threads copy in units: which of them each has, and where
+// they go. The copies below say where they come from.
 template <class Element, class Swizzle, int kRows, int kColumns, int kThreads, int kParts>
-class PixelCopy {
+class TapTile {
  public:
   static constexpr int kElementBytes = static_cast<int>(sizeof(Element));
   using Map =
@@ -126,9 +133,31 @@ class PixelCopy {
   static constexpr int kUnitsPerPart = ceil_div(Map::kUnits, kParts);
   static_assert(!Map::kIsWide, "a thread keeps its column");
 
-  TRACEA_DEVICE static int first_unit() {
-    return Map::first_byte(static_cast<int>(threadIdx.x)) / kTapUnitBytes;
+  TRACEA_DEVICE static int first_unit() { return Map::first_byte(thread()) / kTapUnitBytes; }
+
+ protected:
+  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+
+  // Starts the copies of a part; `source(i)` is the thread's unit i, see TapSource.
+  template <class Source>
+  TRACEA_DEVICE static void start_part(u32 smem, int part, Source&& source) {
+    TRACEA_UNROLL
+    for (int j = 0; j < kUnitsPerPart; ++j) {
+      const int i = part * kUnitsPerPart + j;
+      if (i >= Map::kUnits) break;
+      const TapSource from = source(i);
+      cp_async_or_zero<kTapUnitBytes>(smem + Map::byte(thread(), i), from.data, from.exists);
+    }
   }
+};
+
+// Tiles of kRows positions by columns. It moves the walk that weights are copied by, too.
+template <class Element, class Swizzle, int kRows, int kColumns, int kThreads, int kParts>
+class PixelCopy
+    : public TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts> {
+ public:
+  using Tile = TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts>;
+  using Map = typename Tile::Map;
 
   // From position `first` of all images on, of `count`.
   TRACEA_DEVICE PixelCopy(const UnitImages& images, const DividedAxis& h, const DividedAxis& w,
@@ -148,21 +177,16 @@ class PixelCopy {
     const u32 bits = walk_.bits();
     const int unit =
         walk_.unit() + (walk_.row() * images_.width + walk_.column()) * images_.pitch;
-    TRACEA_UNROLL
-    for (int j = 0; j < kUnitsPerPart; ++j) {
-      const int i = part * kUnitsPerPart + j;
-      if (i >= Map::kUnits) break;
-      cp_async_or_zero<kTapUnitBytes>(smem + Map::byte(thread(), i),
-                                      images_.at(pixels_[i] + unit),
-                                      (inside_[i] & bits) == bits);
-    }
+    Tile::start_part(smem, part, [&](int i) -> TapSource {
+      return {images_.at(pixels_[i] + unit), (inside_[i] & bits) == bits};
+    });
   }
   TRACEA_DEVICE void finish(u32, int) const {}
 
-  TRACEA_DEVICE void advance() { walk_.advance(kRowBytes / kTapUnitBytes); }
+  TRACEA_DEVICE void advance() { walk_.advance(Tile::kRowBytes / kTapUnitBytes); }
 
  private:
-  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+  using Tile::thread;
 
   const UnitImages images_;
   TapWalk& walk_;
@@ -172,21 +196,18 @@ class PixelCopy {
 
 // Tiles of kRows positions by columns, whose walk stands still while positions advance.
 template <class Element, class Swizzle, int kRows, int kColumns, int kThreads, int kParts>
-class TapCopy {
+class TapCopy
+    : public TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts> {
  public:
-  static constexpr int kElementBytes = static_cast<int>(sizeof(Element));
-  using Map =
-      CopyMap<Swizzle, kRows, kColumns * kElementBytes, kTapUnitBytes, kThreads>;
-  static constexpr int kBytes = Map::kBytes, kRowBytes = Map::kRowBytes;
-  static constexpr int kUnitsPerPart = ceil_div(Map::kUnits, kParts);
-  static_assert(!Map::kIsWide, "a thread keeps its column");
+  using Tile = TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts>;
+  using Map = typename Tile::Map;
 
   // From position `first` of all images on, of `count`, and from column `unit`.
   TRACEA_DEVICE TapCopy(const UnitImages& images, const DividedAxis& h, const DividedAxis& w,
                         int first, int count, int unit)
       : images_(images), h_(h), w_(w), first_(first + Map::first_row(thread())) {
     const TapWalk walk(h.walk, w.walk, images.depth,
-                       unit + Map::first_byte(thread()) / kTapUnitBytes);
+                       unit + Tile::first_unit());
     row_ = walk.row();
     column_ = walk.column();
     unit_ = walk.unit();
@@ -194,24 +215,20 @@ class TapCopy {
   }
 
   TRACEA_DEVICE void start(u32 smem, int part) const {
-    TRACEA_UNROLL
-    for (int j = 0; j < kUnitsPerPart; ++j) {
-      const int i = part * kUnitsPerPart + j;
-      if (i >= Map::kUnits) break;
+    Tile::start_part(smem, part, [&](int i) -> TapSource {
       const int index = first_ + Map::rows_to(i);
       const Pixel at = position_of(h_, w_, index);
       const int row = at.row + row_, column = at.column + column_;
-      cp_async_or_zero<kTapUnitBytes>(
-          smem + Map::byte(thread(), i), images_.at(images_.pixel(at.image, row, column) + unit_),
-          index < count_ && UnitImages::is_below(row, images_.height) &&
-              UnitImages::is_below(column, images_.width));
-    }
+      return {images_.at(images_.pixel(at.image, row, column) + unit_),
+              index < count_ && UnitImages::is_below(row, images_.height) &&
+                  UnitImages::is_below(column, images_.width)};
+    });
   }
   TRACEA_DEVICE void finish(u32, int) const {}
   TRACEA_DEVICE void advance() { first_ += kRows; }
 
  private:
-  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+  using Tile::thread;
 
   const UnitImages images_;
   const DividedAxis &h_, &w_;
@@ -222,14 +239,11 @@ class TapCopy {
 // Weights (taps, kRows, channels) as tiles of kRows by taps and channels: the transposed
 // filters of a gradient. It is read where the walk stands, which the pixels' copy moves.
 template <class Element, class Swizzle, int kRows, int kColumns, int kThreads, int kParts>
-class TapWeightsCopy {
+class TapWeightsCopy
+    : public TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts> {
  public:
-  static constexpr int kElementBytes = static_cast<int>(sizeof(Element));
-  using Map =
-      CopyMap<Swizzle, kRows, kColumns * kElementBytes, kTapUnitBytes, kThreads>;
-  static constexpr int kBytes = Map::kBytes, kRowBytes = Map::kRowBytes;
-  static constexpr int kUnitsPerPart = ceil_div(Map::kUnits, kParts);
-  static_assert(!Map::kIsWide, "a thread keeps its column");
+  using Tile = TapTile<Element, Swizzle, kRows, kColumns, kThreads, kParts>;
+  using Map = typename Tile::Map;
 
   // `rows` of a tap, of `pitch` units each, of which the tile begins with row `row` and
   // unit `first`.
@@ -244,21 +258,16 @@ class TapWeightsCopy {
 
   TRACEA_DEVICE void start(u32 smem, int part) const {
     const int unit = walk_.tap(kernel_width_) * tap_units_ + walk_.unit();
-    TRACEA_UNROLL
-    for (int j = 0; j < kUnitsPerPart; ++j) {
-      const int i = part * kUnitsPerPart + j;
-      if (i >= Map::kUnits) break;
-      const u8* source =
-          source_ + static_cast<i64>(unit + Map::rows_to(i) * pitch_) * kTapUnitBytes;
-      cp_async_or_zero<kTapUnitBytes>(smem + Map::byte(thread(), i), source,
-                                      walk_.is_inside() && Map::rows_to(i) < rows_left_);
-    }
+    Tile::start_part(smem, part, [&](int i) -> TapSource {
+      return {source_ + static_cast<i64>(unit + Map::rows_to(i) * pitch_) * kTapUnitBytes,
+              walk_.is_inside() && Map::rows_to(i) < rows_left_};
+    });
   }
   TRACEA_DEVICE void finish(u32, int) const {}
   TRACEA_DEVICE void advance() const {}
 
  private:
-  TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
+  using Tile::thread;
 
   const TapWalk& walk_;
   const int kernel_width_, tap_units_, pitch_;

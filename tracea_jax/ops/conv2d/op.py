@@ -9,9 +9,11 @@ from tracea_jax.ops.common.bench import OpBench
 from tracea_jax.ops.conv2d import builder, primitive, workload
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import XLA
+from tracea_jax.variants.conv2d_bands import CONV2D_BANDS
 from tracea_jax.variants.conv2d_cpu import CONV2D_CPU
 from tracea_jax.variants.conv2d_depthwise import CONV2D_DEPTHWISE
 from tracea_jax.variants.conv2d_grouped import CONV2D_GROUPED
+from tracea_jax.variants.conv2d_grouped_images import CONV2D_GROUPED_IMAGES
 from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
 from tracea_jax.variants.conv2d_sm80 import CONV2D_SM80
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
@@ -29,7 +31,9 @@ CONV2D = Op(
         CONV2D_STRIPS_SM90,
         CONV2D_SM90,
         CONV2D_STEM_SM90,
+        CONV2D_BANDS,
         CONV2D_DEPTHWISE,
+        CONV2D_GROUPED_IMAGES,
         CONV2D_GROUPED,
         CONV2D_WEIGHTS_SM90,
         CONV2D_STEM_WEIGHTS,

@@ -3,6 +3,8 @@
 <directory>/<environment key>/environment.json
 <directory>/<environment key>/<op>/<problem key>.json
 <directory>/<environment key>/<op>/<problem key>.<process>.journal
+
+Where nothing is written, entries may also be bound in volumes (``store.volumes``).
 """
 
 from __future__ import annotations
@@ -12,13 +14,12 @@ import dataclasses
 import json
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tracea_jax.runtime import trust
 from tracea_jax.runtime.trust import Trust, warn_once
-from tracea_jax.tuning.store import files
+from tracea_jax.tuning.store import files, volumes
 from tracea_jax.tuning.store.environment import Environment, problem_key
 from tracea_jax.tuning.store.formats import (
     Damaged,
@@ -118,7 +119,7 @@ class Store:
             self._check(name)
             return self._content(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return self._volume(name.environment, name.op).get(name.problem)
         except IsADirectoryError as e:
             raise Damaged(str(e)) from e
         except trust.Refused as e:
@@ -131,6 +132,13 @@ class Store:
     def _content(self, path: str | pathlib.Path) -> bytes:
         limit = files.LIMIT_BYTES
         return trust.read_file(path, limit, top=self._top, trust=self.whose)
+
+    def _volume(self, environment: str, op: str) -> Mapping[str, bytes]:
+        """What is bound, by problem."""
+        if not self.read_only or self.whose is Trust.SHARED:
+            return {}
+        path = f"{self.directory}/{environment}/{op}{volumes.SUFFIX}"
+        return volumes.opened(path, self.whose)
 
     def _warn_unread(self, error: OSError) -> None:
         """Warns once for each cache directory."""
@@ -185,13 +193,13 @@ class Store:
             except FileNotFoundError:
                 pass
             except (Damaged, trust.Refused) as e:
-                warn_once(_damage(path, e, _rename_aside(path)))
+                warn_once(files.damage(path, e, files.rename_aside(path)))
             trust.write_atomically(path, readable(entry))
             # Only now: a kill before this line finds the observations in the journals.
             # What could not be read stays.
             for orphan, held in journalled.items():
                 if held.skipped:
-                    aside = _rename_aside(orphan)
+                    aside = files.rename_aside(orphan)
                     warn_once(
                         f"{held.skipped} lines of {orphan} cannot be read and are left "
                         f"out; it was renamed to {aside.name}"
@@ -248,14 +256,25 @@ class Store:
     def names(self) -> Iterator[Name]:
         """Names of all entries, sorted."""
         for environment in self.environments():
-            for op in self._subdirectories(f"{self.directory}/{environment}"):
+            place = f"{self.directory}/{environment}"
+            ops = {
+                file.removesuffix(volumes.SUFFIX)
+                for file in self._files(place)
+                if file.endswith(volumes.SUFFIX)
+            }
+            for op in sorted(ops.union(self._subdirectories(place))):
                 yield from self._names(environment, op)
 
     def _names(self, environment: str, op: str) -> Iterator[Name]:
-        for file in self._files(f"{self.directory}/{environment}/{op}"):
-            problem, dot, suffix = file.partition(".")
-            if dot + suffix == ".json":
-                yield Name(environment=environment, op=op, problem=problem)
+        found = self._filed(environment, op).union(self._volume(environment, op))
+        for problem in sorted(found):
+            yield Name(environment=environment, op=op, problem=problem)
+
+    def _filed(self, environment: str, op: str) -> set[str]:
+        """Keys of the problems whose entries are files of their own."""
+        files = self._files(f"{self.directory}/{environment}/{op}")
+        parts = (file.partition(".") for file in files)
+        return {problem for problem, _, suffix in parts if suffix == "json"}
 
     def has_any(self, environment: str, op: str) -> bool:
         """Whether there are entries, readable or not."""
@@ -297,8 +316,12 @@ class Store:
           environment, op: as in ``Name``.
           journals: whether problems whose tuning was never finished count.
         """
-        for name in self._names(environment, op):
-            problem = head_problem(self._lines(self.path(name), 2))
+        bound, filed = self._volume(environment, op), self._filed(environment, op)
+        for key in sorted(filed.union(bound)):
+            name = Name(environment=environment, op=op, problem=key)
+            in_file = key in filed
+            head = self._lines(self.path(name), 2) if in_file else bound[key]
+            problem = head_problem(head)
             if problem is not None:
                 yield name, problem
         if not journals:
@@ -390,13 +413,13 @@ class Store:
             return  # another process was faster, and warned
         except OSError:
             pass  # the directory cannot be written: the file stays where it is
-        warn_once(_damage(path, why, aside))
+        warn_once(files.damage(path, why, aside))
 
     def _rename_if_damaged(self, path: pathlib.Path) -> pathlib.Path | None:
         try:
             Entry.from_bytes(self._content(path))
         except (Damaged, trust.Refused):
-            return _rename_aside(path)
+            return files.rename_aside(path)
         except NewerSchema:
             pass
         return None
@@ -421,15 +444,3 @@ class Store:
         except OSError as e:
             self._warn_unread(e)
             return []
-
-
-def _rename_aside(path: pathlib.Path) -> pathlib.Path:
-    stamp = f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**9:09d}"
-    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
-    os.replace(path, aside)
-    return aside
-
-
-def _damage(path: pathlib.Path, why: Exception, aside: pathlib.Path | None) -> str:
-    renamed = f"; it was renamed to {aside.name}" if aside else ""
-    return f"the tuning cache file {path} is damaged ({why}) and not used{renamed}"

@@ -1,4 +1,4 @@
-"""Files that several processes share: locks and journals."""
+"""Files that several processes share: locks, journals, and what is damaged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import os
 import pathlib
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -204,3 +205,17 @@ def read_journal(
     last = parse_observation(torn)
     found = tuple(o for o in (*parsed, last) if o is not None)
     return Journalled(found, skipped=parsed.count(None), problem=problem)
+
+
+def rename_aside(path: pathlib.Path) -> pathlib.Path:
+    """Takes a damaged file out of the way; where it is now."""
+    stamp = f"{time.strftime('%Y%m%dT%H%M%S')}-{time.time_ns() % 10**9:09d}"
+    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    os.replace(path, aside)
+    return aside
+
+
+def damage(path: pathlib.Path, why: Exception, aside: pathlib.Path | None) -> str:
+    """What users are told of it."""
+    renamed = f"; it was renamed to {aside.name}" if aside else ""
+    return f"the tuning cache file {path} is damaged ({why}) and not used{renamed}"

@@ -1,0 +1,199 @@
+"""conv2d_bands: convolutions of each channel alone on the tensor cores of Hopper.
+
+Rows of taps are matrices with the taps along a band. Infinities and NaN stay where they
+are: blocks that meet some compute their results again, slowly.
+
+Here are the reasons that refuse problems, the rules that refuse configs, and the
+default; the kernels' texts are written in ``emit.conv2d_bands``. Caller: the op's
+record (``ops.conv2d.op``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from tracea_jax.device import CudaDevice, Device
+from tracea_jax.emit import conv2d_bands as emit
+from tracea_jax.emit import image_axis, row_walk
+from tracea_jax.emit.conv2d_bands import BandsConfig
+from tracea_jax.problem import Conv2dProblem
+from tracea_jax.variants import images
+from tracea_jax.variants.base import Call
+from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.gpus import refused_device
+from tracea_jax.variants.partial_sums import SOURCE, summed_depthwise
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_ranges,
+    first_refusal,
+)
+
+DTYPES = ("bfloat16", "float16")
+CHOICES: dict[str, tuple[int, ...]] = {
+    "channels": (16, 32, 48),
+    "stages": (2, 3, 4, 6, 8),
+}
+_MOST_BLOCKS = 8  # of a multiprocessor
+_RANGES = {
+    "strips": (1, emit.STRIPS),
+    "rows": (1, INT32_MAX),
+    "blocks": (1, _MOST_BLOCKS),
+}
+_MOST_TAPS = 9  # of an axis
+_OCTET = 8  # channels that are copied together
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conv2dBands:
+    """The variant conv2d_bands; for its methods see ``variants.base.Variant``."""
+
+    name: str = "conv2d_bands"
+    config_type: type = BandsConfig
+    sources: tuple[str, ...] = (
+        "cuda/conv2d_bands.cuh",
+        "cuda/conv2d_bands_weights.cuh",
+        SOURCE,
+    )
+
+    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
+        return next(_reasons(problem, device), None)
+
+    def check(
+        self, problem: Conv2dProblem, config: BandsConfig, device: Device
+    ) -> None:
+        assert isinstance(device, CudaDevice)
+        check_choices(config, CHOICES)
+        check_ranges(config, _RANGES)
+        if rule := first_refusal(LEGAL, problem, config, device):
+            raise ValueError(rule.why(problem, config, device))
+
+    def space(self, problem: Conv2dProblem, device: Device) -> Space:
+        assert isinstance(device, CudaDevice)
+        return Space.of(*_grid(problem, device))
+
+    def heuristic(self, problem: Conv2dProblem, device: Device) -> BandsConfig:
+        return self.likely(problem, device, 1)[0]
+
+    def likely(
+        self, problem: Conv2dProblem, device: Device, count: int
+    ) -> tuple[BandsConfig, ...]:
+        """Those legal configs that a count of cycles finds fastest."""
+        assert isinstance(device, CudaDevice)
+        cost = functools.partial(cycles, problem, device=device)
+        return tuple(heapq.nsmallest(count, _grid(problem, device), key=cost))
+
+    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
+        return False
+
+    def call(self, problem: Conv2dProblem, config: BandsConfig, device: Device) -> Call:
+        assert isinstance(device, CudaDevice)
+        kernel = emit.kernel(problem, config, device)
+        if problem.direction != "weight_grad":
+            return kernel
+        parts = emit.parts(problem, config)
+        return summed_depthwise(kernel, parts, problem, device)
+
+
+CONV2D_BANDS = Conv2dBands()
+
+
+def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
+    p = problem
+    yield from refused_device(device)
+    if not isinstance(device, CudaDevice):
+        return
+    if device.capability < (9, 0):
+        yield f"sm_{device.arch}; its stores of fragments need sm_90"
+    if not p.in_channels == p.out_channels == p.groups > 1:
+        yield (
+            f"it takes a group for each channel; {p.in_channels} channels give "
+            f"{p.out_channels} in {p.groups} groups"
+        )
+    if p.in_channels % _OCTET:
+        yield f"{p.in_channels} channels; it takes multiples of {_OCTET}"
+    yield from images.refused_arrays(p, DTYPES)
+    yield from images.refused_sizes(p)
+    if p.strides != (1, 1) or p.dilation != (1, 1):
+        yield f"strides {p.strides} and dilation {p.dilation}; it takes none"
+    if max(p.kernel_height, p.kernel_width) > _MOST_TAPS:
+        yield (
+            f"a kernel of {p.kernel_height}x{p.kernel_width}; a band has up to "
+            f"{_MOST_TAPS}x{_MOST_TAPS}"
+        )
+    if p.direction != "weight_grad" and p.out != p.lhs:
+        yield f"a result of {p.out}; it has the dtype of the operands, {p.lhs}"
+    if p.epilogue.residual or p.epilogue.save_preactivation:
+        yield "a residual or a saved preactivation; it adds a bias alone"
+
+
+# --- configs --------------------------------------------------------------------------
+
+LEGAL = (
+    Rule(
+        code="registers",
+        refuses=lambda p, c, d: (
+            emit.registers(p) > row_walk.available_registers(c.threads, c.blocks)
+        ),
+        why=lambda p, c, d: (
+            f"{p.kernel_height} rows of taps take {emit.registers(p)} registers; "
+            f"{c.blocks} blocks of {c.threads} threads leave "
+            f"{row_walk.available_registers(c.threads, c.blocks)}"
+        ),
+    ),
+    images.memory_rule(emit.smem_bytes),
+)
+
+
+def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[BandsConfig]:
+    """Blocks of whole images, or as many as run at once, or some rounds of them."""
+    rows, columns = image_axis.axes(problem)
+    wide = -(-columns.result // emit.COLUMNS)
+    fewest = -(-wide // emit.STRIPS)
+    strips = dict.fromkeys(-(-wide // (fewest * cut)) for cut in (1, 2, 4))
+    found: dict[BandsConfig, None] = {}
+    for channels, strip, stages in itertools.product(
+        CHOICES["channels"], strips, (4, 8)
+    ):
+        config = BandsConfig(
+            channels=channels, strips=strip, rows=rows.result, stages=stages, blocks=1
+        )
+        most = row_walk.most_blocks(config.threads, emit.registers(problem))
+        most = emit.resident_blocks(
+            problem, dataclasses.replace(config, blocks=min(most, _MOST_BLOCKS)), device
+        )
+        slots = device.sm_count * most // emit.channel_blocks(problem, config)
+        every = emit.all_rows(problem, config)
+        for high in (rows.result, *(-(-every // max(slots * n, 1)) for n in (1, 2, 3))):
+            config = dataclasses.replace(config, rows=high, blocks=most)
+            if first_refusal(LEGAL, problem, config, device) is None:
+                found[config] = None
+    yield from found
+
+
+def cycles(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> float:
+    """Predicted cycles: those of the busiest processor, or of memory."""
+    c = config
+    rows, _ = image_axis.axes(problem)
+    pieces = -(-c.rows // rows.result)
+    if c.rows % rows.result and rows.result % c.rows:
+        pieces += 1  # most blocks begin in the middle of an image
+    steps = c.rows + pieces * (rows.taps - 1 + _PIECE)
+    blocks = emit.blocks(problem, c)
+    resident = emit.resident_blocks(problem, c, device)
+    at_once = min(resident, -(-blocks // device.sm_count))
+    of_step = max(at_once * c.threads / 128 * (_ISSUE + 2 * rows.taps), _LATENCY)
+    rounds = -(-blocks // (device.sm_count * at_once))
+    issue = rounds * (steps * of_step + _BLOCK)
+    memory = problem.bytes / device.sm_count / _BYTES_PER_CYCLE
+    return max(issue, memory) + 0.1 * min(issue, memory)
+
+
+# Instructions of a warp for a row, cycles that a row takes at the least, rows that a
+# piece of an image takes longer, cycles of a block, and bytes of a processor in one.
+_ISSUE, _LATENCY, _PIECE, _BLOCK, _BYTES_PER_CYCLE = 130, 700, 2, 2500, 16
