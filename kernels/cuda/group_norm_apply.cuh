@@ -1,7 +1,5 @@
-// group_norm_apply: the second of two passes of a group norm. Of each image and group,
-//
-//   mean, 1 / sqrt(variance + epsilon)       from those of its parts, see group_norm_sums.cuh
-//   y = activation((x - mean) * (scale / sqrt(variance + epsilon)) + bias)
+// group_norm_apply: the second of two passes of the norm of tile/norm.cuh, for each image and
+// group: mean and inverse from those of its parts, see group_norm_sums.cuh, and y.
 //
 // A block has some rows of pixels of an image, all channels. Blocks begin with the pixels that
 // the first pass has read last, which the L2 cache still has.
