@@ -178,9 +178,14 @@ def test_defaults_are_what_was_measured():
     for changes in ({"pixels": 1}, {"pixels": 2**16}, {"images": 0}):
         assert default(H200, **changes) == "xla"
     assert default(H200, dtype="float32") == "xla"
-    assert default(H200, pixels=1, groups=1, images=2**20) == "xla"
-    rows = dataclasses.replace(UNET, pixels=1, groups=1, images=2**20)
-    assert diagnose(rows, H200).candidates[0] == "layer_norm"
+    rows = {"pixels": 1, "groups": 1, "images": 2**20}
+    for direction in DIRECTIONS:
+        assert default(H200, **rows, direction=direction) == "layer_norm"
+    assert default(A100, **rows) == "xla"
+    for changes in ({"channels": 768}, {"images": 4096}, {"dtype": "float32"}):
+        assert default(H200, **{**rows, **changes}) == "xla"
+    wide = dataclasses.replace(UNET, **{**rows, "channels": 768})
+    assert diagnose(wide, H200).candidates[0] == "layer_norm"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
