@@ -192,6 +192,46 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, timing)
 
 
+@pytest.fixture(scope="session")
+def c_programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The directory of programs in C and C++ that run bundles: ``capi_programs``."""
+    from capi_programs import built
+
+    return built(tmp_path_factory.mktemp("capi"))
+
+
+@pytest.fixture
+def mlp_bundle(tmp_path: pathlib.Path) -> pathlib.Path:
+    from bundle_programs import PROGRAMS
+
+    import tracea_jax as tracea
+
+    fn, x, implementation = PROGRAMS["mlp"]
+    with tracea.options(implementation=implementation):
+        tracea.bundle(fn, x, path=tmp_path / "mlp.tracea")
+    return tmp_path / "mlp.tracea"
+
+
+@pytest.fixture
+def tuned_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(graph, arguments) of each call of ``tune``, which measures nothing."""
+    from tracea_jax import campaign
+    from tracea_jax.campaign import report
+    from tracea_jax.device import local_cpu
+
+    calls = []
+
+    def noted(what, *args, ops=None, after_grad=False, **how):
+        graph = campaign.graph_of(what, args, ops=ops, after_grad=after_grad)
+        calls.append((graph, how))
+        return report.TuneReport(
+            device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
+        )
+
+    monkeypatch.setattr(sys.modules["tracea_jax.campaign"], "tune", noted)
+    return calls
+
+
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Tunings follow a script, the fixture: see ``scripted_tunings``."""
