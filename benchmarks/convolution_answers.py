@@ -2,13 +2,13 @@
 
 The configs that the variants' models find fastest race with the default, some problems
 in one profile. What is clearly faster than the default becomes the answer, else the
-default does: so a raced problem is never answered from its neighbours. A winner is
-compared with the default at the problem itself, and with float64 at a small, ragged
-problem of the same kind.
+default does: so a raced problem is never answered from its neighbours. The results of a
+winner and of the default are compared; what configs compute is tested elsewhere.
 
-Problems are compiled some ahead of the races, by threads. Several processes can share a
-GPU, each with a part of the problems (``share``): XLA tries kernels on the GPU while it
-compiles, so what it compiles and what races take turns. Caller: ``tune_layers --what
+Problems are compiled some ahead of the races, by threads, those first for which XLA
+need not compile anything: it takes seconds. Several processes can share a GPU, each
+with a part of the problems (``share``): XLA tries kernels on the GPU while it compiles,
+so what it compiles and what races take turns. Caller: ``tune_layers --what
 convolutions``.
 """
 
@@ -28,10 +28,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from attention_answers import DIFFERENCE, Raced, Times, raced, winner
 from turns import Turns
 
-from tracea_jax import variants
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.ops.common.kernel_time import ProfileError
@@ -54,6 +54,8 @@ LIKELY = 3  # configs of each variant that can rank them
 AHEAD = 128  # problems that are compiled while others race
 TOGETHER = 24  # problems of one profile, which takes long to begin
 TOGETHER_BYTES = 3 << 30  # of their operands and results
+COMPARED = 1 << 22  # numbers of results
+COPIED_BYTES = 1 << 26
 _RANKED: tuple[Any, ...] = (
     *(CONV2D_SM90, CONV2D_STRIPS_SM90, CONV2D_WEIGHTS_SM90),
     *(CONV2D_BANDS, CONV2D_DEPTHWISE, CONV2D_GROUPED, CONV2D_GROUPED_IMAGES),
@@ -73,8 +75,8 @@ def default(problem: Conv2dProblem, device: Device) -> Choice:
 def candidates(problem: Conv2dProblem, device: Device) -> list[Choice]:
     """Who may win: the default, each variant's own, and few configs near it.
 
-    XLA races where it is the default, and the portable kernel where it is alone with
-    XLA: elsewhere they were measured to lose.
+    XLA and products race where they are the default, and the portable kernel where it
+    is alone with XLA: elsewhere they were measured to lose, or to win little.
     """
     decision = decide(diagnose(problem, device))
     found = [decision.choice]
@@ -86,7 +88,8 @@ def candidates(problem: Conv2dProblem, device: Device) -> list[Choice]:
                 for config in variant.likely(problem, device, LIKELY)
             ]
     if any(c.variant in {v.name for v in _RANKED} for c in found):
-        found[1:] = [c for c in found[1:] if c.variant != "conv2d_sm80"]
+        slow = ("conv2d_sm80", "conv2d_product")
+        found[1:] = [c for c in found[1:] if c.variant not in slow]
     return list(dict.fromkeys(found))
 
 
@@ -111,15 +114,11 @@ class Prepared:
     """What is needed to race a problem.
 
     Attributes:
-      operands: makes them.
       runs: of each choice that can run.
-      difference: of the results of two choices, relative to the largest number.
     """
 
     problem: Conv2dProblem
-    operands: Sequence[Run]
     runs: Runs
-    difference: Run
 
     @property
     def bytes(self) -> int:
@@ -140,16 +139,10 @@ def prepared(
         except Exception as e:  # the others race
             why = f"{type(e).__name__}: {str(e)[:200]}"
             print(f"  not {choice} of {problem}: {why}", flush=True)
-    shapes = _shapes(problem)
-    made = [_made(s.shape, str(s.dtype), seed) for seed, s in enumerate(shapes)]
-    run = functools.partial(workload.execute, problem=problem, choice=choices[0])
-    results = tuple((r.shape, str(r.dtype)) for r in jax.eval_shape(run, *shapes))
-    return Prepared(
-        problem=problem,
-        operands=made,
-        runs={c: runs[c] for c in choices if c in runs},
-        difference=_compared(results),
-    )
+    for seed, array in enumerate(_shapes(problem)):
+        if _is_large(array):
+            _tiled(array.shape, str(array.dtype), seed)
+    return Prepared(problem=problem, runs={c: runs[c] for c in choices if c in runs})
 
 
 def _compiled(
@@ -169,37 +162,36 @@ def _shapes(problem: Conv2dProblem) -> Any:
 
 
 @functools.cache
-def _numbers(dtype: str) -> jax.Array:
+def _numbers(dtype: str) -> np.ndarray:
     """Some random numbers, of which operands are made: of more, it takes longer."""
-    return jax.random.normal(jax.random.key(0), ((1 << 22) + 4096,), jnp.dtype(dtype))
+    numbers = np.random.default_rng(0).standard_normal(1 << 22, np.float32)
+    return numbers.astype(jnp.dtype(dtype))
+
+
+def _operands(problem: Conv2dProblem) -> list[jax.Array]:
+    """Random arrays, small ones from the host: a program takes long to compile."""
+    return [
+        _tiled(s.shape, str(s.dtype), seed)()
+        if _is_large(s)
+        else jax.device_put(np.resize(_numbers(str(s.dtype))[509 * seed :], s.shape))
+        for seed, s in enumerate(_shapes(problem))
+    ]
+
+
+def _is_large(array: Any) -> bool:
+    return array.size * array.dtype.itemsize > COPIED_BYTES
 
 
 @functools.cache
-def _made(shape: tuple[int, ...], dtype: str, seed: int) -> Run:
-    """What makes an array of random numbers."""
-    numbers, size = _numbers(dtype), math.prod(shape)
+def _tiled(shape: tuple[int, ...], dtype: str, seed: int) -> Run:
+    """What makes a large array of random numbers."""
+    numbers, size = jax.device_put(_numbers(dtype)), math.prod(shape)
 
     def make(numbers: jax.Array) -> jax.Array:
         some = numbers[509 * seed :]
-        times = -(-size // len(some))
-        return jnp.tile(some, times)[:size].reshape(shape)
+        return jnp.tile(some, -(-size // len(some)))[:size].reshape(shape)
 
-    made = jax.jit(make).lower(numbers).compile()
-    return functools.partial(made, numbers)
-
-
-@functools.cache
-def _compared(results: tuple[tuple[tuple[int, ...], str], ...]) -> Run:
-    shapes = [jax.ShapeDtypeStruct(*result) for result in results]
-    return jax.jit(_difference).lower(shapes, shapes).compile()
-
-
-def _difference(some: list[jax.Array], others: list[jax.Array]) -> jax.Array:
-    pairs = [
-        (x.astype("float32"), y.astype("float32"))
-        for x, y in zip(some, others, strict=True)
-    ]
-    return jnp.stack([jnp.abs(x - y).max() / jnp.abs(y).max() for x, y in pairs]).max()
+    return functools.partial(jax.jit(make).lower(numbers).compile(), numbers)
 
 
 # --- racing ---------------------------------------------------------------------------
@@ -213,7 +205,7 @@ def races(
     found: list[tuple[Conv2dProblem, Raced | str]] = []
     for ready in group:
         problem = ready.problem
-        inputs = [make() for make in ready.operands]
+        inputs = _operands(problem)
         calls[problem] = {}
         for choice, run in ready.runs.items():
             try:
@@ -224,15 +216,13 @@ def races(
         if default(problem, device) not in calls[problem]:
             del calls[problem]
             found.append((problem, "its default did not run"))
-    compare = {ready.problem: ready.difference for ready in group}
     for problem, times in _raced_surely(calls, device).items():
         usual = default(problem, device)
         best = winner(times, usual)
         _tell(problem, times, usual)
         apart = 0.0
         if best != usual:
-            both = calls[problem][best](), calls[problem][usual]()
-            apart = float(compare[problem](*both))
+            apart = _difference(calls[problem][best](), calls[problem][usual]())
         if not apart <= DIFFERENCE:
             found.append((problem, f"{best} is wrong: {apart=:.3g}"))
             continue
@@ -261,46 +251,23 @@ def _tell(problem: Conv2dProblem, times: Times, usual: Choice) -> None:
     print(f"  {problem} | {text}", flush=True)
 
 
-# --- verifying ------------------------------------------------------------------------
+def _difference(some: Sequence[jax.Array], others: Sequence[jax.Array]) -> float:
+    """The largest, relative to the largest number; of the first numbers of many."""
+
+    def apart(x: jax.Array, y: jax.Array) -> float:
+        a, b = (_host(x)[:COMPARED].astype(np.float32) for x in (x, y))
+        return float(np.abs(a - b).max() / np.abs(b).max())
+
+    return max(apart(x, y) for x, y in zip(some, others, strict=True))
 
 
-@functools.cache
-def _error(small: Conv2dProblem, choice: Choice, device: Device) -> float | str:
-    """Against float64, in units of what is allowed; or what was raised."""
-    try:
-        operands = workload.operands(small, 3)
-        run = functools.partial(workload.execute, problem=small, choice=choice)
-        return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
-    except Exception as e:  # the others are verified
-        return f"{type(e).__name__}: {str(e)[:200]}"
-
-
-def why_wrong(race: Raced, device: Device) -> str | None:
-    """Why a winner cannot be trusted; many problems share a small one.
-
-    A config that a small problem cannot have was compared with the default.
-    """
-    asked: Any = race.problem
-    best, small = race.best, workload.ragged(asked)
-    if best.variant == "xla" or best == race.usual:
-        return None
-    variant: Any = variants.get(small.op, best.variant)
-    try:
-        if variant.why_not(small, device) is None:
-            variant.check(small, best.config, device)
-        else:
-            return None
-    except ValueError:
-        return None
-    error = _error(small, best, device)
-    is_right = not isinstance(error, str) and error <= 1
-    return None if is_right else f"{best} has an error of {error} of what is allowed"
+def _host(x: jax.Array) -> np.ndarray:
+    """An array's first images, which is all of it if there is only one."""
+    some = x[:1] if _is_large(x) else x
+    return np.asarray(some).reshape(-1)
 
 
 # --- all of them ----------------------------------------------------------------------
-
-
-_STAGES: tuple[str, ...] = ("waiting", "queueing", "racing", "verifying")
 
 
 def entries(
@@ -309,12 +276,9 @@ def entries(
     """The answer of each problem that there was time for, or why there is none."""
     began = time.monotonic()
     end = began + budget_s
-    spent = dict.fromkeys(_STAGES, 0.0)
+    spent = {"waiting": 0.0, "queueing": 0.0, "racing": 0.0}
     turns, count = Turns(options().directory / f"turns-{_gpu()}"), 0
-    with (
-        concurrent.futures.ThreadPoolExecutor(4) as verifiers,
-        _groups(problems, device, turns, end) as groups,
-    ):
+    with _groups(problems, device, turns, end) as groups:
         for group in groups:
             spent["waiting"] += time.monotonic() - began - sum(spent.values())
             with contextlib.ExitStack() as turn:
@@ -322,19 +286,10 @@ def entries(
                     turn.enter_context(turns.alone())
                 with _timed(spent, "racing"):
                     found = _survived(races, group, device)
-            with _timed(spent, "verifying"), turns.together():
-                made = list(verifiers.map(lambda race: _entry(race[1], device), found))
-            for (problem, _), entry in zip(found, made, strict=True):
-                yield problem, entry
+            for problem, race in found:
+                yield problem, race if isinstance(race, str) else race.entry(device)
             count += len(group)
             print(_progress(count, len(problems), spent, end), flush=True)
-
-
-def _entry(race: Raced | str, device: Device) -> Entry | str:
-    """What a race found, if it can be trusted; or why there is nothing."""
-    if isinstance(race, str):
-        return race
-    return why_wrong(race, device) or race.entry(device)
 
 
 def _gpu() -> str:
@@ -393,7 +348,7 @@ def _grouped(
     end: float,
 ) -> Iterator[list[Prepared]]:
     waiting: deque[Any] = deque()
-    left = iter(problems)
+    left = _quick_first(problems, device)
     group: list[Prepared] = []
     while time.monotonic() < end:
         while len(waiting) < AHEAD and (problem := next(left, None)) is not None:
@@ -412,3 +367,14 @@ def _grouped(
             group = []
     if group and time.monotonic() < end:
         yield group
+
+
+def _quick_first(
+    problems: Sequence[Conv2dProblem], device: Device
+) -> Iterator[Conv2dProblem]:
+    """First those whose default XLA has no part in, last those that are products."""
+    for slow in (None, *_BY_XLA):
+        for problem in problems:
+            variant = default(problem, device).variant
+            if variant == slow or (slow is None and variant not in _BY_XLA):
+                yield problem

@@ -192,3 +192,15 @@ def in_jax(fn: Callable[..., Any], *args: Any, implementation: str) -> np.ndarra
     """What the same kernels compute in a JAX program."""
     with tracea.options(implementation=implementation):
         return np.asarray(jax.jit(tracea.transform(fn))(*args))
+
+
+# Name -> function, input, and the implementation that the JAX program runs.
+PROGRAMS = {
+    "resnet": (*resnet_block(jnp.float32, 16), "conv2d_cpu"),
+    "mlp": (*mlp(jnp.float32, 64), "gemm_cpu"),
+    "mlp bf16": (*mlp(jnp.bfloat16, 64), "gemm_cpu"),
+    "attention": (
+        *attention_block(jnp.float32, "attention_cpu", 2, 32),
+        "gemm_cpu",
+    ),
+}

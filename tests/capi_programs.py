@@ -14,6 +14,7 @@ import pytest
 from tracea_jax.bundle.installation import Library
 
 SOURCE = pathlib.Path(__file__).parent / "capi"
+INVALID, UNSUPPORTED, CUDA_ERROR = 1, 2, 3  # statuses of tracea.h
 BROKEN = 99  # the status with which they exit where something is wrong
 
 

@@ -41,6 +41,14 @@ hypothesis.settings.register_profile("tracea", deadline=None, database=None)
 hypothesis.settings.load_profile("tracea")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compile",
+        action="store_true",
+        help="compile all CUDA kernels, and write the record of those that are clean",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Only ``-m gpu`` uses a GPU; all other tests are about CPUs, also where one is."""
     expression = config.option.markexpr
@@ -55,6 +63,15 @@ def pytest_configure(config: pytest.Config) -> None:
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
                 os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
+    if config.getoption("--compile"):
+        if hasattr(config, "workerinput"):
+            raise pytest.UsageError("--compile writes one record: it goes without -n")
+        vars(importlib.import_module("compiled"))["is_recording"] = True
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--compile") and exitstatus == pytest.ExitCode.OK:
+        importlib.import_module("compiled").write_record()
 
 
 def pytest_collection_finish() -> None:
@@ -173,6 +190,46 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         timing = dataclasses.replace(getattr(module, name), **fields)
         monkeypatch.setattr(module, name, timing)
+
+
+@pytest.fixture(scope="session")
+def c_programs(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The directory of programs in C and C++ that run bundles: ``capi_programs``."""
+    from capi_programs import built
+
+    return built(tmp_path_factory.mktemp("capi"))
+
+
+@pytest.fixture
+def mlp_bundle(tmp_path: pathlib.Path) -> pathlib.Path:
+    from bundle_programs import PROGRAMS
+
+    import tracea_jax as tracea
+
+    fn, x, implementation = PROGRAMS["mlp"]
+    with tracea.options(implementation=implementation):
+        tracea.bundle(fn, x, path=tmp_path / "mlp.tracea")
+    return tmp_path / "mlp.tracea"
+
+
+@pytest.fixture
+def tuned_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """(graph, arguments) of each call of ``tune``, which measures nothing."""
+    from tracea_jax import campaign
+    from tracea_jax.campaign import report
+    from tracea_jax.device import local_cpu
+
+    calls = []
+
+    def noted(what, *args, ops=None, after_grad=False, **how):
+        graph = campaign.graph_of(what, args, ops=ops, after_grad=after_grad)
+        calls.append((graph, how))
+        return report.TuneReport(
+            device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
+        )
+
+    monkeypatch.setattr(sys.modules["tracea_jax.campaign"], "tune", noted)
+    return calls
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from numerics import f64, normal
 
+from tracea_jax.ops import linear_cross_entropy
+
 
 def operands(
     rows: int, vocabulary: int, *, features: int = 24, dtype: Any = "float32"
@@ -20,6 +22,20 @@ def operands(
     rng = np.random.default_rng(rows)
     labels = jnp.asarray(rng.integers(0, vocabulary, rows), jnp.int32)
     return x, w, labels, bias
+
+
+def chunked(x, w, labels, bias, chunk: Any = 16, **how):
+    return linear_cross_entropy(x, w, labels, bias=bias, chunk=chunk, **how)
+
+
+def gradients(f, *args):
+    """Of the first, second and fourth argument, for a cotangent that varies."""
+    loss, back = jax.vjp(lambda x, w, b: f(x, w, args[2], b), args[0], args[1], args[3])
+    return back(cotangent(loss))
+
+
+def cotangent(loss):
+    return jnp.linspace(-1, 2, loss.size, dtype=loss.dtype).reshape(loss.shape)
 
 
 def exact_loss(x: Any, w: Any, labels: Any, bias: Any = 0.0) -> np.ndarray:

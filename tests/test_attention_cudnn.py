@@ -19,7 +19,7 @@ from numerics import normal
 from transforms import assert_close
 
 import tracea_jax as tracea
-from tracea_jax import _compat
+from tracea_jax import _compat_cudnn
 from tracea_jax.device import NAMED, OtherDevice, local_cpu
 from tracea_jax.dispatch import plan
 from tracea_jax.ops import attention
@@ -301,7 +301,7 @@ def test_inside_of_shard_map(for_gpu):
 
 
 def test_without_cudnn_it_is_xla_with_a_warning(for_gpu, monkeypatch):
-    monkeypatch.setattr(_compat, "cudnn_unavailable", lambda: "cuDNN is on holiday")
+    monkeypatch.setattr(_compat_cudnn, "unavailable", lambda: "cuDNN is on holiday")
     with pytest.warns(UserWarning, match="left to XLA: cuDNN is on holiday"):
         assert emitted(attention, *BF16)[0] == []
     demanded = functools.partial(attention, implementation="cudnn")
@@ -312,7 +312,7 @@ def test_without_cudnn_it_is_xla_with_a_warning(for_gpu, monkeypatch):
 
 
 def test_jax_has_what_is_needed(monkeypatch):
-    assert _compat.cudnn_unavailable() is None
+    assert _compat_cudnn.unavailable() is None
     from jax._src.cudnn import fused_attention_stablehlo as fused
 
     class Installed:
@@ -323,12 +323,12 @@ def test_jax_has_what_is_needed(monkeypatch):
             return cls.version
 
     monkeypatch.setattr(fused, "cuda_versions", Installed)
-    assert _compat.cudnn_unavailable() is None
+    assert _compat_cudnn.unavailable() is None
     for Installed.version in (90400, 91000, 91001):
-        assert "too old or broken" in str(_compat.cudnn_unavailable())
+        assert "too old or broken" in str(_compat_cudnn.unavailable())
     monkeypatch.setattr(fused, "_dot_product_attention_bwd_cuda_lowering", lambda x: x)
-    assert "takes x, which is unknown" in str(_compat.cudnn_unavailable())
+    assert "takes x, which is unknown" in str(_compat_cudnn.unavailable())
     monkeypatch.delattr(fused, "_dot_product_attention_fwd_p")
     assert "has no primitive _dot_product_attention_fwd" in str(
-        _compat.cudnn_unavailable()
+        _compat_cudnn.unavailable()
     )

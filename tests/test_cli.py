@@ -6,30 +6,18 @@ import importlib.metadata
 import json
 import re
 import sys
-import textwrap
 
 import jax
 import pytest
+from commands import nodes, run
 from processes import run_python
 
 import tracea_jax as tracea
-from tracea_jax import campaign, cli
-from tracea_jax.campaign import report
+from tracea_jax import cli
 from tracea_jax.cli import functions, problems
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.runtime import nvrtc
-
-
-def run(capsys, *arguments: str) -> tuple[int, str, str]:
-    """(exit status, output, error output) of the command."""
-    try:
-        status = cli.main(arguments)
-    except SystemExit as e:  # argparse
-        assert isinstance(e.code, int)
-        status = e.code
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def parsed(arguments: str):
@@ -99,40 +87,20 @@ def test_tune_prints_and_logs_plain_data(capsys, tmp_path):
     assert "xla" in {line["variant"] for line in lines}
 
 
-@pytest.fixture
-def tuned(monkeypatch):
-    """What would be tuned, and how."""
-    calls = []
-
-    def noted(what, *args, ops=None, after_grad=False, **how):
-        graph = campaign.graph_of(what, args, ops=ops, after_grad=after_grad)
-        calls.append((graph, how))
-        return report.TuneReport(
-            device=local_cpu(), goal="latency", effort="none", seed=0, rows=()
-        )
-
-    monkeypatch.setattr(sys.modules["tracea_jax.campaign"], "tune", noted)
-    return calls
-
-
-def nodes(graph):
-    return [(node.count, str(node.problem)) for node in graph]
-
-
-def test_options_may_stand_before_and_after_the_problem(capsys, tuned):
+def test_options_may_stand_before_and_after_the_problem(capsys, tuned_calls):
     for line in (
         "tune --effort quick --seed 3 matmul 8 8 8 --portfolio 0.02",
         "tune matmul 8 8 8 --effort quick --seed 3 --portfolio 0.02",
     ):
         assert run(capsys, *line.split())[0] == 0
-    (first, how), (second, same) = tuned
+    (first, how), (second, same) = tuned_calls
     assert first == second and nodes(first) == [(1, "matmul 8x8x8 float32 nn")]
     assert how == same
     assert (how["effort"], how["seed"], how["portfolio"]) == ("quick", 3, 0.02)
     assert (how["goal"], how["budget_s"], how["log"]) == ("latency", None, None)
 
 
-def test_a_file_of_problems_is_tuned(capsys, tuned, tmp_path):
+def test_a_file_of_problems_is_tuned(capsys, tuned_calls, tmp_path):
     path = tmp_path / "problems.txt"
     gated = tracea.GatedMatmulProblem(m=8, n=16, k=24)
     path.write_text(
@@ -145,7 +113,7 @@ def test_a_file_of_problems_is_tuned(capsys, tuned, tmp_path):
         "matmul 8 16 24 --dtype bfloat16 --bias\n"
     )
     assert run(capsys, "tune", "--file", str(path))[0] == 0
-    ((graph, _),) = tuned
+    ((graph, _),) = tuned_calls
     assert nodes(graph) == [
         (2, "matmul 8x16x24 bfloat16 nn bias"),
         (3, "attention 1x8x8 heads 2 dim 4 float32 causal"),
@@ -166,31 +134,33 @@ def test_a_file_of_problems_is_tuned(capsys, tuned, tmp_path):
         ("{op: matmul}", "line 2: .*property name"),
     ],
 )
-def test_a_line_that_is_no_problem_is_named(capsys, tuned, tmp_path, line, message):
+def test_a_line_that_is_no_problem_is_named(
+    capsys, tuned_calls, tmp_path, line, message
+):
     path = tmp_path / "problems.txt"
     path.write_text(f"matmul 8 8 8\n{line}\n")
     status, out, err = run(capsys, "tune", "--file", str(path))
-    assert (status, out, tuned) == (1, "", [])
+    assert (status, out, tuned_calls) == (1, "", [])
     assert re.fullmatch(f"tracea: {re.escape(str(path))}, {message}.*\n", err)
 
 
-def test_drawing_needs_matplotlib_before_any_work(capsys, tuned, monkeypatch):
+def test_drawing_needs_matplotlib_before_any_work(capsys, tuned_calls, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = run(capsys, *"tune matmul 8 8 8 --plot a.png".split())
-    assert (status, tuned) == (1, [])
+    assert (status, tuned_calls) == (1, [])
     assert "needs matplotlib" in err and "pip install 'tracea_jax[bench]'" in err
     status, _, err = run(capsys, *"tune matmul 8 8 8 --plot a.txt".split())
     assert status == 1 and "'a.txt' must end in one of .pdf, .png, .svg" in err
 
 
-def test_a_drawing_that_cannot_be_written_fails_before_any_work(capsys, tuned):
+def test_a_drawing_that_cannot_be_written_fails_before_any_work(capsys, tuned_calls):
     line = "tune missing_module:step --plot nowhere/a.png"
     status, _, err = run(capsys, *line.split())
-    assert (status, tuned) == (1, [])
+    assert (status, tuned_calls) == (1, [])
     assert "no file can be written there" in err and "nowhere/a.png" in err
 
 
-def test_a_file_without_problems_is_an_error(capsys, tuned, tmp_path):
+def test_a_file_without_problems_is_an_error(capsys, tuned_calls, tmp_path):
     path = tmp_path / "problems.txt"
     path.write_text("# none\n")
     status, _, err = run(capsys, "tune", "--file", str(path))
@@ -262,138 +232,6 @@ def test_another_op_is_tuned_and_listed(capsys):
     # The cache spells configs out, as they may be of another version.
     answer = line.partition(" [")[0]
     assert answer in run(capsys, "cache", "list")[1]
-
-
-MODEL = """
-    import jax, jax.numpy as jnp
-
-    def step(x, w):
-        with jax.named_scope("layer"):
-            return jax.nn.relu(x @ w)
-
-    def step_args():
-        return jax.ShapeDtypeStruct((16, 8), jnp.bfloat16), jnp.ones((8, 8), "bfloat16")
-
-    def free():
-        return jnp.ones((8, 8)) @ jnp.ones((8, 8))
-
-    def plain(x):
-        return x @ x
-
-    class Model:
-        @staticmethod
-        def apply(x):
-            return x @ x
-
-    def fails(x):
-        raise ValueError("as models do")
-
-    number = 3
-"""
-
-
-@pytest.fixture
-def model(tmp_path, monkeypatch):
-    """A module of the user's in the current directory."""
-    (tmp_path / "model.py").write_text(textwrap.dedent(MODEL))
-    (tmp_path / "broken.py").write_text("import surely_not_installed")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    for name in ("model", "broken"):
-        sys.modules.pop(name, None)
-
-
-def test_a_function_is_tuned(capsys, model, tuned):
-    status, _, err = run(capsys, "tune", "model:step", "--effort", "quick")
-    assert (status, err) == (0, "")
-    shapes = ("--args", "f32[4,6]", "f32[6,5]")
-    assert run(capsys, "tune", "--budget-s", "9", "model:step", *shapes)[0] == 0
-    (graph, how), (other, also) = tuned
-    assert nodes(graph) == [(1, "matmul 16x8x8 bfloat16 nn relu")]
-    assert nodes(other) == [(1, "matmul 4x5x6 float32 nn relu")]
-    assert how["effort"] == "quick" and also["budget_s"] == 9.0
-    assert how["race"] and also["race"]
-    assert run(capsys, "tune", "--no-race", "model:step")[0] == 0
-    assert not tuned[2][1]["race"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("models:step", "there is no module 'models', in .* or else"),
-        ("model:plain", r"model:plain takes arguments: .*--args .* plain_args\(\)"),
-        ("model:step --ops sort", "ops=.*sort.* must be some of"),
-        ("model:step --ops conv2d", "model:step has nothing to tune"),
-    ],
-)
-def test_a_function_that_cannot_be_tuned_is_one_line(
-    capsys, model, tuned, arguments, message
-):
-    status, out, err = run(capsys, "tune", *arguments.split())
-    assert (status, out, tuned) == (1, "", [])
-    assert re.fullmatch(f"tracea: .*{message}.*\n", err)
-
-
-def test_tuning_a_function_that_fails_shows_where(capsys, model, tuned):
-    status, _, err = run(capsys, "tune", "model:fails", "--args", "f32[8]")
-    assert status == 1 and "model.py" in err and "ValueError: as models do" in err
-    assert err.endswith("tracea: model:fails cannot be traced\n")
-
-
-def test_explain(capsys, model):
-    status, out, err = run(capsys, "explain", "model:step")
-    assert (status, err) == (0, "")
-    assert out.startswith(f"step on {local_cpu()}\n1 site: 1 matmul; of ")
-    assert "\nlayer\n  matmul 16x8x8 bfloat16 nn relu\n" in out
-    assert "\n    not gemm_sm90" in out
-
-
-def test_explain_takes_shapes(capsys, model):
-    shapes = ("--args", "f32[4,6]", "f32[6,5]")
-    status, out, _ = run(capsys, "explain", "model:step", *shapes)
-    assert status == 0 and "matmul 4x5x6 float32 nn relu" in out
-    out = run(capsys, "explain", "model:Model.apply", "--args", "bf16[3,3]")[1]
-    assert "matmul 3x3x3 bfloat16" in out
-    assert "matmul 8x8x8 float32" in run(capsys, "explain", "model:free")[1]
-    out = run(capsys, "explain", "model:step", "--ops", "conv2d")[1]
-    assert "no sites" in out
-
-
-def test_explain_for_another_device_as_data(capsys, model):
-    status, out, _ = run(capsys, "explain", "model:step", "--device", "H200", "--json")
-    data = json.loads(out)
-    assert status == 0 and data["device"]["name"] == "NVIDIA H200"
-    (site,) = data["sites"]
-    assert site["scope"] == "layer" and site["problem"]["m"] == 16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("model", "'model' must be MODULE:FUNCTION, such as model:step"),
-        ("models:step", "there is no module 'models', in .* or else"),
-        ("broken:step", "module 'broken' cannot be imported: No module named 'surely"),
-        ("model:stop", "module 'model' has no 'stop'"),
-        ("model:number", "model:number is no function: 3"),
-        ("model:plain", r"model:plain takes arguments: .*--args .* plain_args\(\)"),
-        ("model:step --args f32(8,8)", "'f32\\(8,8\\)' must be a dtype with sizes"),
-        ("model:step --args f33[8]", "dtype 'f33' is unknown to JAX"),
-        ("model:step --args f64[8]", "float64 arrays need .* JAX_ENABLE_X64=1"),
-        ("model:step --device B200", "'B200' must be one of cpu, H200"),
-        ("model:step --ops sort", "ops=.*sort.* must be some of"),
-    ],
-)
-def test_what_cannot_be_explained_is_one_line(capsys, model, arguments, message):
-    status, out, err = run(capsys, "explain", *arguments.split())
-    assert (status, out) == (1, "")
-    assert re.fullmatch(f"tracea: .*{message}.*\n", err)
-
-
-def test_an_error_of_the_model_shows_where_it_is(capsys, model):
-    status, _, err = run(capsys, "explain", "model:fails", "--args", "f32[8]")
-    assert status == 1 and "model.py" in err and "ValueError: as models do" in err
-    assert err.endswith("tracea: model:fails cannot be traced\n")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tracea_jax as tracea
-from tracea_jax import _compat, device, serving
+from tracea_jax import _compat_cudnn, device, serving
 from tracea_jax.explain import explain
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.ops import attention, conv2d, matmul
@@ -118,7 +118,7 @@ def test_a_library_that_is_not_there(monkeypatch):
     with tracea.options(device="H200"):
         assert site_of(attention, *args, target=H200).variant == "cudnn"
         assert OURS.search(lowered(attention, *args, platform="cuda"))
-        monkeypatch.setattr(_compat, "cudnn_unavailable", lambda: "it is on holiday")
+        monkeypatch.setattr(_compat_cudnn, "unavailable", lambda: "it is on holiday")
         site = site_of(attention, *args, target=H200)
         with pytest.warns(UserWarning, match="attention .*left to XLA: it is on hol"):
             assert not OURS.search(lowered(attention, *args, platform="cuda"))

@@ -1,37 +1,23 @@
-// group_norm_backward_sm90: the gradients of group_norm_sm90. With n = (x - mean) * inverse
-// and dz = activation'(n * scale + bias) * dy,
-//
-//   dscale = sum of dz * n,   dbias = sum of dz            over pixels, and then over images
-//   dx = inverse * (dz * scale - mean of (dz * scale) - n * mean of (dz * scale * n))
-//
-// where means are over a group. The sums over images are left to who called: each image has
-// its own, (2, channels). x and dy are read once, where a cluster has room for both, see
+// group_norm_backward_sm90: the gradients of group_norm_sm90, see tile/norm.cuh. Each image
+// leaves sums of its own. x and dy are read once, where a cluster has room for both, see
 // tile/slab.cuh; dz is computed twice.
 #pragma once
 
+#include "tile/norm.cuh"
 #include "tile/slab.cuh"
 
 namespace tracea {
 
-struct GroupNormBackwardParams {
-  const void *x, *scale, *bias;
-  const float *mean, *inverse;
-  const void* dy;
-  void* dx;
-  float* sums;  // (images, 2, channels): of dz * n, and of dz
-  int pixels, channels;
-};
-
 // Traits: those of NormSlab; Parameter, of scale and bias; kActivation.
 template <class Traits>
-TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* smem) {
+TRACEA_DEVICE void group_norm_backward(const NormBackwardParams& p, u8* smem) {
   using Element = typename Traits::Element;
   using Parameter = typename Traits::Parameter;
   using Slab = NormSlab<Traits>;
   constexpr int kPack = Slab::kPack;
   static_assert(Slab::kSharedBytes == Traits::kSharedBytes,
                 "the launch must know the shared memory that is laid out here");
-  Slab slab(smem, p.pixels, p.channels);
+  Slab slab(smem, p.rows, p.channels);
   const auto* x = static_cast<const Element*>(p.x);
   const auto* dy = static_cast<const Element*>(p.dy);
   slab.fetch(x, dy);
@@ -78,7 +64,7 @@ TRACEA_DEVICE void group_norm_backward(const GroupNormBackwardParams& p, u8* sme
   slab.for_each_group([&](int g) {
     const auto* scales = static_cast<const Parameter*>(p.scale) + slab.first_channel();
     const float share =
-        1.0f / (static_cast<float>(p.pixels) * static_cast<float>(Traits::kGroup));
+        1.0f / (static_cast<float>(p.rows) * static_cast<float>(Traits::kGroup));
     TRACEA_UNROLL
     for (int k = 0; k < 2; ++k) {
       const float sum = Slab::group_sum(

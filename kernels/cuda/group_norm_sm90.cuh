@@ -1,37 +1,26 @@
-// group_norm_sm90: of each image and group of channels, over its pixels and channels,
-//
-//   y = activation((x - mean) * (scale / sqrt(variance + epsilon)) + bias)
-//
-// and mean and 1 / sqrt(variance + epsilon), which the gradients take. A slab of an image is
-// read once, where a cluster has room for it, see tile/slab.cuh. Each thread takes the
-// distances of its pixels from its first one, so that squares of a mean that is large do not
-// drown the variance.
+// group_norm_sm90: the norm of tile/norm.cuh, of each image and group of channels over its
+// pixels and channels. A slab of an image is read once, where a cluster has room for it, see
+// tile/slab.cuh. Each thread takes the distances of its pixels from its first one, so that
+// squares of a mean that is large do not drown the variance.
 //
 // PTX ISA: "cp.async", "barrier.cluster", "mapa".
 #pragma once
 
+#include "tile/norm.cuh"
 #include "tile/slab.cuh"
 
 namespace tracea {
 
-struct GroupNormParams {
-  const void *x, *scale, *bias;
-  void* y;
-  float *mean, *inverse;  // of the deviation
-  int pixels, channels;
-  float epsilon;
-};
-
 // Traits: those of NormSlab; Parameter, of scale and bias; kActivation.
 template <class Traits>
-TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
+TRACEA_DEVICE void group_norm(const NormParams& p, u8* smem) {
   using Element = typename Traits::Element;
   using Parameter = typename Traits::Parameter;
   using Slab = NormSlab<Traits>;
   constexpr int kPack = Slab::kPack;
   static_assert(Slab::kSharedBytes == Traits::kSharedBytes,
                 "the launch must know the shared memory that is laid out here");
-  Slab slab(smem, p.pixels, p.channels);
+  Slab slab(smem, p.rows, p.channels);
   const auto* x = static_cast<const Element*>(p.x);
   slab.fetch(x);
 
@@ -65,10 +54,10 @@ TRACEA_DEVICE void group_norm(const GroupNormParams& p, u8* smem) {
         Slab::group_sum(g, [&](int c) { return shared.slab[0][c]; }) * kShare;
     const float all = Slab::group_sum(g, [&](int c) {
       const float d = shared.slab[0][c] - mean;
-      return fmaf(d * d, static_cast<float>(p.pixels), shared.slab[1][c]);
+      return fmaf(d * d, static_cast<float>(p.rows), shared.slab[1][c]);
     });
     // Rounding may leave it below zero; NaN stays.
-    const float variance = all < 0.0f ? 0.0f : all / static_cast<float>(p.pixels) * kShare;
+    const float variance = all < 0.0f ? 0.0f : all / static_cast<float>(p.rows) * kShare;
     const float inverse = 1.0f / sqrtf(variance + p.epsilon);
     if (threadIdx.x % kWarpSize == 0) {
       shared.groups[0][g] = mean;

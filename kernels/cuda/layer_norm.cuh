@@ -1,28 +1,17 @@
-// layer_norm: of each row of channels,
-//
-//   y = activation((x - mean) * (scale / sqrt(variance + epsilon)) + bias)
-//
-// and mean and 1 / sqrt(variance + epsilon), which the gradients take. A row is read once
-// and stays in the registers of a few lanes, see tile/row.cuh; so its variance is the
-// sum of squared distances from the mean, by definition.
+// layer_norm: the norm of tile/norm.cuh, of each row of channels. A row is read once and
+// stays in the registers of a few lanes, see tile/row.cuh; so its variance is the sum of
+// squared distances from the mean, by definition.
 #pragma once
 
 #include "tile/activation.cuh"
+#include "tile/norm.cuh"
 #include "tile/row.cuh"
 
 namespace tracea {
 
-struct LayerNormParams {
-  const void *x, *scale, *bias;
-  void* y;
-  float *mean, *inverse;  // of the deviation
-  int rows, channels;
-  float epsilon;
-};
-
 // Traits: those of NormRow; Parameter, of scale and bias; kActivation.
 template <class Traits>
-TRACEA_DEVICE void layer_norm(const LayerNormParams& p) {
+TRACEA_DEVICE void layer_norm(const NormParams& p) {
   using Element = typename Traits::Element;
   using Row = NormRow<Traits>;
   constexpr int kPack = Row::kPack, kPacks = Row::kPacks;

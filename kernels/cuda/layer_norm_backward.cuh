@@ -1,31 +1,17 @@
-// layer_norm_backward: the gradients of layer_norm. With n = (x - mean) * inverse and
-// dz = activation'(n * scale + bias) * dy,
-//
-//   dscale = sum of dz * n,   dbias = sum of dz            over rows
-//   dx = inverse * (dz * scale - mean of (dz * scale) - n * mean of (dz * scale * n))
-//
-// where means are over the channels of a row. A thread adds dscale and dbias of its channels
-// in registers while its block walks down the rows; each block leaves sums, (2, channels),
-// and who called adds those of all blocks. Orders are fixed.
+// layer_norm_backward: the gradients of layer_norm, see tile/norm.cuh. A thread adds dscale
+// and dbias of its channels in registers while its block walks down the rows, and each block
+// leaves sums. Orders are fixed.
 #pragma once
 
 #include "tile/activation.cuh"
+#include "tile/norm.cuh"
 #include "tile/row.cuh"
 
 namespace tracea {
 
-struct LayerNormBackwardParams {
-  const void *x, *scale, *bias;
-  const float *mean, *inverse;
-  const void* dy;
-  void* dx;
-  float* sums;  // (blocks, 2, channels): of dz * n, and of dz
-  int rows, channels;
-};
-
 // Traits: those of NormRow; Parameter, of scale and bias; kActivation.
 template <class Traits>
-TRACEA_DEVICE void layer_norm_backward(const LayerNormBackwardParams& p) {
+TRACEA_DEVICE void layer_norm_backward(const NormBackwardParams& p) {
   using Element = typename Traits::Element;
   using Row = NormRow<Traits>;
   constexpr int kPack = Row::kPack, kPacks = Row::kPacks;

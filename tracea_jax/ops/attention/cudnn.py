@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import _compat, serving
+from tracea_jax import _compat_cudnn, serving
 from tracea_jax.ops.attention import definition
 from tracea_jax.ops.attention.reference import Spec, problem_of
 from tracea_jax.ops.common.typed import arange, full, zeros
@@ -22,7 +22,7 @@ _FORBIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 def forward(*operands: Any, spec: Spec, lse: Any = None, **_: Any) -> list[Any]:
     """What ``attention_reference.reference`` computes."""
     x = spec.named(operands)
-    o, *residual = _compat.cudnn_attention_forward(
+    o, *residual = _compat_cudnn.attention_forward(
         operands[:3],
         _bias(x, spec),
         _lengths(x),
@@ -41,7 +41,7 @@ def backward(
     """What ``attention_reference.backward_reference`` computes."""
     primals, (o, lse, do) = spec.split(operands)
     x = spec.named(primals)
-    dq, dk, dv, *dbias = _compat.cudnn_attention_backward(
+    dq, dk, dv, *dbias = _compat_cudnn.attention_backward(
         operands[:3],
         _bias(x, spec),
         _lengths(x),
@@ -57,7 +57,7 @@ def backward(
 
 
 def _why_not() -> str | None:
-    return _compat.cudnn_unavailable()
+    return _compat_cudnn.unavailable()
 
 
 serving.WHY_NOT["attention", "cudnn"] = _why_not
