@@ -55,7 +55,7 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 ROUNDS = 4
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
 TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
-VERIFIED = 32  # problems raced until winners are verified, and their answers written
+VERIFIED = 24  # problems raced until winners are verified, and their answers written
 MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask

@@ -213,6 +213,14 @@ def test_parts_are_put_together_by_a_second_kernel():
     assert isinstance(whole, Kernel) and pointers(whole) == [3, -1, -1, -1, -1, -1]
 
 
+def test_blocks_go_on_with_more_parts_where_memory_is_fast():
+    many = problem(batch=64, heads=32, kv_heads=8, kv_len=4096, kv_lengths=True)
+    few = dataclasses.replace(many, batch=8, kv_len=1 << 15)
+    usual = ATTENTION_DECODE_SM90.heuristic
+    assert usual(many, H200).persistent and not usual(few, H200).persistent
+    assert not usual(many, NAMED["H100"]).persistent
+
+
 def test_lengths_and_parts_share_a_source():
     kinds: tuple[dict[str, Any], ...] = ({}, {"batch": 7, "kv_len": 99}, {"q_len": 3})
     sources = {

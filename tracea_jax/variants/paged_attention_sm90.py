@@ -55,7 +55,8 @@ class PagedAttentionSm90:
     def heuristic(
         self, problem: PagedAttentionProblem, device: Device
     ) -> AttentionDecodeSm90Config:
-        return ATTENTION_DECODE_SM90.heuristic(problem.gathered, device)
+        config = ATTENTION_DECODE_SM90.heuristic(problem.gathered, device)
+        return dataclasses.replace(config, persistent=False)  # not measured with pages
 
     def expects_to_win(self, problem: PagedAttentionProblem, device: Device) -> bool:
         return True  # XLA reads and writes all pages of all sequences to gather them
