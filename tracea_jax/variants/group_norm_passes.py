@@ -28,6 +28,7 @@ from tracea_jax.variants.space import (
     Space,
     check_choices,
     check_ranges,
+    check_rules,
     first_refusal,
 )
 from tracea_jax.variants.steps import Buffer, Launch, Steps
@@ -58,8 +59,7 @@ class GroupNormPasses:
     ) -> None:
         check_choices(config, CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: GroupNormProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)
