@@ -1,13 +1,9 @@
-"""What a race of attention runs, compiled some problems ahead of it.
+"""What a race of attention runs, compiled before it, some problems at a time.
 
-Kernels are compiled in processes, the programs around them in threads, with the
-operands' and the comparison's. None of that runs anything on the GPU, whose times would
-suffer.
-
-Programs of cuDNN are an exception: their first run loads them by capturing a stream,
-and fails now and then if others are compiled meanwhile. XLA then loads no kernel any
-more in a thread that has seen this error. ``CUDNN`` keeps both apart. Caller:
-``attention_answers``.
+Kernels are compiled in processes, also while others race; the programs around them in
+threads, with the operands' and the comparison's, while nothing runs. The first run of
+a program of cuDNN loads it by capturing a stream, and fails now and then if XLA
+compiles another one meanwhile. Caller: ``attention_answers``.
 """
 
 from __future__ import annotations
@@ -16,8 +12,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,49 +31,10 @@ from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants import XLA
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
-AHEAD = 48  # problems whose programs are compiled while others race
+CHUNK = 24  # problems whose programs are compiled before they race
 WORKERS = 16  # processes that compile kernels, and half of the threads
 # Of a program of ours or of cuDNN, in which XLA has nothing to try on the GPU.
 _UNTUNED = {"xla_gpu_autotune_level": 0}
-
-
-class Gate:
-    """Lets many do one thing at a time, or a single one another."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._inside = 0
-
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Waits while somebody is alone."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_closed)
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Waits until nobody is inside; nobody new comes in meanwhile."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_closed)
-            self._is_closed = True
-            self._changed.wait_for(lambda: not self._inside)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_closed = False
-                self._changed.notify_all()
-
-
-CUDNN = Gate()
 
 Run = Callable[..., Any]
 
@@ -104,30 +61,27 @@ def prepared(
 ) -> Iterator[tuple[AttentionProblem, Prepared]]:
     """Compiles the choices of each problem; the problems in their order."""
     threads = concurrent.futures.ThreadPoolExecutor(2 * _workers())
-    of_cudnn = concurrent.futures.ThreadPoolExecutor(_workers())
     kernels = _kernels(device)
-    problems, started = list(wanted), {}
+    problems = list(wanted)
+    chunks = [problems[i : i + CHUNK] for i in range(0, len(problems), CHUNK)]
 
     def start(problem: AttentionProblem) -> dict[Any, Any]:
         whole = threads.submit(_operands_compiled, problem)
         runs = {
-            c: (of_cudnn if c.variant == "cudnn" else threads).submit(
-                _compiled, kernels, problem, c
-            )
-            for c in wanted[problem]
+            c: threads.submit(_compiled, kernels, problem, c) for c in wanted[problem]
         }
         return {**runs, None: whole}
 
     try:
-        for i, problem in enumerate(problems):
-            for later in problems[i : i + AHEAD]:
-                if later not in started:
-                    started[later] = start(later)
-            yield problem, _finished(started[problem])
-            started[problem] = {}
+        for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue=[]):
+            started = {problem: start(problem) for problem in chunk}
+            ready = {problem: _finished(of) for problem, of in started.items()}
+            for problem in following:
+                threads.submit(kernels.start, problem, wanted[problem])
+            for problem in chunk:
+                yield problem, ready.pop(problem)
     finally:
-        for executor in (threads, of_cudnn):
-            executor.shutdown(wait=False, cancel_futures=True)
+        threads.shutdown(wait=False, cancel_futures=True)
         kernels.close()
 
 
@@ -174,9 +128,7 @@ def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     lowered = jax.jit(run).lower(*_shapes(problem))
     is_tuned = choice.variant == "xla" or not _is_gpu()
-    is_cudnn = choice.variant == "cudnn"
-    with CUDNN.together() if is_cudnn else contextlib.nullcontext():
-        return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
+    return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:

@@ -4,8 +4,8 @@ A search would take minutes for each. Here the variants' own models say which co
 can win; these race with the default and with cuDNN. What is not the default becomes the
 answer only if it is faster by more than the noise (``MARGIN``), and then the default is
 its runner-up, so that an entry says what was gained. Who wins is compared with another
-choice at the problem itself, and with float64 at a small, ragged problem of the same
-kind.
+choice at the problem itself, and, if it is a kernel of ours, with float64 at a small,
+ragged problem of the same kind.
 
 A process of its own races groups of problems and compiles those that follow. If a group
 ends it, or leaves it a GPU that answers nothing but errors, another one goes on with
@@ -30,7 +30,8 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import CUDNN, Prepared, compile_kernels, prepared
+from attention_ahead import Prepared, compile_kernels, prepared
+from cuda_errors import forget_error
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -53,7 +54,7 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ROUNDS = 4
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
-TOGETHER = 12  # problems of one profile, which takes as long to begin as to race one
+TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
 VERIFIED = 32  # problems raced until winners are verified, and their answers written
 MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
@@ -232,9 +233,8 @@ def races(
 ) -> Iterator[tuple[AttentionProblem, Raced | str]]:
     """Races a few problems in one profile."""
     calls: dict[AttentionProblem, dict[Choice, Any]] = {}
-    with CUDNN.alone():
-        for problem, ready in group.items():
-            calls[problem] = dict(_ran(ready))
+    for problem, ready in group.items():
+        calls[problem] = dict(_ran(ready))
     for problem in [problem for problem, of in calls.items() if not of]:
         del calls[problem]
         yield problem, "nothing ran"
@@ -260,11 +260,15 @@ def _ran(ready: Prepared) -> Iterator[tuple[Choice, Any]]:
     """Calls of the choices that ran once."""
     inputs = ready.operands(jnp.uint32(1))
     for choice, run in ready.runs.items():
-        try:
-            jax.block_until_ready(run(*inputs))
-            yield choice, functools.partial(run, *inputs)
-        except Exception as e:  # such as no memory
-            print(f"  not {choice}: {_described(e)}", flush=True)
+        for is_last in (False, True):
+            try:
+                jax.block_until_ready(run(*inputs))
+                yield choice, functools.partial(run, *inputs)
+                break
+            except Exception as e:  # such as no memory
+                forget_error()
+                if is_last:
+                    print(f"  not {choice}: {_described(e)}", flush=True)
 
 
 # --- verifying ------------------------------------------------------------------------
@@ -284,7 +288,9 @@ def verified(
     """
     errors = {} if errors is None else errors
     asked = {
-        (workload.ragged(r.problem), r.best) for r in found if r.best.variant != "xla"
+        (workload.ragged(r.problem), r.best)
+        for r in found
+        if r.best.variant not in ("xla", "cudnn")
     }
     new = [pair for pair in asked if pair not in errors]
     compile_kernels(new, device)
@@ -306,10 +312,7 @@ def _error(small: AttentionProblem, choice: Choice, device: Device) -> float | s
     try:
         operands = workload.operands(small, 3)
         run = functools.partial(workload.execute, problem=small, choice=choice)
-        is_cudnn = choice.variant == "cudnn"
-        with CUDNN.alone() if is_cudnn else contextlib.nullcontext():
-            found = jax.block_until_ready(jax.jit(run)(*operands))
-        return workload.error(small, device, operands, found, 3)
+        return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
     except Exception as e:  # the others are verified
         return _described(e)
 

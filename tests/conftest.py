@@ -41,6 +41,14 @@ hypothesis.settings.register_profile("tracea", deadline=None, database=None)
 hypothesis.settings.load_profile("tracea")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compile",
+        action="store_true",
+        help="compile all CUDA kernels, and write the record of those that are clean",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Only ``-m gpu`` uses a GPU; all other tests are about CPUs, also where one is."""
     expression = config.option.markexpr
@@ -55,6 +63,15 @@ def pytest_configure(config: pytest.Config) -> None:
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
                 os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
+    if config.getoption("--compile"):
+        if hasattr(config, "workerinput"):
+            raise pytest.UsageError("--compile writes one record: it goes without -n")
+        vars(importlib.import_module("compiled"))["is_recording"] = True
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--compile") and exitstatus == pytest.ExitCode.OK:
+        importlib.import_module("compiled").write_record()
 
 
 def pytest_collection_finish() -> None:

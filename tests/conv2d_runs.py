@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numerics
 import numpy as np
 from numerics import Exact, f64, normal
@@ -94,9 +93,7 @@ def run_all(runs: list[Run]) -> list[list[jax.Array]]:
         del poison
         return [kernel(*x) for kernel, x in zip(kernels, inputs, strict=True)]
 
-    poison = jax.tree.map(
-        lambda x: jnp.array(np.full(x.shape, np.nan, x.dtype)), shapes
-    )
+    poison = jax.tree.map(lambda x: numerics.poison(x.shape, x.dtype), shapes)
     places = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(poison)}
     run = jax.jit(program, donate_argnums=0, keep_unused=True)
     found = run(poison, [inputs for _, inputs, *_ in runs])

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from compiled import assert_clean
 
 from tracea_jax.device import NAMED
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.problem import Conv2dProblem, Epilogue
-from tracea_jax.runtime import nvrtc
 
 H200 = NAMED["H200"]
 FULL = Epilogue(bias="row", activation="silu", residual=True, save_preactivation=True)
@@ -69,6 +69,4 @@ def joined(case: Case) -> np.ndarray:
 
 def assert_compiles(kernel: Kernel) -> None:
     """Without spills, and without a warning of the compiler."""
-    compiled = nvrtc.compile(kernel)
-    assert (compiled.spill_bytes, compiled.stack_bytes) == (0, 0), compiled.entry
-    assert not compiled.warnings, compiled.warnings
+    assert_clean(kernel)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numerics
-import numpy as np
 from numerics import normal
 
 from tracea_jax.device import CPU_ISAS, local_cpu
@@ -60,35 +60,64 @@ def results(
     isa: str = cpu_isa(),
 ) -> list[jax.Array]:
     """The kernel's results, written into buffers that held nothing but NaN."""
-    call = call_of(problem, config, isa)
-    batch = [problem.batch] if problem.lhs_batched or problem.rhs_batched else []
-    shape = (*batch, problem.m, problem.n)
-    count = 1 + problem.epilogue.save_preactivation
-    kernel = jax.ffi.ffi_call(
-        call.target, [jax.ShapeDtypeStruct(shape, problem.out)] * count
-    )
-    run = jax.jit(
-        lambda poison, *inputs: kernel(*inputs, **dict(call.attributes)),
-        donate_argnums=0,
-        keep_unused=True,
-    )
-    nan = np.full(shape, np.nan, problem.out)
-    poison = [jnp.array(nan) for _ in range(count)]
-    places = [x.unsafe_buffer_pointer() for x in poison]
-    found = run(poison, *inputs)
-    assert math.prod(shape) == 0 or places == [x.unsafe_buffer_pointer() for x in found]
+    return results_of_all([problem], [inputs], config, isa)[0]
+
+
+def results_of_all(
+    problems: Sequence[GemmProblem],
+    inputs: Sequence[list[jax.Array]],
+    config: GemmCpuConfig = SMALL,
+    isa: str = cpu_isa(),
+) -> list[list[jax.Array]]:
+    """As ``results``, in one program, which compiles sooner than one for each."""
+    calls = [call_of(problem, config, isa) for problem in problems]
+    shapes = [
+        [jax.ShapeDtypeStruct(_shape(p), p.out)] * (1 + p.epilogue.save_preactivation)
+        for p in problems
+    ]
+    kernels = [
+        jax.ffi.ffi_call(call.target, like)
+        for call, like in zip(calls, shapes, strict=True)
+    ]
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def run(poison, inputs):
+        return [
+            kernel(*some, **dict(call.attributes))
+            for kernel, call, some in zip(kernels, calls, inputs, strict=True)
+        ]
+
+    poison = [[numerics.poison(x.shape, x.dtype) for x in like] for like in shapes]
+    places = [[x.unsafe_buffer_pointer() for x in some] for some in poison]
+    found = run(poison, list(inputs))
+    for some, before in zip(found, places, strict=True):
+        after = [x.unsafe_buffer_pointer() for x in some]
+        assert some[0].size == 0 or before == after
     return found
 
 
-def check(
-    problem: GemmProblem, found: list[jax.Array], inputs: list[jax.Array]
-) -> None:
-    """Asserts that y, and z if it is saved, are right to the last rounding."""
-    expected = numerics.exact_gemm(problem.layout, problem.epilogue, *inputs)
-    for y, x in zip(expected, found, strict=True):
-        y.assert_near(x)
+def _shape(problem: GemmProblem) -> tuple[int, ...]:
+    batch = [problem.batch] if problem.lhs_batched or problem.rhs_batched else []
+    return (*batch, problem.m, problem.n)
 
 
-def run_and_check(problem: GemmProblem, **how) -> None:
+@functools.lru_cache(maxsize=4)
+def _expected(problem: GemmProblem) -> tuple[list[jax.Array], Any]:
+    """Operands, and what is right: of one problem for all configs."""
     inputs = operands(problem)
-    check(problem, results(problem, inputs, **how), inputs)
+    return inputs, numerics.exact_gemm(problem.layout, problem.epilogue, *inputs)
+
+
+def run_and_check(*problems: GemmProblem, **how: Any) -> None:
+    """Asserts that y, and z if it is saved, are right to the last rounding.
+
+    Args:
+      *problems: run in one program.
+      **how: config and isa, as of ``results``.
+    """
+    inputs, expected = zip(*map(_expected, problems), strict=True)
+    for found, right in zip(
+        results_of_all(problems, inputs, **how), expected, strict=True
+    ):
+        for y, x in zip(right, found, strict=True):
+            y.assert_near(x)

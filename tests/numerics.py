@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +30,19 @@ def normal(*shape: int, dtype: Any = "float32", seed: int = 0) -> jax.Array:
     """Standard normal numbers; other shapes and seeds give independent ones."""
     rng = np.random.default_rng([seed, *shape])
     return array(rng.standard_normal(shape).astype(dtype))
+
+
+def poison(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """NaN in memory of JAX's own, which can be donated; no program is compiled for it.
+
+    JAX copies what does not begin at a multiple of 64 bytes, and else uses it.
+    """
+    wanted = np.dtype(dtype)
+    room = np.empty(math.prod(shape) * wanted.itemsize + 128, np.uint8)
+    start = (16 - room.ctypes.data) % 64
+    nan = room[start : start + room.size - 128].view(wanted).reshape(shape)
+    nan[...] = np.nan
+    return jax.device_put(nan)
 
 
 def shifted(arguments: Iterable[Any]) -> list[jax.Array]:

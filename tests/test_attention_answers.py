@@ -67,7 +67,7 @@ def test_a_race_of_attention_becomes_an_entry(module, monkeypatch):
         assert made.best.variant in {o.variant for o in made.observations}
         assert made.best.time_us > 0 and made.best.ratio >= 1
     monkeypatch.setattr(answers, "TOGETHER", 1)
-    monkeypatch.setattr(module("attention_ahead"), "AHEAD", 1)
+    monkeypatch.setattr(module("attention_ahead"), "CHUNK", 1)
     monkeypatch.setattr(answers, "verified", lambda found, device: {})
     assert len(list(answers.entries(problems, local_cpu(), 0.0))) == 1  # time is over
 

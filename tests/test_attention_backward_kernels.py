@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from attention_gradients import ALL, BIASED, EVERYTHING, LENGTHS, TILED, USUAL, problem
+from compiled import assert_clean
 
 from tracea_jax.device import NAMED
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
-from tracea_jax.runtime import launch, nvrtc
 from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 
 pytestmark = pytest.mark.once
@@ -72,7 +72,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
     config = config or ATTENTION_BACKWARD_SM90.heuristic(asked, H200)
     ATTENTION_BACKWARD_SM90.check(asked, config, H200)
     for kernel in ATTENTION_BACKWARD_SM90.call(asked, config, H200).kernels:
-        cubin = nvrtc.compile(kernel)
-        assert cubin.stack_bytes == cubin.spill_bytes == 0
-        assert cubin.warnings == ()  # such as that products are serialized
-        launch.ready(kernel, cubin, False)  # parameters are as many, and alike
+        assert_clean(kernel)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION, problem
+from compiled import assert_clean
 from gpus import A100, DEVICES, H200, small_gpu
 from spaces import one_of_each
 
@@ -16,7 +17,6 @@ from tracea_jax.dispatch import plan
 from tracea_jax.emit import attention_backward_sm80 as emit
 from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config
 from tracea_jax.problem import AttentionProblem
-from tracea_jax.runtime import nvrtc
 from tracea_jax.variants import Launch
 from tracea_jax.variants.attention_backward_sm80 import ATTENTION_BACKWARD_SM80
 
@@ -128,10 +128,7 @@ def check_compiles(
     asked: AttentionProblem, config: AttentionBackwardSm80Config, device: CudaDevice
 ) -> None:
     for of in SIDES:
-        kernel = emit.kernel(asked, config, device, of(asked, config), True)
-        cubin = nvrtc.compile(kernel)
-        assert cubin.stack_bytes == cubin.spill_bytes == 0, f"{asked}: {config}"
-        assert cubin.warnings == ()
+        assert_clean(emit.kernel(asked, config, device, of(asked, config), True))
 
 
 COMPILED: list[tuple[CudaDevice, int, dict[str, Any]]] = [

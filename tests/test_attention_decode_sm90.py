@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_problems import default
+from compiled import assert_clean
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED
@@ -265,9 +266,7 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
     asked = problem(head_dim, **fields)
     ATTENTION_DECODE_SM90.check(asked, config, H200)
     for kernel in emit.kernels(asked, config, H200):
-        cubin = nvrtc.compile(kernel)
-        assert cubin.stack_bytes == cubin.spill_bytes == 0
-        assert cubin.warnings == ()  # such as that products are serialized
+        assert_clean(kernel)
 
 
 @pytest.mark.nvrtc
@@ -275,5 +274,4 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
 def test_kernels_of_pages_compile_without_spilling(page_size):
     call = PAGED_ATTENTION_SM90.call(paged(page_size=page_size), USUAL, H200)
     assert isinstance(call, Kernel)
-    cubin = nvrtc.compile(call)
-    assert cubin.stack_bytes == cubin.spill_bytes == 0 and cubin.warnings == ()
+    assert_clean(call)

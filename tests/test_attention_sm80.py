@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attention_problems import EVERY_OPTION, EVERYTHING, problem
+from compiled import assert_clean
 from gpus import A100, DEVICES, H200, small_gpu
 from spaces import one_of_each
 
@@ -165,9 +166,7 @@ COMPILED: list[tuple[CudaDevice, int, dict[str, Any]]] = [
 def check_compiles(
     asked: AttentionProblem, config: AttentionSm80Config, device: CudaDevice
 ) -> None:
-    cubin = nvrtc.compile(emit.kernel(asked, config, device))
-    assert cubin.stack_bytes == cubin.spill_bytes == 0, f"{asked}: {config}"
-    assert cubin.warnings == ()
+    assert_clean(emit.kernel(asked, config, device))
 
 
 @pytest.mark.nvrtc

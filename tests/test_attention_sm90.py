@@ -173,7 +173,8 @@ def test_where_tiles_see_blocks_whole_no_score_is_masked(fields, tile_kv, whole)
     asked = problem(128, **{**WHOLE, **fields})
     config = dataclasses.replace(USUAL, tile_kv=tile_kv)
     source = text.kernel(asked, config, H200).source
-    assert ("kWholeBlocks = true" in source) == whole
+    for what in ("kWholeBlocks", "kStreams"):
+        assert (f"{what} = true" in source) == whole
     assert "kFollows = true" in source or not whole
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from attention_problems import EVERY_OPTION as OPTIONS
 from attention_problems import EVERYTHING, WHOLE, problem
+from compiled import assert_clean
 from device_code import compiles_device_code
 
 from tracea_jax.device import NAMED
@@ -271,9 +272,7 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
     asked = problem(head_dim, **fields)
     config = config or ATTENTION_SM90.heuristic(asked, H200)
     ATTENTION_SM90.check(asked, config, H200)
-    cubin = nvrtc.compile(text.kernel(asked, config, H200))
-    assert cubin.stack_bytes == cubin.spill_bytes == 0
-    assert cubin.warnings == ()  # such as that products are serialized
+    assert_clean(text.kernel(asked, config, H200))
 
 
 def test_compiled_kernels_are_of_every_kind():

@@ -72,6 +72,23 @@ def test_every_config_of_a_space_is_legal():
                 CONV2D_BANDS.check(asked, config, H200)
 
 
+@pytest.mark.parametrize(
+    ("asked", "wins"),
+    [
+        (CONVNEXT, True),
+        (changed(direction="weight_grad", batch=8), True),
+        (changed(batch=1, height=14, width=14), False),
+        (changed(kernel_width=5), False),
+        (depthwise(64, 14, 14, 672, 5), True),
+        (depthwise(64, 7, 7, 1152, 5), False),
+        (depthwise(64, 112, 112, 32, 3), True),
+        (depthwise(64, 14, 14, 480, 3), False),
+    ],
+)
+def test_runs_unmeasured_only_where_it_was_measured_to_win(asked, wins):
+    assert CONV2D_BANDS.expects_to_win(asked, H200) == wins
+
+
 def compiles(problem: Any, config: Any = None) -> None:
     config = config or CONV2D_BANDS.heuristic(problem, H200)
     for kernel in kernels_in(CONV2D_BANDS.call(problem, config, H200)):

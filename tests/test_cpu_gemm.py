@@ -42,8 +42,9 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_isa(layout, dtype, isa):
-    run_and_check(gemm(37, 53, 67, dtype, layout=layout, epilogue=FULL), isa=isa)
-    run_and_check(gemm(37, 53, 67, dtype, layout=layout, epilogue=GATE), isa=isa)
+    shape = 37, 53, 67
+    both = [gemm(*shape, dtype, layout=layout, epilogue=e) for e in (FULL, GATE)]
+    run_and_check(*both, isa=isa)
 
 
 def test_the_isa_is_the_one_that_was_asked_for():
@@ -116,10 +117,10 @@ def test_rows_of_lhs_that_share_sets_of_l1(layout):
 )
 def test_parts_of_tiles(shape, isa):
     m, n, k = shape
-    for layout in LAYOUTS:
-        whole = gemm(m, n, k, "bfloat16", layout=layout, epilogue=FULL)
-        run_and_check(whole, isa=isa)
-        run_and_check(gemm(m, n, k, "bfloat16", layout=layout), isa=isa)
+    forms = itertools.product(LAYOUTS, (FULL, Epilogue()))
+    run_and_check(
+        *(gemm(m, n, k, "bfloat16", layout=x, epilogue=e) for x, e in forms), isa=isa
+    )
 
 
 @pytest.mark.skipif("avx512_bf16" not in ISAS, reason="the processor has no VDPBF16PS")
@@ -140,13 +141,14 @@ def test_pairs_of_bfloat16_are_multiplied_where_they_are_faster(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_few_rows_or_columns_of_every_number(layout, isa):
     """Past a strip of the operand that is streamed, and past a block of k."""
-    dtypes = itertools.cycle(DTYPES)
-    for few in range(1, 18):
-        dtype = next(dtypes)
-        for m, n in ((few, 37), (37, few), (few, 18 - few)):
-            run_and_check(gemm(m, n, 71, dtype, layout=layout, epilogue=FULL), isa=isa)
-    for m, n, k in ((3, 1045, 1030), (1045, 3, 1030), (6, 133, 2050), (133, 6, 2050)):
-        run_and_check(gemm(m, n, k, layout=layout, epilogue=GATE), isa=isa)
+    small = [
+        gemm(m, n, 71, DTYPES[few % len(DTYPES)], layout=layout, epilogue=FULL)
+        for few in range(1, 18)
+        for m, n in ((few, 37), (37, few), (few, 18 - few))
+    ]
+    shapes = (3, 1045, 1030), (1045, 3, 1030), (6, 133, 2050), (133, 6, 2050)
+    large = [gemm(*shape, layout=layout, epilogue=GATE) for shape in shapes]
+    run_and_check(*small, *large, isa=isa)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -212,16 +214,18 @@ def test_one_config_at_every_awkward_shape(shape):
 @pytest.mark.parametrize("shape", [(1, 41, 24), (4, 101, 25), (13, 1, 49), (97, 48, 1)])
 def test_a_multiplied_residual_at_awkward_shapes(shape):
     m, n, k = shape
-    for dtype in DTYPES:
-        run_and_check(gemm(m, n, k, dtype, layout="nt", epilogue=GATE))
+    run_and_check(*(gemm(m, n, k, d, layout="nt", epilogue=GATE) for d in DTYPES))
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_empty_operands(batch, shape):
-    run_and_check(gemm(*shape, epilogue=FULL))
-    run_and_check(gemm(*shape, batch=batch, lhs_batched=True, epilogue=FULL))
-    run_and_check(gemm(*shape, batch=batch, lhs_batched=True, epilogue=GATE))
+    batched = {"batch": batch, "lhs_batched": True}
+    run_and_check(
+        gemm(*shape, epilogue=FULL),
+        gemm(*shape, **batched, epilogue=FULL),
+        gemm(*shape, **batched, epilogue=GATE),
+    )
 
 
 @pytest.mark.parametrize("bias", ["row", "batched_row"])
@@ -255,17 +259,21 @@ def test_every_epilogue(residual, save, activation):
         residual_op=residual or "add",
         save_preactivation=save,
     )
-    run_and_check(gemm(13, 35, 50, epilogue=epilogue))
-    run_and_check(gemm(13, 35, 50, epilogue=dataclasses.replace(epilogue, bias="row")))
+    biased = dataclasses.replace(epilogue, bias="row")
+    run_and_check(*(gemm(13, 35, 50, epilogue=e) for e in (epilogue, biased)))
 
 
 @pytest.mark.parametrize("out", DTYPES)
 @pytest.mark.parametrize("other", DTYPES)
 def test_every_dtype_beside_every_other(other, out):
-    for epilogue in (FULL, GATE):
-        epilogue = dataclasses.replace(epilogue, bias_dtype=other, residual_dtype=other)
-        for dtype in DTYPES:
-            run_and_check(gemm(9, 35, 30, dtype, out=out, epilogue=epilogue))
+    fields = {"bias_dtype": other, "residual_dtype": other}
+    run_and_check(
+        *(
+            gemm(9, 35, 30, d, out=out, epilogue=dataclasses.replace(e, **fields))
+            for e in (FULL, GATE)
+            for d in DTYPES
+        )
+    )
 
 
 @pytest.mark.parametrize("activation", numerics.ACTIVATED)

@@ -36,9 +36,9 @@ SILU = GemmProblem(
 )
 
 
-@pytest.fixture(autouse=True)
-def nothing_tuned(tmp_path):
-    with tracea.options(cache_dir=tmp_path):
+@pytest.fixture(autouse=True, scope="module")
+def nothing_tuned(tmp_path_factory):
+    with tracea.options(cache_dir=tmp_path_factory.mktemp("empty")):
         yield
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from compiled import assert_clean
 from sm90_problems import (
     BITS_16,
     GATE,
@@ -210,9 +211,7 @@ def check_compiles(asked: GemmProblem, config: GemmSm90Config) -> None:
 
     The Traits' assertions prove shared memory, boxes, parities and arrivals.
     """
-    cubin = nvrtc.compile(emit.kernel(asked, config, H200))
-    assert (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings) == (0, 0, ())
-    assert cubin.smem_static_bytes == 0
+    assert_clean(emit.kernel(asked, config, H200))
 
 
 ALL_STEPS = Epilogue(bias="row", activation="gelu", residual=True)
@@ -333,8 +332,7 @@ GATED = [
 def check_gated(asked: GatedMatmulProblem, config: GemmSm90Config) -> None:
     kernel = GATED_SM90.call(asked, config, H200)
     assert isinstance(kernel, Kernel)
-    cubin = nvrtc.compile(kernel)
-    assert (cubin.spill_bytes, cubin.stack_bytes, cubin.warnings) == (0, 0, ())
+    assert_clean(kernel)
 
 
 @pytest.mark.nvrtc

@@ -1,4 +1,4 @@
-"""Norms on a GPU: poisoned memory, compared with float64."""
+"""group_norm_sm90 and layer_norm on a GPU: poisoned memory, compared with float64."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tracea_jax.ops.group_norm.workload import GROUP_NORM
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GroupNormProblem
-from tracea_jax.variants.group_norm_passes import GROUP_NORM_PASSES
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
 from tracea_jax.variants.layer_norm import LAYER_NORM
 
@@ -76,22 +75,6 @@ def test_awkward_shapes(name, direction):
     check(dataclasses.replace(SHAPES[name], direction=direction))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_awkward_shapes_in_two_passes(name):
-    check(SHAPES[name], variant=GROUP_NORM_PASSES)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_every_config_of_two_passes(dtype):
-    problem = norm(2, 300, 240, 24, dtype=dtype)
-    device = device_for("cuda")
-    configs = GROUP_NORM_PASSES.space(problem, device).configs()
-    choices = [Choice(variant="group_norm_passes", config=c) for c in configs]
-    with compiled_ahead(problem, choices, device):
-        for config in configs:
-            check(problem, config, GROUP_NORM_PASSES)
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("name", ROWS)
 def test_awkward_rows(name, direction):
@@ -143,11 +126,10 @@ def call(x: Any, scale: Any, bias: Any, *more: Any, groups: int, **how: Any) -> 
     return primitive.bind(x, scale, bias, *more, **how)
 
 
-@pytest.mark.parametrize("variant", ["group_norm_sm90", "group_norm_passes"])
-def test_images_without_variance_are_the_bias(variant):
+def test_images_without_variance_are_the_bias():
     x = jnp.full((2, 301, 40), 1000.0, jnp.bfloat16)
     scale, bias = normal(40), normal(40)
-    y, mean, inverse = call(x, scale, bias, groups=4, implementation=variant)
+    y, mean, inverse = call(x, scale, bias, groups=4)
     np.testing.assert_array_equal(mean, 1000.0)
     np.testing.assert_allclose(inverse, 1e-5**-0.5, rtol=1e-6)
     wanted = jax.nn.silu(bias).astype(jnp.bfloat16)
@@ -156,13 +138,11 @@ def test_images_without_variance_are_the_bias(variant):
     )
 
 
-@pytest.mark.parametrize("variant", ["group_norm_sm90", "group_norm_passes"])
-def test_means_that_are_large_do_not_drown_variances(variant):
+def test_means_that_are_large_do_not_drown_variances():
     """As in float32 images whose mean is 4096 times their deviation."""
     x = normal(2, 301, 40) + 4096
     exact = np.asarray(x, np.float64).reshape(2, 301, 4, 10)
-    scale, bias = jnp.ones(40), jnp.zeros(40)
-    _, mean, inverse = call(x, scale, bias, groups=4, implementation=variant)
+    _, mean, inverse = call(x, jnp.ones(40), jnp.zeros(40), groups=4)
     np.testing.assert_allclose(mean, exact.mean((1, 3)), rtol=2**-22)
     deviation = np.sqrt(exact.var((1, 3)) + 1e-5)
     np.testing.assert_allclose(inverse, 1 / deviation, rtol=1e-5)
@@ -181,8 +161,6 @@ def test_what_is_not_finite_stays_in_its_group(value):
         is_lost[1, :, 20:30] = True
         y, mean, inverse = call(x, scale, bias, groups=4)
         np.testing.assert_array_equal(np.isnan(np.asarray(y, np.float32)), is_lost)
-        passes, *_ = call(x, scale, bias, groups=4, implementation="group_norm_passes")
-        np.testing.assert_array_equal(np.isnan(np.asarray(passes, np.float32)), is_lost)
         dx, *sums = call(x, scale, bias, mean, inverse, dy, groups=4)
         np.testing.assert_array_equal(np.isnan(np.asarray(dx, np.float32)), is_lost)
         for total in sums:

@@ -24,7 +24,6 @@ from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import ACTIVATIONS, GroupNormProblem, problem_from_json
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import kernels_in
-from tracea_jax.variants.group_norm_passes import GROUP_NORM_PASSES
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
 from tracea_jax.variants.layer_norm import LAYER_NORM
 
@@ -158,20 +157,6 @@ def test_every_kernel_says_why_it_cannot_serve():
             "groups of 8192 channels",
         ),
         (LAYER_NORM, ROWS, CPU, "the device is cpu"),
-        (GROUP_NORM_PASSES, UNET, CPU, "the device is cpu"),
-        (GROUP_NORM_PASSES, UNET, A100, "since sm_90"),
-        (
-            GROUP_NORM_PASSES,
-            dataclasses.replace(UNET, direction="gradients"),
-            H200,
-            "direction gradients",
-        ),
-        (
-            GROUP_NORM_PASSES,
-            dataclasses.replace(UNET, channels=8192),
-            H200,
-            "8192 channels",
-        ),
         (LAYER_NORM, UNET, H200, "4096 pixels and 32 groups"),
         (LAYER_NORM, dataclasses.replace(ROWS, channels=2048), H200, "2048 channels"),
     )
@@ -193,18 +178,19 @@ def test_defaults_are_what_was_measured():
     for changes in ({"pixels": 1}, {"pixels": 2**16}, {"images": 0}):
         assert default(H200, **changes) == "xla"
     assert default(H200, dtype="float32") == "xla"
-    assert default(H200, pixels=1, groups=1, images=2**20) == "xla"
-    rows = dataclasses.replace(UNET, pixels=1, groups=1, images=2**20)
-    assert diagnose(rows, H200).candidates[0] == "layer_norm"
+    rows = {"pixels": 1, "groups": 1, "images": 2**20}
+    for direction in DIRECTIONS:
+        assert default(H200, **rows, direction=direction) == "layer_norm"
+    assert default(A100, **rows) == "xla"
+    for changes in ({"channels": 768}, {"images": 4096}, {"dtype": "float32"}):
+        assert default(H200, **{**rows, **changes}) == "xla"
+    wide = dataclasses.replace(UNET, **{**rows, "channels": 768})
+    assert diagnose(wide, H200).candidates[0] == "layer_norm"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_config_of_a_space_is_legal(direction):
-    chosen: list[tuple[Any, Any]] = [(GROUP_NORM_SM90, UNET), (LAYER_NORM, ROWS)]
-    if direction == "forward":
-        chosen.append((GROUP_NORM_PASSES, UNET))
-        chosen.append((GROUP_NORM_PASSES, dataclasses.replace(UNET, pixels=1009)))
-    for variant, problem in chosen:
+    for variant, problem in ((GROUP_NORM_SM90, UNET), (LAYER_NORM, ROWS)):
         problem = dataclasses.replace(problem, direction=direction)
         space = variant.space(problem, H200)
         assert space.index(variant.heuristic(problem, H200)) is not None
@@ -221,14 +207,6 @@ def compiled(variant: Any, problem: GroupNormProblem, config: Any, device: Any) 
     for kernel in kernels_in(variant.call(problem, config, device)):
         cubin = nvrtc.compile(kernel)
         assert cubin.stack_bytes == cubin.spill_bytes == 0, kernel.entry
-
-
-@pytest.mark.nvrtc
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_passes_compile_without_spilling(dtype):
-    problem = dataclasses.replace(UNET, dtype=dtype)
-    for config in one_of_each(GROUP_NORM_PASSES.space(problem, H200), "threads"):
-        compiled(GROUP_NORM_PASSES, problem, config, H200)
 
 
 @pytest.mark.nvrtc
@@ -258,6 +236,6 @@ def test_every_kind_of_kernel_compiles_without_spilling(activation, dtype, direc
             compiled(variant, problem, config, H200)
 
 
-def test_all_are_variants_of_the_op():
+def test_both_are_variants_of_the_op():
     names = [variant.name for variant in variants.of("group_norm")]
-    assert names == ["layer_norm", "group_norm_passes", "group_norm_sm90", "xla"]
+    assert names == ["layer_norm", "group_norm_sm90", "xla"]

@@ -79,6 +79,7 @@ class Conv2dBands {
   static constexpr u32 kStages = Traits::kStages;
   static constexpr int kRingBytes = Traits::kStages * Rows::kRowBytes;
 
+  // Where there are registers for it.
   static constexpr bool kInterleaves = Traits::kTapsH > 3;
 
   static_assert(kThreads == Traits::kThreads, "the launch must have all the channels");
@@ -163,15 +164,22 @@ class Conv2dBands {
     TRACEA_UNROLL
     for (auto& slot : sums) clear(slot);
     arrive();
-    typename Rows::Turning next;
+    Words next;
     rows_.read(next, stage(0));
-    rows_.write(next, turned(0));
+    rows_.write(next, stage(0), turned(0));
     load(Ring::kPrologueGroups);
     TRACEA_NO_UNROLL
     for (int first = 0; first < entries_; first += RowTaps::kPeriod) {
       TRACEA_UNROLL
       for (int phase = 0; phase < RowTaps::kPeriod; ++phase) {
-        if (first + phase < entries_) step(sums, phase, first + phase);
+        const int i = first + phase;
+        if (i < entries_) {
+          if (is_inside(i)) {
+            step<true>(sums, phase, i);
+          } else {
+            step<false>(sums, phase, i);
+          }
+        }
       }
     }
     __syncthreads();
@@ -180,23 +188,28 @@ class Conv2dBands {
     store(last, true);
   }
 
-  // Row i. What the tensor cores do not wait for is between the products of both channels.
-  // Rows that do not exist are turned as well, and read as zeros.
+  // Row i, which is in the image or not. What the tensor cores do not wait for is between the
+  // products of both channels. Rows that do not exist are turned as well.
+  template <bool kIsInside>
   TRACEA_DEVICE void step(Sums& sums, int phase, int i) {
     arrive();
     Words result;
     read_result(result, i - 1);
-    typename Rows::Turning next;
+    Words next;
     if constexpr (kInterleaves) {
       rows_.read(next, stage(i + 1));
-      multiply(sums, 0, phase, i);
+      if constexpr (kIsInside) multiply(sums, 0, phase, i);
     }
     store(result, i >= Traits::kTapsH);
     if constexpr (!kInterleaves) rows_.read(next, stage(i + 1));
-    rows_.write(next, turned(i + 1));
+    rows_.write(next, stage(i + 1), turned(i + 1));
     load(i + 1 + Ring::kPrologueGroups);
-    if constexpr (!kInterleaves) multiply(sums, 0, phase, i);
-    multiply(sums, 1, phase, i);
+    if constexpr (kIsInside) {
+      if constexpr (!kInterleaves) multiply(sums, 0, phase, i);
+      multiply(sums, 1, phase, i);
+    } else {
+      clear(sums[phase]);
+    }
     leave(sums[(phase + 1) % RowTaps::kSlots], i);
   }
 
@@ -279,7 +292,7 @@ class Conv2dBands {
   // Adds row i to all results that it belongs to, of one channel. One begins with it.
   TRACEA_DEVICE void multiply(Sums& sums, int c, int phase, int i) const {
     u32 x[4];
-    ldmatrix_x4(x, is_inside(i) ? turned(i) + operand_ + c * Rows::kChannelPitch : zeros_);
+    ldmatrix_x4(x, turned(i) + operand_ + c * Rows::kChannelPitch);
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) {
       const int r = RowTaps::tap(slot, phase);

@@ -163,15 +163,16 @@ class Conv2dBandsWeights {
       __syncthreads();
       load(j + Ring::kPrologueGroups);
     };
-    typename RowsX::Turning next_x;
-    typename RowsDy::Turning next_dy;
+    Words next_x, next_dy;
+    const auto stage_x = [&](int j) { return ring_x_ + j % kStages * RowsX::kRowBytes; };
+    const auto stage_dy = [&](int j) { return ring_dy_ + j % kStages * RowsDy::kRowBytes; };
     const auto read = [&](int j) {
-      x.read(next_x, ring_x_ + j % kStages * RowsX::kRowBytes);
-      dy.read(next_dy, ring_dy_ + j % kStages * RowsDy::kRowBytes);
+      x.read(next_x, stage_x(j));
+      dy.read(next_dy, stage_dy(j));
     };
     const auto write = [&](int j) {
-      x.write(next_x, turned_x_ + j % 2u * RowsX::kTurnedBytes);
-      dy.write(next_dy, turned_dy_ + j % 2u * RowsDy::kTurnedBytes);
+      x.write(next_x, stage_x(j), turned_x_ + j % 2u * RowsX::kTurnedBytes);
+      dy.write(next_dy, stage_dy(j), turned_dy_ + j % 2u * RowsDy::kTurnedBytes);
     };
 
     u32 open[kTapsH][4] = {};  // rows of dy that meet a row of x

@@ -23,7 +23,7 @@ _OPERANDS = {
     "forward": (_READ, ("y", "mean", "inverse")),
     "gradients": ((*_READ, "mean", "inverse", "dy"), ("dx", "sums")),
 }
-_FLOATS = ("mean", "inverse", "sums", "means", "squares")
+_FLOATS = ("mean", "inverse", "sums")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,6 @@ def kernel(
     traits: str,
     sizes: tuple[tuple[str, int], ...],
     launch: Shape,
-    operands: tuple[tuple[str, ...], tuple[str, ...]] | None = None,
 ) -> Kernel:
     """One launch.
 
@@ -71,7 +70,6 @@ def kernel(
       traits: integers that Traits have.
       sizes: parameters of the kernel, and their values.
       launch: its shape.
-      operands: what it reads and writes, if that is not all of a norm.
     """
     p = problem
     function = template + "_backward" * (p.direction == "gradients")
@@ -82,7 +80,7 @@ def kernel(
         name,
     )
     entry = "_".join(filter(None, words))
-    read, written = operands or _OPERANDS[p.direction]
+    read, written = _OPERANDS[p.direction]
     scalars = [Scalar(value=value) for _, value in sizes]
     arguments = [f"const {_type(v)}* {v}" for v in read]
     arguments += [f"{_type(v)}* {v}" for v in written]

@@ -19,7 +19,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import layer_norm as emit
 from tracea_jax.emit.layer_norm import LayerNormConfig
 from tracea_jax.emit.norms import pack
-from tracea_jax.problem import GroupNormProblem
+from tracea_jax.problem import ITEMSIZE, GroupNormProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
@@ -36,6 +36,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "lanes": (1, 2, 4, 8, 16, 32),
     "threads": (128, 256, 512),
 }
+_CHANNELS, _FEWEST_ROWS = (96, 384), 64 * 14 * 14  # measured in programs
 _MOST_PACKS, _MOST_REGISTERS, _WARP = 4, 232, 32
 
 
@@ -71,12 +72,24 @@ class LayerNorm:
         return min(_legal(problem, device), key=cost)
 
     def expects_to_win(self, problem: GroupNormProblem, device: Device) -> bool:
-        return False
+        """Whether programs were measured to be faster with the kernel.
+
+        On an H200, blocks of ConvNeXt of 96 and of 384 channels took 1.09 and 1.03
+        times as long with XLA's norms, and 1.12 and 1.04 times with gradients.
+        """
+        p = problem
+        return (
+            isinstance(device, CudaDevice)
+            and device.capability == (9, 0)
+            and ITEMSIZE[p.dtype] == 2
+            and _CHANNELS[0] <= p.channels <= _CHANNELS[1]
+            and p.images >= _FEWEST_ROWS
+        )
 
     def doubt(self, problem: GroupNormProblem, device: Device) -> str | None:
         return (
             "XLA computes the sums of rows in the passes of what is before and after; "
-            "the kernel was timed alone, where it took half as long"
+            "programs were measured with many rows of 96 to 384 channels of 16 bits"
         )
 
     def call(

@@ -282,7 +282,6 @@ struct AttentionKeysTile {
     for (int i = warp; i < adding.count; i += 2) {
       wait_for(smem.sums.full[warp], i / 2 & 1);
       const AttentionPartPlace place = smem.sums.place[warp];
-      __syncwarp();  // who has added lets it be written again: all have read it
       const int turn = Traits::kOrdered ? earlier_tiles(p, smem, place.block) : 0;
       if (elect_one()) {
         const int index = adding.first + place.head * adding.blocks + place.block;

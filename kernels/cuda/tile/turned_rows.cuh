@@ -50,6 +50,7 @@ class TurnedRows {
   static constexpr int kCopies = ceil_div(kCopyUnits, kThreads);
   static constexpr int kSquares = kImages * kUnits * kOctets;  // of 8 pixels, 8 channels
   static constexpr int kTurns = ceil_div(kSquares, 4 * kWarps);
+  static constexpr int kUnitsOfTurn = 4 * kWarps / kOctets;
   static_assert(kColumns <= kPixels, "units hold what is copied");
 
   // The next row is `x.row`.
@@ -71,14 +72,11 @@ class TurnedRows {
       target_[i] = (image * kPixels + column) * kPitch + unit % kOctets * kUnitBytes;
       if (inside) inside_ |= 1u << i;
     }
-    TRACEA_UNROLL
-    for (int i = 0; i < kTurns; ++i) {
-      const int square = 4 * (self / kWarpSize + i * kWarps) + self / 8 % 4;
-      const int last = square < kSquares ? square : kSquares - 1;
-      const int octet = last % kOctets, unit = last / kOctets, line = self % 8;
-      from_[i] = (kUnitColumns * unit + line) * kPitch + octet * kUnitBytes;
-      to_[i] = (8 * octet + line) * kChannelPitch + unit * kUnitBytes;
-    }
+    square_ = self / 8;
+    const int square = square_ < kSquares ? square_ : kSquares - 1, line = self % 8;
+    const int octet = square % kOctets, unit = square / kOctets;
+    from_ = (kUnitColumns * unit + line) * kPitch + octet * kUnitBytes;
+    to_ = (8 * octet + line) * kChannelPitch + unit * kUnitBytes;
   }
 
   // Zeros in the columns that are never copied, of rows one after another.
@@ -105,39 +103,35 @@ class TurnedRows {
     }
   }
 
-  // A row on its way to be turned.
-  struct Turning {
-    Words words[kTurns];
-  };
+  // Reads a part of a row that has landed, transposed.
+  TRACEA_DEVICE void read(Words& part, u32 row) const { ldmatrix_x4_trans(part.w, row + from_); }
 
-  // Reads a row that has landed, transposed.
-  TRACEA_DEVICE void read(Turning& row, u32 smem) const {
+  // Writes that part, and turns what else there is of the row.
+  TRACEA_DEVICE void write(const Words& part, u32 row, u32 turned) const {
+    stmatrix_x4(turned + to_, part.w[0], part.w[1], part.w[2], part.w[3]);
     TRACEA_UNROLL
-    for (int i = 0; i < kTurns; ++i) {
-      if (has_square(i)) ldmatrix_x4_trans(row.words[i].w, smem + from_[i]);
-    }
-  }
-
-  // Writes it, turned.
-  TRACEA_DEVICE void write(const Turning& row, u32 turned) const {
-    TRACEA_UNROLL
-    for (int i = 0; i < kTurns; ++i) {
-      const auto& w = row.words[i].w;
-      if (has_square(i)) stmatrix_x4(turned + to_[i], w[0], w[1], w[2], w[3]);
+    for (int i = 1; i < kTurns; ++i) {
+      if (4 * (warp() + i * kWarps) < kSquares) {
+        // Lanes without a square repeat their first.
+        const bool is_own = kSquares % 4 == 0 || square_ + 4 * i * kWarps < kSquares;
+        const int units = is_own ? i * kUnitsOfTurn : 0;
+        Words next;
+        ldmatrix_x4_trans(next.w, row + from_ + units * kUnitColumns * kPitch);
+        stmatrix_x4(turned + to_ + units * kUnitBytes, next.w[0], next.w[1], next.w[2],
+                    next.w[3]);
+      }
     }
   }
 
  private:
   TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
   TRACEA_DEVICE static int lane() { return thread() % kWarpSize; }
-  TRACEA_DEVICE static bool has_square(int i) {
-    return kTurns == 1 || 4 * (warp() + i * kWarps) < kSquares;
-  }
   TRACEA_DEVICE static int warp() { return warp_uniform(thread() / kWarpSize); }
 
   const u8* source_[kCopies];  // of the next row; anything that exists if that is outside
   u32 target_[kCopies], inside_;
-  u32 from_[kTurns], to_[kTurns];
+  int square_;  // that the lane begins with
+  u32 from_, to_;
 };
 
 }  // namespace tracea

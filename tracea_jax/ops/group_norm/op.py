@@ -10,7 +10,6 @@ from tracea_jax.ops.common.bench import OpBench
 from tracea_jax.ops.group_norm import primitive, workload
 from tracea_jax.problem import GroupNormProblem
 from tracea_jax.variants import XLA
-from tracea_jax.variants.group_norm_passes import GROUP_NORM_PASSES
 from tracea_jax.variants.group_norm_sm90 import GROUP_NORM_SM90
 from tracea_jax.variants.layer_norm import LAYER_NORM
 
@@ -23,7 +22,7 @@ GROUP_NORM = Op(
     name="group_norm",
     summary="each image's groups of channels with mean 0 and variance 1",
     problem=GroupNormProblem,
-    variants=(LAYER_NORM, GROUP_NORM_PASSES, GROUP_NORM_SM90, XLA),
+    variants=(LAYER_NORM, GROUP_NORM_SM90, XLA),
     primitives=primitive.PLANNED,
     bench=functools.partial(OpBench, workload.GROUP_NORM),
     build=_build,
