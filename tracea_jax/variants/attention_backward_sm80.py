@@ -43,9 +43,10 @@ from tracea_jax.variants.space import (
     Rule,
     Space,
     check_choices,
+    check_rules,
     first_refusal,
     grid,
-    legal_columns,
+    legal_space,
 )
 from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
@@ -94,15 +95,11 @@ class AttentionBackwardSm80:
         device: Device,
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(_RULES, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(_RULES, problem, config, device)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             grid(**CHOICES), AttentionBackwardSm80Config, _RULES, problem, device
-        )
-        return Space(
-            config_type=AttentionBackwardSm80Config, columns=columns, pruned=pruned
         )
 
     def heuristic(

@@ -48,9 +48,10 @@ from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
     Space,
     check_choices,
+    check_rules,
     first_refusal,
     grid,
-    legal_columns,
+    legal_space,
 )
 from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 
@@ -111,15 +112,11 @@ class AttentionBackwardSm90:
         device: Device,
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(RULES, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(RULES, problem, config, device)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             grid(**CHOICES), AttentionBackwardSm90Config, RULES, problem, device
-        )
-        return Space(
-            config_type=AttentionBackwardSm90Config, columns=columns, pruned=pruned
         )
 
     def heuristic(

@@ -27,9 +27,9 @@ from tracea_jax.variants.space import (
     Rule,
     Space,
     check_choices,
-    first_refusal,
+    check_rules,
     grid,
-    legal_columns,
+    legal_space,
 )
 from tracea_jax.variants.steps import Buffer, Launch, Steps
 
@@ -82,15 +82,11 @@ class AttentionDecodeSm90:
         device: Device,
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(_RULES, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(_RULES, problem, config, device)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             grid(**CHOICES), AttentionDecodeSm90Config, _RULES, problem, device
-        )
-        return Space(
-            config_type=AttentionDecodeSm90Config, columns=columns, pruned=pruned
         )
 
     def heuristic(

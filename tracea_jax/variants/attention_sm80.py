@@ -35,9 +35,10 @@ from tracea_jax.variants.space import (
     Rule,
     Space,
     check_choices,
+    check_rules,
     first_refusal,
     grid,
-    legal_columns,
+    legal_space,
 )
 from tracea_jax.variants.steps import Launch, Steps
 
@@ -92,14 +93,12 @@ class AttentionSm80:
         self, problem: AttentionProblem, config: AttentionSm80Config, device: Device
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(_RULES, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(_RULES, problem, config, device)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             grid(**CHOICES), AttentionSm80Config, _RULES, problem, device
         )
-        return Space(config_type=AttentionSm80Config, columns=columns, pruned=pruned)
 
     def heuristic(
         self, problem: AttentionProblem, device: Device

@@ -36,7 +36,7 @@ from tracea_jax.variants.space import (
     Rule,
     Space,
     as_config,
-    first_refusal,
+    check_rules,
     grid,
     legal_columns,
 )
@@ -98,8 +98,7 @@ class Conv2dSm80:
         assert isinstance(device, CudaDevice)
         asked = products.product(problem)
         gemm_sm80.GEMM_SM80.check(asked, config, device)
-        if rule := first_refusal(_LEGAL, asked, config, device):
-            raise ValueError(rule.why(asked, config, device))
+        check_rules(_LEGAL, asked, config, device)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)

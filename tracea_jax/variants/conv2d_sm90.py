@@ -32,9 +32,9 @@ from tracea_jax.variants.space import (
     Space,
     check_choices,
     check_ranges,
-    first_refusal,
+    check_rules,
     grid,
-    legal_columns,
+    legal_space,
 )
 
 UNIT_BYTES = 16  # of which pixels and rows of weights are multiples
@@ -115,8 +115,7 @@ class Conv2dSm90:
     ) -> None:
         check_choices(config, _CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         columns = grid(
@@ -127,10 +126,9 @@ class Conv2dSm90:
             ping_pong=_CHOICES["ping_pong"],
             cluster=_CHOICES["cluster"],
         )
-        columns, pruned = legal_columns(
+        return legal_space(
             columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
         )
-        return Space(config_type=Conv2dSm90Config, columns=columns, pruned=pruned)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dSm90Config:
         return self.likely(problem, device, 1)[0]

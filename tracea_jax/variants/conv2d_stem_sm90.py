@@ -25,9 +25,10 @@ from tracea_jax.variants.space import (
     Rule,
     Space,
     check_choices,
+    check_rules,
     first_refusal,
     grid,
-    legal_columns,
+    legal_space,
 )
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps
 
@@ -70,14 +71,12 @@ class Conv2dStemSm90:
         self, problem: Conv2dProblem, config: Conv2dStemSm90Config, device: Device
     ) -> None:
         check_choices(config, _CHOICES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             grid(**_CHOICES), Conv2dStemSm90Config, LEGAL, problem, device
         )
-        return Space(config_type=Conv2dStemSm90Config, columns=columns, pruned=pruned)
 
     def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dStemSm90Config:
         legal = self.space(problem, device).configs()

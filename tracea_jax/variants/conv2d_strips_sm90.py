@@ -30,9 +30,9 @@ from tracea_jax.variants.space import (
     Space,
     check_choices,
     check_ranges,
-    first_refusal,
+    check_rules,
     grid,
-    legal_columns,
+    legal_space,
 )
 
 _MOST_ACCUMULATORS = 128
@@ -108,18 +108,16 @@ class Conv2dStripsSm90:
     ) -> None:
         check_choices(config, _CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        columns, pruned = legal_columns(
+        return legal_space(
             _grid(problem),
             Conv2dStripsSm90Config,
             (*LEGAL, *_WORTHWHILE),
             problem,
             device,
         )
-        return Space(config_type=Conv2dStripsSm90Config, columns=columns, pruned=pruned)
 
     def heuristic(
         self, problem: Conv2dProblem, device: Device

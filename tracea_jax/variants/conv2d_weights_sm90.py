@@ -32,6 +32,7 @@ from tracea_jax.variants.space import (
     Space,
     check_choices,
     check_ranges,
+    check_rules,
     first_refusal,
 )
 
@@ -69,8 +70,7 @@ class Conv2dWeightsSm90:
         assert isinstance(device, CudaDevice)
         check_choices(config, CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: Conv2dProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)

@@ -44,7 +44,7 @@ from tracea_jax.variants.space import (
     as_config,
     check_choices,
     check_ranges,
-    first_refusal,
+    check_rules,
     grid,
     legal_columns,
 )
@@ -98,8 +98,7 @@ class GemmSm80:
         assert isinstance(device, CudaDevice)
         check_choices(config, CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)

@@ -34,7 +34,7 @@ from tracea_jax.variants.cuda_gemm import (
     refused_results,
 )
 from tracea_jax.variants.gemm_sm90_model import CONSTANTS, Constants, modelled_us
-from tracea_jax.variants.space import Space, check_choices, check_ranges, first_refusal
+from tracea_jax.variants.space import Space, check_choices, check_ranges, check_rules
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Steps, sum_of_parts
 
 _TF32_PRECISIONS = ("default", "TF32_TF32_F32")
@@ -67,8 +67,7 @@ class GemmSm90:
         assert isinstance(device, CudaDevice)
         check_choices(config, space.CHOICES)
         check_ranges(config, _RANGES)
-        if rule := first_refusal(space.LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(space.LEGAL, problem, config, device)
 
     def space(self, problem: GemmProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)

@@ -27,7 +27,13 @@ from tracea_jax.problem import ITEMSIZE, GroupNormProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
-from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_rules,
+    first_refusal,
+)
 
 _CLUSTERS, _THREADS = (1, 2, 4, 8), (128, 256, 512)
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -58,8 +64,7 @@ class GroupNormSm90:
         self, problem: GroupNormProblem, config: GroupNormConfig, device: Device
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: GroupNormProblem, device: Device) -> Space:
         assert isinstance(device, CudaDevice)

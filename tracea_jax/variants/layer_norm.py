@@ -24,7 +24,13 @@ from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
 from tracea_jax.variants.norms import DTYPES, norm_call, refused_arrays
-from tracea_jax.variants.space import Rule, Space, check_choices, first_refusal
+from tracea_jax.variants.space import (
+    Rule,
+    Space,
+    check_choices,
+    check_rules,
+    first_refusal,
+)
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "lanes": (1, 2, 4, 8, 16, 32),
@@ -49,8 +55,7 @@ class LayerNorm:
         self, problem: GroupNormProblem, config: LayerNormConfig, device: Device
     ) -> None:
         check_choices(config, CHOICES)
-        if rule := first_refusal(LEGAL, problem, config, device):
-            raise ValueError(rule.why(problem, config, device))
+        check_rules(LEGAL, problem, config, device)
 
     def space(self, problem: GroupNormProblem, device: Device) -> Space:
         return Space.of(*_legal(problem, device))

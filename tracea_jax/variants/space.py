@@ -133,6 +133,18 @@ def legal_columns(
     return columns, pruned
 
 
+def legal_space(
+    columns: Columns,
+    config_type: type,
+    rules: Iterable[Rule],
+    problem: Any,
+    device: Any,
+) -> Space:
+    """The space of the configs that no rule refuses, without a model of their times."""
+    legal, pruned = legal_columns(columns, config_type, rules, problem, device)
+    return Space(config_type=config_type, columns=legal, pruned=pruned)
+
+
 def column(values: Sequence[Any]) -> np.ndarray:
     """Values as an array of their own type if that is a plain one, else of objects."""
     kinds: set[type[Any]] = {type(value) for value in values}
@@ -233,6 +245,12 @@ def check_ranges(config: Any, ranges: Mapping[str, tuple[int, int]]) -> None:
             raise ValueError(
                 f"{name}={value!r} must be an integer from {least} to {most}"
             )
+
+
+def check_rules(rules: Iterable[Rule], problem: Any, config: Any, device: Any) -> None:
+    """Raises ValueError with the sentence of the first rule that refuses the config."""
+    if rule := first_refusal(rules, problem, config, device):
+        raise ValueError(rule.why(problem, config, device))
 
 
 def _scalar(value: Any) -> Any:
