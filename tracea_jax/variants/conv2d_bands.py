@@ -94,7 +94,7 @@ class Conv2dBands:
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN and conv2d_depthwise.
 
-        On an H200 cuDNN took 1.4 to 4.4 times as long for 64 images of ConvNeXt's and
+        On an H200 cuDNN took 1.3 to 4.4 times as long for 64 images of ConvNeXt's and
         EfficientNet's large convolutions, and 1.2 to 2.3 times for 8 of them. Small
         images of 3 x 3 and 5 x 5 kernels are faster by conv2d_depthwise.
         """
