@@ -99,6 +99,10 @@ def _attention_ratio(row: Row) -> float | None:
 _ATTENTION = _Compared(
     kind=lambda row: f"attention, {row['group']}", ratio=_attention_ratio, peer="cuDNN"
 )
+_CONV2D = _Compared(
+    kind=lambda row: f"conv2d, {row['group']}",
+    ratio=lambda row: row.get("ratio_default"),
+)
 _HEADLINES = {  # by result file
     "cpu": _Compared(kind=_cpu_kind, ratio=lambda row: row.get("ratio")),
     "matmul": _Compared(
@@ -106,10 +110,8 @@ _HEADLINES = {  # by result file
         ratio=lambda row: row.get("ratio_default"),
     ),
     **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
-    "conv2d": _Compared(
-        kind=lambda row: f"conv2d, {row['group']}",
-        ratio=lambda row: row.get("ratio_default"),
-    ),
+    "conv2d": _CONV2D,
+    "conv2d_earlier": _CONV2D,  # groups that the newest run did not measure
 }
 
 
@@ -146,7 +148,7 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def conv2d(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_conv2d``."""
-    return for_each(results, "*/conv2d.json", _conv2d_table, UNMEASURED)
+    return for_each(results, "*/conv2d*.json", _conv2d_table, UNMEASURED)
 
 
 def _conv2d_table(result: dict[str, Any]) -> str:
@@ -177,7 +179,7 @@ def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def conv2d_bars(results: pathlib.Path) -> str:
     """For each device: the bars of groups of convolutions, and which are met."""
-    return for_each(results, "*/conv2d.json", _conv2d_bars_table, UNMEASURED)
+    return for_each(results, "*/conv2d*.json", _conv2d_bars_table, UNMEASURED)
 
 
 def _conv2d_bars_table(result: dict[str, Any]) -> str:
