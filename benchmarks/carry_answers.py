@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from tracea_jax import _native, knowledge, variants
@@ -36,6 +36,7 @@ from tracea_jax.emit.kernel import Kernel
 from tracea_jax.policy import Choice
 from tracea_jax.problem import problem_from_json
 from tracea_jax.runtime import nvrtc, trust
+from tracea_jax.tuning.store import volumes
 from tracea_jax.tuning.store.code import code_of
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.names import Name
@@ -221,10 +222,26 @@ def carry(args: argparse.Namespace) -> None:
         for name, entry in entries.items()
         if (after := carried(entry, codes)) != entry
     }
-    print(f"{len(changed)} of {len(entries)} files change")
-    store = Store(args.data, read_only=True)
-    for name, entry in changed.items() if not args.dry else ():
-        trust.write_atomically(store.path(name), entry.to_bytes(), mode=0o644)
+    print(f"{len(changed)} of {len(entries)} entries change")
+    if not args.dry:
+        write(args.data, {**entries, **changed}, changed)
+
+
+def write(
+    data: pathlib.Path, entries: dict[Name, Entry], changed: Collection[Name]
+) -> None:
+    """Writes entries that changed where they are read: files, or the op's volume."""
+    store = Store(data, read_only=True)
+    for op in sorted({(name.environment, name.op) for name in changed}):
+        of_op = {n: e for n, e in entries.items() if (n.environment, n.op) == op}
+        volume = data / op[0] / f"{op[1]}{volumes.SUFFIX}"
+        if volume.exists():
+            files = {n.problem: e.to_bytes() for n, e in of_op.items()}
+            trust.write_atomically(volume, volumes.bound(files), mode=0o644)
+            continue
+        for name in of_op.keys() & set(changed):
+            place = store.path(name)
+            trust.write_atomically(place, of_op[name].to_bytes(), mode=0o644)
 
 
 def main() -> None:
