@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from bench_rows import FAILED, WHERE, row
 
+from tracea_jax.device import local_cpu
 from tracea_jax.ops.conv2d import workload
 from tracea_jax.problem import GemmProblem
 
@@ -62,6 +64,20 @@ def test_tables_of_convolutions(module, tmp_path):
     assert "| stem | XLA / default, lowest | >= 0.98 | 0.970 | no |" in text
     text = tables.headline(tmp_path)
     assert "| conv2d, stem | XLA | 1 | 0.97 | 0.97 |" in text
+
+
+def test_errors_of_convolutions_are_told_by_their_bound_and_by_those_of_xla(module):
+    suite, bench = module("conv2d_suite"), module("bench_conv2d")
+    float32 = dict.fromkeys(("lhs", "rhs", "out"), "float32")
+    problem = dataclasses.replace(suite.conv(1, 5, 4), **float32)
+    inputs = workload.operands(problem, seed=1)
+    by_xla = next(bench.choices(problem))
+    (right,) = workload.execute(*inputs, problem=problem, choice=by_xla)
+    off = {amount: [right + amount] for amount in (1e-4, 2e-4)}
+    found = bench.errors(problem, inputs, {"xla": off[1e-4], "default": off[2e-4]})
+    assert found["error_by_xla"] == pytest.approx(2.0, rel=0.02)
+    judge = workload.judge(problem, local_cpu(), inputs, 0)
+    assert found["error_of_bound"] == judge(off[2e-4]) > judge([right])
 
 
 def test_every_group_of_convolutions_has_bars(module):
