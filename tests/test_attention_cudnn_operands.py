@@ -12,7 +12,7 @@ from attentions import CASES, EXTRAS, definition, lengths, qkv, random_mask
 from numerics import normal
 from transforms import assert_close
 
-from tracea_jax import _compat
+from tracea_jax import _compat_cudnn
 from tracea_jax.ops.attention import cudnn as attention_cudnn
 from tracea_jax.ops.attention.reference import OPTIONAL, Spec, backward_reference
 from tracea_jax.ops.attention.reference import reference as forward_reference
@@ -70,8 +70,8 @@ def emulated(monkeypatch):
             )
         return [dq, dk, dv, *(more if dbias else ())]
 
-    monkeypatch.setattr(_compat, "cudnn_attention_forward", forward)
-    monkeypatch.setattr(_compat, "cudnn_attention_backward", backward)
+    monkeypatch.setattr(_compat_cudnn, "attention_forward", forward)
+    monkeypatch.setattr(_compat_cudnn, "attention_backward", backward)
 
 
 ARGUMENTS = dict(
