@@ -306,7 +306,6 @@ def test_what_a_call_was_left_for_is_said_after_it():
     assert layer.fallback is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_leaves_to_torch_what_jax_has_no_threads_for():
     """JAX would wait there for threads that the child does not have, for ever."""
     program = """
@@ -335,6 +334,7 @@ def test_a_forked_child_leaves_to_torch_what_jax_has_no_threads_for():
     assert "True None" in run_python(program, "not yet")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_script_is_made_of_what_was_unpatched():
     model = nn.Sequential(seeded(lambda: nn.Conv2d(3, 4, 3)), nn.ReLU())
     x = torch.randn(1, 3, 5, 5)
