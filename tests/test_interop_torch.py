@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -52,11 +54,35 @@ def test_arrays_share_memory_with_tensors():
     assert back.data_ptr() == x.data_ptr() and torch.equal(back, x)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    [*"float32 bfloat16 float16 float8_e4m3fn int32 uint16 bool complex64".split()],
+)
 def test_dtypes_are_kept(dtype):
     x = torch.ones(5).to(getattr(torch, dtype))
-    assert interop.to_jax(x).dtype == jnp.dtype(dtype)
-    assert interop.to_torch(interop.to_jax(x)).dtype == x.dtype
+    array = interop.to_jax(x)
+    assert array.dtype == jnp.dtype(dtype) and (array == 1).all()
+    assert interop.to_torch(array).dtype == x.dtype
+
+
+def test_tensors_are_freed_by_threads_of_python():
+    """A thread of XLA that waits for Python's lock aborts a program that ends."""
+    freed_by = set()
+
+    class Watched(torch.Tensor):
+        def __del__(self) -> None:
+            freed_by.add(threading.get_ident())
+
+    square = jax.jit(lambda x: x @ x)
+    for _ in range(300):
+        x = torch.ones(64, 64).as_subclass(Watched)
+        array = interop.to_jax(x)
+        del x
+        y = square(array)
+        del array
+        jax.block_until_ready(y)
+    gc.collect()
+    assert freed_by == {threading.get_ident()}
 
 
 def test_no_dtype_is_narrowed_in_silence():

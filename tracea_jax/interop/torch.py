@@ -3,9 +3,9 @@
     model = tracea.interop.torch.patch_conv2d(model)
 
 A patched layer is the same object with the same parameters, so that optimizers, hooks
-and state dicts know nothing of it. Tensors become arrays, and results tensors, by
-DLPack, without copies, in the memory format ``torch.channels_last``. Tensors in torch's
-default format are transposed before and after, so models should be
+and state dicts know nothing of it. Tensors become arrays, and results tensors, without
+copies, in the memory format ``torch.channels_last``. Tensors in torch's default format
+are transposed before and after, so models should be
 ``model.to(memory_format=torch.channels_last)``. Each call waits for its result: torch
 may write into tensors, which arrays of JAX never expect.
 """
@@ -17,6 +17,7 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tracea_jax import _compat, variants
 from tracea_jax.interop import convolution
@@ -54,22 +55,39 @@ _DEVICES = ("cpu", "cuda")
 def to_jax(tensor: Any) -> jax.Array:
     """The tensor's memory as an array of JAX, without its gradient.
 
-    Nothing is copied if the tensor begins at a multiple of 64 bytes and is no negative
-    or conjugate view. An array must not change: do not write into the tensor while the
-    array is used.
+    Nothing is copied if the tensor is contiguous, begins at a multiple of 64 bytes and
+    is no negative or conjugate view. An array must not change: do not write into the
+    tensor while the array is used.
 
     Raises:
       TypeError: on a dtype that JAX would narrow, such as float64 without
         ``jax_enable_x64``.
     """
     # A negative view is another tensor's memory with a mark, which DLPack leaves out.
-    array = jax.dlpack.from_dlpack(tensor.detach().resolve_conj().resolve_neg())
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    array = (
+        _of_host(plain) if plain.device.type == "cpu" else jax.dlpack.from_dlpack(plain)
+    )
     if array.dtype.itemsize != tensor.element_size():
         raise TypeError(
             f"a tensor of {tensor.dtype} would become an array of {array.dtype}: set "
             "jax_enable_x64, or convert the tensor"
         )
     return array
+
+
+def _of_host(tensor: Any) -> jax.Array:
+    """A tensor of the CPU by way of NumPy.
+
+    A thread of XLA may be the last to hold an argument. It would itself free what came
+    by DLPack, for which torch takes the lock of Python's interpreter: a program that
+    ends just then aborts. Threads of Python free what came from NumPy.
+    """
+    dtype = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
+    if dtype.kind == "V":  # NumPy has no dtype of its own, and torch makes none
+        tensor = tensor.view(torch.uint8 if dtype.itemsize == 1 else torch.int16)
+    cpu = jax.local_devices(backend="cpu")[0]
+    return jax.device_put(tensor.numpy().view(dtype), cpu, may_alias=True)
 
 
 def to_torch(array: jax.Array) -> Any:
