@@ -43,7 +43,6 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 _RANGES = {"images": (1, 64), "blocks": (1, 8)}
 _MOST_REGISTERS = 240
-_SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
 _IMAGES = (16, 8, 4, 2, 1)
 _MEASURED_GROUP, _MOST_PIXELS, _FEWEST_BYTES = 32, 64, 2**23
 
@@ -127,7 +126,9 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     if p.direction == "input_grad" and p.strides != (1, 1):
         yield f"the gradient of strides {p.strides}; it takes none"
         return
-    smallest = _config(p, channels=group(p), images=1, parts=1, tiles=1, threads=64)
+    smallest = GroupedImagesConfig(
+        channels=group(p), images=1, parts=1, tiles=1, threads=64, blocks=1
+    )
     if emit.registers(p, smallest) > _MOST_REGISTERS:
         yield (
             f"weights of {p.kernel_height}x{p.kernel_width} taps; a warp has no "
@@ -173,22 +174,18 @@ LEGAL = (
 )
 
 
-def _config(
-    p: Conv2dProblem, channels: int, images: int, parts: int, tiles: int, threads: int
-) -> GroupedImagesConfig:
-    """The config with the most blocks of a multiprocessor."""
-    config = GroupedImagesConfig(
-        channels=channels,
-        images=images,
-        parts=parts,
-        tiles=tiles,
-        threads=threads,
-        blocks=1,
-    )
-    of_smem = _SM_BYTES // (emit.smem_bytes(p, config) + _BLOCK_BYTES)
+def _most_blocks(
+    p: Conv2dProblem, config: GroupedImagesConfig, device: CudaDevice
+) -> int:
+    """Blocks for which a multiprocessor has shared memory and registers."""
+    of_smem = device.blocks_in_smem(emit.smem_bytes(p, config))
     needed = emit.registers(p, config)
-    fitting = (n for n in range(8, 1, -1) if available_registers(threads, n) >= needed)
-    return dataclasses.replace(config, blocks=max(1, min(of_smem, next(fitting, 1))))
+    fitting = (
+        blocks
+        for blocks in range(_RANGES["blocks"][1], 1, -1)
+        if available_registers(config.threads, blocks) >= needed
+    )
+    return max(1, min(of_smem, next(fitting, 1)))
 
 
 def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedImagesConfig]:
@@ -197,14 +194,16 @@ def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedImagesC
     for count, channels, threads, parts, tiles in itertools.product(
         _IMAGES, (32, 64, 128, 16), (256, 128, 64, 512), (1, 2, 4), (1, 2, 4)
     ):
-        config = _config(
-            problem,
+        config = GroupedImagesConfig(
             channels=channels,
             images=count,
             parts=parts,
             tiles=tiles,
             threads=threads,
+            blocks=1,
         )
+        most = _most_blocks(problem, config, device)
+        config = dataclasses.replace(config, blocks=most)
         if first_refusal(LEGAL, problem, config, device):
             continue
         if emit.blocks(problem, config) >= 0.9 * device.sm_count:
