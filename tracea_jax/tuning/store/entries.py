@@ -360,23 +360,17 @@ class Store:
         if not os.path.isdir(path.parent):
             return False
         with self._locked(name.environment):
-            if expected is not None and self._written(path) != expected.written:
-                return False
+            if expected is not None:
+                try:  # not by ``read``, which takes this lock to set damage aside
+                    if self.intact(name).written != expected.written:
+                        return False
+                except (OSError, Damaged, NewerSchema):
+                    return False
             doomed = [j for j in self._journals(name) if files.is_orphan(j)]
             doomed += [path] if os.path.lexists(path) else []
             for file in doomed:
                 file.unlink(missing_ok=True)
         return bool(doomed)
-
-    def _written(self, path: pathlib.Path) -> str | None:
-        """When an entry was written; None if it is gone, or cannot be read any more.
-
-        Nothing is set aside, for which the lock is taken: the caller has it.
-        """
-        try:
-            return Entry.from_bytes(self._content(path), complete=False).written
-        except (OSError, Damaged, NewerSchema):
-            return None
 
     @contextlib.contextmanager
     def _writing(self, name: Name, environment: Environment) -> Iterator[pathlib.Path]:
