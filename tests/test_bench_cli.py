@@ -62,6 +62,12 @@ def test_a_function_is_timed_from_the_command_line(capsys, model, quick):
     assert "no sites" in run(capsys, "model:step", "--ops", "conv2d")[1]
 
 
+@pytest.mark.parametrize("budget", ["0", "-1", "nan"])
+def test_a_budget_that_is_no_time_is_refused(capsys, model, budget):
+    status, out, err = run(capsys, "model:step", "--budget-s", budget)
+    assert (status, out) == (1, "") and "must be positive seconds" in err
+
+
 def test_the_data_and_the_picture_are_written(capsys, model, quick):
     files = ("--json", "found.json", "--plot", "found.png")
     status, out, err = run(capsys, "model:step", *files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import pathlib
 import random
 import re
@@ -232,6 +233,24 @@ def test_only_bundles_are_replaced(tmp_path):
     tracea.bundle(lambda x: x.T.T + x, x, path=tmp_path / "new")
     assert (tmp_path / "new" / "manifest.json").read_text() != before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "new"]
+
+
+def test_a_bundle_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    x = np.ones((4, 4), np.float32)
+    tracea.bundle(lambda x: x, x, path=tmp_path / "new")
+    before = (tmp_path / "new" / "manifest.json").read_text()
+    replace = os.replace
+
+    def failing(source, target):
+        if target == tmp_path / "new" and source.name != "new":
+            raise OSError("no")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(OSError, match="no"):
+        tracea.bundle(lambda x: x.T.T + x, x, path=tmp_path / "new")
+    assert (tmp_path / "new" / "manifest.json").read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
 
 
 def test_sums_are_those_of_sha256sum(mlp_bundle):

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import pathlib
 import shutil
+import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from cache_commands import local, record, run, shaped, store_in
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, failed, file_of, measured
 
-from tracea_jax import knowledge, schema
+from tracea_jax import cli, knowledge, schema
 from tracea_jax.device import local_cpu
 from tracea_jax.runtime import trust
 from tracea_jax.tuning import measure
@@ -46,6 +48,15 @@ def test_list_has_one_sorted_line_for_each(capsys, cache_dir):
         "not timed",
         f"{DEVICE.name}: matmul 96x80x64 float32 nn: xla, 3.0 us",
     ]
+
+
+def test_a_reader_that_has_enough_hears_nothing_more(capsys, cache_dir, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert cli.main(["cache", "list", "--json"]) == 128 + signal.SIGPIPE
+    assert "Broken pipe" not in capsys.readouterr().err
 
 
 def test_show_tells_everything(capsys, cache_dir):

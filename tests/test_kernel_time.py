@@ -60,3 +60,15 @@ def test_a_profiler_in_use_is_told_from_a_call_that_fails():
 
     with pytest.raises(ValueError, match="illegal address"):
         kernel_time.profiled([profile_inside])
+
+
+def test_a_profile_that_cannot_be_kept_is_no_fault_of_a_call(monkeypatch):
+    stop = kernel_time.profiler.stop_trace
+
+    def failing():
+        stop()
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(kernel_time.profiler, "stop_trace", failing)
+    with pytest.raises(kernel_time.ProfileError, match="No space left"):
+        kernel_time.profiled([])

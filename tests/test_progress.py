@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import itertools
+import math
 import os
 import pty
 import re
@@ -22,6 +24,7 @@ import pytest
 import tracea_jax as tracea
 from tracea_jax.campaign import progress
 from tracea_jax.campaign.progress import WHOLE, showing
+from tracea_jax.campaign.watch import Watch
 
 PROBLEM = tracea.GemmProblem(m=16, n=24, k=8)
 QUICKLY: Any = {"effort": "none", "budget_s": 0.2}
@@ -192,3 +195,11 @@ def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
 
 def test_the_time_left_is_written_as_a_clock():
     assert [progress._clock(s) for s in (0.4, 65, 3605)] == ["0:00", "1:05", "1:00:05"]
+
+
+@pytest.mark.parametrize("budget_s", [None, math.inf])
+def test_without_an_end_the_time_left_is_estimated(budget_s):
+    watch = Watch(budget_s=budget_s, is_raced=True, clock=itertools.count().__next__)
+    assert watch.left_s is None  # nothing is done yet
+    watch.whole()(phase="done")
+    assert watch.left_s == 0

@@ -391,6 +391,20 @@ def test_programs_longer_than_the_stack(f):
     assert_alike(f, x, w)
 
 
+def test_masks_of_more_steps_than_the_stack_has_are_left():
+    def attention(x, ids):
+        seen = ids[:, None] >= ids
+        for _ in range(400):
+            seen = seen & (ids > 0)
+        scores = jnp.where(seen, x @ x.T, -jnp.inf)
+        return jax.nn.softmax(scores) @ x
+
+    x, ids = normal(3, 4), jnp.arange(1, 4)
+    (miss,) = tracea.explain(attention, ops="attention")(x, ids).misses
+    assert "more equations in a row" in miss.reason
+    assert tracea.explain(attention)(x, ids).ops == {"matmul": 2}
+
+
 def test_rows_of_steps_are_read_in_linear_time(monkeypatch):
     read = []
     step_at = channel_affine._step_at

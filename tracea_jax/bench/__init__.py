@@ -80,10 +80,15 @@ def bench(
       TypeError: if fn is no function.
     """
     check_function(fn, "bench takes a function", "bench(f, *args)")
-    if not budget_s > 0:
-        raise ValueError(f"{budget_s=} must be positive seconds")
+    check_budget(budget_s)
     subject = Subject.of(fn, args, ops, after_grad)
     return measured(subject, budget_s=budget_s, tell=progress)
+
+
+def check_budget(budget_s: float) -> None:
+    """Raises ValueError if it is no time to measure in."""
+    if not budget_s > 0:
+        raise ValueError(f"{budget_s=} must be positive seconds")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

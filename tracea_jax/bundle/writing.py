@@ -53,22 +53,39 @@ def named(root: str, paths: Sequence[Any], views: Sequence[View]) -> Named:
 
 
 def write(place: pathlib.Path, program: Program, inputs: Named, outputs: Named) -> None:
-    """Writes all files beside the place, then puts them there at once."""
+    """Writes all files beside the place, then puts them there.
+
+    Where that fails, what was there before is there again.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = pathlib.Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    made = _beside(place)
     try:
         made.chmod(0o755)
         _write_files(made, program, inputs, outputs)
-        if place.exists():
-            old = pathlib.Path(tempfile.mkdtemp(dir=place.parent))
-            os.replace(place, old / "old")
-            os.replace(made, place)
-            shutil.rmtree(old)
-        else:
-            os.replace(made, place)
+        _put(made, place)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
+
+
+def _beside(place: pathlib.Path) -> pathlib.Path:
+    """A new directory, hidden, on the same file system."""
+    return pathlib.Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+
+
+def _put(made: pathlib.Path, place: pathlib.Path) -> None:
+    if not place.exists():
+        os.replace(made, place)
+        return
+    old = _beside(place)  # no system call that Python has exchanges directories
+    os.replace(place, old / place.name)
+    try:
+        os.replace(made, place)
+    except BaseException:
+        os.replace(old / place.name, place)
+        old.rmdir()
+        raise
+    shutil.rmtree(old)
 
 
 def _write_files(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -77,7 +78,8 @@ class Watch:
     ) -> None:
         self._progress = progress
         self._log = log
-        self._budget_s = budget_s
+        has_end = budget_s is not None and not math.isinf(budget_s)
+        self._budget_s = budget_s if has_end else None
         self._clock = clock
         self._start_s = clock()
         self._nodes: dict[Problem, _Node] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(argv).parse_args(argv)
     try:
-        return args.command(args)
+        status = args.command(args)
+        print(end="", flush=True)  # what fails here must not fail as Python ends
+        return status
+    except BrokenPipeError:  # whoever reads it has enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (ValueError, LookupError, OSError) as e:
         print(f"tracea: {schema.visible(str(e))}", file=sys.stderr)
         return 1

@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from tracea_jax.bench import Subject, measured, plot
+    from tracea_jax.bench import Subject, check_budget, measured, plot
     from tracea_jax.cli.functions import load, tracing
     from tracea_jax.transform import check_ops
 
@@ -43,6 +43,7 @@ def _run(args: argparse.Namespace) -> int:
         check_drawing(args.plot)  # before minutes of measuring
     if args.json:
         check_writable(args.json)
+    check_budget(args.budget_s)
     check_ops(args.ops, args.after_grad)
     fn, arguments = load(args.function, args.args)
     with tracing(args.function):

@@ -7,9 +7,10 @@ whole executions are taken in ``tuning.measure``. Callers: ``bench`` and benchma
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tracea_jax.ops.common.typed import block_until_ready, profiler
@@ -71,22 +72,36 @@ def profiled(calls: Sequence[Call]) -> Any:
     """The ``jax.profiler.ProfileData`` of calls, made one at a time and waited for.
 
     Raises:
-      ProfileError: if the profiler is in use or not available.
+      ProfileError: if the profiler is in use or not available, or its profile cannot be
+        kept, as on a full disk.
+      Exception: any exception of a call, which is no fault of the profiler.
     """
     options = profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python would only slow the host down
-    with tempfile.TemporaryDirectory() as directory:
-        try:
+    with contextlib.ExitStack() as stack:
+        with _profiling():
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
             profiler.start_trace(directory, profiler_options=options)
-        except Exception as e:
-            raise ProfileError(f"{type(e).__name__}: {e}") from e
         try:
             for call in calls:
                 block_until_ready(call())
-        finally:
+        except BaseException:
+            with contextlib.suppress(Exception):
+                profiler.stop_trace()
+            raise
+        with _profiling():
             profiler.stop_trace()
-        (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
-        return profiler.ProfileData.from_file(str(path))
+            (path,) = pathlib.Path(directory).rglob("*.xplane.pb")
+            return profiler.ProfileData.from_file(str(path))
+
+
+@contextlib.contextmanager
+def _profiling() -> Generator[None, None, None]:
+    """Makes any exception a ``ProfileError``."""
+    try:
+        yield
+    except Exception as e:
+        raise ProfileError(f"{type(e).__name__}: {e}") from e
 
 
 def _turned(names: list[Any], i: int) -> list[Any]:
