@@ -96,12 +96,11 @@ def resident_blocks(
 def kernel(
     problem: GroupNormProblem, config: GroupNormConfig, device: CudaDevice
 ) -> Kernel:
-    """One launch, see ``norms.kernel``."""
+    """One launch, see ``norms.NormKernel``."""
     p, c = problem, config
     keeps = "_keeps" * c.keeps
-    return norms.kernel(
-        p,
-        device,
+    norm = norms.NormKernel(
+        problem=p,
         template="group_norm",
         suffix="_sm90",
         name=f"g{p.of_group}_s{c.slab}_c{c.cluster}_t{c.threads}{keeps}",
@@ -110,7 +109,7 @@ def kernel(
             f"kCluster = {c.cluster}, kArrays = {arrays(p)}, "
             f"kSharedBytes = {shared_bytes(p, c)}, kKeeps = {cxx(c.keeps)}"
         ),
-        sizes=(("pixels", p.pixels), ("channels", p.channels)),
+        sizes={"pixels": p.pixels, "channels": p.channels},
         launch=norms.Shape(
             blocks=blocks(p, c),
             threads=c.threads,
@@ -119,3 +118,4 @@ def kernel(
             smem_bytes=smem_bytes(p, c),
         ),
     )
+    return norm.kernel(device)

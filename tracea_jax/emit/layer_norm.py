@@ -70,19 +70,19 @@ def blocks(
 def kernel(
     problem: GroupNormProblem, config: LayerNormConfig, device: CudaDevice
 ) -> Kernel:
-    """One launch, see ``norms.kernel``."""
+    """One launch, see ``norms.NormKernel``."""
     p, c = problem, config
-    return norms.kernel(
-        p,
-        device,
+    norm = norms.NormKernel(
+        problem=p,
         template="layer_norm",
         suffix="",
         name=f"l{c.lanes}_p{packs(p, c)}_t{c.threads}",
         traits=f"kLanes = {c.lanes}, kPacks = {packs(p, c)}, kThreads = {c.threads}",
-        sizes=(("rows", p.images), ("channels", p.channels)),
+        sizes={"rows": p.images, "channels": p.channels},
         launch=norms.Shape(
             blocks=blocks(p, c, device),
             threads=c.threads,
             resident=resident_blocks(p, c),
         ),
     )
+    return norm.kernel(device)

@@ -12,7 +12,7 @@ import dataclasses
 from tracea_jax.device import CudaDevice
 from tracea_jax.emit import sources
 from tracea_jax.emit.epilogue import ACTIVATION, CXX_TYPE, SHORT
-from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
+from tracea_jax.emit.kernel import Kernel, Param, Pointer, Scalar
 from tracea_jax.problem import ITEMSIZE, GroupNormProblem
 
 PACK_BYTES = 16
@@ -49,21 +49,12 @@ def pack(problem: GroupNormProblem) -> int:
     return PACK_BYTES // ITEMSIZE[problem.dtype]
 
 
-def kernel(
-    problem: GroupNormProblem,
-    device: CudaDevice,
-    *,
-    template: str,
-    suffix: str,
-    name: str,
-    traits: str,
-    sizes: tuple[tuple[str, int], ...],
-    launch: Shape,
-) -> Kernel:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NormKernel:
     """One launch.
 
-    Args:
-      problem, device: what, and where.
+    Attributes:
+      problem: what it computes.
       template: function of the forward header; that of gradients has "_backward" added.
       suffix: of the names of both headers, after those words.
       name: what tells this instance from others, beside the problem.
@@ -71,58 +62,96 @@ def kernel(
       sizes: parameters of the kernel, and their values.
       launch: its shape.
     """
-    p = problem
-    function = template + "_backward" * (p.direction == "gradients")
-    header = f"{function}{suffix}.cuh"
-    words = (
-        f"{function}{suffix}_{SHORT[p.dtype]}_{SHORT[p.parameters]}",
-        "" if p.activation == "none" else p.activation,
-        name,
-    )
-    entry = "_".join(filter(None, words))
-    read, written = _OPERANDS[p.direction]
-    scalars = [Scalar(value=value) for _, value in sizes]
-    arguments = [f"const {_type(v)}* {v}" for v in read]
-    arguments += [f"{_type(v)}* {v}" for v in written]
-    arguments += [f"int {v}" for v, _ in sizes]
-    if p.direction == "forward":
-        scalars.append(Scalar(value=p.epsilon, dtype="float32"))
-        arguments.append("float epsilon")
-    names = ", ".join(argument.split()[-1] for argument in arguments)
-    smem = "extern __shared__ __align__(16) tracea::u8 smem[];\n"
-    source = f"""\
-// {function}{suffix} | groups of {p.of_group}, {p.dtype} | {name}
-#include "{header}"
+
+    problem: GroupNormProblem
+    template: str
+    suffix: str
+    name: str
+    traits: str
+    sizes: dict[str, int]
+    launch: Shape
+
+    @property
+    def function(self) -> str:
+        """Of the device."""
+        return self.template + "_backward" * (self.problem.direction == "gradients")
+
+    @property
+    def header(self) -> str:
+        return f"{self.function}{self.suffix}.cuh"
+
+    @property
+    def entry(self) -> str:
+        p = self.problem
+        words = (
+            f"{self.function}{self.suffix}_{SHORT[p.dtype]}_{SHORT[p.parameters]}",
+            "" if p.activation == "none" else p.activation,
+            self.name,
+        )
+        return "_".join(filter(None, words))
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Of the entry, name to type; in the order of ``params``."""
+        read, written = _OPERANDS[self.problem.direction]
+        return {
+            **{name: f"const {_type(name)}*" for name in read},
+            **{name: f"{_type(name)}*" for name in written},
+            **dict.fromkeys(self.sizes, "int"),
+            **({"epsilon": "float"} if self.problem.direction == "forward" else {}),
+        }
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """Of the launch."""
+        p = self.problem
+        read, written = _OPERANDS[p.direction]
+        epsilon = Scalar(value=p.epsilon, dtype="float32")
+        return (
+            *(Pointer(operand=i) for i in range(len(read) + len(written))),
+            *(Scalar(value=value) for value in self.sizes.values()),
+            *((epsilon,) if p.direction == "forward" else ()),
+        )
+
+    @property
+    def source(self) -> str:
+        """The translation unit: Traits and one entry."""
+        p, launch, function = self.problem, self.launch, self.function
+        declared = ", ".join(f"{kind} {name}" for name, kind in self.parameters.items())
+        smem = "extern __shared__ __align__(16) tracea::u8 smem[];\n"
+        return f"""\
+// {function}{self.suffix} | groups of {p.of_group}, {p.dtype} | {self.name}
+#include "{self.header}"
 
 namespace {{
 struct Traits {{
   using Element = {CXX_TYPE[p.dtype]};
   using Parameter = {CXX_TYPE[p.parameters]};
-  static constexpr int {traits};
+  static constexpr int {self.traits};
   static constexpr auto kActivation = tracea::Activation::{ACTIVATION[p.activation]};
 }};
 }}  // namespace
 
 {smem if launch.smem_bytes else ""}\
 extern "C" __global__ void __launch_bounds__({launch.threads}, {launch.resident})
-{entry}({", ".join(arguments)}) {{
-  tracea::{function}<Traits>({{{names}}}{", smem" if launch.smem_bytes else ""});
+{self.entry}({declared}) {{
+  tracea::{function}<Traits>({{{", ".join(self.parameters)}}}\
+{", smem" if launch.smem_bytes else ""});
 }}
 """
-    return Kernel(
-        entry=entry,
-        source=source,
-        headers=sources.headers(header),
-        arch=device.arch,
-        grid=(launch.blocks, 1, 1),
-        block=(launch.threads, 1, 1),
-        cluster=(launch.cluster, 1, 1),
-        smem_bytes=launch.smem_bytes,
-        params=(
-            *(Pointer(operand=i) for i in range(len(read) + len(written))),
-            *scalars,
-        ),
-    )
+
+    def kernel(self, device: CudaDevice) -> Kernel:
+        return Kernel(
+            entry=self.entry,
+            source=self.source,
+            headers=sources.headers(self.header),
+            arch=device.arch,
+            grid=(self.launch.blocks, 1, 1),
+            block=(self.launch.threads, 1, 1),
+            cluster=(self.launch.cluster, 1, 1),
+            smem_bytes=self.launch.smem_bytes,
+            params=self.params,
+        )
 
 
 def _type(name: str) -> str:
