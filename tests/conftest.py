@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # calls is not tested here. JAX's own tests do the same.
         if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
             jax.config.update("jax_disable_most_optimizations", True)
+            os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # for those processes
             if jax.__version_info__ < (0, 11):  # newer ones have no choice of emitters
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
@@ -178,11 +179,14 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tunings measure for milliseconds, in place of seconds: no test is about times."""
     from tracea_jax.campaign import program
     from tracea_jax.tuning import measure, tuner
+    from tracea_jax.tuning.lab import local
 
     bench = importlib.import_module("tracea_jax.bench")  # not the function
     fields = {"slice_s": 1e-3, "settle_s": 0.02, "race_s": 0.05, "patience_s": 0.2}
     fields["cold_s"] = 0.02
-    monkeypatch.setattr(tuner, "Timing", functools.partial(measure.Timing, **fields))
+    for module in (tuner, local):
+        short = functools.partial(measure.Timing, **fields)
+        monkeypatch.setattr(module, "Timing", short)
     for module, name in (
         (program, "TIMING"),
         (bench, "TIMING"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -42,8 +41,6 @@ def run(*command: str, directory: pathlib.Path = EXAMPLES) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", *command],
         cwd=directory,
-        # Times do not count here; compiling takes most of it.
-        env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -123,7 +120,6 @@ def test_a_function_can_be_explained_from_the_shell(target):
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda p: p.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:  # an answer from a shorter search will do
         cell.source = cell.source.replace("budget_s=20", "budget_s=2")

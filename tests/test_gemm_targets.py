@@ -140,6 +140,29 @@ def test_an_unknown_target_is_named_with_those_there_are():
 # ---- what clang makes of it ----------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("no program", "clang.. cannot be run .*Exec format error"),
+        ("#!/bin/sh\nexec sleep 90", "clang.. cannot be run .*timed out"),
+        ("#!/bin/sh\nprintf '\\377'", "clang.. is of an unknown version"),
+    ],
+)
+def test_what_is_no_clang_is_named(text, why, tmp_path, monkeypatch):
+    program = tmp_path / "clang++"
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(clang, "_NAMES", ("clang++",))
+    monkeypatch.setattr(clang, "_ROCM", "")
+    monkeypatch.setattr(clang, "_ANSWER_S", 0.1 if "sleep" in text else 60)
+    clang._require.cache_clear()
+    try:
+        assert re.search(why, clang.why_unavailable() or "")
+    finally:
+        clang._require.cache_clear()
+
+
 def compiled(
     target: Target, asked: GemmProblem, config: GemmSm80Config
 ) -> clang.CodeObject:

@@ -26,6 +26,7 @@ from tracea_jax.ops.matmul.primitive import matmul_p, unfused
 from tracea_jax.options import device_for
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue, GemmProblem
+from tracea_jax.rewrite import replace
 
 
 @pytest.fixture(params=[False, True], ids=["unfused", "fused"])
@@ -200,6 +201,23 @@ def test_finds_layers_in_a_row():
     for name, (f, args, layers) in FOUND.items():
         assert chained(f, *args) == layers, name
     assert_all_alike({name: (f, args) for name, (f, args, _) in FOUND.items()})
+
+
+def test_many_chains_are_found_in_linear_time(monkeypatch):
+    read = []
+    free = replace._free
+    monkeypatch.setattr(replace, "_free", lambda eqns: read.append(1) or free(eqns))
+
+    def pairs(x, w):
+        for _ in range(40):
+            x = jax.nn.silu(x @ w) @ w
+            x = x + x.sum()
+        return x
+
+    x = normal(3, 3)
+    found = equations(tracea.transform(pairs), x, x, name="tracea_matmul_chain")
+    assert len(found) == 40
+    assert len(read) < 5 * 160
 
 
 def test_vmap_of_a_transformed_function(monkeypatch):

@@ -351,6 +351,9 @@ def test_a_name_that_is_not_there_has_a_neighbour():
     ):
         with pytest.raises(AttributeError, match=f"attribute '{name}'; {hint}"):
             getattr(tracea, name)
+    with pytest.raises(AttributeError) as found:  # an op that programs do not call
+        _ = tracea.max_pool
+    assert "tracea_jax.ops" not in str(found.value)
     with pytest.raises(AttributeError, match="no attribute '__wrapped__'$"):
         _ = tracea.__wrapped__
 

@@ -197,7 +197,34 @@ def test_the_cache_directory(tmp_path, monkeypatch):
     assert Options().directory == pathlib.Path.home() / ".cache" / "tracea_jax"
     (tmp_path / ".tracea").mkdir()
     assert Options().directory == tmp_path / ".tracea"
-    assert Options(cache_dir="elsewhere").directory == pathlib.Path("elsewhere")
+    assert Options(cache_dir="elsewhere").directory == tmp_path / "elsewhere"
+    (tmp_path / ".tracea").rmdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # to be ignored, says its standard
+    assert Options().directory == pathlib.Path.home() / ".cache" / "tracea_jax"
+
+
+def test_a_program_that_goes_elsewhere_keeps_its_cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "sub").mkdir()
+    names = {"TRACEA_CACHE_DIR": "mine", "TRACEA_CACHE_PATH": "a::b/../c:/d:~/e"}
+    before = from_environment(names)
+    with changed(cache_dir="./told") as settings:
+        monkeypatch.chdir("sub")
+        assert current().directory == settings.directory == tmp_path / "told"
+    assert before == from_environment(names)
+    assert before.directory == tmp_path / "mine"
+    ours = tmp_path / "a", tmp_path / "b/../c"
+    assert before.shared == (*ours, pathlib.Path("/d"), tmp_path / "home" / "e")
+
+
+def test_a_path_is_taken_as_it_is_where_the_working_directory_is_gone(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert Options(cache_dir="mine").directory == pathlib.Path("mine")
 
 
 # --- jitted functions -----------------------------------------------------------------

@@ -116,7 +116,8 @@ def _hint(name: str) -> str:
     if name.startswith("__"):  # asked by tools
         return ""
     if os.path.isdir(os.path.join(os.path.dirname(__file__), "ops", name)):
-        return f"; it is tracea_jax.ops.{name}"
+        if name in importlib.import_module("tracea_jax.ops").__all__:
+            return f"; it is tracea_jax.ops.{name}"
     return similar(name, __dir__())
 
 

@@ -50,7 +50,8 @@ class Options:
         raises.
       implementation: default of the ops' own argument of that name.
       device: a named GPU to lower for instead of the local one (``device.NAMED``).
-      cache_dir: where tuned answers and compiled kernels are kept.
+      cache_dir: where tuned answers and compiled kernels are kept; a path from the
+        working directory is made absolute, so that a program may go elsewhere.
       cache_path: more caches, only read, in this order, when that one has no answer or
         kernel; separated as in PATH. Naming one is trusting its owner.
       cubin_limit: bytes that compiled kernels may take there; after a tuning those that
@@ -67,10 +68,10 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("cache_dir", "cache_path"):
             value = getattr(self, name)
-            if isinstance(value, os.PathLike):
-                object.__setattr__(self, name, os.fspath(value))
-            elif not isinstance(value, str | None):
+            if not isinstance(value, str | os.PathLike | None):
                 raise TypeError(f"{name} must be a path, not {shown(value)}")
+            if value is not None:
+                object.__setattr__(self, name, _absolute(name, os.fspath(value)))
         if not isinstance(self.cubin_limit, int) or self.cubin_limit < 0:
             raise ValueError(
                 f"cubin_limit={shown(self.cubin_limit)} must be a number of bytes, "
@@ -126,6 +127,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
     values: dict[str, Any] = {
         field: environ[env] for env, field in names.items() if environ.get(env)
     }
+    for name in values.keys() & {"cache_dir", "cache_path"}:
+        values[name] = _absolute_at_first(name, values[name])
     if (limit := values.get("cubin_limit", "")).isdecimal():
         values["cubin_limit"] = int(limit)
     try:
@@ -202,9 +205,29 @@ def _check(name: str, value: Any, valid: tuple[str, ...]) -> None:
         )
 
 
+def _absolute(name: str, value: str) -> str:
+    """A setting's path, or paths, that mean the same in every working directory."""
+    paths = value.split(os.pathsep) if name == "cache_path" else [value]
+    return os.pathsep.join(_absolute_path(path) for path in paths)
+
+
+# What a variable means does not change where the program goes elsewhere.
+_absolute_at_first = functools.cache(_absolute)
+
+
+def _absolute_path(path: str) -> str:
+    if not path:  # it names nothing
+        return path
+    with contextlib.suppress(RuntimeError):  # nobody knows the home
+        path = os.path.expanduser(path)
+    with contextlib.suppress(FileNotFoundError):  # the working directory was removed
+        path = str(pathlib.Path(path).absolute())
+    return path
+
+
 def _user_cache() -> pathlib.Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return pathlib.Path(base) if base else _home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME", "")  # which has to be absolute to count
+    return pathlib.Path(base) if os.path.isabs(base) else _home() / ".cache"
 
 
 def _home() -> pathlib.Path:

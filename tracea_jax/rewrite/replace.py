@@ -7,6 +7,7 @@ jaxprs walked.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -187,11 +188,15 @@ def _chained(pieces: list[_Piece], view: View) -> list[_Piece]:
     stacks = [eqn.source_info.name_stack for eqn in eqns]
     flat.taken.update(i for i, stack in enumerate(stacks) if is_spliced(stack))
     kept = {id(e) for e in eqns}
+    users = collections.defaultdict[Any, list[int]](list)
+    for i, piece in enumerate(pieces):
+        for x in _free(piece.users):
+            users[x].append(i)
     merged: dict[int, _Piece | None] = {}
     for root, match in chains(flat).items():
         last = owners[id(eqns[root])]
         inside = {owners[id(eqns[i])] for i in match.equations}
-        members = _with_users(pieces, inside, last, kept)
+        members = _with_users(pieces, users, inside, last, kept)
         if members is not None:
             merged |= dict.fromkeys(members)
             own = [pieces[i] for i in members]
@@ -201,23 +206,34 @@ def _chained(pieces: list[_Piece], view: View) -> list[_Piece]:
 
 
 def _with_users(
-    pieces: Sequence[_Piece], inside: set[int], last: int, kept: set[int]
+    pieces: Sequence[_Piece],
+    users: Mapping[Any, Sequence[int]],
+    inside: set[int],
+    last: int,
+    kept: set[int],
 ) -> list[int] | None:
     """The pieces of a chain, in order, and those that only its user's equations need.
 
     The user may have turned what one layer gives the next, which our calls need not.
     None if anything else needs a result of them, but for the last one's.
+
+    Args:
+      pieces: all.
+      users: variables -> the pieces whose equations, as the user wrote them, take them.
+      inside, last: the pieces of the chain's products, and the last of them.
+      kept: identities of the equations that our calls leave.
     """
     members = set(inside)
-    results = {pieces[i].eqns[-1].outvars[0] for i in inside if i != last}
-    for i in range(min(inside), len(pieces)):
-        piece = pieces[i]
-        if i in members or results.isdisjoint(_free(piece.users)):
-            continue
-        if i > last or piece.written or id(piece.eqns[0]) in kept:
-            return None
-        members.add(i)
-        results.update(piece.eqns[0].outvars)
+    results = [pieces[i].eqns[-1].outvars[0] for i in inside if i != last]
+    while results:
+        for i in users.get(results.pop(), ()):
+            piece = pieces[i]
+            if i in members:
+                continue
+            if i > last or piece.written or id(piece.eqns[0]) in kept:
+                return None
+            members.add(i)
+            results += piece.eqns[0].outvars
     return sorted(members)
 
 

@@ -98,12 +98,20 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
                 continue
             if is_spliced(eqn.source_info.name_stack):  # and left, for a reason
                 continue
-            found = rule.match(view, index)
+            found = _matched(rule, view, index)
             if isinstance(found, Match):
                 _accept(view, matches, found)
             elif found is not None:
                 misses.append(_miss(rule, eqn, found))
     return matches
+
+
+def _matched(rule: Rule, view: View, index: int) -> Match | str | None:
+    """What a rule says of an equation; expressions are read by recursion."""
+    try:
+        return rule.match(view, index)
+    except RecursionError:
+        return "it is computed by more equations in a row than can be followed"
 
 
 def _accept(view: View, matches: dict[int, Match], found: Match) -> None:

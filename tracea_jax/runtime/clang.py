@@ -23,6 +23,7 @@ from tracea_jax.runtime.nvrtc import CompileError, ToolchainMissing
 
 OLDEST = 17  # the first that knows gfx942
 _NAMES = ("clang++", *(f"clang++-{v}" for v in range(24, OLDEST - 1, -1)))
+_ANSWER_S = 30.0  # for which a compiler may think about its version
 _ROCM = "/opt/rocm/llvm/bin"
 _INSTALL = f"apt-get install clang-19 lld-19, or any from {OLDEST} on"
 _OPTIONS = (
@@ -132,10 +133,14 @@ def _require() -> tuple[str, str]:
         path = shutil.which(name) or shutil.which(name, path=_ROCM)
         if path is None:
             continue
-        said = subprocess.run([path, "--version"], capture_output=True, text=True)
-        match = re.search(r"clang version ((\d+)[\d.]*)", said.stdout)
-        if match and int(match[2]) >= OLDEST and _links(path):
-            return path, match[1]
+        try:
+            said = _said(path, "--version")
+            match = re.search(r"clang version ((\d+)[\d.]*)", said)
+            if match and int(match[2]) >= OLDEST and _links(path):
+                return path, match[1]
+        except (OSError, subprocess.TimeoutExpired) as e:
+            found.append(f"{name} cannot be run ({e})")
+            continue
         found.append(f"{name} is {match[1] if match else 'of an unknown version'}")
     why = "; ".join(found) or "there is none"
     raise ToolchainMissing(
@@ -145,7 +150,10 @@ def _require() -> tuple[str, str]:
 
 def _links(clang: str) -> bool:
     """Whether this clang finds the linker of its code objects."""
-    said = subprocess.run(
-        [clang, "-print-prog-name=ld.lld"], capture_output=True, text=True
-    )
-    return shutil.which(said.stdout.strip()) is not None
+    return shutil.which(_said(clang, "-print-prog-name=ld.lld").strip()) is not None
+
+
+def _said(*command: str) -> str:
+    """What a program printed that ends at once; raises if it cannot be run."""
+    ran = subprocess.run(command, capture_output=True, timeout=_ANSWER_S)
+    return ran.stdout.decode(errors="replace")

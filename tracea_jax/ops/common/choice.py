@@ -281,9 +281,11 @@ def all_left_to_xla(jaxpr: Any) -> bool:
     The derivative of the program is then that of what the user wrote, as a whole. Never
     of one with an op that is made of others, which does not wait for a kernel.
     """
-    return not is_composite(jaxpr) and all(
-        _is_left_inside(eqn) for eqn in equations_in(jaxpr) if eqn.primitive is choice_p
-    )
+    if is_composite(jaxpr):
+        return False
+    choices = (eqn for eqn in equations_in(jaxpr) if eqn.primitive is choice_p)
+    unlike = {eqn.params["written"].key: eqn for eqn in choices}  # of a model's layers
+    return all(map(_is_left_inside, unlike.values()))
 
 
 def _is_left_inside(choice: Any) -> bool:
