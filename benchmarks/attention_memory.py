@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import attention_suite
+import attention_sides
 import common
 import jax
 from matmul_suite import Row
@@ -38,12 +38,12 @@ def rows() -> list[Row]:
 def _ours() -> Iterator[Row]:
     for length in LENGTHS:
         for passes in PASSES:
-            yield _row("ours", attention_suite.OURS, length, passes)
+            yield _row("ours", attention_sides.OURS, length, passes)
 
 
 def _row(side: str, implementation: str, length: int, passes: str) -> Row:
-    problem = attention_suite.problem_of(length, 128, batch=1, heads=HEADS)
-    attend = attention_suite.ours(implementation, is_causal=True)
+    problem = attention_sides.problem_of(length, 128, batch=1, heads=HEADS)
+    attend = attention_sides.ours(implementation, is_causal=True)
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
         o, pull = jax.vjp(attend, q, k, v)
@@ -65,7 +65,7 @@ def _row(side: str, implementation: str, length: int, passes: str) -> Row:
         "temporary_bytes": temporary,
         "planned_bytes": inputs + outputs + temporary,
         "scores_bytes": HEADS * length * length * 2,
-        "run": lambda: executable(*attention_suite.operands(problem)),
+        "run": lambda: executable(*attention_sides.operands(problem)),
     }
 
 

@@ -28,13 +28,12 @@ from typing import Any
 import attention_memory
 import common
 import jax
+from attention_sides import Case, Side
 from attention_suite import (
     BARS,
     BESIDES_US,
     PER_BLOCK_OF_SCORES,
     SUITES,
-    Case,
-    Side,
     suite,
 )
 from attention_tables import FIGURES

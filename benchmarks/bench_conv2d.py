@@ -21,7 +21,6 @@ from typing import Any
 
 import common
 import jax
-import jax.numpy as jnp
 from bench_matmul import render_groups
 from conv2d_suite import BARS, FIGURES, Case, suite
 from matmul_suite import Row, summary
@@ -29,7 +28,6 @@ from matmul_suite import Row, summary
 from tracea_jax import dispatch, variants
 from tracea_jax.campaign import local_device
 from tracea_jax.ops.conv2d import workload
-from tracea_jax.ops.conv2d.primitive import conv2d_p
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Conv2dProblem
 
@@ -38,26 +36,8 @@ from tracea_jax.problem import Conv2dProblem
 
 def default(*inputs: jax.Array, problem: Conv2dProblem) -> list[jax.Array]:
     """The problem as the op plans it."""
-    size = {
-        "forward": None,
-        "input_grad": (problem.height, problem.width),
-        "weight_grad": (problem.kernel_height, problem.kernel_width),
-    }[problem.direction]
-    return conv2d_p.bind(
-        *inputs,
-        direction=problem.direction,
-        strides=problem.strides,
-        padding=problem.padding,
-        dilation=problem.dilation,
-        groups=problem.groups,
-        layout=problem.layout,
-        size=size,
-        out=jnp.dtype(problem.out),
-        precision=None,
-        epilogue=problem.epilogue,
-        implementation=None,
-        config=None,
-    )
+    how = {"precision": None, "implementation": None, "config": None}
+    return workload.bound(*inputs, problem=problem, **how)
 
 
 def choices(problem: Conv2dProblem) -> Iterator[Choice]:

@@ -18,6 +18,7 @@ import attention_suite
 import bench_attention
 import common
 import jax
+from attention_sides import Case
 from matmul_suite import Row
 
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "WarpStateStats")
@@ -38,7 +39,7 @@ _KERNEL = re.compile(r"\n\s+(attention\w+) \(")
 _STALL = re.compile(r"^\s+Stall ([\w ]+?)\s{2,}inst\s+([\d.]+)\s*$", re.MULTILINE)
 
 
-def cases() -> Iterator[attention_suite.Case]:
+def cases() -> Iterator[Case]:
     """What is profiled: what missed its bar once, and what may."""
     wanted = {
         "backward": ("backward",),

@@ -27,10 +27,10 @@ def test_every_suite_of_attention_has_cases_with_bars(module):
 
 
 def test_shares_of_scores_that_are_seen(module):
-    suite = module("attention_suite")
+    sides = module("attention_sides")
 
     def seen(length=4096, **fields):
-        return suite._seen(suite.problem_of(length, 64, **fields))
+        return sides.seen(sides.problem_of(length, 64, **fields))
 
     assert seen() == 1
     assert seen(is_causal=True) == pytest.approx(4097 / 8192)
@@ -43,13 +43,13 @@ def test_shares_of_scores_that_are_seen(module):
     )
 
 
-def small_attention(suite, passes, run, **sides):
-    problem = suite.problem_of(64, 8, batch=1, heads=2)
-    x = suite.operands(problem)
+def small_attention(cases, passes, run, **sides):
+    problem = cases.problem_of(64, 8, batch=1, heads=2)
+    x = cases.operands(problem)
     made = {
-        n: suite.Side(run=f, sets=(x, x)) for n, f in {"ours": run, **sides}.items()
+        n: cases.Side(run=f, sets=(x, x)) for n, f in {"ours": run, **sides}.items()
     }
-    return suite.Case(
+    return cases.Case(
         group="documents of 512",
         text="small",
         passes=passes,
@@ -62,7 +62,7 @@ def small_attention(suite, passes, run, **sides):
 
 @pytest.mark.parametrize("passes", ["forward", "backward"])
 def test_a_race_of_attention(module, monkeypatch, passes):
-    suite, bench = module("attention_suite"), module("bench_attention")
+    cases, bench = module("attention_sides"), module("bench_attention")
 
     def race(calls, rounds):
         for call in calls.values():
@@ -70,9 +70,9 @@ def test_a_race_of_attention(module, monkeypatch, passes):
         return {name: [2.0, 4.0] for name in calls}
 
     monkeypatch.setattr(bench.common, "race", race)
-    ours = suite.ours("xla", is_causal=True)
-    peer = suite._peer("xla", is_causal=True)
-    case = small_attention(suite, passes, ours, default=ours, cudnn=peer)
+    ours = cases.ours("xla", is_causal=True)
+    peer = cases.peer("xla", is_causal=True)
+    case = small_attention(cases, passes, ours, default=ours, cudnn=peer)
     row = bench.row_of(case, rounds=2)
     assert "error" not in row
     assert row["ratio_default"] == 1 and row["default_is"] == "ours"  # it raced once
@@ -81,9 +81,9 @@ def test_a_race_of_attention(module, monkeypatch, passes):
 
 
 def test_attention_that_no_kernel_takes_is_a_row(module):
-    suite, bench = module("attention_suite"), module("bench_attention")
-    ours = suite.ours("attention_sm90")
-    row = bench.row_of(small_attention(suite, "forward", ours), rounds=1)
+    cases, bench = module("attention_sides"), module("bench_attention")
+    ours = cases.ours("attention_sm90")
+    row = bench.row_of(small_attention(cases, "forward", ours), rounds=1)
     assert row["error"].startswith("Unsupported")
     assert "Unsupported" in bench.render([row])
 
@@ -163,10 +163,10 @@ def test_profiles_are_read_and_shown(module, tmp_path):
 
 
 def test_memory_of_attention_that_is_planned_only(module, monkeypatch):
-    memory, suite = module("attention_memory"), module("attention_suite")
+    memory, sides = module("attention_memory"), module("attention_sides")
     monkeypatch.setattr(memory, "LENGTHS", (32,))
     monkeypatch.setattr(memory, "XLA_PLANNED", 32)
-    monkeypatch.setattr(suite, "OURS", "xla")
+    monkeypatch.setattr(sides, "OURS", "xla")
     rows = memory.rows()
     own = [row["planned_bytes"] for row in rows if row["side"] == "ours"]
     assert own == sorted(own) and all(own)

@@ -1,7 +1,10 @@
 """Pipeline algebra: it survives random schedules, and its mutants do not."""
 
+import functools
+
 import pytest
 
+from tracea_jax.ir.copy_schedules import run_async_copy
 from tracea_jax.ir.pipeline import (
     BARRIER,
     NONE,
@@ -10,7 +13,8 @@ from tracea_jax.ir.pipeline import (
     SyncRequirement,
     wait,
 )
-from tracea_jax.ir.schedules import Barrier, Hazard, run_async_copy, run_ring
+from tracea_jax.ir.ring_schedules import RingProtocol, run_ring
+from tracea_jax.ir.schedules import Barrier, Hazard
 
 pytestmark = pytest.mark.once
 
@@ -68,14 +72,14 @@ def test_bytes_may_complete_before_they_are_expected():
 @pytest.mark.parametrize("stages", STAGES)
 def test_ring_survives_random_schedules(stages, cluster):
     for seed in SEEDS:
-        run_ring(
-            Ring(stages=stages),
+        protocol = RingProtocol(
+            ring=Ring(stages=stages),
             steps=seed % (3 * stages) + 1,
-            seed=seed,
             consumers=1 + seed % 3,
             cluster=cluster,
             release_lag=seed % min(stages, 3),
         )
+        run_ring(protocol, seed)
 
 
 @pytest.mark.parametrize("cluster", [1, 2])
@@ -83,26 +87,27 @@ def test_ring_survives_random_schedules(stages, cluster):
 def test_consumers_that_take_turns_survive_random_schedules(stages, cluster):
     for seed in SEEDS:
         tile_steps = seed % (3 * stages) + 1
-        run_ring(
-            Ring(stages=stages),
+        protocol = RingProtocol(
+            ring=Ring(stages=stages),
             steps=tile_steps * (1 + seed % 5),
-            seed=seed,
             cluster=cluster,
             release_lag=seed % min(stages, 3),
             tile_steps=tile_steps,
         )
+        run_ring(protocol, seed)
 
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_tile_begun_out_of_turn_is_caught(stages):
-    def run(seed):
-        steps = 2 * stages  # the second tile begins two rounds after the first
-        ring = Ring(stages=stages)
-        run_ring(
-            ring, steps=4 * steps, seed=seed, tile_steps=steps, waits_for_turn=False
-        )
-
-    assert any("reads the data of step" in message for message in caught(run))
+    steps = 2 * stages  # the second tile begins two rounds after the first
+    protocol = RingProtocol(
+        ring=Ring(stages=stages),
+        steps=4 * steps,
+        tile_steps=steps,
+        waits_for_turn=False,
+    )
+    messages = caught(functools.partial(run_ring, protocol))
+    assert any("reads the data of step" in message for message in messages)
 
 
 class FreshProducerWaits(Ring):
@@ -152,29 +157,24 @@ class OwnConsumersOnly(Ring):
 )
 def test_a_wrong_ring_is_caught(mutant, stages, cluster):
     ring = mutant(stages=stages)
-    assert caught(
-        lambda seed: run_ring(ring, steps=3 * stages, seed=seed, cluster=cluster)
-    )
+    protocol = RingProtocol(ring=ring, steps=3 * stages, cluster=cluster)
+    assert caught(functools.partial(run_ring, protocol))
 
 
 @pytest.mark.parametrize("stages", STAGES)
 def test_a_consumer_that_holds_every_stage_deadlocks(stages):
-    messages = caught(
-        lambda seed: run_ring(
-            Ring(stages=stages), steps=3 * stages, seed=seed, release_lag=stages
-        )
-    )
+    ring = Ring(stages=stages)
+    protocol = RingProtocol(ring=ring, steps=3 * stages, release_lag=stages)
+    messages = caught(functools.partial(run_ring, protocol))
     assert len(messages) == len(SEEDS)
     assert all("deadlock" in message for message in messages)
 
 
 @pytest.mark.parametrize("stages", STAGES)
 def test_a_cluster_that_does_not_drain_reaches_into_an_exited_block(stages):
-    messages = caught(
-        lambda seed: run_ring(
-            Ring(stages=stages), steps=4, seed=seed, cluster=2, drains=False
-        )
-    )
+    ring = Ring(stages=stages)
+    protocol = RingProtocol(ring=ring, steps=4, cluster=2, drains=False)
+    messages = caught(functools.partial(run_ring, protocol))
     assert any("exited" in message for message in messages)
 
 

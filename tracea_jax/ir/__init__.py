@@ -1,7 +1,7 @@
 """Semantic IR: the algebra behind kernels, as pure values that prove themselves.
 
 Nothing here imports JAX, NumPy or CUDA. The emitter takes constants and address
-expressions from these values; tests/parity.py writes the assertions that prove, at
+expressions from these values; tests/parity writes the assertions that prove, at
 compile time, that the device headers in ``kernels/cuda/tile`` agree with them.
 
     address    byte addresses as expressions of the lane: evaluated here, printed in C++
@@ -11,5 +11,6 @@ compile time, that the device headers in ``kernels/cuda/tile`` agree with them.
     register_operand   which words of a tile are a fragment in registers
     staging    where an accumulator is staged in shared memory for its store
     pipeline   stages, parities and waits of an asynchronous pipeline
-    schedules  random schedules of a pipeline: no deadlock, no stale or lost data
+    schedules  random schedules of agents: no deadlock, no stale or lost data
+    ring_schedules, copy_schedules, attention_schedules, sum_schedules   of pipelines
 """

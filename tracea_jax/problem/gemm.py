@@ -60,13 +60,9 @@ class GemmProblem(Problem):
     @property
     def bytes(self) -> int:
         """Fewest bytes moved through memory: each operand read, each result written."""
-        batches = {True: self.batch, False: 1}
-        lhs = batches[self.lhs_batched] * self.m * self.k * ITEMSIZE.get(self.lhs, 4)
-        rhs = batches[self.rhs_batched] * self.k * self.n * ITEMSIZE.get(self.rhs, 4)
+        lhs, rhs, out = _array_bytes(self)
         outs = 1 + self.epilogue.residual + self.epilogue.save_preactivation
-        return (
-            lhs + rhs + outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
-        )
+        return lhs + rhs + outs * out
 
     @classmethod
     def examples(cls, dtype: str) -> dict[str, Any]:
@@ -88,13 +84,8 @@ class GemmProblem(Problem):
         return cls(**fields)
 
     def __str__(self) -> str:
-        batch = f"{self.batch}x" if self.batch > 1 else ""
-        dtypes = self.lhs if self.lhs == self.rhs else f"{self.lhs},{self.rhs}"
-        out = "" if self.out == self.lhs == self.rhs else f"->{self.out}"
         extra = "" if self.epilogue.is_identity else f" {self.epilogue}"
-        precision = "" if self.precision == "default" else f" {self.precision}"
-        shape = f"{batch}{self.m}x{self.n}x{self.k}"
-        return f"matmul {shape} {dtypes}{out} {self.layout}{extra}{precision}"
+        return f"{_head(self)}{extra}{_precision(self)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -144,12 +135,8 @@ class GatedMatmulProblem(Problem):
     @property
     def bytes(self) -> int:
         """Fewest bytes moved through memory: each operand read, each result written."""
-        batches = {True: self.batch, False: 1}
-        lhs = batches[self.lhs_batched] * self.m * self.k * ITEMSIZE.get(self.lhs, 4)
-        rhs = batches[self.rhs_batched] * self.k * self.n * ITEMSIZE.get(self.rhs, 4)
-        outs = 3 if self.save_products else 1
-        out = outs * self.batch * self.m * self.n * ITEMSIZE.get(self.out, 4)
-        return lhs + 2 * rhs + out
+        lhs, rhs, out = _array_bytes(self)
+        return lhs + 2 * rhs + (3 if self.save_products else 1) * out
 
     @classmethod
     def examples(cls, dtype: str) -> dict[str, Any]:
@@ -163,13 +150,32 @@ class GatedMatmulProblem(Problem):
         return cls(**{k: v for k, v in data.items() if k != "op"})
 
     def __str__(self) -> str:
-        batch = f"{self.batch}x" if self.batch > 1 else ""
-        dtypes = self.lhs if self.lhs == self.rhs else f"{self.lhs},{self.rhs}"
-        out = "" if self.out == self.lhs == self.rhs else f"->{self.out}"
         saved = " &products" if self.save_products else ""
-        precision = "" if self.precision == "default" else f" {self.precision}"
-        shape = f"{batch}{self.m}x{self.n}x{self.k}"
-        return (
-            f"gated_matmul {shape} {dtypes}{out} {self.layout} "
-            f"{self.activation}{saved}{precision}"
-        )
+        return f"{_head(self)} {self.activation}{saved}{_precision(self)}"
+
+
+_Products = GemmProblem | GatedMatmulProblem
+
+
+def _array_bytes(problem: _Products) -> tuple[int, int, int]:
+    """Of one left operand, one right operand and one result, with their batches."""
+    p = problem
+    batches = {True: p.batch, False: 1}
+    return (
+        batches[p.lhs_batched] * p.m * p.k * ITEMSIZE.get(p.lhs, 4),
+        batches[p.rhs_batched] * p.k * p.n * ITEMSIZE.get(p.rhs, 4),
+        p.batch * p.m * p.n * ITEMSIZE.get(p.out, 4),
+    )
+
+
+def _head(problem: _Products) -> str:
+    """Op, shape, dtypes and layout."""
+    p = problem
+    batch = f"{p.batch}x" if p.batch > 1 else ""
+    dtypes = p.lhs if p.lhs == p.rhs else f"{p.lhs},{p.rhs}"
+    out = "" if p.out == p.lhs == p.rhs else f"->{p.out}"
+    return f"{p.op} {batch}{p.m}x{p.n}x{p.k} {dtypes}{out} {p.layout}"
+
+
+def _precision(problem: _Products) -> str:
+    return "" if problem.precision == "default" else f" {problem.precision}"

@@ -27,6 +27,7 @@ from tracea_jax.emit.attention_sm80 import UNITS
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_backward_steps import (
     OF_SINKS,
+    blind_buffers,
     may_be_blind,
     of_blind,
 )
@@ -166,9 +167,7 @@ def _buffers(
     p, c = problem, cast("Any", config)
     yield Buffer(name="rows", shape=sizes.rows_shape(p, c), dtype="float32")
     if has_blind:
-        of_values = (p.batch, p.kv_heads, p.head_dim)
-        yield Buffer(name="blind", shape=sizes.blind_shape(p, c), dtype="float32")
-        yield Buffer(name="everywhere", shape=of_values, dtype="float32")
+        yield from blind_buffers(p, c)
     for side in sides:
         yield from map_buffers_of(side)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from tracea_jax.device import CudaDevice, Device
@@ -188,71 +189,77 @@ class AttentionBackwardSm90:
         device: Device,
     ) -> Steps:
         assert isinstance(device, CudaDevice)
-        p, c = problem, config
-        has_blind = steps_of.may_be_blind(p)
-        shape = emit.rows_shape(p, c)
-        scratch = [Buffer(name="rows", shape=shape, dtype="float32")]
-        steps: list[Step] = [
-            Launch(
-                name="prepare",
-                kernel=small.rows_kernel(p, c, device, has_blind),
-                reads=emit.rows_reads(p),
-                writes=("rows", *("blind",) * has_blind, *emit.begun(c)),
-            )
-        ]
-        if c.adds:
-            parts = emit.sums_shape(p, c)
-            scratch.append(Buffer(name="sums", shape=parts, dtype="float32"))
-        if c.dq == "ordered":
-            shape = emit.turns_shape(p, c)
-            scratch.append(Buffer(name="turns", shape=shape, dtype="int32"))
-        if has_blind:
-            of_values = (p.batch, p.kv_heads, p.columns)
-            shapes = {"blind": emit.blind_shape(p, c), "everywhere": of_values}
-            scratch += [
-                Buffer(name=name, shape=shape, dtype="float32")
-                for name, shape in shapes.items()
-            ]
-            steps.append(steps_of.of_blind(p))
-        if p.segments:
-            scratch += steps_of.segment_buffers(p, c)
-            steps.append(steps_of.of_segments(p, c, device))
-        if p.sinks:
-            steps.append(steps_of.OF_SINKS)
-        for told in steps_of.told(p, c):
-            if told.is_mapped:
-                scratch += map_buffers_of(told.side)
-                steps += map_steps_of(told.side, device)
-        if p.bias_gradient:
-            how = of_bias.of(p, device)
-            if not how.is_whole:
-                scratch.append(
-                    Buffer(name=how.writes, shape=how.shape, dtype=how.dtype)
-                )
-            steps += steps_of.of_bias(p, c, device)
-        if c.dq == "beside":
-            both = Launch(
-                name="both",
-                kernel=kernels.both_kernel(p, c, device, has_blind),
-                reads=emit.both_reads(p, c, has_blind),
-                writes=("dk", "dv", "dq"),
-            )
-            steps.append(both)
-        else:
-            keys = Launch(
-                name="keys",
-                kernel=kernels.keys_kernel(p, c, device, has_blind),
-                reads=emit.keys_reads(p, c, has_blind),
-                writes=emit.keys_writes(c),
-            )
-            steps += [keys, _of_queries(p, c, device)]
+        p = problem
         more = ("dbias",) * p.bias_gradient + ("dsinks",) * p.sinks
         return Steps(
             operands=("q", "k", "v", *optional_operands(p), "o", "lse", "do"),
             results=("dq", "dk", "dv", *more),
-            scratch=tuple(scratch),
-            steps=tuple(steps),
+            scratch=tuple(_buffers(p, config, device)),
+            steps=tuple(_steps(p, config, device)),
         )
+
+
+ATTENTION_BACKWARD_SM90 = AttentionBackwardSm90()
+
+
+def _buffers(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Iterator[Buffer]:
+    """What steps write for other ones to read."""
+    p, c = problem, config
+    yield Buffer(name="rows", shape=emit.rows_shape(p, c), dtype="float32")
+    if c.adds:
+        yield Buffer(name="sums", shape=emit.sums_shape(p, c), dtype="float32")
+    if c.dq == "ordered":
+        yield Buffer(name="turns", shape=emit.turns_shape(p, c), dtype="int32")
+    if steps_of.may_be_blind(p):
+        yield from steps_of.blind_buffers(p, c)
+    if p.segments:
+        yield from steps_of.segment_buffers(p, c)
+    for told in steps_of.told(p, c):
+        if told.is_mapped:
+            yield from map_buffers_of(told.side)
+    if p.bias_gradient and not (how := of_bias.of(p, device)).is_whole:
+        yield Buffer(name=how.writes, shape=how.shape, dtype=how.dtype)
+
+
+def _steps(
+    problem: AttentionProblem, config: AttentionBackwardSm90Config, device: CudaDevice
+) -> Iterator[Step]:
+    p, c = problem, config
+    has_blind = steps_of.may_be_blind(p)
+    yield Launch(
+        name="prepare",
+        kernel=small.rows_kernel(p, c, device, has_blind),
+        reads=emit.rows_reads(p),
+        writes=("rows", *("blind",) * has_blind, *emit.begun(c)),
+    )
+    if has_blind:
+        yield steps_of.of_blind(p)
+    if p.segments:
+        yield steps_of.of_segments(p, c, device)
+    if p.sinks:
+        yield steps_of.OF_SINKS
+    for told in steps_of.told(p, c):
+        if told.is_mapped:
+            yield from map_steps_of(told.side, device)
+    if p.bias_gradient:
+        yield from steps_of.of_bias(p, c, device)
+    if c.dq == "beside":
+        yield Launch(
+            name="both",
+            kernel=kernels.both_kernel(p, c, device, has_blind),
+            reads=emit.both_reads(p, c, has_blind),
+            writes=("dk", "dv", "dq"),
+        )
+    else:
+        yield Launch(
+            name="keys",
+            kernel=kernels.keys_kernel(p, c, device, has_blind),
+            reads=emit.keys_reads(p, c, has_blind),
+            writes=emit.keys_writes(c),
+        )
+        yield _of_queries(p, c, device)
 
 
 def _of_queries(
@@ -388,6 +395,3 @@ def _kind_refuses(problem: AttentionProblem) -> str | None:
     if p.window and max(map(abs, p.window)) > _LONGEST:
         return f"window {p.window} with a side above {_LONGEST}"
     return None
-
-
-ATTENTION_BACKWARD_SM90 = AttentionBackwardSm90()

@@ -66,6 +66,17 @@ def of_bias(
         )
 
 
+def blind_buffers(problem: AttentionProblem, config: Any) -> Iterator[Buffer]:
+    """What ``of_blind`` reads and writes."""
+    p = problem
+    shapes = {
+        "blind": emit.blind_shape(p, config),
+        "everywhere": (p.batch, p.kv_heads, p.columns),
+    }
+    for name, shape in shapes.items():
+        yield Buffer(name=name, shape=shape, dtype="float32")
+
+
 def of_blind(problem: AttentionProblem) -> Expression:
     p = problem
     arguments = {

@@ -71,6 +71,12 @@ def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
     return operand.dtype.name
 
 
+def check_result(activation: str, out: jnp.dtype) -> None:
+    """Raises ValueError if a result of this dtype cannot have the activation."""
+    if activation not in ("none", "relu") and not is_floating(out):
+        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+
+
 def is_floating(dtype: jnp.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 

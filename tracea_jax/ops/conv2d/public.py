@@ -128,8 +128,7 @@ def _conv2d(
     check_arrays("conv2d", x=x, w=w, **given)
     arguments.check_shapes(x, w, bias, how["groups"], layout)
     out = out or jnp.result_type(x, w)
-    if activation not in ("none", "relu") and not epilogues.is_floating(out):
-        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    epilogues.check_result(activation, out)
     layout = layout.lower()
     padding = arguments.explicit_padding(
         padding,

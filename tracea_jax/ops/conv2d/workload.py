@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,14 @@ def execute(
     *inputs: jax.Array, problem: Conv2dProblem, choice: Choice
 ) -> list[jax.Array]:
     """The problem's primitive, forced to one choice."""
+    precision = precision_from_name(problem.precision)
+    return bound(*inputs, problem=problem, precision=precision, **forced(choice))
+
+
+def bound(
+    *inputs: jax.Array, problem: Conv2dProblem, precision: Any, **how: Any
+) -> list[jax.Array]:
+    """The problem's primitive; ``how`` is implementation and config."""
     size = {
         "forward": None,
         "input_grad": (problem.height, problem.width),
@@ -65,9 +74,9 @@ def execute(
         layout=problem.layout,
         size=size,
         out=jnp.dtype(problem.out),
-        precision=precision_from_name(problem.precision),
+        precision=precision,
         epilogue=problem.epilogue,
-        **forced(choice),
+        **how,
     )
 
 

@@ -121,8 +121,7 @@ def _gated_matmul(
     check_arrays("gated_matmul", x=x, w_gate=w_gate, w_up=w_up)
     _check_shapes(x, w_gate, w_up)
     out = out or jnp.result_type(x, w_gate, w_up)
-    if activation not in ("none", "relu") and not epilogues.is_floating(out):
-        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    epilogues.check_result(activation, out)
     rhs = jnp.promote_types(w_gate.dtype, w_up.dtype)
     lhs = x[None, :] if x.ndim == 1 else x
     batch = broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])

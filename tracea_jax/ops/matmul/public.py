@@ -102,8 +102,7 @@ def _matmul(
     check_arrays("matmul", a=a, b=b, **given)
     _check_shapes(a, b, bias)
     out = out or jnp.result_type(a, b)
-    if activation not in ("none", "relu") and not epilogues.is_floating(out):
-        raise ValueError(f"{activation=} needs a floating-point result; it is {out}")
+    epilogues.check_result(activation, out)
     lhs = a[None, :] if a.ndim == 1 else a
     rhs = b[:, None] if b.ndim == 1 else b
     m, n = lhs.shape[-2], rhs.shape[-1]
