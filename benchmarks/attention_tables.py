@@ -8,11 +8,12 @@ from typing import Any
 
 from table_cells import (
     UNMEASURED,
-    bar_lines,
+    bar_rows,
     bars_table,
     for_each,
     head,
     number,
+    table,
 )
 
 
@@ -31,14 +32,12 @@ SUITES = (*OF_CUDNN, "peers")
 
 
 def _rows_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| attention | passes | ours, us | TFLOP/s | cuDNN / ours | XLA / ours "
-        "| other / ours | the fastest / default | default |",
-        "|---|---|---:|---:|---:|---:|---|---:|---|",
-    ]
-    lines += [f"| {' | '.join(_cells(row))} |" for row in result["rows"]]
-    return "\n".join(lines) + "\n\n"
+        "attention | passes | ours, us: | TFLOP/s: | cuDNN / ours: | XLA / ours: | "
+        "other / ours | the fastest / default: | default",
+        map(_cells, result["rows"]),
+    )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -77,8 +76,8 @@ def bars(results: pathlib.Path) -> str:
 def _bars_table(device: pathlib.Path) -> str:
     files = [device / f"attention_{suite}.json" for suite in SUITES]
     results = [json.loads(file.read_text()) for file in files if file.exists()]
-    lines = [line for result in results for line in bar_lines(result, FIGURES)]
-    return bars_table(results[-1]["environment"], lines) if results else ""
+    found = [row for result in results for row in bar_rows(result, FIGURES)]
+    return bars_table(results[-1]["environment"], found) if results else ""
 
 
 FIGURES = {
@@ -99,16 +98,17 @@ def profile(results: pathlib.Path) -> str:
 
 
 def _profile_table(result: dict[str, Any]) -> str:
-    lines = [
+    figures = " | ".join(f"{title}:" for title in _PROFILED.values())
+    return table(
         head(result["environment"]),
-        f"| kernel | {' | '.join(_PROFILED.values())} | warps wait for |",
-        f"|---|{'---:|' * len(_PROFILED)}---|",
-    ]
-    for row in result["rows"]:
-        figures = (number(row[name], 0) for name in _PROFILED)
-        waits = ", ".join(f"{what} {n:.1f}" for what, n in row["stalls"].items())
-        lines.append(f"| {row['kernel']} | {' | '.join(figures)} | {waits} |")
-    return "\n".join(lines) + "\n\n"
+        f"kernel | {figures} | warps wait for",
+        map(_profile_cells, result["rows"]),
+    )
+
+
+def _profile_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    waits = ", ".join(f"{what} {n:.1f}" for what, n in row["stalls"].items())
+    return row["kernel"], *(number(row[name], 0) for name in _PROFILED), waits
 
 
 _PROFILED = {
@@ -130,16 +130,16 @@ def memory(results: pathlib.Path) -> str:
 
 
 def _memory_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| call | keys | arguments, MB | results, MB | temporary, MB "
-        "| most in use, MB | scores of 16 bits, MB |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+        "call | keys: | arguments, MB: | results, MB: | temporary, MB: "
+        "| most in use, MB: | scores of 16 bits, MB:",
+        map(_memory_cells, result["rows"]),
+    )
+
+
+def _memory_cells(row: dict[str, Any]) -> tuple[str, ...]:
     names = ("argument_bytes", "output_bytes", "temporary_bytes", "peak_bytes")
-    for row in result["rows"]:
-        sizes = (row.get(name) for name in (*names, "scores_bytes"))
-        megabytes = (number(n and n / 1e6, 1) for n in sizes)
-        call = f"{row['side']}, {row['passes']}"
-        lines.append(f"| {call} | {row['length']} | {' | '.join(megabytes)} |")
-    return "\n".join(lines) + "\n\n"
+    sizes = (row.get(name) for name in (*names, "scores_bytes"))
+    megabytes = (number(n and n / 1e6, 1) for n in sizes)
+    return f"{row['side']}, {row['passes']}", str(row["length"]), *megabytes

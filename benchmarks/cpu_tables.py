@@ -1,15 +1,56 @@
-"""Tables of elementwise functions and of models of PyTorch, from CPUs.
+"""Tables from CPUs: of kernels, of elementwise functions, of models of PyTorch.
 
-Of the results of ``bench_elementwise`` and ``bench_torch``; see ``tables``.
+Of the results of ``bench_cpu``, ``bench_elementwise`` and ``bench_torch``; see
+``tables``.
 """
 
 from __future__ import annotations
 
-import json
 import pathlib
 from typing import Any
 
-from table_cells import UNMEASURED, head, number
+from table_cells import UNMEASURED, for_each, head, number, table
+
+
+def kernels(results: pathlib.Path) -> str:
+    """The rows and the figures of each machine that has results of ``bench_cpu``."""
+    return for_each(results, "*/cpu.json", _kernels)
+
+
+def _kernels(result: dict[str, Any]) -> str:
+    rows = table(
+        head(result["environment"]),
+        "group | problem | kernel | ours, us: | XLA / ours: | goal: | oneDNN / ours: "
+        "| torch / ours:",
+        map(_kernel_cells, result["rows"]),
+    )
+    columns = "figure | measured: | goal: | met"
+    figures = table("", columns, map(_figure_cells, result["figures"]))
+    return rows.removesuffix("\n") + figures
+
+
+def _kernel_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    problem = row["text"].partition(" ")[2]
+    goal = f"{row['must']:.2f}"
+    if "error" in row:
+        return row["group"], problem, "failed", "-", "-", goal, "-", "-"
+    return (
+        row["group"],
+        problem,
+        row["variant"],
+        number(row["ours_us"], 1),
+        number(row["ratio"], 2),
+        goal,
+        number(row["ratio_onednn"], 2),
+        number(row["ratio_torch"], 2),
+    )
+
+
+def _figure_cells(figure: dict[str, Any]) -> tuple[str, ...]:
+    value, must, is_upper = figure["value"], figure["must"], figure["is_upper"]
+    goal = f"{'<=' if is_upper else '>='} {must:.2f}"
+    is_met = value <= must if is_upper else value >= must
+    return figure["name"], f"{value:.2f}", goal, "yes" if is_met else "no"
 
 
 def _head(result: dict[str, Any], more: str = "") -> str:
@@ -20,20 +61,17 @@ def _head(result: dict[str, Any], more: str = "") -> str:
 
 def elementwise(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_elementwise``."""
-    files = sorted(results.glob("*/elementwise.json"))
-    found = "".join(_elementwise(json.loads(f.read_text())) for f in files)
-    return found or UNMEASURED
+    return for_each(results, "*/elementwise.json", _elementwise, UNMEASURED)
 
 
 def _elementwise(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         _head(result),
-        "| function | elements | dtype | a new array: ours, us | XLA, us | numpy, us "
-        "| a given one: ours, us | XLA, us | numpy, us | XLA / ours | numpy / ours |",
-        "|---|---:|---|" + "---:|" * 8,
-    ]
-    lines += [f"| {' | '.join(_elementwise_cells(row))} |" for row in result["rows"]]
-    return "\n".join(lines) + "\n\n"
+        "function | elements: | dtype | a new array: ours, us: | XLA, us: | "
+        "numpy, us: | a given one: ours, us: | XLA, us: | numpy, us: | "
+        "XLA / ours: | numpy / ours:",
+        map(_elementwise_cells, result["rows"]),
+    )
 
 
 def _elementwise_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -50,24 +88,23 @@ def _elementwise_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def torch(results: pathlib.Path) -> str:
     """One table for each device that has results of ``bench_torch``."""
-    files = sorted(results.glob("*/torch.json"))
-    return "".join(_torch(json.loads(f.read_text())) for f in files) or UNMEASURED
+    return for_each(results, "*/torch.json", _torch, UNMEASURED)
 
 
 def _torch(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         _head(result, f", torch {result['torch']} with {result['threads']} threads"),
-        "| run | dtype | images | patched, ms | torch, ms | torch / patched |",
-        "|---|---|---|---:|---:|---:|",
-    ]
-    for row in result["rows"]:
-        cells = (
-            row["kind"],
-            row["dtype"],
-            f"{row['batch']} x {row['size']} x {row['size']}",
-            number(row["tracea_ms"], 1),
-            number(row["torch_ms"], 1),
-            number(row["ratio"], 2),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n\n"
+        "run | dtype | images | patched, ms: | torch, ms: | torch / patched:",
+        map(_torch_cells, result["rows"]),
+    )
+
+
+def _torch_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["kind"],
+        row["dtype"],
+        f"{row['batch']} x {row['size']} x {row['size']}",
+        number(row["tracea_ms"], 1),
+        number(row["torch_ms"], 1),
+        number(row["ratio"], 2),
+    )

@@ -7,24 +7,26 @@ The function NAME makes the table between the markers <!-- table: NAME --> and
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import operator
 import pathlib
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attention_tables
 import cpu_tables
 from table_cells import (
     UNMEASURED,
-    bar_line,
-    bar_lines,
+    bar_cells,
+    bar_rows,
     bars_table,
     for_each,
     head,
     number,
+    table,
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent
@@ -56,17 +58,17 @@ def _headline_table(device: pathlib.Path) -> str:
         for row in result["rows"]:
             if (ratio := compared.ratio(row)) is not None:
                 ratios.setdefault((compared.kind(row), compared.peer), []).append(ratio)
-    lines = [
+    return table(
         head(max(environments, key=operator.itemgetter("date"))),
-        "| problems | peer | cases | peer / ours, geometric mean | lowest |",
-        "|---|---|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {kind} | {peer} | {len(found)} | {statistics.geometric_mean(found):.2f} "
-        f"| {min(found):.2f} |"
-        for (kind, peer), found in ratios.items()
-    ]
-    return "\n".join(lines) + "\n\n"
+        "problems | peer | cases: | peer / ours, geometric mean: | lowest:",
+        ((kind, peer, *_summed(found)) for (kind, peer), found in ratios.items()),
+    )
+
+
+def _summed(ratios: Sequence[float]) -> tuple[str, str, str]:
+    """How many there are, their geometric mean, and the lowest."""
+    mean = statistics.geometric_mean(ratios) if ratios else None
+    return str(len(ratios)), number(mean, 2), number(min(ratios, default=None), 2)
 
 
 Row = dict[str, Any]
@@ -121,14 +123,12 @@ def matmul(results: pathlib.Path) -> str:
 
 
 def _matmul_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| group | problem | kernel | ours, us | XLA, us | XLA / ours "
-        "| XLA / default |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
-    lines += [f"| {' | '.join(_matmul_cells(row))} |" for row in result["rows"]]
-    return "\n".join(lines) + "\n\n"
+        "group | problem | kernel | ours, us: | XLA, us: | XLA / ours: | "
+        "XLA / default:",
+        map(_matmul_cells, result["rows"]),
+    )
 
 
 def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -152,14 +152,12 @@ def conv2d(results: pathlib.Path) -> str:
 
 
 def _conv2d_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| group | problem | fastest kernel | its us | XLA, us | XLA / it "
-        "| XLA / default |",
-        "|---|---|---|---:|---:|---:|---:|",
-    ]
-    lines += [f"| {' | '.join(_conv2d_cells(row))} |" for row in result["rows"]]
-    return "\n".join(lines) + "\n\n"
+        "group | problem | fastest kernel | its us: | XLA, us: | XLA / it: | "
+        "XLA / default:",
+        map(_conv2d_cells, result["rows"]),
+    )
 
 
 def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -183,7 +181,7 @@ def conv2d_bars(results: pathlib.Path) -> str:
 
 
 def _conv2d_bars_table(result: dict[str, Any]) -> str:
-    return bars_table(result["environment"], bar_lines(result, _FIGURES))
+    return bars_table(result["environment"], bar_rows(result, _FIGURES))
 
 
 def bars(results: pathlib.Path) -> str:
@@ -197,14 +195,14 @@ def bars(results: pathlib.Path) -> str:
 def _bars_table(device: pathlib.Path) -> str:
     """Bars of ``bench_matmul``'s groups and of rows of ``bench_models``."""
     products = json.loads((device / "matmul.json").read_text())
-    lines = bar_lines(products, _FIGURES)
+    rows = bar_rows(products, _FIGURES)
     for file in sorted(device.glob("models*.json")):
         for row in json.loads(file.read_text())["rows"]:
             if (limit := row.get("bar")) is not None:
                 value = row["ratio"]
                 bar = {"limit": limit, "value": value, "is_met": value >= limit}
-                lines.append(bar_line("training", row["name"], bar))
-    return bars_table(products["environment"], lines)
+                rows.append(bar_cells("training", row["name"], bar))
+    return bars_table(products["environment"], rows)
 
 
 _FIGURES = {
@@ -223,42 +221,41 @@ def untuned(results: pathlib.Path) -> str:
 
 
 def _untuned_table(result: dict[str, Any]) -> str:
-    lines = [
+    origins: dict[str, list[Row]] = {}
+    for row in sorted(result["rows"], key=operator.itemgetter("origin")):
+        origins.setdefault(row["origin"], []).append(row)
+    return table(
         head(result["environment"]),
-        "| origin of the plan | products | a kernel of ours | XLA / ours of these, "
-        "geometric mean | lowest | below 0.98 |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for origin in sorted({row["origin"] for row in result["rows"]}):
-        rows = [row for row in result["rows"] if row["origin"] == origin]
-        ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
-        mean = statistics.geometric_mean(ratios) if ratios else None
-        below = sum(ratio < 0.98 for ratio in ratios)
-        lines.append(
-            f"| {origin} | {len(rows)} | {len(ratios)} | {number(mean, 2)} "
-            f"| {number(min(ratios, default=None), 2)} | {below} |"
-        )
-    return "\n".join(lines) + "\n\n"
+        "origin of the plan | products: | a kernel of ours: "
+        "| XLA / ours of these, geometric mean: | lowest: | below 0.98:",
+        itertools.starmap(_untuned_cells, origins.items()),
+    )
+
+
+def _untuned_cells(origin: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+    below = sum(ratio < 0.98 for ratio in ratios)
+    return origin, str(len(rows)), *_summed(ratios), str(below)
 
 
 def choices(results: pathlib.Path) -> str:
     """The choices by default against XLA, over random problems."""
-    lines = [
+    return table(
         "",
-        "| machine | drawn | problems | XLA / default, geometric mean | lowest "
-        "| below 0.97 |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for name, (ratio, text) in _CHOICES.items():
-        for file in sorted(results.glob(f"*/{name}.json")):
-            result = json.loads(file.read_text())
-            ratios = [row[ratio] for row in result["rows"]]
-            lines.append(
-                f"| {result['environment']['device']} | {text}, seed {result['seed']} "
-                f"| {len(ratios)} | {statistics.geometric_mean(ratios):.2f} "
-                f"| {min(ratios):.2f} | {sum(r < 0.97 for r in ratios)} |"
-            )
-    return "\n".join(lines) + "\n\n"
+        "machine | drawn | problems: | XLA / default, geometric mean: | lowest: "
+        "| below 0.97:",
+        (
+            _choices_cells(json.loads(file.read_text()), ratio, text)
+            for name, (ratio, text) in _CHOICES.items()
+            for file in sorted(results.glob(f"*/{name}.json"))
+        ),
+    )
+
+
+def _choices_cells(result: dict[str, Any], ratio: str, text: str) -> tuple[str, ...]:
+    ratios = [row[ratio] for row in result["rows"]]
+    drawn, below = f"{text}, seed {result['seed']}", sum(r < 0.97 for r in ratios)
+    return result["environment"]["device"], drawn, *_summed(ratios), str(below)
 
 
 # Result file -> the ratio of its rows that counts, and the kind of its problems.
@@ -278,17 +275,17 @@ def models(results: pathlib.Path) -> str:
 
 
 def _models_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| model | ours, us | plain JAX, us | plain / ours | wall-clock |",
-        "|---|---:|---:|---:|---:|",
-    ]
-    lines += [
-        f"| {r['name']} | {r['ours_us']:.1f} | {r['plain_us']:.1f} "
-        f"| {r['ratio']:.2f} | {r['wall_ratio']:.2f} |"
-        for r in result["rows"]
-    ]
-    return "\n".join(lines) + "\n\n"
+        "model | ours, us: | plain JAX, us: | plain / ours: | wall-clock:",
+        map(_models_cells, result["rows"]),
+    )
+
+
+def _models_cells(row: Row) -> tuple[str, ...]:
+    times = (number(row[name], 1) for name in ("ours_us", "plain_us"))
+    ratios = (number(row[name], 2) for name in ("ratio", "wall_ratio"))
+    return row["name"], *times, *ratios
 
 
 def programs(results: pathlib.Path) -> str:
@@ -297,14 +294,12 @@ def programs(results: pathlib.Path) -> str:
 
 
 def _programs_table(result: dict[str, Any]) -> str:
-    lines = [
+    return table(
         head(result["environment"]),
-        "| program | tuning | ours, us | plain JAX, us | plain / ours | wall-clock "
-        "| inside / ours | memory, ours / plain | goals |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
-    ]
-    lines += [f"| {' | '.join(_programs_cells(row))} |" for row in result["rows"]]
-    return "\n".join(lines) + "\n\n"
+        "program | tuning | ours, us: | plain JAX, us: | plain / ours: | "
+        "wall-clock: | inside / ours: | memory, ours / plain: | goals",
+        map(_programs_cells, result["rows"]),
+    )
 
 
 def _programs_cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -340,57 +335,20 @@ _PROGRAM_FIGURES = {
 }
 
 
-def cpu(results: pathlib.Path) -> str:
-    """The rows and the figures of each machine that has results of ``bench_cpu``."""
-    return for_each(results, "*/cpu.json", _cpu_tables)
-
-
-def _cpu_tables(result: dict[str, Any]) -> str:
-    lines = [
-        head(result["environment"]),
-        "| group | problem | kernel | ours, us | XLA / ours | goal | oneDNN / ours "
-        "| torch / ours |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    lines += [f"| {' | '.join(_cpu_cells(row))} |" for row in result["rows"]]
-    lines += ["", "| figure | measured | goal | met |", "|---|---:|---:|---|"]
-    for figure in result["figures"]:
-        value, must, name = figure["value"], figure["must"], figure["name"]
-        is_met = value <= must if figure["is_upper"] else value >= must
-        sign = "<=" if figure["is_upper"] else ">="
-        met = "yes" if is_met else "no"
-        lines.append(f"| {name} | {value:.2f} | {sign} {must:.2f} | {met} |")
-    return "\n".join(lines) + "\n\n"
-
-
-def _cpu_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    problem = row["text"].partition(" ")[2]
-    goal = f"{row['must']:.2f}"
-    if "error" in row:
-        return row["group"], problem, "failed", "-", "-", goal, "-", "-"
-    return (
-        row["group"],
-        problem,
-        row["variant"],
-        number(row["ours_us"], 1),
-        number(row["ratio"], 2),
-        goal,
-        number(row["ratio_onednn"], 2),
-        number(row["ratio_torch"], 2),
-    )
-
-
 def tuner(results: pathlib.Path) -> str:
     """Means over the spaces of F(n), for the methods that ``bench_tuner`` compares."""
     rows = json.loads((results / "replay" / "tuner.json").read_text())["rows"]
     scores = {(r["method"], r["space"]): r for r in rows if "seeds" in r}
     counts = ("16", "32", "64", "96")
-    lines = [f"| search | {' | '.join(counts)} |", "|---|" + "---:|" * len(counts)]
-    for method, space, text in _SEARCHES:
-        fraction = scores[method, space]["fraction"]
-        numbers = " | ".join(f"{fraction[n]:.3f}" for n in counts)
-        lines.append(f"| {text} | {numbers} |")
-    return "\n" + "\n".join(lines) + "\n\n"
+    columns = " | ".join(["search", *(f"{count}:" for count in counts)])
+    fractions = [
+        (text, scores[method, space]["fraction"]) for method, space, text in _SEARCHES
+    ]
+    return table(
+        "",
+        columns,
+        ((text, *(number(f[n], 3) for n in counts)) for text, f in fractions),
+    )
 
 
 _SEARCHES = (
@@ -417,7 +375,7 @@ TABLES = {
     "conv2d_bars": conv2d_bars,
     "bars": bars,
     "untuned": untuned,
-    "cpu": cpu,
+    "cpu": cpu_tables.kernels,
     "elementwise": cpu_tables.elementwise,
     "torch": cpu_tables.torch,
     "models": models,

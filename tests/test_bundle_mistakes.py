@@ -130,6 +130,11 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], int, str]] = {
         INVALID,
         "attribute 'kc' is missing",
     ),
+    "blocks whose size overflows": (
+        lambda m: m["steps"][0]["attributes"].update(nc=(1 << 63) - 1),
+        INVALID,
+        "nc=9223372036854775807 must be 0 or more, and less than 2^31",
+    ),
     "a kernel that is not there": (
         lambda m: m["steps"][0].update(target="tracea_cpu_fft_v1"),
         UNSUPPORTED,
@@ -146,31 +151,58 @@ def test_manifests_that_mean_something_else_are_refused(c_programs, mlp_bundle, 
     assert sentence in loaded(c_programs, mlp_bundle)[1]
 
 
-COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "copies an array to itself": lambda step: step.update(reads=step["writes"]),
-    "copies more than there is": lambda step: (
-        step.update(  # without an end, in one place
-            counts=[1 << 40], from_strides=[0], to_strides=[0]
-        )
+def copied(counts: list[int], stride: int = 0, **fields: int) -> dict[str, Any]:
+    """The fields of a strided copy."""
+    strides = [stride] * len(counts)
+    return {"counts": counts, "from_strides": strides, "to_strides": strides, **fields}
+
+
+_MOST = (1 << 63) - 1
+COPIES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = {
+    "onto itself": (lambda s: {"reads": s["writes"]}, "copies an array to itself"),
+    "without an end": (lambda s: copied([1 << 40]), "copies more than there is"),
+    "whose end overflows": (
+        lambda s: copied([], run=_MOST, from_offset=_MOST, to_offset=_MOST),
+        "copies more than there is",
     ),
+    "nested without an end": (lambda s: copied([1] * 9999), "copies what it cannot"),
 }
 
 
-@pytest.mark.parametrize("sentence", COPIES)
-def test_copies_that_would_not_end_or_overlap_are_refused(
-    c_programs, tmp_path, sentence
-):
+@pytest.mark.parametrize("which", COPIES)
+def test_copies_that_would_not_end_or_overlap_are_refused(c_programs, tmp_path, which):
     x = jax.ShapeDtypeStruct((5, 8), np.float32)
     place = tmp_path / "b"
     tracea.bundle(lambda x: jnp.pad(x[:, ::2], ((1, 1), (0, 0))) * 2, x, path=place)
 
     def change(manifest):
         moves = [s for s in manifest["steps"] if s["kind"] == "move"]
-        COPIES[sentence](moves[0])
+        moves[0].update(changed(moves[0]))
 
+    changed, sentence = COPIES[which]
     resealed(place, change)
     status, said = loaded(c_programs, place)
     assert status == INVALID and sentence in said
+
+
+def test_sizes_of_a_reduction_whose_product_overflows_are_refused(c_programs, tmp_path):
+    x = jax.ShapeDtypeStruct((6, 4), np.float32)
+    place = tmp_path / "b"
+    tracea.bundle(lambda x: x.max(1), x, path=place)
+
+    def change(manifest):
+        large, small = [1 << 34], [1 << 32]  # outer * inner is small, modulo 2^64
+        step = manifest["steps"][0]
+        step.update(outer=1 << 32, inner=(1 << 32) + 1, reduced=4)
+        arrays = manifest["values"]
+        for array in (manifest["inputs"][0], arrays[step["reads"][0]]):
+            array["shape"] = large
+        for array in (manifest["outputs"][0], arrays[step["writes"][0]]):
+            array["shape"] = small
+
+    resealed(place, change)
+    status, said = loaded(c_programs, place)
+    assert status == INVALID and "it reduces other arrays than it can" in said
 
 
 def test_a_program_may_have_set_any_locale(c_programs, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import shutil
+import threading
 import time
 from typing import Any
 
@@ -249,13 +251,24 @@ def test_identities_of_observations_do_not_depend_on_new_fields():
     assert union([cold], [measured(3)]) == union([measured(3)], [cold]) == (cold,)
 
 
-def test_prune_bears_that_another_process_removes_an_entry(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "harm", [pathlib.Path.unlink, lambda file: file.write_bytes(b"{}")]
+)
+def test_prune_bears_that_another_process_harms_an_entry(tmp_path, monkeypatch, harm):
     record(tmp_path, entry(written="some day"))
     store = store_in(tmp_path)
     heads = list(store.heads())
-    file_of(tmp_path).unlink()
+    harm(file_of(tmp_path))
     monkeypatch.setattr(Store, "heads", lambda self: iter(heads))
-    assert upkeep.prune(store, older_than_s=1.0, max_entries=0, now_s=9e9) == ()
+    pruned = []
+
+    def prune():
+        pruned.append(upkeep.prune(store, max_entries=0, now_s=9e9))
+
+    pruning = threading.Thread(target=prune, daemon=True)  # it waited for its own lock
+    pruning.start()
+    pruning.join(20)
+    assert pruned == [()]
 
 
 # --- what is printed ------------------------------------------------------------------

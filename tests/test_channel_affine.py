@@ -266,3 +266,25 @@ LEFT = {
 def test_what_is_no_row_of_scales_and_shifts_is_left():
     for name, f in LEFT.items():
         assert sites(f, *arguments(batch_norm)) == [], name
+
+
+def test_symbolic_shapes_are_left():
+    n, h = jax.export.symbolic_shape("n, h")
+    x = jax.ShapeDtypeStruct((n, h, h, C), jnp.float32)
+    vector = jax.ShapeDtypeStruct((C,), jnp.float32)
+    assert calls(batch_norm, x, vector, vector) == []
+
+
+def test_explicit_shardings_keep_the_equations():
+    mesh = jax.make_mesh((8,), ("n",), axis_types=(jax.sharding.AxisType.Explicit,))
+    x, scale, bias = normal(8, 2, 2, C), normal(C), normal(C, seed=1)
+
+    def loss(x, scale, bias):
+        return weighed(batch_norm(x, scale, bias))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, jax.P("n"))
+        assert sites(loss, x, scale, bias) == []
+        step = jax.jit(jax.grad(loss, (0, 1, 2)))
+        found = jax.jit(tracea.transform(step))(x, scale, bias)
+        assert_close(found, step(x, scale, bias), 1e-5)

@@ -114,6 +114,15 @@ def test_the_default_is_a_legal_config_of_the_space(variant, asked):
         variant.check(asked, config, H200)
 
 
+@pytest.mark.parametrize("name", ["A100", "H200"])
+def test_as_many_blocks_as_have_room_hold_small_images(name):
+    device = NAMED[name]
+    for config in CONV2D_GROUPED_IMAGES.space(small(), device).configs():
+        (kernel,) = kernels_in(CONV2D_GROUPED_IMAGES.call(small(), config, device))
+        on_one = config.blocks * (kernel.smem_bytes + 1024)
+        assert on_one <= device.smem_per_block_bytes + 1024
+
+
 def compiles(variant: Any, problem: Conv2dProblem, config: Any) -> None:
     for kernel in kernels_in(variant.call(problem, config, H200)):
         cubin = nvrtc.compile(kernel)

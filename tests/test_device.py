@@ -57,6 +57,19 @@ def test_an_isa_can_only_be_lowered():
         device.forced_isa(CPU_ISAS[1], "mmx")
 
 
+@pytest.mark.parametrize(
+    ("name", "sm_kib", "of_two_kib"), [("A100", 164, 81), ("H200", 228, 113)]
+)
+def test_blocks_share_the_memory_of_a_multiprocessor(name, sm_kib, of_two_kib):
+    """As the tables of compute capabilities have it: a KiB of each block is taken."""
+    gpu = device.named(name)
+    assert gpu.smem_per_sm_bytes == sm_kib << 10
+    assert gpu.smem_of_each(1) == gpu.smem_per_block_bytes
+    assert gpu.smem_of_each(2) == of_two_kib << 10
+    assert gpu.blocks_in_smem(of_two_kib << 10) == 2
+    assert gpu.blocks_in_smem((of_two_kib << 10) + 1) == 1
+
+
 def test_the_local_cpu():
     cpu = device.local_cpu()
     assert cpu.platform == "cpu" and cpu.arch == cpu.isa

@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
-from tracea_jax.ir.attention_schedules import Protocol, run_sums, run_tiles
+from tracea_jax.ir.attention_schedules import Protocol, run_tiles
 from tracea_jax.ir.schedules import Hazard
+from tracea_jax.ir.sum_schedules import run_sums
 
 pytestmark = pytest.mark.once
 

@@ -174,3 +174,20 @@ def test_programs_keep_their_pools_where_no_kernel_can_run():
 def test_what_is_no_pooling_of_images_is_left():
     for name, f in LEFT.items():
         assert sites(f, normal(2, 8, 8, 8)) == 0, name
+
+
+@pytest.mark.usefixtures("calls_only", "a_gpu")
+def test_symbolic_shapes_are_left():
+    n, h = jax.export.symbolic_shape("n, h")
+    assert sites(PROGRAMS["flax"], jax.ShapeDtypeStruct((n, h, h, 8), jnp.float32)) == 0
+
+
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("shape", [(0, 3, 9, 9, 8), (3, 0, 9, 9, 8)])
+def test_maps_of_nothing(shape):
+    def loss(x):
+        return (PROGRAMS["flax"](x) ** 2).sum()
+
+    for f in (PROGRAMS["flax"], jax.grad(loss)):
+        found = jax.eval_shape(jax.vmap(tracea.transform(f)), jnp.zeros(shape))
+        assert found.shape == jax.vmap(f)(jnp.zeros(shape)).shape

@@ -92,6 +92,20 @@ def test_derivatives_are_those_of_attention():
         np.testing.assert_allclose(x, y, atol=1e-5)
 
 
+def test_no_sequences():
+    q, k, v = arguments()
+    some = jnp.stack([q, q])
+    empty = paged_attention(q[:0], k, v, LENGTHS[:0], PAGES[:0])
+    assert empty.shape == (0, 6, 16)
+    for queries, lengths, pages in (
+        (some[:0], LENGTHS, PAGES),
+        (some[:, :0], LENGTHS[:0], PAGES[:0]),
+    ):
+        axes = (0, None, None, None, None)
+        found = jax.vmap(paged_attention, axes)(queries, k, v, lengths, pages)
+        assert found.shape == queries.shape
+
+
 @pytest.mark.parametrize("mapped", [(0,), (0, 3), (4,), (0, 1, 2), (0, 1, 2, 3, 4)])
 def test_maps(mapped):
     args = [*arguments(), LENGTHS, PAGES]

@@ -75,20 +75,6 @@ MUTANTS = [
 ]
 
 
-CLAIMS_OF = {
-    "tile/swizzle.cuh": lambda: (*parity.swizzle_cases(), *parity.operand_cases()),
-    "tile/operand_map.cuh": parity.operand_cases,
-    "tile/fragment.cuh": lambda: (
-        *parity.fragment_cases(),
-        *parity.staging_cases(),
-        *parity.register_operand_cases(),
-    ),
-    "tile/register_operand_map.cuh": parity.register_operand_cases,
-    "tile/pipeline.cuh": parity.pipeline_cases,
-    "tile/fast_divide.cuh": parity.divisor_cases,
-}
-
-
 def wrong(case):
     """The case with its last value changed."""
     *values, last = case.expected
@@ -128,7 +114,7 @@ def first_of_each_header():
 @pytest.mark.parametrize("header, right, new", [*first_of_each_header()])
 def test_a_wrong_header_does_not_compile(header, right, new):
     with pytest.raises(nvrtc.CompileError, match="algebra differ"):
-        kernel = parity.kernel(CLAIMS_OF[header]())
+        kernel = parity.kernel(parity.cases(header))
         nvrtc.compile(mutate(kernel, header, right, new))
 
 

@@ -240,6 +240,17 @@ def test_what_runs_is_replaced_by_what_is_surely_faster(
     assert select.winner(race, [HERO, ALONE, SHARED, XLA], [HERO, XLA]) == expected
 
 
+@pytest.mark.parametrize("shared_us", [(99.0, 130.0, 136.0), (60.0, 80.0, 82.0)])
+def test_one_quiet_round_surely_shows_what_all_rounds_show(shared_us):
+    times = {HERO: (102.0, 132.0, 134.0), XLA: (125.0, 161.0, 166.0), SHARED: shared_us}
+    race = measure.Race(times_us=times, repeats={}, failures={})
+    assert len(race.quiet_us(HERO)) == 1  # and in it SHARED is faster by 3 % or more
+    expected = HERO if shared_us[0] > 90 else SHARED
+    assert select.winner(race, [HERO, ALONE, SHARED, XLA], [HERO, XLA]) == expected
+    assert 0 < race.error(HERO, SHARED) < 0.1
+    assert 0 < race.relative_error(SHARED) < 0.1
+
+
 # Tuning where others use the machine too.
 
 

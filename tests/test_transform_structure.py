@@ -20,6 +20,7 @@ from transformed import (
 )
 
 import tracea_jax as tracea
+from tracea_jax.rewrite import channel_affine
 
 
 def layer(x, w):
@@ -365,3 +366,45 @@ def test_donation_inside():
         return add(x @ w, w), add(jax.nn.relu(x @ w), x)
 
     assert_alike(f, normal(4, 4), normal(4, 4, seed=1), gradients=False)
+
+
+# --- long programs --------------------------------------------------------------------
+
+
+def many_sums(x, w):
+    y = x
+    for _ in range(600):
+        y = y + x
+    return (y * x) @ w
+
+
+def many_sums_from_the_right(x, w):
+    y = x
+    for _ in range(600):
+        y = x + y
+    return (y * x) @ w
+
+
+@pytest.mark.parametrize("f", [many_sums, many_sums_from_the_right])
+def test_programs_longer_than_the_stack(f):
+    x, w = normal(3, 3), normal(3, 3, seed=1)
+    assert_alike(f, x, w)
+
+
+def test_rows_of_steps_are_read_in_linear_time(monkeypatch):
+    read = []
+    step_at = channel_affine._step_at
+    monkeypatch.setattr(
+        channel_affine, "_step_at", lambda *args: read.append(1) or step_at(*args)
+    )
+
+    def steps(x, scale, shift):
+        for _ in range(100):
+            x = x * scale + shift
+        for _ in range(100):
+            x = x + shift
+        return x
+
+    vectors = jnp.ones(5), jnp.ones(5)
+    jax.make_jaxpr(tracea.transform(steps))(normal(32, 5), *vectors)
+    assert len(read) < 300 * 20

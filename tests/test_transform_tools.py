@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from calls import arguments, block
 from jaxprs import count
@@ -45,6 +46,38 @@ def test_a_jitted_function_keeps_its_methods():
         traced = fast.trace(*args, **kwargs)
         assert "tracea_matmul" in str(traced.jaxpr)
         assert traced.fun_name == "powers"
+
+
+def test_static_arguments_may_be_numbers_of_numpy():
+    x, w = normal(6, 8), normal(8, 8)
+    two: Any = np.int32(2)
+    for place in (2, -1):
+        by_place = jax.jit(lambda x, w, n: powers(x, w, n), static_argnums=place)
+        fast = tracea.transform(by_place)
+        assert_near(fast(x, w, two - 1), powers(x, w, 1), 5e-5)
+        assert_near(fast(x, w, two), powers(x, w, 2), 5e-5)
+    named = jax.jit(powers, static_argnames="n")
+    assert_near(tracea.transform(named)(x, w, n=two), powers(x, w, 2), 5e-5)
+    assert tracea.explain(named)(x, w, two).ops == {"matmul": 2}
+    shaped = jax.jit(lambda x, shape: (x @ x.T).reshape(shape), static_argnums=1)
+    assert tracea.transform(shaped)(x, (np.int64(4), 9)).shape == (4, 9)
+
+
+def test_options_of_the_compiler_are_used():
+    x, w, b = arguments()
+    given: Any = {"xla_backend_optimization_level": 0}
+    quickly = jax.jit(block, compiler_options=given)
+    fast = tracea.transform(quickly)
+    assert_near(fast(x, w, b), block(x, w, b), 5e-5)
+    assert_near(jax.grad(lambda w: fast(x, w, b).sum())(w), gradient(x, w, b), 5e-5)
+    assert tracea.explain(quickly)(x, w, b).ops == {"matmul": 1}
+    wrong = jax.jit(block, compiler_options={"no_such_option": True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        tracea.transform(wrong)(x, w, b)
+
+
+def gradient(x: Any, w: Any, b: Any) -> Any:
+    return jax.grad(lambda w: block(x, w, b).sum())(w)
 
 
 def test_donated_arguments_stay_donated():

@@ -132,20 +132,63 @@ def batched(
 
 def is_jitted(fn: Any) -> bool:
     """Whether ``jax.jit`` made this function; its type has no public name."""
-    return isinstance(fn, type(jax.jit(is_jitted)))
+    return isinstance(fn, _jitted_type())
+
+
+@functools.cache
+def _jitted_type() -> type[Any]:
+    return type(jax.jit(is_jitted))
 
 
 def jit_arguments(fn: Any) -> dict[str, Any]:
-    """The static and donated arguments of a jitted function, as ``jax.jit`` takes them.
+    """What a jitted function was given, as ``jax.jit`` takes it, without its shardings.
 
-    They can be asked for nowhere publicly.
+    Its static and donated arguments and the compiler's options; they can be asked for
+    nowhere publicly.
     """
     info = getattr(fn, "_jit_info", None)
     names = [f"{kind}_{of}" for kind in ("static", "donate") for of in _ARGUMENTS]
-    return {name: value for name in names if (value := getattr(info, name, None))}
+    found = {name: value for name in names if (value := getattr(info, name, None))}
+    options = dict(getattr(info, "compiler_options_kvs", ()))
+    return {**found, "compiler_options": options} if options else found
 
 
 _ARGUMENTS = ("argnums", "argnames")
+
+
+def traceable(fn: Any) -> Any:
+    """A function that may be called in a trace, where fn would be called outside.
+
+    JAX refuses jitted functions with options of the compiler there: those are options
+    of a whole program. Such a function is made anew, without them.
+    """
+    arguments = jit_arguments(fn) if is_jitted(fn) else {}
+    if arguments.pop("compiler_options", None) is None:
+        return fn
+    info = fn._jit_info
+    shardings = {
+        name: jax.tree.unflatten(getattr(info, f"{name}_treedef"), leaves)
+        for name in ("in_shardings", "out_shardings")
+        for leaves in [getattr(info, f"{name}_leaves")]
+    }
+    return jax.jit(fn.__wrapped__, **arguments, **shardings)
+
+
+def static_leaves(fn: Any, args: Any, kwargs: Any) -> list[bool] | None:
+    """Which leaves of (args, kwargs) are of static arguments; None if fn has none."""
+    arguments = jit_arguments(fn) if is_jitted(fn) else {}
+    numbers = arguments.get("static_argnums", ())
+    names = arguments.get("static_argnames", ())
+    if not (numbers or names):
+        return None
+    places = [i in numbers or i - len(args) in numbers for i in range(len(args))]
+    of_args = zip(args, places, strict=True)
+    of_kwargs = ((kwargs[name], name in names) for name in sorted(kwargs))
+    return [
+        is_static
+        for value, is_static in (*of_args, *of_kwargs)
+        for _ in jax.tree.leaves(value)
+    ]
 
 
 # --- reverse-mode differentiation -----------------------------------------------------

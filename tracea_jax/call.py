@@ -30,6 +30,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend import source_info_util
 
+from tracea_jax import _compat
+
 # Errors and profiles name the user's line, not ours.
 source_info_util.register_exclusion(__file__)
 
@@ -53,14 +55,19 @@ class Call:
     is_array: tuple[bool, ...]
 
     @classmethod
-    def of(cls, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
-        """Splits arguments into a call and its arrays, NumPy's included.
+    def of(cls, fn: Any, args: Any, kwargs: Any) -> tuple[Call, list[Any]]:
+        """Splits arguments of fn into a call and its arrays, NumPy's included.
+
+        A number of NumPy that is a static argument of a jitted function is a constant.
 
         Raises:
           TypeError: on a leaf that is not an array and cannot be hashed.
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_array = tuple(is_array_like(x) for x in leaves)
+        if (static := _compat.static_leaves(fn, args, kwargs)) is not None:
+            pairs = zip(is_array, static, strict=True)
+            is_array = tuple(array and not is_static for array, is_static in pairs)
         pairs = list(zip(leaves, is_array, strict=True))
         constants = tuple(None if array else Constant.of(x) for x, array in pairs)
         return cls(tree, constants, is_array), [x for x, array in pairs if array]
@@ -72,7 +79,7 @@ class Call:
     def applied(self, fn: Callable[..., Any], arrays: Iterable[Any]) -> Any:
         """fn's result for these arrays, as a trace can return it; see ``unwrapped``."""
         args, kwargs = self.arguments(arrays)
-        returned = fn(*args, **kwargs)
+        returned = _compat.traceable(fn)(*args, **kwargs)
         own = {id(c.value): c for c in self.constants if c is not None}
         leaves, tree = jax.tree.flatten(returned)
         constants = tuple(own.get(id(x)) for x in leaves)

@@ -88,6 +88,9 @@ class CpuDevice:
         return f"{self.name}, {self.isa}, {self.cores} cores, {caches}"
 
 
+BLOCK_RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
     """An NVIDIA GPU, with the limits a kernel must respect.
@@ -107,6 +110,19 @@ class CudaDevice:
     smem_per_block_bytes: int
     l2_bytes: int
     memory_bytes: int
+
+    @property
+    def smem_per_sm_bytes(self) -> int:
+        """Shared memory of a multiprocessor: of one block, and what that has beside."""
+        return self.smem_per_block_bytes + BLOCK_RESERVED_BYTES
+
+    def blocks_in_smem(self, smem_bytes: int) -> int:
+        """Blocks with so much shared memory that a multiprocessor has room for."""
+        return self.smem_per_sm_bytes // (smem_bytes + BLOCK_RESERVED_BYTES)
+
+    def smem_of_each(self, blocks: int) -> int:
+        """Most shared memory of each block, if a multiprocessor holds so many."""
+        return self.smem_per_sm_bytes // blocks - BLOCK_RESERVED_BYTES
 
     @property
     def arch(self) -> str:

@@ -80,8 +80,8 @@ def transform(
     attributes have changed is another constant. What fn returns of them comes back as
     it is. Objects of flax nnx may be arguments, and fn may be one of them or its
     method: what fn changes in them is changed after the call, as if fn itself had been
-    called. A jitted function that donates arguments
-    donates them when it is transformed, too.
+    called. A jitted function that donates arguments, or has options for the
+    compiler, does so when it is transformed, too.
 
     Sites without which the whole program was faster when ``tune`` raced it are left as
     they are written; an implementation that the settings ask for is used everywhere.
@@ -94,8 +94,9 @@ def transform(
     Args:
       fn: a pure function of pytrees, or of objects of flax nnx. Without it, the result
         is a decorator.
-      ops: which op or ops to use, of "matmul", "gated_matmul", "conv2d", "attention",
-        "linear_cross_entropy", "channel_affine"; all by default.
+      ops: which op or ops to use, of "attention", "conv2d", "linear_cross_entropy",
+        "gated_matmul", "matmul", "max_pool", "group_norm", "channel_sums",
+        "channel_affine"; all by default.
       after_grad: only products and convolutions are rewritten, one by one, after JAX
         has differentiated what fn differentiates: for functions that must see JAX's own
         tracers.
@@ -122,7 +123,8 @@ class Transformed:
 
     Defined in a class, it is a method. A pickle of it holds the function, to be traced
     anew. Of a jitted function it has ``lower``, ``trace``, ``eval_shape`` and
-    ``clear_cache`` too, with the same static and donated arguments.
+    ``clear_cache`` too, with the same static and donated arguments and options of the
+    compiler.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Transformed:
         functools.update_wrapper(self, fn)
         self._made_of = (fn, chosen, after_grad)
         self._forget_traces()
-        self._donating: Callable[..., Any] | None = None
+        self._jitted: Callable[..., Any] | None = None
         if _compat.is_jitted(fn):
             self._keep_jit_methods(fn)
 
@@ -179,12 +181,13 @@ class Transformed:
     def _keep_jit_methods(self, fn: Any) -> None:
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
-            return unwrapped(self._run(*Call.of(args, kwargs)))
+            return unwrapped(self._run(*Call.of(fn, args, kwargs)))
 
         arguments = _compat.jit_arguments(fn)
         jitted: Any = jax.jit(run, **arguments)
-        if any(name.startswith("donate") for name in arguments):
-            self._donating = jitted
+        # Where there are only static arguments, they are constants of ``_compiled``.
+        if any(not name.startswith("static") for name in arguments):
+            self._jitted = jitted
 
         def clear_cache() -> None:
             fn.clear_cache()
@@ -204,12 +207,12 @@ class Transformed:
             return mutable.closed(self._of_state._on_arrays(args, kwargs))
 
     def _on_arrays(self, args: Any, kwargs: Any) -> Any:
-        call, arrays = Call.of(args, kwargs)
+        call, arrays = Call.of(self._made_of[0], args, kwargs)
         # What is being traced already needs no function to be traced in.
         if any(isinstance(x, Tracer) for x in arrays):
             return unwrapped(self._run(call, arrays))
-        if self._donating is not None:
-            return self._donating(*args, **kwargs)
+        if self._jitted is not None:
+            return self._jitted(*args, **kwargs)
         return unwrapped(self._compiled(call, arrays))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -18,6 +18,7 @@ namespace tracea::capi {
 namespace {
 
 constexpr size_t kMostArrays = 64;
+constexpr size_t kMostDims = 64;  // of a strided copy, which nests a call for each
 
 // ---- CPU ----------------------------------------------------------------------------
 
@@ -154,10 +155,11 @@ class Move final : public Action {
  private:
   void CheckInside(const std::vector<int64_t>& strides, int64_t offset,
                    int64_t bytes) const {
-    if (strides.size() != counts_.size() || run_ < 1 || offset < 0) {
+    if (strides.size() != counts_.size() || counts_.size() > kMostDims || run_ < 1) {
       Fail(TRACEA_INVALID, "it copies what it cannot");
     }
-    int64_t left = bytes - offset - run_;  // behind the last run
+    const bool fits = 0 <= offset && offset <= bytes && run_ <= bytes - offset;
+    int64_t left = fits ? bytes - offset - run_ : -1;  // behind the last run
     for (size_t i = 0; i < counts_.size(); ++i) {
       const int64_t steps = counts_[i] - 1, stride = strides[i];
       if (steps < 0 || stride < 0 || (steps > 0 && stride > bytes / steps)) left = -1;

@@ -11,14 +11,17 @@
 
 namespace tracea::capi {
 
-// While it lives, the calling thread rounds to nearest and takes subnormal numbers for
-// zero, as XLA's threads do: a kernel has the same bits here and there.
+// While it lives, the calling thread rounds to nearest, takes subnormal numbers for zero
+// and goes on after exceptions of floating point, as XLA's threads do: a kernel has the
+// same bits here and there. (Infinity minus infinity would end a program that has asked
+// for signals, as by feenableexcept.)
 class XlaArithmetic {
  public:
 #if defined(__x86_64__)
   XlaArithmetic() : before_(_mm_getcsr()) {
     constexpr uint32_t kFlushToZero = 1 << 15, kRounding = 3 << 13, kAreZero = 1 << 6;
-    _mm_setcsr((before_ & ~kRounding) | kFlushToZero | kAreZero);
+    constexpr uint32_t kNoSignals = 0x3f << 7;
+    _mm_setcsr((before_ & ~kRounding) | kFlushToZero | kAreZero | kNoSignals);
   }
   ~XlaArithmetic() { _mm_setcsr(before_); }
 
@@ -28,7 +31,8 @@ class XlaArithmetic {
   XlaArithmetic() {
     asm volatile("mrs %0, fpcr" : "=r"(before_));
     constexpr uint64_t kFlushToZero = 1 << 24, kRounding = 3 << 22;
-    Set((before_ & ~kRounding) | kFlushToZero);
+    constexpr uint64_t kSignals = 0x9f << 8;
+    Set((before_ & ~(kRounding | kSignals)) | kFlushToZero);
   }
   ~XlaArithmetic() { Set(before_); }
 

@@ -12,10 +12,19 @@
 namespace tracea::capi {
 
 Threads::Threads(int64_t count) {
-  for (int64_t i = 1; i < count; ++i) threads_.emplace_back([this] { Work(); });
+  try {
+    for (int64_t i = 1; i < count; ++i) threads_.emplace_back([this] { Work(); });
+  } catch (const std::exception& error) {  // those that run would end the process
+    const size_t had = threads_.size() + 1;
+    End();
+    Fail(TRACEA_CPU_ERROR, "There are no ", count, " threads to be had, only ", had, ": ",
+         error.what(), ".");
+  }
 }
 
-Threads::~Threads() {
+Threads::~Threads() { End(); }
+
+void Threads::End() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ends_ = true;

@@ -31,6 +31,7 @@ class Threads final : public Pool {
 
  private:
   void Work();
+  void End();
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,11 +1,11 @@
 #include "files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 #include <sstream>
 
 #include "failure.h"
@@ -17,9 +17,18 @@ namespace {
 constexpr const char* kSums = "SHA256SUMS";
 constexpr size_t kDigits = 64;
 
+struct Descriptor {
+  int number;
+  ~Descriptor() {
+    if (number >= 0) ::close(number);
+  }
+};
+
 std::string Read(const std::string& path, const std::string& bundle) {
+  // A pipe that nobody writes to would block the opening for ever.
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   struct stat info {};
-  if (::stat(path.c_str(), &info) != 0) {
+  if (file.number < 0 || ::fstat(file.number, &info) != 0) {
     const tracea_status status = errno == ENOENT ? TRACEA_INVALID : TRACEA_CPU_ERROR;
     Fail(status, bundle, " is no whole bundle: ", path, " cannot be read: ",
          std::strerror(errno), ".");
@@ -27,11 +36,15 @@ std::string Read(const std::string& path, const std::string& bundle) {
   if (!S_ISREG(info.st_mode)) {
     Fail(TRACEA_INVALID, bundle, " is no whole bundle: ", path, " is no file.");
   }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      std::fopen(path.c_str(), "rb"), &std::fclose);
   std::string bytes(static_cast<size_t>(info.st_size), '\0');
-  if (!file || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size()) {
-    Fail(TRACEA_CPU_ERROR, path, " cannot be read: ", std::strerror(errno), ".");
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t got = ::read(file.number, bytes.data() + done, bytes.size() - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) {
+      Fail(TRACEA_CPU_ERROR, path, " cannot be read: ",
+           got < 0 ? std::strerror(errno) : "it became shorter meanwhile", ".");
+    }
+    done += static_cast<size_t>(got);
   }
   return bytes;
 }

@@ -163,7 +163,7 @@ tracea_graph::tracea_graph(const tracea_context& of, const std::string& path)
     const std::string_view call = program.steps[i].Call();
     if (!call.empty()) context.kernels.Add(std::string(call), actions[i]);
   }
-  program.constants = {};
+  std::string().swap(program.constants);  // assigning would keep its memory
   program.files.clear();
 }
 

@@ -317,11 +317,14 @@ class Reduce final : public Action {
     if (!is_sum_ && !is_max_ && name != "min") {
       Fail(TRACEA_UNSUPPORTED, "this library has no reduction '", name, "'");
     }
-    const int64_t most = SizeOf(x_);
-    const bool is_right = outer_ > 0 && reduced_ > 0 && inner_ > 0 && outer_ <= most &&
-                          reduced_ <= most && inner_ <= most &&
-                          outer_ * inner_ == SizeOf(out_) &&
-                          SizeOf(out_) * reduced_ == most;
+    // By division: the product of sizes that only a manifest names may overflow.
+    const int64_t results = SizeOf(out_), elements = SizeOf(x_);
+    const auto is_product = [](int64_t a, int64_t b, int64_t product) {
+      return product % a == 0 && product / a == b;
+    };
+    const bool is_right = outer_ > 0 && reduced_ > 0 && inner_ > 0 && results > 0 &&
+                          is_product(outer_, inner_, results) &&
+                          is_product(results, reduced_, elements);
     if (!is_right) Fail(TRACEA_INVALID, "it reduces other arrays than it can");
     CheckTypes(program, step);
   }

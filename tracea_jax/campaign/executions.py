@@ -75,7 +75,7 @@ class Program:
     def opened(self) -> Iterator[Executions]:
         """What can be traced and run while the context lasts."""
         with mutable.opened(self.fn, self.args, {}) as (fn, args, kwargs):
-            call, arrays = Call.of(args, kwargs)
+            call, arrays = Call.of(fn, args, kwargs)
             yield Executions(
                 fn=fn,
                 name=self.name,

@@ -38,6 +38,12 @@ _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
 _REGISTERS = {1: (24, 232), 2: (40, 232), 3: (32, 160)}
 _ALL_REGISTERS = (24, 240)
 _FEW = 192  # registers for sums and scores
+_WORDS = {
+    **{"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"},
+    **{"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"},
+    **WORDS,
+    **{"kEverywhere": "everywhere", "kAdds": "adds", "kOrdered": "ordered"},
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +52,136 @@ class Half:
 
     Attributes:
       name: "keys" or "queries".
-      kind: words of the entry's name.
-      traits: what the Traits hold.
-      parameters: of the entry, name to type; in the order of ``params``.
-      arguments, of_scores: what the device function's struct is made of.
-      params: of the launch.
-      products: whose headers the text includes.
+      problem: the op's problem.
+      beside: what it is told of biases and masks.
+      tile: rows that a block owns, rows of the other side that it has at a time, and
+        for how many times these there is room.
+      names: of the first two in the Traits.
+      columns: of the sums, and of what weights multiply with values.
+      own_flags: of the Traits, beside those that both halves have.
+      operands: of the launch.
+      maps: tensor maps by the names of parameters; None for what the problem lacks.
+      pointers: types, and numbers of operands, likewise.
+      numbers: integers, likewise.
       tiles: blocks of threads.
       consumers: warpgroups that multiply.
+      registers: that a consumer needs for sums and scores.
       smem: bytes of shared memory.
     """
 
     name: str
-    kind: tuple[str, ...]
-    traits: str
-    parameters: dict[str, str]
-    arguments: tuple[str, ...]
-    of_scores: tuple[str, ...]
-    params: tuple[Param, ...]
-    products: tuple[Wgmma, ...]
+    problem: AttentionProblem
+    beside: GradientScores
+    tile: tuple[int, int, int]
+    names: tuple[str, str]
+    columns: tuple[int, int]
+    own_flags: dict[str, bool]
+    operands: tuple[str, ...]
+    maps: dict[str, TensorMap | None]
+    pointers: dict[str, tuple[str, int]]
+    numbers: dict[str, int]
     tiles: int
     consumers: int
+    registers: int
     smem: int
+
+    @property
+    def products(self) -> tuple[Wgmma, ...]:
+        """Scores, both sums, and a part of dq; the text includes their headers."""
+        dtype = self.problem.dtype
+        return (
+            Wgmma(n=self.tile[1], lhs=dtype, rhs=dtype),
+            *(
+                Wgmma(n=n, lhs=dtype, rhs=dtype, lhs_in_registers=True)
+                for n in self.columns
+            ),
+            Wgmma(n=PART, lhs=dtype, rhs=dtype),
+        )
+
+    @property
+    def flags(self) -> dict[str, bool]:
+        """Of the Traits."""
+        p = self.problem
+        left, right = rules.window(p)
+        return {
+            "kHasLeft": left is not None,
+            "kHasRight": right is not None,
+            "kQLengths": p.q_lengths,
+            "kKvLengths": p.kv_lengths,
+            "kSegments": p.segments,
+            "kSoftCap": p.soft_cap is not None,
+            **self.beside.flags,
+            **self.own_flags,
+        }
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """Words of the entry's name."""
+        own, other, stages = self.tile
+        said = (_WORDS[f] for f, is_set in self.flags.items() if is_set and f in _WORDS)
+        return *said, f"{own}x{other}_s{stages}"
+
+    @property
+    def traits(self) -> str:
+        """What the Traits hold."""
+        p = self.problem
+        own, other, stages = self.tile
+        scores, sums, of_values, part = (
+            f"tracea::{w.type_name}" for w in self.products
+        )
+        producer, consumer = _REGISTERS[self.consumers]
+        if self.consumers == 2 and self.registers > _FEW:
+            producer, consumer = _ALL_REGISTERS
+        bools = ", ".join(
+            f"{flag} = {cxx(is_set)}" for flag, is_set in self.flags.items()
+        )
+        return f"""\
+  using Element = {DTYPES[p.dtype][0]};
+  using Scores = {scores}<0, 0>;
+  using Sums = {sums}<0, 1>;
+  using ValueSums = {of_values}<0, 1>;
+  using Dq = {part}<1, 1>;
+  using Swizzle = {SWIZZLE_128B.cxx()};
+  using BiasElement = {self.beside.element};
+  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
+  static constexpr int kValueDim = {p.columns}, \
+kValueSlabs = {forward.slabs(p.columns)};
+  static constexpr int k{self.names[0]} = {own}, k{self.names[1]} = {other}, \
+kStages = {stages}, kMostBlocks = {sizes.MOST_BLOCKS};
+  static constexpr bool {bools};
+  static constexpr int kThreads = {threads_of(self.consumers)}, \
+kProducerRegisters = {producer}, kConsumerRegisters = {consumer};
+  static constexpr int kSmemBytes = {self.smem};
+"""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Of the entry, name to type; in the order of ``params``."""
+        return {
+            **{name: _MAP for name, m in self.maps.items() if m},
+            **{name: of_type for name, (of_type, _) in self.pointers.items()},
+            **dict.fromkeys(self.numbers, "int"),
+            **dict.fromkeys(factors(self.problem), "float"),
+            **self.beside.parameters,
+        }
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What the device function's struct is made of, before what is said beside."""
+        maps = (f"&{name}" if m else "nullptr" for name, m in self.maps.items())
+        return *maps, *self.pointers, *self.numbers, *factors(self.problem)
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """Of the launch."""
+        floats = factors(self.problem).values()
+        return (
+            *(m for m in self.maps.values() if m),
+            *(Pointer(operand=operand) for _, operand in self.pointers.values()),
+            *(Scalar(value=value) for value in self.numbers.values()),
+            *(Scalar(value=value, dtype="float32") for value in floats),
+            *self.beside.params(self.operands),
+        )
 
     @property
     def given(self) -> dict[str, Param]:
@@ -91,12 +205,12 @@ def keys(
     def number(name: str) -> int:
         return sizes.number(operands, name)
 
-    return _half(
-        "keys",
-        p,
+    return Half(
+        name="keys",
+        problem=p,
         beside=beside,
         tile=(c.tile_kv, c.block_q, c.stages_q),
-        flags={
+        own_flags={
             "kEverywhere": has_blind,
             "kAdds": bool(c.adds),
             "kOrdered": c.dq == "ordered",
@@ -156,12 +270,12 @@ def queries(
     def number(name: str) -> int:
         return sizes.number(operands, name)
 
-    return _half(
-        "queries",
-        p,
+    return Half(
+        name="queries",
+        problem=p,
         beside=beside,
         tile=(c.tile_q, c.block_kv, c.stages_kv),
-        flags={},
+        own_flags={},
         columns=(p.head_dim, p.columns),
         names=("TileQ", "BlockKv"),
         maps={
@@ -260,104 +374,3 @@ def section_of_both(problem: AttentionProblem) -> int:
     columns = p.head_dim + p.columns
     of_head = (p.q_len * p.heads // p.kv_heads + p.kv_len) * columns * _ITEMSIZE
     return min(max(1, _BOTH_BYTES // of_head), p.kv_heads * p.batch)
-
-
-def _half(
-    name: str,
-    problem: AttentionProblem,
-    *,
-    beside: GradientScores,
-    tile: tuple[int, int, int],
-    flags: dict[str, bool],
-    columns: tuple[int, int],
-    names: tuple[str, str],
-    maps: dict[str, TensorMap | None],
-    operands: tuple[str, ...],
-    pointers: dict[str, tuple[str, int]],
-    numbers: dict[str, int],
-    tiles: int,
-    consumers: int,
-    registers: int,
-    smem: int,
-) -> Half:
-    p = problem
-    own, other, stages = tile
-    products = (
-        Wgmma(n=other, lhs=p.dtype, rhs=p.dtype),
-        *(Wgmma(n=n, lhs=p.dtype, rhs=p.dtype, lhs_in_registers=True) for n in columns),
-        Wgmma(n=PART, lhs=p.dtype, rhs=p.dtype),
-    )
-    scores, sums, of_values, part = (f"tracea::{w.type_name}" for w in products)
-    left, right = rules.window(p)
-    flags = {
-        "kHasLeft": left is not None,
-        "kHasRight": right is not None,
-        "kQLengths": p.q_lengths,
-        "kKvLengths": p.kv_lengths,
-        "kSegments": p.segments,
-        "kSoftCap": p.soft_cap is not None,
-        **beside.flags,
-        **flags,
-    }
-    words = {"kHasLeft": "left", "kHasRight": "right", "kQLengths": "qlen"}
-    words |= {"kKvLengths": "kvlen", "kSegments": "segments", "kSoftCap": "cap"}
-    words |= WORDS | {
-        "kEverywhere": "everywhere",
-        "kAdds": "adds",
-        "kOrdered": "ordered",
-    }
-    producer, consumer = _REGISTERS[consumers]
-    if consumers == 2 and registers > _FEW:
-        producer, consumer = _ALL_REGISTERS
-    bools = ", ".join(f"{flag} = {cxx(is_set)}" for flag, is_set in flags.items())
-    floats = factors(p)
-    return Half(
-        name=name,
-        kind=(
-            *(words[f] for f, is_set in flags.items() if is_set and f in words),
-            f"{own}x{other}_s{stages}",
-        ),
-        traits=f"""\
-  using Element = {DTYPES[p.dtype][0]};
-  using Scores = {scores}<0, 0>;
-  using Sums = {sums}<0, 1>;
-  using ValueSums = {of_values}<0, 1>;
-  using Dq = {part}<1, 1>;
-  using Swizzle = {SWIZZLE_128B.cxx()};
-  using BiasElement = {beside.element};
-  static constexpr int kHeadDim = {p.head_dim}, kSlabs = {forward.slabs(p.head_dim)};
-  static constexpr int kValueDim = {p.columns}, \
-kValueSlabs = {forward.slabs(p.columns)};
-  static constexpr int k{names[0]} = {own}, k{names[1]} = {other}, kStages = {stages}, \
-kMostBlocks = {sizes.MOST_BLOCKS};
-  static constexpr bool {bools};
-  static constexpr int kThreads = {threads_of(consumers)}, \
-kProducerRegisters = {producer}, kConsumerRegisters = {consumer};
-  static constexpr int kSmemBytes = {smem};
-""",
-        parameters={
-            **{name: _MAP for name, m in maps.items() if m},
-            **{name: of_type for name, (of_type, _) in pointers.items()},
-            **dict.fromkeys(numbers, "int"),
-            **dict.fromkeys(floats, "float"),
-            **beside.parameters,
-        },
-        arguments=(
-            *(f"&{name}" if m else "nullptr" for name, m in maps.items()),
-            *pointers,
-            *numbers,
-            *floats,
-        ),
-        of_scores=tuple(beside.parameters),
-        params=(
-            *(m for m in maps.values() if m),
-            *(Pointer(operand=operand) for _, operand in pointers.values()),
-            *(Scalar(value=value) for value in numbers.values()),
-            *(Scalar(value=value, dtype="float32") for value in floats.values()),
-            *beside.params(operands),
-        ),
-        products=products,
-        tiles=tiles,
-        consumers=consumers,
-        smem=smem,
-    )

@@ -165,4 +165,4 @@ def _arguments(side: Half, same: Container[str] | None = None) -> str:
         return argument.replace(name, f"{side.name}_{name}") if is_own else argument
 
     given = ", ".join(map(named, side.arguments))
-    return f"{{{given}, {{{', '.join(map(named, side.of_scores))}}}}}"
+    return f"{{{given}, {{{', '.join(map(named, side.beside.parameters))}}}}}"

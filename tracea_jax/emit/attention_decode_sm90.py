@@ -35,7 +35,6 @@ FEW_ROWS = 16  # keys of a box of a block that a sequence does not fill
 FEWEST_SLOTS = 3
 _ITEMSIZE = 2
 _ROW_BYTES = 128  # of a slab
-_RESERVED_BYTES = 1024  # of shared memory, by the driver, for each block
 _BARRIER_BYTES = 1024
 _MOST_SLOTS = 16
 _MAP = "const __grid_constant__ tracea::TensorMap"  # the type of a parameter
@@ -109,8 +108,7 @@ def slots(
     problem: AttentionProblem, config: AttentionDecodeSm90Config, device: CudaDevice
 ) -> Any:
     """Blocks of keys or of values that shared memory holds."""
-    of_sm = device.smem_per_block_bytes + _RESERVED_BYTES
-    whole = of_sm // config.blocks_per_sm - _RESERVED_BYTES
+    whole = device.smem_of_each(config.blocks_per_sm)
     room = whole - _BARRIER_BYTES - slabs(problem) * ROWS * _ROW_BYTES
     return room // (slabs(problem) * config.tile_kv * _ROW_BYTES)
 

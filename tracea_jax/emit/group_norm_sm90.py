@@ -16,8 +16,6 @@ from tracea_jax.emit.kernel import Kernel
 from tracea_jax.emit.norms import PACK_BYTES, SM_REGISTERS, SM_THREADS, pack
 from tracea_jax.problem import GroupNormProblem
 
-_SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
-
 _REGISTERS = {"forward": 96, "gradients": 120}  # that a thread can do with
 
 
@@ -86,9 +84,11 @@ def blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
     return problem.images * slabs(problem, config) * config.cluster
 
 
-def resident_blocks(problem: GroupNormProblem, config: GroupNormConfig) -> int:
+def resident_blocks(
+    problem: GroupNormProblem, config: GroupNormConfig, device: CudaDevice
+) -> int:
     """Blocks that a multiprocessor holds."""
-    of_smem = _SM_BYTES // (smem_bytes(problem, config) + _BLOCK_BYTES)
+    of_smem = device.blocks_in_smem(smem_bytes(problem, config))
     of_registers = SM_REGISTERS // (_REGISTERS[problem.direction] * config.threads)
     return max(1, min(of_smem, of_registers, SM_THREADS // config.threads))
 
@@ -115,7 +115,7 @@ def kernel(
             blocks=blocks(p, c),
             threads=c.threads,
             cluster=c.cluster,
-            resident=resident_blocks(p, c),
+            resident=resident_blocks(p, c, device),
             smem_bytes=smem_bytes(p, c),
         ),
     )

@@ -115,7 +115,7 @@ def explain(
 def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """The jaxpr of a call, and its array arguments."""
     with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
-        call, arrays = Call.of(args, kwargs)
+        call, arrays = Call.of(function, args, kwargs)
 
         def of_arrays(*arrays: Any) -> Any:
             return call.applied(function, arrays)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from tracea_jax.ir.pipeline import Ring
-from tracea_jax.ir.schedules import Agent, Barrier, Hazard, Slot, run_agents
+from tracea_jax.ir.schedules import Agent, Barrier, Condition, Hazard, Slot, run_agents
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,11 @@ class Protocol:
     announces_blind: bool = True
     places: int = 0
     releases_late: bool = True
+
+    @property
+    def announces(self) -> bool:
+        """Whether a tile that sees no block is announced, too."""
+        return bool(self.places) or (self.in_place and self.announces_blind)
 
     def own(self, count: int, consumer: int) -> range:
         """Which of a tile's blocks a consumer multiplies."""
@@ -95,128 +100,173 @@ class _Turn:
         self.granted = 1
 
 
+class _Memory:
+    """What roles share: rings of operands, places of tiles, turns of consumers."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        p = protocol
+        self.queries = _Operand(p.stages_q, p.consumers, parts=p.consumers)
+        self.keys = _Operand(p.stages, p.consumers)
+        self.values = _Operand(p.stages, p.consumers)
+        self.places = [Slot() for _ in range(p.places)]
+        self.turns = [_Turn() for _ in range(p.consumers)]
+
+    def place(self, tile: int) -> Slot:
+        return self.places[tile % len(self.places)]
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether something was copied whose readers are still to come."""
+        operands = (self.queries, self.keys, self.values)
+        return any(slot.unread for o in operands for stage in o.slots for slot in stage)
+
+
 def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
     """Run one block of threads over tiles that see so many blocks of keys each.
 
     Raises:
       Hazard: the schedule is wrong.
     """
-    p = protocol
-    queries = _Operand(p.stages_q, p.consumers, parts=p.consumers)
-    keys, values = (_Operand(p.stages, p.consumers) for _ in range(2))
-    places = [Slot() for _ in range(p.places)]
-    announces = bool(p.places) or (p.in_place and p.announces_blind)
-    turns = [_Turn() for _ in range(p.consumers)]
+    memory = _Memory(protocol)
     agents: list[Agent] = []
+    agents.append(_Producer(protocol, memory, agents).run(blocks))
+    consumers = (_Consumer(protocol, memory, n) for n in range(protocol.consumers))
+    agents.extend(consumer.run(blocks) for consumer in consumers)
+    run_agents(agents, random.Random(seed))
+    if memory.is_unread:
+        raise Hazard("something was copied that nobody read")
 
-    def copy(operand: _Operand, step: int) -> Agent:
-        yield lambda: True
-        parts = operand.slots[operand.ring.stage(step)]
-        for slot in parts:
-            slot.write(step, p.consumers if len(parts) == 1 else 1)
-            yield lambda: True
-        operand.full[operand.ring.stage(step)].complete_bytes(1)
 
-    def load(operand: _Operand, step: int, *, awaits: bool = True) -> Agent:
+class _Producer:
+    """The warp that asks for copies; each is an agent of its own while in flight."""
+
+    def __init__(
+        self, protocol: Protocol, memory: _Memory, agents: list[Agent]
+    ) -> None:
+        self.protocol, self.memory, self.agents = protocol, memory, agents
+
+    def run(self, blocks: Sequence[int]) -> Agent:
+        tile = first = 0
+        for count in blocks:
+            if count:
+                yield from self._load_tile(tile, first, count)
+            elif self.protocol.announces:
+                yield from self._hand_over(tile)
+                yield from self._announce(tile)
+            tile += bool(count) or self.protocol.announces
+            first += count
+        if self.protocol.places:  # the end
+            yield from self._announce(tile)
+
+    def _load_tile(self, tile: int, first: int, count: int) -> Agent:
+        m = self.memory
+        yield from self._load(m.keys, first)
+        yield from self._hand_over(tile)
+        yield from self._load(m.queries, tile, awaits=self.protocol.awaits_queries)
+        for step in range(first + 1, first + count):
+            yield from self._load(m.keys, step)
+            yield from self._load(m.values, step - 1)
+        yield from self._load(m.values, first + count - 1)
+
+    def _load(self, operand: _Operand, step: int, *, awaits: bool = True) -> Agent:
         if awaits:
             yield lambda: operand.is_empty(step)
         operand.full[operand.ring.stage(step)].arrive(expect_bytes=1)
-        agents.append(copy(operand, step))
+        self.agents.append(self._copy(operand, step))
 
-    def hand_over(tile: int) -> Agent:
-        if p.places:
-            yield lambda: queries.is_empty(tile)
-            places[tile % p.places].write(tile, p.consumers)
+    def _copy(self, operand: _Operand, step: int) -> Agent:
+        yield lambda: True
+        parts = operand.slots[operand.ring.stage(step)]
+        for slot in parts:
+            slot.write(step, self.protocol.consumers if len(parts) == 1 else 1)
+            yield lambda: True
+        operand.full[operand.ring.stage(step)].complete_bytes(1)
 
-    def produce() -> Agent:
+    def _hand_over(self, tile: int) -> Agent:
+        if self.protocol.places:
+            yield lambda: self.memory.queries.is_empty(tile)
+            self.memory.place(tile).write(tile, self.protocol.consumers)
+
+    def _announce(self, tile: int) -> Agent:
+        """Without queries."""
+        queries = self.memory.queries
+        yield lambda: queries.is_empty(tile)
+        queries.full[queries.ring.stage(tile)].arrive()
+
+
+class _Consumer:
+    """A warpgroup that multiplies its own part of each tile's queries."""
+
+    def __init__(self, protocol: Protocol, memory: _Memory, number: int) -> None:
+        self.protocol, self.memory, self.number = protocol, memory, number
+        # A tile, and its last block, whose weights have yet to meet their values.
+        self.opened: tuple[int, int] | None = None
+
+    def run(self, blocks: Sequence[int]) -> Agent:
+        p, m = self.protocol, self.memory
+        if p.ping_pong and self.number == p.consumers - 1:
+            m.turns[0].grant()
         tile = first = 0
         for count in blocks:
-            if count:
-                yield from load(keys, first)
-                yield from hand_over(tile)
-                yield from load(queries, tile, awaits=p.awaits_queries)
-                for step in range(first + 1, first + count):
-                    yield from load(keys, step)
-                    yield from load(values, step - 1)
-                yield from load(values, first + count - 1)
-            elif announces:
-                yield from hand_over(tile)
-                yield lambda tile=tile: queries.is_empty(tile)
-                queries.full[queries.ring.stage(tile)].arrive()
-            tile += bool(count) or announces
+            yield from self._attend(tile, first, count)
+            tile += bool(count) or p.announces
             first += count
         if p.places:
-            yield lambda: queries.is_empty(tile)
-            queries.full[queries.ring.stage(tile)].arrive()
+            yield lambda: m.queries.is_full(tile)
+        yield from self._end_opened()
 
-    def consume(consumer: int) -> Agent:
-        tile = first = 0
-        opened: tuple[int, int] | None = None  # a tile and its last block
-        if p.ping_pong and consumer == p.consumers - 1:
-            turns[0].grant()
-        for count in blocks:
-            announced = bool(count) or announces
-            if announced:
-                yield lambda tile=tile: queries.is_full(tile)
-            own = p.own(count, consumer)
-            for step in range(first, first + own.start):
-                yield from skip(consumer, step)
-            before: int | None = None  # the block whose weights are there
-            for step in range(first + own.start, first + own.stop):
-                if before is None and opened:
-                    before = opened[1]
-                yield from multiply(consumer, step, before)
-                if opened:
-                    yield from close(consumer, opened[0])
-                    opened = None
-                before = step
-            if count:
-                queries.slot(tile, consumer).read(tile)
-            if not own and opened:
-                yield from end(opened[1])
-                yield from close(consumer, opened[0])
-                opened = None
-            if announced and not p.in_place:
-                queries.release(tile)
-            if before is None:
-                yield from close(consumer, tile, announced=announced)
-            elif p.follows:
-                opened = tile, before
-            else:
-                yield from end(before)
-                yield from close(consumer, tile)
-            for step in range(first + own.stop, first + count):
-                yield from skip(consumer, step)
-            tile += announced
-            first += count
-        if p.places:
+    def _attend(self, tile: int, first: int, count: int) -> Agent:
+        """A tile that sees ``count`` blocks from ``first`` on."""
+        p, queries = self.protocol, self.memory.queries
+        announced = bool(count) or p.announces
+        if announced:
             yield lambda: queries.is_full(tile)
-        if opened:
-            yield from end(opened[1])
-            yield from close(consumer, opened[0])
+        own = p.own(count, self.number)
+        for step in range(first, first + own.start):
+            yield from self._skip(step)
+        last = yield from self._multiply_all(range(first + own.start, first + own.stop))
+        if count:
+            queries.slot(tile, self.number).read(tile)
+        if last is None:
+            yield from self._end_opened()
+        if announced and not p.in_place:
+            queries.release(tile)
+        if last is None:
+            yield from self._close(tile, announced)
+        else:
+            self.opened = tile, last
+            if not p.follows:
+                yield from self._end_opened()
+        for step in range(first + own.stop, first + count):
+            yield from self._skip(step)
 
-    def take_turn(consumer: int) -> Agent:
-        if p.ping_pong:
-            yield lambda: bool(turns[consumer].granted)
-            turns[consumer].granted = 0
+    def _multiply_all(self, steps: range) -> Generator[Condition, None, int | None]:
+        """Blocks of one tile, of which the last is returned; the opened tile closes."""
+        before: int | None = None  # the block whose weights are there
+        for step in steps:
+            opened, self.opened = self.opened, None
+            if opened:
+                before = opened[1]
+            yield from self._multiply(step, before)
+            if opened:
+                yield from self._close(opened[0])
+            before = step
+        return before
 
-    def grant_turn(consumer: int) -> None:
-        if p.ping_pong:
-            turns[(consumer + 1) % p.consumers].grant()
-
-    def multiply(consumer: int, step: int, before: int | None) -> Agent:
+    def _multiply(self, step: int, before: int | None) -> Agent:
         """Queries and a block of keys; weights and values of the block before."""
+        p, keys, values = self.protocol, self.memory.keys, self.memory.values
         in_turn = before is not None or p.follows or p.skips
         yield lambda: keys.is_full(step)
         if in_turn:
-            yield from take_turn(consumer)
+            yield from self._take_turn()
         if not p.releases_late:
             keys.release(step)
         yield lambda: True
         if before is not None:
             yield lambda: values.is_full(before)
         if in_turn:
-            grant_turn(consumer)
+            self._grant_turn()
         yield lambda: True
         keys.slot(step).read(step)
         if p.releases_late:
@@ -226,121 +276,55 @@ def run_tiles(protocol: Protocol, blocks: Sequence[int], seed: int) -> None:
             values.slot(before).read(before)
             values.release(before)
 
-    def skip(consumer: int, step: int) -> Agent:
+    def _skip(self, step: int) -> Agent:
         """A block that others multiply."""
+        keys, values = self.memory.keys, self.memory.values
         yield lambda: keys.is_full(step)
-        yield from take_turn(consumer)
-        grant_turn(consumer)
+        yield from self._take_turn()
+        self._grant_turn()
         yield lambda: values.is_full(step)
         keys.slot(step).read(step)
         values.slot(step).read(step)
         keys.release(step)
         values.release(step)
 
-    def end(last: int) -> Agent:
+    def _take_turn(self) -> Agent:
+        if self.protocol.ping_pong:
+            turn = self.memory.turns[self.number]
+            yield lambda: bool(turn.granted)
+            turn.granted = 0
+
+    def _grant_turn(self) -> None:
+        if self.protocol.ping_pong:
+            self.memory.turns[(self.number + 1) % self.protocol.consumers].grant()
+
+    def _end_opened(self) -> Agent:
+        """The last weights of the opened tile, if there is one, and its results."""
+        if not self.opened:
+            return
+        (tile, last), values = self.opened, self.memory.values
+        self.opened = None
         yield lambda: values.is_full(last)
         values.slot(last).read(last)
         values.release(last)
+        yield from self._close(tile)
 
-    def close(consumer: int, tile: int, announced: bool = True) -> Agent:
-        if p.places:
+    def _close(self, tile: int, announced: bool = True) -> Agent:
+        if self.protocol.places:
             yield lambda: True
-            places[tile % p.places].read(tile)
-        if p.in_place:
-            yield from stage(consumer, tile, announced)
+            self.memory.place(tile).read(tile)
+        if self.protocol.in_place:
+            yield from self._stage(tile, announced)
 
-    def stage(consumer: int, tile: int, announced: bool) -> Agent:
+    def _stage(self, tile: int, announced: bool) -> Agent:
         """Results take the queries' place, and are read by the store."""
+        queries, awaits_store = self.memory.queries, self.protocol.awaits_store
         result = -2 - tile
-        slot = queries.slot(tile, consumer)
+        slot = queries.slot(tile, self.number)
         slot.write(result, 1)
-        if announced and not p.awaits_store:
+        if announced and not awaits_store:
             queries.release(tile)
         yield lambda: True
         slot.read(result)
-        if announced and p.awaits_store:
+        if announced and awaits_store:
             queries.release(tile)
-
-    agents += [produce(), *(consume(c) for c in range(p.consumers))]
-    run_agents(agents, random.Random(seed))
-    if any(slot.unread for o in (queries, keys, values) for s in o.slots for slot in s):
-        raise Hazard("something was copied that nobody read")
-
-
-def run_sums(
-    tiles: Sequence[Sequence[int]],
-    seed: int,
-    *,
-    resident: int = 2,
-    launches_in_order: bool = True,
-    barriers: int = 2,
-) -> dict[int, list[int]]:
-    """Run tiles of keys that add to the sums of blocks of queries, in order.
-
-    Of each tile two consumers stage a part for each block, and two warps, every second
-    block each, add both parts when all earlier tiles that see the block have. Kernel:
-    tile/attention_sums.cuh.
-
-    Args:
-      tiles: for each tile the blocks that it sees, in the order in which it does.
-      seed: of the schedule.
-      resident: tiles that run at the same time; another one starts when one has ended.
-      launches_in_order: whether tiles start in the order in which they add.
-      barriers: 2 if even and odd blocks have a barrier each, else 1.
-
-    Returns:
-      The tiles that added to each block, the first one first.
-
-    Raises:
-      Hazard: the schedule is wrong.
-    """
-    sums: dict[int, list[int]] = {}
-    order = range(len(tiles)) if launches_in_order else reversed(range(len(tiles)))
-    agents: list[Agent] = []
-    waiting, running = list(order), [0]
-
-    def start() -> None:
-        while waiting and running[0] < resident:
-            tile = waiting.pop(0)
-            running[0] += 1
-            agents.extend(_adding(tile))
-
-    def _adding(tile: int) -> list[Agent]:
-        blocks = tiles[tile]
-        full = [Barrier(2) for _ in range(barriers)]
-        empty, parts = Barrier(1), [Slot(), Slot()]
-        left = [4]
-
-        def end() -> None:
-            left[0] -= 1
-            if not left[0]:
-                running[0] -= 1
-                start()
-
-        def consume(consumer: int) -> Agent:
-            for i in range(len(blocks)):
-                yield lambda i=i: empty.passes(i % 2 ^ 1)
-                parts[consumer].write(i, 1)
-                yield lambda: True
-                full[i % barriers].arrive()
-            end()
-
-        def add(warp: int) -> Agent:
-            for i in range(warp, len(blocks), 2):
-                barrier = full[i % barriers]
-                yield lambda i=i, b=barrier: b.passes(i // barriers % 2)
-                block = blocks[i]
-                turn = sum(block in other for other in tiles[:tile])
-                yield lambda b=block, t=turn: len(sums.get(b, ())) == t
-                for part in parts:
-                    part.read(i)
-                empty.arrive()
-                yield lambda: True
-                sums.setdefault(block, []).append(tile)
-            end()
-
-        return [*map(consume, range(2)), *map(add, range(2))]
-
-    start()
-    run_agents(agents, random.Random(seed))
-    return sums

@@ -25,9 +25,10 @@ from tracea_jax.rewrite.activation import is_jax_relu
 from tracea_jax.rewrite.channel_sums import narrow, powers
 from tracea_jax.rewrite.match import Match, Rule, Viewed
 from tracea_jax.rewrite.product import DTYPES
-from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View
+from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View, is_static
 
 _FEWEST = 3  # steps
+_MOST = 16  # of which norms have five: rows are read from each of their steps on
 _SHARED = 16  # entries that share the operands of a row, at least
 
 
@@ -72,19 +73,16 @@ def match_channel_affine(view: View, index: int) -> Match | None:
     first, result = _step_at(view, view.eqns[index]), view.eqns[index].outvars[0].aval
     if first is None or result.dtype.name not in DTYPES or result.weak_type:
         return None
+    if not is_static(result):
+        return None
     steps, equations = [first], [index]
-    while True:
+    while (following := _following(view, equations)) is not None:
         value = view.eqns[equations[-1]].outvars[0]
-        following = view.sole_consumer(value)
-        if following is None:
-            break
         step = _step_at(view, view.eqns[following], value)
-        if step is None:
+        if step is None or len(steps) == _MOST or not _are_in_order([*steps, step]):
             break
         steps.append(step)
         equations.append(following)
-    while steps and not _are_in_order(steps):
-        steps, equations = steps[:-1], equations[:-1]
     if len(steps) < _FEWEST or _shared(steps) < _SHARED:
         return None
     if all(step.name not in SCALES for step in steps) or not _are_of_channels(steps):

@@ -10,7 +10,7 @@ from tracea_jax.ops.max_pool.primitive import bind, max_pool_p
 from tracea_jax.problem.max_pool import Pair
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import DTYPES
-from tracea_jax.rewrite.view import View
+from tracea_jax.rewrite.view import View, is_static
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ def match_max_pool(view: View, index: int) -> Match | None:
     """The windows at an equation, if they are of pixels."""
     eqn = view.eqns[index]
     x, params = eqn.invars[0], eqn.params
-    if x.aval.ndim != 4 or x.aval.dtype.name not in DTYPES:
+    if x.aval.ndim != 4 or x.aval.dtype.name not in DTYPES or not is_static(x.aval):
         return None
     dilations = (*params["base_dilation"], *params["window_dilation"])
     if any(n != 1 for n in dilations):

@@ -16,7 +16,7 @@ from typing import Any
 
 from jax import lax
 
-from tracea_jax.rewrite.view import Atom, Equation, View
+from tracea_jax.rewrite.view import Atom, Equation, View, is_static
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 # What kernels compute anyway: 16-bit operands, sums in float32.
@@ -139,7 +139,7 @@ def why_not(eqn: Equation, *, takes_highest: bool = False) -> str | None:
 def _why_not_array(aval: Any) -> str | None:
     if aval.dtype.name not in DTYPES:
         return f"{aval.dtype.name} is left to XLA"
-    if not all(isinstance(size, int) for size in aval.shape):
+    if not is_static(aval):
         return "its shapes are symbolic"
     if any(axis is not None for axis in aval.sharding.spec):
         return "its arrays are sharded explicitly"

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Literal
 
-from tracea_jax.rewrite.evaluate import evaluate
+from tracea_jax.rewrite.evaluate import evaluate, is_elementwise
 
 Atom = Any  # a variable or a literal of a jaxpr
 Equation = Any
@@ -126,12 +126,37 @@ class View:
         """
         if isinstance(atom, Literal):
             return _number(np.asarray(atom.val))
-        if atom not in self._scalars:
-            self._scalars[atom] = None  # cuts no cycle, jaxprs have none
-            self._scalars[atom] = self._fold(atom)
+        pending = [atom]  # no recursion: programs are longer than Python's stack
+        while pending:
+            var = pending[-1]
+            missing = None if var in self._scalars else self._unfolded(var)
+            if missing is not None:
+                pending.append(missing)
+                continue
+            if var not in self._scalars:
+                self._scalars[var] = self._fold(var)
+            pending.pop()
         return self._scalars[atom]
 
+    def _unfolded(self, var: Any) -> Any | None:
+        """An operand whose number must be known before that of its result."""
+        for x in self._numbers_in(self.producer(var)):
+            if not isinstance(x, Literal) and x not in self._scalars:
+                return x
+            if self.scalar(x) is None:
+                return None
+        return None
+
+    def _numbers_in(self, eqn: Equation | None) -> Sequence[Atom]:
+        """The operands of an equation that make its result one number, if any can."""
+        if eqn is None:
+            return ()
+        if eqn.primitive.name in _SAME_NUMBER:
+            return eqn.invars[:1]
+        return eqn.invars if is_elementwise(eqn) else ()
+
     def _fold(self, var: Any) -> float | None:
+        """The number of a value, once that of what it is computed from is known."""
         eqn = self.producer(var)
         if eqn is None and var in self.outside:
             outer, atom = self.outside[var]
@@ -139,11 +164,15 @@ class View:
         if eqn is None:
             value = self.constant(var)
             return None if value is None else _number(value)
-        if eqn.primitive.name in _SAME_NUMBER:
-            return self.scalar(eqn.invars[0])
-        values = [self.scalar(x) for x in eqn.invars]
-        if any(v is None for v in values):
+        values: list[float] = []
+        for x in self._numbers_in(eqn):
+            if (number := self.scalar(x)) is None:
+                return None
+            values.append(number)
+        if not values:
             return None
+        if eqn.primitive.name in _SAME_NUMBER:
+            return values[0]
         pairs = zip(values, eqn.invars, strict=True)
         value = evaluate(eqn, *(np.asarray(v, x.aval.dtype) for v, x in pairs))
         return None if value is None else _number(value)
@@ -189,6 +218,11 @@ def is_reshape(eqn: Equation) -> bool:
         and len(eqn.invars) == 1
         and eqn.invars[0].aval.size == eqn.outvars[0].aval.size
     )
+
+
+def is_static(aval: Any) -> bool:
+    """Whether all sizes of an array are known numbers."""
+    return all(isinstance(size, int) for size in aval.shape)
 
 
 def _number(value: np.ndarray) -> float | None:

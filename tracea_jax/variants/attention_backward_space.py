@@ -23,7 +23,6 @@ CHOICES = {
     "stages_kv": (2, 3),
     "dq": ("recomputed", "beside", "ordered", "atomic"),
 }
-_BLOCK_BYTES = 1024  # of shared memory that each block of threads has beside its own
 # Registers of a thread for sums and scores that there are without spilling any.
 _REGISTERS = {1: emit.SINGLE_REGISTERS, 2: 208, 3: 136}
 
@@ -48,11 +47,6 @@ def _adds_beside(problem: AttentionProblem) -> bool:
 def _most_registers(tile: Any) -> Any:
     one, two, three = _REGISTERS.values()
     return two - (tile > 2 * _ROWS) * (two - three) - (tile == _ROWS) * (two - one)
-
-
-def _half(device: Any) -> Any:
-    """Shared memory of a block of two that share a multiprocessor."""
-    return (device.smem_per_block_bytes - _BLOCK_BYTES) // 2
 
 
 def _registers_of_keys(problem: AttentionProblem, config: Any) -> Any:
@@ -95,14 +89,17 @@ RULES = (
         refuses=lambda p, c, d: (
             (
                 (emit.consumers_of_keys(p, c) == 1)
-                & (emit.keys_smem_bytes(p, c) > _half(d))
+                & (emit.keys_smem_bytes(p, c) > d.smem_of_each(2))
             )
-            | ((c.tile_q == _ROWS) & (emit.queries_smem_bytes(p, c) > _half(d)))
+            | (
+                (c.tile_q == _ROWS)
+                & (emit.queries_smem_bytes(p, c) > d.smem_of_each(2))
+            )
         ),
         why=lambda p, c, d: (
             f"tiles of {_ROWS} rows take {emit.keys_smem_bytes(p, c)} and "
             f"{emit.queries_smem_bytes(p, c)} bytes of shared memory; two of them have "
-            f"{_half(d)} each"
+            f"{d.smem_of_each(2)} each"
         ),
     ),
     Rule(

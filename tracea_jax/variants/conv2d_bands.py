@@ -25,13 +25,11 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.partial_sums import SOURCE, summed_depthwise
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     first_refusal,
 )
 
@@ -53,72 +51,43 @@ _FEWEST_BYTES = {3: 2**26, 5: 2**22, 7: 2**21}
 _SMALL = 7
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dBands:
-    """The variant conv2d_bands; for its methods see ``variants.base.Variant``."""
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return Space.of(*_grid(problem, device))
 
-    name: str = "conv2d_bands"
-    config_type: type = BandsConfig
-    sources: tuple[str, ...] = (
-        "cuda/conv2d_bands.cuh",
-        "cuda/conv2d_bands_weights.cuh",
-        SOURCE,
+
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[BandsConfig, ...]:
+    """Those legal configs that a count of cycles finds fastest."""
+    cost = functools.partial(cycles, problem, device=device)
+    return tuple(heapq.nsmallest(count, _grid(problem, device), key=cost))
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN and conv2d_depthwise.
+
+    On an H200 cuDNN took 1.3 to 4.4 times as long for 64 images of ConvNeXt's and
+    EfficientNet's large convolutions, and 1.2 to 2.3 times for 8 of them. Small
+    images of 3 x 3 and 5 x 5 kernels are faster by conv2d_depthwise.
+    """
+    p = problem
+    taps = p.kernel_height
+    fewest = _FEWEST_BYTES.get(taps)
+    return (
+        images.is_measured(p, device)
+        and fewest is not None
+        and p.kernel_width == taps
+        and p.bytes >= fewest
+        and (taps == 7 or min(p.height, p.width) > _SMALL)
     )
 
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
 
-    def check(
-        self, problem: Conv2dProblem, config: BandsConfig, device: Device
-    ) -> None:
-        assert isinstance(device, CudaDevice)
-        check_choices(config, CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        assert isinstance(device, CudaDevice)
-        return Space.of(*_grid(problem, device))
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> BandsConfig:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[BandsConfig, ...]:
-        """Those legal configs that a count of cycles finds fastest."""
-        assert isinstance(device, CudaDevice)
-        cost = functools.partial(cycles, problem, device=device)
-        return tuple(heapq.nsmallest(count, _grid(problem, device), key=cost))
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN and conv2d_depthwise.
-
-        On an H200 cuDNN took 1.3 to 4.4 times as long for 64 images of ConvNeXt's and
-        EfficientNet's large convolutions, and 1.2 to 2.3 times for 8 of them. Small
-        images of 3 x 3 and 5 x 5 kernels are faster by conv2d_depthwise.
-        """
-        p = problem
-        taps = p.kernel_height
-        fewest = _FEWEST_BYTES.get(taps)
-        return (
-            images.is_measured(p, device)
-            and fewest is not None
-            and p.kernel_width == taps
-            and p.bytes >= fewest
-            and (taps == 7 or min(p.height, p.width) > _SMALL)
-        )
-
-    def call(self, problem: Conv2dProblem, config: BandsConfig, device: Device) -> Call:
-        assert isinstance(device, CudaDevice)
-        kernel = emit.kernel(problem, config, device)
-        if problem.direction != "weight_grad":
-            return kernel
-        parts = emit.parts(problem, config)
-        return summed_depthwise(kernel, parts, problem, device)
-
-
-CONV2D_BANDS = Conv2dBands()
+def _call(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> Call:
+    kernel = emit.kernel(problem, config, device)
+    if problem.direction != "weight_grad":
+        return kernel
+    parts = emit.parts(problem, config)
+    return summed_depthwise(kernel, parts, problem, device)
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
@@ -127,7 +96,7 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     if not isinstance(device, CudaDevice):
         return
     if device.capability < (9, 0):
-        yield f"sm_{device.arch}; its stores of fragments need sm_90"
+        yield f"{device.arch}; its stores of fragments need sm_90"
     if not p.in_channels == p.out_channels == p.groups > 1:
         yield (
             f"it takes a group for each channel; {p.in_channels} channels give "
@@ -226,3 +195,22 @@ def cycles(problem: Conv2dProblem, config: BandsConfig, device: CudaDevice) -> f
 _ISSUE, _TAPS, _LATENCY, _PIECE, _BLOCK, _PART = 153, 15, 620, 0.4, 8800, 88
 _FEWER_BLOCKS = 1.04
 _BYTES_PER_CYCLE, _PIXEL, _HALO, _OVERLAP = 12.7, 1.5, 1.7, 2.5
+
+
+CONV2D_BANDS = KernelVariant(
+    name="conv2d_bands",
+    config_type=BandsConfig,
+    sources=(
+        "cuda/conv2d_bands.cuh",
+        "cuda/conv2d_bands_weights.cuh",
+        SOURCE,
+    ),
+    reasons=_reasons,
+    choices=CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_call,
+)

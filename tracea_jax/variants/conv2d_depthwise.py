@@ -22,13 +22,11 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.partial_sums import SOURCE, summed_depthwise
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     first_refusal,
 )
 
@@ -58,95 +56,65 @@ _MOST_THREADS = 512
 _MOST_COPIES = 32  # of a thread for each row
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dDepthwise:
-    """The variant conv2d_depthwise; for its methods see ``variants.base.Variant``."""
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    default = _likely(problem, device, 1)
+    configs = dict.fromkeys(default)
+    for config in _grid(problem):
+        if first_refusal(LEGAL, problem, config, device) is None:
+            configs[config] = None
+    return Space.of(*configs)
 
-    name: str = "conv2d_depthwise"
-    config_type: type = DepthwiseConfig
-    sources: tuple[str, ...] = (
-        "cuda/conv2d_depthwise.cuh",
-        "cuda/conv2d_depthwise_weights.cuh",
-        SOURCE,
+
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[DepthwiseConfig, ...]:
+    """Those legal configs that a count of cycles finds fastest."""
+    legal = (
+        config
+        for config in dict.fromkeys(_grid(problem))
+        if first_refusal(LEGAL, problem, config, device) is None
+    )
+    cost = functools.partial(cycles, problem, device=device)
+    return tuple(heapq.nsmallest(count, legal, key=cost))
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H100 and on an H200 cuDNN took 1.1 to 4.9 times as long for batches of 64
+    of EfficientNet's and ConvNeXt's convolutions, 52 times for the gradient of
+    7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8. Of 3 x 3 kernels
+    on 13 to 15 MB it took 1.6 times as long where the kernel is predicted to be near
+    what memory allows, and 0.95 times where it is not.
+    """
+    p = problem
+    taps, stride = p.kernel_height, p.strides[0]
+    fewest = _FEWEST_BYTES.get((taps, stride))
+    return (
+        images.is_measured(p, device)
+        and fewest is not None
+        and (p.kernel_width, p.strides[1]) == (taps, stride)
+        and p.dilation == (1, 1)
+        and (p.bytes >= fewest or _is_small_but_fast(p, device))
     )
 
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
 
-    def check(
-        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
-    ) -> None:
-        assert isinstance(device, CudaDevice)
-        check_choices(config, CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        assert isinstance(device, CudaDevice)
-        default = self.heuristic(problem, device)
-        configs = {default: None}
-        for config in _grid(problem):
-            if first_refusal(LEGAL, problem, config, device) is None:
-                configs[config] = None
-        return Space.of(*configs)
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> DepthwiseConfig:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[DepthwiseConfig, ...]:
-        """Those legal configs that a count of cycles finds fastest."""
-        assert isinstance(device, CudaDevice)
-        legal = (
-            config
-            for config in dict.fromkeys(_grid(problem))
-            if first_refusal(LEGAL, problem, config, device) is None
-        )
-        cost = functools.partial(cycles, problem, device=device)
-        return tuple(heapq.nsmallest(count, legal, key=cost))
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H100 and on an H200 cuDNN took 1.1 to 4.9 times as long for batches of 64
-        of EfficientNet's and ConvNeXt's convolutions, 52 times for the gradient of
-        7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8. Of 3 x 3
-        kernels on 13 to 15 MB it took 1.6 times as long where the kernel is predicted
-        to be near what memory allows, and 0.95 times where it is not.
-        """
-        p = problem
-        taps, stride = p.kernel_height, p.strides[0]
-        fewest = _FEWEST_BYTES.get((taps, stride))
-        return (
-            images.is_measured(p, device)
-            and fewest is not None
-            and (p.kernel_width, p.strides[1]) == (taps, stride)
-            and p.dilation == (1, 1)
-            and (p.bytes >= fewest or self._is_small_but_fast(p, device))
-        )
-
-    def _is_small_but_fast(self, problem: Conv2dProblem, device: Device) -> bool:
-        p = problem
-        is_small = _FEWEST_FAST_BYTES <= p.bytes and p.kernel_height == 3
-        if not is_small or p.direction == "weight_grad":
-            return False
-        assert isinstance(device, CudaDevice)
-        taken = cycles(p, self.heuristic(p, device), device)
-        return taken <= _FAST * _memory_cycles(p, device)
-
-    def call(
-        self, problem: Conv2dProblem, config: DepthwiseConfig, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        kernel = emit.kernel(problem, config, device)
-        if problem.direction != "weight_grad":
-            return kernel
-        parts = emit.parts(problem, config, device)
-        return summed_depthwise(kernel, parts, problem, device)
+def _is_small_but_fast(problem: Conv2dProblem, device: Device) -> bool:
+    p = problem
+    is_small = _FEWEST_FAST_BYTES <= p.bytes and p.kernel_height == 3
+    if not is_small or p.direction == "weight_grad":
+        return False
+    assert isinstance(device, CudaDevice)
+    taken = cycles(p, _likely(p, device, 1)[0], device)
+    return taken <= _FAST * _memory_cycles(p, device)
 
 
-CONV2D_DEPTHWISE = Conv2dDepthwise()
+def _call(problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice) -> Call:
+    kernel = emit.kernel(problem, config, device)
+    if problem.direction != "weight_grad":
+        return kernel
+    parts = emit.parts(problem, config, device)
+    return summed_depthwise(kernel, parts, problem, device)
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
@@ -302,3 +270,22 @@ def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:
 # result and its activation, and a block: fitted to the times of 200 configs on an H200.
 _MULTIPLY, _STEP, _COPY, _STORE, _ACTIVATE, _BLOCK = 1.7, 150, 30, 6, 20, 1000
 _SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 2, 18
+
+
+CONV2D_DEPTHWISE = KernelVariant(
+    name="conv2d_depthwise",
+    config_type=DepthwiseConfig,
+    sources=(
+        "cuda/conv2d_depthwise.cuh",
+        "cuda/conv2d_depthwise_weights.cuh",
+        SOURCE,
+    ),
+    reasons=_reasons,
+    choices=CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_call,
+)

@@ -21,15 +21,12 @@ from tracea_jax.emit import image_axis, row_walk
 from tracea_jax.emit.conv2d_grouped import GroupedConfig
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
-from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     first_refusal,
 )
 
@@ -51,63 +48,32 @@ _FEWEST_BYTES = 2**24  # of a problem
 _MOST_THREADS, _MOST_REGISTERS, _MOST_COPIES = 512, 230, 32
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dGrouped:
-    """The variant conv2d_grouped; for its methods see ``variants.base.Variant``."""
-
-    name: str = "conv2d_grouped"
-    config_type: type = GroupedConfig
-    sources: tuple[str, ...] = ("cuda/conv2d_grouped.cuh",)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: GroupedConfig, device: Device
-    ) -> None:
-        assert isinstance(device, CudaDevice)
-        check_choices(config, CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        assert isinstance(device, CudaDevice)
-        return Space.of(*dict.fromkeys(_grid(problem, device)))
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> GroupedConfig:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[GroupedConfig, ...]:
-        """The first configs of the space, where those are that were fastest."""
-        assert isinstance(device, CudaDevice)
-        return tuple(itertools.islice(_grid(problem, device), count))
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H200 cuDNN took 2.6 and 2.9 times as long for 3 x 3 kernels of 4 and of 8
-        channels a group, and 1.5 to 1.8 times for 16, on 64 images. Infinities and NaN
-        of groups of 4 reach others of their 8 channels, so the kernel is worth naming
-        where operands are finite.
-        """
-        p = problem
-        return (
-            images.is_measured(p, device)
-            and images.is_grouped_3x3(p)
-            and emit.group(p) in (8, 16)
-            and p.bytes >= _FEWEST_BYTES
-        )
-
-    def call(
-        self, problem: Conv2dProblem, config: GroupedConfig, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        return emit.kernel(problem, config, device)
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return Space.of(*dict.fromkeys(_grid(problem, device)))
 
 
-CONV2D_GROUPED = Conv2dGrouped()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[GroupedConfig, ...]:
+    """The first configs of the space, where those are that were fastest."""
+    return tuple(itertools.islice(_grid(problem, device), count))
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H200 cuDNN took 2.6 and 2.9 times as long for 3 x 3 kernels of 4 and of 8
+    channels a group, and 1.5 to 1.8 times for 16, on 64 images. Infinities and NaN
+    of groups of 4 reach others of their 8 channels, so the kernel is worth naming
+    where operands are finite.
+    """
+    p = problem
+    return (
+        images.is_measured(p, device)
+        and images.is_grouped_3x3(p)
+        and emit.group(p) in (8, 16)
+        and p.bytes >= _FEWEST_BYTES
+    )
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
@@ -222,3 +188,18 @@ def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedConfig]
 def _blocks(problem: Conv2dProblem, config: GroupedConfig) -> int:
     tiles = row_walk.tiles(problem, config.strips * config.tile_w, config.rows)
     return tiles * row_walk.channel_blocks(problem, config.channels)
+
+
+CONV2D_GROUPED = KernelVariant(
+    name="conv2d_grouped",
+    config_type=GroupedConfig,
+    sources=("cuda/conv2d_grouped.cuh",),
+    reasons=_reasons,
+    choices=CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=emit.kernel,
+)

@@ -21,15 +21,12 @@ from tracea_jax.emit.conv2d_grouped_images import GroupedImagesConfig
 from tracea_jax.emit.row_walk import available_registers
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
-from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.gpus import refused_device
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     first_refusal,
 )
 
@@ -43,67 +40,35 @@ CHOICES: dict[str, tuple[int, ...]] = {
 }
 _RANGES = {"images": (1, 64), "blocks": (1, 8)}
 _MOST_REGISTERS = 240
-_SM_BYTES, _BLOCK_BYTES = 233472, 1024  # shared memory; what each block takes beside
 _IMAGES = (16, 8, 4, 2, 1)
 _MEASURED_GROUP, _MOST_PIXELS, _FEWEST_BYTES = 32, 64, 2**23
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dGroupedImages:
-    """The variant conv2d_grouped_images; see ``variants.base.Variant``."""
-
-    name: str = "conv2d_grouped_images"
-    config_type: type = GroupedImagesConfig
-    sources: tuple[str, ...] = ("cuda/conv2d_grouped_images.cuh",)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: GroupedImagesConfig, device: Device
-    ) -> None:
-        assert isinstance(device, CudaDevice)
-        check_choices(config, CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        assert isinstance(device, CudaDevice)
-        return Space.of(*_grid(problem, device))
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> GroupedImagesConfig:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[GroupedImagesConfig, ...]:
-        """Those configs first whose blocks keep all multiprocessors busy."""
-        assert isinstance(device, CudaDevice)
-        return tuple(itertools.islice(_grid(problem, device), count))
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H200 cuDNN took 1.8 and, for the gradient, 1.6 times as long for 3 x 3
-        kernels of 32 channels a group on 64 images of 7 x 7 pixels.
-        """
-        p = problem
-        return (
-            images.is_measured(p, device)
-            and images.is_grouped_3x3(p)
-            and group(p) == _MEASURED_GROUP
-            and p.height * p.width <= _MOST_PIXELS
-            and p.bytes >= _FEWEST_BYTES
-        )
-
-    def call(
-        self, problem: Conv2dProblem, config: GroupedImagesConfig, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        return emit.kernel(problem, config, device)
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return Space.of(*_grid(problem, device))
 
 
-CONV2D_GROUPED_IMAGES = Conv2dGroupedImages()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[GroupedImagesConfig, ...]:
+    """Those configs first whose blocks keep all multiprocessors busy."""
+    return tuple(itertools.islice(_grid(problem, device), count))
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H200 cuDNN took 1.8 and, for the gradient, 1.6 times as long for 3 x 3
+    kernels of 32 channels a group on 64 images of 7 x 7 pixels.
+    """
+    p = problem
+    return (
+        images.is_measured(p, device)
+        and images.is_grouped_3x3(p)
+        and group(p) == _MEASURED_GROUP
+        and p.height * p.width <= _MOST_PIXELS
+        and p.bytes >= _FEWEST_BYTES
+    )
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
@@ -127,7 +92,9 @@ def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     if p.direction == "input_grad" and p.strides != (1, 1):
         yield f"the gradient of strides {p.strides}; it takes none"
         return
-    smallest = _config(p, channels=group(p), images=1, parts=1, tiles=1, threads=64)
+    smallest = GroupedImagesConfig(
+        channels=group(p), images=1, parts=1, tiles=1, threads=64, blocks=1
+    )
     if emit.registers(p, smallest) > _MOST_REGISTERS:
         yield (
             f"weights of {p.kernel_height}x{p.kernel_width} taps; a warp has no "
@@ -173,22 +140,18 @@ LEGAL = (
 )
 
 
-def _config(
-    p: Conv2dProblem, channels: int, images: int, parts: int, tiles: int, threads: int
-) -> GroupedImagesConfig:
-    """The config with the most blocks of a multiprocessor."""
-    config = GroupedImagesConfig(
-        channels=channels,
-        images=images,
-        parts=parts,
-        tiles=tiles,
-        threads=threads,
-        blocks=1,
-    )
-    of_smem = _SM_BYTES // (emit.smem_bytes(p, config) + _BLOCK_BYTES)
+def _most_blocks(
+    p: Conv2dProblem, config: GroupedImagesConfig, device: CudaDevice
+) -> int:
+    """Blocks for which a multiprocessor has shared memory and registers."""
+    of_smem = device.blocks_in_smem(emit.smem_bytes(p, config))
     needed = emit.registers(p, config)
-    fitting = (n for n in range(8, 1, -1) if available_registers(threads, n) >= needed)
-    return dataclasses.replace(config, blocks=max(1, min(of_smem, next(fitting, 1))))
+    fitting = (
+        blocks
+        for blocks in range(_RANGES["blocks"][1], 1, -1)
+        if available_registers(config.threads, blocks) >= needed
+    )
+    return max(1, min(of_smem, next(fitting, 1)))
 
 
 def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedImagesConfig]:
@@ -197,14 +160,16 @@ def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedImagesC
     for count, channels, threads, parts, tiles in itertools.product(
         _IMAGES, (32, 64, 128, 16), (256, 128, 64, 512), (1, 2, 4), (1, 2, 4)
     ):
-        config = _config(
-            problem,
+        config = GroupedImagesConfig(
             channels=channels,
             images=count,
             parts=parts,
             tiles=tiles,
             threads=threads,
+            blocks=1,
         )
+        most = _most_blocks(problem, config, device)
+        config = dataclasses.replace(config, blocks=most)
         if first_refusal(LEGAL, problem, config, device):
             continue
         if emit.blocks(problem, config) >= 0.9 * device.sm_count:
@@ -212,3 +177,18 @@ def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[GroupedImagesC
         else:
             few.append(config)
     yield from sorted(few, key=lambda config: -emit.blocks(problem, config))
+
+
+CONV2D_GROUPED_IMAGES = KernelVariant(
+    name="conv2d_grouped_images",
+    config_type=GroupedImagesConfig,
+    sources=("cuda/conv2d_grouped_images.cuh",),
+    reasons=_reasons,
+    choices=CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=emit.kernel,
+)

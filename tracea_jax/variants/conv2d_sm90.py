@@ -11,7 +11,6 @@ Caller: the op's record (``ops.conv2d.op``).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,12 +26,10 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.conv_weights import reading_weights
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     grid,
     legal_space,
 )
@@ -99,70 +96,45 @@ LEGAL = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dSm90:
-    """The variant conv2d_sm90; for its methods see ``variants.base.Variant``."""
-
-    name: str = "conv2d_sm90"
-    config_type: type = Conv2dSm90Config
-    sources: tuple[str, ...] = ("cuda/conv2d_sm90.cuh",)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: Conv2dSm90Config, device: Device
-    ) -> None:
-        check_choices(config, _CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        columns = grid(
-            tile_m=_CHOICES["tile_m"],
-            tile_n=_CHOICES["tile_n"],
-            stages=_STAGES,
-            consumers=_CHOICES["consumers"],
-            ping_pong=_CHOICES["ping_pong"],
-            cluster=_CHOICES["cluster"],
-        )
-        return legal_space(
-            columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
-        )
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dSm90Config:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[Conv2dSm90Config, ...]:
-        """Those configs that the model finds fastest."""
-        assert isinstance(device, CudaDevice)
-        space = self.space(problem, device)
-        return images.ranked(space, problem, device, _cost, count)
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H100 cuDNN took 1.2 to 1.4 times as long for 3 x 3 kernels, 1.6 to 2.5
-        times with a stride of 2, and 1.1 to 1.3 times for pixels with a stride or a
-        residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8. In float32 it took
-        1.05 to 2 times as long on an H200 for 3 x 3 kernels, 1.1 to 2.4 times with a
-        stride of 2, and 1.07 to 1.3 times for pixels of many channels.
-        """
-        p = problem
-        if not images.is_measured(p, device, (2, 4)):
-            return False
-        return images.is_dense_3x3(p) or _is_measured_1x1(p)
-
-    def call(
-        self, problem: Conv2dProblem, config: Conv2dSm90Config, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        return reading_weights(problem, emit.kernel(problem, config, device))
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    columns = grid(
+        tile_m=_CHOICES["tile_m"],
+        tile_n=_CHOICES["tile_n"],
+        stages=_STAGES,
+        consumers=_CHOICES["consumers"],
+        ping_pong=_CHOICES["ping_pong"],
+        cluster=_CHOICES["cluster"],
+    )
+    return legal_space(
+        columns, Conv2dSm90Config, (*LEGAL, *_WORTHWHILE), problem, device
+    )
 
 
-CONV2D_SM90 = Conv2dSm90()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[Conv2dSm90Config, ...]:
+    """Those configs that the model finds fastest."""
+    space = _space(problem, device)
+    return images.ranked(space, problem, device, _cost, count)
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H100 cuDNN took 1.2 to 1.4 times as long for 3 x 3 kernels, 1.6 to 2.5
+    times with a stride of 2, and 1.1 to 1.3 times for pixels with a stride or a
+    residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8. In float32 it took
+    1.05 to 2 times as long on an H200 for 3 x 3 kernels, 1.1 to 2.4 times with a
+    stride of 2, and 1.07 to 1.3 times for pixels of many channels.
+    """
+    p = problem
+    if not images.is_measured(p, device, (2, 4)):
+        return False
+    return images.is_dense_3x3(p) or _is_measured_1x1(p)
+
+
+def _call(problem: Conv2dProblem, config: Conv2dSm90Config, device: CudaDevice) -> Call:
+    return reading_weights(problem, emit.kernel(problem, config, device))
 
 
 def _is_measured_1x1(p: Conv2dProblem) -> bool:
@@ -331,3 +303,18 @@ def _refused_results(problem: Conv2dProblem) -> Iterator[str]:
             f"residual of dtype {residual}; it must be as wide as the output, "
             f"{problem.out}"
         )
+
+
+CONV2D_SM90 = KernelVariant(
+    name="conv2d_sm90",
+    config_type=Conv2dSm90Config,
+    sources=("cuda/conv2d_sm90.cuh",),
+    reasons=reasons,
+    choices=_CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_call,
+)

@@ -9,7 +9,8 @@ kernels/cuda/conv2d_stem_sm90.cuh. Caller: the op's record (``ops.conv2d.op``).
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import heapq
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,14 +19,12 @@ from tracea_jax.emit import conv2d_stem_sm90 as emit
 from tracea_jax.emit.conv2d_stem_sm90 import Conv2dStemSm90Config
 from tracea_jax.problem import Conv2dProblem
 from tracea_jax.variants import images
-from tracea_jax.variants.base import Call
 from tracea_jax.variants.conv2d_sm90 import channel_unit, refused_problems
 from tracea_jax.variants.cuda_gemm import INT32_MAX
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_rules,
     first_refusal,
     grid,
     legal_space,
@@ -56,56 +55,34 @@ LEGAL = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dStemSm90:
-    """The variant conv2d_stem_sm90; see ``variants.base.Variant``."""
-
-    name: str = "conv2d_stem_sm90"
-    config_type: type = Conv2dStemSm90Config
-    sources: tuple[str, ...] = ("cuda/conv2d_stem_sm90.cuh",)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: Conv2dStemSm90Config, device: Device
-    ) -> None:
-        check_choices(config, _CHOICES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        return legal_space(
-            grid(**_CHOICES), Conv2dStemSm90Config, LEGAL, problem, device
-        )
-
-    def heuristic(self, problem: Conv2dProblem, device: Device) -> Conv2dStemSm90Config:
-        legal = self.space(problem, device).configs()
-        return min(legal, key=lambda config: _preference(problem, config))
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H100 cuDNN took 7 times as long for a 7 x 7 kernel of 3 channels in steps
-        of two on 64 images of 224 x 224, and 1.8 times on one.
-        """
-        p = problem
-        return (
-            images.is_measured(p, device)
-            and (p.kernel_height, p.kernel_width) == (7, 7)
-            and p.strides == (2, 2)
-            and p.in_channels == 3
-            and p.out_channels % 64 == 0
-            and p.flops >= _FEWEST_FLOPS
-        )
-
-    def call(
-        self, problem: Conv2dProblem, config: Conv2dStemSm90Config, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        return _steps(problem, config, device)
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return legal_space(grid(**_CHOICES), Conv2dStemSm90Config, LEGAL, problem, device)
 
 
-CONV2D_STEM_SM90 = Conv2dStemSm90()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[Conv2dStemSm90Config, ...]:
+    """Those of fewest slabs beyond the edge, and most lines of a stage."""
+    legal = _space(problem, device).configs()
+    preference = functools.partial(_preference, problem)
+    return tuple(heapq.nsmallest(count, legal, key=preference))
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H100 cuDNN took 7 times as long for a 7 x 7 kernel of 3 channels in steps
+    of two on 64 images of 224 x 224, and 1.8 times on one.
+    """
+    p = problem
+    return (
+        images.is_measured(p, device)
+        and (p.kernel_height, p.kernel_width) == (7, 7)
+        and p.strides == (2, 2)
+        and p.in_channels == 3
+        and p.out_channels % 64 == 0
+        and p.flops >= _FEWEST_FLOPS
+    )
 
 
 def _preference(problem: Conv2dProblem, config: Conv2dStemSm90Config) -> Any:
@@ -204,3 +181,17 @@ def padded_taps(module: Any, w: Any, *, width: int, channels: int) -> Any:
     """The weights (R, S, C, K) as (R * width * channels, K), with zeros."""
     pads = ((0, 0), (0, width - w.shape[1]), (0, channels - w.shape[2]), (0, 0))
     return module.pad(w, pads).reshape(-1, w.shape[3])
+
+
+CONV2D_STEM_SM90 = KernelVariant(
+    name="conv2d_stem_sm90",
+    config_type=Conv2dStemSm90Config,
+    sources=("cuda/conv2d_stem_sm90.cuh",),
+    reasons=reasons,
+    choices=_CHOICES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_steps,
+)

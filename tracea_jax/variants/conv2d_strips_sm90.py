@@ -25,12 +25,10 @@ from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.conv2d_sm90 import MOST_PIXELS, reasons_of_pixels
 from tracea_jax.variants.conv_weights import reading_weights
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     grid,
     legal_space,
 )
@@ -92,70 +90,45 @@ _WORTHWHILE = (
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dStripsSm90:
-    """The variant conv2d_strips_sm90; see ``variants.base.Variant``."""
-
-    name: str = "conv2d_strips_sm90"
-    config_type: type = Conv2dStripsSm90Config
-    sources: tuple[str, ...] = ("cuda/conv2d_strips_sm90.cuh",)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
-    ) -> None:
-        check_choices(config, _CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        return legal_space(
-            _grid(problem),
-            Conv2dStripsSm90Config,
-            (*LEGAL, *_WORTHWHILE),
-            problem,
-            device,
-        )
-
-    def heuristic(
-        self, problem: Conv2dProblem, device: Device
-    ) -> Conv2dStripsSm90Config:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[Conv2dStripsSm90Config, ...]:
-        """Those configs that the model finds fastest."""
-        assert isinstance(device, CudaDevice)
-        space = self.space(problem, device)
-        return images.ranked(space, problem, device, _cost, count)
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
-
-        On an H100 cuDNN took 1.5 to 1.6 times as long, and conv2d_sm90 1.3 to 1.4
-        times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
-        and 1.4 times on 8 images of ResNets. In float32 both took 1.1 to 1.5 times as
-        long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images.
-        """
-        p = problem
-        return (
-            images.is_measured(p, device, (2, 4))
-            and images.is_dense_3x3(p)
-            and p.strides == (1, 1)
-            and (_is_narrow(p) or _is_small(p))
-        )
-
-    def call(
-        self, problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        return reading_weights(problem, emit.kernel(problem, config, device))
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return legal_space(
+        _grid(problem),
+        Conv2dStripsSm90Config,
+        (*LEGAL, *_WORTHWHILE),
+        problem,
+        device,
+    )
 
 
-CONV2D_STRIPS_SM90 = Conv2dStripsSm90()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[Conv2dStripsSm90Config, ...]:
+    """Those configs that the model finds fastest."""
+    space = _space(problem, device)
+    return images.ranked(space, problem, device, _cost, count)
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
+
+    On an H100 cuDNN took 1.5 to 1.6 times as long, and conv2d_sm90 1.3 to 1.4
+    times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
+    and 1.4 times on 8 images of ResNets. In float32 both took 1.1 to 1.5 times as
+    long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images.
+    """
+    p = problem
+    return (
+        images.is_measured(p, device, (2, 4))
+        and images.is_dense_3x3(p)
+        and p.strides == (1, 1)
+        and (_is_narrow(p) or _is_small(p))
+    )
+
+
+def _call(
+    problem: Conv2dProblem, config: Conv2dStripsSm90Config, device: CudaDevice
+) -> Call:
+    return reading_weights(problem, emit.kernel(problem, config, device))
 
 
 def _is_narrow(problem: Conv2dProblem) -> bool:
@@ -224,3 +197,18 @@ def reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
     smallest = dataclasses.replace(smallest, tile_n=max(64, smallest.tile_n))
     if emit.smem_bytes(p, smallest) > device.smem_per_block_bytes:  # type: ignore
         yield "the lines that the taps of a tile see do not fit in shared memory"
+
+
+CONV2D_STRIPS_SM90 = KernelVariant(
+    name="conv2d_strips_sm90",
+    config_type=Conv2dStripsSm90Config,
+    sources=("cuda/conv2d_strips_sm90.cuh",),
+    reasons=reasons,
+    choices=_CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_call,
+)

@@ -26,13 +26,11 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import EXACT_PRECISIONS, INT32_MAX
+from tracea_jax.variants.kernel_variant import KernelVariant
 from tracea_jax.variants.partial_sums import SOURCE, summed
 from tracea_jax.variants.space import (
     Rule,
     Space,
-    check_choices,
-    check_ranges,
-    check_rules,
     first_refusal,
 )
 
@@ -53,77 +51,50 @@ _FEWEST_PIXELS = 3 << 10
 _FEWEST_BYTES = 2**24  # of a problem with groups
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conv2dWeightsSm90:
-    """The variant conv2d_weights_sm90; for its methods see ``variants.base``."""
-
-    name: str = "conv2d_weights_sm90"
-    config_type: type = ConvWeightsSm90Config
-    sources: tuple[str, ...] = ("cuda/conv2d_weights_sm90.cuh", SOURCE)
-
-    def why_not(self, problem: Conv2dProblem, device: Device) -> str | None:
-        return next(_reasons(problem, device), None)
-
-    def check(
-        self, problem: Conv2dProblem, config: ConvWeightsSm90Config, device: Device
-    ) -> None:
-        assert isinstance(device, CudaDevice)
-        check_choices(config, CHOICES)
-        check_ranges(config, _RANGES)
-        check_rules(LEGAL, problem, config, device)
-
-    def space(self, problem: Conv2dProblem, device: Device) -> Space:
-        assert isinstance(device, CudaDevice)
-        return Space.of(*dict.fromkeys(_grid(problem, device)))
-
-    def heuristic(
-        self, problem: Conv2dProblem, device: Device
-    ) -> ConvWeightsSm90Config:
-        return self.likely(problem, device, 1)[0]
-
-    def likely(
-        self, problem: Conv2dProblem, device: Device, count: int
-    ) -> tuple[ConvWeightsSm90Config, ...]:
-        """Those configs that the model finds fastest."""
-        assert isinstance(device, CudaDevice)
-        configs = self.space(problem, device).configs()
-        cheapest = sorted(configs, key=lambda c: _cost(problem, c, device))
-        return tuple(cheapest[:count])
-
-    def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
-        """Whether the kernel was measured to beat cuDNN on such problems.
-
-        On an H100 and an H200 cuDNN took 1.2 to 1.85 times as long for 3 x 3 kernels of
-        64 to 512 channels on 64 images of ResNets, and 1.8 times for 320 on 8 of a
-        U-Net; of groups of 4 to 16 channels, on 64 images of ResNeXts, 1.6 to 3.1
-        times.
-        """
-        p = problem
-        if not images.is_measured(p, device):
-            return False
-        if p.groups > 1:
-            return (
-                images.is_grouped_3x3(p)
-                and p.in_channels // p.groups in (4, 8, 16)
-                and p.bytes >= _FEWEST_BYTES
-            )
-        pixels = p.batch * math.prod(p.out_size)
-        return images.is_dense_3x3(p) and pixels >= _FEWEST_PIXELS
-
-    def call(
-        self, problem: Conv2dProblem, config: ConvWeightsSm90Config, device: Device
-    ) -> Call:
-        assert isinstance(device, CudaDevice)
-        p = problem
-        inputs = p.in_channels // p.groups
-        shape = (p.kernel_height, p.kernel_width, inputs, p.out_channels)
-        kernel = emit.kernel(p, config, device)
-        if config.parts == 1:
-            return kernel
-        return summed(kernel, config.parts, shape, p.out, device)
+def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
+    return Space.of(*dict.fromkeys(_grid(problem, device)))
 
 
-CONV2D_WEIGHTS_SM90 = Conv2dWeightsSm90()
+def _likely(
+    problem: Conv2dProblem, device: CudaDevice, count: int
+) -> tuple[ConvWeightsSm90Config, ...]:
+    """Those configs that the model finds fastest."""
+    configs = _space(problem, device).configs()
+    cheapest = sorted(configs, key=lambda c: _cost(problem, c, device))
+    return tuple(cheapest[:count])
+
+
+def _wins(problem: Conv2dProblem, device: Device) -> bool:
+    """Whether the kernel was measured to beat cuDNN on such problems.
+
+    On an H100 and an H200 cuDNN took 1.2 to 1.85 times as long for 3 x 3 kernels of
+    64 to 512 channels on 64 images of ResNets, and 1.8 times for 320 on 8 of a
+    U-Net; of groups of 4 to 16 channels, on 64 images of ResNeXts, 1.6 to 3.1
+    times.
+    """
+    p = problem
+    if not images.is_measured(p, device):
+        return False
+    if p.groups > 1:
+        return (
+            images.is_grouped_3x3(p)
+            and p.in_channels // p.groups in (4, 8, 16)
+            and p.bytes >= _FEWEST_BYTES
+        )
+    pixels = p.batch * math.prod(p.out_size)
+    return images.is_dense_3x3(p) and pixels >= _FEWEST_PIXELS
+
+
+def _call(
+    problem: Conv2dProblem, config: ConvWeightsSm90Config, device: CudaDevice
+) -> Call:
+    p = problem
+    inputs = p.in_channels // p.groups
+    shape = (p.kernel_height, p.kernel_width, inputs, p.out_channels)
+    kernel = emit.kernel(p, config, device)
+    if config.parts == 1:
+        return kernel
+    return summed(kernel, config.parts, shape, p.out, device)
 
 
 def _reasons(problem: Conv2dProblem, device: Device) -> Iterator[str]:
@@ -303,3 +274,18 @@ def _grid(
                 is_ring = config.stages >= _RANGES["stages"][0]
                 if is_ring and not first_refusal(LEGAL, problem, config, device):
                     yield config
+
+
+CONV2D_WEIGHTS_SM90 = KernelVariant(
+    name="conv2d_weights_sm90",
+    config_type=ConvWeightsSm90Config,
+    sources=("cuda/conv2d_weights_sm90.cuh", SOURCE),
+    reasons=_reasons,
+    choices=CHOICES,
+    ranges=_RANGES,
+    rules=LEGAL,
+    configs=_space,
+    rank=_likely,
+    wins=_wins,
+    calls=_call,
+)

@@ -183,7 +183,7 @@ def modelled_us(
     p, c = problem, config
     sms = int(device.sm_count * _SHARE_OF_SMS[c.cluster])
     blocks = emit.blocks(p, c)
-    resident = min(emit.resident_blocks(p, c), -(-blocks // sms))
+    resident = min(emit.resident_blocks(p, c, device), -(-blocks // sms))
     waves = blocks / (resident * sms)
     waves = math.ceil(waves) if waves <= 2 else waves + 0.5
     elements = resident * -(-p.pixels // c.cluster) * c.slab  # of a multiprocessor

@@ -50,13 +50,9 @@ AttentionOptions ParseAttention(const Attributes& attrs) {
   options.has_q_lengths = Attribute<bool>(attrs, "has_q_lengths");
   options.has_kv_lengths = Attribute<bool>(attrs, "has_kv_lengths");
   options.isa = IsaAttribute(attrs);
-  options.config.block_q = Attribute<int64_t>(attrs, "block_q");
-  options.config.block_kv = Attribute<int64_t>(attrs, "block_kv");
+  options.config.block_q = SizeAttribute(attrs, "block_q", 0);  // 0 for the default
+  options.config.block_kv = SizeAttribute(attrs, "block_kv", 0);
   options.config.passes = Attribute<int64_t>(attrs, "passes");
-  if (options.config.block_q < 0 || options.config.block_kv < 0) {
-    Refuse("block_q=", options.config.block_q, ", block_kv=", options.config.block_kv,
-           " must not be negative; 0 chooses the default.");
-  }
   if (options.config.passes != 1 && options.config.passes != 2) {
     Refuse("passes=", options.config.passes, "; there are 1 or 2.");
   }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <locale>
+#include <new>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -136,6 +137,18 @@ T Attribute(const Attributes& attrs, std::string_view name) {
   return value;
 }
 
+inline constexpr int64_t kMostSize = int64_t{1} << 31;
+
+// A size that sums and products of a few such sizes do not overflow with.
+inline int64_t SizeAttribute(const Attributes& attrs, const std::string& name,
+                             int64_t least) {
+  const auto value = Attribute<int64_t>(attrs, name);
+  if (value < least || value >= kMostSize) {
+    Refuse(name, "=", value, " must be ", least, " or more, and less than 2^31.");
+  }
+  return value;
+}
+
 // Refuses a program whose attributes have another meaning.
 inline void CheckAbi(const Attributes& attrs, int64_t known) {
   const auto abi = Attribute<int64_t>(attrs, "abi");
@@ -184,7 +197,12 @@ void RunTasks(Pool& pool, int64_t tasks, int64_t workspace_bytes, const Body& bo
   std::atomic<bool> out_of_memory{false};
   cpu::ParallelFor(
       tasks, std::max<int64_t>(pool.num_threads(), 1),
-      [&pool](auto helper) { pool.Schedule(std::move(helper)); },
+      [&pool](auto helper) {
+        try {
+          pool.Schedule(std::move(helper));
+        } catch (const std::bad_alloc&) {  // helpers that run already need what `body` has
+        }
+      },
       [&](int64_t task) {
         if (float* workspace = cpu::ThreadWorkspace(workspace_bytes)) {
           body(task, workspace);

@@ -35,7 +35,6 @@ namespace {
 using Options = ConvOptions;
 
 constexpr int64_t kAbi = 1;  // of the attributes
-constexpr int64_t kMostSize = int64_t{1} << 31;  // of strides, dilation and padding
 
 cpu::ConvDirection ParseDirection(std::string_view name) {
   if (name == "forward") return cpu::ConvDirection::kForward;
@@ -45,19 +44,11 @@ cpu::ConvDirection ParseDirection(std::string_view name) {
          "'; it must be one of forward, input_grad, weight_grad.");
 }
 
-int64_t ParseSize(const Attributes& attrs, const std::string& name, int64_t least) {
-  const auto value = Attribute<int64_t>(attrs, name);
-  if (value < least || value >= kMostSize) {
-    Refuse(name, "=", value, " must be ", least, " or more, and less than 2^31.");
-  }
-  return value;
-}
-
 cpu::ConvExtent ParseExtent(const Attributes& attrs, const std::string& axis) {
   cpu::ConvExtent extent{};
-  extent.stride = ParseSize(attrs, "stride_" + axis, 1);
-  extent.dilation = ParseSize(attrs, "dilation_" + axis, 1);
-  extent.padding = ParseSize(attrs, "padding_" + axis, 1 - kMostSize);
+  extent.stride = SizeAttribute(attrs, "stride_" + axis, 1);
+  extent.dilation = SizeAttribute(attrs, "dilation_" + axis, 1);
+  extent.padding = SizeAttribute(attrs, "padding_" + axis, 1 - kMostSize);
   return extent;
 }
 
@@ -69,7 +60,7 @@ ConvOptions ParseConv(const Attributes& attrs) {
   options.direction = ParseDirection(Attribute<std::string_view>(attrs, "direction"));
   options.height = ParseExtent(attrs, "height");
   options.width = ParseExtent(attrs, "width");
-  options.groups = ParseSize(attrs, "groups", 1);
+  options.groups = SizeAttribute(attrs, "groups", 1);
   options.activation = ActivationAttribute(attrs);
   options.has_bias = Attribute<bool>(attrs, "bias");
   options.has_residual = Attribute<bool>(attrs, "residual");
@@ -81,9 +72,9 @@ ConvOptions ParseConv(const Attributes& attrs) {
     Refuse("a gradient has neither bias, residual, activation nor preactivation.");
   }
   options.isa = cpu::UsableConvIsa(IsaAttribute(attrs));
-  options.config.kc = ParseSize(attrs, "kc", 0);
-  options.config.nc = ParseSize(attrs, "nc", 0);
-  options.config.tasks = ParseSize(attrs, "tasks", 0);
+  options.config.kc = SizeAttribute(attrs, "kc", 0);
+  options.config.nc = SizeAttribute(attrs, "nc", 0);
+  options.config.tasks = SizeAttribute(attrs, "tasks", 0);
   return options;
 }
 

@@ -37,9 +37,8 @@ ElementwiseOptions ParseElementwise(const Attributes& attrs) {
   options.function = Attribute<std::string_view>(attrs, "function");
   options.scalar = ScalarAttribute(attrs);
   options.isa = IsaAttribute(attrs);
-  options.tasks = Attribute<int64_t>(attrs, "tasks");
+  options.tasks = SizeAttribute(attrs, "tasks", 1);
   options.past_caches = Attribute<bool>(attrs, "past_caches");
-  if (options.tasks < 1) Refuse("tasks=", options.tasks, " must be at least 1.");
   return options;
 }
 

@@ -52,14 +52,9 @@ GemmOptions ParseGemm(const Attributes& attrs) {
   ParseResidual(Attribute<std::string_view>(attrs, "residual"), &options);
   options.save_preactivation = Attribute<bool>(attrs, "save_preactivation");
   options.isa = IsaAttribute(attrs);
-  options.config.kc = Attribute<int64_t>(attrs, "kc");
-  options.config.nc = Attribute<int64_t>(attrs, "nc");
-  options.config.tasks = Attribute<int64_t>(attrs, "tasks");
-  if (options.config.kc < 0 || options.config.nc < 0 || options.config.tasks < 0) {
-    Refuse("kc=", options.config.kc, ", nc=", options.config.nc,
-           ", tasks=", options.config.tasks,
-           " must not be negative; 0 chooses the default.");
-  }
+  options.config.kc = SizeAttribute(attrs, "kc", 0);  // 0 chooses the default
+  options.config.nc = SizeAttribute(attrs, "nc", 0);
+  options.config.tasks = SizeAttribute(attrs, "tasks", 0);
   return options;
 }
 

@@ -54,7 +54,7 @@ def bind(x: Any, source: Any, *others: Any, result: Result) -> Any:
         it is 1. Then the residual, if there is one.
       result: the steps, and what is done to their result.
     """
-    if lowering.explicitly_sharded("channel_affine", (x, *others), None):
+    if lowering.are_sharded((x, source, *others)):
         return reference(x, source, *others, result=result)
     aligned = lowering.align_varying_axes((x, source, *others))
     return channel_affine_p.bind(*aligned, result=result)

@@ -220,19 +220,25 @@ def _default_platform() -> str:
     return CudaDevice.platform if is_named else platform_of(jax.default_backend())
 
 
-def explicitly_sharded(
-    op: str, operands: Sequence[Any], implementation: str | None
-) -> bool:
+def are_sharded(operands: Sequence[Any]) -> bool:
     """Whether the types of operands say how they are sharded over a mesh.
 
     XLA's partitioner serves them, and lax knows the sharding of every derivative: an op
     is then best traced as its reference.
+    """
+    specs = [jax.typeof(x).sharding.spec for x in operands]
+    return any(axis is not None for spec in specs for axis in spec)
+
+
+def explicitly_sharded(
+    op: str, operands: Sequence[Any], implementation: str | None
+) -> bool:
+    """``are_sharded``, for an op that has kernels.
 
     Raises:
       dispatch.Unsupported: if our kernels were demanded there.
     """
-    specs = [jax.typeof(x).sharding.spec for x in operands]
-    if not any(axis is not None for spec in specs for axis in spec):
+    if not are_sharded(operands):
         return False
     reason = "the arrays are sharded explicitly; use shard_map"
     if error := serving.refusal(op, implementation, reason):

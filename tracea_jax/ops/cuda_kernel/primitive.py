@@ -148,7 +148,7 @@ def _leading(
 ) -> Batched:
     """One launch for all: the kernel takes arrays with more leading dimensions."""
     pairs = list(zip(operands, is_mapped, strict=True))
-    one = [jax.typeof(x[0] if m else x) for x, m in pairs]
+    one = [jax.ShapeDtypeStruct(x.shape[m:], x.dtype) for x, m in pairs]
     full = [x if m else jnp.broadcast_to(x, (size, *x.shape)) for x, m in pairs]
     results = bind(*full, **params)
     wanted = params["kernel"].launcher(one, params["numbers"]).results

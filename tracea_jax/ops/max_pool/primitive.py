@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from tracea_jax import _compat
 from tracea_jax.ops.common import by_reference, lowering
+from tracea_jax.ops.common.shapes import flat, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -139,14 +140,14 @@ ad.primitive_transposes[tangent_p] = _tangent_transpose
 
 def _batch(p: Any, operands: Arrays, dims: Dims, **params: Any) -> Batched:
     """The mapped axis becomes one with that of images."""
-    pairs = list(zip(operands, dims, strict=True))
-    size = next(x.shape[d] for x, d in pairs if d is not None)
-    spread: list[Any] = [
-        jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in pairs
+    moved, mapped, size = move_mapped(operands, dims)
+    spread = [
+        x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+        for x, is_mapped in zip(moved, mapped, strict=True)
     ]
-    outs = p.bind(*(x.reshape(-1, *x.shape[2:]) for x in spread), **params)
-    return [y.reshape(size, -1, *y.shape[1:]) for y in outs], [0] * len(outs)
+    outs = p.bind(*(flat(x, 3) for x in spread), **params)
+    lead = spread[0].shape[:2]
+    return [y.reshape(*lead, *y.shape[1:]) for y in outs], [0] * len(outs)
 
 
 def _batch_tangent(operands: Arrays, dims: Dims, **params: Any) -> Batched:

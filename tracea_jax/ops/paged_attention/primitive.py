@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from tracea_jax.ops.attention import reference as attention
 from tracea_jax.ops.attention.reference import Spec
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.shapes import flat, move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -62,10 +63,11 @@ def reference(
 
 def _gathered(pages: jax.Array, indices: jax.Array) -> jax.Array:
     """(kv_heads, pages, page_size, head_dim) to (batch, length, kv_heads, head_dim)."""
-    kv_heads, _, _, head_dim = pages.shape
+    kv_heads, _, page_size, head_dim = pages.shape
     of_sequences = pages.at[:, indices].get(mode="clip")
     order = jnp.moveaxis(of_sequences, 0, 3)
-    return order.reshape(indices.shape[0], -1, kv_heads, head_dim)
+    batch, count = indices.shape
+    return order.reshape(batch, count * page_size, kv_heads, head_dim)
 
 
 def problem_of(
@@ -116,22 +118,18 @@ def _batch(operands: Arrays, dims: Dims, **params: Any) -> Batched:
     if any(dims[i] is not None for i in _PAGES):
         f = functools.partial(reference, **params)
         return jax.vmap(f, in_axes=tuple(dims))(*operands), [0]
-    size = next(
-        x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None
-    )
-
-    def folded(i: int) -> jax.Array:
-        x, d = operands[i], dims[i]
-        if i in _PAGES:
-            return x
-        if d is None:
-            x = jnp.broadcast_to(x, (size, *x.shape))
-        else:
-            x = jnp.moveaxis(x, d, 0)
-        return x.reshape(-1, *x.shape[2:])
-
-    (o,) = bind(*map(folded, range(len(operands))), **params)
-    return [o.reshape(size, -1, *o.shape[1:])], [0]
+    moved, mapped, size = move_mapped(operands, dims)
+    shared = [i in _PAGES for i in range(len(moved))]
+    spread = [
+        x if is_mapped or is_shared else jnp.broadcast_to(x, (size, *x.shape))
+        for x, is_mapped, is_shared in zip(moved, mapped, shared, strict=True)
+    ]
+    folded = [
+        x if is_shared else flat(x, x.ndim - 2)
+        for x, is_shared in zip(spread, shared, strict=True)
+    ]
+    (o,) = bind(*folded, **params)
+    return [o.reshape(*spread[0].shape[:2], *o.shape[1:])], [0]
 
 
 ad.primitive_jvps[paged_attention_p] = _jvp

@@ -93,8 +93,6 @@ def widens(eqn: Equation) -> bool:
     """Whether an equation converts to a wider floating-point dtype."""
     if eqn.primitive.name != "convert_element_type":
         return False
-    if eqn.primitive.name != "convert_element_type":
-        return False
     old, new = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     return old.name in DTYPES and old.itemsize < new.itemsize
 

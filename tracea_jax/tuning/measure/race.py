@@ -33,6 +33,7 @@ from tracea_jax.tuning.measure.slices import (
 
 PROTOCOLS = ("steady", "cold")
 QUIET = 0.05  # quiet rounds are at most this much slower than the quietest ones
+_TELLING = 2  # paired ratios, of which at least noise can be told
 _QUIETEST = 8  # the fastest 1/8 of the rounds are the quietest; the first may be luck
 Racer = TypeVar("Racer", bound=Hashable)
 
@@ -78,8 +79,15 @@ class Race:
         return statistics.median(self._ratios(slow, fast, protocol))
 
     def error(self, slow: Hashable, fast: Hashable, protocol: str = "steady") -> float:
-        """Standard error of ``ratio``, as a fraction of it."""
-        return _standard_error(self._ratios(slow, fast, protocol))
+        """Standard error of ``ratio``, as a fraction of it.
+
+        Where too few rounds were quiet to tell, it is that of all rounds.
+        """
+        quiet = self._ratios(slow, fast, protocol)
+        if len(quiet) >= _TELLING:
+            return _standard_error(quiet)
+        times = self._times(protocol)
+        return _standard_error(_paired(times[slow], times[fast]))
 
     def quartiles(
         self, slow: Hashable, fast: Hashable, protocol: str = "steady"
@@ -96,16 +104,17 @@ class Race:
         return statistics.median(self._relatives(racer, protocol))
 
     def relative_error(self, racer: Hashable, protocol: str = "steady") -> float:
-        """Standard error of ``relative``, as a fraction of it."""
-        return _standard_error(self._relatives(racer, protocol))
+        """Standard error of ``relative``, as a fraction of it; see ``error``."""
+        quiet = self._relatives(racer, protocol)
+        if len(quiet) >= _TELLING:
+            return _standard_error(quiet)
+        return _standard_error(_by_mean(self._times(protocol), racer))
 
     def _ratios(self, slow: Hashable, fast: Hashable, protocol: str) -> list[float]:
         return _paired(self.quiet_us(slow, protocol), self.quiet_us(fast, protocol))
 
     def _relatives(self, racer: Hashable, protocol: str) -> list[float]:
-        quiet = self._quiet(protocol)
-        means = np.exp(np.log(list(quiet.values())).mean(axis=0))
-        return _paired(quiet[racer], means.tolist())
+        return _by_mean(self._quiet(protocol), racer)
 
     def _quiet(self, protocol: str) -> dict[Any, list[float]]:
         times, after = self._times(protocol), self.cold_after
@@ -141,13 +150,21 @@ def _paired(slow_us: Sequence[float], fast_us: Sequence[float]) -> list[float]:
     return [math.sqrt(a * b) for a, b in itertools.pairwise(ratios)] or ratios
 
 
+def _by_mean(times_us: Mapping[Any, Sequence[float]], racer: Hashable) -> list[float]:
+    """Paired ratios of a candidate's time by the geometric mean of all times."""
+    means = np.exp(np.log(list(times_us.values())).mean(axis=0))
+    return _paired(times_us[racer], means.tolist())
+
+
 def _standard_error(ratios: Sequence[float]) -> float:
     """Standard error of the median of paired ratios, as a fraction of the median.
 
     For normal noise the standard error of a median is 1.253 sigma / sqrt(n), and sigma
     is 1.253 times the mean deviation. Each round is in two pairs, so only half of the
-    pairs are independent.
+    pairs are independent. A single pair tells nothing of the noise: infinity.
     """
+    if len(ratios) < _TELLING:
+        return math.inf
     middle = statistics.median(ratios)
     deviation = statistics.fmean(abs(r - middle) for r in ratios) / middle
     return 1.253 * 1.253 * deviation * math.sqrt(2 / len(ratios))
