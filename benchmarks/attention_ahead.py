@@ -20,6 +20,7 @@ from typing import Any
 import common
 import jax
 import jax.numpy as jnp
+from turns import on_visible_gpus
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.ops.attention import workload
@@ -29,6 +30,7 @@ from tracea_jax.problem import AttentionProblem
 from tracea_jax.tuning.lab.ahead import Ahead
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.variants import XLA
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 CHUNK = 24  # problems whose programs are compiled before they race
@@ -85,6 +87,23 @@ def prepared(
         kernels.close()
 
 
+def prepared_alone(problem: AttentionProblem, choices: Sequence[Choice]) -> Prepared:
+    """Compiles the choices of a problem one after another, cuDNN's the last.
+
+    Their kernels are in the store, or are compiled on the way.
+    """
+    kernels = Ahead(None, common.local_device())
+    operands, difference = _operands_compiled(problem)
+    runs: dict[Choice, Run] = {}
+    failed: dict[Choice, Exception] = {}
+    for choice in sorted(choices, key=lambda c: c.variant == ATTENTION_CUDNN.name):
+        try:
+            runs[choice] = _compiled(kernels, problem, choice)
+        except Exception as e:  # the others race
+            failed[choice] = e
+    return Prepared(operands=operands, runs=runs, difference=difference, failed=failed)
+
+
 def compile_kernels(
     pairs: Sequence[tuple[AttentionProblem, Choice]], device: Device
 ) -> None:
@@ -127,8 +146,12 @@ def _compiled(kernels: Ahead, problem: AttentionProblem, choice: Choice) -> Run:
     kernels.wait(problem, choice)
     run = functools.partial(workload.execute, problem=problem, choice=choice)
     lowered = jax.jit(run).lower(*_shapes(problem))
-    is_tuned = choice.variant == "xla" or not _is_gpu()
-    return lowered.compile(compiler_options=None if is_tuned else _UNTUNED)
+    if not _is_gpu():
+        return lowered.compile()
+    if choice.variant != "xla":
+        return lowered.compile(compiler_options=_UNTUNED)
+    with on_visible_gpus(options().directory).together():  # XLA tries kernels there
+        return lowered.compile()
 
 
 def _operands_compiled(problem: AttentionProblem) -> tuple[Run, Run]:

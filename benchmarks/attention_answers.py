@@ -1,16 +1,14 @@
 """Answers for the attention of models: each problem is raced once, in kernel time.
 
 A search would take minutes for each. Here the variants' own models say which configs
-can win; these race with the default and with cuDNN. What is not the default becomes the
-answer only if it is faster by more than the noise (``MARGIN``), and then the default is
-its runner-up, so that an entry says what was gained. Who wins is compared with another
-choice at the problem itself, and, if it is a kernel of ours, with float64 at a small,
-ragged problem of the same kind.
+can win; these race with each other, and who wins with the default and with cuDNN. What
+is not the default becomes the answer only if it is faster by more than the noise
+(``MARGIN``), and then the default is its runner-up, so that an entry says what was
+gained. Who wins is compared with another choice at the problem itself, and, if it is a
+kernel of ours, with float64 at a small, ragged problem of the same kind.
 
-A process of its own races groups of problems and compiles those that follow. If a group
-ends it, or leaves it a GPU that answers nothing but errors, another one goes on with
-the next group, and the problems of the lost group race once more, each alone, at last.
-Callers: ``tune_layers --what attention``, and ``attention_process``, the process.
+Which problems race together, and in which process, is in ``attention_groups`` and
+``attention_duels``, the callers, and ``convolution_answers`` judges races as here.
 """
 
 from __future__ import annotations
@@ -20,18 +18,17 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import itertools
 import os
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import common
 import jax
 import jax.numpy as jnp
-from attention_ahead import Prepared, compile_kernels, prepared
+from attention_ahead import Prepared, compile_kernels
 from cuda_errors import forget_error
+from turns import Turns
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -54,15 +51,13 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 
 ROUNDS = 4
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
-TOGETHER = 8  # problems of one profile, which takes as long to begin as to race one
-VERIFIED = 24  # problems raced until winners are verified, and their answers written
 MARGIN = 1.01  # times the winner's time that the default takes at least
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
-VERIFYING_S = 15.0  # of the time, at the end
 
 Times = dict[Choice, list[float]]
 Errors = dict[tuple[AttentionProblem, Choice], float | str]
+Races = list[tuple[AttentionProblem, "Raced | str"]]  # or why there was none
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
@@ -82,12 +77,19 @@ def candidates(problem: AttentionProblem, device: Device) -> list[Choice]:
     if variant.why_not(problem, device) is None:
         configs = _configs(variant, problem, device)
         found += [Choice(variant=variant.name, config=config) for config in configs]
-    if ATTENTION_CUDNN.why_not(problem, device) is None:
-        config: Any = ATTENTION_CUDNN.heuristic(problem, device)
-        found.append(Choice(variant="cudnn", config=config))
+    if (rival := cudnn(problem, device)) is not None:
+        found.append(rival)
     if not isinstance(device, CudaDevice):
         found.append(Choice(variant="xla", config=XLA.config_type()))
     return list(dict.fromkeys(found))
+
+
+def cudnn(problem: AttentionProblem, device: Device) -> Choice | None:
+    """cuDNN's program, where it has one."""
+    if ATTENTION_CUDNN.why_not(problem, device) is not None:
+        return None
+    config: Any = ATTENTION_CUDNN.heuristic(problem, device)
+    return Choice(variant=ATTENTION_CUDNN.name, config=config)
 
 
 def _configs(variant: Any, problem: AttentionProblem, device: Device) -> list[Any]:
@@ -229,31 +231,38 @@ class Raced:
 
 
 def races(
-    group: Mapping[AttentionProblem, Prepared], device: Device
-) -> Iterator[tuple[AttentionProblem, Raced | str]]:
-    """Races a few problems in one profile."""
-    calls: dict[AttentionProblem, dict[Choice, Any]] = {}
-    for problem, ready in group.items():
-        calls[problem] = dict(_ran(ready))
-    for problem in [problem for problem, of in calls.items() if not of]:
-        del calls[problem]
-        yield problem, "nothing ran"
-    for problem, times in _raced_surely(calls, device).items():
-        usual = default(problem, device)
-        best = winner(times, usual)
-        others = [c for c in times if c.variant != best.variant] or list(times)
-        other = min(others, key=lambda c: statistics.median(times[c]))
-        both = calls[problem][best](), calls[problem][other]()
-        yield (
-            problem,
-            Raced(
-                problem=problem,
-                best=best,
-                usual=usual,
-                times=times,
-                apart=float(group[problem].difference(*both)),
-            ),
-        )
+    group: Mapping[AttentionProblem, Prepared], device: Device, turns: Turns
+) -> Races:
+    """Races a few problems in one profile, while no other process uses the GPU."""
+    with turns.together():
+        calls = {problem: dict(_ran(ready)) for problem, ready in group.items()}
+    with turns.alone():
+        times = _raced_surely({p: of for p, of in calls.items() if of}, device)
+    found: Races = [
+        (p, "no profile has all of it" if calls[p] else "nothing ran")
+        for p in calls
+        if p not in times
+    ]
+    with turns.together():
+        return found + [
+            (p, _judged_race(p, times[p], calls[p], group[p], device)) for p in times
+        ]
+
+
+def _judged_race(
+    problem: AttentionProblem,
+    times: Times,
+    calls: Mapping[Choice, Any],
+    ready: Prepared,
+    device: Device,
+) -> Raced:
+    """Who won, and how far the results are from those of another variant, if any."""
+    usual = default(problem, device)
+    best = winner(times, usual)
+    others = [c for c in times if c.variant != best.variant] or list(times)
+    other = min(others, key=lambda c: statistics.median(times[c]))
+    apart = float(ready.difference(calls[best](), calls[other]()))
+    return Raced(problem=problem, best=best, usual=usual, times=times, apart=apart)
 
 
 def _ran(ready: Prepared) -> Iterator[tuple[Choice, Any]]:
@@ -268,7 +277,7 @@ def _ran(ready: Prepared) -> Iterator[tuple[Choice, Any]]:
             except Exception as e:  # such as no memory
                 forget_error()
                 if is_last:
-                    print(f"  not {choice}: {_described(e)}", flush=True)
+                    print(f"  not {choice}: {described(e)}", flush=True)
 
 
 # --- verifying ------------------------------------------------------------------------
@@ -314,126 +323,8 @@ def _error(small: AttentionProblem, choice: Choice, device: Device) -> float | s
         run = functools.partial(workload.execute, problem=small, choice=choice)
         return workload.error(small, device, operands, jax.jit(run)(*operands), 3)
     except Exception as e:  # the others are verified
-        return _described(e)
+        return described(e)
 
 
-# --- groups, in a process that may be lost --------------------------------------------
-
-
-class Racer:
-    """Races groups of problems in this process, and compiles those that follow."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._announced: list[AttentionProblem] = []
-        self._ready: Iterator[tuple[AttentionProblem, Prepared]] = iter(())
-        self._errors: Errors = {}
-
-    def race(
-        self,
-        group: Sequence[AttentionProblem],
-        following: Sequence[AttentionProblem] = (),
-    ) -> list[tuple[AttentionProblem, Raced | str]]:
-        """Of each problem the race, or why there was none.
-
-        Args:
-          group: the problems.
-          following: what later calls will ask for, in their order: it is compiled.
-
-        Raises:
-          Exception: of a GPU that runs nothing any more, whatever it is asked.
-        """
-        if self._announced[: len(group)] != list(group):
-            self._announced = [*group, *following]
-            wanted = {p: candidates(p, self._device) for p in self._announced}
-            self._ready = prepared(wanted, self._device)
-        del self._announced[: len(group)]
-        began = time.monotonic()
-        waiting = dict(itertools.islice(self._ready, len(group)))
-        compiled = time.monotonic()
-        for ready in waiting.values():
-            for choice, e in ready.failed.items():
-                print(f"  not {choice}: {_described(e)}", flush=True)
-        found = list(races(waiting, self._device))
-        raced_s = time.monotonic() - compiled
-        waited_s = compiled - began
-        print(
-            f"  waited {waited_s:.1f} s for programs, raced {raced_s:.1f} s", flush=True
-        )
-        if any(isinstance(race, str) for _, race in found):
-            salt = time.monotonic_ns() % (1 << 20)  # so that a new kernel is loaded
-            jax.block_until_ready(jax.jit(lambda x: x * salt + 1)(jnp.ones(8)))
-        return found
-
-    def verify(self, found: Sequence[Raced]) -> dict[AttentionProblem, str]:
-        """See ``verified``."""
-        return verified(found, self._device, self._errors)
-
-
-def entries(
-    problems: Sequence[AttentionProblem],
-    device: Device,
-    budget_s: float,
-    racer: Any = None,
-) -> Iterator[tuple[AttentionProblem, Entry | str]]:
-    """An answer for each problem that there was time for, or why there is none.
-
-    Args:
-      problems: the most important first.
-      device: this machine's.
-      budget_s: seconds for everything.
-      racer: what races; a ``Racer``, or ``attention_process.Apart``.
-    """
-    racer = racer or Racer(device)
-    end = time.monotonic() + budget_s - VERIFYING_S
-    groups = [
-        tuple(problems[i : i + TOGETHER]) for i in range(0, len(problems), TOGETHER)
-    ]
-    lost: list[AttentionProblem] = []
-    found: list[Raced] = []
-    count = 0
-    while groups and time.monotonic() < end or not count:
-        group, *groups = groups
-        try:
-            following = [p for later in groups for p in later]
-            for problem, race in racer.race(group, following):
-                if isinstance(race, Raced):
-                    found.append(race)
-                else:
-                    yield problem, race
-        except Exception as e:  # whatever a kernel does must not end the rest
-            print(f"  not {len(group)} problems: {_described(e)}", flush=True)
-            if len(group) == 1:
-                yield group[0], _described(e)
-            else:
-                lost += group
-        count += len(group)
-        left_s = end - time.monotonic()
-        print(f"  {count} of {len(problems)} raced, {left_s:.0f} s left", flush=True)
-        if not groups:  # once more, each alone
-            groups, lost = [(p,) for p in lost], []
-        if len(found) >= VERIFIED:
-            yield from _judged(found, racer, device)
-            found = []
-    yield from _judged(found, racer, device)
-
-
-def _judged(
-    found: Sequence[Raced], racer: Any, device: Device
-) -> Iterator[tuple[AttentionProblem, Entry | str]]:
-    """Entries of those that are right; who ends the process is found by halves."""
-    try:
-        wrong = racer.verify(found)
-    except Exception as e:
-        if len(found) == 1:
-            yield found[0].problem, f"not verified: {_described(e)}"
-            return
-        yield from _judged(found[: len(found) // 2], racer, device)
-        yield from _judged(found[len(found) // 2 :], racer, device)
-        return
-    for race in found:
-        yield race.problem, wrong.get(race.problem) or race.entry(device)
-
-
-def _described(e: Exception) -> str:
+def described(e: Exception) -> str:
     return f"{type(e).__name__}: {e}"[:300]

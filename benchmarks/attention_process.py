@@ -1,4 +1,4 @@
-"""The process in which attention races, which may be lost; see ``attention_answers``.
+"""The process in which attention races, which may be lost; see ``attention_groups``.
 
     python -m attention_process   the process's program
 
@@ -14,7 +14,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from attention_answers import Raced, Racer
+from attention_answers import Raced, Races
+from attention_groups import Racer
 
 from tracea_jax.campaign import local_device
 from tracea_jax.problem import AttentionProblem
@@ -35,7 +36,7 @@ class Apart:
         self,
         group: Sequence[AttentionProblem],
         following: Sequence[AttentionProblem] = (),
-    ) -> list[tuple[AttentionProblem, Raced | str]]:
+    ) -> Races:
         """See ``Racer.race``; a process that raises is replaced, too."""
         return self._ask("race", tuple(group), tuple(following))
 

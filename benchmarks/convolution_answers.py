@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from attention_answers import DIFFERENCE, Raced, Times, raced, winner
-from turns import Turns
+from turns import Turns, on_visible_gpus
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
@@ -277,7 +277,7 @@ def entries(
     began = time.monotonic()
     end = began + budget_s
     spent = {"waiting": 0.0, "queueing": 0.0, "racing": 0.0}
-    turns, count = Turns(options().directory / f"turns-{_gpu()}"), 0
+    turns, count = on_visible_gpus(options().directory), 0
     with _groups(problems, device, turns, end) as groups:
         for group in groups:
             spent["waiting"] += time.monotonic() - began - sum(spent.values())
@@ -290,10 +290,6 @@ def entries(
                 yield problem, race if isinstance(race, str) else race.entry(device)
             count += len(group)
             print(_progress(count, len(problems), spent, end), flush=True)
-
-
-def _gpu() -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
 
 
 @contextlib.contextmanager

@@ -28,6 +28,8 @@ from typing import Any
 import gpu_runs
 from gpu_runs import Outcome
 
+from tracea_jax.runtime import trust
+
 ROOT = pathlib.Path(__file__).resolve().parent
 REPOSITORY = ROOT.parent
 KERNELS = "kernels/cuda"
@@ -141,7 +143,8 @@ def main() -> int:
         if outcome is not None and args.failed:
             outcome = together(entries[file.name], outcome)
         entries[file.name] = outcome and entry_of(outcome, where)
-        path.write_text(json.dumps(summary(entries), indent=1) + "\n")
+        text = json.dumps(summary(entries), indent=1) + "\n"
+        trust.write_atomically(path, text.encode(), mode=0o644)
     found = complaints(of_any_device([*records(), {"files": entries}]))
     print("\n".join(found) or "the kernels pass as they are", file=sys.stderr)
     return int(bool(found))

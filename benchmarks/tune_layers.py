@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -29,7 +30,8 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-import attention_answers
+import attention_duels
+import attention_groups
 import attention_process
 import common
 import convolution_answers
@@ -106,7 +108,8 @@ def _race_attention(
     problems: Sequence[Any], device: Device, budget_s: float
 ) -> Iterator[tuple[Problem, Entry | str]]:
     with contextlib.closing(attention_process.Apart()) as racer:
-        yield from attention_answers.entries(problems, device, budget_s, racer)
+        settled = functools.partial(attention_duels.settled, device=device)
+        yield from attention_groups.entries(problems, device, budget_s, racer, settled)
 
 
 _RACES: dict[str, Any] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import os
 import pathlib
 from collections.abc import Iterator
 
@@ -41,3 +42,9 @@ class Turns:
         with open(self.directory / name, "w") as file:
             fcntl.flock(file, how)
             yield
+
+
+def on_visible_gpus(directory: pathlib.Path) -> Turns:
+    """Turns of those who see the same GPUs and name the same directory."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace(",", "-")
+    return Turns(directory / f"turns-{gpus}")

@@ -47,7 +47,7 @@ def test_the_default_of_attention_is_replaced_by_what_is_clearly_faster(module):
 
 
 def test_a_race_of_attention_becomes_an_entry(module, monkeypatch):
-    answers = module("attention_answers")
+    answers, groups = module("attention_answers"), module("attention_groups")
     small = AttentionProblem(
         batch=2,
         q_len=40,
@@ -60,16 +60,16 @@ def test_a_race_of_attention_becomes_an_entry(module, monkeypatch):
     )
     monkeypatch.setattr(answers, "ROUNDS", 1)
     problems = [small, dataclasses.replace(small, is_causal=True)]
-    found = list(answers.entries(problems, local_cpu(), 60.0))
+    found = list(groups.entries(problems, local_cpu(), 60.0))
     assert [problem for problem, _ in found] == problems
     for problem, made in found:
         assert made.problem == problem.to_json()
         assert made.best.variant in {o.variant for o in made.observations}
         assert made.best.time_us > 0 and made.best.ratio >= 1
-    monkeypatch.setattr(answers, "TOGETHER", 1)
+    monkeypatch.setattr(groups, "TOGETHER", 1)
     monkeypatch.setattr(module("attention_ahead"), "CHUNK", 1)
-    monkeypatch.setattr(answers, "verified", lambda found, device: {})
-    assert len(list(answers.entries(problems, local_cpu(), 0.0))) == 1  # time is over
+    monkeypatch.setattr(groups, "verified", lambda found, *how: {})
+    assert len(list(groups.entries(problems, local_cpu(), 0.0))) == 1  # time is over
 
 
 class Brittle:
@@ -110,11 +110,11 @@ def raced(problem: AttentionProblem):
 def test_a_problem_that_ends_the_process_costs_no_other_its_answer(
     method, asked, module, monkeypatch
 ):
-    answers, device = module("attention_answers"), NAMED["H200"]
-    monkeypatch.setattr(answers, "TOGETHER", 4)
+    groups, device = module("attention_groups"), NAMED["H200"]
+    monkeypatch.setattr(groups, "TOGETHER", 4)
     problems = module("model_attention").order()[:10]
     racer = Brittle(problems[2], method)
-    found = dict(answers.entries(problems, device, 1e3, racer))
+    found = dict(groups.entries(problems, device, 1e3, racer))
     missed = {p for p, made in found.items() if isinstance(made, str)}
     assert found.keys() | {problems[2]} == set(problems)
     assert missed <= {problems[2]}
@@ -123,14 +123,14 @@ def test_a_problem_that_ends_the_process_costs_no_other_its_answer(
 
 @pytest.mark.slow
 def test_attention_races_in_a_process_that_is_replaced(module, capsys):
-    answers, apart = module("attention_answers"), module("attention_process").Apart()
+    groups, apart = module("attention_groups"), module("attention_process").Apart()
     shape: Any = {"batch": 1, "q_len": 8, "kv_len": 8, "heads": 1, "kv_heads": 1}
     small = AttentionProblem(**shape, head_dim=8, dtype="float32", scale=0.5)
     with contextlib.closing(apart):
-        (first,) = answers.entries([small], local_cpu(), 60.0, apart)
+        (first,) = groups.entries([small], local_cpu(), 60.0, apart)
         apart._worker.kill()
-        (second,) = answers.entries([small], local_cpu(), 60.0, apart)
-        (third,) = answers.entries([small], local_cpu(), 60.0, apart)
+        (second,) = groups.entries([small], local_cpu(), 60.0, apart)
+        (third,) = groups.entries([small], local_cpu(), 60.0, apart)
     assert first[1].best.variant == third[1].best.variant
     assert "WorkerLost" in second[1]
 

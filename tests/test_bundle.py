@@ -147,6 +147,36 @@ def test_every_function_of_elements_is_that_of_numpy(c_programs, tmp_path, dtype
     bundle_programs.assert_all_close(got, want, rtol)
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 259), (3, 257, 1), (7, 1, 5)])
+def test_many_results_are_reduced_side_by_side(c_programs, tmp_path, shape):
+    rng = np.random.default_rng(7)
+    x = rng.integers(-9, 9, size=shape).astype(np.float32)  # whose sums are exact
+    x[1, :, 0], x[2, 0, -1] = np.nan, np.inf
+
+    def fn(xp, x):
+        return xp.stack([x.sum(1), x.max(1), x.min(1)])
+
+    tracea.bundle(functools.partial(fn, jnp), x, path=tmp_path / "b")
+    want = fn(np, x)
+    got = computed(c_programs / "run_c", "cpu", tmp_path / "b", [x], want)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_arrays_are_split_and_stacked(c_programs, tmp_path):
+    x = np.arange(2 * 7 * 3, dtype=np.float32).reshape(2, 7, 3)
+
+    def fn(xp, x):
+        first, second, rest = xp.split(x, [2, 4], 1)
+        pair = xp.stack([second, first], 1).reshape(2, 4, 3)
+        return xp.concatenate([rest, pair, xp.stack([x[:, 0, 0]] * 3, -1)[:, None]], 1)
+
+    report = tracea.bundle(functools.partial(fn, jnp), x, path=tmp_path / "b")
+    assert report.workspace_bytes > 0
+    want = fn(np, x)
+    got = computed(c_programs / "run_cpp", "cpu", tmp_path / "b", [x], want)
+    assert same_bits(got, want)
+
+
 def test_arguments_that_are_results_and_constants_are_copied(c_programs, tmp_path):
     w = np.arange(6, dtype=np.int32)
     x = np.arange(12, dtype=np.float32).reshape(3, 4)

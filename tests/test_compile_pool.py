@@ -166,6 +166,20 @@ def test_as_many_workers_as_the_machine_can_bear(
     assert compile_pool.default_workers() == expected
 
 
+@pytest.mark.parametrize(
+    ("limit", "left"), [("max", None), (str(65 << 24), 1 << 24), (str(1 << 20), 0)]
+)
+def test_the_memory_of_a_container_counts(tmp_path, monkeypatch, limit, left):
+    monkeypatch.setattr(compile_pool, "_CGROUP", tmp_path / "none")
+    free = compile_pool._available_bytes()
+    monkeypatch.setattr(compile_pool, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{3 << 29}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {1 << 29}\n")
+    found = compile_pool._available_bytes()
+    assert found == left if left is not None else found > free // 2
+
+
 # Labs that compile ahead.
 
 GPU = devices.named("H200")

@@ -95,6 +95,8 @@ def test_refuses_a_config_with_a_reason(change, words):
         (depthwise(64, 56, 56, 144, 5, stride=2), True),
         (depthwise(64, 112, 112, 96, 3, stride=2), True),
         (depthwise(8, 112, 112, 32, 3), False),
+        (depthwise(64, 7, 7, 1152, 3), True),  # as many bytes, in more blocks
+        (depthwise(8, 7, 7, 1152, 3), False),
     ],
 )
 def test_runs_unmeasured_only_where_it_was_measured_to_win(asked, wins):

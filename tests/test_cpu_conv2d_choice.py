@@ -17,6 +17,7 @@ from tracea_jax.variants.conv2d_cpu import (
     on_amx,
     plain_product,
 )
+from tracea_jax.variants.conv2d_product import CONV2D_PRODUCT
 from tracea_jax.variants.gemm_cpu import GEMM_CPU
 
 pytestmark = pytest.mark.once
@@ -122,3 +123,31 @@ def test_tiny_convolutions_are_left_to_xla(calls_cost):
         assert not CONV2D_CPU.expects_to_win(tiny, device)
     large = conv((4, 28, 28), (64, 64))
     assert CONV2D_CPU.doubt(large, device) is None
+
+
+def test_gradients_of_few_weights_are_left_to_xla():
+    """Where packing takes longest; tiles and groups are worth it in any case."""
+
+    def wins(isa: str = "avx2", **changes: Any) -> bool:
+        device = dataclasses.replace(local_cpu(), isa=isa)
+        how: dict[str, Any] = {"size": (2, 56, 56), "direction": "weight_grad"}
+        return CONV2D_CPU.expects_to_win(conv(**{**how, **changes}), device)
+
+    assert not wins(channels=(64, 32)) and not wins("avx512", channels=(64, 63))
+    assert wins(channels=(64, 64)) and wins(channels=(8, 64)) and wins(channels=(3, 96))
+    assert not wins(channels=(3, 64)) and wins(channels=(3, 64), kernel=(7, 7))
+    assert wins(channels=(64, 32), groups=32)
+    assert wins(channels=(64, 32), direction="forward")
+    assert wins("amx", channels=(64, 32), dtype="bfloat16")
+
+
+def test_gradients_of_the_weights_of_patches_are_products_on_avx2():
+    def wins(isa: str, **changes: Any) -> bool:
+        device = dataclasses.replace(local_cpu(), isa=isa)
+        how: dict[str, Any] = {"size": (1, 56, 56), "channels": (96, 192)}
+        how |= {"kernel": (2, 2), "strides": (2, 2), "padding": ((0, 0), (0, 0))}
+        how |= {"direction": "weight_grad"}
+        return CONV2D_PRODUCT.expects_to_win(conv(**{**how, **changes}), device)
+
+    assert wins("avx2") and not wins("avx512")
+    assert not wins("avx2", direction="forward") and not wins("avx2", dtype="bfloat16")

@@ -329,22 +329,55 @@ class Reduce final : public Action {
     CheckTypes(program, step);
   }
 
+  // Results side by side are reduced together: their elements lie in memory like that.
   void Run(const Addresses& addresses, void*) const override {
     const void* x = addresses.of(x_);
     void* out = addresses.of(out_);
-    RunTasks(pool_, outer_, 64, [&](int64_t i, float*) {
-      for (int64_t k = 0; k < inner_; ++k) {
-        double total = Load<double>(x_.type, x, i * reduced_ * inner_ + k);
-        for (int64_t j = 1; j < reduced_; ++j) {
-          const auto next = Load<double>(x_.type, x, (i * reduced_ + j) * inner_ + k);
-          total = is_sum_ ? total + next : is_max_ ? Max(total, next) : Min(total, next);
-        }
-        Store(out_.type, out, i * inner_ + k, total);
+    if (inner_ == 1) {
+      return RunTasks(pool_, outer_, 64, [&](int64_t i, float*) {
+        Store(out_.type, out, i, Folded(x, i * reduced_));
+      });
+    }
+    const int64_t parts = (inner_ + kChunk - 1) / kChunk;
+    RunTasks(pool_, outer_ * parts, 64, [&](int64_t task, float*) {
+      const int64_t i = task / parts, first = task % parts * kChunk;
+      const int64_t n = std::min(kChunk, inner_ - first);
+      double totals[kChunk], next[kChunk];
+      Row(x, i * reduced_ * inner_ + first, n, totals);
+      for (int64_t j = 1; j < reduced_; ++j) {
+        Row(x, (i * reduced_ + j) * inner_ + first, n, next);
+        Join(next, n, totals);
+      }
+      for (int64_t k = 0; k < n; ++k) {
+        Store(out_.type, out, i * inner_ + first + k, totals[k]);
       }
     });
   }
 
  private:
+  double Folded(const void* x, int64_t begin) const {
+    double total = Load<double>(x_.type, x, begin);
+    for (int64_t j = 1; j < reduced_; ++j) {
+      const auto next = Load<double>(x_.type, x, begin + j);
+      total = is_sum_ ? total + next : is_max_ ? Max(total, next) : Min(total, next);
+    }
+    return total;
+  }
+
+  void Row(const void* x, int64_t begin, int64_t n, double* to) const {
+    for (int64_t k = 0; k < n; ++k) to[k] = Load<double>(x_.type, x, begin + k);
+  }
+
+  void Join(const double* next, int64_t n, double* totals) const {
+    if (is_sum_) {
+      for (int64_t k = 0; k < n; ++k) totals[k] += next[k];
+    } else if (is_max_) {
+      for (int64_t k = 0; k < n; ++k) totals[k] = Max(totals[k], next[k]);
+    } else {
+      for (int64_t k = 0; k < n; ++k) totals[k] = Min(totals[k], next[k]);
+    }
+  }
+
   Pool& pool_;
   const Value& x_;
   const Value& out_;

@@ -143,17 +143,19 @@ class _Lowering:
             params = {"function": _ELEMENTWISE[name], "implementation": None}
             params["config"] = None
             return self._call(ELEMENTWISE, operands, params, source)
-        if (copies := moves(eqn, operands)) is not None:
-            return [self._moved(eqn, copies, operands, source)]
+        if (parts := moves(eqn, operands)) is not None:
+            return [
+                self._moved(out, copies, operands, source)
+                for out, copies in zip(eqn.outvars, parts, strict=True)
+            ]
         if (fields := pointwise.mapped(eqn) or pointwise.reduced(eqn)) is not None:
             return [self._computed(eqn, fields, operands, source)]
         raise Unsupported(_refused(eqn, source))
 
     def _moved(
-        self, eqn: Any, copies: Sequence[Move], operands: Sequence[Any], source: str
+        self, out: Any, copies: Sequence[Move], operands: Sequence[Any], source: str
     ) -> View:
-        """The result of an equation that copies."""
-        (out,) = eqn.outvars
+        """A result of an equation that copies."""
         made = self.builder.view("workspace", out.aval, source)
         if sum(math.prod(copy.counts) for copy in copies) < math.prod(made.shape):
             self.builder.step("zero", [], [made], source)

@@ -1,6 +1,6 @@
 """Equations that only move numbers in memory: slices, padding, transposes, and so on.
 
-    moves(eqn) -> the parts of the result, each a strided copy of an operand
+    moves(eqn) -> the parts of each result, each a strided copy of an operand
 
 A copy takes a run of contiguous bytes at a time, along dimensions with a stride in the
 operand and one in the result.
@@ -62,22 +62,29 @@ def strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def moves(eqn: Any, operands: Sequence[Any]) -> tuple[Move, ...] | None:
-    """The copies that an equation is; None if it is something else.
+def moves(eqn: Any, operands: Sequence[Any]) -> tuple[tuple[Move, ...], ...] | None:
+    """The copies that each result of an equation is; None if it is something else.
 
-    Parts of the result that no copy writes are zero.
+    Parts of a result that no copy writes are zero.
 
     Args:
       eqn: the equation.
       operands: views, or arrays that are known.
     """
-    made = _RULES.get(eqn.primitive.name)
-    x, out = eqn.invars[0], eqn.outvars[0]
-    if made is None or x.aval.dtype != out.aval.dtype or 0 in out.aval.shape:
+    name, x = eqn.primitive.name, eqn.invars[0]
+    outs = [tuple(out.aval.shape) for out in eqn.outvars]
+    if name not in (*_RULES, "split") or any(0 in out for out in outs):
         return None
-    if eqn.primitive.name == "pad" and not _is_zero(operands[1]):
+    if any(out.aval.dtype != x.aval.dtype for out in eqn.outvars):
         return None
-    return made(eqn, tuple(x.aval.shape), tuple(out.aval.shape))
+    if name == "pad" and not _is_zero(operands[1]):
+        return None
+    shape = tuple(x.aval.shape)
+    if name == "split":
+        return _split(eqn, shape, outs)
+    (out,) = outs
+    made = _RULES[name](eqn, shape, out)
+    return None if made is None else (made,)
 
 
 def _slice(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
@@ -169,10 +176,41 @@ def _concatenate(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
     )
 
 
+def _stack(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
+    axis, whole = eqn.params["axis"], strides(out)
+    return tuple(
+        Move(
+            operand=i,
+            counts=shape,
+            sources=tuple(strides(shape)),
+            targets=(*whole[:axis], *whole[axis + 1 :]),
+            target=whole[axis] * i,
+        )
+        for i in range(len(eqn.invars))
+    )
+
+
+def _split(eqn: Any, shape: Any, outs: Sequence[Any]) -> tuple[tuple[Move, ...], ...]:
+    axis, whole = eqn.params["axis"], strides(shape)
+    starts = itertools.accumulate((out[axis] for out in outs), initial=0)
+    moves = (
+        Move(
+            operand=0,
+            counts=out,
+            sources=tuple(whole),
+            targets=tuple(strides(out)),
+            source=whole[axis] * start,
+        )
+        for out, start in zip(outs, starts, strict=False)
+    )
+    return tuple((move,) for move in moves)
+
+
 _RULES = {
     "slice": _slice,
     "pad": _pad,
     "transpose": _transpose,
     "broadcast_in_dim": _broadcast,
     "concatenate": _concatenate,
+    "stack": _stack,
 }

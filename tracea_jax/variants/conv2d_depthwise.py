@@ -50,6 +50,8 @@ _FEWEST_BYTES = {
     **dict.fromkeys(((3, 1), (3, 2)), 2**24),
     **dict.fromkeys(((5, 1), (5, 2), (7, 1)), 2**23),
 }
+# Those of 3 x 3 kernels win on fewer, too, if memory alone takes not much less time.
+_FEWEST_FAST_BYTES, _FAST = 2**23, 2.4
 _MOST_THREADS = 512
 _MOST_COPIES = 32  # of a thread for each row
 
@@ -81,7 +83,9 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
 
     On an H100 and on an H200 cuDNN took 1.1 to 4.9 times as long for batches of 64
     of EfficientNet's and ConvNeXt's convolutions, 52 times for the gradient of
-    7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8.
+    7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8. Of 3 x 3 kernels
+    on 13 to 15 MB it took 1.6 times as long where the kernel is predicted to be near
+    what memory allows, and 0.95 times where it is not.
     """
     p = problem
     taps, stride = p.kernel_height, p.strides[0]
@@ -91,8 +95,18 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
         and fewest is not None
         and (p.kernel_width, p.strides[1]) == (taps, stride)
         and p.dilation == (1, 1)
-        and p.bytes >= fewest
+        and (p.bytes >= fewest or _is_small_but_fast(p, device))
     )
+
+
+def _is_small_but_fast(problem: Conv2dProblem, device: Device) -> bool:
+    p = problem
+    is_small = _FEWEST_FAST_BYTES <= p.bytes and p.kernel_height == 3
+    if not is_small or p.direction == "weight_grad":
+        return False
+    assert isinstance(device, CudaDevice)
+    taken = cycles(p, _likely(p, device, 1)[0], device)
+    return taken <= _FAST * _memory_cycles(p, device)
 
 
 def _call(problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice) -> Call:
@@ -235,8 +249,12 @@ def cycles(
     of_sm = -(-blocks // device.sm_count)
     ready = min(of_sm, resident) * warps / _SCHEDULERS
     issue = of_sm * instructions * warps / _SCHEDULERS / min(1.0, ready / _ENOUGH_WARPS)
-    memory = problem.bytes / device.sm_count / _BYTES_PER_CYCLE
+    memory = _memory_cycles(problem, device)
     return max(issue, memory) + 0.1 * min(issue, memory)
+
+
+def _memory_cycles(problem: Conv2dProblem, device: CudaDevice) -> float:
+    return problem.bytes / device.sm_count / _BYTES_PER_CYCLE
 
 
 def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:

@@ -251,9 +251,10 @@ def _wins_on_cpu(problem: Conv2dProblem, device: Device) -> bool:
 
     conv2d_cpu reads the windows where they are, which is the better way to compute a
     forward convolution. Of the gradient of x it fills tiles of 32 channels, and takes
-    the taps of each pixel one by one. It takes no NCHW images, and XLA widens those of
-    16 bits to float32; only there the transposes cost more than they save, if nothing
-    but pixels is multiplied.
+    the taps of each pixel one by one. Of the gradient of weights it packs windows in
+    small pieces; on AVX2 a copy of them was up to 1.2 times faster. It takes no NCHW
+    images, and XLA widens those of 16 bits to float32; only there the transposes cost
+    more than they save, if nothing but pixels is multiplied.
     """
     p, product = problem, product_of(problem)
     if GEMM_CPU.why_not(product, device) or GEMM_CPU.doubt(product, device):
@@ -264,6 +265,8 @@ def _wins_on_cpu(problem: Conv2dProblem, device: Device) -> bool:
     if p.direction == "forward" or is_pointwise(p):
         return False
     is_strided = (p.kernel_height, p.kernel_width) == (1, 1)
-    if p.direction == "weight_grad" or is_strided:
-        return is_strided
+    if p.direction == "weight_grad" and not is_strided:
+        return device.arch == "avx2"
+    if is_strided:
+        return True
     return p.in_channels < _TILE_CHANNELS or p.out_size == (1, 1)

@@ -149,6 +149,14 @@ TRACEA_INLINE void StorePartial(F16* p, Vec x, int64_t count) {
   _mm256_mask_storeu_epi16(p, (__mmask16)((1u << count) - 1), (__m256i)ToF16(x));
 }
 #else
+#if defined(__AVX2__)
+// A vector that was just stored lane by lane would have to wait for its stores.
+TRACEA_INLINE Vec LoadPartial(const F32* p, int64_t count) {
+  const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)count), lanes);
+  return (Vec)_mm256_maskload_ps((const float*)p, below);
+}
+#endif
 template <typename T>
 TRACEA_INLINE Vec LoadPartial(const T* p, int64_t count) {
   T lanes[kLanes] = {};

@@ -88,17 +88,51 @@ TRACEA_INLINE void ForEachPart(const ConvProduct& product, int64_t p, int64_t de
   }
 }
 
-// `count` elements of window i from element o of run (ty, tx) on: where they lie, or copied
-// to `room`, with zeros for those outside of the image.
+// Where a part of a run begins, from the first element of its window.
+struct PartPlace {
+  int64_t down;   // lines of the image
+  int64_t along;  // elements of a line
+};
+
+// That of element o of run (ty, tx).
+TRACEA_INLINE PartPlace PlaceOf(const ConvProduct& product, int64_t ty, int64_t tx,
+                                int64_t o) {
+  return {ty * product.y.tap_step, tx * product.x.tap_step * product.pixel + o};
+}
+
+// Some of the rows of a block of a gradient of weights: `count` of them, from row `at` of
+// the block on. They are neighbours in every window.
+struct RowPart {
+  PartPlace place;
+  int64_t count, at;
+};
+
+// Rows [m, m + rows) of that product, of which there are at most kRows, in parts of at
+// most `most`.
+template <int kRows>
+struct RowParts {
+  RowPart parts[kRows];
+  int64_t count = 0;
+
+  RowParts(const ConvProduct& product, int64_t m, int64_t rows, int64_t most) {
+    ForEachPart(product, m, rows, most,
+                [&](int64_t ty, int64_t tx, int64_t o, int64_t length, int64_t at) {
+                  parts[count++] = {PlaceOf(product, ty, tx, o), length, at};
+                });
+  }
+};
+
+// `count` elements of window i from a place on: where they lie, or copied to `room`, with
+// zeros for those outside of the image.
 template <typename T>
 TRACEA_INLINE const T* FindPart(const ConvProduct& product, const Windows& windows,
-                                int64_t i, int64_t ty, int64_t tx, int64_t o,
-                                int64_t count, T* room) {
+                                int64_t i, const PartPlace& place, int64_t count,
+                                T* room) {
   const ConvAxis &y = product.y, &x = product.x;
-  const int64_t iy = windows.y[i] + ty * y.tap_step;
+  const int64_t iy = windows.y[i] + place.down;
   const bool seen = (uint64_t)iy < (uint64_t)y.size;
   const int64_t width = x.size * product.pixel;
-  const int64_t from = (windows.x[i] + tx * x.tap_step) * product.pixel + o;
+  const int64_t from = windows.x[i] * product.pixel + place.along;
   const int64_t line = (windows.image[i] + iy * x.size) * product.pixel;
   const T* image = (const T*)product.image;
   if (seen && from >= 0 && from + count <= width) return image + (line + from);

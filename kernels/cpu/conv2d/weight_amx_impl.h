@@ -36,21 +36,7 @@ int64_t AmxWeightGradBytes(const ConvProduct& product, const ConvBlocks& blocks)
   return BytesOf<AmxWeightBuffers>(product, blocks);
 }
 
-// Rows [m, m + rows) of the product as elements of each window.
-struct WindowParts {
-  struct Part {
-    int64_t ty, tx, o, count, at;
-  };
-  Part parts[kAmxRows];
-  int64_t count = 0;
-
-  WindowParts(const ConvProduct& product, int64_t m, int64_t rows) {
-    const auto keep = [&](int64_t ty, int64_t tx, int64_t o, int64_t length, int64_t at) {
-      parts[count++] = {ty, tx, o, length, at};
-    };
-    ForEachPart(product, m, rows, kAmxRows, keep);
-  }
-};
+using WindowParts = RowParts<kAmxRows>;
 
 TRACEA_INLINE void StoreHalvesUpTo(BF16* p, Half32 x, int64_t count) {
   if (count >= kAmxDepth) return StoreHalves(p, x);
@@ -63,11 +49,10 @@ void PackWindowStep(const ConvProduct& product, const WindowParts& row, int64_t 
   alignas(64) BF16 lines[kAmxDepth * kAmxRows];
   if (rows < kAmxRows || count < kAmxDepth) memset(lines, 0, sizeof(lines));
   for (int64_t k = 0; k < row.count; ++k) {
-    const WindowParts::Part& part = row.parts[k];
+    const RowPart& part = row.parts[k];
     for (int64_t i = 0; i < count; ++i) {
       BF16 room[kAmxRows];
-      const BF16* from = FindPart(product, windows, i, part.ty, part.tx, part.o,
-                                  part.count, room);
+      const BF16* from = FindPart(product, windows, i, part.place, part.count, room);
       StoreHalvesUpTo(lines + i * kAmxRows + part.at, LoadHalves(from, part.count),
                       part.count);
     }
@@ -100,7 +85,7 @@ void RunAmxWeightBlock(const ConvProduct& product, const Block& block,
   int64_t done = 0;  // blocks of sums
   for (int64_t m = block.i0; m < block.i1; m += kAmxRows) {
     const int64_t rows = Min(kAmxRows, block.i1 - m);
-    const WindowParts row(product, m, rows);
+    const WindowParts row(product, m, rows, kAmxRows);
     for (int64_t s = 0; s < steps; ++s) {
       PackWindowStep(product, row, rows, buffers.windows[s], windows_of(s),
                      buffers.lhs + s * kAmxStepSize);

@@ -5,20 +5,21 @@
 // `weights` is dy, stored by rows as the product wants it; the lhs is gathered windows,
 // which are its columns and packed so.
 
-// `count` <= kLanes elements, as FindPart has them, of a word of windows from window i on,
-// of which `depth` are left.
+// Rows of a word of windows from window i on, of which `depth` are left. Lanes beyond
+// `rows.count` have any values.
 template <typename T>
 TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& windows,
-                                  int64_t i, int64_t depth, int64_t ty, int64_t tx,
-                                  int64_t o, int64_t count) {
+                                  int64_t i, int64_t depth, const RowPart& rows,
+                                  const T* end) {
   Part parts[kWordDepth];
   TRACEA_UNROLL
   for (int d = 0; d < kWordDepth; ++d) {
     parts[d] = Part{};
     if (d >= depth) continue;
     T room[kLanes];
-    const T* part = FindPart(product, windows, i + d, ty, tx, o, count, room);
-    parts[d] = LoadPart(part, count);
+    const T* part = FindPart(product, windows, i + d, rows.place, rows.count, room);
+    const bool reads_on = part != room && part + kLanes <= end;
+    parts[d] = LoadPart(part, reads_on ? kLanes : rows.count);
   }
   return JoinParts(parts);
 }
@@ -26,20 +27,21 @@ TRACEA_INLINE Vec LoadWindowWords(const ConvProduct& product, const Windows& win
 static_assert(kMostRows % kWordDepth == 0, "words must not span blocks of windows");
 
 // Rows [m, m + rows) of the lhs, `depth` windows deep, as the micro-kernels read them.
+// Vectors are stored whole: what they leave behind a part, the next part replaces, and
+// behind the last of a step the next step does. `packed` has room behind the last step.
 template <typename T>
 void PackWindows(const ConvProduct& product, const Windows* windows, int64_t m,
                  int64_t rows, int64_t depth, float* packed) {
-  const auto pack = [&](int64_t ty, int64_t tx, int64_t o, int64_t count, int64_t i) {
-    // What is stored beyond them comes later, or is not read.
-    const int64_t stored = i + kLanes <= kLhsStep ? kLanes : count;
-    F32* to = (F32*)packed + i;
-    for (int64_t at = 0; at < depth; at += kWordDepth, to += kLhsStep) {
-      const Vec words = LoadWindowWords<T>(product, windows[at / kMostRows], at % kMostRows,
-                                           depth - at, ty, tx, o, count);
-      StoreUpTo(to, words, stored);
+  const RowParts<kTileM> found(product, m, rows, kLanes);
+  const T* end = EndOfImage<T>(product);
+  for (int64_t at = 0; at < depth; at += kWordDepth, packed += kLhsStep) {
+    const Windows& near = windows[at / kMostRows];
+    for (int64_t i = 0; i < found.count; ++i) {
+      const Vec words = LoadWindowWords<T>(product, near, at % kMostRows, depth - at,
+                                           found.parts[i], end);
+      Store(packed + found.parts[i].at, words);
     }
-  };
-  ForEachPart(product, m, rows, kLanes, pack);
+  }
 }
 
 // Buffers of one task.

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import pathlib
 import queue
+import sys
 import threading
 import weakref
 from typing import Any
@@ -25,6 +26,7 @@ TIMEOUT_S = 60.0  # for one kernel; most kernels take about a second
 _START_S = 120.0
 _BYTES_EACH = 700 << 20  # memory that one worker may need
 _MOST_WORKERS = 8
+_CGROUP = pathlib.Path("/sys/fs/cgroup")  # a container sees its own here
 _HELLO = "hello"
 _STOP: Any = object()  # ends a thread of the crew
 _TRIES = 2  # of a kernel, if the worker dies before it begins to compile
@@ -212,12 +214,29 @@ def default_workers() -> int:
 
 
 def _available_bytes() -> int:
+    """Of the machine, or of the container if that may take less."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
         kib = next(s.split()[1] for s in lines if s.startswith("MemAvailable:"))
-        return int(kib) << 10
+        available = int(kib) << 10
     except (OSError, StopIteration, ValueError, IndexError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(available, _left_of_cgroup())
+
+
+def _left_of_cgroup() -> int:
+    """What the control group may still take, by Linux' "Control Group v2", 5.2.1.
+
+    Files that were read long ago are given back when memory is short.
+    """
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())  # "max" if there is none
+        used = int((_CGROUP / "memory.current").read_text())
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        read = next(s.split()[1] for s in lines if s.startswith("inactive_file "))
+        return max(limit - used + int(read), 0)
+    except (OSError, StopIteration, ValueError, IndexError):
+        return sys.maxsize
 
 
 def answer(question: Any, tell: Tell) -> tuple[str, str] | None:
