@@ -254,6 +254,7 @@ def test_prune_compiled_kernels(capsys, cache_dir):
     assert status == 0 and "1 compiled kernels removed" in err
     assert len(list(kernels.glob("*.cubin"))) == 1
     assert run(capsys, "prune", "--cubins", "much")[0] == 2
+    assert run(capsys, "prune", "--cubins", "9" * 400)[0] == 2
 
 
 def test_identities_of_observations_do_not_depend_on_new_fields():

@@ -132,6 +132,7 @@ def test_a_file_of_problems_is_tuned(capsys, tuned_calls, tmp_path):
         ('{"op": "matmul", "m": 8}', "line 2: .*missing.*'n'"),
         ('{"op": "sort"}', "line 2: op 'sort' must be one of matmul"),
         ("{op: matmul}", "line 2: .*property name"),
+        pytest.param('{"op":' * 99_999, "line 2: .*recursion depth", id="deep"),
     ],
 )
 def test_a_line_that_is_no_problem_is_named(
@@ -165,6 +166,9 @@ def test_a_file_without_problems_is_an_error(capsys, tuned_calls, tmp_path):
     path.write_text("# none\n")
     status, _, err = run(capsys, "tune", "--file", str(path))
     assert status == 1 and f"{path} has nothing to tune" in err
+    path.write_bytes(b"\xff")
+    status, _, err = run(capsys, "tune", "--file", str(path))
+    assert status == 1 and f"{path} is no text in UTF-8" in err
     status, _, err = run(capsys, "tune", "--file", str(tmp_path / "missing"))
     assert status == 1 and "No such file" in err
 

@@ -265,7 +265,7 @@ def _seconds(text: str) -> float:
 
 def _bytes(text: str) -> int:
     """ "2GiB" in bytes, as a type of argparse."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]i?)?b?", text.lower())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([kmg]i?)?b?", text.lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is no size; write 2GiB or 500MB")
     return int(float(match[1]) * {**_BYTES, **_BINARY}[match[2] or ""])

@@ -77,15 +77,22 @@ def read(path: str) -> Iterator[tuple[Problem, int]]:
     common = _LineParser(add_help=False)
     common.add_argument("--count", type=positive, default=1)
     add_ops(parser.add_subparsers(required=True, metavar="OP"), parents=[common])
-    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
+    for number, line in enumerate(_text(path).splitlines(), 1):
         try:
             if line.lstrip().startswith("{"):
                 yield _from_json(line)
             elif words := shlex.split(line, comments=True):
                 args = parser.parse_args(words)
                 yield problem_of(args), args.count
-        except (ValueError, TypeError, KeyError) as e:
+        except (ValueError, TypeError, KeyError, RecursionError) as e:
             raise ValueError(f"{path}, line {number}: {e}") from e
+
+
+def _text(path: str) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{path} is no text in UTF-8: {e}") from e
 
 
 def _from_json(line: str) -> tuple[Problem, int]:
