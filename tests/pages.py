@@ -23,9 +23,12 @@ import io
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import types
+
+from processes import forked
 
 SHOWN = ("cmake", "cpp", "html", "ini", "toml")
 _FENCED = re.compile(r"^(`{3,})([^\n`]*)\n(.*?)^\1 *$", re.MULTILINE | re.DOTALL)
@@ -87,9 +90,11 @@ class Reader:
         self._shell = directory.parent / f"{directory.name}.shell"
         self._programs = directory.parent / f"{directory.name}.bin"
         self._programs.mkdir()
-        for name, arguments in (("python", ""), ("tracea", "-m tracea_jax")):
+        # A page may set what our command reads, but nothing that JAX does.
+        commands = {"python": [sys.executable], "tracea": forked("", strict=False)}
+        for name, command in commands.items():
             program = self._programs / name
-            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+            program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             program.chmod(0o755)
 
     @property

@@ -10,7 +10,7 @@ import sys
 import textwrap
 
 import pytest
-from processes import run_python
+from processes import run_forked
 
 from tracea_jax import cli
 from tracea_jax.device import local_cpu
@@ -127,4 +127,4 @@ def test_importing_the_package_imports_no_matplotlib():
         import tracea_jax.bench.plot
         print("matplotlib" in sys.modules)
     """
-    assert run_python(program) == "False\n"
+    assert run_forked(program) == "False\n"

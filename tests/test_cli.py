@@ -10,7 +10,7 @@ import sys
 import jax
 import pytest
 from commands import nodes, run
-from processes import run_python
+from processes import run_forked
 
 import tracea_jax as tracea
 from tracea_jax import cli
@@ -328,4 +328,4 @@ def test_the_module_is_the_command():
         except SystemExit as e:
             print("status", e.code)
     """
-    assert run_python(program) == "status 0\n"
+    assert run_forked(program) == "status 0\n"

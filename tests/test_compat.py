@@ -4,7 +4,7 @@ import pathlib
 import re
 import tomllib
 
-from processes import run_python
+from processes import run_forked
 
 from tracea_jax import _compat
 
@@ -35,12 +35,12 @@ def test_pip_installs_no_jax_that_was_not_tested():
 
 
 def test_a_newer_jax_is_warned_of_once_at_the_users_import():
-    (line,) = run_python(IMPORT, "0.13.0").splitlines()
+    (line,) = run_forked(IMPORT, "0.13.0").splitlines()
     assert line.startswith("RuntimeWarning <string> jax 0.13.0 is newer than")
     assert "'jax<0.13'" in line
-    (line,) = run_python(IMPORT, "1.0.0").splitlines()
+    (line,) = run_forked(IMPORT, "1.0.0").splitlines()
     assert "jax 1.0.0 is newer" in line
 
 
 def test_the_last_tested_minor_is_imported_without_a_word():
-    assert run_python(IMPORT, "0.12.99") == ""
+    assert run_forked(IMPORT, "0.12.99") == ""

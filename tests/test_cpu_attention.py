@@ -14,7 +14,7 @@ import pytest
 from attentions import CASES, definition, lengths, qkv, random_mask
 from jax.test_util import check_grads
 from numerics import normal
-from processes import run_python
+from processes import run_forked
 from transforms import assert_close, in_f64
 
 import tracea_jax as tracea
@@ -253,7 +253,7 @@ def test_threads_do_not_change_bits():
                 for z in (y, *pull(y)):
                     print(hashlib.sha256(np.asarray(z)).hexdigest())
     """
-    one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
+    one, many = (run_forked(program, NPROC=count) for count in ("1", "5"))
     assert one == many and len(set(one.split())) == 24
 
 

@@ -28,7 +28,7 @@ from conv2d_runs import (
     run_and_check,
 )
 from numerics import normal
-from processes import run_python
+from processes import run_forked
 from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
@@ -322,7 +322,7 @@ def test_threads_do_not_change_bits():
             for a in (y, *grads):
                 print(hashlib.sha256(np.asarray(a)).hexdigest())
     """
-    one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
+    one, many = (run_forked(program, NPROC=count) for count in ("1", "5"))
     assert one == many and len(set(one.split())) == 6
 
 

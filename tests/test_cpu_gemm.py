@@ -22,7 +22,7 @@ from cpu_gemms import (
     run_and_check,
 )
 from numerics import Exact
-from processes import run_python
+from processes import run_forked
 from spaces import one_of_each
 
 from tracea_jax.device import CPU_ISAS, local_cpu
@@ -318,7 +318,7 @@ def test_threads_do_not_change_bits():
                 )
                 print(hashlib.sha256(np.asarray(y).tobytes()).hexdigest())
     """
-    one, many = (run_python(program, NPROC=count) for count in ("1", "5"))
+    one, many = (run_forked(program, NPROC=count) for count in ("1", "5"))
     assert one == many and len(set(one.split())) == 8
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 import pytest
-from processes import run_python
+from processes import run_forked
 
 from tracea_jax import device
 from tracea_jax.device import CPU_ISAS
@@ -90,7 +90,7 @@ def test_the_environment_lowers_the_isa_of_programs():
         assert (f(x) == x).all()
         print('isa = "baseline"' in f.lower(x).as_text())
     """
-    assert run_python(program, TRACEA_CPU_ISA="baseline") == "True\n"
+    assert run_forked(program, TRACEA_CPU_ISA="baseline") == "True\n"
 
 
 @pytest.mark.parametrize("name", device.NAMED)

@@ -11,6 +11,7 @@ import sys
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from processes import forked
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -34,12 +35,13 @@ SIZES = {
     "llama": ("= 512, 1536, 4, 8, 2\n", "= 64, 128, 2, 4, 2\n"),
     "own_op": ("budget_s=20.0", "budget_s=1.0"),
 }
+PYTHON = (sys.executable, "-W", "error")
 
 
 def run(*command: str, directory: pathlib.Path = EXAMPLES) -> str:
-    """What Python prints, in a process of its own; warnings are errors."""
+    """What a command prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", *command],
+        command,
         cwd=directory,
         capture_output=True,
         text=True,
@@ -62,7 +64,7 @@ def check_comparison(name: str, out: str) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_compares_plain_with_transformed(name):
     steps, _ = SCRIPTS[name]
-    check_comparison(name, run(f"{name}.py", "--steps", str(steps)))
+    check_comparison(name, run(*PYTHON, f"{name}.py", "--steps", str(steps)))
 
 
 # Importing JAX and its libraries takes seconds too: one process runs all scripts.
@@ -93,7 +95,7 @@ def test_scripts_of_small_sizes_compare_plain_with_transformed(tmp_path):
         path = directory / path.name
         path.write_text(source.replace(written, smaller) if written else source)
     steps = json.dumps({name: steps for name, (steps, _) in SCRIPTS.items()})
-    found = run("-c", ALL, steps, directory=directory)
+    found = run(*PYTHON, "-c", ALL, steps, directory=directory)
     outputs = dict(part.split("\n", 1) for part in found.split("\f")[1:])
     assert outputs.keys() == SCRIPTS.keys()
     for name, out in outputs.items():
@@ -112,7 +114,7 @@ def test_the_function_to_explain_has_arguments(name):
     "target", ["llama:decode", pytest.param("lora:tune_step", marks=pytest.mark.slow)]
 )
 def test_a_function_can_be_explained_from_the_shell(target):
-    out = run("-m", "tracea_jax", "explain", target)
+    out = run(*forked("", "explain", target))
     assert re.match(rf"{target.partition(':')[2]} on .*\n[1-9]\d* sites: ", out)
 
 

@@ -6,11 +6,11 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import textwrap
 from typing import Any
 
 import pytest
+from processes import forked
 from synthetic_bench import PROBLEM, entry
 
 import tracea_jax as tracea
@@ -33,7 +33,7 @@ MODEL = """
 
 def printed(*arguments: str, **how: Any) -> str:
     """The output of the command in a process of its own."""
-    command = [sys.executable, "-P", "-m", "tracea_jax", *arguments]
+    command = forked("", *arguments, strict=False)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, **how)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numerics import normal
-from processes import run_python
+from processes import run_forked
 from scaled_matmul import (
     EARLY,
     SCALED_MATMUL,
@@ -268,7 +268,7 @@ def test_the_command_tunes_it_and_the_cache_keeps_it(capsys, tmp_path, monkeypat
 def test_a_cache_with_it_is_listed_by_whoever_does_not_know_it(capsys):
     tracea.tune(tracea.Graph([PROBLEM]), effort="none", budget_s=1)
     script = "from tracea_jax import cli; raise SystemExit(cli.main(['cache', 'list']))"
-    listed = run_python(script)
+    listed = run_forked(script)
     assert '"op": "scaled_matmul"' in listed and "(unknown variant)" in listed
 
 
@@ -281,7 +281,7 @@ def test_files_of_problems_have_it(capsys, tmp_path):
 
 
 def test_a_program_adds_it_before_it_asks_for_anything():
-    listed = run_python(
+    listed = run_forked(
         """
         import sys
         sys.path.append(sys.argv[1])

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from processes import forked
 
 import tracea_jax as tracea
 from tracea_jax.campaign import progress
@@ -62,7 +63,7 @@ def on_terminal(program: str, columns: int) -> tuple[str, str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-W", "error", "-c", textwrap.dedent(program)],
+        forked(textwrap.dedent(program)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=theirs,
