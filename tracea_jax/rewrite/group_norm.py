@@ -18,6 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.group_norm.primitive import bind
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule
@@ -53,7 +54,7 @@ class GroupNormSite:
         given = [c.reshape(self.channels) for c in parameters]
         dtype = given[0].dtype if given else x.dtype
         for c in given[1:]:
-            dtype = jnp.promote_types(dtype, c.dtype)
+            dtype = promoted(dtype, c.dtype)
         given = [c.astype(dtype) for c in given]
         scale = given.pop(0) if self.has_scale else jnp.ones(self.channels, dtype)
         bias = given.pop(0) if self.has_bias else jnp.zeros(self.channels, dtype)

@@ -100,7 +100,7 @@ def _clear(y: jax.Array, lengths: Any) -> jax.Array:
     """y, (batch, length, ...), with zeros past each example's own length."""
     if lengths is None:
         return y
-    inside = arange(y.shape[1]) < lengths[:, None]
+    inside = arange(y.shape[1])[None] < lengths[:, None]
     return jnp.where(inside[:, :, None, None], y, zeros((), y.dtype))
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracea_jax.ops.common.promotion import of_rank, promoted
 from tracea_jax.ops.common.typed import arange, asarray, einsum, finfo
 
 Named = dict[str, Any]  # operands by their names; those that are absent are None
@@ -42,7 +43,7 @@ def bias(spec: Any, x: Named) -> jax.Array | None:
     ahead = _ahead(spec, x)  # a position is exact in float32
     if spec.alibi == "distance":
         ahead = -abs(ahead)
-    slopes = x["alibi_slopes"][:, None, None]
+    slopes = x["alibi_slopes"][None, :, None, None]
     alibi = slopes * ahead.astype(slopes.dtype)[:, None]
     return alibi if given is None else given + alibi
 
@@ -61,7 +62,7 @@ def attend(spec: Any, x: Named) -> tuple[jax.Array, jax.Array]:
     p = p.astype(k.dtype).reshape(groups)
     o = einsum("BKGTS,BSKD->BTKGD", p, v).reshape(*q.shape[:3], v.shape[3])
     if x["q_lengths"] is not None:
-        inside = arange(q_len) < x["q_lengths"][:, None]
+        inside = arange(q_len)[None] < x["q_lengths"][:, None]
         o = o * inside[:, :, None, None].astype(o.dtype)
     return o, jax.lax.stop_gradient(lse)
 
@@ -76,7 +77,7 @@ def _scores(spec: Any, x: Named) -> jax.Array:
         grouped,
         k,
         precision=_ALGORITHMS.get(q.dtype.name),
-        preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+        preferred_element_type=promoted(q.dtype, jnp.float32),
     ).reshape(batch, heads, q_len, k.shape[1])
     scores = scores * asarray(spec.scale, scores.dtype)
     if (added := bias(spec, x)) is not None:
@@ -91,7 +92,7 @@ def _softmax(scores: jax.Array, sinks: Any) -> tuple[jax.Array, jax.Array]:
     """Weights of the keys, and the log-sum-exp of all logits."""
     if sinks is None:
         return jax.nn.softmax(scores), jax.nn.logsumexp(scores, axis=-1)
-    sink = sinks[:, None, None]
+    sink = of_rank(sinks[:, None, None], scores.ndim)
     top = jax.lax.stop_gradient(jnp.maximum(scores.max(-1, keepdims=True), sink))
     weights = jnp.exp(scores - top)
     total = weights.sum(-1, keepdims=True) + jnp.exp(sink - top)
@@ -149,7 +150,7 @@ def _of_positions(spec: Any, x: Named) -> jax.Array | None:
 
 def _ahead(spec: Any, x: Named) -> jax.Array:
     """(1 or batch, q_len, kv_len): how far each key is ahead of each query."""
-    return arange(x["k"].shape[1]) - _positions(spec, x)[..., None]
+    return arange(x["k"].shape[1])[None, None] - _positions(spec, x)[..., None]
 
 
 def _positions(spec: Any, x: Named) -> jax.Array:
@@ -168,8 +169,9 @@ def _of_lengths(x: Named) -> jax.Array | None:
     q_lengths, kv_lengths = x["q_lengths"], x["kv_lengths"]
     mask = None
     if kv_lengths is not None:
-        mask = (arange(x["k"].shape[1]) < kv_lengths[:, None])[:, None, None, :]
+        inside = arange(x["k"].shape[1])[None] < kv_lengths[:, None]
+        mask = inside[:, None, None, :]
     if q_lengths is None:
         return mask
-    inside = (arange(x["q"].shape[1]) < q_lengths[:, None])[:, None, :, None]
-    return _both([mask, inside])
+    inside = arange(x["q"].shape[1])[None] < q_lengths[:, None]
+    return _both([mask, inside[:, None, :, None]])

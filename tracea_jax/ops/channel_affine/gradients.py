@@ -22,6 +22,7 @@ from tracea_jax.ops.channel_affine.steps import SCALES, Result, rounded, row
 from tracea_jax.ops.channel_sums.primitive import bind as bind_sums
 from tracea_jax.ops.channel_sums.primitive import channel_sums_p
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.common.typed import broadcast_shapes, full, zeros_like
 
 
@@ -43,7 +44,7 @@ def gradients(
     """
     steps = result.steps
     operands, kept = others[: len(steps)], others[len(steps) + 1 :]
-    wide: Any = jnp.promote_types(x.dtype, jnp.float32)
+    wide: Any = promoted(x.dtype, jnp.float32)
     constants = [c.astype(wide) for c in operands]
     after = _factors(steps, constants)
     of_steps = [i for i in wanted if 2 <= i < 2 + len(steps)]
@@ -118,7 +119,7 @@ class _Given:
         kept = _kept(self.x.shape, self.operands)
         if self._may_be_planned(kept):
             return self._planned()
-        wide: Any = jnp.promote_types(self.x.dtype, jnp.float32)
+        wide: Any = promoted(self.x.dtype, jnp.float32)
         axes = [d for d, n in enumerate(kept) if n == 1]
         steps = self.result.steps[: _first_scale(self.result.steps)]
         v = row(self.x, self.operands[: len(steps)], steps).astype(wide)

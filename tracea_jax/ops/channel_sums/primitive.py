@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.promotion import of_rank
 from tracea_jax.ops.common.typed import (
     Arrays,
     Aval,
@@ -51,12 +52,13 @@ def reference(x: Any, *others: Any, relu: str = "none", **_: Any) -> list[jax.Ar
     if relu == "result":
         *more, y, center = others_left
         dz = jnp.where(y > 0, sum(more, dz), zeros_like(y))
-        kept, v = [dz], wide - center
+        kept, v = [dz], wide - of_rank(center, x.ndim)
     else:
         center, *of_relu = others_left
-        v = wide - center
+        v = wide - of_rank(center, x.ndim)
         if of_relu:
-            argument = v * of_relu[0] + of_relu[1]
+            factor, shift = (of_rank(c, x.ndim) for c in of_relu)
+            argument = v * factor + shift
             dz = jnp.where(argument > least(x.dtype), dz, zeros_like(dz))
     term = dz.astype(jnp.float32)
     return [term.sum(axes), (term * v).sum(axes), *kept]

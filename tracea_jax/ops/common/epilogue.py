@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.ops.common.promotion import added, promoted
 from tracea_jax.ops.common.typed import jvp as jvp_of
 from tracea_jax.problem import Epilogue
 
@@ -61,7 +62,7 @@ def _widest(*dtypes: jnp.dtype) -> jnp.dtype:
     """
     known = [jnp.dtype(d) for d in dtypes]
     wide = [d for d in known if d.itemsize > 1 or not is_floating(d)]
-    return functools.reduce(jnp.promote_types, wide) if wide else known[0]
+    return promoted(*wide) if wide else known[0]
 
 
 def other_dtype(operand: Any, out: jnp.dtype) -> str | None:
@@ -102,7 +103,7 @@ def apply(
         y = activation_jvp(epilogue.activation, residual, in_float32(acc))
         sums = [y.sum(tuple(range(y.ndim - 1)))] if epilogue.column_sums else []
         return [y.astype(out), *(s.astype(jnp.float32) for s in sums)]
-    z = acc if bias is None else acc + bias.astype(acc.dtype)
+    z = acc if bias is None else added(acc, bias)
     y = ACTIVATION_FUNCTIONS[epilogue.activation](z)
     if residual is not None:
         residual = residual.astype(acc.dtype)
@@ -113,19 +114,19 @@ def apply(
 
 def activation_jvp(activation: str, z: jax.Array, dz: jax.Array) -> jax.Array:
     """activation'(z) * dz in float32 or wider, rounded to dz's dtype."""
-    wide = jnp.promote_types(z.dtype, jnp.float32)
+    wide = promoted(z.dtype, jnp.float32)
     f = ACTIVATION_FUNCTIONS[activation]
     return jvp_of(f, (z.astype(wide),), (dz.astype(wide),))[1].astype(dz.dtype)
 
 
 def in_float32(x: jax.Array) -> jax.Array:
     """x in float32, or unchanged if its dtype is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(promoted(x.dtype, jnp.float32))
 
 
 def times(x: jax.Array, y: jax.Array, out: jnp.dtype) -> jax.Array:
     """x * y in float32 or wider, rounded to ``out``."""
-    wide = functools.reduce(jnp.promote_types, (x.dtype, y.dtype, jnp.float32))
+    wide = promoted(x.dtype, y.dtype, jnp.float32)
     return (x.astype(wide) * y.astype(wide)).astype(out)
 
 
@@ -147,7 +148,7 @@ def jvp(
     """
     if epilogue.activation == "none" and not epilogue.residual:
         return dz
-    wide = jnp.promote_types(z.dtype, jnp.float32)
+    wide = promoted(z.dtype, jnp.float32)
     multiplies = epilogue.residual and epilogue.residual_op == "multiply"
     terms: list[jax.Array] = []
     if dz is not None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.problem.conv2d import Direction, ImageLayout
 
 # The roles of both operands and of the result.
@@ -177,7 +178,7 @@ def convolve(
       out: dtype of the result.
       precision: as in ``lax.conv_general_dilated``.
     """
-    common = jnp.promote_types(lhs.dtype, rhs.dtype)
+    common = promoted(lhs.dtype, rhs.dtype)
     lhs, rhs = lhs.astype(common), rhs.astype(common)
     if form.direction == "weight_grad" and 0 in rhs.shape:
         # XLA has no window of size 0. A sum of nothing varies over dy's mesh axes.
@@ -192,7 +193,7 @@ def convolve(
         rhs,
         **arguments,
         precision=precision,
-        preferred_element_type=jnp.promote_types(common, out),
+        preferred_element_type=promoted(common, out),
     )
     return result.astype(out)
 

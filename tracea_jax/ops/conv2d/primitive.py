@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
 from tracea_jax.ops.common.precision import precision_name
+from tracea_jax.ops.common.promotion import added
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -109,9 +110,9 @@ def _finish(
 ) -> list[jax.Array]:
     """The epilogue; bias and residual may have a further dimension in front."""
     if bias is not None:
-        acc = acc + _along_channels(bias, layout).astype(acc.dtype)
+        acc = added(acc, _along_channels(bias, layout))
     if residual is not None:
-        acc = acc + residual.astype(acc.dtype)
+        acc = added(acc, residual)
     return epilogues.apply(acc, epilogue, None, None, out)
 
 

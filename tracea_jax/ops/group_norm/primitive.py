@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from tracea_jax._compat import linearize_hook
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common.epilogue import ACTIVATION_FUNCTIONS
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.common.shapes import move_mapped
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -91,7 +92,7 @@ def reference(
     **_: Any,
 ) -> list[jax.Array]:
     """The norm in jnp, in float32 at least, rounded once."""
-    wide: Any = jnp.promote_types(x.dtype, jnp.float32)
+    wide: Any = promoted(x.dtype, jnp.float32)
     images, pixels, channels = x.shape
     grouped = x.astype(wide).reshape(images, pixels, groups, channels // groups)
     mean = grouped.mean((1, 3), keepdims=True)

@@ -26,6 +26,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.common.typed import (
     arange,
     checkpoint,
@@ -121,14 +122,14 @@ class Head:
         float16 has no room for cotangents that float32 logits do not have to squeeze
         into it; bfloat16 has the range, and what is summed has its digits anyway.
         """
-        operands = jnp.promote_types(x.dtype, w.dtype)
+        operands = promoted(x.dtype, w.dtype)
         is_short = operands == jnp.bfloat16
         return dlogits.astype(operands if is_short else self.logits)
 
 
 def statistics_dtype(logits: Any) -> Any:
     """The dtype of log-sum-exps and losses: at least float32."""
-    return jnp.promote_types(logits, jnp.float32)
+    return promoted(logits, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

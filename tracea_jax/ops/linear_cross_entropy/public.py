@@ -19,6 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from tracea_jax import variants
 from tracea_jax.ops.common.epilogue import is_floating
 from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.linear_cross_entropy.chunks import Head, axis_of, chunk_of
@@ -153,7 +154,7 @@ def statistics(
     head = Head(
         layout=layout,
         chunk=vocabulary if chunk is None else min(chunk, vocabulary),
-        logits=jnp.dtype(logits or jnp.promote_types(wide, jnp.float32)),
+        logits=jnp.dtype(logits or promoted(wide, jnp.float32)),
         precision=precision,
         implementation=implementation,
     )

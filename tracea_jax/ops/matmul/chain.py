@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common import epilogue as epilogues
+from tracea_jax.ops.common.promotion import added
 from tracea_jax.ops.common.shapes import flat
 from tracea_jax.ops.common.typed import (
     Arrays,
@@ -276,7 +277,7 @@ def _tangent(
     dz, dbias, z, rhs = _split(operands, has_bias)
     wide = epilogues.in_float32(dz)
     if dbias is not None:
-        wide = wide + dbias.astype(wide.dtype)
+        wide = added(wide, dbias)
     lhs = epilogues.activation_jvp(activation, z, wide).astype(dz.dtype)
     (y,) = bind(lhs, rhs, epilogue=Epilogue(), config=None, **params)
     return y

@@ -54,7 +54,7 @@ def reference(
     batch, heads, head_dim = q.shape
     keys = _gathered(k_pages, page_indices)
     values = _gathered(v_pages, page_indices)
-    is_inside = (arange(keys.shape[1]) < lengths[:, None])[:, :, None, None]
+    is_inside = (arange(keys.shape[1])[None] < lengths[:, None])[..., None, None]
     values = jnp.where(is_inside, values, zeros((), values.dtype))
     spec = Spec(scale=scale, optional=("kv_lengths",))
     (o,) = attention.reference(q[:, None], keys, values, lengths, spec=spec)
