@@ -235,11 +235,13 @@ def test_where_it_is_chosen_unmeasured_on_a_cpu():
     pixels = directions_of(conv((1, 1), (1, 1), (56, 56), **image))
     nchw = directions_of(dataclasses.replace(strided[0], layout="nchw"))
 
-    def chosen(problems: list[Conv2dProblem]) -> list[str]:
-        return [dispatch.plan(p, CPU).variant for p in problems]
+    def chosen(problems: list[Conv2dProblem], isa: str = "avx512") -> list[str]:
+        device = dataclasses.replace(CPU, isa=isa)
+        return [dispatch.plan(p, device).variant for p in problems]
 
     cpu, own = "conv2d_cpu", "conv2d_product"
     assert chosen(patches) == [cpu, own, cpu]
+    assert chosen(patches, "avx2") == [cpu, own, own]
     assert chosen(strided) == [cpu, own, own]
     assert chosen(pixels) == [cpu, cpu, cpu]
     assert chosen(nchw) == [own, own, own]

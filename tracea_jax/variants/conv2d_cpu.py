@@ -71,6 +71,7 @@ _FEW_COLUMNS = 4
 # packed often enough: with few taps and channels of the image, and with more.
 _GRADIENT_COLUMNS = {"few": 96, "more": 64}
 _FEW_GRADIENT_ROWS = 64
+_GRADIENT_FLOPS = 2**22  # of the smallest that were measured; others hardly pay anyway
 _MOST_NC = 4096  # the widest block; wider ones are cut to this
 # Values worth measuring; with the heuristic's own width, few enough to measure all.
 _DEPTHS = (192, 384, 576, 1152)
@@ -249,6 +250,8 @@ def _packs_for_few(problem: Conv2dProblem, device: Device) -> bool:
     """
     p = problem
     if p.direction != "weight_grad" or p.groups > 1 or on_amx(problem, device):
+        return False
+    if p.flops < _GRADIENT_FLOPS:
         return False
     rows = p.kernel_height * p.kernel_width * p.in_channels
     kind = "few" if rows <= _FEW_GRADIENT_ROWS else "more"

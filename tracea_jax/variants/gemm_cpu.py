@@ -79,6 +79,11 @@ _NARROW = {
     ("amx", "float32"): range(1, _SKINNY + 1),
     ("amx", "bfloat16"): range(2, 9),
 }
+# The same on AVX2, wherever A lies: columns that XLA's registers hold exactly, and a
+# vector, also where it is A, and B is stored by columns.
+_NEAR_NARROW = {("avx2", "float32"): (1, 8, 16)}
+_NEAR_ELEMENTS = 1 << 18  # of the operand that is read once; smaller ones are untried
+_FEW_AVX2_ROWS = 32  # of A, with which XLA's products are slow on AVX2
 _FAR_BYTES = 32 << 20  # larger caches are hardly faster than memory
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _TILE_DEPTH = {"amx": 32, "bfmmla": 4}  # of ISAs that multiply tiles of bfloat16
@@ -238,13 +243,17 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
     """Whether XLA reads A from memory faster than our kernel.
 
     With few columns of B, the product does little else. The cases in which XLA is
-    faster were measured on the ISA of pairs and, for 1 and 8 columns, on AMX.
+    faster were measured on the ISA of pairs, for 1 and 8 columns on AMX, and on AVX2.
     """
-    columns = _NARROW.get((device.isa, problem.lhs), range(0))
+    kind = (device.isa, problem.lhs)
+    is_tall = problem.layout[0] == "n" and problem.m > _SKINNY
+    if near := _NEAR_NARROW.get(kind):
+        is_row = problem.m == 1 and problem.layout[1] == "t"
+        is_large = max(problem.m, problem.n) * problem.k >= _NEAR_ELEMENTS
+        return is_large and (is_row or (is_tall and problem.n in near))
     far = min(device.l3_bytes, _FAR_BYTES)
     is_far = _ITEMSIZE[problem.lhs] * problem.m * problem.k >= far
-    is_tall = problem.layout[0] == "n" and problem.m > _SKINNY
-    return is_far and is_tall and problem.n in columns
+    return is_far and is_tall and problem.n in _NARROW.get(kind, range(0))
 
 
 def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
@@ -256,7 +265,14 @@ def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
         elements=p.batch * p.k * (p.m + p.n),
         outputs=p.batch * p.m * p.n,
         activation=p.epilogue.activation,
+        madd_ns=cpu_calls.AVX2_MADD_NS if _is_square_on_avx2(p, device) else None,
     )
+
+
+def _is_square_on_avx2(problem: GemmProblem, device: CpuDevice) -> bool:
+    """Whether XLA's own loops are good at the product: little is saved of it."""
+    has_rows = problem.layout[0] == "n" and problem.m > _FEW_AVX2_ROWS
+    return device.isa == "avx2" and has_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
