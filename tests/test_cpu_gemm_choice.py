@@ -121,9 +121,9 @@ def test_a_product_pays_for_its_call(calls_cost, isa):
 def test_products_of_many_rows_pay_later_on_avx2(calls_cost):
     """XLA is as good at them there; not at few rows, nor at A stored by columns."""
 
-    def pays(isa: str, *sizes: int, layout: str = "nn") -> bool:
+    def pays(isa: str, m: int, n: int, k: int, layout: str = "nn") -> bool:
         device = dataclasses.replace(local_cpu(), isa=isa)
-        return GEMM_CPU.doubt(gemm(*sizes, layout=layout), device) is None
+        return GEMM_CPU.doubt(gemm(m, n, k, layout=layout), device) is None
 
     middle = 160, 160, 160
     assert pays("avx512", *middle) and not pays("avx2", *middle)
@@ -133,9 +133,9 @@ def test_products_of_many_rows_pay_later_on_avx2(calls_cost):
 def test_near_narrow_products_are_left_to_xla_on_avx2():
     """Of widths that XLA's registers hold; a vector with B by columns is one, too."""
 
-    def wins(*sizes: int, isa: str = "avx2", **how: Any) -> bool:
+    def wins(m: int, n: int, k: int, isa: str = "avx2", **how: Any) -> bool:
         device = dataclasses.replace(local_cpu(), isa=isa)
-        return GEMM_CPU.expects_to_win(gemm(*sizes, **how), device)
+        return GEMM_CPU.expects_to_win(gemm(m, n, k, **how), device)
 
     for narrow in (2048, 1, 2048), (4096, 8, 1024), (2048, 16, 128):
         assert not wins(*narrow) and wins(*narrow, isa="avx512")
