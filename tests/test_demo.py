@@ -46,7 +46,7 @@ def tuned(monkeypatch):
 
     monkeypatch.setattr(demo, "tune", noted)
     monkeypatch.setitem(demo.SIZES, "cpu", TINY)
-    timing = functools.partial(measure.Timing, race_s=0.1)
+    timing = functools.partial(measure.Timing, slice_s=1e-3, race_s=0.05)
     monkeypatch.setattr(demo.measure, "Timing", timing)
     return graphs
 

@@ -86,11 +86,18 @@ each = pytest.mark.parametrize(
 )
 
 
+def short_bench(module, monkeypatch):
+    """The benchmark, whose figures mean nothing here: it measures for milliseconds."""
+    bench = module("bench_programs")
+    how = {"slice_s": 1e-3, "settle_s": 0.01, "race_s": 0.01}
+    short = functools.partial(bench.measure.Timing, **how)
+    monkeypatch.setattr(bench.measure, "Timing", short)
+    return bench
+
+
 @each
 def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
-    bench, program = module("bench_programs"), named(module)[name]
-    short = functools.partial(bench.measure.Timing, settle_s=0.01, race_s=0.01)
-    monkeypatch.setattr(bench.measure, "Timing", short)
+    bench, program = short_bench(module, monkeypatch), named(module)[name]
     if name != "vit_step":  # what is transformed inside is compiled for its times only
         steps = functools.partial(bench._steps, with_inside=False)
         monkeypatch.setattr(bench, "_steps", lambda program, _: steps(program))
@@ -120,7 +127,7 @@ def test_full_sizes_are_found_as_well_as_in_the_model(module, name):
 def test_a_program_that_fails_is_a_row_and_the_others_go_on(
     module, monkeypatch, tmp_path, capsys
 ):
-    bench = module("bench_programs")
+    bench = short_bench(module, monkeypatch)
 
     def broken(x):
         raise ValueError("no\nmore")
