@@ -224,3 +224,10 @@ def test_gradients_through_a_site():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     inside = tracea.transform(gradients(by_moments))
     assert equations(inside, *args, name="tracea_group_norm_gradients")
+
+
+def test_a_program_keeps_its_norm_where_the_kernel_demanded_cannot_run():
+    args = arguments()
+    with tracea.options(implementation="tracea"):  # on a CPU, which has none for it
+        fast = jax.jit(tracea.transform(by_moments))
+        np.testing.assert_array_equal(fast(*args), jax.jit(by_moments)(*args))

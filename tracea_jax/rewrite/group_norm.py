@@ -6,7 +6,7 @@ The anchor is the subtraction. What is taken away must be the mean of a group of
 channels over all pixels, and have its place at all of them; the variance must be that
 of the same entries, as E[x^2] - E[x]^2 or as E[(x - mean)^2], in whatever shapes. Norms
 over channels alone, whose images have one pixel, are sites only where a kernel serves
-them. Norms of each channel over all images are left: they are batch norms.
+them. All norms are left where a kernel is demanded and none can run. Norms of each channel over all images are left: they are batch norms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.moments import Groups, entries_of, fits, mean_of, variance_of
 from tracea_jax.rewrite.product import DTYPES, only_rounds
-from tracea_jax.rewrite.replace import is_served
+from tracea_jax.rewrite.replace import is_left_to_xla, is_served
 from tracea_jax.rewrite.spread import Move, followed, origin
 from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View
 
@@ -80,9 +80,12 @@ def match_group_norm(view: View, index: int) -> Match | str | None:
     if norm.epsilon is None:
         return None
     found = norm.match(value)
-    if norm.groups.pixels > 1:
-        return found
-    is_site = isinstance(found, Match) and is_served(found, view.eqns[found.root])
+    if not isinstance(found, Match):
+        return found if norm.groups.pixels > 1 else None
+    root = view.eqns[found.root]
+    is_site = is_served(found, root)
+    if norm.groups.pixels > 1:  # XLA's unless a kernel was demanded that there is not
+        is_site = is_site or is_left_to_xla(found, root)
     return found if is_site else None
 
 
