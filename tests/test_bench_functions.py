@@ -193,6 +193,13 @@ def test_a_transformed_program_that_fails_is_told(monkeypatch, benches):
     assert report.whole.reason == "transformed, it fails: RuntimeError: no memory"
 
 
+def test_a_program_is_timed_whatever_contexts_say(quick):
+    """Debugging a program is no reason to measure it otherwise, or not at all."""
+    with jax.transfer_guard("disallow"), jax.disable_jit(), jax.debug_nans(True):
+        report = tracea.bench(lambda x: x @ x, normal(8, 8), budget_s=5)
+    assert report.whole.timed is not None
+
+
 def test_an_error_of_the_function_is_raised(quick):
     with pytest.raises(TypeError, match="dot_general requires contracting"):
         tracea.bench(lambda x: x @ normal(3, 3), normal(4, 4))

@@ -8,7 +8,9 @@ import pathlib
 import warnings
 
 import jax
+import numpy as np
 import pytest
+from jax.core import Tracer
 from numerics import exact, normal
 
 import tracea_jax as tracea
@@ -177,6 +179,38 @@ def test_on_miss_tune_measures_while_lowering(quick_tuning, cache_dir):
         exact(a, b).assert_near(matmul(a, b, bias=None))
     assert plan(SMALL, CPU).origin == "tuned"
     assert quick_tuning == [SMALL]
+
+
+def test_on_miss_tune_measures_while_a_program_is_differentiated(quick_tuning):
+    """JAX is tracing then, and would trace what is measured."""
+    a, b = normal(16, 8), normal(8, 24)
+    with tracea.options(on_miss="tune"):
+        grad = jax.grad(lambda a: tracea.transform(lambda a: a @ b)(a).sum())(a)
+    assert SMALL in quick_tuning
+    exact(np.ones((16, 24), np.float32), b.T).assert_near(grad)
+
+
+def test_on_miss_tune_measures_in_a_program_that_forbids_transfers(quick_tuning):
+    a, b = normal(16, 8), normal(8, 24)
+    with tracea.options(on_miss="tune"), jax.transfer_guard("disallow"):
+        y = jax.jit(matmul)(a, b)
+    assert quick_tuning == [SMALL]
+    exact(a, b).assert_near(y)
+
+
+def test_measuring_sees_no_context_of_the_program():
+    traced = []
+
+    @jax.jit
+    def f(x):
+        with knowledge.undisturbed():
+            y = jax.jit(lambda x: x * np.nan)(np.ones(3, np.float32))
+            traced.append(isinstance(y, Tracer))
+        return x
+
+    with jax.debug_nans(True), jax.disable_jit(False):
+        f(1.0)
+    assert traced == [False]
 
 
 def test_on_miss_tune_measures_what_was_interpolated(quick_tuning):

@@ -15,13 +15,14 @@ import functools
 import pathlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+from jax.core import eval_context
 
 from tracea_jax import catalogue, policy, variants
-from tracea_jax._compat import KeyValueStore, key_value_store
+from tracea_jax._compat import KeyValueStore, key_value_store, linearize_hook
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.options import Options, current, device_for, publish_epoch
@@ -163,7 +164,10 @@ def _tuned(
         answer = known(settings).lookup(part, device)
         if answer is None or not answer.is_exact:
             entries += _tuned(part, device, settings, search)
-    with contextlib.closing(open_lab(device, problem, settings=settings)) as lab:
+    with (
+        undisturbed(),
+        contextlib.closing(open_lab(device, problem, settings=settings)) as lab,
+    ):
         entry = tuner.finished(
             tuning(problem, device, settings=settings, lab=lab, **search)
         )
@@ -246,6 +250,25 @@ def open_lab(
             message = f"measuring in this process, where a crash would end it: {e}"
             warnings.warn(message, stacklevel=2)
     return LocalLab(bench_of, device, timing, exclusive=exclusive)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Measuring in the midst of a program: neither traced nor checked with it.
+
+    A program that is differentiated asks for plans while JAX traces it; and what it
+    forbids or checks (transfers, NaN, compiled code) is meant for its own arrays. A
+    choice that failed because of that would be remembered as one that does not work.
+    """
+    with (
+        eval_context(),
+        linearize_hook(None),
+        jax.transfer_guard("allow"),
+        jax.disable_jit(False),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        yield
 
 
 def bench_of(problem: Problem, device: Device) -> measure.Bench:

@@ -205,7 +205,8 @@ class _Races:
         chosen = _chosen(site)
         timed, by, reason = None, "", site.reason
         if chosen is not None:
-            timed, by, reason = self._timed(site, chosen, later)
+            with knowledge.undisturbed():
+                timed, by, reason = self._timed(site, chosen, later)
         return SiteTime(
             where=places([place(s) for s in alike]),
             op=site.op,

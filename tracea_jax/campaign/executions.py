@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tracea_jax import catalogue, mutable
+from tracea_jax import catalogue, knowledge, mutable
 from tracea_jax.call import Call
 from tracea_jax.campaign.keep import Without
 from tracea_jax.explain.sites import devices_of
@@ -74,7 +74,10 @@ class Program:
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
         """What can be traced and run while the context lasts."""
-        with mutable.opened(self.fn, self.args, {}) as (fn, args, kwargs):
+        with (
+            knowledge.undisturbed(),
+            mutable.opened(self.fn, self.args, {}) as (fn, args, kwargs),
+        ):
             call, arrays = Call.of(fn, args, kwargs)
             yield Executions(
                 fn=fn,

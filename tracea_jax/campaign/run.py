@@ -283,9 +283,13 @@ class Run:
         knowledge.check_local(self.device)
         for node in nodes:
             knowledge.bench_of(node.problem, self.device)
-        with contextlib.closing(
-            knowledge.open_lab(self.device, nodes[0].problem, settings=self.settings)
-        ) as lab:
+        first = nodes[0].problem
+        with (
+            knowledge.undisturbed(),
+            contextlib.closing(
+                knowledge.open_lab(self.device, first, settings=self.settings)
+            ) as lab,
+        ):
             yield lab
 
     @contextlib.contextmanager
