@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 from cpu_gemms import gemm
@@ -121,28 +120,28 @@ def test_a_product_pays_for_its_call(calls_cost, isa):
 def test_products_of_many_rows_pay_later_on_avx2(calls_cost):
     """XLA is as good at them there; not at few rows, nor at A stored by columns."""
 
-    def pays(isa: str, m: int, n: int, k: int, layout: str = "nn") -> bool:
+    def pays(isa: str, sizes: tuple[int, int, int], layout: str = "nn") -> bool:
         device = dataclasses.replace(local_cpu(), isa=isa)
-        return GEMM_CPU.doubt(gemm(m, n, k, layout=layout), device) is None
+        return GEMM_CPU.doubt(gemm(*sizes, layout=layout), device) is None
 
     middle = 160, 160, 160
-    assert pays("avx512", *middle) and not pays("avx2", *middle)
-    assert pays("avx2", *middle, layout="tn") and pays("avx2", 32, 512, 256)
+    assert pays("avx512", middle) and not pays("avx2", middle)
+    assert pays("avx2", middle, "tn") and pays("avx2", (32, 512, 256))
 
 
 def test_near_narrow_products_are_left_to_xla_on_avx2():
     """Of widths that XLA's registers hold; a vector with B by columns is one, too."""
 
-    def wins(m: int, n: int, k: int, isa: str = "avx2", **how: Any) -> bool:
+    def wins(m: int, n: int, k: int, layout: str = "nn", isa: str = "avx2") -> bool:
         device = dataclasses.replace(local_cpu(), isa=isa)
-        return GEMM_CPU.expects_to_win(gemm(m, n, k, **how), device)
+        return GEMM_CPU.expects_to_win(gemm(m, n, k, layout=layout), device)
 
     for narrow in (2048, 1, 2048), (4096, 8, 1024), (2048, 16, 128):
         assert not wins(*narrow) and wins(*narrow, isa="avx512")
     for other in (4096, 10, 256), (4096, 2, 1024), (16, 16, 1 << 16), (64, 16, 64):
         assert wins(*other)
-    assert not wins(1, 1024, 4096, layout="nt") and wins(2, 1024, 4096, layout="nt")
-    assert wins(2048, 16, 2048, layout="tn") and wins(1, 4096, 4096)
+    assert not wins(1, 1024, 4096, "nt") and wins(2, 1024, 4096, "nt")
+    assert wins(2048, 16, 2048, "tn") and wins(1, 4096, 4096)
 
 
 def test_a_product_of_pairs_pays_sooner(calls_cost):
