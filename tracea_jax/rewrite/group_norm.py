@@ -6,7 +6,8 @@ The anchor is the subtraction. What is taken away must be the mean of a group of
 channels over all pixels, and have its place at all of them; the variance must be that
 of the same entries, as E[x^2] - E[x]^2 or as E[(x - mean)^2], in whatever shapes. Norms
 over channels alone, whose images have one pixel, are sites only where a kernel serves
-them. All norms are left where a kernel is demanded and none can run. Norms of each channel over all images are left: they are batch norms.
+them. All norms are left where a kernel is demanded and none can run. Norms of each
+channel over all images are left: they are batch norms.
 """
 
 from __future__ import annotations
