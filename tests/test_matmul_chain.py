@@ -277,6 +277,17 @@ def sites(f, *args) -> list[tuple[str, str]]:
     return found
 
 
+def test_a_demanded_kernel_makes_the_product_where_it_has_no_derivative():
+    """As on a CPU: nobody wrote the derivative as an epilogue of the product."""
+    args = normal(8, 6), normal(6, 16), normal(16), normal(16, 4)
+
+    def layers(x, w1, b1, w2):
+        return jax.nn.silu(x @ w1 + b1) @ w2
+
+    with tracea.options(implementation="tracea"):
+        assert_alike(layers, *args)
+
+
 def test_what_the_user_chose_is_left_alone():
     def chosen(x, w1, b1, w2, b2):
         y = tracea.ops.matmul(x, w1, bias=b1, activation="gelu", implementation="xla")

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from tracea_jax import dispatch
 from tracea_jax.ops.common import by_reference, lowering
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common.promotion import added
@@ -344,13 +345,20 @@ def _tangent_transpose(
         "precision": precision,
     }
     how |= {"epilogue": step, "implementation": implementation, "config": None}
-    is_fused = not lowering.left_to_xla(matmul_p, (ct, rhs, z), **how)
-    results = (bind if is_fused else unfused)(ct, rhs, z, **how)
+    results = (bind if _is_fused(ct, rhs, z, **how) else unfused)(ct, rhs, z, **how)
     grads = [
         x.astype(of.aval.dtype) if ad.is_undefined_primal(of) else None
         for x, of in zip(results, operands[:-2], strict=True)
     ]
     return [*grads, None, None]
+
+
+def _is_fused(*operands: jax.Array, **how: Any) -> bool:
+    """Whether a kernel serves the product with all of its epilogue."""
+    try:
+        return not lowering.left_to_xla(matmul_p, operands, **how)
+    except dispatch.Unsupported:  # a kernel that was demanded may yet serve the product
+        return False
 
 
 def _tangent_batch(
