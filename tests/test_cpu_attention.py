@@ -345,7 +345,7 @@ def test_the_handler_refuses_what_is_not_its_own():
     for change, message in (
         ({"isa": "mmx"}, f"isa is 'mmx'.*{', '.join(CPU_ISAS)}"),
         ({"abi": 9}, "abi 9.*clear the compilation cache"),
-        ({"block_q": -1}, "block_q=-1.*negative"),
+        ({"block_q": -1}, "block_q=-1 must be 0 or more"),
         ({"passes": 3}, "passes=3; there are 1 or 2"),
         ({"has_mask": False}, "4 operands.*takes 3 operands"),
         ({"has_bias": True}, "4 operands.*takes 5 operands"),

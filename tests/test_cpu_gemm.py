@@ -341,7 +341,7 @@ def test_the_handler_refuses_what_is_not_its_own():
         ({"bias": "column"}, "'column'.*none, row, batched_row"),
         ({"residual": "subtract"}, "'subtract'.*none, add, multiply"),
         ({"residual": "add"}, "2 operands.*takes 3 operands"),
-        ({"kc": -1}, "kc=-1.*negative"),
+        ({"kc": -1}, "kc=-1 must be 0 or more"),
         ({"kc": 1.5}, "'kc'.*wrong type"),
         ({"b": (5, 3)}, r"contracts 4.*\(5, 3\) contracts 5"),
         ({"b": (4, 4)}, r"out has shape \(2, 3\).*ask for \(2, 4\)"),
