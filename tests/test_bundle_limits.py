@@ -8,8 +8,6 @@ import pathlib
 import subprocess
 import sys
 
-import pytest
-
 from tracea_jax.bundle.installation import Library
 
 # ctypes alone, as importing JAX would take seconds, and memory that counts.
@@ -41,10 +39,7 @@ def load(path):
 
 
 def run(script: str, *arguments: str | pathlib.Path) -> None:
-    try:
-        library = Library.installed().file
-    except FileNotFoundError as e:
-        pytest.skip(str(e))
+    library = Library.installed().file
     command = [sys.executable, "-c", _HEAD + script, library, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
