@@ -129,9 +129,11 @@ struct AttentionSums {
                 Quad{{c[4 * i], c[4 * i + 1], c[4 * i + 2], c[4 * i + 3]}});
     }
     fence_proxy_async_shared();
-    shared.place[odd] = place;  // of all threads the same
     __syncwarp();
-    if (elect_one()) mbarrier_arrive(shared_address(&shared.full[odd]));
+    if (elect_one()) {
+      if (consumer == 0 && thread < kWarpSize) shared.place[odd] = place;  // all have the same
+      mbarrier_arrive(shared_address(&shared.full[odd]));
+    }
   }
 
   // Adds the parts of a block to the sums; after `turn` others if they are ordered. One thread.
