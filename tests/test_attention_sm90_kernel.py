@@ -303,7 +303,7 @@ def test_a_cap_and_a_bias_that_is_read_spill_little_in_the_widest_heads():
     asked = problem(256, **OPTIONS)
     config = ATTENTION_SM90.heuristic(asked, H200)
     assert (config.tile_q, config.tile_kv) == (128, 48)
-    assert nvrtc.compile(text.kernel(asked, config, H200)).spill_bytes <= 24
+    assert nvrtc.compile(text.kernel(asked, config, H200)).spill_bytes in range(25)
 
 
 def test_compiled_kernels_are_of_every_kind():
