@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import math
 from collections.abc import Iterator
 
 from tracea_jax.device import CudaDevice, Device
@@ -32,7 +33,7 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
-    "channels": (16, 32, 64, 128, 256),
+    "channels": (16, 32, 48, 64, 96, 128, 144, 192, 240, 256),
     "tile_w": (1, 2, 3, 4, 6, 7, 8),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
@@ -59,7 +60,7 @@ _MOST_COPIES = 32  # of a thread for each row
 def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
     default = _likely(problem, device, 1)
     configs = dict.fromkeys(default)
-    for config in _grid(problem):
+    for config in itertools.chain(_grid(problem), _without_rest(problem)):
         if first_refusal(LEGAL, problem, config, device) is None:
             configs[config] = None
     return Space.of(*configs)
@@ -208,6 +209,29 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
             )
             blocks = _most_blocks(problem, config)
             yield dataclasses.replace(config, blocks=blocks)
+
+
+def _without_rest(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
+    """Blocks of channels that the image has a multiple of: no thread is without any."""
+    rows, columns = image_axis.axes(problem)
+    of_class = -(-(rows.result - rows.first_result) // rows.classes)
+    for channels, tile_w in itertools.product(CHOICES["channels"], CHOICES["tile_w"]):
+        if problem.in_channels % channels:
+            continue
+        warps = 32 // math.gcd(32, channels // 2)  # strips of whole warps
+        strips = math.lcm(warps, columns.classes)
+        for count, cut, stages in itertools.product((1, 2), (1, 2, 4), (3, 5)):
+            config = DepthwiseConfig(
+                channels=channels,
+                strips=count * strips,
+                tile_w=tile_w,
+                rows=row_walk.round_up(-(-of_class // cut), rows.between),
+                stages=stages,
+                blocks=1,
+            )
+            if config.threads <= _MOST_THREADS:
+                blocks = _most_blocks(problem, config)
+                yield dataclasses.replace(config, blocks=blocks)
 
 
 def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
