@@ -22,7 +22,8 @@ from tracea_jax.emit.row_walk import (
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 _BANKS_BYTES = 128
-_ADDRESSES = 20  # registers for them, and for what is on its way
+# Registers for addresses and what is on its way, and for what is added to sums.
+_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _EPILOGUE = 18, 20, 2
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
 _WEIGHTS_ON_THEIR_WAY = 96  # registers that the compiler takes to read others early
 
@@ -104,9 +105,10 @@ def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     taps = problem.kernel_height * problem.kernel_width
     window = columns.entries(config.tile_w)
     if problem.direction == "weight_grad":
-        return 2 * (taps + window + config.tile_w) + _ADDRESSES
+        return 2 * (taps + window + config.tile_w) + _ADDRESSES_OF_WEIGHTS
     weights = taps if keeps_weights(problem) else problem.kernel_width
     needed = 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
+    needed += 0 if problem.epilogue.is_identity else _EPILOGUE
     return needed if keeps_weights(problem) else max(needed, _WEIGHTS_ON_THEIR_WAY)
 
 
