@@ -19,10 +19,10 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/mbarrier.cuh"
-#include "ptx/shared_store.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/image_rows.cuh"
+#include "tile/pinned.cuh"
 #include "tile/pixel_epilogue.cuh"
 #include "tile/row_walk.cuh"
 
@@ -44,7 +44,8 @@ class Conv2dDepthwise {
   static constexpr int kWeightBytes =
       Traits::kWeightsInRegisters ? 0 : kTaps * kPairs * static_cast<int>(sizeof(float2));
 
-  static constexpr int kMostHeld = 9;  // taps whose weights stay in registers as f32
+  // More than these may be kept as they were loaded, and widened again for each row.
+  static constexpr int kMostPinned = 9;
 
   static_assert(kThreads == Traits::kThreads, "the launch must have all the strips");
   static_assert(kWeightBytes + Walk::kRingBytes == Traits::kSmemBytes,
@@ -59,7 +60,7 @@ class Conv2dDepthwise {
         own_weights_(weights_ + pair_),
         channel_(walk_.channel + 2 * pair_),
         column_(walk_.column(thread() / kPairs)),
-        window_(held(shared_address(ring_)) + walk_.window(thread() / kPairs) +
+        window_(pinned(shared_address(ring_)) + walk_.window(thread() / kPairs) +
                 2 * pair_ * static_cast<int>(sizeof(Element))),
         first_((walk_.line(0) + column_) * p_.channels + channel_),
         row_step_(static_cast<u32>(p_.rows.classes) * p_.columns.out * p_.channels),
@@ -78,7 +79,7 @@ class Conv2dDepthwise {
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) clear(sums[slot]);
     walk_.run([&] { load_weights(); },
-              [&](int phase, const u8* row) { 
+              [&](int phase, const u8* row) {
                 add(sums, phase, window_ + static_cast<u32>(row - ring_));
               },
               [&](int slot, int result, bool exists) {
@@ -100,10 +101,9 @@ class Conv2dDepthwise {
     if constexpr (Traits::kWeightsInRegisters) {
       TRACEA_UNROLL
       for (int tap = 0; tap < kTaps; ++tap) {
-        kept_[tap] = load_pair<true>(w + from(tap) * p_.channels + channel_,
-                                     p_.channels - channel_);
-        // Else they are kept as they were loaded, and widened again for each row.
-        if constexpr (kTaps <= kMostHeld) hold(kept_[tap]);
+        const Pair pair = load_pair<true>(w + from(tap) * p_.channels + channel_,
+                                          p_.channels - channel_);
+        kept_[tap] = kTaps <= kMostPinned ? pinned(pair) : pair;
       }
     } else {
       for (int i = thread(); i < kTaps * kPairs; i += kThreads) {
@@ -115,11 +115,6 @@ class Conv2dDepthwise {
     }
     if constexpr (Traits::kHasBias) bias_ = load_bias<Traits>(p_, channel_);
   }
-  TRACEA_DEVICE static u32 held(u32 v) {
-    asm volatile("" : "+r"(v));
-    return v;
-  }
-  TRACEA_DEVICE static void hold(Pair& v) { asm volatile("" : "+f"(v.x), "+f"(v.y)); }
   TRACEA_DEVICE static i64 from(int tap) { return Traits::kFlips ? kTaps - 1 - tap : tap; }
 
   TRACEA_DEVICE Pair weight(int tap) const {
@@ -131,23 +126,13 @@ class Conv2dDepthwise {
     }
   }
 
-  TRACEA_DEVICE static Pair read(u32 address) {
-    if constexpr (sizeof(Element) == 2) {
-      Packed<Element> packed;
-      ld_shared(address, packed.bits);
-      return packed.widen();
-    } else {
-      return ld_shared_pair(address);
-    }
-  }
-
   // Adds a row of the ring to the sums of all results that it belongs to.
   TRACEA_DEVICE void add(Pair (&sums)[RowTaps::kSlots][kTileW], int phase,
                          u32 row) const {
     Pair x[kWindow];
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
-      x[i] = read(row + i * Traits::kStepW * Traits::kPitchBytes);
+      x[i] = shared_pair_at<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
     }
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) {
