@@ -24,7 +24,8 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 _BANKS_BYTES = 128
 # Registers for addresses and what is on its way, those of gradients of weights that
 # read rows of dy again or keep them, and for what is added to sums.
-_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS, _EPILOGUE = 18, 28, 16, 2
+_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS, _EPILOGUE = 18, 28, 28, 2
+_ON_THEIR_WAY = 3  # columns of a window that is read while it is used
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
 _MOST_KEPT_ROWS = 3  # of taps, where the rows of dy that meet them stay in registers
 _WEIGHTS_ON_THEIR_WAY = 96  # registers that the compiler takes to read others early
@@ -113,7 +114,7 @@ def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     window = columns.entries(config.tile_w)
     if problem.direction == "weight_grad":
         if keeps_rows(problem):
-            kept = taps + window + rows.slots * config.tile_w
+            kept = taps + rows.slots * config.tile_w + min(window, _ON_THEIR_WAY)
             return 2 * kept + _ADDRESSES_OF_ROWS
         return 2 * (taps + window + config.tile_w) + _ADDRESSES_OF_WEIGHTS
     weights = taps if keeps_weights(problem) else problem.kernel_width
@@ -170,5 +171,5 @@ def resident_blocks(
     problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
 ) -> int:
     """Blocks that share a multiprocessor."""
-    in_memory = device.smem_per_block_bytes // smem_bytes(problem, config)
+    in_memory = device.blocks_in_smem(smem_bytes(problem, config))
     return max(min(config.blocks, in_memory), 1)
