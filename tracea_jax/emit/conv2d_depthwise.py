@@ -23,8 +23,9 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 _BANKS_BYTES = 128
 # Registers for addresses and what is on its way, those of gradients of weights that
-# read rows of dy again or keep them, and for what is added to sums.
-_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS, _EPILOGUE = 18, 28, 28, 2
+# read rows of dy again or keep them, for what is added to sums, and for further images.
+_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS = 18, 28, 28
+_EPILOGUE, _IMAGES = 2, 14
 _ON_THEIR_WAY = 3  # columns of a window that is read while it is used
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
 _MOST_KEPT_ROWS = 3  # of taps, where the rows of dy that meet them stay in registers
@@ -119,7 +120,9 @@ def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
         return 2 * (taps + window + config.tile_w) + _ADDRESSES_OF_WEIGHTS
     weights = taps if keeps_weights(problem) else problem.kernel_width
     needed = 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
-    needed += 0 if problem.epilogue.is_identity else _EPILOGUE
+    epilogue = problem.epilogue
+    needed += 0 if epilogue.is_identity else _EPILOGUE
+    needed += _IMAGES if epilogue.residual or epilogue.save_preactivation else 0
     return needed if keeps_weights(problem) else max(needed, _WEIGHTS_ON_THEIR_WAY)
 
 
