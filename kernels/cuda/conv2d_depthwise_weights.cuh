@@ -15,6 +15,8 @@
 //            start the copies of step j + kStages - 1
 //            of each tap row r that meets row j: add x times row (j - r) / stride of dy
 //
+// With few rows of taps, the rows of dy that they meet take turns in registers.
+//
 // At the end the strips are added in shared memory. For dilation see conv2d_depthwise.cuh.
 // Assumes an even number of channels, and that no image has 2^31 elements or more.
 #pragma once
