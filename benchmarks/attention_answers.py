@@ -52,6 +52,7 @@ from tracea_jax.variants.attention_sm90 import ATTENTION_SM90
 ROUNDS = 4
 LONG_FLOPS, FEW_ROUNDS = 1e13, 2  # of what takes some 20 ms, and varies little
 MARGIN = 1.01  # times the winner's time that the default takes at least
+NOISE = 1.03  # times the least time that the default takes at most, if it stays
 DIFFERENCE = 2.0**-5  # of the largest number, between two right results
 SHORT = 1024  # keys; with more, who computes a tile follows from the mask
 
@@ -190,6 +191,14 @@ class Raced:
     usual: Choice
     times: Times
     apart: float
+
+    def is_settled(self) -> bool:
+        """Whether no other choice has a clearly smaller median.
+
+        The default stays where another was faster in most rounds, but not in all.
+        """
+        us = {c: statistics.median(values) for c, values in self.times.items()}
+        return us[self.best] <= NOISE * min(us.values())
 
     def entry(self, device: Device) -> Entry:
         """The winner with what the default took, if that is another."""

@@ -56,7 +56,7 @@ def settled(found: Sequence[Raced], device: Device) -> Races:
 
 def _settled(race: Raced, device: Device) -> tuple[AttentionProblem, Raced | str]:
     if cudnn(race.problem, device) is None:
-        return race.problem, race
+        return race.problem, race if race.is_settled() else "its times are noise"
     why = ""
     for _ in range(TRIES):
         try:
@@ -79,7 +79,8 @@ def duel(race: Raced, device: Device) -> Raced:
     """Races the winner, the default and cuDNN, in this process.
 
     Raises:
-      NotRun: if one of them did not run: nobody knows then who is the fastest.
+      NotRun: if one of them did not run, or who is the fastest differs from round to
+        round: nobody knows then.
     """
     last = finalists(race, device)
     ready = prepared_alone(race.problem, last)
@@ -91,6 +92,8 @@ def duel(race: Raced, device: Device) -> Raced:
         raise NotRun(found)
     if missing := [str(c) for c in last if c not in found.times]:
         raise NotRun(f"{', '.join(missing)} did not run")
+    if not found.is_settled():
+        raise NotRun("times are noise")
     return found
 
 

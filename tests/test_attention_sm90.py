@@ -178,6 +178,22 @@ def test_where_tiles_see_blocks_whole_no_score_is_masked(fields, tile_kv, whole)
     assert "kFollows = true" in source or not whole
 
 
+@pytest.mark.parametrize(
+    ("fields", "overlaps"),
+    [
+        *(({}, True), ({"saves_lse": True}, True), ({"sinks": True}, True)),
+        *(({"is_causal": True}, False), ({"soft_cap": 5.0}, False)),
+        *(({"mask_block": (100, 100)}, False), ({"alibi": "linear"}, False)),
+    ],
+    ids=str,
+)
+def test_consumers_take_no_turns_where_they_see_blocks_whole(fields, overlaps):
+    """Scores that are masked or added to leave no registers for overlap."""
+    asked = problem(128, **{"mask": (1, 12, 4, 4), **WHOLE, **fields})
+    config = ATTENTION_SM90.heuristic(asked, H200)
+    assert (config.overlap, config.ping_pong) == (overlaps, not overlaps)
+
+
 def test_short_sequences_have_tiles_that_fit_them():
     """A tile of 192 queries of 512 would compute a third more scores."""
     for length, tile_q in ((512, 128), (4096, 192)):

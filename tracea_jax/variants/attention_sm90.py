@@ -214,7 +214,25 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
         )
 
     found = [config(tile) for tile in sorted(tiles, key=time)]
+    found = [_overlapped_if_whole(problem, config) for config in found]
     return [_packed_if_faster(problem, config, device) for config in found]
+
+
+def _overlapped_if_whole(
+    problem: AttentionProblem, config: AttentionSm90Config
+) -> AttentionSm90Config:
+    """The config; of masks of whole blocks with overlap, and without turns.
+
+    On an H100, heads of 128 columns, that took 0.94 of the time of turns where 0.26 and
+    0.51 of the blocks are seen, 0.96 where 0.11 are, and the same where 0.067 are.
+    """
+    p = problem
+    adds = p.bias is not None or p.alibi is not None or p.soft_cap is not None
+    if adds or not 96 < max(p.head_dim, p.columns) <= 128:
+        return config
+    if not rules.sees_whole(problem, config):
+        return config
+    return dataclasses.replace(config, overlap=True, ping_pong=False)
 
 
 def _packed_if_faster(
