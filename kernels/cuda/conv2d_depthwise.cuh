@@ -127,8 +127,7 @@ class Conv2dDepthwise {
   }
 
   // Adds a row of the ring to the sums of all results that it belongs to.
-  TRACEA_DEVICE void add(Pair (&sums)[RowTaps::kSlots][kTileW], int phase,
-                         u32 row) const {
+  TRACEA_DEVICE void add(Pair (&sums)[RowTaps::kSlots][kTileW], int phase, u32 row) const {
     Pair x[kWindow];
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
@@ -197,10 +196,10 @@ class Conv2dDepthwise {
   const int pair_;
   const float2* const own_weights_;  // one base, so that taps are offsets of an instruction
   const int channel_, column_;
-  const u32 window_;  // address in the first row of the ring
-  const i64 first_;   // of all elements, that of result 0 in the thread's first column
-  const u32 row_step_;  // elements from row to row of the results
-  u32 exist_;         // a bit for each column of the strip
+  const u32 window_;         // address in the first row of the ring
+  const i64 first_;          // of all elements, the thread's first of result 0
+  const u32 row_step_;       // elements from row to row of the results
+  u32 exist_;                // a bit for each column of the strip
   Pair bias_{-0.0f, -0.0f};  // adding it changes nothing, where there is none
   Pair kept_[Traits::kWeightsInRegisters ? kTaps : 1];
 };

@@ -305,7 +305,7 @@ def _copy_cycles(
 ) -> float:
     """What memory takes, beyond L2, where so many blocks of a processor copy rows.
 
-    Of the rows that two blocks read, half come from memory twice. Few bytes on their
+    Of the rows that two blocks read, some come from memory twice. Few bytes on their
     way leave memory idle, many crowd it; pieces of pixels are slower than whole ones.
     """
     p, c = problem, config
