@@ -1,15 +1,15 @@
-"""Attention kernels under compute-sanitizer: python benchmarks/sanitize.py
+"""Kernels under compute-sanitizer: python benchmarks/sanitize.py
 
-Each kind of kernel runs once at a small, awkward shape, in a process of its own for
-each tool. The kernels are instrumented, XLA's are not; only ``initcheck`` has to see
-what others write. Prints a line for each tool, and what it complains about. With
-``--part I/N`` every N-th kind runs, from the I-th on, so that N processes share them.
+Each kind of kernel of attention, convolutions, pools and norms runs once at a small,
+awkward shape, in a process of its own for each tool. The kernels are instrumented,
+XLA's are not; only ``initcheck`` has to see what others write. Prints a line for each
+tool, and what it complains about. With ``--part I/N`` every N-th kind runs, from the
+I-th on, so that N processes share them. Names of all but attention begin with "images".
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import os
 import pathlib
@@ -19,13 +19,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import sanitized_convolutions
+from sanitized_convolutions import executed
+
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 FOUND = 99  # the exit code that stands for complaints
-KERNELS = "kernel_substring=attention"
 # Graphs would hide the kernels' names; tuning XLA's own kernels takes most of the time.
 _FLAGS = "--xla_gpu_enable_command_buffer= --xla_gpu_autotune_level=0"
 # Who reads what a bulk copy has stored reads memory that initcheck takes for untouched.
 _BULK_STORES = {"initcheck": "ordered"}
+KERNELS = ("attention", *sanitized_convolutions.KERNELS)  # in the names of ours
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: .*$", re.MULTILINE)
 
 
@@ -36,6 +39,8 @@ def runs() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, run in of_ops():
         yield name, jax.jit(run)
     yield from backward()
+    for kind in sanitized_convolutions.kinds():
+        yield kind.name, kind.run
 
 
 def of_ops() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -125,7 +130,6 @@ def of_ops() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 def backward() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Gradients of each kind, with each of the ways to come to dq."""
-    import jax
 
     from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
     from tracea_jax.ops.attention import workload
@@ -144,12 +148,7 @@ def backward() -> Iterator[tuple[str, Callable[[], Any]]]:
         usual = variant.heuristic(problem, device_for("cuda"))
         config = AttentionBackwardSm90Config(**choices) if choices else usual
         choice = Choice(variant=variant.name, config=config)
-        # The reference is computed where nobody watches.
-        with jax.default_device(jax.devices("cpu")[0]):
-            inputs = workload.operands(problem, seed=1)
-        inputs = jax.device_put(inputs, jax.devices()[0])
-        call = functools.partial(workload.execute, problem=problem, choice=choice)
-        return jax.jit(call)(*inputs)
+        return executed(workload, problem, choice)
 
     causal: dict[str, Any] = {"is_causal": True}
     bias = {"bias": (1, 2, 200, 200), "bias_dtype": "bfloat16", "bias_gradient": True}
@@ -229,7 +228,8 @@ def checked(
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}"]
     command += ["--report-api-errors", "no"]  # programs ask for what there may not be
     if tool != "initcheck":
-        command += ["--kernel-regex", KERNELS]
+        for part_of_name in KERNELS:  # a kernel is watched if one of them is found
+            command += ["--kernel-regex", f"kernel_substring={part_of_name}"]
     command += [sys.executable, str(pathlib.Path(__file__).resolve()), "--run"]
     command += ["--part", "{}/{}".format(*part), "--only", only]
     command += ["--but", _BULK_STORES.get(tool, "")]

@@ -92,6 +92,29 @@ SHARED = ConvWeightsSm90Config(
 )
 
 
+@pytest.mark.parametrize(
+    ("batch", "size", "channels", "each", "wins"),
+    [
+        (64, 56, 128, 4, True),
+        (64, 7, 1024, 32, True),
+        (8, 14, 1024, 32, False),
+        (64, 7, 2048, 64, True),
+        (8, 7, 2048, 64, False),
+        (64, 56, 128, 2, False),
+    ],
+)
+def test_runs_groups_unmeasured_only_where_it_was_measured_to_win(
+    batch, size, channels, each, wins
+):
+    asked = changed(
+        **{"batch": batch, "height": size, "width": size, "groups": channels // each},
+        **{"in_channels": channels, "out_channels": channels},
+    )
+    assert CONV2D_WEIGHTS_SM90.expects_to_win(asked, H200) == wins
+    stepped = dataclasses.replace(asked, strides=(2, 2))
+    assert not CONV2D_WEIGHTS_SM90.expects_to_win(stepped, H200)
+
+
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize("pads", [((1, 1), (1, 1)), ((0, 2), (0, 3)), ((4, 1), (2, 0))])
 def test_taps_find_their_pixels_in_one_copy(pads, dilation):

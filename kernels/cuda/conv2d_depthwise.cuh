@@ -18,9 +18,11 @@
 #pragma once
 
 #include "ptx/convert.cuh"
+#include "ptx/mbarrier.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/image_rows.cuh"
+#include "tile/pinned.cuh"
 #include "tile/pixel_epilogue.cuh"
 #include "tile/row_walk.cuh"
 
@@ -42,20 +44,34 @@ class Conv2dDepthwise {
   static constexpr int kWeightBytes =
       Traits::kWeightsInRegisters ? 0 : kTaps * kPairs * static_cast<int>(sizeof(float2));
 
+  // More than these may be kept as they were loaded, and widened again for each row.
+  static constexpr int kMostPinned = 9;
+
   static_assert(kThreads == Traits::kThreads, "the launch must have all the strips");
   static_assert(kWeightBytes + Walk::kRingBytes == Traits::kSmemBytes,
                 "the launch must request exactly the shared memory that is laid out here");
 
   TRACEA_DEVICE Conv2dDepthwise(const RowWalkParams& params, u8* smem)
       : p_(params),
-        walk_(params, smem + kWeightBytes),
+        ring_(smem + kWeightBytes),
+        walk_(params, ring_),
         weights_(reinterpret_cast<float2*>(smem)),
         pair_(thread() % kPairs),
         own_weights_(weights_ + pair_),
         channel_(walk_.channel + 2 * pair_),
         column_(walk_.column(thread() / kPairs)),
-        window_(walk_.window(thread() / kPairs) +
-                2 * pair_ * static_cast<int>(sizeof(Element))) {}
+        window_(pinned(shared_address(ring_)) + walk_.window(thread() / kPairs) +
+                2 * pair_ * static_cast<int>(sizeof(Element))),
+        first_((walk_.line(0) + column_) * p_.channels + channel_),
+        row_step_(static_cast<u32>(p_.rows.classes) * p_.columns.out * p_.channels),
+        exist_(0) {
+    TRACEA_UNROLL
+    for (int i = 0; i < kTileW; ++i) {
+      const int column = column_ + Traits::kClassesW * i;
+      const bool exists = column >= 0 && column < p_.columns.out && channel_ < p_.channels;
+      if (exists) exist_ |= 1u << i;
+    }
+  }
 
   TRACEA_DEVICE void run() {
     if (walk_.results <= 0) return;
@@ -63,7 +79,9 @@ class Conv2dDepthwise {
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) clear(sums[slot]);
     walk_.run([&] { load_weights(); },
-              [&](int phase, const u8* row) { add(sums, phase, row + window_); },
+              [&](int phase, const u8* row) {
+                add(sums, phase, window_ + static_cast<u32>(row - ring_));
+              },
               [&](int slot, int result, bool exists) {
                 if (exists) store(sums[slot], result);
                 clear(sums[slot]);
@@ -83,8 +101,9 @@ class Conv2dDepthwise {
     if constexpr (Traits::kWeightsInRegisters) {
       TRACEA_UNROLL
       for (int tap = 0; tap < kTaps; ++tap) {
-        kept_[tap] = load_pair<true>(w + from(tap) * p_.channels + channel_,
-                                     p_.channels - channel_);
+        const Pair pair = load_pair<true>(w + from(tap) * p_.channels + channel_,
+                                          p_.channels - channel_);
+        kept_[tap] = kTaps <= kMostPinned ? pinned(pair) : pair;
       }
     } else {
       for (int i = thread(); i < kTaps * kPairs; i += kThreads) {
@@ -94,7 +113,7 @@ class Conv2dDepthwise {
         weights_[i] = make_float2(pair.x, pair.y);
       }
     }
-    bias_ = load_bias<Traits>(p_, channel_);
+    if constexpr (Traits::kHasBias) bias_ = load_bias<Traits>(p_, channel_);
   }
   TRACEA_DEVICE static i64 from(int tap) { return Traits::kFlips ? kTaps - 1 - tap : tap; }
 
@@ -108,12 +127,11 @@ class Conv2dDepthwise {
   }
 
   // Adds a row of the ring to the sums of all results that it belongs to.
-  TRACEA_DEVICE void add(Pair (&sums)[RowTaps::kSlots][kTileW], int phase,
-                         const u8* row) const {
+  TRACEA_DEVICE void add(Pair (&sums)[RowTaps::kSlots][kTileW], int phase, u32 row) const {
     Pair x[kWindow];
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
-      x[i] = shared_pair<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
+      x[i] = shared_pair_at<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
     }
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) {
@@ -135,35 +153,54 @@ class Conv2dDepthwise {
     }
   }
 
+  // Where a row of the thread's results begins.
+  struct Results {
+    void *out, *preactivation;
+    const void* residual;
+  };
+  TRACEA_DEVICE Results results(int row) const {
+    using ElementOut = typename Traits::ElementOut;
+    const i64 first = first_ + static_cast<u32>(row) * row_step_;
+    Results of_row{static_cast<ElementOut*>(p_.out) + first, nullptr, nullptr};
+    if constexpr (Traits::kSavesPreactivation) {
+      of_row.preactivation = static_cast<ElementOut*>(p_.preactivation) + first;
+    }
+    if constexpr (Traits::kHasResidual) {
+      of_row.residual =
+          static_cast<const typename Traits::ElementResidual*>(p_.residual) + first;
+    }
+    return of_row;
+  }
+
   TRACEA_DEVICE void store(const Pair (&sums)[kTileW], int result) const {
-    const i64 first = (walk_.line(result) + column_) * p_.channels + channel_;
+    const Results row = results(result);
     const int step = Traits::kClassesW * p_.channels;
     Pair residual[kTileW];  // all are on their way before the first is needed
     TRACEA_UNROLL
     for (int i = 0; i < kTileW; ++i) {
-      residual[i] = load_residual<Traits>(p_, first + static_cast<i64>(i) * step, count(i));
+      residual[i] = load_residual<Traits>(row, i * step, count(i));
     }
     TRACEA_UNROLL
     for (int i = 0; i < kTileW; ++i) {
-      store_pixel<Traits>(p_, first + static_cast<i64>(i) * step, count(i), sums[i], bias_,
-                          residual[i]);
+      store_pixel<Traits>(row, i * step, count(i), sums[i], bias_, residual[i]);
     }
   }
 
-  // Above zero if the thread's channels of column i of its strip exist.
-  TRACEA_DEVICE int count(int i) const {
-    const int column = column_ + Traits::kClassesW * i;
-    return column >= 0 && column < p_.columns.out ? p_.channels - channel_ : 0;
-  }
+  // The thread's channels of column i of its strip that exist: both, or none.
+  TRACEA_DEVICE int count(int i) const { return exist_ >> i & 1u ? 2 : 0; }
 
   const RowWalkParams& p_;
+  u8* const ring_;
   const Walk walk_;
   float2* const weights_;
   const int pair_;
   const float2* const own_weights_;  // one base, so that taps are offsets of an instruction
   const int channel_, column_;
-  const int window_;  // byte of a row in the ring
-  Pair bias_;
+  const u32 window_;         // address in the first row of the ring
+  const i64 first_;          // of all elements, the thread's first of result 0
+  const u32 row_step_;       // elements from row to row of the results
+  u32 exist_;                // a bit for each column of the strip
+  Pair bias_{-0.0f, -0.0f};  // adding it changes nothing, where there is none
   Pair kept_[Traits::kWeightsInRegisters ? kTaps : 1];
 };
 

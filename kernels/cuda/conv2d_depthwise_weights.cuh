@@ -15,6 +15,8 @@
 //            start the copies of step j + kStages - 1
 //            of each tap row r that meets row j: add x times row (j - r) / stride of dy
 //
+// With few rows of taps, the rows of dy that they meet take turns in registers.
+//
 // At the end the strips are added in shared memory. For dilation see conv2d_depthwise.cuh.
 // Assumes an even number of channels, and that no image has 2^31 elements or more.
 #pragma once
@@ -26,6 +28,7 @@
 #include "tile/common.cuh"
 #include "tile/fragment_epilogue.cuh"
 #include "tile/image_rows.cuh"
+#include "tile/pinned.cuh"
 #include "tile/pipeline.cuh"
 
 namespace tracea {
@@ -59,6 +62,9 @@ class Conv2dDepthwiseWeights {
                           Traits::kCopyBytes, Traits::kPitchBytes, kThreads>;
   using RowsDy = ImageRows<Element, kBlockColumns, Traits::kChannels, Traits::kCopyBytes,
                            Traits::kPitchBytes, kThreads>;
+  // Whether the rows of dy that meet a row of x take turns in registers, or are read again.
+  static constexpr bool kKeepsRows = Traits::kKeepsRows;
+  static constexpr int kUnrolled = kKeepsRows ? RowTaps::kPeriod : 1;  // steps
   // Rows of dy that meet a row of x, or are on their way.
   static constexpr int kStagesDy =
       (Traits::kTapsH - 1 + Ring::kPrologueGroups) / Traits::kStrideH + 1;
@@ -72,7 +78,10 @@ class Conv2dDepthwiseWeights {
   static_assert(Traits::kStrips % Traits::kClassesW == 0, "classes have as many strips");
 
   TRACEA_DEVICE Conv2dDepthwiseWeights(const DepthwiseWeightsParams& params, u8* smem)
-      : p_(params), ring_x_(smem), ring_dy_(smem + Traits::kStages * RowsX::kRowBytes) {
+      : p_(params),
+        smem_(smem),
+        ring_x_(kKeepsRows ? pinned(shared_address(smem)) : shared_address(smem)),
+        ring_dy_(ring_x_ + Traits::kStages * RowsX::kRowBytes) {
     u32 block = blockIdx.x;
     channel_ = static_cast<int>(take(block, p_.channel_blocks)) * Traits::kChannels;
     part_ = static_cast<int>(block);
@@ -134,12 +143,12 @@ class Conv2dDepthwiseWeights {
       if (next < entries) {
         const int row = x_row + p_.rows.in_step * next;
         if (is_inside(row)) {
-          x.start(shared_address(ring_x_) + writing * RowsX::kRowBytes, row, true);
+          x.start(ring_x_ + writing * RowsX::kRowBytes, row, true);
         }
         if (next % Traits::kStrideH == 0) {
           const int k = next / Traits::kStrideH;
           if (k < results) {
-            dy.start(shared_address(ring_dy_) + writing_dy * RowsDy::kRowBytes,
+            dy.start(ring_dy_ + writing_dy * RowsDy::kRowBytes,
                      dy_row + p_.rows.classes * k, true);
           }
           writing_dy = after<kStagesDy>(writing_dy);
@@ -154,18 +163,28 @@ class Conv2dDepthwiseWeights {
     TRACEA_UNROLL
     for (int j = 0; j < Ring::kPrologueGroups; ++j) load();
     int reading = 0, reading_dy = 0;  // the stages of row j, and of row j / stride
+    OpenRows open;
     TRACEA_NO_UNROLL
-    for (int j = 0; j < entries; ++j) {
-      cp_async_wait_group<Ring::kGroupsBehindA>();
-      __syncthreads();
-      load();
-      const int phase = j % Traits::kStrideH, last = j / Traits::kStrideH;
-      if (j > 0 && phase == 0) reading_dy = after<kStagesDy>(reading_dy);
-      if (is_inside(x_row + p_.rows.in_step * j)) {
-        add(sums, ring_x_ + reading * RowsX::kRowBytes + read_x_, phase, last, reading_dy,
-            results);
+    for (int first = 0; first < entries; first += kUnrolled) {
+      TRACEA_UNROLL
+      for (int i = 0; i < kUnrolled; ++i) {
+        const int j = first + i;
+        if (j >= entries) continue;
+        cp_async_wait_group<Ring::kGroupsBehindA>();
+        __syncthreads();
+        load();
+        // What is open, and which taps meet it, depends on i alone if steps are unrolled.
+        const int turn = kKeepsRows ? i : j;
+        const int last = j / Traits::kStrideH;
+        if (turn % Traits::kStrideH == 0) {
+          if (j > 0) reading_dy = after<kStagesDy>(reading_dy);
+          if (kKeepsRows && last < results) open_row(open, turn, reading_dy);
+        }
+        if (is_inside(x_row + p_.rows.in_step * j)) {
+          add(sums, open, reading, turn, last, reading_dy, results);
+        }
+        reading = after<Traits::kStages>(reading);
       }
-      reading = after<Traits::kStages>(reading);
     }
   }
 
@@ -176,37 +195,62 @@ class Conv2dDepthwiseWeights {
            image * rows * columns * p_.channels * kElementBytes;
   }
 
+  using Row = Pair[kTileW];
+  using OpenRows = Row[kKeepsRows ? RowTaps::kSlots : 1];
+
+  TRACEA_DEVICE void read_dy(Row& row, int stage) const {
+    const u32 from = ring_dy_ + stage * RowsDy::kRowBytes + read_dy_;
+    TRACEA_UNROLL
+    for (int i = 0; i < kTileW; ++i) {
+      row[i] = shared_pair_at<Element>(from + i * Traits::kClassesW * Traits::kPitchBytes);
+    }
+  }
+  TRACEA_DEVICE void open_row(OpenRows& open, int turn, int stage) const {
+    if constexpr (kKeepsRows) read_dy(open[slot(turn, 0)], stage);
+  }
+  TRACEA_DEVICE static constexpr int slot(int turn, int behind) {
+    return (turn / Traits::kStrideH - behind + RowTaps::kSlots) % RowTaps::kSlots;
+  }
+
   // Adds a row of x times the rows of dy that it meets, the last of which is `last`.
-  TRACEA_DEVICE void add(Sums& sums, const u8* row, int phase, int last, int stage_dy,
-                         int results) const {
+  TRACEA_DEVICE void add(Sums& sums, const OpenRows& open, int stage, int turn, int last,
+                         int stage_dy, int results) const {
     Pair x[kWindow];
+    const u32 from = ring_x_ + stage * RowsX::kRowBytes + read_x_;
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
-      x[i] = shared_pair<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
+      x[i] = shared_pair_at<Element>(from + i * Traits::kStepW * Traits::kPitchBytes);
     }
     TRACEA_UNROLL
     for (int r = 0; r < Traits::kTapsH; ++r) {
       const int behind = r / Traits::kStrideH, k = last - behind;
-      if (r % Traits::kStrideH != phase || k < 0 || k >= results) continue;
-      const int stage = stage_dy - behind + (stage_dy < behind ? kStagesDy : 0);
-      const u8* dy = ring_dy_ + stage * RowsDy::kRowBytes + read_dy_;
+      if (r % Traits::kStrideH != turn % Traits::kStrideH || k < 0 || k >= results) continue;
+      if constexpr (kKeepsRows) {
+        multiply(sums[r], x, open[slot(turn, behind)]);
+      } else {
+        Row dy;
+        read_dy(dy, stage_dy - behind + (stage_dy < behind ? kStagesDy : 0));
+        multiply(sums[r], x, dy);
+      }
+    }
+  }
+
+  TRACEA_DEVICE static void multiply(Pair (&sums)[Traits::kTapsW], const Pair (&x)[kWindow],
+                                     const Row& dy) {
+    TRACEA_UNROLL
+    for (int i = 0; i < kTileW; ++i) {
       TRACEA_UNROLL
-      for (int i = 0; i < kTileW; ++i) {
-        const Pair g =
-            shared_pair<Element>(dy + i * Traits::kClassesW * Traits::kPitchBytes);
-        TRACEA_UNROLL
-        for (int s = 0; s < Traits::kTapsW; ++s) {
-          const Pair& value = x[i * Traits::kStrideW + s];
-          sums[r][s].x = fmaf(value.x, g.x, sums[r][s].x);
-          sums[r][s].y = fmaf(value.y, g.y, sums[r][s].y);
-        }
+      for (int s = 0; s < Traits::kTapsW; ++s) {
+        const Pair& value = x[i * Traits::kStrideW + s];
+        sums[s].x = fmaf(value.x, dy[i].x, sums[s].x);
+        sums[s].y = fmaf(value.y, dy[i].y, sums[s].y);
       }
     }
   }
 
   // Adds the strips, one after another, and writes the block's part.
   TRACEA_DEVICE void store(const Sums& sums) {
-    float2* total = reinterpret_cast<float2*>(ring_x_);
+    float2* total = reinterpret_cast<float2*>(smem_);
     TRACEA_NO_UNROLL
     for (int strip = 0; strip < Traits::kStrips; ++strip) {
       __syncthreads();
@@ -228,8 +272,8 @@ class Conv2dDepthwiseWeights {
   }
 
   const DepthwiseWeightsParams& p_;
-  u8* const ring_x_;
-  u8* const ring_dy_;
+  u8* const smem_;
+  const u32 ring_x_, ring_dy_;
   int channel_, part_, pair_, strip_;  // the block's first channel, and where the thread is
   int read_x_, read_dy_;  // bytes of a row in the ring where the thread's windows begin
 };

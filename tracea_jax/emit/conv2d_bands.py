@@ -121,7 +121,7 @@ def resident_blocks(
     problem: Conv2dProblem, config: BandsConfig, device: CudaDevice
 ) -> int:
     """Blocks that share a multiprocessor."""
-    in_memory = device.smem_per_block_bytes // smem_bytes(problem, config)
+    in_memory = device.blocks_in_smem(smem_bytes(problem, config))
     return max(min(config.blocks, in_memory), 1)
 
 

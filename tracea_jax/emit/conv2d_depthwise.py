@@ -22,8 +22,13 @@ from tracea_jax.emit.row_walk import (
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 
 _BANKS_BYTES = 128
-_ADDRESSES = 20  # registers for them, and for what is on its way
+# Registers for addresses and what is on its way, those of gradients of weights that
+# read rows of dy again or keep them, for what is added to sums, and for further images.
+_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS = 18, 28, 28
+_EPILOGUE, _IMAGES = 2, 14
+_ON_THEIR_WAY = 3  # columns of a window that is read while it is used
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers
+_MOST_KEPT_ROWS = 3  # of taps, where the rows of dy that meet them stay in registers
 _WEIGHTS_ON_THEIR_WAY = 96  # registers that the compiler takes to read others early
 
 
@@ -68,6 +73,11 @@ def keeps_weights(problem: Conv2dProblem) -> bool:
     return problem.kernel_height * problem.kernel_width <= _MOST_KEPT_TAPS
 
 
+def keeps_rows(problem: Conv2dProblem) -> bool:
+    """Whether a gradient of weights keeps rows of dy for all taps, widened."""
+    return ITEMSIZE[problem.lhs] == 2 and problem.kernel_height <= _MOST_KEPT_ROWS
+
+
 def pitch_bytes(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     """Bytes from pixel to pixel in shared memory.
 
@@ -104,9 +114,15 @@ def registers(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     taps = problem.kernel_height * problem.kernel_width
     window = columns.entries(config.tile_w)
     if problem.direction == "weight_grad":
-        return 2 * (taps + window + config.tile_w) + _ADDRESSES
+        if keeps_rows(problem):
+            kept = taps + rows.slots * config.tile_w + min(window, _ON_THEIR_WAY)
+            return 2 * kept + _ADDRESSES_OF_ROWS
+        return 2 * (taps + window + config.tile_w) + _ADDRESSES_OF_WEIGHTS
     weights = taps if keeps_weights(problem) else problem.kernel_width
     needed = 2 * (rows.slots * config.tile_w + window + weights) + _ADDRESSES
+    epilogue = problem.epilogue
+    needed += 0 if epilogue.is_identity else _EPILOGUE
+    needed += _IMAGES if epilogue.residual or epilogue.save_preactivation else 0
     return needed if keeps_weights(problem) else max(needed, _WEIGHTS_ON_THEIR_WAY)
 
 
@@ -122,6 +138,7 @@ def kernel(
     traits = f"""\
   static constexpr bool kFlips = {cxx(flips)}, kWeightsInRegisters = {cxx(keeps)};
 {epilogues.traits(problem)}"""
+    rows = f"  static constexpr bool kKeepsRows = {cxx(keeps_rows(problem))};"
     walk = RowWalk(
         template="conv2d_depthwise" + "_weights" * is_weights,
         problem=problem,
@@ -129,7 +146,7 @@ def kernel(
         threads=config.threads,
         pitch_bytes=pitch_bytes(problem, config),
         smem_bytes=smem_bytes(problem, config),
-        traits="" if is_weights else traits,
+        traits=rows if is_weights else traits,
         parts=parts(problem, config, device) if is_weights else 0,
     )
     return walk.kernel(device)
@@ -157,5 +174,5 @@ def resident_blocks(
     problem: Conv2dProblem, config: DepthwiseConfig, device: CudaDevice
 ) -> int:
     """Blocks that share a multiprocessor."""
-    in_memory = device.smem_per_block_bytes // smem_bytes(problem, config)
+    in_memory = device.blocks_in_smem(smem_bytes(problem, config))
     return max(min(config.blocks, in_memory), 1)

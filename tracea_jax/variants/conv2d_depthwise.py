@@ -11,13 +11,14 @@ import dataclasses
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_depthwise as emit
 from tracea_jax.emit import image_axis, row_walk
 from tracea_jax.emit.conv2d_depthwise import DepthwiseConfig
-from tracea_jax.problem import Conv2dProblem
+from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
@@ -32,7 +33,7 @@ from tracea_jax.variants.space import (
 
 DTYPES = ("float32", "bfloat16", "float16")
 CHOICES: dict[str, tuple[int, ...]] = {
-    "channels": (16, 32, 64, 128, 256),
+    "channels": (16, 32, 48, 64, 96, 128, 144, 192, 240, 256),
     "tile_w": (1, 2, 3, 4, 6, 7, 8),
 }
 MOST_STRIPS, MOST_STAGES = 32, 8
@@ -57,25 +58,34 @@ _MOST_COPIES = 32  # of a thread for each row
 
 
 def _space(problem: Conv2dProblem, device: CudaDevice) -> Space:
-    default = _likely(problem, device, 1)
-    configs = dict.fromkeys(default)
-    for config in _grid(problem):
-        if first_refusal(LEGAL, problem, config, device) is None:
-            configs[config] = None
-    return Space.of(*configs)
+    configs = itertools.chain(
+        _likely(problem, device, 1),
+        _legal(_grid(problem), problem, device),
+        _legal(_without_rest(problem), problem, device),
+    )
+    return Space.of(*dict.fromkeys(configs))
 
 
 def _likely(
     problem: Conv2dProblem, device: CudaDevice, count: int
 ) -> tuple[DepthwiseConfig, ...]:
-    """Those legal configs that a count of cycles finds fastest."""
-    legal = (
-        config
-        for config in dict.fromkeys(_grid(problem))
-        if first_refusal(LEGAL, problem, config, device) is None
-    )
+    """Those legal configs that a count of cycles finds fastest.
+
+    Blocks of all sorts of channels are counted where they were measured.
+    """
+    configs = dict.fromkeys(_grid(problem))
+    if _is_copy(problem, device):
+        configs |= dict.fromkeys(_without_rest(problem))
     cost = functools.partial(cycles, problem, device=device)
-    return tuple(heapq.nsmallest(count, legal, key=cost))
+    return tuple(heapq.nsmallest(count, _legal(configs, problem, device), key=cost))
+
+
+def _legal(
+    configs: Iterable[DepthwiseConfig], problem: Conv2dProblem, device: CudaDevice
+) -> Iterator[DepthwiseConfig]:
+    for config in configs:
+        if first_refusal(LEGAL, problem, config, device) is None:
+            yield config
 
 
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
@@ -210,6 +220,29 @@ def _grid(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
             yield dataclasses.replace(config, blocks=blocks)
 
 
+def _without_rest(problem: Conv2dProblem) -> Iterator[DepthwiseConfig]:
+    """Blocks of channels that the image has a multiple of: no thread is without any."""
+    rows, columns = image_axis.axes(problem)
+    of_class = -(-(rows.result - rows.first_result) // rows.classes)
+    for channels, tile_w in itertools.product(CHOICES["channels"], CHOICES["tile_w"]):
+        if problem.in_channels % channels:
+            continue
+        warps = 32 // math.gcd(32, channels // 2)  # strips of whole warps
+        strips = math.lcm(warps, columns.classes)
+        for count, cut, stages in itertools.product((1, 2), (1, 2, 4), (3, 5)):
+            config = DepthwiseConfig(
+                channels=channels,
+                strips=count * strips,
+                tile_w=tile_w,
+                rows=row_walk.round_up(-(-of_class // cut), rows.between),
+                stages=stages,
+                blocks=1,
+            )
+            if config.threads <= _MOST_THREADS:
+                blocks = _most_blocks(problem, config)
+                yield dataclasses.replace(config, blocks=blocks)
+
+
 def _most_blocks(problem: Conv2dProblem, config: DepthwiseConfig) -> int:
     """As many as leave a thread the registers that it needs, and hold its threads."""
     of_thread = emit.registers(problem, config)
@@ -249,12 +282,62 @@ def cycles(
     of_sm = -(-blocks // device.sm_count)
     ready = min(of_sm, resident) * warps / _SCHEDULERS
     issue = of_sm * instructions * warps / _SCHEDULERS / min(1.0, ready / _ENOUGH_WARPS)
-    memory = _memory_cycles(problem, device)
-    return max(issue, memory) + 0.1 * min(issue, memory)
+    memory, together = _memory_cycles(problem, device), _TOGETHER
+    if _is_copy(problem, device):
+        memory = _copy_cycles(problem, c, min(of_sm, resident), device)
+        together *= _ENOUGH_WARPS / ready
+    return max(issue, memory) + together * min(issue, memory)
+
+
+def _is_copy(problem: Conv2dProblem, device: CudaDevice) -> bool:
+    """Whether the memory behind L2 takes most of the time, as far as was measured."""
+    p = problem
+    few = max(p.kernel_height, p.kernel_width) <= 3
+    return few and p.strides == p.dilation == (1, 1) and p.bytes > device.l2_bytes
 
 
 def _memory_cycles(problem: Conv2dProblem, device: CudaDevice) -> float:
     return problem.bytes / device.sm_count / _BYTES_PER_CYCLE
+
+
+def _copy_cycles(
+    problem: Conv2dProblem, config: DepthwiseConfig, at_once: int, device: CudaDevice
+) -> float:
+    """What memory takes, beyond L2, where so many blocks of a processor copy rows.
+
+    Of the rows that two blocks read, some come from memory twice. Few bytes on their
+    way leave memory idle, many crowd it; pieces of pixels are slower than whole ones.
+    """
+    p, c = problem, config
+    is_weights = p.direction == "weight_grad"
+    pixel = min(c.channels, p.in_channels) * ITEMSIZE[p.lhs]
+    flight = at_once * (c.stages - 1) * _copied_pixels(p, c) * pixel
+    bytes_of_sm = p.bytes / device.sm_count
+    read = bytes_of_sm if is_weights else bytes_of_sm / 2
+    streamed = (bytes_of_sm + _AGAIN * _read_twice(p, c) * read) / _COPIED_BYTES
+    if c.channels < p.in_channels:
+        streamed *= 1 + _PIECE / pixel
+    wide = c.strips * c.tile_w
+    streamed *= 1 + _BESIDE * (_copied_pixels(p, c) / wide - 1 - is_weights)
+    waited = read / flight * (_LATENCY_OF_READS if is_weights else _LATENCY)
+    crowd = min(max(flight / _ENOUGH_BYTES - 1, 0), 1)
+    return (streamed**3 + waited**3) ** (1 / 3) * (1 + _CROWD * crowd)
+
+
+def _copied_pixels(p: Conv2dProblem, c: DepthwiseConfig) -> int:
+    """Of a stage: a row of x, and one of dy for the gradient of weights."""
+    wide = c.strips * c.tile_w
+    _, columns = image_axis.axes(p)
+    return columns.span(wide) + (wide if p.direction == "weight_grad" else 0)
+
+
+def _read_twice(p: Conv2dProblem, c: DepthwiseConfig) -> float:
+    """Of the rows that are read, the part that the block below reads, too."""
+    rows, _ = image_axis.axes(p)
+    results = min(c.rows, -(-rows.result // rows.classes))
+    entries = rows.entries(results)
+    below = 1 - rows.classes / rows.blocks(c.rows)
+    return max(entries - rows.stride * results / rows.between, 0) / entries * below
 
 
 def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:
@@ -269,7 +352,13 @@ def _rows_inside(rows: image_axis.Axis, of_block: int, steps: int) -> float:
 # Cycles of a scheduler for a multiplication, a row in the ring, a copy, a column of the
 # result and its activation, and a block: fitted to the times of 200 configs on an H200.
 _MULTIPLY, _STEP, _COPY, _STORE, _ACTIVATE, _BLOCK = 1.7, 150, 30, 6, 20, 1000
-_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE = 4, 2, 18
+_SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE, _TOGETHER = 4, 2, 18, 0.1
+# Of copies beyond L2: bytes of a processor in a cycle, and those on their way that are
+# enough; cycles that a copy waits, and one of two that are read alone; what rows that
+# are read twice, columns too, short pieces and crowds lose. Fitted to the times of 80
+# configs on an H100.
+_COPIED_BYTES, _ENOUGH_BYTES, _LATENCY, _LATENCY_OF_READS = 12.5, 36 << 10, 2450, 1850
+_AGAIN, _BESIDE, _PIECE, _CROWD = 0.4, 0.15, 2.6, 0.06
 
 
 CONV2D_DEPTHWISE = KernelVariant(
