@@ -85,6 +85,55 @@ def test_warps_own_bands_of_16_rows():
         ATTENTION_BACKWARD_SM80.check(backward(), narrow, A100)
 
 
+def config(
+    keys: tuple[int, int], queries: tuple[int, int], warps: int = 4, stages: int = 2
+) -> AttentionBackwardSm80Config:
+    """Own rows of a tile and other ones of a block, of either kernel."""
+    tile_kv, block_q = keys
+    tile_q, block_kv = queries
+    return AttentionBackwardSm80Config(
+        tile_kv=tile_kv,
+        block_q=block_q,
+        tile_q=tile_q,
+        block_kv=block_kv,
+        warps=warps,
+        stages=stages,
+    )
+
+
+SEGMENTS: dict[str, Any] = {"segments": True, "is_causal": True}
+CAPPED = {**SEGMENTS, "soft_cap": 50.0}
+MASKED = {"mask": (2, 1, 1000, 1300), "is_causal": True, "soft_cap": 50.0}
+USUAL = config((64, 32), (64, 64))
+
+
+@pytest.mark.parametrize(
+    ("device", "head_dim", "fields", "spills", "fits"),
+    [
+        (H200, 128, OPTIONS, config((64, 32), (64, 64), stages=3), USUAL),
+        (A100, 128, CAPPED, config((64, 32), (64, 64), stages=3), USUAL),
+        (A100, 64, OPTIONS, config((128, 16), (128, 32)), USUAL),
+        (A100, 96, SEGMENTS, config((64, 64), (128, 32)), USUAL),
+        (A100, 88, MASKED, config((128, 64), (128, 64), warps=8), USUAL),
+        (
+            small_gpu(12, 0),
+            *(120, CAPPED),
+            *(config((64, 32), (64, 64)), config((64, 16), (64, 64))),
+        ),
+    ],
+)
+def test_what_the_loop_keeps_leaves_no_registers(
+    device, head_dim, fields, spills, fits
+):
+    asked = backward(head_dim, **fields)
+    with pytest.raises(ValueError, match="registers of a thread; there are"):
+        ATTENTION_BACKWARD_SM80.check(asked, spills, device)
+    ATTENTION_BACKWARD_SM80.check(asked, fits, device)
+    # A loop without a map keeps less.
+    positions = {k: v for k, v in fields.items() if k not in ("segments", "mask")}
+    ATTENTION_BACKWARD_SM80.check(backward(head_dim, **positions), spills, device)
+
+
 # ---- its steps -----------------------------------------------------------------------
 
 SIDES = (emit.side_of_keys, emit.side_of_queries)
@@ -155,7 +204,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 @pytest.mark.slow
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.arch)
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize("head_dim", [64, 88, 96, 112, 128])
 @pytest.mark.parametrize("fields", KINDS, ids=len)
 def test_every_config_compiles_without_spilling(device, head_dim, fields):
     asked = backward(head_dim, **fields)

@@ -64,6 +64,18 @@ def test_refuses_a_config_with_a_reason(change, words):
         CONV2D_BANDS.check(problem, dataclasses.replace(legal, **change), H200)
 
 
+def test_a_bias_beside_an_activation_leaves_narrow_blocks_fewer_registers():
+    biased = dataclasses.replace(EPILOGUE, activation="none")
+    usual = dataclasses.replace(CONVNEXT, epilogue=biased)
+    activated = dataclasses.replace(CONVNEXT, epilogue=EPILOGUE)
+    config = CONV2D_BANDS.heuristic(usual, H200)
+    assert (config.channels, config.blocks) == (16, 2)
+    with pytest.raises(ValueError, match="7 rows of taps take 130 registers; 2 blocks"):
+        CONV2D_BANDS.check(activated, config, H200)
+    wide = dataclasses.replace(config, channels=32, blocks=1)
+    CONV2D_BANDS.check(activated, wide, H200)
+
+
 def test_every_config_of_a_space_is_legal():
     for direction in ROLES:
         for problem in (CONVNEXT, depthwise(3, 1, 301, 8, (1, 9))):

@@ -17,6 +17,7 @@ from spaces import one_of_each
 from tracea_jax import variants
 from tracea_jax.device import NAMED, CpuDevice
 from tracea_jax.diagnosis import diagnose
+from tracea_jax.emit.layer_norm import LayerNormConfig
 from tracea_jax.ops.group_norm.primitive import bind
 from tracea_jax.ops.group_norm.workload import GROUP_NORM
 from tracea_jax.options import device_for
@@ -201,6 +202,16 @@ def test_every_config_of_a_space_is_legal(direction):
         with pytest.raises(ValueError, match=next(iter(changes))):
             wrong = dataclasses.replace(config, **changes)
             GROUP_NORM_SM90.check(UNET, wrong, H200)
+
+
+def test_large_blocks_leave_threads_fewer_registers():
+    gradients = dataclasses.replace(ROWS, direction="gradients")
+    large = LayerNormConfig(lanes=4, threads=512)
+    LAYER_NORM.check(gradients, large, H200)
+    activated = dataclasses.replace(gradients, activation="relu")
+    LAYER_NORM.check(activated, dataclasses.replace(large, threads=256), H200)
+    with pytest.raises(ValueError, match="take 184 registers of a thread; 512 threads"):
+        LAYER_NORM.check(activated, large, H200)
 
 
 def compiled(variant: Any, problem: GroupNormProblem, config: Any, device: Any) -> None:

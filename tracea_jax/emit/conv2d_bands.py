@@ -23,6 +23,7 @@ _UNIT_BYTES = 16
 # Registers of a row of taps, of addresses and fragments, of an epilogue or rows of dy.
 _OF_TAPS, _ADDRESSES, _MORE = 14, 20, 8
 _ACTIVATION = 86  # the fewest with one
+_BIAS, _NARROW = 4, 16  # those of a bias beside one, in blocks of so few channels
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +79,17 @@ def smem_bytes(problem: Conv2dProblem, config: BandsConfig) -> int:
     return c.stages * row + 2 * turned + 2 * out + _UNIT_BYTES
 
 
-def registers(problem: Conv2dProblem) -> int:
-    """The fewest that a thread can do with: sums, bands and addresses."""
+def registers(problem: Conv2dProblem, config: BandsConfig) -> int:
+    """The fewest that a thread can do with: sums, bands and addresses.
+
+    A bias beside an activation stays in registers. In wide blocks there is room for it.
+    """
     epilogue = problem.epilogue
-    more = epilogues.has_bias(epilogue) or epilogue.activation != "none"
-    more = more or problem.direction == "weight_grad"
+    has_bias, activates = epilogues.has_bias(epilogue), epilogue.activation != "none"
+    more = has_bias or activates or problem.direction == "weight_grad"
     fewest = _OF_TAPS * problem.kernel_height + _ADDRESSES + _MORE * more
-    return max(fewest, 0 if epilogue.activation == "none" else _ACTIVATION)
+    fewest += _BIAS * (has_bias and activates and config.channels <= _NARROW)
+    return max(fewest, _ACTIVATION * activates)
 
 
 def channel_blocks(problem: Conv2dProblem, config: BandsConfig) -> int:

@@ -20,6 +20,7 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_rows as rows
 from tracea_jax.emit import attention_backward_sm80 as emit
 from tracea_jax.emit import attention_backward_sm90 as sizes
+from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm80 import AttentionBackwardSm80Config
 from tracea_jax.emit.attention_sides import Side
@@ -54,6 +55,7 @@ from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 _WIDEST_HEAD = 128
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _LEAST_TILE = 64
+_NEWER = (10, 0)  # compilers for these need more registers
 CHOICES: dict[str, tuple[int, ...]] = {
     "tile_kv": (64, 128),
     "block_q": (16, 32, 64),
@@ -63,8 +65,11 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "stages": (2, 3),
 }
 # Registers of a thread for sums and scores that there are without spilling any: as a
-# rule, where scores are capped, and on sm_120.
+# rule, where scores are capped, and on sm_120. See ``_of_loop``.
 _REGISTERS, _REGISTERS_CAPPED, _REGISTERS_NEWER = 176, 168, 160
+_OF_BAND, _OF_STAGE, _OF_PLACES, _OF_CAP, _OF_WORDS = 12, 4, 4, 8, 8
+_MANY_SUMS = 32
+_WORD = 32  # rows of a block, of which a word of a mask tells
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -229,13 +234,47 @@ def _uneven(c: Any) -> Any:
 
 
 def _most_registers(problem: AttentionProblem, device: Any) -> int:
-    if device.capability >= (10, 0):
+    if device.capability >= _NEWER:
         return _REGISTERS_NEWER
     return _REGISTERS_CAPPED if problem.soft_cap else _REGISTERS
 
 
-def _largest(measure: Any, p: Any, c: Any) -> tuple[Any, Any]:
-    return measure(p, c, of_keys=True), measure(p, c, of_keys=False)
+def _of_loop(problem: AttentionProblem, c: Any, d: Any, *, of_keys: bool) -> Any:
+    """Registers that the loop over blocks keeps, beside those that it always does.
+
+    Where a map of blocks and positions say together what is seen, each band of a warp
+    has bounds of its own, which count where bands have many sums. The kernel of keys,
+    which has sums of two products, then has none left for two places in the map beside
+    the range of blocks (on sm_120), the place in a ring of three stages, which takes a
+    product (elsewhere), and, with a cap, the second words of a mask.
+    """
+    p = problem
+    if not (rules.is_mapped(p) and _looks_at_positions(p)):
+        return 0
+    is_newer, is_capped = d.capability >= _NEWER, p.soft_cap is not None
+    more_bands = (emit.bands(c, of_keys=of_keys) - 1) * (not is_newer)
+    bounds = _OF_BAND * more_bands * (emit.sums(p, of_keys=of_keys) // _MANY_SUMS)
+    if not of_keys:
+        return bounds
+    words = _OF_WORDS * (is_capped and p.mask is not None) * (c.block_q > _WORD)
+    if is_newer:
+        return words + _OF_PLACES + _OF_CAP * is_capped
+    return words + bounds + _OF_STAGE * (c.stages - 2)
+
+
+def _looks_at_positions(problem: AttentionProblem) -> bool:
+    p = problem
+    return rules.window(p) != (None, None) or p.q_lengths or p.kv_lengths
+
+
+def _registers(problem: AttentionProblem, c: Any, d: Any, *, of_keys: bool) -> Any:
+    """What has to fit into ``_most_registers`` in the kernel of one side."""
+    kept = emit.registers(problem, c, of_keys=of_keys)
+    return kept + _of_loop(problem, c, d, of_keys=of_keys)
+
+
+def _of_both(measure: Any, *asked: Any) -> tuple[Any, Any]:
+    return measure(*asked, of_keys=True), measure(*asked, of_keys=False)
 
 
 _RULES = (
@@ -266,19 +305,19 @@ _RULES = (
         why=lambda p, c, d: (
             "the kernels take {} and {} bytes of shared memory; a block of {} has "
             "{}".format(
-                *_largest(emit.smem_bytes, p, c), d.arch, d.smem_per_block_bytes
+                *_of_both(emit.smem_bytes, p, c), d.arch, d.smem_per_block_bytes
             )
         ),
     ),
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            (emit.registers(p, c, of_keys=True) > _most_registers(p, d))
-            | (emit.registers(p, c, of_keys=False) > _most_registers(p, d))
+            np.maximum(*_of_both(_registers, p, c, d)) > _most_registers(p, d)
         ),
         why=lambda p, c, d: (
-            "sums and scores take {} and {} registers of a thread; there are {}".format(
-                *_largest(emit.registers, p, c), _REGISTERS
+            "sums, scores and what the loop keeps take {} and {} registers of a thread;"
+            " there are {}".format(
+                *_of_both(_registers, p, c, d), _most_registers(p, d)
             )
         ),
     ),

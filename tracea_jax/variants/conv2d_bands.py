@@ -125,10 +125,10 @@ LEGAL = (
     Rule(
         code="registers",
         refuses=lambda p, c, d: (
-            emit.registers(p) > row_walk.available_registers(c.threads, c.blocks)
+            emit.registers(p, c) > row_walk.available_registers(c.threads, c.blocks)
         ),
         why=lambda p, c, d: (
-            f"{p.kernel_height} rows of taps take {emit.registers(p)} registers; "
+            f"{p.kernel_height} rows of taps take {emit.registers(p, c)} registers; "
             f"{c.blocks} blocks of {c.threads} threads leave "
             f"{row_walk.available_registers(c.threads, c.blocks)}"
         ),
@@ -151,7 +151,7 @@ def _grid(problem: Conv2dProblem, device: CudaDevice) -> Iterator[BandsConfig]:
         config = BandsConfig(
             channels=channels, strips=strip, rows=rows.result, stages=stages, blocks=1
         )
-        most = row_walk.most_blocks(config.threads, emit.registers(problem))
+        most = row_walk.most_blocks(config.threads, emit.registers(problem, config))
         most = emit.resident_blocks(
             problem, dataclasses.replace(config, blocks=min(most, _MOST_BLOCKS)), device
         )

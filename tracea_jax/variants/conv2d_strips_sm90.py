@@ -34,6 +34,7 @@ from tracea_jax.variants.space import (
 )
 
 _MOST_ACCUMULATORS = 128
+_TILE = 128  # pixels and channels of what conv2d_sm90 computes at a time
 _MOST_STAGES = 40
 _RING = range(2, 9)  # stages, unless all weights stay
 _CHOICES = {
@@ -114,14 +115,16 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     On an H100 cuDNN took 1.5 to 1.6 times as long, and conv2d_sm90 1.3 to 1.4
     times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
     and 1.4 times on 8 images of ResNets. In float32 both took 1.1 to 1.5 times as
-    long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images.
+    long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images;
+    on an H100 conv2d_sm90 took 1.07 and 1.10 times as long where its tiles are fewer
+    than multiprocessors (an H200 0.99 times).
     """
     p = problem
     return (
         images.is_measured(p, device, (2, 4))
         and images.is_dense_3x3(p)
         and p.strides == (1, 1)
-        and (_is_narrow(p) or _is_small(p))
+        and (_is_narrow(p) or _is_small(p, device))
     )
 
 
@@ -139,9 +142,14 @@ def _is_narrow(problem: Conv2dProblem) -> bool:
     return (p.in_channels, p.out_channels) == (emit.SLAB, emit.SLAB)
 
 
-def _is_small(problem: Conv2dProblem) -> bool:
+def _is_small(problem: Conv2dProblem, device: Device) -> bool:
     """Whether tiles of conv2d_sm90 are too few to keep all multiprocessors busy."""
-    return problem.flops < images.MANY_FLOPS // 2
+    p = problem
+    if p.flops < images.MANY_FLOPS // 2:
+        return True
+    assert isinstance(device, CudaDevice)
+    tiles = -(-images.pixels(p) // _TILE) * -(-emit.channels_out(p) // _TILE)
+    return p.lhs == "float32" and tiles < device.sm_count
 
 
 def _grid(problem: Conv2dProblem) -> dict[str, np.ndarray]:
