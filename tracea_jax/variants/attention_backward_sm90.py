@@ -59,8 +59,13 @@ from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 _WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
-_MANY = 4096  # keys of a query that are worth sums of dq in memory
-_FEW_SEEN = 512  # keys of a query, which tiles of 64 rows suit
+_MANY = 4096  # positions that are worth sums of dq in memory
+# Fewer that are, too: columns of a head, whether the mask is causal, heads that share
+# keys, of which a block meets all queries, and positions.
+_FEWEST_ADDED = (
+    *((64, False, 1, 3000), (64, True, 4, 1024)),
+    *((128, False, 1, 2048), (128, False, 4, 1024), (128, True, 8, 2048)),
+)
 _EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
 # The config whose maps of blocks are largest.
 _SMALLEST = AttentionBackwardSm90Config(
@@ -126,7 +131,7 @@ class AttentionBackwardSm90:
             )
             if first_refusal(RULES, p, added, device) is None:
                 return added
-        if _sees_few(p):
+        if _suits_small_tiles(p):
             stages = 2 if max(p.head_dim, p.columns) > 64 else 3
             small = AttentionBackwardSm90Config(
                 **{"tile_kv": 64, "block_q": 64, "stages_q": stages},
@@ -243,35 +248,46 @@ def _of_queries(
 
 
 def _adds_faster(problem: AttentionProblem) -> bool:
-    """Whether the sums of dq in memory pay: queries see many keys.
+    """Whether the sums of dq in memory pay: blocks of keys meet many queries.
 
-    On an H100 the ordered sums took 0.86 to 0.93 of the time of two kernels from 4096
-    keys on, and 1.2 times as long for 512; with segments of 512, the same. With ALiBi
-    it was 0.85, with a bias 0.92, and 1.07 without a causal mask.
+    They save two of seven products, but blocks wait for those of earlier keys, and the
+    sums are cleared and rounded. On an H100 the ordered sums took 0.83 to 0.96 of the
+    time of any kernels that compute scores again, from the keys of ``_FEWEST_ADDED`` or
+    4096 on, and 1.2 to 1.3 times as long with windows of 1024 and 4096 keys: few
+    queries are between a block's turns then. With ALiBi it was 0.85, with a bias 0.92,
+    and 1.07 without a causal mask.
     """
     p = problem
     left, right = rules.window(p)
-    seen = p.kv_len if left is None else left + 1
-    if p.segments or p.heads != p.kv_heads or p.mask is not None:
+    if p.segments or left is not None or p.mask is not None:
         return False
-    reads_half = p.bias is None or right == 0
-    return reads_half and seen >= _MANY
+    if looks_at_scores(p):
+        reads_half = p.bias is None or right == 0
+        return reads_half and p.heads == p.kv_heads and p.kv_len >= _MANY
+    shared = p.heads // p.kv_heads
+    fewest = (
+        keys
+        for head_dim, is_causal, sharing, keys in _FEWEST_ADDED
+        if (head_dim, is_causal) == (p.head_dim, right == 0) and shared >= sharing
+    )
+    return min(p.q_len, p.kv_len) >= min(fewest, default=_MANY)
 
 
-def _sees_few(problem: AttentionProblem) -> bool:
-    """Whether tiles meet few blocks: two small ones then share a multiprocessor.
+def _suits_small_tiles(problem: AttentionProblem) -> bool:
+    """Whether two small tiles that share a multiprocessor beat a large one.
 
+    They compute fewer scores in vain, and leave fewer multiprocessors without a tile.
     On an H200 two launches of large tiles took 1.02 to 1.18 times as long for documents
     of 1024 to 16384, 1.22 to 1.45 times for windows of 64 to 512, and 1.24 to 1.55
-    times for causal sequences of 256 to 512.
+    times for causal sequences of 256 to 512. On an H100 it was 1.04 to 1.3 times for
+    those of 1024 to 3000, 1.09 to 1.13 times for windows of 1024 and 4096, and 1.04 to
+    1.3 times without a mask for 197 to 4096 positions; once 0.985, for causal ones.
     """
     p = problem
     if looks_at_scores(p) or p.soft_cap is not None:
         return False
     left, right = rules.window(p)
-    is_narrow = left is not None and right == 0 and left < _FEW_SEEN
-    is_short = right == 0 and max(p.q_len, p.kv_len) <= _FEW_SEEN
-    return p.segments or is_narrow or is_short
+    return p.segments or right == 0 or (left, right) == (None, None)
 
 
 def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:

@@ -5,59 +5,102 @@ Caller: the variant of that name.
 
 from __future__ import annotations
 
+import math
+
 from tracea_jax.device import Device
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_rules as rules
+from tracea_jax.emit.attention_sm90 import ROWS
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants.attention_backward_space import looks_at_scores
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 
 _FEWEST = 512  # queries, and keys, that are worth three kernels
-_FEWEST_WIDE = 1024  # for heads of 256
+_MEASURED_HEADS = (64, 128)  # columns
+# If nothing limits which keys a query sees: by the columns of a head, and for lengths.
+_FEWEST_SEEN_BY_ALL = {64: 192, 128: 1024}
+_FEWEST_WITH_LENGTHS = 4096
+_MANY_SHARING, _LONGEST_SHARED = 8, 8192  # heads of the same keys, and positions
+_MOST_SHARING_WIDE, _LONGEST_SHARED_WIDE = 2, 2048  # the same for heads of 256
+# Blocks of keys of wide heads for a multiprocessor, if all queries see them, and with a
+# causal mask, where the longest takes twice as long as others on average.
+_OCCUPIED, _OCCUPIED_CAUSAL = 0.95, 1.9
 # Beside what is done to scores, by the columns of a head.
 _FEWEST_BESIDE = {
     **{("bias", 64): 512, ("bias", 128): 512, ("mask", 128): 1024},
     **{("alibi", 64): 1024, ("alibi", 128): 512},
 }
-_MEASURED_HEADS = (64, 128)  # columns
-_FEWEST_SEEN_BY_ALL = 4096  # keys, if nothing limits which a query sees
 _NARROWEST = 512  # window that was measured
 
 
 def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-    On an H100 cuDNN took 1.02 to 1.4 times as long for causal heads of 64 and
-    128, from 512 to 16384 positions, 1.1 to 1.2 times for windows of 512 and 1024
-    keys, and 1.06 to 1.18 times without a mask from 4096 positions on: with 2048 it
-    was as fast, or faster. Other heads were not measured.
+    On an H100 cuDNN took 1.02 to 1.8 times as long for causal heads of 64 and 128, from
+    512 to 65536 positions, 1.1 to 1.4 times for windows from 512 to 4096 keys, and 1.07
+    to 1.45 times without a mask, heads of 64 from 197 and of 128 from 1024 positions
+    on. Where 8 heads share keys of 16384 and 32768 positions it took 0.92 and 0.96.
+    Other heads were not measured.
     """
     p = problem
-    if min(p.q_len, p.kv_len) < _FEWEST:
+    shortest = min(p.q_len, p.kv_len)
+    if _sees_all(p) and ATTENTION_CUDNN.why_not(p, device) is None:
+        return p.head_dim == p.columns and shortest >= _fewest_seen_by_all(p)
+    if shortest < _FEWEST:
         return False
     if emit.splits(p):
-        return _wins_by_splitting(p)
+        return _wins_by_splitting(p, device)
     if looks_at_scores(p):
         fewest = _fewest(p)
-        return fewest is not None and min(p.q_len, p.kv_len) >= fewest
+        return fewest is not None and shortest >= fewest
     if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
         return True
     if p.head_dim != p.columns or p.head_dim not in _MEASURED_HEADS:
         return False
     left, right = rules.window(p)
-    if right is None and left is None:
-        return p.kv_len >= _FEWEST_SEEN_BY_ALL
-    return right == 0 and (left is None or left + 1 >= _NARROWEST)
+    if left is not None:
+        return right == 0 and left + 1 >= _NARROWEST
+    is_shared = p.heads // p.kv_heads >= _MANY_SHARING
+    return right == 0 and not (is_shared and p.kv_len > _LONGEST_SHARED)
 
 
-def _wins_by_splitting(problem: AttentionProblem) -> bool:
-    """Heads of 256: on an H100 cuDNN took 1.11 to 1.27 times as long."""
+def _sees_all(problem: AttentionProblem) -> bool:
+    """Whether nothing but lengths says which keys a query sees."""
+    p = problem
+    is_plain = not (looks_at_scores(p) or p.segments)
+    return is_plain and rules.window(p) == (None, None) and not emit.splits(p)
+
+
+def _fewest_seen_by_all(problem: AttentionProblem) -> float:
+    p = problem
+    if p.head_dim not in _MEASURED_HEADS:
+        return math.inf
+    if p.q_lengths or p.kv_lengths:
+        return _FEWEST_WITH_LENGTHS
+    return _FEWEST_SEEN_BY_ALL[p.head_dim]
+
+
+def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:
+    """Heads of 256, whose blocks of 64 keys must occupy the multiprocessors.
+
+    On an H100 cuDNN took 1.0 to 1.4 times as long for 16 heads with keys of their own,
+    from 512 to 32768 positions, and 1.08 to 1.7 times where two share keys, or eight
+    and up to 2048 positions; 0.9 for eight and 4096, and 0.6 for blocks on half of the
+    multiprocessors.
+    """
     p = problem
     is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
     has_window = p.window is not None or p.q_lengths or p.kv_lengths
-    is_measured = p.head_dim == p.columns == 256 and p.heads == p.kv_heads
-    is_long = min(p.q_len, p.kv_len) >= _FEWEST_WIDE
-    return is_plain and is_measured and not has_window and is_long
+    if not is_plain or has_window or not p.head_dim == p.columns == 256:
+        return False
+    shared = p.heads // p.kv_heads
+    if shared == 1:
+        return True
+    blocks = -(-p.kv_len // ROWS) * p.kv_heads * p.batch
+    occupied = _OCCUPIED_CAUSAL if p.is_causal else _OCCUPIED
+    if blocks < occupied * getattr(device, "sm_count", 0):
+        return False
+    return shared <= _MOST_SHARING_WIDE or p.kv_len <= _LONGEST_SHARED_WIDE
 
 
 def _fewest(problem: AttentionProblem) -> int | None:
