@@ -184,7 +184,9 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
     Large tiles are faster, but compute more scores that nobody sees. Tiles of equal
     work are dealt out; of unequal work they are drawn. Consumers that overlap their own
     products and softmax need registers for both, which pays where turns alone do not
-    hide the softmax, and where no mask takes them.
+    hide the softmax, and where no mask takes them: on an H100 overlap took 1.01 to 1.04
+    times as long for heads of 64, and up to 1.03 times for values of 128 columns with
+    keys of 192.
     """
     masked = rules.masks(problem)
     widest = _widest(problem)
@@ -201,7 +203,6 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
         tiles = _TILES_NARROW_VALUES
     if any(_divide(problem, tile_q) for tile_q, *_ in tiles):
         tiles = tuple(tile for tile in tiles if _divide(problem, tile[0]))
-    wide = widest > _WIDE
 
     def time(tile: tuple[int, int, int, float]) -> float:
         return emit.scores(problem, config(tile)) * tile[-1]
@@ -211,7 +212,7 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
         return AttentionSm90Config(
             tile_q=tile_q,
             tile_kv=_fewer_keys(problem, tile_q, partial if masked else plain, device),
-            overlap=wide or (widest <= 96 and not masked),
+            overlap=problem.columns > 128 or (64 < widest <= 96 and not masked),
             schedule="drawn" if masked or problem.q_lengths else "static",
         )
 

@@ -1,0 +1,123 @@
+"""Where attention_backward_sm90 is expected to be faster than cuDNN, from measurements.
+
+Caller: the variant of that name.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tracea_jax.device import Device
+from tracea_jax.emit import attention_backward_sm90 as emit
+from tracea_jax.emit import attention_rules as rules
+from tracea_jax.emit.attention_sm90 import ROWS
+from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_backward_space import looks_at_scores
+from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
+
+_FEWEST = 512  # queries, and keys, that are worth three kernels
+_MEASURED_HEADS = (64, 128)  # columns
+# If nothing limits which keys a query sees: by the columns of a head, and for lengths.
+_FEWEST_SEEN_BY_ALL = {64: 192, 128: 1024}
+_FEWEST_WITH_LENGTHS = 4096
+_MANY_SHARING, _LONGEST_SHARED = 8, 8192  # heads of the same keys, and positions
+_MOST_SHARING_WIDE, _LONGEST_SHARED_WIDE = 2, 2048  # the same for heads of 256
+# Blocks of keys of wide heads for a multiprocessor, if all queries see them, and with a
+# causal mask, where the longest takes twice as long as others on average.
+_OCCUPIED, _OCCUPIED_CAUSAL = 0.95, 1.9
+# Beside what is done to scores, by the columns of a head.
+_FEWEST_BESIDE = {
+    **{("bias", 64): 512, ("bias", 128): 512, ("mask", 128): 1024},
+    **{("alibi", 64): 1024, ("alibi", 128): 512},
+}
+_NARROWEST = 512  # window that was measured
+
+
+def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
+    """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
+
+    On an H100 cuDNN took 1.02 to 1.8 times as long for causal heads of 64 and 128, from
+    512 to 65536 positions, 1.1 to 1.4 times for windows from 512 to 4096 keys, and 1.07
+    to 1.45 times without a mask, heads of 64 from 197 and of 128 from 1024 positions
+    on. Where 8 heads share keys of 16384 and 32768 positions it took 0.92 and 0.96.
+    Other heads were not measured.
+    """
+    p = problem
+    shortest = min(p.q_len, p.kv_len)
+    if _sees_all(p) and ATTENTION_CUDNN.why_not(p, device) is None:
+        return p.head_dim == p.columns and shortest >= _fewest_seen_by_all(p)
+    if shortest < _FEWEST:
+        return False
+    if emit.splits(p):
+        return _wins_by_splitting(p, device)
+    if looks_at_scores(p):
+        fewest = _fewest(p)
+        return fewest is not None and shortest >= fewest
+    if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
+        return True
+    if p.head_dim != p.columns or p.head_dim not in _MEASURED_HEADS:
+        return False
+    left, right = rules.window(p)
+    if left is not None:
+        return right == 0 and left + 1 >= _NARROWEST
+    is_shared = p.heads // p.kv_heads >= _MANY_SHARING
+    return right == 0 and not (is_shared and p.kv_len > _LONGEST_SHARED)
+
+
+def _sees_all(problem: AttentionProblem) -> bool:
+    """Whether nothing but lengths says which keys a query sees."""
+    p = problem
+    is_plain = not (looks_at_scores(p) or p.segments)
+    return is_plain and rules.window(p) == (None, None) and not emit.splits(p)
+
+
+def _fewest_seen_by_all(problem: AttentionProblem) -> float:
+    p = problem
+    if p.head_dim not in _MEASURED_HEADS:
+        return math.inf
+    if p.q_lengths or p.kv_lengths:
+        return _FEWEST_WITH_LENGTHS
+    return _FEWEST_SEEN_BY_ALL[p.head_dim]
+
+
+def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:
+    """Heads of 256, whose blocks of 64 keys must occupy the multiprocessors.
+
+    On an H100 cuDNN took 1.0 to 1.4 times as long for 16 heads with keys of their own,
+    from 512 to 32768 positions, and 1.08 to 1.7 times where two share keys, or eight
+    and up to 2048 positions; 0.9 for eight and 4096, and 0.6 for blocks on half of the
+    multiprocessors.
+    """
+    p = problem
+    is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
+    has_window = p.window is not None or p.q_lengths or p.kv_lengths
+    if not is_plain or has_window or not p.head_dim == p.columns == 256:
+        return False
+    shared = p.heads // p.kv_heads
+    if shared == 1:
+        return True
+    blocks = -(-p.kv_len // ROWS) * p.kv_heads * p.batch
+    occupied = _OCCUPIED_CAUSAL if p.is_causal else _OCCUPIED
+    if blocks < occupied * getattr(device, "sm_count", 0):
+        return False
+    return shared <= _MOST_SHARING_WIDE or p.kv_len <= _LONGEST_SHARED_WIDE
+
+
+def _fewest(problem: AttentionProblem) -> int | None:
+    """Fewest queries and keys with which it beats others beside a bias or a mask.
+
+    On an H100, from so many positions to 4096, cuDNN took 1.3 to 2.2 times as long for
+    a bias of each score and its gradient, and 1.15 to 1.3 times for random masks that
+    all examples and heads share, up to 6 times for such of documents. It has no ALiBi,
+    for which XLA took 4 to 7 times as long.
+    """
+    p = problem
+    there = {"bias": p.bias, "alibi": p.alibi, "mask": p.mask}
+    kinds = [kind for kind, value in there.items() if value is not None]
+    in_tiles = p.bias is None or rules.biased_by_tiles(p)
+    is_whole = p.columns == p.head_dim and not (p.segments or p.soft_cap or p.sinks)
+    if len(kinds) > 1 or not in_tiles or not is_whole:
+        return None
+    if p.mask and (p.mask[:2] != (1, 1) or p.dtype != "bfloat16"):
+        return None
+    return _FEWEST_BESIDE.get((kinds[0], p.head_dim))
