@@ -37,12 +37,12 @@ _NARROWEST = 512  # window that was measured
 def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-    On an H100 cuDNN took 1.02 to 1.8 times as long for causal heads of 64 and 128, from
+    On an H100 cuDNN took 1.02 to 2.2 times as long for causal heads of 64 and 128, from
     512 to 65536 positions, 1.1 to 1.4 times for windows from 512 to 4096 keys, and 1.07
     to 2 times without a mask, heads of 64 from 197 and of 128 from 512 positions on;
-    0.95 for 512 queries of 8192 keys. Where eight heads of 128 share keys it took 1.15 to
-    1.6 times as long, but 0.87 to 0.97 for 16384 and 32768 positions, or with blocks of
-    keys for less than four rounds. Other heads were not measured.
+    0.95 for 512 queries of 8192 keys. Where eight heads of 128 share keys it took 1.15
+    to 2.1 times as long, but 0.87 to 0.97 for 16384 and 32768 positions, or with blocks
+    of keys for less than four rounds. Other heads were not measured.
     """
     p = problem
     shortest = min(p.q_len, p.kv_len)
