@@ -134,6 +134,16 @@ def test_what_the_loop_keeps_leaves_no_registers(
     ATTENTION_BACKWARD_SM80.check(backward(head_dim, **positions), spills, device)
 
 
+def test_long_blocks_of_capped_scores_leave_none_for_a_place_in_a_ring():
+    asked = backward(88, soft_cap=50.0, window=(100, 0))
+    usual = config((64, 64), (64, 64))
+    ATTENTION_BACKWARD_SM80.check(asked, usual, H200)
+    deeper = dataclasses.replace(usual, stages=3)
+    with pytest.raises(ValueError, match="take 172 and 124 registers of a thread"):
+        ATTENTION_BACKWARD_SM80.check(asked, deeper, H200)
+    ATTENTION_BACKWARD_SM80.check(backward(88, window=(100, 0)), deeper, H200)
+
+
 # ---- its steps -----------------------------------------------------------------------
 
 SIDES = (emit.side_of_keys, emit.side_of_queries)

@@ -16,6 +16,7 @@ from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 pytestmark = pytest.mark.once
 
 H200 = NAMED["H200"]
+OURS = "attention_backward_sm90"
 
 
 # ---- what it takes -------------------------------------------------------------------
@@ -83,6 +84,13 @@ def test_what_it_takes():
 
 def test_it_is_the_default_where_cudnn_is_slower():
     assert default(problem(), H200).variant == "cudnn"
+    lengths = {"q_len": 1024, "kv_lengths": True}
+    assert default(problem(**lengths), H200).variant == "cudnn"  # not measured
+    for head_dim, fewest in ((64, 192), (128, 512)):
+        for length in (fewest - 1, fewest):
+            seen = problem(head_dim, q_len=length, kv_len=length)
+            expected = "cudnn" if length < fewest else "attention_backward_sm90"
+            assert default(seen, H200).variant == expected
     assert default(problem(segments=True), H200).variant == "attention_backward_sm90"
     short = {"is_causal": True, "q_len": 512, "kv_len": 512}
     assert default(problem(**short), H200).variant == "attention_backward_sm90"
@@ -118,11 +126,80 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert default(problem(**alibi), H200).variant == "attention_backward_sm90"
     plain = {"q_len": 4096, "kv_len": 4096, "kv_heads": 12}
     assert default(problem(256, **plain), H200).variant == "attention_backward_sm90"
-    fewer = plain | {"kv_len": 512}
+    fewer = plain | {"kv_len": 500}
     assert default(problem(256, **fewer), H200).variant == "cudnn"
     assert default(problem(200, **plain), H200).variant == "cudnn"
     short = {**alibi, "kv_len": 512}
     assert default(problem(64, **short), H200).variant == "xla"
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "batch", "length", "is_causal", "variant"),
+    [
+        *((8, 1, 8, 2048, True, OURS), (8, 1, 4, 4096, True, "cudnn")),
+        *((8, 1, 4, 2048, True, "cudnn"), (8, 1, 4, 2048, False, OURS)),  # 128 blocks
+        *((8, 4, 4, 3000, True, OURS), (8, 1, 32, 511, True, "cudnn")),
+        *((8, 8, 1, 1024, True, "cudnn"), (8, 8, 1, 2048, False, OURS)),
+    ],
+)
+def test_wide_heads_must_occupy_the_gpu(
+    heads, kv_heads, batch, length, is_causal, variant
+):
+    sizes = {"heads": heads, "kv_heads": kv_heads, "batch": batch}
+    asked = problem(256, q_len=length, kv_len=length, is_causal=is_causal, **sizes)
+    assert default(asked, NAMED["H100"]).variant == variant
+
+
+@pytest.mark.parametrize(
+    ("window", "variant"),
+    [
+        *(((511, 0), OURS), ((1023, 0), OURS), ((500, 0), "cudnn")),
+        *(((3000, 0), "cudnn"), ((1023, 1023), "xla")),
+    ],
+)
+def test_windows_of_wide_heads(window, variant):
+    sizes = {"heads": 8, "kv_heads": 1, "batch": 4, "q_len": 4096, "kv_len": 4096}
+    asked = problem(256, window=window, **sizes)
+    assert default(asked, NAMED["H100"]).variant == variant
+
+
+@pytest.mark.parametrize(
+    ("heads", "length", "variant"),
+    [(32, 32768, OURS), (64, 8192, "cudnn"), (64, 16384, "cudnn"), (56, 8192, OURS)],
+)
+def test_long_sequences_of_keys_that_many_heads_share_are_left_to_cudnn(
+    heads, length, variant
+):
+    sizes = {"batch": 1, "heads": heads, "kv_heads": 8}
+    asked = problem(q_len=length, kv_len=length, is_causal=True, **sizes)
+    assert default(asked, NAMED["H100"]).variant == variant
+    many = dataclasses.replace(asked, batch=2)  # whose blocks take more rounds
+    expected = OURS if length <= 8192 else variant
+    assert default(many, NAMED["H100"]).variant == expected
+    narrow = dataclasses.replace(asked, head_dim=64)
+    assert default(narrow, NAMED["H100"]).variant == OURS
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "length", "is_causal", "dq"),
+    [
+        *((64, 32, 2048, False, "beside"), (64, 32, 3000, False, "ordered")),
+        *((64, 8, 2048, False, "ordered"), (64, 8, 1024, False, "beside")),
+        *((64, 32, 2048, True, "beside"), (64, 32, 4096, True, "ordered")),
+        *((64, 16, 2048, True, "beside"), (64, 8, 1024, True, "ordered")),
+        *((128, 32, 1024, False, "beside"), (128, 32, 2048, False, "ordered")),
+        *((128, 8, 1024, False, "ordered"), (128, 8, 512, False, "beside")),
+        *((128, 8, 2048, True, "beside"), (128, 8, 4096, True, "ordered")),
+        *((128, 4, 2048, True, "ordered"), (128, 4, 1024, True, "beside")),
+        (96, 32, 3000, False, "beside"),
+    ],
+)
+def test_heads_that_share_keys_add_up_dq_from_fewer_of_them_on(
+    head_dim, kv_heads, length, is_causal, dq
+):
+    sizes = {"heads": 32, "kv_heads": kv_heads, "q_len": length, "kv_len": length}
+    asked = problem(head_dim, is_causal=is_causal, **sizes)
+    assert ATTENTION_BACKWARD_SM90.heuristic(asked, H200).dq == dq
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -132,12 +209,15 @@ def test_many_keys_are_worth_sums_in_memory(head_dim):
         ({}, "ordered"),
         ({"is_causal": True}, "ordered"),
         ({"window": (100, 0)}, "beside"),
-        ({"window": (512, 0)}, "recomputed"),
+        ({"window": (512, 0)}, "beside"),
+        ({"window": (4095, 0), "kv_len": 8192, "q_len": 8192}, "beside"),
+        ({"window": (512, 512)}, "recomputed"),
         ({"segments": True}, "beside"),
         ({"segments": True, "soft_cap": 5.0}, "recomputed"),
         ({"q_len": 512, "kv_len": 512, "is_causal": True}, "beside"),
         ({"soft_cap": 5.0}, "recomputed"),
-        ({"kv_len": 512}, "recomputed"),
+        ({"kv_len": 512}, "beside"),
+        ({"q_len": 512}, "beside"),
         ({"mask": (1, 1, 4096, 4096)}, "recomputed"),
         ({"alibi": "distance"}, "ordered"),
         ({"alibi": "distance", "segments": True}, "recomputed"),

@@ -24,6 +24,7 @@ from tracea_jax.variants.paged_attention_sm90 import PAGED_ATTENTION_SM90
 pytestmark = pytest.mark.once
 
 H200 = NAMED["H200"]
+WIDE = {"head_dim": 256, "batch": 8, "kv_len": 512, "kv_lengths": True}
 USUAL = AttentionDecodeSm90Config(tile_kv=64)
 PARTS = dataclasses.replace(USUAL, splits=4)
 FROM_END = {
@@ -113,6 +114,8 @@ def test_configs_that_are_not_legal(changes, reason):
         ({"batch": 16, "kv_len": 1024, "kv_lengths": True}, "attention_decode_sm90"),
         ({"batch": 64, "kv_len": 4096}, "cudnn"),
         ({"batch": 64, "kv_len": 512, "kv_lengths": True}, "cudnn"),
+        *((WIDE, "attention_decode_sm90"), ({**WIDE, "kv_len": 256}, "cudnn")),
+        ({**WIDE, "head_dim": 192}, "cudnn"),  # which was not measured
         (FROM_END, "attention_decode_sm90"),  # which cuDNN has as a mask only
         ({"q_len": 20, "kv_len": 60}, "xla"),
     ],

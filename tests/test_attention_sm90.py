@@ -92,7 +92,8 @@ def test_it_is_the_default_of_long_sequences():
         ({"segments": True}, "attention_sm90"),
         ({"soft_cap": 50.0, "sinks": True}, "attention_sm90"),
         ({"mask": (1, 12, 8, 11), "mask_block": (128, 128)}, "attention_sm90"),
-        ({"head_dim": 192, "value_dim": 128, "q_len": 1024}, "attention_sm90"),
+        ({"head_dim": 192, "value_dim": 128, "q_len": 256}, "attention_sm90"),
+        ({"head_dim": 192, "value_dim": 128, "q_len": 255}, "xla"),
         ({"bias": (1, 12, 1000, 1300), "bias_dtype": "bfloat16"}, "cudnn"),
         ({"head_dim": 256, "segments": True}, "cudnn"),  # ours was not measured
     ],
@@ -199,6 +200,17 @@ def test_short_sequences_have_tiles_that_fit_them():
     for length, tile_q in ((512, 128), (4096, 192)):
         square = problem(64, q_len=length, kv_len=length, is_causal=True)
         assert ATTENTION_SM90.heuristic(square, H200).tile_q == tile_q
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "value_dim", "overlaps"),
+    [(64, None, False), (96, None, True), (192, 128, False), (256, None, True)],
+)
+def test_products_overlap_the_softmax_where_that_was_faster(
+    head_dim, value_dim, overlaps
+):
+    asked = problem(head_dim, value_dim=value_dim)
+    assert ATTENTION_SM90.heuristic(asked, H200).overlap == overlaps
 
 
 def test_scores_of_blocks_that_no_query_sees_are_not_computed():

@@ -254,11 +254,22 @@ COMPILED = [
 ]
 
 
+# Biases that are read for each score: heads, and keys of blocks that then spill.
+EACH: dict[str, Any] = {"bias": (1, 12, 1000, 1300), "bias_dtype": "float32"}
+READ: list[tuple[int, int, dict[str, Any]]] = [
+    (256, 64, {**EACH, "bias_dtype": "bfloat16"}),
+    (248, 64, {"bias": (1, 12, 1, 1300), "bias_dtype": "float16"}),
+    (192, 96, {**EACH, "alibi": "linear"}),
+    (128, 128, {**EACH, "soft_cap": 5.0}),
+]
+
+
 MORE: list[tuple[int, dict[str, Any], AttentionSm90Config | None]] = [
     (128, {"alibi": "linear", "is_causal": True}, None),
     (128, {**TILED, "bias_dtype": "float16"}, None),
     (64, {**TILED, "soft_cap": 5.0, "segments": True}, None),
     (256, {**TILED, "is_causal": True}, None),
+    *((d, {**f, "is_causal": True}, None) for d, _, f in READ),
 ]
 
 
@@ -273,6 +284,26 @@ def test_every_kind_of_kernel_compiles_without_spilling(head_dim, fields, config
     config = config or ATTENTION_SM90.heuristic(asked, H200)
     ATTENTION_SM90.check(asked, config, H200)
     assert_clean(text.kernel(asked, config, H200))
+
+
+@pytest.mark.parametrize(("head_dim", "keys", "fields"), READ)
+def test_biases_that_are_read_leave_blocks_fewer_keys(head_dim, keys, fields):
+    large = AttentionSm90Config(tile_q=128, tile_kv=keys)
+    ATTENTION_SM90.check(problem(head_dim, **fields), large, H200)  # without a mask
+    masked = problem(head_dim, **fields, is_causal=True)
+    with pytest.raises(ValueError, match="2 consumers have 224"):
+        ATTENTION_SM90.check(masked, large, H200)
+    chosen = ATTENTION_SM90.heuristic(masked, H200)
+    assert (chosen.tile_q, chosen.tile_kv) == (128, keys - 16)
+
+
+@pytest.mark.nvrtc
+def test_a_cap_and_a_bias_that_is_read_spill_little_in_the_widest_heads():
+    """Tiles of 128 queries do; those of 64 would read all keys twice as often."""
+    asked = problem(256, **OPTIONS)
+    config = ATTENTION_SM90.heuristic(asked, H200)
+    assert (config.tile_q, config.tile_kv) == (128, 48)
+    assert nvrtc.compile(text.kernel(asked, config, H200)).spill_bytes in range(25)
 
 
 def test_compiled_kernels_are_of_every_kind():

@@ -246,20 +246,22 @@ def _of_loop(problem: AttentionProblem, c: Any, d: Any, *, of_keys: bool) -> Any
     has bounds of its own, which count where bands have many sums. The kernel of keys,
     which has sums of two products, then has none left for two places in the map beside
     the range of blocks (on sm_120), the place in a ring of three stages, which takes a
-    product (elsewhere), and, with a cap, the second words of a mask.
+    product (elsewhere), and, with a cap, the second words of a mask. Long blocks of
+    capped scores leave none for that place either.
     """
     p = problem
-    if not (rules.is_mapped(p) and _looks_at_positions(p)):
-        return 0
     is_newer, is_capped = d.capability >= _NEWER, p.soft_cap is not None
+    is_long = is_capped * (c.block_q > _WORD)
+    third = _OF_STAGE * (c.stages - 2) * of_keys * (not is_newer)
+    if not (rules.is_mapped(p) and _looks_at_positions(p)):
+        return third * is_long
     more_bands = (emit.bands(c, of_keys=of_keys) - 1) * (not is_newer)
     bounds = _OF_BAND * more_bands * (emit.sums(p, of_keys=of_keys) // _MANY_SUMS)
     if not of_keys:
         return bounds
-    words = _OF_WORDS * (is_capped and p.mask is not None) * (c.block_q > _WORD)
-    if is_newer:
-        return words + _OF_PLACES + _OF_CAP * is_capped
-    return words + bounds + _OF_STAGE * (c.stages - 2)
+    words = _OF_WORDS * (p.mask is not None) * is_long
+    places = (_OF_PLACES + _OF_CAP * is_capped) * is_newer
+    return words + places + bounds + third
 
 
 def _looks_at_positions(problem: AttentionProblem) -> bool:

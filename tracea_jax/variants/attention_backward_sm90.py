@@ -30,6 +30,7 @@ from tracea_jax.emit import attention_sm90 as forward
 from tracea_jax.emit.attention_backward_sm90 import AttentionBackwardSm90Config
 from tracea_jax.problem import AttentionProblem
 from tracea_jax.variants import attention_backward_steps as steps_of
+from tracea_jax.variants.attention_backward_sm90_wins import expects_to_win
 from tracea_jax.variants.attention_backward_space import (
     CHOICES,
     IDLE,
@@ -37,7 +38,6 @@ from tracea_jax.variants.attention_backward_space import (
     looks_at_scores,
     parts,
 )
-from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.attention_mask import refuses_extras
 from tracea_jax.variants.attention_sm90 import device_refuses, size_refuses
 from tracea_jax.variants.attention_steps import (
@@ -59,18 +59,13 @@ from tracea_jax.variants.steps import Buffer, Launch, Step, Steps
 _WIDEST, _WIDEST_VALUE = 256, 128  # value that is not split
 _ROWS = forward.ROWS
 _LONGEST = 1 << 30  # positions that may be added without overflow
-_FEWEST = 512  # queries, and keys, that are worth three kernels
-_FEWEST_WIDE = 1024  # for heads of 256
-# Beside what is done to scores, by the columns of a head.
-_FEWEST_BESIDE = {
-    **{("bias", 64): 512, ("bias", 128): 512, ("mask", 128): 1024},
-    **{("alibi", 64): 1024, ("alibi", 128): 512},
-}
-_MANY = 4096  # keys of a query that are worth sums of dq in memory
-_MEASURED_HEADS = (64, 128)  # columns
-_FEWEST_SEEN_BY_ALL = 4096  # keys, if nothing limits which a query sees
-_NARROWEST = 512  # window that was measured
-_FEW_SEEN = 512  # keys of a query, which tiles of 64 rows suit
+_MANY = 4096  # positions that are worth sums of dq in memory
+# Fewer that are, too: columns of a head, whether the mask is causal, heads that share
+# keys, of which a block meets all queries, and positions.
+_FEWEST_ADDED = (
+    *((64, False, 1, 3000), (64, False, 4, 2048), (64, True, 4, 1024)),
+    *((128, False, 1, 2048), (128, False, 4, 1024), (128, True, 8, 2048)),
+)
 _EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
 # The config whose maps of blocks are largest.
 _SMALLEST = AttentionBackwardSm90Config(
@@ -136,7 +131,7 @@ class AttentionBackwardSm90:
             )
             if first_refusal(RULES, p, added, device) is None:
                 return added
-        if _sees_few(p):
+        if _suits_small_tiles(p):
             stages = 2 if max(p.head_dim, p.columns) > 64 else 3
             small = AttentionBackwardSm90Config(
                 **{"tile_kv": 64, "block_q": 64, "stages_q": stages},
@@ -158,29 +153,7 @@ class AttentionBackwardSm90:
         )
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
-        """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
-
-        On an H100 cuDNN took 1.02 to 1.4 times as long for causal heads of 64 and
-        128, from 512 to 16384 positions, 1.1 to 1.2 times for windows of 512 and 1024
-        keys, and 1.06 to 1.18 times without a mask from 4096 positions on: with 2048 it
-        was as fast, or faster. Other heads were not measured.
-        """
-        p = problem
-        if min(p.q_len, p.kv_len) < _FEWEST:
-            return False
-        if emit.splits(p):
-            return _wins_by_splitting(p)
-        if looks_at_scores(p):
-            fewest = _fewest(p)
-            return fewest is not None and min(p.q_len, p.kv_len) >= fewest
-        if p.segments or ATTENTION_CUDNN.why_not(p, device) is not None:
-            return True
-        if p.head_dim != p.columns or p.head_dim not in _MEASURED_HEADS:
-            return False
-        left, right = rules.window(p)
-        if right is None and left is None:
-            return p.kv_len >= _FEWEST_SEEN_BY_ALL
-        return right == 0 and (left is None or left + 1 >= _NARROWEST)
+        return expects_to_win(problem, device)
 
     def call(
         self,
@@ -275,65 +248,46 @@ def _of_queries(
 
 
 def _adds_faster(problem: AttentionProblem) -> bool:
-    """Whether the sums of dq in memory pay: queries see many keys.
+    """Whether the sums of dq in memory pay: blocks of keys meet many queries.
 
-    On an H100 the ordered sums took 0.86 to 0.93 of the time of two kernels from 4096
-    keys on, and 1.2 times as long for 512; with segments of 512, the same. With ALiBi
-    it was 0.85, with a bias 0.92, and 1.07 without a causal mask.
+    They save two of seven products, but blocks wait for those of earlier keys, and the
+    sums are cleared and rounded. On an H100 the ordered sums took 0.83 to 0.96 of the
+    time of any kernels that compute scores again, from the keys of ``_FEWEST_ADDED`` or
+    4096 on, and 1.06 to 1.6 times as long with windows of 1024 and 4096 keys: few
+    queries are between a block's turns then. With ALiBi it was 0.85, with a bias 0.92,
+    and 1.07 without a causal mask.
     """
     p = problem
     left, right = rules.window(p)
-    seen = p.kv_len if left is None else left + 1
-    if p.segments or p.heads != p.kv_heads or p.mask is not None:
+    if p.segments or left is not None or p.mask is not None:
         return False
-    reads_half = p.bias is None or right == 0
-    return reads_half and seen >= _MANY
+    if looks_at_scores(p):
+        reads_half = p.bias is None or right == 0
+        return reads_half and p.heads == p.kv_heads and p.kv_len >= _MANY
+    shared = p.heads // p.kv_heads
+    fewest = (
+        keys
+        for head_dim, is_causal, sharing, keys in _FEWEST_ADDED
+        if (head_dim, is_causal) == (p.head_dim, right == 0) and shared >= sharing
+    )
+    return min(p.q_len, p.kv_len) >= min(fewest, default=_MANY)
 
 
-def _sees_few(problem: AttentionProblem) -> bool:
-    """Whether tiles meet few blocks: two small ones then share a multiprocessor.
+def _suits_small_tiles(problem: AttentionProblem) -> bool:
+    """Whether two small tiles that share a multiprocessor beat a large one.
 
+    They compute fewer scores in vain, and leave fewer multiprocessors without a tile.
     On an H200 two launches of large tiles took 1.02 to 1.18 times as long for documents
     of 1024 to 16384, 1.22 to 1.45 times for windows of 64 to 512, and 1.24 to 1.55
-    times for causal sequences of 256 to 512.
+    times for causal sequences of 256 to 512. On an H100 it was 1.04 to 1.3 times for
+    those of 1024 to 3000, 1.09 to 1.13 times for windows of 1024 and 4096, and 1.04 to
+    1.3 times without a mask for 197 to 4096 positions; once 0.985, for causal ones.
     """
     p = problem
     if looks_at_scores(p) or p.soft_cap is not None:
         return False
     left, right = rules.window(p)
-    is_narrow = left is not None and right == 0 and left < _FEW_SEEN
-    is_short = right == 0 and max(p.q_len, p.kv_len) <= _FEW_SEEN
-    return p.segments or is_narrow or is_short
-
-
-def _wins_by_splitting(problem: AttentionProblem) -> bool:
-    """Heads of 256: on an H100 cuDNN took 1.11 to 1.27 times as long."""
-    p = problem
-    is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
-    has_window = p.window is not None or p.q_lengths or p.kv_lengths
-    is_measured = p.head_dim == p.columns == 256 and p.heads == p.kv_heads
-    is_long = min(p.q_len, p.kv_len) >= _FEWEST_WIDE
-    return is_plain and is_measured and not has_window and is_long
-
-
-def _fewest(problem: AttentionProblem) -> int | None:
-    """Fewest queries and keys with which it beats others beside a bias or a mask.
-
-    On an H100, from so many positions to 4096, cuDNN took 1.3 to 2.2 times as long for
-    a bias of each score and its gradient, and 1.15 to 1.3 times for random masks that
-    all examples and heads share, up to 6 times for such of documents. It has no ALiBi,
-    for which XLA took 4 to 7 times as long.
-    """
-    p = problem
-    there = {"bias": p.bias, "alibi": p.alibi, "mask": p.mask}
-    kinds = [kind for kind, value in there.items() if value is not None]
-    in_tiles = p.bias is None or rules.biased_by_tiles(p)
-    is_whole = p.columns == p.head_dim and not (p.segments or p.soft_cap or p.sinks)
-    if len(kinds) > 1 or not in_tiles or not is_whole:
-        return None
-    if p.mask and (p.mask[:2] != (1, 1) or p.dtype != "bfloat16"):
-        return None
-    return _FEWEST_BESIDE.get((kinds[0], p.head_dim))
+    return p.segments or right == 0 or (left, right) == (None, None)
 
 
 def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:

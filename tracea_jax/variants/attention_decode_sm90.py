@@ -37,10 +37,12 @@ _WIDEST_HEAD = 256
 _MOST_QUERIES = 64
 _FEW_QUERIES = 16  # more were not measured
 _FEWEST_KEYS = 100
-_LONG_ENOUGH = 1024  # keys, with which it was compared with cuDNN
+# Keys, with which it was compared with cuDNN, by the columns of a head; other wide ones
+# only where there are many tiles.
+_LONG_ENOUGH, _LONG_ENOUGH_OF_WIDEST = 1024, 512
 _SEVERAL, _MANY_KEYS = 8, 2048  # queries and keys, with which it was without lengths
 _FEW_BYTES = 100 << 20  # of keys and values
-_MEASURED_HEAD = 128  # columns; wider ones only where there are many tiles
+_MEASURED_HEAD = 128  # columns
 _LARGE_BYTES = 1 << 27  # so much is worth a second kernel, for occupying all blocks
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
@@ -105,7 +107,8 @@ class AttentionDecodeSm90:
         8 of 32768 and 1 of 131072, with 8 heads of keys each, and 1.18 times for 16 of
         1024; for 8 and 16 queries of 2048 to 32768 keys without lengths 2 to 7 times.
         On an H200, whose memory is faster, it took 0.93 to 0.96 times as long for the
-        first three, and 1.10 times for the last.
+        first three, and 1.10 times for the last. For heads of 256 it took 1.07 to 1.6
+        times as long on an H100, for caches of 16 MB to 4 GB.
         """
         assert isinstance(device, CudaDevice)
         p = problem
@@ -115,7 +118,9 @@ class AttentionDecodeSm90:
         if not (theirs and ATTENTION_CUDNN.expects_to_win(p, device)):
             return True
         rows = p.q_len * (p.heads // p.kv_heads)
-        if rows > ROWS or p.kv_len < _LONG_ENOUGH:
+        is_widest = p.head_dim == _WIDEST_HEAD
+        long_enough = _LONG_ENOUGH_OF_WIDEST if is_widest else _LONG_ENOUGH
+        if rows > ROWS or p.kv_len < long_enough:
             return False
         if not p.kv_lengths:
             is_measured = p.head_dim == _MEASURED_HEAD and p.kv_len >= _MANY_KEYS
@@ -124,7 +129,7 @@ class AttentionDecodeSm90:
             return False
         if emit.tiles(p) >= 2 * device.sm_count:
             return True
-        return p.head_dim <= _MEASURED_HEAD
+        return p.head_dim <= _MEASURED_HEAD or is_widest
 
     def call(
         self,
