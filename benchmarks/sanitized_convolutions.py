@@ -249,23 +249,28 @@ _EVERY: tuple[tuple[str, dict[str, Any]], ...] = (
     ("input_grad", {}),
     ("weight_grad", {}),
 )
-_LINES: _Kinds = {
-    f"{name}, {direction}": _grouped(1, 40, kernel=kernel, direction=direction, **how)
-    for name, kernel in (("3x3", (3, 3)), ("7x7", (7, 7)))
-    for direction, how in _EVERY
-}
+
+
+def _lines(size: tuple[int, int, int]) -> _Kinds:
+    """Depthwise ones of small and large kernels, in all directions."""
+    return {
+        f"{name}, {direction}": _grouped(
+            1, 40, size, kernel=kernel, direction=direction, **how
+        )
+        for name, kernel in (("3x3", (3, 3)), ("7x7", (7, 7)))
+        for direction, how in _EVERY
+    }
+
+
 _OF_DEPTHWISE: _Kinds = {
-    **_LINES,
+    **_lines((2, 13, 17)),
     "all added, steps": _grouped(1, 34, epilogue=_FULL, **_STEPS),
     "plain": _grouped(1, 40, **_FLOAT32),
     "weights": _grouped(1, 40, **{**_WEIGHTS, **_FLOAT32}),
 }
-_WIDE = (2, 9, 59)
-_OF_BANDS: _Kinds = {
-    **_LINES,
-    "strips": _grouped(1, 24, _WIDE),
-    "strips, weights": _grouped(1, 24, _WIDE, **_WEIGHTS),
-}
+# Of lines so long that all threads copy: else some repeat the copy of another one, the
+# same bytes to the same place, which racecheck takes for a race.
+_OF_BANDS: _Kinds = _lines((2, 13, 59))
 _OF_GROUPS: _Kinds = {
     "groups of 2": _grouped(2, 48),
     "groups of 4": _grouped(4, 48, **_BACK),

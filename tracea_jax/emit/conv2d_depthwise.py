@@ -24,7 +24,7 @@ from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 _BANKS_BYTES = 128
 # Registers for addresses and what is on its way, those of gradients of weights that
 # read rows of dy again or keep them, for what is added to sums, and for further images.
-_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS = 18, 28, 28
+_ADDRESSES, _ADDRESSES_OF_WEIGHTS, _ADDRESSES_OF_ROWS = 18, 28, 30
 _EPILOGUE, _IMAGES = 2, 14
 _ON_THEIR_WAY = 3  # columns of a window that is read while it is used
 _MOST_KEPT_TAPS = 25  # weights of so many taps stay in registers

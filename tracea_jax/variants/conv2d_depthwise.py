@@ -358,7 +358,7 @@ _SCHEDULERS, _ENOUGH_WARPS, _BYTES_PER_CYCLE, _TOGETHER = 4, 2, 18, 0.1
 # are read twice, columns too, short pieces and crowds lose. Fitted to the times of 80
 # configs on an H100.
 _COPIED_BYTES, _ENOUGH_BYTES, _LATENCY, _LATENCY_OF_READS = 12.5, 36 << 10, 2450, 1850
-_AGAIN, _BESIDE, _PIECE, _CROWD = 0.4, 0.15, 2.6, 0.06
+_AGAIN, _BESIDE, _PIECE, _CROWD = 0.4, 0.15, 2.6, 0.08
 
 
 CONV2D_DEPTHWISE = KernelVariant(
