@@ -8,16 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from numerics import array, normal
 
 
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        *("scale", "is_causal", "local_window_size", "logits_soft_cap", "alibi"),
-    ),
-)
-def definition(
+def _definition(
     q,
     k,
     v,
@@ -35,20 +30,25 @@ def definition(
     sinks=None,
     alibi_slopes=None,
     alibi="distance",
+    numpy: Any = jnp,
 ) -> tuple[Any, Any]:
-    """(output, log-sum-exp (batch, queries, heads)) in the operands' precision."""
-    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    scores = jnp.einsum("bihd,bjhd->bhij", q, k)
+    """(output, log-sum-exp (batch, queries, heads)) in the operands' precision.
+
+    ``numpy`` is the library that computes it.
+    """
+    special: Any = jax.scipy.special if numpy is jnp else scipy.special
+    k, v = (numpy.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    scores = numpy.einsum("bihd,bjhd->bhij", q, k)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         scores = scores + bias
-    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None]
+    i, j = numpy.arange(q.shape[1])[:, None], numpy.arange(k.shape[1])[None]
     if alibi_slopes is not None:
-        ahead = -jnp.abs(i - j) if alibi == "distance" else j - i
+        ahead = -numpy.abs(i - j) if alibi == "distance" else j - i
         scores = scores + alibi_slopes[:, None, None] * ahead
     if logits_soft_cap is not None:
-        scores = logits_soft_cap * jnp.tanh(scores / logits_soft_cap)
-    allowed = jnp.ones(scores.shape, bool) if mask is None else mask
+        scores = logits_soft_cap * numpy.tanh(scores / logits_soft_cap)
+    allowed = numpy.ones(scores.shape, bool) if mask is None else mask
     if is_causal:
         allowed = allowed & (j <= i)
     if local_window_size is not None:
@@ -62,15 +62,37 @@ def definition(
         theirs = own if theirs is None else theirs
         same = own[..., :, None] == theirs[..., None, :]
         allowed = allowed & (same if same.ndim == 2 else same[:, None])
-    scores = jnp.where(allowed, scores, -jnp.inf)
-    lse = jax.scipy.special.logsumexp(scores, axis=-1)
+    scores = numpy.where(allowed, scores, -numpy.inf)
+    lse = special.logsumexp(scores, axis=-1)
     if sinks is not None:
-        lse = jnp.logaddexp(lse, sinks[:, None])
-    o = jnp.einsum("bhij,bjhd->bihd", jnp.exp(scores - lse[..., None]), v)
+        lse = numpy.logaddexp(lse, sinks[:, None])
+    o = numpy.einsum("bhij,bjhd->bihd", numpy.exp(scores - lse[..., None]), v)
     if query_seq_lengths is not None:
         inside = i[None] < query_seq_lengths[:, None, None]
-        o = jnp.where(inside[..., None], o, 0)
+        o = numpy.where(inside[..., None], o, 0)
     return o, lse.swapaxes(1, 2)
+
+
+definition = functools.partial(
+    jax.jit,
+    static_argnames=(
+        *("scale", "is_causal", "local_window_size", "logits_soft_cap", "alibi"),
+    ),
+)(_definition)
+
+
+def exact(*operands: Any, **settings: Any) -> tuple[np.ndarray, np.ndarray]:
+    """``definition`` in float64, by NumPy: nothing is compiled."""
+
+    def wide(x: Any) -> Any:
+        if not isinstance(x, jax.Array | np.ndarray):
+            return x
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        return np.asarray(x, np.float64 if floating else None)
+
+    operands, settings = jax.tree.map(wide, (operands, settings))
+    with np.errstate(invalid="ignore"):  # of queries that see no key
+        return _definition(*operands, **settings, numpy=np)
 
 
 def lengths(*values: int) -> jax.Array:

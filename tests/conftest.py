@@ -177,6 +177,13 @@ def calls_cost() -> None:
 @pytest.fixture(autouse=True)
 def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tunings measure for milliseconds, in place of seconds: no test is about times."""
+    for module, name, short in _short_timings():
+        monkeypatch.setattr(module, name, short)
+
+
+@functools.cache  # every test asks
+def _short_timings() -> list[tuple[types.ModuleType, str, Any]]:
+    """(module, name of its timing or of the class of timings, short one)."""
     from tracea_jax.campaign import program
     from tracea_jax.tuning import measure, tuner
     from tracea_jax.tuning.lab import local
@@ -184,16 +191,15 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = importlib.import_module("tracea_jax.bench")  # not the function
     fields = {"slice_s": 1e-3, "settle_s": 0.02, "race_s": 0.05, "patience_s": 0.2}
     fields["cold_s"] = 0.02
-    for module in (tuner, local):
-        short = functools.partial(measure.Timing, **fields)
-        monkeypatch.setattr(module, "Timing", short)
-    for module, name in (
-        (program, "TIMING"),
-        (bench, "TIMING"),
-        (bench, "SITE_TIMING"),
-    ):
-        timing = dataclasses.replace(getattr(module, name), **fields)
-        monkeypatch.setattr(module, name, timing)
+    short = functools.partial(measure.Timing, **fields)
+    timings = ((program, "TIMING"), (bench, "TIMING"), (bench, "SITE_TIMING"))
+    return [
+        *((module, "Timing", short) for module in (tuner, local)),
+        *(
+            (module, name, dataclasses.replace(getattr(module, name), **fields))
+            for module, name in timings
+        ),
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -13,6 +14,7 @@ import threading
 
 import pytest
 import synthetic_bench as synthetic
+from processes import forked
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, found, measured
 
 from tracea_jax.tuning import agreement
@@ -188,7 +190,12 @@ _PROLOGUE = """
 """
 
 
-def together(program: str, *cache_dirs: str) -> list:
+def fresh(source: str, *arguments: str) -> list[str]:
+    """The command that runs Python code in a process with hashes of its own."""
+    return [sys.executable, "-P", "-c", source, *arguments]
+
+
+def together(program: str, *cache_dirs: str, command=fresh) -> list:
     """What two processes of one program print as JSON."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -196,7 +203,7 @@ def together(program: str, *cache_dirs: str) -> list:
     source = textwrap.dedent(_PROLOGUE) + textwrap.dedent(program)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-P", "-c", source, coordinator, str(i)],
+            command(source, coordinator, str(i)),
             env={**os.environ, "TRACEA_CACHE_DIR": str(directory)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -250,8 +257,9 @@ def test_two_processes_with_other_answers_end_with_an_error(tmp_path):
         except Disagreement as e:
             print(json.dumps(str(e)))
     """
-    first, second = together(program, tmp_path / "one", tmp_path / "other")
+    run = functools.partial(together, program, command=forked)
+    first, second = run(tmp_path / "one", tmp_path / "other")
     assert first[2] == "policy"
     assert "process 1 differ from those of process 0" in second
-    first, second = together(program, tmp_path / "shared", tmp_path / "shared")
+    first, second = run(tmp_path / "shared", tmp_path / "shared")
     assert isinstance(first, list)

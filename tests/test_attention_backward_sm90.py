@@ -86,7 +86,7 @@ def test_it_is_the_default_where_cudnn_is_slower():
     assert default(problem(), H200).variant == "cudnn"
     lengths = {"q_len": 1024, "kv_lengths": True}
     assert default(problem(**lengths), H200).variant == "cudnn"  # not measured
-    for head_dim, fewest in ((64, 192), (128, 1024)):
+    for head_dim, fewest in ((64, 192), (128, 512)):
         for length in (fewest - 1, fewest):
             seen = problem(head_dim, q_len=length, kv_len=length)
             expected = "cudnn" if length < fewest else "attention_backward_sm90"
@@ -139,9 +139,10 @@ def test_it_is_the_default_where_cudnn_is_slower():
         *((8, 1, 8, 2048, True, OURS), (8, 1, 4, 4096, True, "cudnn")),
         *((8, 1, 4, 2048, True, "cudnn"), (8, 1, 4, 2048, False, OURS)),  # 128 blocks
         *((8, 4, 4, 3000, True, OURS), (8, 1, 32, 511, True, "cudnn")),
+        *((8, 8, 1, 1024, True, "cudnn"), (8, 8, 1, 2048, False, OURS)),
     ],
 )
-def test_wide_heads_that_share_keys_must_occupy_the_gpu(
+def test_wide_heads_must_occupy_the_gpu(
     heads, kv_heads, batch, length, is_causal, variant
 ):
     sizes = {"heads": heads, "kv_heads": kv_heads, "batch": batch}
@@ -150,8 +151,21 @@ def test_wide_heads_that_share_keys_must_occupy_the_gpu(
 
 
 @pytest.mark.parametrize(
+    ("window", "variant"),
+    [
+        *(((511, 0), OURS), ((1023, 0), OURS), ((500, 0), "cudnn")),
+        *(((3000, 0), "cudnn"), ((1023, 1023), "xla")),
+    ],
+)
+def test_windows_of_wide_heads(window, variant):
+    sizes = {"heads": 8, "kv_heads": 1, "batch": 4, "q_len": 4096, "kv_len": 4096}
+    asked = problem(256, window=window, **sizes)
+    assert default(asked, NAMED["H100"]).variant == variant
+
+
+@pytest.mark.parametrize(
     ("heads", "length", "variant"),
-    [(32, 32768, OURS), (64, 8192, OURS), (64, 16384, "cudnn")],
+    [(32, 32768, OURS), (64, 8192, "cudnn"), (64, 16384, "cudnn"), (56, 8192, OURS)],
 )
 def test_long_sequences_of_keys_that_many_heads_share_are_left_to_cudnn(
     heads, length, variant
@@ -159,12 +173,18 @@ def test_long_sequences_of_keys_that_many_heads_share_are_left_to_cudnn(
     sizes = {"batch": 1, "heads": heads, "kv_heads": 8}
     asked = problem(q_len=length, kv_len=length, is_causal=True, **sizes)
     assert default(asked, NAMED["H100"]).variant == variant
+    many = dataclasses.replace(asked, batch=2)  # whose blocks take more rounds
+    expected = OURS if length <= 8192 else variant
+    assert default(many, NAMED["H100"]).variant == expected
+    narrow = dataclasses.replace(asked, head_dim=64)
+    assert default(narrow, NAMED["H100"]).variant == OURS
 
 
 @pytest.mark.parametrize(
     ("head_dim", "kv_heads", "length", "is_causal", "dq"),
     [
         *((64, 32, 2048, False, "beside"), (64, 32, 3000, False, "ordered")),
+        *((64, 8, 2048, False, "ordered"), (64, 8, 1024, False, "beside")),
         *((64, 32, 2048, True, "beside"), (64, 32, 4096, True, "ordered")),
         *((64, 16, 2048, True, "beside"), (64, 8, 1024, True, "ordered")),
         *((128, 32, 1024, False, "beside"), (128, 32, 2048, False, "ordered")),

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import EXTRAS, definition, lengths, qkv, random_mask
+from attentions import EXTRAS, definition, exact, lengths, qkv, random_mask
 from jax import export
 from numerics import normal
-from transforms import assert_close, in_f64
+from transforms import assert_close, each_in_f64, in_f64, in_f64_once
 
 import tracea_jax as tracea
 from tracea_jax import masks
@@ -51,13 +51,11 @@ def exactly(*args, **settings):
 @pytest.mark.parametrize("case", EXTRAS)
 def test_values_are_those_of_the_definition(case):
     found = attention(Q, K, NARROW, **EXTRAS[case], return_residual=True)
-    exact = in_f64(lambda *x: definition(*x, **EXTRAS[case]), Q, K, NARROW)
-    assert_close(found, exact, 4e-6)
+    assert_close(found, exact(Q, K, NARROW, **EXTRAS[case]), 4e-6)
     narrow = [x.astype("bfloat16") for x in (Q, K, NARROW)]
     o = attention(*narrow, **EXTRAS[case])
     assert o.dtype == "bfloat16" and o.shape == (2, 6, 4, 3)
-    exact = in_f64(lambda *x: definition(*x, **EXTRAS[case]), *narrow)
-    assert_close(o.astype("float32"), exact[0], 2e-2)
+    assert_close(o.astype("float32"), exact(*narrow, **EXTRAS[case])[0], 2e-2)
 
 
 @pytest.mark.parametrize("case", ["cap", "alibi", "all extras"])
@@ -79,9 +77,10 @@ def test_derivatives_are_those_of_the_definition(path, case):
         }
 
     found = jax.jit(functools.partial(derivatives, attention))(args, tangents)
-    exact = in_f64(jax.jit(functools.partial(derivatives, exactly)), args, tangents)
+    of_exact = functools.partial(derivatives, exactly)
+    expected = in_f64_once(("options", case), of_exact, args, tangents)
     for name in found:
-        assert_close(found[name], exact[name], 2e-5)
+        assert_close(found[name], expected[name], 2e-5)
 
 
 def test_only_the_gradients_that_are_wanted(flash):
@@ -94,10 +93,10 @@ def test_only_the_gradients_that_are_wanted(flash):
         return jax.grad(loss, argnums=wanted)(*args)
 
     given = (Q, K, NARROW, bias, sinks)
-    exact = in_f64(jax.jit(functools.partial(gradients, exactly, range(5))), *given)
+    expected = in_f64(functools.partial(gradients, exactly, range(5)), *given)
     for wanted in ((4,), (3,), (0, 4)):
         found = jax.jit(functools.partial(gradients, attention, wanted))(*given)
-        assert_close(found, [exact[i] for i in wanted], 2e-5)
+        assert_close(found, [expected[i] for i in wanted], 2e-5)
 
 
 MAPPED = {
@@ -108,29 +107,33 @@ MAPPED = {
 }
 
 
+def both(f, q, k, v, sinks, q_ids):
+    """Gradients of a loss, and what f gives."""
+
+    def loss(q, k, v, sinks):
+        segments = {**IDS, "query_segment_ids": q_ids.astype("int32")}
+        o = f(q, k, v, sinks=sinks, logits_soft_cap=1.0, **segments)
+        return (o**2).sum(), o
+
+    return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, sinks)
+
+
+both_exactly = functools.partial(both, exactly)
+IDS = EXTRAS["segments"]
+
+
 @pytest.mark.parametrize("what", MAPPED)
 def test_vmap_of_values_and_gradients(flash, what):
-    ids = EXTRAS["segments"]
     # Arrays in float64 have no integer ids; these are made integers inside.
-    args = [Q, K, NARROW, normal(4), ids["query_segment_ids"].astype("float32")]
+    args = [Q, K, NARROW, normal(4), IDS["query_segment_ids"].astype("float32")]
     stacked = [
         x if d is None else jnp.stack([x, jnp.roll(x, 1, axis=0)], d)
         for x, d in zip(args, MAPPED[what], strict=True)
     ]
 
-    def both(f, q, k, v, sinks, q_ids):
-        def loss(q, k, v, sinks):
-            segments = {**ids, "query_segment_ids": q_ids.astype("int32")}
-            o = f(q, k, v, sinks=sinks, logits_soft_cap=1.0, **segments)
-            return (o**2).sum(), o
-
-        return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, sinks)
-
-    def mapped(f):
-        return jax.jit(jax.vmap(functools.partial(both, f), MAPPED[what]))
-
-    found = mapped(attention)(*stacked)
-    assert_close(found, in_f64(mapped(exactly), *stacked), 2e-5)
+    axes = MAPPED[what]
+    found = jax.jit(jax.vmap(functools.partial(both, attention), axes))(*stacked)
+    assert_close(found, each_in_f64(both_exactly, axes, *stacked), 2e-5)
 
 
 # --- what only the primitives say -----------------------------------------------------
@@ -156,15 +159,13 @@ def test_positions_from_the_end_are_those_of_the_last_keys(window):
             j = np.arange(keys)[None]
             mask = j <= i if window is None else (j >= i - 2) & (j <= i + 1)
             sees = mask.any(1)
-            exact = in_f64(
-                functools.partial(
-                    exactly, mask=jnp.asarray(mask), scale=0.5, logits_soft_cap=cap
-                ),
-                Q[b : b + 1, :rows],
-                K[b : b + 1, :keys],
-                v[b : b + 1, :keys],
+            own = (np.asarray(x)[b : b + 1] for x in given[:3])
+            q, k, values = (
+                x[:, :n] for x, n in zip(own, (rows, keys, keys), strict=True)
             )
-            assert_close(o[b, :rows][sees], exact[0][sees])
+            settings = {"mask": mask, "scale": 0.5, "logits_soft_cap": cap}
+            (expected,) = exact(q, k, values, **settings)[0]
+            assert_close(o[b, :rows][sees], expected[sees])
             assert not o[b, rows:].any() and sees.any()
 
 
@@ -212,8 +213,8 @@ def test_a_kernel_of_biases_is_given_that_of_slopes():
     settings: dict[str, Any] = {**EXTRAS["linear alibi"], "bias": normal(2, 1, 6, 5)}
     kernel = functools.partial(attention, implementation="attention_cpu", **settings)
     values = normal(2, 5, 2, 8)
-    exact = in_f64(lambda *x: exactly(*x, **settings), Q, K, values)
-    assert_close(jax.jit(kernel)(Q, K, values), exact, 4e-6)
+    (expected, _) = exact(Q, K, values, **settings)
+    assert_close(jax.jit(kernel)(Q, K, values), expected, 4e-6)
     with pytest.raises(tracea.Unsupported, match="no gradient of one"):
         jax.grad(lambda q: kernel(q, K, values).sum())(Q)
 
@@ -290,12 +291,10 @@ def test_without_a_batch_and_with_half_precision():
     given = (Q[0], Q[0], normal(6, 4, 3))
     o, half = one(*given), one(*(x.astype("float16") for x in given))
     assert o.shape == half.shape == (6, 4, 3) and half.dtype == "float16"
-    exact = in_f64(
-        lambda *x: exactly(*x, query_segment_ids=ids, sinks=jnp.zeros(4)),
-        *(x[None] for x in given),
-    )
-    assert_close(o, exact[0])
-    assert_close(half.astype("float32"), exact[0], 2e-3)
+    batch = (np.asarray(x)[None] for x in given)
+    (expected,) = exact(*batch, query_segment_ids=ids, sinks=jnp.zeros(4))[0]
+    assert_close(o, expected)
+    assert_close(half.astype("float32"), expected, 2e-3)
 
 
 def test_export_keeps_the_options(flash):

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attentions import CASES, definition, qkv, random_mask
+from attentions import CASES, definition, exact, qkv, random_mask
 from jax import checkpoint_policies as policies
 from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxprs import equations
 from numerics import normal
-from transforms import assert_close, in_f64, in_f64_once
+from transforms import assert_close, each_in_f64, in_f64, in_f64_once
 
 from tracea_jax.ops import attention, remat_policy
 from tracea_jax.ops.common import lowering
@@ -82,11 +82,11 @@ def test_derivatives_are_those_of_the_definition(path, case):
         }
 
     found = jax.jit(functools.partial(derivatives, attention))(args, tangents, weights)
-    exact = in_f64_once(
+    expected = in_f64_once(
         case, functools.partial(derivatives, exactly), args, tangents, weights
     )
     for name in found:
-        assert_close(found[name], exact[name], 2e-5)
+        assert_close(found[name], expected[name], 2e-5)
 
 
 def test_jacobians_and_reverse_over_reverse(path):
@@ -101,20 +101,19 @@ def test_jacobians_and_reverse_over_reverse(path):
         return twice(*args), jax.jacfwd(f)(*args), jax.jacrev(f)(*args)
 
     found = jax.jit(functools.partial(derivatives, attention))(*args)
-    exact = in_f64_once("twice", functools.partial(derivatives, exactly), *args)
-    assert_close(found, exact, 2e-5)
+    expected = in_f64_once("twice", functools.partial(derivatives, exactly), *args)
+    assert_close(found, expected, 2e-5)
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (2, 3)])
 def test_derivatives_of_some_operands(path, wanted):
     args = (*qkv(), normal(1, 4, 6, 1))
 
-    def gradients(f, *args):
-        return jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=wanted)(*args)
+    def some(*args):
+        return jax.grad(lambda *x: (attention(*x) ** 2).sum(), argnums=wanted)(*args)
 
-    found = jax.jit(functools.partial(gradients, attention))(*args)
-    exact = in_f64_once(wanted, functools.partial(gradients, exactly), *args)
-    assert_close(found, exact, 2e-5)
+    expected = in_f64_once("some", functools.partial(gradients, exactly), *args)
+    assert_close(jax.jit(some)(*args), [expected[i] for i in wanted], 2e-5)
 
 
 def test_one_forward_and_one_backward_pass_serve_a_gradient(flash):
@@ -199,19 +198,19 @@ def test_bfloat16_gradients_are_near(path):
 
     found = jax.jit(functools.partial(gradients, attention))(*args)
     assert {g.dtype.name for g in found} == {"bfloat16"}
-    exact = in_f64_once("bfloat16", functools.partial(gradients, exactly), *args)
-    assert_close(found, exact, 3e-2)
+    expected = in_f64_once("bfloat16", functools.partial(gradients, exactly), *args)
+    assert_close(found, expected, 3e-2)
 
 
 def test_linear_transpose():
     ct = normal(2, 6, 4, 8, seed=5)
     (found,) = jax.linear_transpose(lambda v: attention(Q, K, v, is_causal=True), V)(ct)
-    exact = in_f64(
+    expected = in_f64(
         lambda v, ct: jax.vjp(lambda v: exactly(Q, K, v, is_causal=True), v)[1](ct)[0],
         V,
         ct,
     )
-    assert_close(found, exact)
+    assert_close(found, expected)
     with pytest.raises(ValueError, match="linear in value only"):
         jax.linear_transpose(lambda q: attention(q, K, V), Q)(ct)
 
@@ -227,6 +226,20 @@ MAPPED = {
 }
 
 
+def both(f, q, k, v, bias, mask, kv_lengths):
+    """Gradients of a loss, and what f gives."""
+
+    def loss(q, k, v, bias):
+        short = kv_lengths.astype("int32")
+        o = f(q, k, v, bias, mask > 0, key_value_seq_lengths=short)
+        return (o**2).sum(), o
+
+    return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, bias)
+
+
+both_exactly = functools.partial(both, exactly)
+
+
 @pytest.mark.parametrize("what", MAPPED)
 def test_vmap_of_values_and_gradients(path, what):
     shapes = [(2, 6, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8), (1, 4, 6, 5)]
@@ -237,19 +250,9 @@ def test_vmap_of_values_and_gradients(path, what):
         for x, d in zip(args, MAPPED[what], strict=True)
     ]
 
-    def both(f, q, k, v, bias, mask, kv_lengths):
-        def loss(q, k, v, bias):
-            short = kv_lengths.astype("int32")
-            o = f(q, k, v, bias, mask > 0, key_value_seq_lengths=short)
-            return (o**2).sum(), o
-
-        return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, bias)
-
-    def mapped(f):
-        return jax.jit(jax.vmap(functools.partial(both, f), MAPPED[what]))
-
-    found = mapped(attention)(*stacked)
-    assert_close(found, in_f64_once(("vmap", what), mapped(exactly), *stacked), 2e-5)
+    axes = MAPPED[what]
+    found = jax.jit(jax.vmap(functools.partial(both, attention), axes))(*stacked)
+    assert_close(found, each_in_f64(both_exactly, axes, *stacked), 2e-5)
 
 
 def test_nested_vmap_with_a_residual():
@@ -262,8 +265,7 @@ def test_nested_vmap_with_a_residual():
         jnp.broadcast_to(v[:, None], (3, 2, 5, 2, 8)),
     )
     flat = [x.reshape(6, *x.shape[2:]) for x in (q, *repeated)]
-    exact = in_f64(definition, *flat)
-    assert_close([x.reshape(6, *x.shape[2:]) for x in found], exact, 4e-6)
+    assert_close([x.reshape(6, *x.shape[2:]) for x in found], exact(*flat), 4e-6)
 
 
 def test_vmap_folds_into_one_call():
@@ -308,8 +310,8 @@ def test_scan_while_and_cond(path):
 
     for of in (gradients, tangent):
         found = jax.jit(functools.partial(of, attention))(x, weights)
-        exact = in_f64_once(of.__name__, functools.partial(of, exactly), x, weights)
-        assert_close(found, exact, 2e-5)
+        expected = in_f64_once(of.__name__, functools.partial(of, exactly), x, weights)
+        assert_close(found, expected, 2e-5)
 
 
 POLICIES = {
@@ -330,8 +332,8 @@ def test_policies_decide_as_on_the_scores(flash, name):
     gradient = jax.grad(jax.checkpoint(loss, policy=policy))
     assert counts(gradient, Q) == (POLICIES[name], 0, 1)
     if name == "dots_saveable":
-        exact = in_f64(jax.grad(lambda q: jnp.sin(exactly(q, K, V)).sum()), Q)
-        assert_close(jax.jit(gradient)(Q), exact, 2e-5)
+        expected = in_f64(jax.grad(lambda q: jnp.sin(exactly(q, K, V)).sum()), Q)
+        assert_close(jax.jit(gradient)(Q), expected, 2e-5)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -360,14 +362,14 @@ def gradients(f, *args):
 
 def test_shard_map_over_batch_and_heads(path, mesh):
     args = (*qkv(), normal(1, 4, 6, 5))
-    exact = in_f64_once("mesh", functools.partial(gradients, exactly), *args)
+    expected = in_f64_once("mesh", functools.partial(gradients, exactly), *args)
     for specs in (
         (P("x"), P("x"), P("x"), P()),
         (*[P(None, None, "x")] * 3, P(None, "x")),
     ):
         f = jax.shard_map(attention, mesh=mesh, in_specs=specs, out_specs=specs[0])
         found = jax.jit(functools.partial(gradients, f))(*args)
-        assert_close(found, exact, 2e-5)
+        assert_close(found, expected, 2e-5)
 
 
 @pytest.mark.parametrize("replicated", [1, 3])
@@ -407,12 +409,13 @@ def test_the_partitioner_is_given_plain_xla(kind):
     assert f(*args).sharding.spec[0] == "x"
     assert "all-gather" not in str(f.lower(*args).compile().as_text())
     found = jax.jit(functools.partial(gradients, attention))(*args)
-    assert_close(found, in_f64(functools.partial(gradients, exactly), *qkv()), 2e-5)
+    expected = in_f64_once("qkv", functools.partial(gradients, exactly), *qkv())
+    assert_close(found, expected, 2e-5)
 
 
 def test_export_of_a_gradient(path):
     f = functools.partial(gradients, attention)
     program = export.export(jax.jit(f))(*qkv())
     found = export.deserialize(program.serialize()).call(*qkv())
-    exact = in_f64_once("export", functools.partial(gradients, exactly), *qkv())
-    assert_close(found, exact, 2e-5)
+    expected = in_f64_once("qkv", functools.partial(gradients, exactly), *qkv())
+    assert_close(found, expected, 2e-5)

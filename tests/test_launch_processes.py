@@ -10,13 +10,13 @@ import base64
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
 import sample_kernels
+from processes import forked
 from sample_kernels import KEY, elf
 
 from tracea_jax.runtime import cubins
@@ -59,12 +59,11 @@ print(json.dumps(said))
 def instantiate(directory: pathlib.Path, *changes: str) -> list[str]:
     """Compiles calls with changed attributes in one new process; what came of each."""
     done = subprocess.run(
-        [sys.executable, "-c", INSTANTIATE],
+        forked(INSTANTIATE, strict=False),
         input=json.dumps([KEY, changes]),
         capture_output=True,
         text=True,
         cwd=directory,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -9,7 +9,7 @@ import re
 
 import pytest
 import synthetic_bench as synthetic
-from processes import run_python
+from processes import run_forked
 from program_races import ARGUMENTS, Script, layers
 from sample_kernels import scale
 from synthetic_bench import Bench, Clock, choice
@@ -123,7 +123,7 @@ TOLD = """
     ("level", "told"), [("info", ["answer"]), ("debug", ["detail", "answer"])]
 )
 def test_the_variable_prints_lines_of_its_level(level, told):
-    handlers, *lines = run_python(TOLD, TRACEA_LOG=level).splitlines()
+    handlers, *lines = run_forked(TOLD, TRACEA_LOG=level).splitlines()
     assert handlers == "['Handler']"
     start = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} tracea_jax\.tuning\.tuner"
     assert len(lines) == len(told)
@@ -132,7 +132,7 @@ def test_the_variable_prints_lines_of_its_level(level, told):
 
 
 def test_without_the_variable_nothing_is_set_up():
-    assert run_python(TOLD, TRACEA_LOG="") == "[]\n"
+    assert run_forked(TOLD, TRACEA_LOG="") == "[]\n"
 
 
 def test_a_wrong_value_is_an_error_when_settings_are_used_first():
@@ -144,7 +144,7 @@ def test_a_wrong_value_is_an_error_when_settings_are_used_first():
             print(e)
     """
     message = "TRACEA_LOG='warning' must be one of info, debug\n"
-    assert run_python(program, TRACEA_LOG="warning") == message
+    assert run_forked(program, TRACEA_LOG="warning") == message
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import export
 from numerics import exact, normal
-from processes import run_python
+from processes import run_forked, run_python
 
 import tracea_jax as tracea
 from tracea_jax.ops import export_checks, matmul
@@ -42,7 +42,7 @@ def test_an_exported_program_runs_in_a_new_process(tmp_path):
     (tmp_path / "program").write_bytes(program.serialize())
     (tmp_path / "gradients").write_bytes(gradients.serialize())
     np.savez(tmp_path / "args.npz", *args)
-    run_python(
+    run_forked(
         """
         import pathlib, sys
         import numpy as np
@@ -187,7 +187,7 @@ def test_an_exported_program_carries_its_kernels():
 def test_a_second_process_finds_the_tuned_answer():
     problem = tracea.GemmProblem(m=16, n=24, k=8)
     entry = tracea.tune(problem, effort="none", budget_s=1).entry
-    plan = run_python(
+    plan = run_forked(
         """
         import tracea_jax as tracea
         from tracea_jax.dispatch import plan

@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import textwrap
 import threading
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 import pytest
 from numerics import normal
-from processes import run_python
+from processes import forked, run_python
 
 import tracea_jax as tracea
 from tracea_jax.ops import matmul
@@ -89,7 +88,7 @@ def test_an_unknown_variable_is_warned_of_once_with_the_nearest_name():
     """
     given = {"TRACEA_CACHEDIR": "/x", "TRACEA_ZZZ": "1", "TRACEA_IMPLEMENTATION": "xla"}
     result = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(program)],
+        forked(textwrap.dedent(program), strict=False),
         env={**os.environ, **given},
         capture_output=True,
         text=True,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jaxprs import count
 from numerics import normal
-from processes import run_python
+from processes import run_forked
 from program_races import (
     ARGUMENTS,
     LOSING,
@@ -18,7 +19,6 @@ from program_races import (
     raced,
     sites,
     step,
-    with_tests,
 )
 from transformed import assert_near
 
@@ -54,6 +54,8 @@ def test_a_training_step_leaves_them_in_its_gradient_too(monkeypatch):
 def test_another_process_follows(monkeypatch):
     raced(monkeypatch, LOSING, step)
     program = """
+        import sys
+        sys.path.append(sys.argv[1])
         import jax, tracea_jax as tracea
         from jaxprs import count
         from program_races import ARGUMENTS, step
@@ -65,8 +67,7 @@ def test_another_process_follows(monkeypatch):
                 print(count(fast, *ARGUMENTS, name=name), end=" ")
         print(tracea.explain(step)(*ARGUMENTS))
     """
-    monkeypatch.setenv("PYTHONPATH", with_tests())
-    out = run_python(program)
+    out = run_forked(program, os.path.dirname(__file__))
     assert out.startswith("2 0 0 3 2 3 step on ")
     assert "whole program: 1.25x of plain" in out
 

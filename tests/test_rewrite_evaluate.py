@@ -38,10 +38,20 @@ def probes(dtype):
 
 def compare(f, *operands, tolerance=0.0):
     """Asserts that the only equation of f has the value that XLA computes."""
-    (eqn,) = jax.make_jaxpr(f)(*operands).eqns
-    found = evaluate(eqn, *operands)
-    expected = np.asarray(jax.jit(f)(*operands))
-    assert found is not None
+    compare_all([f], *operands, tolerance=tolerance)
+
+
+def compare_all(functions, *operands, tolerance=0.0):
+    """The same of many functions, compiled at once."""
+    every = jax.jit(lambda *operands: [f(*operands) for f in functions])(*operands)
+    for f, expected in zip(functions, every, strict=True):
+        (eqn,) = jax.make_jaxpr(f)(*operands).eqns
+        found = evaluate(eqn, *operands)
+        assert found is not None, eqn
+        assert_equal(found, np.asarray(expected), tolerance)
+
+
+def assert_equal(found, expected, tolerance):
     assert found.dtype == expected.dtype
     if expected.dtype.kind not in "biu":
         # XLA's CPU backend takes what is below the smallest normal number for zero.
@@ -55,10 +65,12 @@ def compare(f, *operands, tolerance=0.0):
 
 @pytest.mark.parametrize("old", DTYPES)
 def test_conversions(old):
-    for new in DTYPES:
-        to_new = functools.partial(lax.convert_element_type, new_dtype=new)
-        if old != new:
-            compare(to_new, probes(old))
+    to_new = [
+        functools.partial(lax.convert_element_type, new_dtype=new)
+        for new in DTYPES
+        if new != old
+    ]
+    compare_all(to_new, probes(old))
 
 
 BINARY = (lax.add, lax.sub, lax.mul, lax.max, lax.min, lax.div, lax.rem)
@@ -74,17 +86,14 @@ def pairs(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_operations_on_two_values(dtype):
-    x, y = pairs(dtype)
-    for f in COMPARISONS:
-        compare(f, x, y)
-    for f in BITS if dtype in ("bool", *INTEGERS) else ():
-        compare(f, x, y)
-    for f in SHIFTS if dtype in INTEGERS else ():
-        compare(f, x, y)
-    for f in BINARY if dtype in INTEGERS else ():
-        compare(f, x, y)
-    for f in BINARY[:5] if dtype in ("float32", "bfloat16", "float16") else ():
-        compare(f, x, y)
+    functions = list(COMPARISONS)
+    if dtype in ("bool", *INTEGERS):
+        functions += BITS
+    if dtype in INTEGERS:
+        functions += SHIFTS + BINARY
+    if dtype in ("float32", "bfloat16", "float16"):
+        functions += BINARY[:5]
+    compare_all(functions, *pairs(dtype))
 
 
 UNARY = (lax.neg, lax.abs, lax.sign)
@@ -95,17 +104,13 @@ ELEMENTARY = (lax.exp, lax.log, lax.tanh, lax.logistic, lax.sqrt, lax.rsqrt, lax
 @pytest.mark.parametrize("dtype", [*INTEGERS, "float32", "bfloat16", "float16"])
 def test_operations_on_one_value(dtype):
     x = probes(dtype)
-    for f in UNARY if dtype not in ("uint8", "uint16", "uint32") else UNARY[:1]:
-        compare(f, x)
+    functions = list(UNARY if dtype not in ("uint8", "uint16", "uint32") else UNARY[:1])
+    functions += [lax.bitwise_not] if dtype in INTEGERS else ROUNDING
+    compare_all(functions, x)
     compare(functools.partial(lax.integer_pow, y=3), x, tolerance=2e-2)
-    if dtype in INTEGERS:
-        compare(lax.bitwise_not, x)
-        return
-    for f in ROUNDING:
-        compare(f, x)
-    tolerance = 8 * float(jnp.finfo(dtype).eps)
-    for f in ELEMENTARY:
-        compare(f, x, tolerance=tolerance)
+    if dtype not in INTEGERS:
+        tolerance = 8 * float(jnp.finfo(dtype).eps)
+        compare_all(ELEMENTARY, x, tolerance=tolerance)
 
 
 def test_selections():

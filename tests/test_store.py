@@ -10,11 +10,11 @@ import json
 import os
 import pathlib
 import subprocess
-import sys
 import warnings
 
 import pytest
 import sample_kernels
+from processes import forked
 from stored_kernels import broken, failure_path, image_path
 
 from tracea_jax.runtime import cubins, nvrtc, trust
@@ -188,7 +188,7 @@ def test_a_kill_leaves_a_store_that_works(tmp_path, compilations, nth):
     script = KILLED.format(
         tests=os.path.dirname(sample_kernels.__file__), directory=str(tmp_path), nth=nth
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd="/", check=False)
+    done = subprocess.run(forked(script, strict=False), cwd="/", check=False)
     assert done.returncode == 9
     assert not image_path(tmp_path).exists()
     cubins.get_or_compile(sample_kernels.scale(), tmp_path)
@@ -216,7 +216,7 @@ def test_concurrent_writers_never_show_a_partial_image(tmp_path):
         tests=os.path.dirname(sample_kernels.__file__), directory=str(tmp_path)
     )
     writers = [
-        subprocess.Popen([sys.executable, "-c", script], cwd="/") for _ in range(2)
+        subprocess.Popen(forked(script, strict=False), cwd="/") for _ in range(2)
     ]
     reads = 0
     while any(writer.poll() is None for writer in writers):

@@ -6,10 +6,8 @@ import copy
 import functools
 import inspect
 import json
-import os
 import pickle
 import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -18,6 +16,7 @@ import pytest
 from calls import arguments, block
 from jaxprs import count
 from numerics import normal
+from processes import forked
 from transformed import assert_near
 
 import tracea_jax as tracea
@@ -205,10 +204,9 @@ def test_cloudpickle_takes_it_to_another_process():
     functions = [fast, tracea.transform(lambda x, w: x @ w), Model()]
     functions += [tracea.transform(jax.jit(f)), jax.jit(fast)]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", LOAD],  # not what lies in this directory
+        forked(LOAD, strict=False),
         input=cloudpickle.dumps(functions),
         capture_output=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout) == [48 * 24, 48 * 8, 48 * 5, 48 * 24, 48 * 24]

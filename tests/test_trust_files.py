@@ -6,10 +6,10 @@ import fcntl
 import os
 import stat
 import subprocess
-import sys
 import threading
 
 import pytest
+from processes import forked
 from synthetic_bench import DEVICE, PROBLEM, choice, entry, file_of, found, measured
 from trusted import KEY, collected, posix, save_kernel
 
@@ -114,7 +114,8 @@ exchange.export(Store(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]))
 
 
 def test_a_killed_export_is_cleaned_by_the_next(tmp_path):
-    command = [sys.executable, "-c", KILLED_EXPORT, str(tmp_path), tmp_path / "out"]
+    places = str(tmp_path), str(tmp_path / "out")
+    command = forked(KILLED_EXPORT, *places, strict=False)
     assert subprocess.run(command, cwd="/").returncode == 9
     (leftover,) = tmp_path.glob(".out.*.tmp")
     # No names of ours.

@@ -48,6 +48,7 @@ USES = """if True:
 """
 
 
+# The whole cache, and one file; the directories between them are slow tests.
 @needs_root
 @pytest.mark.parametrize(
     "hidden",
@@ -55,7 +56,7 @@ USES = """if True:
         "",
         pytest.param("tuned", marks=pytest.mark.slow),
         pytest.param("tuned/*", marks=pytest.mark.slow),
-        "tuned/*/matmul",
+        pytest.param("tuned/*/matmul", marks=pytest.mark.slow),
         "tuned/*/*/*",
     ],
 )

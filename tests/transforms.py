@@ -56,6 +56,21 @@ def in_f64_once(case, f, *args):
     return _known[case]
 
 
+def each_in_f64(f, axes, *args):
+    """``in_f64`` of ``jax.vmap(f, axes)``, by examples: compiled once for all axes."""
+    sizes = {x.shape[d] for x, d in zip(args, axes, strict=True) if d is not None}
+    (size,) = sizes
+    examples = [
+        [
+            x if d is None else np.take(np.asarray(x), i, d)
+            for x, d in zip(args, axes, strict=True)
+        ]
+        for i in range(size)
+    ]
+    results = [in_f64(f, *example) for example in examples]
+    return jax.tree.map(lambda *each: np.stack(each), *results)
+
+
 def assert_close(found, expected, tolerance=2e-6):
     found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
     for x, y in zip(found, expected, strict=True):

@@ -6,10 +6,10 @@ import os
 import pathlib
 import stat
 import subprocess
-import sys
 import tempfile
 
 import pytest
+from processes import forked
 
 import tracea_jax
 from tracea_jax.runtime import cubins as kernels
@@ -53,20 +53,11 @@ def as_nobody(program: str, *arguments: object, **environment: str) -> str:
     for place in (tests, package):
         if not is_open_to_others(place):
             pytest.skip(f"another user cannot reach {place}")
-    paths = [str(tests), str(package.parent), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as empty:
-        command = [sys.executable, "-P", "-c", AS_NOBODY, program, empty, *arguments]
+        words = [program, repr(environment), str(tests), empty, *arguments]
+        command = forked(AS_NOBODY, *(str(word) for word in words), strict=False)
         done = subprocess.run(
-            [str(word) for word in command],
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "AS_NOBODY": repr(environment),
-            },
-            cwd="/",
-            capture_output=True,
-            text=True,
-            timeout=600,
+            command, cwd="/", capture_output=True, text=True, timeout=600
         )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout.partition("=====\n")[2]
@@ -80,8 +71,9 @@ def is_open_to_others(directory: pathlib.Path) -> bool:
 
 AS_NOBODY = f"""
 import ast, os, sys, traceback, warnings
+_, program, environment, tests, empty, *arguments = sys.argv
+sys.path.append(tests)
 import tracea_jax.builtin
-_, program, empty, *arguments = sys.argv
 os.environ["TRACEA_CACHE_DIR"] = os.environ["HOME"] = empty
 sys.argv = ["", empty]
 try:
@@ -94,7 +86,7 @@ os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
 sys.argv = ["", *arguments]
-os.environ |= ast.literal_eval(os.environ["AS_NOBODY"])
+os.environ |= ast.literal_eval(environment)
 sys.stderr = sys.stdout
 warnings.resetwarnings()
 warnings.simplefilter("always", RuntimeWarning)

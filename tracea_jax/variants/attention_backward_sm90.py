@@ -63,7 +63,7 @@ _MANY = 4096  # positions that are worth sums of dq in memory
 # Fewer that are, too: columns of a head, whether the mask is causal, heads that share
 # keys, of which a block meets all queries, and positions.
 _FEWEST_ADDED = (
-    *((64, False, 1, 3000), (64, True, 4, 1024)),
+    *((64, False, 1, 3000), (64, False, 4, 2048), (64, True, 4, 1024)),
     *((128, False, 1, 2048), (128, False, 4, 1024), (128, True, 8, 2048)),
 )
 _EXTRAS = ("segments", "sinks", "soft_cap", "value_dim", "aligned_at_end", "alibi")
@@ -253,7 +253,7 @@ def _adds_faster(problem: AttentionProblem) -> bool:
     They save two of seven products, but blocks wait for those of earlier keys, and the
     sums are cleared and rounded. On an H100 the ordered sums took 0.83 to 0.96 of the
     time of any kernels that compute scores again, from the keys of ``_FEWEST_ADDED`` or
-    4096 on, and 1.2 to 1.3 times as long with windows of 1024 and 4096 keys: few
+    4096 on, and 1.06 to 1.6 times as long with windows of 1024 and 4096 keys: few
     queries are between a block's turns then. With ALiBi it was 0.85, with a bias 0.92,
     and 1.07 without a causal mask.
     """

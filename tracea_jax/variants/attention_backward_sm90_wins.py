@@ -18,10 +18,11 @@ from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 _FEWEST = 512  # queries, and keys, that are worth three kernels
 _MEASURED_HEADS = (64, 128)  # columns
 # If nothing limits which keys a query sees: by the columns of a head, and for lengths.
-_FEWEST_SEEN_BY_ALL = {64: 192, 128: 1024}
+_FEWEST_SEEN_BY_ALL = {64: 192, 128: 512}
 _FEWEST_WITH_LENGTHS = 4096
-_MANY_SHARING, _LONGEST_SHARED = 8, 8192  # heads of the same keys, and positions
-_MOST_SHARING_WIDE, _LONGEST_SHARED_WIDE = 2, 2048  # the same for heads of 256
+# Heads of the same keys, positions, and blocks of 128 keys for a multiprocessor.
+_MANY_SHARING, _LONGEST_SHARED, _OCCUPIED_SHARED = 8, 8192, 4
+_MOST_SHARING_WIDE, _LONGEST_SHARED_WIDE = 2, 2048  # keys of a query, heads of 256
 # Blocks of keys of wide heads for a multiprocessor, if all queries see them, and with a
 # causal mask, where the longest takes twice as long as others on average.
 _OCCUPIED, _OCCUPIED_CAUSAL = 0.95, 1.9
@@ -36,11 +37,12 @@ _NARROWEST = 512  # window that was measured
 def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-    On an H100 cuDNN took 1.02 to 1.8 times as long for causal heads of 64 and 128, from
+    On an H100 cuDNN took 1.02 to 2.2 times as long for causal heads of 64 and 128, from
     512 to 65536 positions, 1.1 to 1.4 times for windows from 512 to 4096 keys, and 1.07
-    to 1.45 times without a mask, heads of 64 from 197 and of 128 from 1024 positions
-    on. Where 8 heads share keys of 16384 and 32768 positions it took 0.92 and 0.96.
-    Other heads were not measured.
+    to 2 times without a mask, heads of 64 from 197 and of 128 from 512 positions on;
+    0.95 for 512 queries of 8192 keys. Where eight heads of 128 share keys it took 1.15
+    to 2.1 times as long, but 0.87 to 0.97 for 16384 and 32768 positions, or with blocks
+    of keys for less than four rounds. Other heads were not measured.
     """
     p = problem
     shortest = min(p.q_len, p.kv_len)
@@ -60,8 +62,10 @@ def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     left, right = rules.window(p)
     if left is not None:
         return right == 0 and left + 1 >= _NARROWEST
-    is_shared = p.heads // p.kv_heads >= _MANY_SHARING
-    return right == 0 and not (is_shared and p.kv_len > _LONGEST_SHARED)
+    if p.head_dim == 128 and p.heads // p.kv_heads >= _MANY_SHARING:
+        is_occupied = _blocks(p, 2 * ROWS, device) >= _OCCUPIED_SHARED
+        return right == 0 and is_occupied and p.kv_len <= _LONGEST_SHARED
+    return right == 0
 
 
 def _sees_all(problem: AttentionProblem) -> bool:
@@ -75,32 +79,40 @@ def _fewest_seen_by_all(problem: AttentionProblem) -> float:
     p = problem
     if p.head_dim not in _MEASURED_HEADS:
         return math.inf
-    if p.q_lengths or p.kv_lengths:
+    if p.q_lengths or p.kv_lengths or p.q_len != p.kv_len:
         return _FEWEST_WITH_LENGTHS
     return _FEWEST_SEEN_BY_ALL[p.head_dim]
+
+
+def _blocks(problem: AttentionProblem, keys: int, device: Device) -> float:
+    """Blocks of so many keys for a multiprocessor."""
+    p = problem
+    count = -(-p.kv_len // keys) * p.kv_heads * p.batch
+    return count / getattr(device, "sm_count", math.inf)
 
 
 def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:
     """Heads of 256, whose blocks of 64 keys must occupy the multiprocessors.
 
-    On an H100 cuDNN took 1.0 to 1.4 times as long for 16 heads with keys of their own,
-    from 512 to 32768 positions, and 1.08 to 1.7 times where two share keys, or eight
-    and up to 2048 positions; 0.9 for eight and 4096, and 0.6 for blocks on half of the
-    multiprocessors.
+    On an H100 cuDNN took 1.0 to 1.4 times as long for heads with keys of their own,
+    from 512 to 32768 positions, 1.04 to 1.7 times where two share keys, or eight and up
+    to 2048 positions, and 1.2 to 1.5 times for windows of 512 and 1024 keys; but 0.9
+    for eight heads and 4096 positions, and 0.6 to 0.97 for blocks on less than that.
     """
     p = problem
     is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
-    has_window = p.window is not None or p.q_lengths or p.kv_lengths
-    if not is_plain or has_window or not p.head_dim == p.columns == 256:
+    has_lengths = p.q_lengths or p.kv_lengths
+    if not is_plain or has_lengths or not p.head_dim == p.columns == 256:
         return False
-    shared = p.heads // p.kv_heads
-    if shared == 1:
-        return True
-    blocks = -(-p.kv_len // ROWS) * p.kv_heads * p.batch
-    occupied = _OCCUPIED_CAUSAL if p.is_causal else _OCCUPIED
-    if blocks < occupied * getattr(device, "sm_count", 0):
+    left, right = rules.window(p)
+    if left is not None and (right != 0 or left + 1 < _NARROWEST):
         return False
-    return shared <= _MOST_SHARING_WIDE or p.kv_len <= _LONGEST_SHARED_WIDE
+    is_uneven = left is None and right is not None
+    occupied = _OCCUPIED_CAUSAL if is_uneven else _OCCUPIED
+    if right not in (None, 0) or _blocks(p, ROWS, device) < occupied:
+        return False
+    seen = p.kv_len if left is None else left + 1
+    return p.heads // p.kv_heads <= _MOST_SHARING_WIDE or seen <= _LONGEST_SHARED_WIDE
 
 
 def _fewest(problem: AttentionProblem) -> int | None:

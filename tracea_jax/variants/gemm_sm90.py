@@ -121,6 +121,7 @@ def space_of(
     )
 
 
+@functools.lru_cache(maxsize=64)  # a plan asks for its time, and then for the config
 def choose(
     problem: GemmProblem,
     device: CudaDevice,
