@@ -113,6 +113,24 @@ def test_every_config_of_the_space_is_legal(direction, channels):
         CONV2D_STRIPS_SM90.check(asked, config, H200)
 
 
+@pytest.mark.parametrize(
+    ("size", "channels", "fields", "wins"),
+    [
+        *((7, 512, FLOAT32, True), (14, 256, FLOAT32, False)),
+        *((7, 512, {}, False), (56, 64, {}, True)),
+    ],
+)
+@pytest.mark.parametrize("direction", ["forward", "input_grad"])
+def test_it_is_chosen_where_larger_tiles_are_few(
+    direction, size, channels, fields, wins
+):
+    """98 tiles of 128 x 128 are fewer than 132 multiprocessors; 196 are not."""
+    image = {"batch": 64, "height": size, "width": size}
+    both = {"in_channels": channels, "out_channels": channels}
+    asked = problem(direction, **image, **both, **fields)
+    assert CONV2D_STRIPS_SM90.expects_to_win(asked, H200) == wins
+
+
 def test_all_weights_stay_or_a_ring_of_them_turns():
     narrow = problem(in_channels=64, out_channels=64)
     configs = CONV2D_STRIPS_SM90.space(narrow, H200).configs()

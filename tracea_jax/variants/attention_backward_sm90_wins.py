@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_backward_sm90 as emit
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit.attention_sm90 import ROWS
@@ -87,8 +87,8 @@ def _fewest_seen_by_all(problem: AttentionProblem) -> float:
 def _blocks(problem: AttentionProblem, keys: int, device: Device) -> float:
     """Blocks of so many keys for a multiprocessor."""
     p = problem
-    count = -(-p.kv_len // keys) * p.kv_heads * p.batch
-    return count / getattr(device, "sm_count", math.inf)
+    assert isinstance(device, CudaDevice)
+    return -(-p.kv_len // keys) * p.kv_heads * p.batch / device.sm_count
 
 
 def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:

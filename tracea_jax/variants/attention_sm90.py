@@ -231,7 +231,7 @@ def _overlapped_if_whole(
     """
     p = problem
     adds = p.bias is not None or p.alibi is not None or p.soft_cap is not None
-    if adds or not 96 < max(p.head_dim, p.columns) <= 128:
+    if adds or not 96 < _widest(p) <= _WIDE:
         return config
     if not rules.sees_whole(problem, config):
         return config

@@ -116,8 +116,8 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
     and 1.4 times on 8 images of ResNets. In float32 both took 1.1 to 1.5 times as
     long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images;
-    on an H100 conv2d_sm90 took 1.07 and 1.10 times as long where its tiles are fewer
-    than multiprocessors (an H200 0.99 times).
+    where tiles of conv2d_sm90 are fewer than multiprocessors, that took 0.99 to 1.10
+    times as long on an H100, and 0.99 times on an H200.
     """
     p = problem
     return (
