@@ -76,13 +76,17 @@ def _full() -> Iterator[Program]:
     yield gpt2_step(
         GPT2_124M, _least(ratio=2.0, wall_ratio=2.0) + (_most("memory_ratio", 0.6),)
     )
-    yield vit_step(vit_b16(batch=64), _least(ratio=1.28))
+    yield vit_step(vit_b16(batch=64), _least(ratio=1.6))
     yield convnext_step(convnext_t(batch=64), _least(ratio=1.3))
     yield from _efficientnets(efficientnet_b0(batch=64), _least(ratio=0.99))
     yield llama_block_step(LLAMA_3_8B, _least(ratio=1.70))
     decoding = dataclasses.replace(LLAMA_3_8B, batch=64, tokens=2048)
     yield from _decodings(Decoding(model=decoding), donated=5.0, kept=1.45)
-    yield from _convolutions(resnet50(batch=64), UNET, _least(ratio=0.99))
+    resnet_50 = resnet50(batch=64)
+    yield _inference("resnet50_inference", resnet_50, _least(ratio=1.45))
+    yield _training("resnet50_step", resnet_50, _least(ratio=1.25))
+    yield from _unets("unet_block", unet_block(channels=320), _least(ratio=1.15))
+    yield from _unets("unet_block_640", unet_block(channels=640), _least(ratio=1.15))
 
 
 def _cpu() -> Iterator[Program]:
@@ -117,10 +121,11 @@ def _small() -> Iterator[Program]:
     )
     yield llama_block_step(llama)
     yield from _decodings(Decoding(model=llama), donated=None, kept=None)
-    yield from _convolutions(
-        resnet(blocks=(1, 1), filters=8, batch=2, size=32, dtype="bfloat16"),
-        unet(channels=32, batch=2, size=8, dtype="bfloat16"),
-    )
+    images = resnet(blocks=(1, 1), filters=8, batch=2, size=32, dtype="bfloat16")
+    yield _inference("resnet50_inference", images)
+    yield _training("resnet50_step", images)
+    block = unet(channels=32, batch=2, size=8, dtype="bfloat16")
+    yield from _unets("unet_block", block)
 
 
 GPT2_124M = Gpt2(
@@ -144,7 +149,6 @@ SMALL_GPT2 = Gpt2(
 TINY_GPT2 = dataclasses.replace(
     SMALL_GPT2, tokens=16, layers=1, width=32, heads=2, vocabulary=64
 )
-UNET = unet(channels=320, batch=8, size=64, dtype="bfloat16")
 
 
 def vit_b16(batch: int) -> Images:
@@ -169,6 +173,10 @@ def convnext_t(batch: int) -> Images:
     return convnext(
         blocks=(3, 3, 9, 3), width=96, batch=batch, size=224, dtype="bfloat16"
     )
+
+
+def unet_block(channels: int) -> Images:
+    return unet(channels=channels, batch=8, size=64, dtype="bfloat16")
 
 
 def efficientnet_b0(batch: int) -> Images:
@@ -249,19 +257,15 @@ def _decodings(
     )
 
 
-def _convolutions(
-    images: Images, block: Images, bars: tuple[Bar, ...] = ()
-) -> Iterator[Program]:
-    yield _inference("resnet50_inference", images, bars)
-    yield _training("resnet50_step", images, bars)
-    yield _inference("unet_block", block, bars)
+def _unets(name: str, block: Images, bars: tuple[Bar, ...] = ()) -> Iterator[Program]:
+    yield _inference(name, block, bars)
 
     def inputs() -> tuple[Any, ...]:
         variables, x = block.variables()
         return variables, x, _cotangent(x)
 
     yield Program(
-        name="unet_block_step",
+        name=f"{name}_step",
         text=str(block),
         step=lambda dtype, wrap: with_gradients(wrap(block.apply(dtype))),
         inputs=inputs,
