@@ -36,11 +36,13 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/max_pair.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "tile/activation.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/opaque.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/turned_rows.cuh"
 
@@ -94,7 +96,7 @@ class Conv2dBands {
       : p_(params),
         block_(blockIdx.x),
         channel_first_(static_cast<int>(take(block_, p_.channel_blocks)) * kChannels),
-        ring_(kept(shared_address(smem))),
+        ring_(opaque(shared_address(smem))),
         turned_(ring_ + kRingBytes),
         out_(turned_ + 2 * Rows::kTurnedBytes),
         zeros_(out_ + 2 * kOutBytes),
@@ -113,7 +115,7 @@ class Conv2dBands {
       walk();
       const bool is_suspect = __syncthreads_or(is_nan_pair<Element>(worst_));
       // Again, instead of in registers all the way.
-      const Piece done = piece(static_cast<int>(kept(row)), end);
+      const Piece done = piece(opaque(row), end);
       if (is_suspect) compute_again(done);
       row += done.results;
       if (row >= end) return;
