@@ -86,15 +86,7 @@ class Conv2dBandsWeights {
   }
 
   TRACEA_DEVICE void run() {
-    Sums sums;
-    TRACEA_UNROLL
-    for (auto& row : sums) {
-      TRACEA_UNROLL
-      for (auto& channel : row) {
-        TRACEA_UNROLL
-        for (float& sum : channel) sum = 0.0f;
-      }
-    }
+    Sums sums = {};
     int row = static_cast<int>(part_) * p_.block_rows;
     const int last = row + p_.block_rows, end = last < p_.all_rows ? last : p_.all_rows;
     TRACEA_NO_UNROLL

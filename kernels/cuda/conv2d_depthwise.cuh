@@ -75,9 +75,7 @@ class Conv2dDepthwise {
 
   TRACEA_DEVICE void run() {
     if (walk_.results <= 0) return;
-    Pair sums[RowTaps::kSlots][kTileW];
-    TRACEA_UNROLL
-    for (int slot = 0; slot < RowTaps::kSlots; ++slot) clear(sums[slot]);
+    Pair sums[RowTaps::kSlots][kTileW] = {};
     walk_.run([&] { load_weights(); },
               [&](int phase, const u8* row) {
                 add(sums, phase, window_ + static_cast<u32>(row - ring_));
