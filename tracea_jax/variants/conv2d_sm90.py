@@ -125,11 +125,12 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    On an H100 cuDNN took 1.2 to 1.4 times as long for 3 x 3 kernels, 1.6 to 2.5
-    times with a stride of 2, and 1.1 to 1.3 times for pixels with a stride or a
-    residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8. In float32 it took
-    1.05 to 2 times as long on an H200 for 3 x 3 kernels, 1.1 to 2.4 times with a
-    stride of 2, and 1.07 to 1.3 times for pixels of many channels.
+    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.18 to 1.4
+    times as long for 3 x 3 kernels of 128 to 512 channels on 64 images of ResNets, 1.7
+    to 2.6 times with a stride of 2, 1.07 to 1.4 times for pixels with a stride or a
+    residual, and 1.1 to 1.4 times for U-Nets. In float32 it took 1.04 to 1.4 times as
+    long for 3 x 3 kernels, 1.25 to 2.2 times with a stride of 2, and 1.05 to 1.18 times
+    for pixels of many channels.
     """
     p = problem
     if not images.is_measured(p, device, (2, 4)):
