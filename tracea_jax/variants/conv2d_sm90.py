@@ -20,7 +20,12 @@ from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import conv2d_sm90 as emit
 from tracea_jax.emit.conv2d_sm90 import OUT_DTYPES, Conv2dSm90Config
 from tracea_jax.emit.conv_axes import refused_walks, walks
-from tracea_jax.emit.conv_operands import DTYPES, DTYPES_16, along_k
+from tracea_jax.emit.conv_operands import (
+    DTYPES,
+    DTYPES_16,
+    along_k,
+    channels_out,
+)
 from tracea_jax.problem import ITEMSIZE, Conv2dProblem
 from tracea_jax.variants import images
 from tracea_jax.variants.base import Call
@@ -56,6 +61,7 @@ _CYCLES_A_CHANNEL = 1.6
 _TAIL_FACTOR, _SHARED_TAIL_FACTOR = 1.15, 1.05
 _SHALLOW_FACTOR = 1.6  # two stages leave nothing in flight while one is multiplied
 _LEAST_SHARE = 0.65
+_BEYOND_FACTOR = 1.4  # of tiles that have whole slabs of weights beyond the channels
 _STORED_BYTES_A_CYCLE, _CYCLES_A_TILE = 25, 2000
 _FEWEST_FLOPS_1X1 = 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
@@ -130,7 +136,8 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     to 2.6 times with a stride of 2, 1.07 to 1.4 times for pixels with a stride or a
     residual, and 1.1 to 1.4 times for U-Nets. In float32 it took 1.04 to 1.4 times as
     long for 3 x 3 kernels, 1.25 to 2.2 times with a stride of 2, and 1.05 to 1.18 times
-    for pixels of many channels.
+    for pixels of many channels. With a stride of 2 it was slower on one image and on
+    eight, too, of which no results are kept.
     """
     p = problem
     if not images.is_measured(p, device, (2, 4)):
@@ -191,23 +198,35 @@ _WORTHWHILE = (
 
 
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
-    """Cycles of the rounds of tiles; the constants fit measurements on Hopper."""
+    """Cycles of the rounds of tiles, and at least those of a tile of the most taps.
+
+    The constants fit measurements on Hopper.
+    """
     c = config
     blocks = emit.tile_count(problem, c) * c.cluster
     rounds = -(-blocks // device.sm_count)
-    rows, columns = walks(problem)
-    steps = emit.k_steps(problem) / (len(rows) * len(columns))
+    taps = _taps_of_phases(problem)
+    chunks = emit.k_steps(problem) / sum(taps)
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = _CYCLES_A_PIXEL[ITEMSIZE[problem.lhs]] * c.tile_m
     copied = (copied + _CYCLES_A_CHANNEL * c.tile_n) * _copying_factor(problem, c)
     copied = copied * np.maximum(blocks / (rounds * device.sm_count), _LEAST_SHARE)
-    multiplied: Any = steps * np.maximum(products, copied)
+    step: Any = np.maximum(products, copied)
+    step = step * np.where(channels_out(problem) % c.tile_n, _BEYOND_FACTOR, 1)
+    multiplied = chunks * sum(taps) / len(taps) * step
+    longest = chunks * max(taps) * step
     bytes_stored = c.tile_m * c.tile_n * ITEMSIZE[problem.out]
     stored = bytes_stored / _STORED_BYTES_A_CYCLE + _CYCLES_A_TILE
     # In turns, one consumer stores while the other multiplies.
     hidden: Any = np.maximum(multiplied, stored)
-    in_turns, together = rounds * hidden + stored, rounds * (multiplied + stored)
+    in_turns = np.maximum(rounds * hidden, longest) + stored
+    together = np.maximum(rounds * (multiplied + stored), longest + stored)
     return c.ping_pong * in_turns + (1 - c.ping_pong) * together
+
+
+def _taps_of_phases(problem: Conv2dProblem) -> list[int]:
+    rows, columns = walks(problem)
+    return [row.taps * column.taps for row in rows for column in columns]
 
 
 def _copying_factor(p: Conv2dProblem, c: Any) -> Any:
