@@ -230,6 +230,7 @@ CHOSEN = {  # by who is expected to win
     ),
     "xla": (
         {"batch": 1, "height": 7, "width": 7},
+        {"batch": 1, "height": 6, "width": 8, "in_channels": 1024},
         {**STEM, "strides": (4, 2)},
         {"dilation": (2, 2)},
         {"in_channels": 120},

@@ -19,8 +19,9 @@ from tracea_jax.variants.space import Rule, Space, as_config
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
-# Of the 3 x 3 convolutions of small images, of 8 images of ResNets, and of 64.
-_SMALL_FLOPS, FEW_FLOPS, MANY_FLOPS = 3 << 24, 2**30, 2**33
+# Of the 3 x 3 convolutions of 8 images of ResNets, and of 64.
+FEW_FLOPS, MANY_FLOPS = 2**30, 2**33
+_SMALL_FLOPS, _SMALL_PIXELS = 3 << 24, 49  # of those of 16 bits of a small image
 
 
 def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[str]:
@@ -138,9 +139,13 @@ def is_dense_3x3(problem: Conv2dProblem) -> bool:
         and p.dilation == (1, 1)
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
-        and p.flops >= (FEW_FLOPS if is_wide else _SMALL_FLOPS)
+        and (p.flops >= FEW_FLOPS or (_is_measured_small(p) and not is_wide))
         and not (is_wide and _is_thin(p))
     )
+
+
+def _is_measured_small(problem: Conv2dProblem) -> bool:
+    return problem.flops >= _SMALL_FLOPS and pixels(problem) >= _SMALL_PIXELS
 
 
 def pixels(problem: Conv2dProblem) -> int:
