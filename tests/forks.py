@@ -11,6 +11,7 @@ process starts: ``processes`` gives a process of its own to whom that matters.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -24,12 +25,15 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.extend
 import jax.numpy
 import jax.scipy.special  # noqa: F401  (what our package imports of JAX)
 
 
 def asked(path: str) -> dict[str, Any]:
     """Serves; returns in each fork, with what it is to run."""
+    gc.collect()
+    gc.freeze()  # forks that looked at what JAX made would copy all of it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
