@@ -47,6 +47,17 @@ def check_bits(
     assert same_bits(got, want)
 
 
+def outputs(place: pathlib.Path, report: tracea.Bundle) -> dict[str, np.ndarray]:
+    """The results of a function of a dict, by name, as a program has written them."""
+    arrays = place.parent / f"{place.name}.arrays"
+    return {
+        name.removeprefix("out['").removesuffix("']"): np.fromfile(
+            arrays / f"out{i}.bin", kind
+        ).reshape(shape)
+        for i, (name, kind, shape) in enumerate(report.outputs)
+    }
+
+
 # --- results --------------------------------------------------------------------------
 
 
@@ -136,15 +147,29 @@ def test_every_function_of_elements_is_that_of_numpy(c_programs, tmp_path, dtype
         report = tracea.bundle(fn, x, y, path=place)
         want = bundle_programs.every_function(np, x, y)
     computed(c_programs / "run_c", "cpu", place, [x, y], x)
-    arrays = tmp_path / "functions.tracea.arrays"
-    got = {
-        name.removeprefix("out['").removesuffix("']"): np.fromfile(
-            arrays / f"out{i}.bin", kind
-        ).reshape(shape)
-        for i, (name, kind, shape) in enumerate(report.outputs)
-    }
     rtol = 2e-6 if dtype is np.float32 else 1e-13
-    bundle_programs.assert_all_close(got, want, rtol)
+    bundle_programs.assert_all_close(outputs(place, report), want, rtol)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, jnp.bfloat16])
+def test_exact_functions_have_the_bits_of_xla(c_programs, tmp_path, dtype):
+    x, y = bundle_programs.special((19, 31), dtype)
+    with jax.enable_x64(dtype is np.float64):
+        fn = bundle_programs.exact_functions
+        report = tracea.bundle(fn, x, y, path=tmp_path / "b")
+        want = jax.jit(fn)(x, y)
+    first = np.asarray(want[min(want)])
+    computed(c_programs / "run_c", "cpu", tmp_path / "b", [x, y], first)
+    for name, got in outputs(tmp_path / "b", report).items():
+        same = got == np.asarray(want[name])
+        same &= np.signbit(got.astype(float)) == np.signbit(want[name].astype(float))
+        assert (same | (np.isnan(got) & np.isnan(want[name]))).all(), name
+
+
+def test_integers_have_no_functions_of_booleans(tmp_path):
+    x = np.arange(6, dtype=np.int32)
+    with pytest.raises(tracea.Unsupported, match=r"= not\(int32\[6\]\) cannot be"):
+        tracea.bundle(lambda x: ~x, x, path=tmp_path / "b")
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 259), (3, 257, 1), (7, 1, 5)])

@@ -13,39 +13,60 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from jax import lax
+
 from tracea_jax.bundle.arrays import inner_of
 
 DTYPES = ("float32", "bfloat16", "float64", "bool")
 
 # Primitives of jax.lax, by the function's name; most are called alike.
 _FUNCTIONS = {
-    **{name: name for name in "add sub mul div pow max min neg abs sign".split()},
-    **{name: name for name in "gt ge lt le eq ne floor ceil square sqrt".split()},
-    **{name: name for name in "rsqrt exp exp2 expm1 log log1p tanh".split()},
-    **{name: name for name in "logistic erf sin cos clamp integer_pow".split()},
+    **{name: name for name in "add sub mul div rem pow max min neg abs sign".split()},
+    **{name: name for name in "gt ge lt le eq ne is_finite floor ceil".split()},
+    **{name: name for name in "square integer_pow sqrt rsqrt cbrt clamp".split()},
+    **{name: name for name in "exp exp2 expm1 log log1p logistic erf erfc".split()},
+    **{name: name for name in "sin cos tan asin acos atan atan2".split()},
+    **{name: name for name in "sinh cosh tanh asinh acosh atanh".split()},
     "add_any": "add",
     "convert_element_type": "convert",
     "select_n": "select",
-    "and": "min",
-    "or": "max",
+}
+# The same of booleans alone; of integers, these work on bits.
+_OF_BOOLEANS = {"not": "not", "and": "min", "or": "max", "xor": "ne"}
+_ROUNDED = {
+    lax.RoundingMethod.TO_NEAREST_EVEN: "rint",
+    lax.RoundingMethod.AWAY_FROM_ZERO: "round",
 }
 COPY = {"function": "convert", "exponent": 0}
-_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
+_REDUCTIONS = {
+    "reduce_sum": "sum",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "min",  # of booleans: there are no integers here
+    "reduce_or": "max",
+}
 
 
 def mapped(eqn: Any) -> dict[str, Any] | None:
     """What the manifest says of a function of each element; None of anything else."""
-    name = _FUNCTIONS.get(eqn.primitive.name)
+    name = _function(eqn)
     if name is None or not _has_dtypes(eqn):
         return None
     if any(repeated(x, eqn) is None for x in eqn.invars):
         return None
     if name == "select" and len(eqn.invars) != 3:
         return None
-    booleans = [x.aval.dtype.name == "bool" for x in eqn.invars]
-    if eqn.primitive.name in ("and", "or") and not all(booleans):
-        return None
     return {"function": name, "exponent": int(eqn.params.get("y", 0))}
+
+
+def _function(eqn: Any) -> str | None:
+    name = eqn.primitive.name
+    if name == "round":
+        return _ROUNDED[eqn.params["rounding_method"]]
+    if name in _OF_BOOLEANS:
+        are_booleans = all(x.aval.dtype.name == "bool" for x in eqn.invars)
+        return _OF_BOOLEANS[name] if are_booleans else None
+    return _FUNCTIONS.get(name)
 
 
 def repeated(operand: Any, eqn: Any) -> int | None:
