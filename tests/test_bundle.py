@@ -202,6 +202,33 @@ def test_arrays_are_split_and_stacked(c_programs, tmp_path):
     assert same_bits(got, want)
 
 
+def test_dimensions_between_others_are_repeated_and_reduced(c_programs, tmp_path):
+    x = np.random.default_rng(8).integers(-9, 9, size=(3, 4, 2, 5)).astype(np.float32)
+
+    def fn(xp, x):
+        y = x * x[:, :1, :1] - x[:, :, 1:].sum((1, 3), keepdims=True)
+        return y.sum((0, 2)) + xp.where(x > x[:1, :, :1], x, y).max((0, 2))
+
+    tracea.bundle(functools.partial(fn, jnp), x, path=tmp_path / "b")
+    want = fn(np, x)  # whose sums are exact
+    got = computed(c_programs / "run_c", "cpu", tmp_path / "b", [x], want)
+    assert same_bits(got, want)
+
+
+def test_a_batch_norm_alone_and_what_uses_it_twice(c_programs, tmp_path):
+    array = bundle_programs.Arrays(jnp.float32, 6)
+    mean, scale, shift, x = array(6), array(6), array(6), array(2, 5, 4, 6)
+
+    def fn(x):
+        y = jax.nn.relu((x - mean) * scale + shift)
+        return jax.nn.relu(y * scale + shift + x) + y
+
+    tracea.bundle(fn, x, path=tmp_path / "b")
+    want = np.asarray(fn(x))
+    got = computed(c_programs / "run_c", "cpu", tmp_path / "b", [np.asarray(x)], want)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
 def test_arguments_that_are_results_and_constants_are_copied(c_programs, tmp_path):
     w = np.arange(6, dtype=np.int32)
     x = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -52,7 +52,10 @@ def mapped(eqn: Any) -> dict[str, Any] | None:
     name = _function(eqn)
     if name is None or not _has_dtypes(eqn):
         return None
-    if any(repeated(x, eqn) is None for x in eqn.invars):
+    shape = eqn.outvars[0].aval.shape
+    if any(x.aval.shape and len(x.aval.shape) != len(shape) for x in eqn.invars):
+        return None
+    if 0 in shape and any(repeated(x, eqn) is None for x in eqn.invars):
         return None
     if name == "select" and len(eqn.invars) != 3:
         return None
@@ -73,28 +76,37 @@ def repeated(operand: Any, eqn: Any) -> int | None:
     """How often an operand's elements are repeated in a row, in the result's shape.
 
     Dimensions of one element count as those of the result. None if ``arrays.Spread``
-    cannot say it.
+    cannot say it: then a copy has to be made.
     """
     shape, out = operand.aval.shape, eqn.outvars[0].aval.shape
-    if shape and len(shape) != len(out):
-        return None
     return inner_of(shape, range(len(shape)), out)
 
 
 def reduced(eqn: Any) -> dict[str, Any] | None:
-    """What it says of a reduction over dimensions that follow one another."""
+    """What it says of a reduction, of an array in the order of ``order_to_reduce``."""
     name = _REDUCTIONS.get(eqn.primitive.name)
     if name is None or not _has_dtypes(eqn):
         return None
     shape, axes = eqn.invars[0].aval.shape, sorted(eqn.params["axes"])
-    if not axes or axes != list(range(axes[0], axes[-1] + 1)) or 0 in shape:
+    if not axes or 0 in shape:
         return None
+    if (order := order_to_reduce(eqn)) is not None:
+        shape = [shape[axis] for axis in order]
+        axes = range(len(shape) - len(axes), len(shape))
     return {
         "function": name,
         "outer": math.prod(shape[: axes[0]]),
         "reduced": math.prod(shape[axes[0] : axes[-1] + 1]),
         "inner": math.prod(shape[axes[-1] + 1 :]),
     }
+
+
+def order_to_reduce(eqn: Any) -> tuple[int, ...] | None:
+    """The dimensions with those last that are reduced; None if these are in a row."""
+    rank, axes = eqn.invars[0].aval.ndim, sorted(eqn.params["axes"])
+    if axes == list(range(axes[0], axes[-1] + 1)):
+        return None
+    return (*(axis for axis in range(rank) if axis not in axes), *axes)
 
 
 def _has_dtypes(eqn: Any) -> bool:
