@@ -78,9 +78,11 @@ _NARROW = {
     (_PAIRS, "float32"): range(1, 65),
     ("amx", "float32"): range(1, _SKINNY + 1),
     ("amx", "bfloat16"): range(2, 9),
+    # With 4 on some versions of JAX: 0.87 of our time there, 1.4 on others.
+    ("avx2", "float32"): (4, 6, 7),
 }
-# The same on AVX2, wherever A lies: columns that XLA's registers hold exactly, and a
-# vector, also where it is A, and B is stored by columns.
+# The same wherever A lies: columns that XLA's registers hold exactly, and a vector,
+# also where that is A, and B stored by columns.
 _NEAR_NARROW = {("avx2", "float32"): (1, 8, 16)}
 _NEAR_ELEMENTS = 1 << 18  # of the operand that is read once; smaller ones are untried
 # Of bfloat16 on AVX2 XLA widens all of a large operand, which our kernel reads once: it
@@ -253,13 +255,14 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
     """
     kind = (device.isa, problem.lhs)
     is_tall = problem.layout[0] == "n" and problem.m > _SKINNY
-    if near := _NEAR_NARROW.get(kind):
+    is_large = max(problem.m, problem.n) * problem.k >= _NEAR_ELEMENTS
+    if is_large and (near := _NEAR_NARROW.get(kind)):
         is_row = problem.m == 1 and problem.layout[1] == "t"
-        is_large = max(problem.m, problem.n) * problem.k >= _NEAR_ELEMENTS
-        return is_large and (is_row or (is_tall and problem.n in near))
+        if is_row or (is_tall and problem.n in near):
+            return True
     far = min(device.l3_bytes, _FAR_BYTES)
     is_far = _ITEMSIZE[problem.lhs] * problem.m * problem.k >= far
-    return is_far and is_tall and problem.n in _NARROW.get(kind, range(0))
+    return is_far and is_tall and problem.n in _NARROW.get(kind, ())
 
 
 def _streams_bfloat16(problem: GemmProblem, device: CpuDevice) -> bool:
