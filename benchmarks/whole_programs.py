@@ -206,7 +206,7 @@ def convnext_step(model: Images, bars: tuple[Bar, ...] = ()) -> Program:
     return _training("convnext_step", model, bars)
 
 
-def _training(name: str, model: Images, bars: tuple[Bar, ...]) -> Program:
+def _training(name: str, model: Images, bars: tuple[Bar, ...] = ()) -> Program:
     return Program(
         name=name,
         text=str(model),
@@ -279,7 +279,7 @@ def _efficientnets(model: Images, bars: tuple[Bar, ...] = ()) -> Iterator[Progra
     yield _training("efficientnet_step", model, bars)
 
 
-def _inference(name: str, model: Images, bars: tuple[Bar, ...]) -> Program:
+def _inference(name: str, model: Images, bars: tuple[Bar, ...] = ()) -> Program:
     return Program(
         name=name,
         text=str(model),

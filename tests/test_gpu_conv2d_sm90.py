@@ -16,7 +16,9 @@ import pytest
 from conv_gpu import FULL, SHAPES, conv
 
 import tracea_jax as tracea
+from tracea_jax.ops.conv2d import workload as bench
 from tracea_jax.options import device_for
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Epilogue
 from tracea_jax.variants.conv2d_sm90 import CONV2D_SM90
 
@@ -90,6 +92,22 @@ def test_every_number_of_channels_of_float32(direction):
 @pytest.mark.parametrize("strides", [(3, 3), (4, 1), (8, 5)])
 def test_larger_strides(strides):
     run_and_check(conv(strides=strides, height=37, width=41))
+
+
+def test_turns_without_products_are_seen_by_every_warp(gpu):
+    """Three of the four phases of a gradient of strided pixels have no taps."""
+    problem = conv(**SHAPES["strided pixels"] | SHAPES["many"], in_channels=256)
+    problem = dataclasses.replace(problem, direction="input_grad")
+    configs = CONV2D_SM90.space(problem, gpu).configs()
+    for config in (c for c in configs if c.ping_pong):
+        choice = Choice(variant=CONV2D_SM90.name, config=config)
+        inputs = bench.operands(problem, seed=3)
+        call = functools.partial(bench.execute, problem=problem, choice=choice)
+        call = jax.jit(call)
+        (first,) = call(*inputs)
+        for _ in range(100):
+            (last,) = call(*inputs)
+        np.testing.assert_array_equal(first, last, strict=True)
 
 
 @pytest.mark.parametrize("activation", numerics.ACTIVATIONS)

@@ -13,7 +13,12 @@ from tracea_jax.ir.pipeline import (
     SyncRequirement,
     wait,
 )
-from tracea_jax.ir.ring_schedules import RingProtocol, run_ring
+from tracea_jax.ir.ring_schedules import (
+    RingProtocol,
+    TurnProtocol,
+    run_ring,
+    run_turns,
+)
 from tracea_jax.ir.schedules import Barrier, Hazard
 
 pytestmark = pytest.mark.once
@@ -108,6 +113,18 @@ def test_a_tile_begun_out_of_turn_is_caught(stages):
     )
     messages = caught(functools.partial(run_ring, protocol))
     assert any("reads the data of step" in message for message in messages)
+
+
+@pytest.mark.parametrize("tile_steps", [(0,) * 9, (1,) * 9, (2, 0, 0, 0, 1) * 3])
+def test_every_warp_sees_its_turns(tile_steps):
+    for seed in SEEDS:
+        run_turns(TurnProtocol(tile_steps=tile_steps), seed)
+
+
+def test_a_turn_that_ends_before_all_warps_saw_it_is_caught():
+    protocol = TurnProtocol(tile_steps=(0,) * 9, meets=False)
+    messages = caught(functools.partial(run_turns, protocol))
+    assert any("deadlock" in message for message in messages)
 
 
 class FreshProducerWaits(Ring):

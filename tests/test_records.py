@@ -241,6 +241,13 @@ def test_tables_are_made_from_the_results(monkeypatch):
     assert shown == set(tables.TABLES)
 
 
+def test_results_that_variants_name_are_kept():
+    variants = BENCHMARKS.parent / "tracea_jax" / "variants"
+    texts = (file.read_text() for file in variants.glob("*.py"))
+    named = {name for text in texts for name in re.findall(r"``(\w+\.json)``", text)}
+    assert named and named <= {f.name for f in BENCHMARKS.glob("results/*/*.json")}
+
+
 def test_shipped_answers_that_won_by_little_have_clearly_less_kernel_time():
     """Those that a race in kernel time did not bear out are left to XLA."""
     results = BENCHMARKS / "results/nvidia_h200/choices_shipped.json"

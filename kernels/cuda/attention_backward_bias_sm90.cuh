@@ -6,10 +6,10 @@
 // A tile is kTileQ x kTileKv entries of the gradient, or of an axis that is shared the sums
 // over all tiles. A block of threads computes every gridDim.x-th pair of tiles, which lie
 // opposite each other in a head: where rules on positions hide one, the other is mostly seen.
-// It goes through the terms that a tile is summed over, always in the same order: what others
-// do does not matter, and nothing is added in memory. Where there
-// are few tiles, terms are dealt out in parts, which the step after this kernel adds up, as it
-// does the rows or columns of a tile that share an entry.
+// It goes through the terms that a tile is summed over, always in the same order, see
+// tile/attention_bias_terms.cuh: what others do does not matter, and nothing is added in
+// memory. Where there are few tiles, terms are dealt out in parts, which the step after this
+// kernel adds up, as it does the rows or columns of a tile that share an entry.
 //
 // Products are taken in slabs of 64 columns of a head: one warp copies, for each term, the
 // slabs of queries and keys, then those of do and values, in pairs into one ring, so that
@@ -25,35 +25,17 @@
 #include "ptx/sync.cuh"
 #include "ptx/tma_4d.cuh"
 #include "ptx/wgmma.cuh"
+#include "tile/attention_bias_terms.cuh"
 #include "tile/attention_blocks.cuh"
 #include "tile/attention_operands.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
 #include "tile/gradient_scores.cuh"
-#include "tile/key_range.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/soft_cap.cuh"
 #include "tile/swizzle.cuh"
 
 namespace tracea {
-
-struct AttentionBiasParams {
-  const TensorMap *q, *k, *v, *d_out;  // see attention_sm90.cuh
-  const TensorMap* bias;               // (keys, queries, heads, examples), or null
-  const float* rows;                   // (batch, heads, planes, padded)
-  const int* q_lengths;                // (batch), or null
-  const int* kv_lengths;               // (batch), or null
-  const int* segments;                 // of keys, (batch, padded_kv), or null
-  void* gradient;  // (parts, examples, heads, q_len or kTileQ, kv_len or kTileKv)
-  int batch, q_len, kv_len, heads, padded, padded_kv;
-  int group;        // heads that share keys and values
-  int left, right;  // of the window; not looked at if there is no limit
-  int parts;
-  int pairs;         // of tiles, of all parts
-  float scale_log2;  // log2(e), or cap log2(e)
-  float to_cap;      // 1 / cap
-  GradientScoresParams scores;
-};
 
 template <class Traits>
 struct AttentionBiasShared {
@@ -67,23 +49,17 @@ struct AttentionBiasShared {
   u64 full[Traits::kStages], empty[Traits::kStages], bias_full[2], bias_empty[2];
 };
 
-// One tile of scores that is summed; also what a tile of the gradient owns, with 0 for an
-// axis that is shared.
-struct AttentionBiasTerm {
-  int tile, block, head, example, part;
-};
-
 template <class Traits>
-struct AttentionBias {
+struct AttentionBias : AttentionBiasTerms<Traits> {
+  using Terms = AttentionBiasTerms<Traits>;
+  using typename Terms::Term;
+  using Terms::p, Terms::kTileQ, Terms::kTileKv, Terms::keys, Terms::walk_tiles;
   using Shared = AttentionBiasShared<Traits>;
   using Scores = typename Traits::Scores;  // q k', do v'
   using State = PipelineState<Traits::kStages>;
   using BiasState = PipelineState<2>;
-  using Interval = KeyInterval<Traits::kHasLeft, Traits::kHasRight>;
-  using Term = AttentionBiasTerm;
   using Out = typename Traits::GradientElement;
   using Along = OperandDescriptor<false, 0>;
-  static constexpr int kTileQ = Traits::kTileQ, kTileKv = Traits::kTileKv;
   static constexpr int kConsumers = kTileQ / 64;
   static constexpr int kCount = Scores::kAccumulators;
   static constexpr int kSlabs = ceil_div(Traits::kHeadDim, 64);
@@ -102,15 +78,10 @@ struct AttentionBias {
   static_assert(Traits::Swizzle::kPeriodBytes == 1024 && Traits::Swizzle::kBits == 3,
                 "descriptors and buffers are laid out for the 128-byte swizzle");
 
-  const AttentionBiasParams& p;
   Shared& smem;
-  int tiles, blocks;  // of queries and of keys, of a head
 
   TRACEA_DEVICE AttentionBias(const AttentionBiasParams& params, Shared& shared)
-      : p(params),
-        smem(shared),
-        tiles(ceil_div(params.q_len, kTileQ)),
-        blocks(ceil_div(params.kv_len, kTileKv)) {
+      : Terms(params), smem(shared) {
     if (threadIdx.x == 0) {
       TRACEA_UNROLL
       for (int i = 0; i < Traits::kStages; ++i) {
@@ -127,94 +98,6 @@ struct AttentionBias {
     __syncthreads();
   }
 
-  // --- what both roles know ----------------------------------------------------------
-
-  // The last digit of an index, and the index without it; none if the axis is no digit.
-  template <bool kIs>
-  TRACEA_DEVICE static int take(u32& index, int count) {
-    if constexpr (!kIs) return 0;
-    const u32 rest = index / static_cast<u32>(count);
-    const int digit = static_cast<int>(index - rest * static_cast<u32>(count));
-    index = rest;
-    return digit;
-  }
-
-  // Calls with each tile of the block of threads.
-  template <class Visit>
-  TRACEA_DEVICE void walk_tiles(Visit one) const {
-    const u32 of_head = static_cast<u32>(Traits::kBiasKeys ? blocks : 1) *
-                        static_cast<u32>(Traits::kBiasQueries ? tiles : 1);
-    const u32 half = (of_head + 1) / 2;
-    TRACEA_NO_UNROLL
-    for (u32 i = 2 * blockIdx.x; i < 2 * static_cast<u32>(p.pairs);
-         i += i % 2 == 0 ? 1 : 2 * gridDim.x - 1) {
-      const u32 head = i / 2 / half, first = i / 2 - head * half;
-      const u32 opposite = of_head - 1 - first;
-      if (i % 2 == 0) {
-        one(tile_at(head, first));
-      } else if (opposite != first) {
-        one(tile_at(head, opposite));
-      }
-    }
-  }
-
-  TRACEA_DEVICE Term tile_at(u32 above, u32 index) const {
-    Term own;
-    own.block = take<Traits::kBiasKeys>(index, blocks);
-    own.tile = static_cast<int>(index);
-    own.head = take<Traits::kBiasHeads>(above, p.heads);
-    own.example = take<Traits::kBiasExamples>(above, p.batch);
-    own.part = static_cast<int>(above);
-    return own;
-  }
-
-  TRACEA_DEVICE Interval keys(int example) const {
-    const int limit = positions<Traits::kKvLengths>(p.kv_lengths, example, p.kv_len);
-    return {p.kv_len, limit, p.left, p.right};
-  }
-
-  // Whether queries of a term see keys of it, in bit 0; in bit 1, whether all see all.
-  TRACEA_DEVICE int state(const Term& term) const {
-    const int count = positions<Traits::kQLengths>(p.q_lengths, term.example, p.q_len);
-    const int first = term.tile * kTileQ;
-    if (first >= count) return 0;
-    const BlockRange range = keys(term.example).seen_blocks(
-        first, min(first + kTileQ, count) - 1, kTileKv);
-    bool is_seen = term.block >= range.first && term.block < range.last;
-    bool is_full = range.is_full(term.block);
-    if constexpr (Traits::kMapped) {
-      const GradientScoresParams& of = p.scores;
-      const u32* words = of.map + term.example * of.map_example + term.head * of.map_head +
-                         (term.tile * ceil_div(blocks, 32) + term.block / 32) * 2;
-      const int bit = term.block % 32;
-      is_seen = is_seen && (words[0] >> bit & 1u) != 0;
-      is_full = is_full && (words[1] >> bit & 1u) != 0;
-    }
-    return is_seen | is_full << 1;
-  }
-
-  // Calls with each term of a tile of which anything is seen, and whether scores need a
-  // look. kWarp: all threads of a warp do, and the compiler shall know that they do the same.
-  template <bool kWarp, class Visit>
-  TRACEA_DEVICE void walk(const Term& own, Visit one) const {
-    const i64 all = static_cast<i64>(Traits::kBiasKeys ? 1 : blocks) *
-                    (Traits::kBiasQueries ? 1 : tiles) * (Traits::kBiasHeads ? 1 : p.heads) *
-                    (Traits::kBiasExamples ? 1 : p.batch);
-    const u32 end = static_cast<u32>(all * (own.part + 1) / p.parts);
-    TRACEA_NO_UNROLL
-    for (u32 i = static_cast<u32>(all * own.part / p.parts); i < end; ++i) {
-      u32 index = i;
-      Term term = own;
-      if constexpr (!Traits::kBiasKeys) term.block = take<true>(index, blocks);
-      if constexpr (!Traits::kBiasQueries) term.tile = take<true>(index, tiles);
-      if constexpr (!Traits::kBiasHeads) term.head = take<true>(index, p.heads);
-      if constexpr (!Traits::kBiasExamples) term.example = static_cast<int>(index);
-      int found = state(term);
-      if constexpr (kWarp) found = warp_uniform(found);
-      if (found & 1) one(term, (found & 2) == 0);
-    }
-  }
-
   TRACEA_DEVICE u32 bias_tile(int stage, int consumer) const {
     if constexpr (Traits::kBiasTiles) {
       return shared_address(smem.bias.bytes[stage]) + consumer * 64 * 128;
@@ -229,7 +112,7 @@ struct AttentionBias {
     BiasState of_bias;
     walk_tiles([&](const Term& own) {
       bool has_bias = !Traits::kBiasTiles;
-      walk<false>(own, [&](const Term& term, bool) {
+      this->template walk<false>(own, [&](const Term& term, bool) {
         copy_slabs<kSlabs>(p.q, p.k, term, state);
         if (!has_bias) {
           copy_bias(own, of_bias.stage_idx, of_bias.producer_parity());
@@ -328,7 +211,7 @@ struct AttentionBias {
                                BiasState& of_bias, u32 start, int consumer,
                                int thread) const {
     bool has_bias = !Traits::kBiasTiles;
-    walk<true>(own, [&](const Term& term, bool is_partial) {
+    this->template walk<true>(own, [&](const Term& term, bool is_partial) {
       float s[kCount], t[kCount];
       QueryNumbers<Traits> rows;
       const int query = term.tile * kTileQ + consumer * 64;

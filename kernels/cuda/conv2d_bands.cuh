@@ -36,11 +36,13 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/max_pair.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "tile/activation.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/opaque.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/turned_rows.cuh"
 
@@ -94,7 +96,7 @@ class Conv2dBands {
       : p_(params),
         block_(blockIdx.x),
         channel_first_(static_cast<int>(take(block_, p_.channel_blocks)) * kChannels),
-        ring_(kept(shared_address(smem))),
+        ring_(opaque(shared_address(smem))),
         turned_(ring_ + kRingBytes),
         out_(turned_ + 2 * Rows::kTurnedBytes),
         zeros_(out_ + 2 * kOutBytes),
@@ -105,7 +107,7 @@ class Conv2dBands {
 
   TRACEA_DEVICE void run() {
     int row = static_cast<int>(block_) * p_.block_rows;
-    const int end = least(row + p_.block_rows, p_.all_rows);
+    const int end = min(row + p_.block_rows, p_.all_rows);
     Rows::clear(ring_, Traits::kStages);
     begin(piece(row, end));
     load_weights();
@@ -113,7 +115,7 @@ class Conv2dBands {
       walk();
       const bool is_suspect = __syncthreads_or(is_nan_pair<Element>(worst_));
       // Again, instead of in registers all the way.
-      const Piece done = piece(static_cast<int>(kept(row)), end);
+      const Piece done = piece(opaque(row), end);
       if (is_suspect) compute_again(done);
       row += done.results;
       if (row >= end) return;
@@ -128,8 +130,6 @@ class Conv2dBands {
   TRACEA_DEVICE static int thread() { return static_cast<int>(threadIdx.x); }
   TRACEA_DEVICE static int lane() { return thread() % kWarpSize; }
   TRACEA_DEVICE static int warp() { return warp_uniform(thread() / kWarpSize); }
-  TRACEA_DEVICE static int least(int a, int b) { return a < b ? a : b; }
-  TRACEA_DEVICE static int most(int a, int b) { return a > b ? a : b; }
   TRACEA_DEVICE int channel() const { return channel_first_ + kChannelsOfWarp * warp(); }
 
   // --- a piece: rows of y of the same images -------------------------------------------
@@ -143,15 +143,15 @@ class Conv2dBands {
     const int line = row / p_.out_height, first = row - line * p_.out_height;
     return {line / p_.column_blocks * kImages,
             line % p_.column_blocks * kStrips * kUnitColumns, first,
-            least(p_.out_height - first, end - row)};
+            min(p_.out_height - first, end - row)};
   }
 
   // Starts its first copies.
   TRACEA_DEVICE void begin(const Piece& piece) {
     entries_ = RowTaps::entries(piece.results);
     const int first = p_.first_row + piece.row;
-    first_inside_ = most(-first, 0);
-    inside_ = least(entries_, p_.in_height - first) - first_inside_;
+    first_inside_ = max(-first, 0);
+    inside_ = min(entries_, p_.in_height - first) - first_inside_;
     rows_.begin({p_.x, p_.batch, p_.in_height, p_.in_width, p_.channels, piece.image,
                  first + first_inside_, p_.first_column + piece.column, channel_first_});
     place_results(piece);

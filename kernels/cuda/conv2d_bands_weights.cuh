@@ -20,10 +20,12 @@
 // Assumes what conv2d_bands.cuh does. PTX ISA: "cp.async", "ldmatrix", "stmatrix", "mma".
 #pragma once
 
+#include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/fragment.cuh"
+#include "tile/opaque.cuh"
 #include "tile/pipeline.cuh"
 #include "tile/turned_rows.cuh"
 
@@ -73,7 +75,7 @@ class Conv2dBandsWeights {
       : p_(params),
         part_(blockIdx.x),
         channel_first_(static_cast<int>(take(part_, p_.channel_blocks)) * kChannels),
-        ring_x_(kept(shared_address(smem))),
+        ring_x_(opaque(shared_address(smem))),
         ring_dy_(ring_x_ + kRingX),
         turned_x_(ring_dy_ + kRingDy),
         turned_dy_(turned_x_ + 2 * RowsX::kTurnedBytes),
@@ -84,22 +86,14 @@ class Conv2dBandsWeights {
   }
 
   TRACEA_DEVICE void run() {
-    Sums sums;
-    TRACEA_UNROLL
-    for (auto& row : sums) {
-      TRACEA_UNROLL
-      for (auto& channel : row) {
-        TRACEA_UNROLL
-        for (float& sum : channel) sum = 0.0f;
-      }
-    }
+    Sums sums = {};
     int row = static_cast<int>(part_) * p_.block_rows;
     const int last = row + p_.block_rows, end = last < p_.all_rows ? last : p_.all_rows;
     TRACEA_NO_UNROLL
     while (row < end) {
       walk(sums, row, end);
       // Again, instead of in registers all the way.
-      row += rows_left(static_cast<int>(kept(row)), end);
+      row += rows_left(opaque(row), end);
     }
     cp_async_wait_group<0>();
     __syncthreads();

@@ -22,7 +22,7 @@
 #include "tile/axis_taps.cuh"
 #include "tile/common.cuh"
 #include "tile/image_rows.cuh"
-#include "tile/pinned.cuh"
+#include "tile/opaque.cuh"
 #include "tile/pixel_epilogue.cuh"
 #include "tile/row_walk.cuh"
 
@@ -44,8 +44,8 @@ class Conv2dDepthwise {
   static constexpr int kWeightBytes =
       Traits::kWeightsInRegisters ? 0 : kTaps * kPairs * static_cast<int>(sizeof(float2));
 
-  // More than these may be kept as they were loaded, and widened again for each row.
-  static constexpr int kMostPinned = 9;
+  // Taps that stay in registers widened; more may be widened again for each row.
+  static constexpr int kMostWidened = 9;
 
   static_assert(kThreads == Traits::kThreads, "the launch must have all the strips");
   static_assert(kWeightBytes + Walk::kRingBytes == Traits::kSmemBytes,
@@ -60,7 +60,7 @@ class Conv2dDepthwise {
         own_weights_(weights_ + pair_),
         channel_(walk_.channel + 2 * pair_),
         column_(walk_.column(thread() / kPairs)),
-        window_(pinned(shared_address(ring_)) + walk_.window(thread() / kPairs) +
+        window_(opaque(shared_address(ring_)) + walk_.window(thread() / kPairs) +
                 2 * pair_ * static_cast<int>(sizeof(Element))),
         first_((walk_.line(0) + column_) * p_.channels + channel_),
         row_step_(static_cast<u32>(p_.rows.classes) * p_.columns.out * p_.channels),
@@ -75,9 +75,7 @@ class Conv2dDepthwise {
 
   TRACEA_DEVICE void run() {
     if (walk_.results <= 0) return;
-    Pair sums[RowTaps::kSlots][kTileW];
-    TRACEA_UNROLL
-    for (int slot = 0; slot < RowTaps::kSlots; ++slot) clear(sums[slot]);
+    Pair sums[RowTaps::kSlots][kTileW] = {};
     walk_.run([&] { load_weights(); },
               [&](int phase, const u8* row) {
                 add(sums, phase, window_ + static_cast<u32>(row - ring_));
@@ -103,7 +101,7 @@ class Conv2dDepthwise {
       for (int tap = 0; tap < kTaps; ++tap) {
         const Pair pair = load_pair<true>(w + from(tap) * p_.channels + channel_,
                                           p_.channels - channel_);
-        kept_[tap] = kTaps <= kMostPinned ? pinned(pair) : pair;
+        kept_[tap] = kTaps <= kMostWidened ? opaque(pair) : pair;
       }
     } else {
       for (int i = thread(); i < kTaps * kPairs; i += kThreads) {
@@ -131,7 +129,7 @@ class Conv2dDepthwise {
     Pair x[kWindow];
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
-      x[i] = shared_pair_at<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
+      x[i] = shared_pair<Element>(row + i * Traits::kStepW * Traits::kPitchBytes);
     }
     TRACEA_UNROLL
     for (int slot = 0; slot < RowTaps::kSlots; ++slot) {

@@ -28,7 +28,7 @@
 #include "tile/common.cuh"
 #include "tile/fragment_epilogue.cuh"
 #include "tile/image_rows.cuh"
-#include "tile/pinned.cuh"
+#include "tile/opaque.cuh"
 #include "tile/pipeline.cuh"
 
 namespace tracea {
@@ -80,7 +80,7 @@ class Conv2dDepthwiseWeights {
   TRACEA_DEVICE Conv2dDepthwiseWeights(const DepthwiseWeightsParams& params, u8* smem)
       : p_(params),
         smem_(smem),
-        ring_x_(kKeepsRows ? pinned(shared_address(smem)) : shared_address(smem)),
+        ring_x_(kKeepsRows ? opaque(shared_address(smem)) : shared_address(smem)),
         ring_dy_(ring_x_ + Traits::kStages * RowsX::kRowBytes) {
     u32 block = blockIdx.x;
     channel_ = static_cast<int>(take(block, p_.channel_blocks)) * Traits::kChannels;
@@ -202,7 +202,7 @@ class Conv2dDepthwiseWeights {
     const u32 from = ring_dy_ + stage * RowsDy::kRowBytes + read_dy_;
     TRACEA_UNROLL
     for (int i = 0; i < kTileW; ++i) {
-      row[i] = shared_pair_at<Element>(from + i * Traits::kClassesW * Traits::kPitchBytes);
+      row[i] = shared_pair<Element>(from + i * Traits::kClassesW * Traits::kPitchBytes);
     }
   }
   TRACEA_DEVICE void open_row(OpenRows& open, int turn, int stage) const {
@@ -219,7 +219,7 @@ class Conv2dDepthwiseWeights {
     const u32 from = ring_x_ + stage * RowsX::kRowBytes + read_x_;
     TRACEA_UNROLL
     for (int i = 0; i < kWindow; ++i) {
-      x[i] = shared_pair_at<Element>(from + i * Traits::kStepW * Traits::kPitchBytes);
+      x[i] = shared_pair<Element>(from + i * Traits::kStepW * Traits::kPitchBytes);
     }
     TRACEA_UNROLL
     for (int r = 0; r < Traits::kTapsH; ++r) {

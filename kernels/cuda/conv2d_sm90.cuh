@@ -260,7 +260,13 @@ struct ConvSm90 {
       if constexpr (kPingPong) smem.finish.wait_turn(consumer, tile);
       float accumulators[kSlabs][Mma::kAccumulators];  // (64, kTileN) for each slab
       if constexpr (Traits::kPhasesH * Traits::kPhasesW > 1) {
-        if (steps == 0) fill_zero(accumulators);
+        if (steps == 0) {
+          fill_zero(accumulators);
+          // Products keep the warps of a consumer together. Without any, the first of them
+          // could end turns while the last still waits for its own, whose parity then passes
+          // by twice and is waited for without end.
+          if constexpr (kPingPong) warpgroup_barrier(consumer);
+        }
       }
       TRACEA_NO_UNROLL
       for (int k = 0; k < steps; ++k, state.advance()) {

@@ -1,4 +1,4 @@
-"""Random schedules of a TMA pipeline of one cluster of blocks.
+"""Random schedules of a TMA pipeline of one cluster of blocks, and of turns in a block.
 
 Every block's producer multicasts its share of each step to all blocks. The hazards are
 those of ``schedules``. Caller: the tests.
@@ -6,6 +6,7 @@ those of ``schedules``. Caller: the tests.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import random
 
@@ -139,3 +140,52 @@ class _Block:
             yield always
             target.check_alive()
             target.empty[self.ring.stage(k)].arrive()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TurnProtocol:
+    """Two consumers that take tiles in turn, as the warps of each see it.
+
+    Attributes:
+      tile_steps: steps of each tile, which may be none.
+      warps: of each consumer. All of them wait for its turns, and the first ends them.
+      meets: whether the warps of a tile without steps meet before its turn ends.
+        Steps are products of all warps, which meet in them.
+    """
+
+    tile_steps: tuple[int, ...]
+    warps: int = 4
+    meets: bool = True
+
+
+def run_turns(protocol: TurnProtocol, seed: int) -> None:
+    """Run the consumers once.
+
+    Raises:
+      Hazard: the schedule is wrong.
+    """
+    turns = [Barrier(1), Barrier(1)]
+    met = [collections.Counter[int](), collections.Counter[int]()]
+    agents = [
+        _warp(protocol, warp, consumer, turns, met[consumer])
+        for consumer in range(2)
+        for warp in range(protocol.warps)
+    ]
+    run_agents(agents, random.Random(seed))
+
+
+def _warp(
+    protocol: TurnProtocol,
+    warp: int,
+    consumer: int,
+    turns: list[Barrier],
+    met: collections.Counter[int],
+) -> Agent:
+    p = protocol
+    for tile in range(consumer, len(p.tile_steps), 2):
+        yield lambda tile=tile: turns[1 - consumer].passes(turn_parity(tile))
+        if p.tile_steps[tile] or p.meets:
+            met[tile] += 1
+            yield lambda tile=tile: met[tile] == p.warps
+        if warp == 0:
+            turns[consumer].arrive()

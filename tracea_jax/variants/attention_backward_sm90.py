@@ -251,11 +251,9 @@ def _adds_faster(problem: AttentionProblem) -> bool:
     """Whether the sums of dq in memory pay: blocks of keys meet many queries.
 
     They save two of seven products, but blocks wait for those of earlier keys, and the
-    sums are cleared and rounded. On an H100 the ordered sums took 0.83 to 0.96 of the
-    time of any kernels that compute scores again, from the keys of ``_FEWEST_ADDED`` or
-    4096 on, and 1.06 to 1.6 times as long with windows of 1024 and 4096 keys: few
-    queries are between a block's turns then. With ALiBi it was 0.85, with a bias 0.92,
-    and 1.07 without a causal mask.
+    sums are cleared and rounded. On an H100 the ordered sums were faster from the keys
+    of ``_FEWEST_ADDED`` or ``_MANY`` on, also with ALiBi, and with a bias and a causal
+    mask. With windows they were slower: few queries are between a block's turns then.
     """
     p = problem
     left, right = rules.window(p)
@@ -276,12 +274,10 @@ def _adds_faster(problem: AttentionProblem) -> bool:
 def _suits_small_tiles(problem: AttentionProblem) -> bool:
     """Whether two small tiles that share a multiprocessor beat a large one.
 
-    They compute fewer scores in vain, and leave fewer multiprocessors without a tile.
-    On an H200 two launches of large tiles took 1.02 to 1.18 times as long for documents
-    of 1024 to 16384, 1.22 to 1.45 times for windows of 64 to 512, and 1.24 to 1.55
-    times for causal sequences of 256 to 512. On an H100 it was 1.04 to 1.3 times for
-    those of 1024 to 3000, 1.09 to 1.13 times for windows of 1024 and 4096, and 1.04 to
-    1.3 times without a mask for 197 to 4096 positions; once 0.985, for causal ones.
+    They compute fewer scores in vain, which counts for documents, windows and causal
+    masks, and leave fewer multiprocessors without a tile, which counts without a mask.
+    Two launches of large tiles were slower, most of all for narrow windows and short
+    sequences.
     """
     p = problem
     if looks_at_scores(p) or p.soft_cap is not None:

@@ -37,12 +37,13 @@ _NARROWEST = 512  # window that was measured
 def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     """Where cuDNN cannot run, cannot skip what segments mask, or was slower.
 
-    On an H100 cuDNN took 1.02 to 2.2 times as long for causal heads of 64 and 128, from
-    512 to 65536 positions, 1.1 to 1.4 times for windows from 512 to 4096 keys, and 1.07
-    to 2 times without a mask, heads of 64 from 197 and of 128 from 512 positions on;
-    0.95 for 512 queries of 8192 keys. Where eight heads of 128 share keys it took 1.15
-    to 2.1 times as long, but 0.87 to 0.97 for 16384 and 32768 positions, or with blocks
-    of keys for less than four rounds. Other heads were not measured.
+    By ``attention_backward.json`` of an H100 cuDNN took 1.15 times as long for causal
+    heads of 64 and 128 and 4096 positions, and 1.06 to 1.1 times without a mask; by
+    ``attention_masks.json``, with the forward pass, 1.12 to 1.44 times for windows of
+    512 and 1024 keys. The limits are those of other lengths that were compared: cuDNN
+    was as fast or faster with fewer positions, with few queries of many keys, and where
+    eight heads of 128 share the keys of long sequences, or their blocks are for less
+    than four rounds. Other heads were not measured.
     """
     p = problem
     shortest = min(p.q_len, p.kv_len)
@@ -94,10 +95,8 @@ def _blocks(problem: AttentionProblem, keys: int, device: Device) -> float:
 def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:
     """Heads of 256, whose blocks of 64 keys must occupy the multiprocessors.
 
-    On an H100 cuDNN took 1.0 to 1.4 times as long for heads with keys of their own,
-    from 512 to 32768 positions, 1.04 to 1.7 times where two share keys, or eight and up
-    to 2048 positions, and 1.2 to 1.5 times for windows of 512 and 1024 keys; but 0.9
-    for eight heads and 4096 positions, and 0.6 to 0.97 for blocks on less than that.
+    With fewer blocks cuDNN was faster on an H100, as it was where eight heads share the
+    keys of long sequences. No results are kept of these problems.
     """
     p = problem
     is_plain = not (looks_at_scores(p) or p.segments or p.sinks or p.soft_cap)
@@ -118,10 +117,10 @@ def _wins_by_splitting(problem: AttentionProblem, device: Device) -> bool:
 def _fewest(problem: AttentionProblem) -> int | None:
     """Fewest queries and keys with which it beats others beside a bias or a mask.
 
-    On an H100, from so many positions to 4096, cuDNN took 1.3 to 2.2 times as long for
-    a bias of each score and its gradient, and 1.15 to 1.3 times for random masks that
-    all examples and heads share, up to 6 times for such of documents. It has no ALiBi,
-    for which XLA took 4 to 7 times as long.
+    By ``attention_masks.json`` of an H100 cuDNN took 1.9 times as long for a bias of
+    each head and its gradient, with the forward pass, for 4096 positions. It computes
+    what a mask hides, which the kernel skips in blocks; and it has no ALiBi, for which
+    XLA keeps all scores in memory.
     """
     p = problem
     there = {"bias": p.bias, "alibi": p.alibi, "mask": p.mask}

@@ -103,12 +103,12 @@ class AttentionDecodeSm90:
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         """Where cuDNN is not expected to, or sequences are long.
 
-        On an H100 cuDNN took 1.00 to 1.02 times as long for 64 sequences of 2049 keys,
-        8 of 32768 and 1 of 131072, with 8 heads of keys each, and 1.18 times for 16 of
-        1024; for 8 and 16 queries of 2048 to 32768 keys without lengths 2 to 7 times.
-        On an H200, whose memory is faster, it took 0.93 to 0.96 times as long for the
-        first three, and 1.10 times for the last. For heads of 256 it took 1.07 to 1.6
-        times as long on an H100, for caches of 16 MB to 4 GB.
+        By ``attention_decode.json`` of an H100 cuDNN took 1.00 to 1.02 times as long
+        for 64 sequences of 2049 keys, 8 of 32768 and 1 of 131072, with 8 heads of keys
+        each, and 1.11 times for 16 of 1024. On an H200, whose memory is faster, it took
+        0.93 to 0.96 times as long for the first three, and 1.10 times for the last. It
+        was also slower for several queries of many keys without lengths, and for heads
+        of 256, on an H100; no results are kept of these.
         """
         assert isinstance(device, CudaDevice)
         p = problem
@@ -204,8 +204,7 @@ def _stays(
 ) -> bool:
     """Whether a block goes on with another part, whose copies follow its own.
 
-    Where memory is faster, beginning a block anew takes longer beside reading a part:
-    on an H200 64 sequences of 2049 keys took 133 us so, and 134 to 135 otherwise.
+    Where memory is faster, beginning a block anew takes longer beside reading a part.
     """
     parts = emit.tiles(problem) * config.splits
     is_fast = device.memory_bytes >= FAST_MEMORY_BYTES

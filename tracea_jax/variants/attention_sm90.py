@@ -67,7 +67,7 @@ _WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers 
 
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
 # the time that a score then takes, relative to other tiles for the same heads. These
-# tiles were fastest on an H200, or are next to some that were.
+# tiles are the fastest of ``attention.json`` of an H200, or next to some that are.
 _TILES = (
     (64, ((192, 128, 96, 1.0), (128, 128, 128, 1.14))),
     (96, ((192, 96, 80, 1.0), (128, 128, 128, 1.14))),
@@ -77,7 +77,7 @@ _TILES = (
 )
 _TILES_NARROW_VALUES = ((128, 128, 112, 1.0),)
 # For heads up to 64 columns and windows up to 512 keys: short blocks, which consumers
-# that do not see them pass over. On an H100 other tiles took 1.06 to 1.13 times that.
+# that do not see them pass over. Other tiles were slower.
 _OF_WINDOWS = AttentionSm90Config(
     tile_q=192, tile_kv=64, stages=4, overlap=False, schedule="static"
 )
@@ -184,9 +184,8 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
     Large tiles are faster, but compute more scores that nobody sees. Tiles of equal
     work are dealt out; of unequal work they are drawn. Consumers that overlap their own
     products and softmax need registers for both, which pays where turns alone do not
-    hide the softmax, and where no mask takes them: on an H100 overlap took 1.01 to 1.04
-    times as long for heads of 64, and up to 1.03 times for values of 128 columns with
-    keys of 192.
+    hide the softmax, and where no mask takes them. On an H100 turns alone were enough
+    for heads of 64, and for values of 128 columns with keys of 192.
     """
     masked = rules.masks(problem)
     widest = _widest(problem)
@@ -226,8 +225,9 @@ def _overlapped_if_whole(
 ) -> AttentionSm90Config:
     """The config; of masks of whole blocks with overlap, and without turns.
 
-    On an H100, heads of 128 columns, that took 0.94 of the time of turns where 0.26 and
-    0.51 of the blocks are seen, 0.96 where 0.11 are, and the same where 0.067 are.
+    On an H100 that was faster than turns, for heads of 128 columns, where a tenth of
+    the blocks or more is seen, and as fast where fewer are. ``attention_masks.json``
+    has the times of this choice.
     """
     p = problem
     adds = p.bias is not None or p.alibi is not None or p.soft_cap is not None
@@ -243,7 +243,7 @@ def _packed_if_faster(
 ) -> AttentionSm90Config:
     """The config, with packed heads if that leaves clearly fewer rounds of tiles.
 
-    On an H100 packed heads then took half as long, and up to 1.08 times otherwise.
+    Tiles of few queries are then full. With as many rounds packed heads were slower.
     """
     packed = dataclasses.replace(config, packed=True)
     if first_refusal(_RULES, problem, packed, device) is not None:

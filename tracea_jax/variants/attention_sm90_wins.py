@@ -12,16 +12,16 @@ from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
 
 # Fewest queries and keys with which it was at least as fast as cuDNN on an H100, by the
-# columns of a head, if queries see all keys and if only those before them; other heads
-# were not measured.
+# columns of a head, if queries see all keys and if only those before them, see
+# ``attention_forward.json``; other heads were not measured.
 _FEWEST = {64: 512, 128: 2048, 256: 1024}
 _FEWEST_CAUSAL = {64: 512, 128: 512, 256: 512}
-# The first on an H200, whose memory is faster: tiles of few keys wait for queries and
-# results. It is told by its size.
+# The first on an H200, see ``attention.json``: its memory, for which tiles of few keys
+# wait, is faster. It is told by its size.
 _FEWEST_OF_FAST_MEMORY = {**_FEWEST, 128: 512}
 FAST_MEMORY_BYTES = 100 << 30
-# Of heads of 64 columns, where the longest tiles would compute many queries in vain: on
-# an H200 640 positions took 1.07 times as long as with cuDNN.
+# Of heads of 64 columns, where the longest tiles would compute many queries in vain,
+# and shorter ones were slower than cuDNN.
 _FEWEST_OF_SHORT_TILES, _LONGEST_TILE = 1024, 192
 _FEWEST_CHANGED = {64: 1024, 128: 512}  # on an H200; cuDNN has no kernel for that
 # With fewer queries of heads of 128 columns it was faster, too, from so many keys on.
@@ -45,7 +45,7 @@ def expects_to_win(
 def _are_few(problem: AttentionProblem) -> bool:
     """Whether few queries see many keys, all or all before them.
 
-    On an H100 cuDNN took 1.1 to 2.2 times as long for 8 to 200 queries of 4096 keys.
+    cuDNN was slower for 8 to 200 queries of 4096 keys on an H100; no results are kept.
     """
     p = problem
     looks = rules.is_mapped(p) or p.bias or p.soft_cap or p.sinks or p.alibi or p.window
@@ -61,9 +61,10 @@ def _fewest(
     """Fewest queries and keys with which it is expected to win; None if never.
 
     No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
-    and cuDNN has segments only as a mask: others compute all scores, and took seven
-    times as long or longer; on an H100 six to eight times for 256 and 512 positions of
-    heads of 192 columns with values of 128.
+    and cuDNN has segments only as a mask: others compute all scores. By
+    ``attention_masks.json`` of an H100 they took 7.9 to 18 times as long for segments,
+    caps and sinks, and 1.9 to 10 times for blocks, of which half to a fifteenth are
+    seen.
     """
     p = problem
     if p.mask and not p.mask_block:  # dense masks were not measured

@@ -95,7 +95,11 @@ class Variant(Protocol):
         ...
 
     def expects_to_win(self, problem: Any, device: Device) -> bool:
-        """Whether the heuristic's config is expected to beat XLA, unmeasured."""
+        """Whether the heuristic's config is expected to beat XLA, unmeasured.
+
+        Files that variants name as their reason are in ``benchmarks/results``, in the
+        folder of the device.
+        """
         ...
 
     def call(self, problem: Any, config: Config, device: Device) -> Call:

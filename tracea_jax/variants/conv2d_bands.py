@@ -66,9 +66,9 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN and conv2d_depthwise.
 
-    On an H200 cuDNN took 1.3 to 4.4 times as long for 64 images of ConvNeXt's and
-    EfficientNet's large convolutions, and 1.2 to 2.3 times for 8 of them. Kernels of
-    3 x 3, and of 5 x 5 on small images, are faster by conv2d_depthwise.
+    By ``conv2d.json`` of an H200 cuDNN took 1.9 to 4.3 times as long for 64 images of
+    ConvNeXt's and EfficientNet's large convolutions. Kernels of 3 x 3, and of 5 x 5 on
+    small images, are faster by conv2d_depthwise.
     """
     p = problem
     taps = p.kernel_height

@@ -245,8 +245,8 @@ def in_pairs(problem: Conv2dProblem, device: Device) -> bool:
 def _packs_for_few(problem: Conv2dProblem, device: Device) -> bool:
     """Whether XLA's gradient of weights is faster, as few channels use each window.
 
-    On AVX2, XLA was 1.2 to 2.3 times faster with 16 to 32 channels of the result, and
-    with 64 if a window has 27 elements; as fast with 48, and slower with more.
+    On AVX2, XLA was faster with 16 to 32 channels of the result, and with 64 if a
+    window has 27 elements; as fast with 48, and slower with more.
     """
     p = problem
     if p.direction != "weight_grad" or p.groups > 1 or on_amx(problem, device):

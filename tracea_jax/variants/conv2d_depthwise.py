@@ -91,11 +91,11 @@ def _legal(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    On an H100 and on an H200 cuDNN took 1.1 to 4.9 times as long for batches of 64
-    of EfficientNet's and ConvNeXt's convolutions, 52 times for the gradient of
-    7 x 7 weights on images of 7 x 7, and 0.7 times for batches of 8. Of 3 x 3 kernels
-    on 13 to 15 MB it took 1.6 times as long where the kernel is predicted to be near
-    what memory allows, and 0.95 times where it is not.
+    By ``conv2d.json`` of an H100 and of an H200 cuDNN took 1.3 to 4.8 times as long for
+    batches of 64 of EfficientNet's convolutions, and by ``conv2d_earlier.json`` 68
+    times for the gradient of 7 x 7 weights on images of 7 x 7. On few bytes it is
+    faster, but for 3 x 3 kernels where this one is predicted to be near what memory
+    allows.
     """
     p = problem
     taps, stride = p.kernel_height, p.strides[0]

@@ -48,10 +48,14 @@ _CHOICES = {
 # A stage is released when the next one's products are issued, so that one is too few.
 _RANGES = {"stages": (2, emit.MAX_STAGES)}
 # What a multiprocessor takes: 128 bytes of k are a step, of which a row is copied for
-# each pixel and channel of its tile.
+# each pixel and channel of its tile. All of them copy from one cache, so that each is
+# faster where some have no tile, down to a share of the time.
 _PRODUCTS_A_CYCLE = 2048 / 64
-_CYCLES_A_PIXEL, _TAIL_FACTOR = 2.4, 1.4
-_CYCLES_A_CHANNEL = {2: 1.4, 4: 1.6}  # by bytes of an element
+_CYCLES_A_PIXEL = {2: 2.9, 4: 2.4}  # by bytes of an element
+_CYCLES_A_CHANNEL = 1.6
+_TAIL_FACTOR, _SHARED_TAIL_FACTOR = 1.15, 1.05
+_SHALLOW_FACTOR = 1.6  # two stages leave nothing in flight while one is multiplied
+_LEAST_SHARE = 0.65
 _STORED_BYTES_A_CYCLE, _CYCLES_A_TILE = 25, 2000
 _FEWEST_FLOPS_1X1 = 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
@@ -121,11 +125,12 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    On an H100 cuDNN took 1.2 to 1.4 times as long for 3 x 3 kernels, 1.6 to 2.5
-    times with a stride of 2, and 1.1 to 1.3 times for pixels with a stride or a
-    residual, on 64 images of ResNets, and 1.2 to 1.8 times on 8. In float32 it took
-    1.05 to 2 times as long on an H200 for 3 x 3 kernels, 1.1 to 2.4 times with a
-    stride of 2, and 1.07 to 1.3 times for pixels of many channels.
+    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.18 to 1.4
+    times as long for 3 x 3 kernels of 128 to 512 channels on 64 images of ResNets, 1.7
+    to 2.6 times with a stride of 2, 1.07 to 1.4 times for pixels with a stride or a
+    residual, and 1.1 to 1.4 times for U-Nets. In float32 it took 1.04 to 1.4 times as
+    long for 3 x 3 kernels, 1.25 to 2.2 times with a stride of 2, and 1.05 to 1.18 times
+    for pixels of many channels.
     """
     p = problem
     if not images.is_measured(p, device, (2, 4)):
@@ -188,13 +193,14 @@ _WORTHWHILE = (
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     """Cycles of the rounds of tiles; the constants fit measurements on Hopper."""
     c = config
-    rounds = -(-emit.tile_count(problem, c) * c.cluster // device.sm_count)
+    blocks = emit.tile_count(problem, c) * c.cluster
+    rounds = -(-blocks // device.sm_count)
     rows, columns = walks(problem)
     steps = emit.k_steps(problem) / (len(rows) * len(columns))
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
-    of_channel = _CYCLES_A_CHANNEL[ITEMSIZE[problem.rhs]]
-    copied = _CYCLES_A_PIXEL * c.tile_m + of_channel * c.tile_n
-    copied = copied * np.where(_copies_tails(problem, c), _TAIL_FACTOR, 1)
+    copied = _CYCLES_A_PIXEL[ITEMSIZE[problem.lhs]] * c.tile_m
+    copied = (copied + _CYCLES_A_CHANNEL * c.tile_n) * _copying_factor(problem, c)
+    copied = copied * np.maximum(blocks / (rounds * device.sm_count), _LEAST_SHARE)
     multiplied: Any = steps * np.maximum(products, copied)
     bytes_stored = c.tile_m * c.tile_n * ITEMSIZE[problem.out]
     stored = bytes_stored / _STORED_BYTES_A_CYCLE + _CYCLES_A_TILE
@@ -204,9 +210,12 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     return c.ping_pong * in_turns + (1 - c.ping_pong) * together
 
 
-def _copies_tails(p: Conv2dProblem, c: Any) -> Any:
-    """Whether each block copies a narrow slab of weights of its own."""
-    return _has_tail(p, c) & (c.cluster == 1)
+def _copying_factor(p: Conv2dProblem, c: Any) -> Any:
+    """By how much copies of a step are slower than their rows tell."""
+    tail = np.where(c.cluster == 1, _TAIL_FACTOR, _SHARED_TAIL_FACTOR)
+    return np.where(_has_tail(p, c), tail, 1) * np.where(
+        c.stages == 2, _SHALLOW_FACTOR, 1
+    )
 
 
 def refused_problems(

@@ -112,12 +112,12 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
 
-    On an H100 cuDNN took 1.5 to 1.6 times as long, and conv2d_sm90 1.3 to 1.4
-    times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; and up to 1.8
-    and 1.4 times on 8 images of ResNets. In float32 both took 1.1 to 1.5 times as
-    long on an H200 for results of 64 channels, cuDNN up to 2.2 times on few images;
-    where tiles of conv2d_sm90 are fewer than multiprocessors, that took 0.99 to 1.10
-    times as long on an H100, and 0.99 times on an H200.
+    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.46 to 1.6
+    times as long, and conv2d_sm90 1.27 to 1.45 times, for 3 x 3 kernels of 64 channels
+    on 64 images of 56 x 56; in float32 1.36 to 1.7 and 1.29 to 1.5 times. On 8 images
+    of ResNets, most of which are too few tiles for conv2d_sm90, cuDNN took 1.4 to 1.9
+    times as long, and conv2d_sm90 0.95 to 1.4 times; in float32 1.1 to 2.3 and 1.1 to
+    1.5 times.
     """
     p = problem
     return (
@@ -167,7 +167,7 @@ def _grid(problem: Conv2dProblem) -> dict[str, np.ndarray]:
 def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     """Time of the rounds of tiles, in the time of 64 x 64 results at full speed.
 
-    Of elements of 16 bits it fits measurements on an H100, of float32 on an H200.
+    Of elements of 16 bits it is fitted to times on an H100, of float32 on an H200.
     """
     of_copies, together, in_turns, last = _WEIGHED[ITEMSIZE[problem.lhs]]
     rounds = -(-emit.tile_count(problem, config) // device.sm_count)

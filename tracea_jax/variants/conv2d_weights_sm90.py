@@ -68,11 +68,11 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    On an H100 and an H200 cuDNN took 1.2 to 1.85 times as long for 3 x 3 kernels of
-    64 to 512 channels on 64 images of ResNets, and 1.8 times for 320 on 8 of a
-    U-Net; of groups of 4 to 16 channels, on 64 images of ResNeXts, 1.6 to 3.1
-    times. Of groups of 32 and 64, on an H100, 1.6 to 2.3 times on 64 images, and as
-    long on 8.
+    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.3 to 1.65
+    times as long for 3 x 3 kernels of 64 to 512 channels on 64 images of ResNets, and
+    1.55 to 3 times for groups of 4 to 32 channels on 64 images of ResNeXts. It was
+    slower for groups of 64, too, of which no results are kept; on 8 images it was as
+    fast for groups.
     """
     p = problem
     if not images.is_measured(p, device):
@@ -205,8 +205,7 @@ _SHAPES = (
 _RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
 # What a multiprocessor does in a cycle, and the memory of all of them; the cycles of a
 # step, of a tile and of each sum that a thread then stores, and of the launch that adds
-# parts up. Of 541 configs of 148 problems on an H200, those that they choose take 1.7 %
-# longer than the fastest, on average.
+# parts up: fitted to the times of 541 configs of 148 problems on an H200.
 _PRODUCTS_A_CYCLE, _BYTES_A_CYCLE, _MEMORY_BYTES_A_CYCLE = 28, 55, 2400
 _STEP, _TILE, _STORE, _SUM = 12, 3000, 60, 3000
 

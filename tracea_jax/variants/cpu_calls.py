@@ -9,8 +9,7 @@ looked up and whose tasks start each time. A tiny product is over before that.
 The rates were measured on a processor with AVX-512 BF16, in programs of 24 products,
 see ``benchmarks/bench_choices_cpu.py``. XLA takes one of several loops for tiny
 products, by rules of its own; the rates are those saved of the best ones, so that XLA
-is kept where it is unknown. There it takes 0.8 of our time for 128 x 128 x 128 of
-float32.
+is kept where it is unknown.
 """
 
 from __future__ import annotations

@@ -52,10 +52,10 @@ _FITS_IN_L2 = 0.5  # part of L2 that is left for data that is read again
 class Constants:
     """Constants of the formulas, fitted by ``benchmarks/fit_model.py``.
 
-    They are fitted to times on an H200: of every legal config of 8 shapes, and of the
-    shipped observations, 15 configs of each of 20 problems. The constants of the
-    exchange are estimates: split tiles of small products took 1.5 us more. The constant
-    of turns was measured on three products with k of 128 and 256, which gave 8.4 to 10.
+    They are fitted to times on an H200: of every legal config of 8 shapes
+    (``space_gemm_sm90.json``), and of the shipped observations, 15 configs of each of
+    20 problems. The constants of the exchange are estimates. The constant of turns was
+    measured on three products with k of 128 and 256.
 
     Attributes:
       cycles_per_us: clock of an SM that power does not limit.

@@ -31,15 +31,15 @@ from tracea_jax.variants.space import Space
 from tracea_jax.variants.steps import Buffer, Launch
 
 # On 16-bit products of at least this many flops, rows and columns, and this depth, XLA
-# was 1.2 to 4 times slower than we, in 26 of 26 random problems on an H200, whatever
-# the epilogue. With fewer rows, our copies take too long; on shallower products, XLA is
-# fast.
+# was 1.2 to 4 times slower than we, in all 26 random problems that are such of
+# ``choices_fitted.json`` of an H200, whatever the epilogue. With fewer rows, our copies
+# take too long; on shallower products, XLA is fast.
 _FEWEST_FLOPS, _FEWEST_ROWS, _LEAST_DEPTH = 2**29, 24, 96
 
 # On other products with fewer flops for each byte than this, our copies of the operands
-# take longer than XLA's slower products. On an H200, XLA does 164 TFLOP/s on odd rows,
-# our kernel 700, and its copies move 4 TB/s; for float32 at highest precision XLA does
-# 51 and our kernel 115 TFLOP/s.
+# take longer than XLA's slower products. They follow from rates of an H200: those at
+# which XLA and our kernel multiply odd rows, or float32 at highest precision, and that
+# of the copies.
 _FLOPS_PER_BYTE = {"padded": 128, "split": 64}
 
 

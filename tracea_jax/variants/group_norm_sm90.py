@@ -78,8 +78,10 @@ class GroupNormSm90:
     def expects_to_win(self, problem: GroupNormProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat XLA on such problems.
 
-        On an H100 XLA took 1.1 to 2.4 times as long forward, and 1.5 to 9 times for
-        gradients: 1 to 16 images of 256 to 16384 pixels, 128 to 1280 channels.
+        XLA reads an image again in each of its passes, while here it stays in shared
+        memory. XLA was slower on an H100 for 1 to 16 images of so many pixels, and 128
+        to 1280 channels. Of these no results are kept but those of a block with two
+        such norms, ``programs_unet_block_unet_block_step.json``.
         """
         p = problem
         return (
@@ -165,7 +167,7 @@ def _legal(problem: GroupNormProblem, device: CudaDevice) -> list[GroupNormConfi
     return [c for c in configs if first_refusal(LEGAL, problem, c, device) is None]
 
 
-# Fitted to 350 times of 19 problems on an H100: a few percent at the best configs.
+# Fitted to 350 times of 19 problems on an H100.
 _BYTES_PER_US, _AGAIN_BYTES_PER_US = 32_000, 31_000  # of a multiprocessor; read again
 _CYCLES = {"forward": 19, "gradients": 63}  # of a lane for each element
 _LANE_CYCLES_PER_US = 128 * 1700.0

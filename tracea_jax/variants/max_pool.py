@@ -79,9 +79,9 @@ class MaxPoolCuda:
     def expects_to_win(self, problem: MaxPoolProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat XLA on such problems.
 
-        On an H200 XLA took 1.3 to 7.4 times as long for gradients, but 0.9 times for
-        float32 and windows that overlap by more than half; for maxima of overlapping
-        windows of 16-bit entries 1.6 to 2.0 times, for others as long or less.
+        On an H200 XLA was slower for gradients, which it scatters, but for float32 and
+        windows that overlap by more than half; and for maxima of overlapping windows of
+        16-bit entries, not for others. No results are kept of pools alone.
         """
         p = problem
         if not isinstance(device, CudaDevice) or device.capability != (9, 0):

@@ -9,6 +9,7 @@
 
 #include "ptx/convert.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/shared_store.cuh"
 #include "tile/common.cuh"
 
 namespace tracea {
@@ -74,12 +75,13 @@ class ImageRows {
 
 // Two neighbouring channels of a pixel in shared memory.
 template <class Element>
-TRACEA_DEVICE Pair shared_pair(const u8* pixel) {
+TRACEA_DEVICE Pair shared_pair(u32 pixel) {
   if constexpr (sizeof(Element) == 2) {
-    return Packed<Element>{*reinterpret_cast<const u32*>(pixel)}.widen();
+    Packed<Element> packed;
+    ld_shared(pixel, packed.bits);
+    return packed.widen();
   } else {
-    const float2 pair = *reinterpret_cast<const float2*>(pixel);
-    return {pair.x, pair.y};
+    return ld_shared_pair(pixel);
   }
 }
 

@@ -15,8 +15,6 @@ constexpr int kFewestBlocks = 2;
 
 struct KeyPart {
   int first, last;
-
-  TRACEA_HOST_DEVICE constexpr bool is_empty() const { return first == last; }
 };
 
 // Part `index` of at most `parts`, of `count` blocks.

@@ -13,20 +13,14 @@
 
 #include "ptx/cp_async.cuh"
 #include "ptx/ldmatrix.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/shared_store.cuh"
 #include "ptx/sync.cuh"
 #include "tile/common.cuh"
+#include "tile/opaque.cuh"
 
 namespace tracea {
 
 constexpr int kUnitColumns = 8, kUnitBytes = 16;
-
-// A value that the compiler keeps, and does not compute again wherever it is used.
-TRACEA_DEVICE u32 kept(u32 value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
 
 // Some images: where they are, and what a block reads of them first.
 struct ImageBlock {
@@ -56,8 +50,8 @@ class TurnedRows {
   // The next row is `x.row`.
   TRACEA_DEVICE void begin(const ImageBlock& x) {
     inside_ = 0;
-    // Kept, so that a loop over tiles does not keep what this is made of in registers.
-    const int self = static_cast<int>(kept(threadIdx.x));
+    // So that a loop over tiles does not keep what follows in registers.
+    const int self = opaque(thread());
     TRACEA_UNROLL
     for (int i = 0; i < kCopies; ++i) {
       const int any = self + i * kThreads;
