@@ -91,6 +91,11 @@ def test_it_is_the_default_where_cudnn_is_slower():
             seen = problem(head_dim, q_len=length, kv_len=length)
             expected = "cudnn" if length < fewest else "attention_backward_sm90"
             assert default(seen, H200).variant == expected
+    alone = {"q_len": 256, "kv_len": 256, "kv_heads": 12}
+    for batch, is_causal in itertools.product((2, 64), (False, True)):
+        few = problem(**alone, batch=batch, is_causal=is_causal)
+        expected = "cudnn" if batch == 2 else "attention_backward_sm90"
+        assert default(few, H200).variant == expected
     assert default(problem(segments=True), H200).variant == "attention_backward_sm90"
     short = {"is_causal": True, "q_len": 512, "kv_len": 512}
     assert default(problem(**short), H200).variant == "attention_backward_sm90"

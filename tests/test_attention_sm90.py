@@ -202,6 +202,29 @@ def test_short_sequences_have_tiles_that_fit_them():
         assert ATTENTION_SM90.heuristic(square, H200).tile_q == tile_q
 
 
+def test_tiles_of_equal_work_take_whole_rounds():
+    """Of two sequences 192 tiles of 192 queries take as many as 256 of 128."""
+    for batch, tile_q in ((2, 128), (4, 192), (32, 192)):
+        fields = {"batch": batch, "heads": 16, "kv_heads": 16}
+        square = problem(64, q_len=1024, kv_len=1024, **fields)
+        assert ATTENTION_SM90.heuristic(square, H200).tile_q == tile_q
+
+
+@pytest.mark.parametrize(
+    ("length", "fields", "schedule"),
+    [
+        *((512, {}, "static"), (2048, {}, "static"), (4096, {}, "drawn")),
+        *((512, {"batch": 64}, "drawn"), (512, {"kv_lengths": True}, "drawn")),
+        *((512, {"segments": True}, "drawn"), (512, {"window": (99, 0)}, "drawn")),
+    ],
+    ids=str,
+)
+def test_few_causal_tiles_are_dealt_out(length, fields, schedule):
+    square = {"q_len": length, "kv_len": length, "is_causal": True}
+    asked = problem(128, **({"batch": 1, "heads": 4} | square | fields))
+    assert ATTENTION_SM90.heuristic(asked, H200).schedule == schedule
+
+
 @pytest.mark.parametrize(
     ("head_dim", "value_dim", "overlaps"),
     [(64, None, False), (96, None, True), (192, 128, False), (256, None, True)],

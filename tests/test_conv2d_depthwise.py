@@ -96,6 +96,7 @@ def test_refuses_a_config_with_a_reason(change, words):
         (depthwise(64, 112, 112, 96, 3, stride=2), True),
         (depthwise(8, 112, 112, 32, 3), False),
         (depthwise(64, 7, 7, 1152, 3), True),  # as many bytes, in more blocks
+        (depthwise(64, 7, 7, 1152, 3, direction="weight_grad"), True),
         (depthwise(8, 7, 7, 1152, 3), False),
     ],
 )

@@ -149,6 +149,24 @@ def test_every_config_of_the_space_is_legal(channels, direction, fields):
 
 
 @pytest.mark.parametrize(
+    ("direction", "size", "channels", "fields", "expected"),
+    [
+        ("forward", 32, 640, {"batch": 1}, {"tile_n": 128}),
+        ("forward", 8, 1280, {"batch": 8}, {"tile_n": 128}),
+        ("input_grad", 64, 320, {"batch": 8}, {"tile_n": 160}),
+        ("input_grad", 16, 1280, {"batch": 8, "strides": (2, 2)}, {"tile_m": 64}),
+        ("forward", 64, 320, {"epilogue": FULL}, {"stages": 4}),
+    ],
+)
+def test_the_default_has_what_was_fastest(direction, size, channels, fields, expected):
+    """Tiles divide the channels, the longest phase is shared, rings are deep."""
+    both = {"in_channels": channels, "out_channels": channels}
+    asked = problem(direction, height=size, width=size, **both, **fields)
+    found = CONV2D_SM90.heuristic(asked, H200)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"tile_m": 192}, "must share tile_m=192"),
@@ -184,7 +202,7 @@ CHOSEN = {  # by who is expected to win
         {},
         {"direction": "input_grad"},
         {"height": 7, "width": 7, "in_channels": 512, "out_channels": 512},
-        {"batch": 256, "strides": (2, 2), "epilogue": FULL},
+        *({"batch": n, "strides": (2, 2), "epilogue": FULL} for n in (1, 256)),
         {**POINTS, "strides": (2, 2), "in_channels": 512, "out_channels": 1024},
         {**POINTS, "out_channels": 512, "epilogue": FULL},
         FLOAT32,
@@ -194,7 +212,7 @@ CHOSEN = {  # by who is expected to win
     ),
     "conv2d_stem_sm90": (STEM, {**STEM, "batch": 1, "epilogue": FULL}),
     "conv2d_strips_sm90": (
-        {"batch": 8},
+        *({"batch": 1}, {"batch": 8}),
         {"height": 56, "width": 56, "in_channels": 64, "out_channels": 64},
         {**FLOAT32, "batch": 8},
         {**FLOAT32, "out_channels": 64},
@@ -202,15 +220,16 @@ CHOSEN = {  # by who is expected to win
     "conv2d_weights_sm90": (
         {"direction": "weight_grad"},
         {"direction": "weight_grad", "strides": (2, 2), "batch": 256},
+        *({"direction": "weight_grad", "batch": n} for n in (1, 8)),
+        {**POINTS, "direction": "weight_grad", "batch": 8},
+        {**POINTS, "direction": "weight_grad", "strides": (2, 2), "batch": 64},
     ),
     "conv2d_product": (
         {**POINTS, "out_channels": 512},
         {**POINTS, "out_channels": 512, "direction": "weight_grad"},
     ),
     "xla": (
-        {"batch": 1},
-        {"batch": 8, "strides": (2, 2)},
-        {"batch": 8, "direction": "weight_grad"},
+        {"batch": 1, "height": 7, "width": 7},
         {**STEM, "strides": (4, 2)},
         {"dilation": (2, 2)},
         {"in_channels": 120},
@@ -222,7 +241,8 @@ CHOSEN = {  # by who is expected to win
         {**FLOAT32, **POINTS, "in_channels": 256, "out_channels": 448},
         {**FLOAT32, **POINTS, "out_channels": 512, "strides": (2, 2), "batch": 256},
         {**POINTS, "strides": (2, 2), "direction": "input_grad", "batch": 256},
-        {**POINTS, "height": 7, "width": 7, "direction": "weight_grad", "batch": 128},
+        {**POINTS, "batch": 1, "direction": "weight_grad"},
+        {**POINTS, "out_channels": 512, "direction": "weight_grad", "batch": 8},
     ),
 }
 

@@ -131,6 +131,20 @@ def test_it_is_chosen_where_larger_tiles_are_few(
     assert CONV2D_STRIPS_SM90.expects_to_win(asked, H200) == wins
 
 
+@pytest.mark.parametrize(("channels", "wins"), [(320, True), (640, False)])
+def test_it_is_chosen_where_few_tiles_have_a_narrow_slab(channels, wins):
+    """Tiles of 160 channels are those that divide 320, and 128 divides 640."""
+    image = {"batch": 1, "height": 64, "width": 64}
+    asked = problem(**image, in_channels=640, out_channels=channels)
+    assert CONV2D_STRIPS_SM90.expects_to_win(asked, H200) == wins
+
+
+def test_few_tiles_are_one_round_where_they_can():
+    """Of 64 x 64 there would be two."""
+    found = CONV2D_STRIPS_SM90.heuristic(problem(batch=8), H200)
+    assert found.tile_m * found.tile_n == 2 * 64**2
+
+
 def test_all_weights_stay_or_a_ring_of_them_turns():
     narrow = problem(in_channels=64, out_channels=64)
     configs = CONV2D_STRIPS_SM90.space(narrow, H200).configs()

@@ -16,6 +16,7 @@ from tracea_jax.variants.attention_backward_space import looks_at_scores
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 
 _FEWEST = 512  # queries, and keys, that are worth three kernels
+_FEWEST_ALONE = 256  # that are if each head has keys of its own, and nothing else is
 _MEASURED_HEADS = (64, 128)  # columns
 # If nothing limits which keys a query sees: by the columns of a head, and for lengths.
 _FEWEST_SEEN_BY_ALL = {64: 192, 128: 512}
@@ -48,8 +49,8 @@ def expects_to_win(problem: AttentionProblem, device: Device) -> bool:
     p = problem
     shortest = min(p.q_len, p.kv_len)
     if _sees_all(p) and ATTENTION_CUDNN.why_not(p, device) is None:
-        return p.head_dim == p.columns and shortest >= _fewest_seen_by_all(p)
-    if shortest < _FEWEST:
+        return p.head_dim == p.columns and shortest >= _fewest_seen_by_all(p, device)
+    if shortest < (_FEWEST_ALONE if _is_alone(p, device) else _FEWEST):
         return False
     if emit.splits(p):
         return _wins_by_splitting(p, device)
@@ -76,13 +77,30 @@ def _sees_all(problem: AttentionProblem) -> bool:
     return is_plain and rules.window(p) == (None, None) and not emit.splits(p)
 
 
-def _fewest_seen_by_all(problem: AttentionProblem) -> float:
+def _is_alone(problem: AttentionProblem, device: Device) -> bool:
+    """Whether heads have keys of their own, and nothing but a causal mask is there.
+
+    With blocks of 64 keys for all multiprocessors, of 256 positions: cuDNN was slower
+    for 64 examples on an H100; no results are kept.
+    """
+    p = problem
+    is_plain = not (looks_at_scores(p) or p.segments or p.soft_cap or p.sinks)
+    has_lengths = p.q_lengths or p.kv_lengths or p.q_len != p.kv_len
+    is_measured = p.head_dim == p.columns and p.head_dim in _MEASURED_HEADS
+    if not (is_plain and is_measured and p.heads == p.kv_heads) or has_lengths:
+        return False
+    is_seen = rules.window(p) in ((None, None), (None, 0))
+    return is_seen and _blocks(p, ROWS, device) >= 1
+
+
+def _fewest_seen_by_all(problem: AttentionProblem, device: Device) -> float:
     p = problem
     if p.head_dim not in _MEASURED_HEADS:
         return math.inf
     if p.q_lengths or p.kv_lengths or p.q_len != p.kv_len:
         return _FEWEST_WITH_LENGTHS
-    return _FEWEST_SEEN_BY_ALL[p.head_dim]
+    fewest = _FEWEST_SEEN_BY_ALL[p.head_dim]
+    return min(_FEWEST_ALONE, fewest) if _is_alone(p, device) else fewest
 
 
 def _blocks(problem: AttentionProblem, keys: int, device: Device) -> float:

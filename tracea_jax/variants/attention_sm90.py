@@ -13,20 +13,24 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_rules as rules
 from tracea_jax.emit import attention_sm90 as emit
 from tracea_jax.emit import attention_sm90_kernel as text
 from tracea_jax.emit.attention_sm90 import AttentionSm90Config
 from tracea_jax.problem import AttentionProblem
+from tracea_jax.variants.attention_sm90_space import (
+    CHOICES,
+    KEYS,
+    RULES,
+    WIDE,
+    widest,
+)
 from tracea_jax.variants.attention_sm90_wins import expects_to_win
 from tracea_jax.variants.attention_steps import map_buffers, map_step, optional_operands
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.cuda_gemm import INT32_MAX
 from tracea_jax.variants.space import (
-    Rule,
     Space,
     check_choices,
     check_rules,
@@ -39,43 +43,24 @@ from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps, z
 _WIDEST_HEAD = 256
 _LONGEST = 1 << 30  # positions that may be added without overflow
 _SCALES = (2.0**-60, 2.0**20)  # what masked scores, -2^100, survive
-_KEYS = (48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
-CHOICES = {
-    "tile_q": (64, 128, 192),
-    "tile_kv": _KEYS,
-    "stages": (2, 3, 4),
-    "ping_pong": (False, True),
-    "overlap": (False, True),
-    "schedule": emit.SCHEDULES,
-    "packed": (False, True),
-}
-# Heads that share keys; a warp stores the rows of whole queries.
-_PACKED = (2, 4, 8, 16)
 _ROUNDS_OF_PACKED = 1.1  # as many times the rounds of packed heads are worth packing
-_WIDEST_MASKED = 128  # keys of a block, of which a thread has 32 in a row
 # The config whose map of blocks is largest.
 _SMALLEST = AttentionSm90Config(tile_q=64, tile_kv=48)
-# What a thread has registers for, by the number of consumers, without spilling any:
-# without a mask, and with one. See ``_registers``.
-_PLAIN = {1: 208, 2: 196, 3: 128}
-_MASKED = {1: 256, 2: 224, 3: 152}
-_CAPPED = 32
-_BIASED = 20
-_BESIDE_ALIBI, _BESIDE_BOUNDS, _BESIDE_CAP, _WIDENED = 18, 18, 4, 24
-_WIDE, _WIDER = 128, 192  # columns of heads
-_WIDEST = {1: 256, 2: 256, 3: 128}  # head that one instruction finds registers for
-
+_Tile = tuple[int, tuple[int, int], tuple[float, float]]
 # For heads up to so many columns: queries of a tile, keys without and with a mask, and
-# the time that a score then takes, relative to other tiles for the same heads. These
+# the times that a score then takes, relative to other tiles for the same heads. These
 # tiles are the fastest of ``attention.json`` of an H200, or next to some that are.
 _TILES = (
-    (64, ((192, 128, 96, 1.0), (128, 128, 128, 1.14))),
-    (96, ((192, 96, 80, 1.0), (128, 128, 128, 1.14))),
-    (128, ((128, 128, 128, 1.0),)),
-    (192, ((128, 112, 96, 1.0),)),
-    (256, ((128, 80, 64, 1.0),)),
+    (64, ((192, (128, 96), (1.0, 1.0)), (128, (128, 128), (1.25, 1.14)))),
+    (96, ((192, (96, 80), (1.0, 1.0)), (128, (128, 128), (1.14, 1.14)))),
+    (128, ((128, (128, 128), (1.0, 1.0)),)),
+    (192, ((128, (112, 96), (1.0, 1.0)),)),
+    (256, ((128, (80, 64), (1.0, 1.0)),)),
 )
-_TILES_NARROW_VALUES = ((128, 128, 112, 1.0),)
+_TILES_NARROW_VALUES = ((128, (128, 112), (1.0, 1.0)),)
+# Causal tiles of up to so many rounds that are dealt out: drawing takes longer than
+# unequal work, of up to so many tiles of a head.
+_FEW_ROUNDS, _FEW_TILES = 2, 16
 # For heads up to 64 columns and windows up to 512 keys: short blocks, which consumers
 # that do not see them pass over. Other tiles were slower.
 _OF_WINDOWS = AttentionSm90Config(
@@ -105,12 +90,10 @@ class AttentionSm90:
         self, problem: AttentionProblem, config: AttentionSm90Config, device: Device
     ) -> None:
         check_choices(config, CHOICES)
-        check_rules(_RULES, problem, config, device)
+        check_rules(RULES, problem, config, device)
 
     def space(self, problem: AttentionProblem, device: Device) -> Space:
-        return legal_space(
-            grid(**CHOICES), AttentionSm90Config, _RULES, problem, device
-        )
+        return legal_space(grid(**CHOICES), AttentionSm90Config, RULES, problem, device)
 
     def heuristic(
         self, problem: AttentionProblem, device: Device
@@ -187,37 +170,61 @@ def _likely(problem: AttentionProblem, device: Any) -> list[AttentionSm90Config]
     hide the softmax, and where no mask takes them. On an H100 turns alone were enough
     for heads of 64, and for values of 128 columns with keys of 192.
     """
-    masked = rules.masks(problem)
-    widest = _widest(problem)
+    masked = bool(rules.masks(problem))
+    wide = widest(problem)
     left, _ = rules.window(problem)
-    if left is not None and left < _WIDEST_WINDOW and widest <= 64:
+    if left is not None and left < _WIDEST_WINDOW and wide <= 64:
         # Of a window that many of the first queries see only a part of.
         is_uneven = (left + 1) * _EVEN >= problem.kv_len
         schedule = "drawn" if is_uneven else "static"
         short = dataclasses.replace(_OF_WINDOWS, schedule=schedule)
-        if first_refusal(_RULES, problem, short, device) is None:
+        if first_refusal(RULES, problem, short, device) is None:
             return [short]
-    tiles = next(tiles for dim, tiles in _TILES if widest <= dim)
+    tiles = next(tiles for dim, tiles in _TILES if wide <= dim)
     if problem.columns <= 128 < problem.head_dim <= 192:
         tiles = _TILES_NARROW_VALUES
     if any(_divide(problem, tile_q) for tile_q, *_ in tiles):
         tiles = tuple(tile for tile in tiles if _divide(problem, tile[0]))
 
-    def time(tile: tuple[int, int, int, float]) -> float:
-        return emit.scores(problem, config(tile)) * tile[-1]
+    def time(tile: _Tile) -> float:
+        found = config(tile)
+        at_once = emit.scores(problem, found) * tile[-1][masked]
+        if found.schedule != "static":
+            return at_once
+        # Tiles of equal work take whole rounds.
+        count = emit.tile_count(problem, found)
+        return at_once * -(-count // device.sm_count) / count
 
-    def config(tile: tuple[int, int, int, float]) -> AttentionSm90Config:
-        tile_q, plain, partial, _ = tile
+    def config(tile: _Tile) -> AttentionSm90Config:
+        tile_q, keys, _ = tile
         return AttentionSm90Config(
             tile_q=tile_q,
-            tile_kv=_fewer_keys(problem, tile_q, partial if masked else plain, device),
-            overlap=problem.columns > 128 or (64 < widest <= 96 and not masked),
+            tile_kv=_fewer_keys(problem, tile_q, keys[masked], device),
+            overlap=problem.columns > 128 or (64 < wide <= 96 and not masked),
             schedule="drawn" if masked or problem.q_lengths else "static",
         )
 
     found = [config(tile) for tile in sorted(tiles, key=time)]
+    found = [_dealt_if_few(problem, config, device) for config in found]
     found = [_overlapped_if_whole(problem, config) for config in found]
     return [_packed_if_faster(problem, config, device) for config in found]
+
+
+def _dealt_if_few(
+    problem: AttentionProblem, config: AttentionSm90Config, device: Any
+) -> AttentionSm90Config:
+    """The config; of few causal tiles without a counter, which a kernel has to clear.
+
+    On an H100 that was faster with up to two rounds of tiles, but for 4096 positions;
+    no results are kept.
+    """
+    p = problem
+    looks = rules.is_mapped(p) or p.q_lengths or p.kv_lengths
+    if looks or rules.window(p) != (None, 0) or p.q_len > _FEW_TILES * config.tile_q:
+        return config
+    if emit.tile_count(p, config) > _FEW_ROUNDS * device.sm_count:
+        return config
+    return dataclasses.replace(config, schedule="static")
 
 
 def _overlapped_if_whole(
@@ -231,7 +238,7 @@ def _overlapped_if_whole(
     """
     p = problem
     adds = p.bias is not None or p.alibi is not None or p.soft_cap is not None
-    if adds or not 96 < _widest(p) <= _WIDE:
+    if adds or not 96 < widest(p) <= WIDE:
         return config
     if not rules.sees_whole(problem, config):
         return config
@@ -246,19 +253,12 @@ def _packed_if_faster(
     Tiles of few queries are then full. With as many rounds packed heads were slower.
     """
     packed = dataclasses.replace(config, packed=True)
-    if first_refusal(_RULES, problem, packed, device) is not None:
+    if first_refusal(RULES, problem, packed, device) is not None:
         return config
     rounds = [
         -(-emit.tile_count(problem, c) // device.sm_count) for c in (config, packed)
     ]
     return packed if rounds[0] > _ROUNDS_OF_PACKED * rounds[1] else config
-
-
-def _can_pack(problem: AttentionProblem) -> bool:
-    """Whether a tile may have queries of all heads that share keys."""
-    p = problem
-    looks = rules.is_mapped(p) or p.bias is not None or p.alibi is not None
-    return p.heads // p.kv_heads in _PACKED and not looks
 
 
 def _divide(problem: AttentionProblem, tile_q: int, tile_kv: int = 1) -> bool:
@@ -275,119 +275,11 @@ def _fewer_keys(problem: AttentionProblem, tile_q: int, most: int, device: Any) 
 
     def fits(keys: int) -> bool:
         config = AttentionSm90Config(tile_q=tile_q, tile_kv=keys)
-        return first_refusal(_RULES, problem, config, device) is None
+        return first_refusal(RULES, problem, config, device) is None
 
-    legal = [n for n in _KEYS if n <= most and fits(n)]
+    legal = [n for n in KEYS if n <= most and fits(n)]
     dividing = [n for n in legal if _divide(problem, tile_q, n)]
-    return max(dividing or legal, default=min(_KEYS))
-
-
-def _registers(problem: AttentionProblem, config: Any) -> Any:
-    """Of a thread: scores, rounded weights and sums of 64 queries in a warpgroup.
-
-    While scores are masked, as many again as there are scores. Wide heads leave too few
-    to cap many scores at once, or to read a bias for them, and three consumers for what
-    adds a bias.
-    """
-    scores, sums = config.tile_kv // 2, problem.columns // 2
-    capped = _CAPPED * (problem.soft_cap is not None and _widest(problem) > _WIDE)
-    read = _of_bias(problem) * (config.consumers < 3)
-    biased = _BIASED * rules.biased_by_tiles(problem) * (config.consumers > 2)
-    more = np.maximum(capped, read) + biased
-    return scores * (1 + rules.masks(problem)) + scores // 2 + sums + more
-
-
-def _widest(problem: AttentionProblem) -> int:
-    return max(problem.head_dim, problem.columns)
-
-
-def _of_bias(problem: AttentionProblem) -> int:
-    """Registers of a bias that is read for each score, beside masks.
-
-    With ALiBi scores begin from the sum of both. With a map, wide heads leave none for
-    bounds that each example has its own of. Without one, blocks that a window cuts and
-    those that it does not are steps of their own, and entries of 16 bits come into
-    registers before any is widened.
-    """
-    p = problem
-    has_each = p.bias is not None and p.bias[3] > 1 and not rules.biased_by_tiles(p)
-    if not (has_each and rules.masks(p)):
-        return 0
-    is_wide, is_widest = _widest(p) > _WIDE, _widest(p) > _WIDER
-    if p.alibi:
-        return _BESIDE_ALIBI * (is_wide + is_widest)
-    if rules.is_mapped(p):
-        return _BESIDE_BOUNDS * (rules.shifts(p) and is_widest)
-    if is_widest:
-        is_cut = rules.window(p) != (None, None)
-        return _WIDENED * (is_cut and p.bias_dtype != "float32")
-    return _BESIDE_CAP * (p.soft_cap is not None and not is_wide)
-
-
-def _most_registers(problem: AttentionProblem, config: Any) -> Any:
-    return _of_consumers(_MASKED if rules.masks(problem) else _PLAIN, config)
-
-
-def _of_consumers(table: dict[int, int], config: Any) -> Any:
-    """What the table says for the config's number of consumers."""
-    counts = [config.consumers == n for n in table]
-    return np.select(counts, list(table.values()))
-
-
-def _smem_bytes(problem: AttentionProblem, config: Any) -> Any:
-    """The least shared memory that the config takes."""
-    return emit.smem_bytes(problem, config, emit.least_room(problem))
-
-
-_RULES = (
-    Rule(
-        code="smem",
-        refuses=lambda p, c, d: _smem_bytes(p, c) > d.smem_per_block_bytes,
-        why=lambda p, c, d: (
-            f"the config takes {_smem_bytes(p, c)} bytes of shared memory; a block of "
-            f"{d.arch} has {d.smem_per_block_bytes}"
-        ),
-    ),
-    Rule(
-        code="registers",
-        refuses=lambda p, c, d: _registers(p, c) > _most_registers(p, c),
-        why=lambda p, c, d: (
-            f"scores, weights and sums take {_registers(p, c)} registers of a thread; "
-            f"{c.consumers} consumers have {_most_registers(p, c)}"
-        ),
-    ),
-    Rule(
-        code="sums",
-        refuses=lambda p, c, d: p.columns > _of_consumers(_WIDEST, c),
-        why=lambda p, c, d: (
-            f"{c.consumers} consumers have registers for heads up to "
-            f"{_of_consumers(_WIDEST, c)}; head_dim={p.columns}"
-        ),
-    ),
-    Rule(
-        code="mask",
-        refuses=lambda p, c, d: np.logical_and(
-            rules.reads_mask(p, c), c.tile_kv > _WIDEST_MASKED
-        ),
-        why=lambda p, c, d: (
-            f"tile_kv={c.tile_kv} with a mask; a word holds the entries of blocks of "
-            f"up to {_WIDEST_MASKED} keys"
-        ),
-    ),
-    Rule(
-        code="packed",
-        refuses=lambda p, c, d: np.logical_and(c.packed, not _can_pack(p)),
-        why=lambda p, c, d: (
-            f"packed=True with {p.heads // p.kv_heads} heads that share keys; it takes "
-            f"{', '.join(map(str, _PACKED))}, and nothing that each score looks at"
-        ),
-    ),
-    Rule(
-        code="turns",
-        refuses=lambda p, c, d: np.logical_and(c.ping_pong, c.consumers == 1),
-        why=lambda p, c, d: "one consumer has nobody to take turns with",
-    ),
-)
+    return max(dividing or legal, default=min(KEYS))
 
 
 def device_refuses(device: Device) -> str | None:

@@ -22,7 +22,8 @@ _FEWEST_OF_FAST_MEMORY = {**_FEWEST, 128: 512}
 FAST_MEMORY_BYTES = 100 << 30
 # Of heads of 64 columns, where the longest tiles would compute many queries in vain,
 # and shorter ones were slower than cuDNN.
-_FEWEST_OF_SHORT_TILES, _LONGEST_TILE = 1024, 192
+_FEWEST_IN_VAIN = 1024
+_LONGEST_TILE, _TILE, _MANY_IN_VAIN = 192, 128, 1.14
 _FEWEST_CHANGED = {64: 1024, 128: 512}  # on an H200; cuDNN has no kernel for that
 # With fewer queries of heads of 128 columns it was faster, too, from so many keys on.
 _FEW_QUERIES, _MANY_KEYS = 8, 2048
@@ -35,7 +36,7 @@ def expects_to_win(
     problem: AttentionProblem, usual: AttentionSm90Config, device: Device
 ) -> bool:
     """Whether the kernel, with the config that is its default, ought to run."""
-    fewest = _fewest(problem, usual, device)
+    fewest = _fewest(problem, device)
     if fewest is not None and min(problem.q_len, problem.kv_len) >= fewest:
         return True
     occupied = _OCCUPIED * getattr(device, "sm_count", 0)
@@ -55,9 +56,15 @@ def _are_few(problem: AttentionProblem) -> bool:
     return is_measured and p.q_len >= _FEW_QUERIES and p.kv_len >= _MANY_KEYS
 
 
-def _fewest(
-    problem: AttentionProblem, usual: AttentionSm90Config, device: Device
-) -> int | None:
+def _computes_in_vain(problem: AttentionProblem) -> bool:
+    """Whether the last of the longest tiles would be mostly beyond the queries."""
+    longest, others = (
+        -(-problem.q_len // tile) * tile for tile in (_LONGEST_TILE, _TILE)
+    )
+    return longest > _MANY_IN_VAIN * others
+
+
+def _fewest(problem: AttentionProblem, device: Device) -> int | None:
     """Fewest queries and keys with which it is expected to win; None if never.
 
     No other kernel has caps, sinks, slopes, blocks of a mask or values of another size,
@@ -78,7 +85,7 @@ def _fewest(
     _, right = rules.window(p)
     if right is not None:
         return _FEWEST_CAUSAL.get(p.head_dim)
-    if p.head_dim == 64 and usual.tile_q < _LONGEST_TILE:
-        return _FEWEST_OF_SHORT_TILES
+    if p.head_dim == 64 and _computes_in_vain(p):
+        return _FEWEST_IN_VAIN
     is_fast = getattr(device, "memory_bytes", 0) >= FAST_MEMORY_BYTES
     return (_FEWEST_OF_FAST_MEMORY if is_fast else _FEWEST).get(p.head_dim)

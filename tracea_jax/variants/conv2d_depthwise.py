@@ -111,8 +111,7 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
 
 def _is_small_but_fast(problem: Conv2dProblem, device: Device) -> bool:
     p = problem
-    is_small = _FEWEST_FAST_BYTES <= p.bytes and p.kernel_height == 3
-    if not is_small or p.direction == "weight_grad":
+    if p.bytes < _FEWEST_FAST_BYTES or p.kernel_height != 3:
         return False
     assert isinstance(device, CudaDevice)
     taken = cycles(p, _likely(p, device, 1)[0], device)

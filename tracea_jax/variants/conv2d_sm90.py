@@ -132,7 +132,8 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     to 2.6 times with a stride of 2, 1.07 to 1.4 times for pixels with a stride or a
     residual, and 1.1 to 1.4 times for U-Nets. In float32 it took 1.04 to 1.4 times as
     long for 3 x 3 kernels, 1.25 to 2.2 times with a stride of 2, and 1.05 to 1.18 times
-    for pixels of many channels.
+    for pixels of many channels. With a stride of 2 it was slower on one image and on
+    eight, too, of which no results are kept.
     """
     p = problem
     if not images.is_measured(p, device, (2, 4)):

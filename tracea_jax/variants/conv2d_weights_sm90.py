@@ -47,7 +47,11 @@ _RANGES = {"stages": (2, 10), "parts": (1, 4096), "taps": (1, 4)}
 _MOST_COLUMNS, _MOST_ACCUMULATORS = 256, 192
 _MOST_COPIED = 256  # pixels
 _ROW_UNIT_BYTES = 16
-_FEWEST_PIXELS = 3 << 10
+_FEWEST_FLOPS = 2**27
+# If there are more channels than so many; of 1 x 1 kernels with a stride; and how many
+# channels of x by channels of y those without have at most.
+_FEWEST_PIXELS, _MOST_OF_FEW_PIXELS = 3 << 10, 512
+_FEWEST_STRIDED_PIXELS, _MOST_CHANNELS_1X1 = 196, 2**15
 # Of problems with groups, by channels of one.
 _FEWEST_BYTES = {**dict.fromkeys((4, 8, 16), 2**24), 32: 3 << 22, 64: 2**24}
 
@@ -72,7 +76,8 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     times as long for 3 x 3 kernels of 64 to 512 channels on 64 images of ResNets, and
     1.55 to 3 times for groups of 4 to 32 channels on 64 images of ResNeXts. It was
     slower for groups of 64, too, of which no results are kept; on 8 images it was as
-    fast for groups.
+    fast for groups. On one image and on eight of ResNets it was slower; no results are
+    kept.
     """
     p = problem
     if not images.is_measured(p, device):
@@ -80,8 +85,30 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     if p.groups > 1:
         fewest = _FEWEST_BYTES.get(p.in_channels // p.groups)
         return images.is_grouped_3x3(p) and fewest is not None and p.bytes >= fewest
-    pixels = p.batch * math.prod(p.out_size)
-    return images.is_dense_3x3(p) and pixels >= _FEWEST_PIXELS
+    if (p.kernel_height, p.kernel_width) == (1, 1):
+        return _is_measured_1x1(p)
+    is_wide = max(p.in_channels, p.out_channels) > _MOST_OF_FEW_PIXELS
+    fewest = _FEWEST_PIXELS if is_wide else 1
+    is_large = p.flops >= _FEWEST_FLOPS and images.pixels(p) >= fewest
+    return images.is_dense_3x3(p) and is_large
+
+
+def _is_measured_1x1(p: Conv2dProblem) -> bool:
+    """Whether pixels have a stride, or are many for the channels.
+
+    By the answers of an H200 that ship XLA took 1.2 to 1.7 times as long for those with
+    a stride, and 1.1 to 1.55 times for those of few channels: its products have few
+    tiles, of which each sums over all pixels.
+    """
+    channels = p.in_channels * p.out_channels
+    is_plain = p.dilation == (1, 1) and p.padding == ((0, 0), (0, 0))
+    if not is_plain or p.in_channels % emit.SLAB or p.out_channels % emit.SLAB:
+        return False
+    if p.strides == (2, 2):
+        is_large = p.flops >= _FEWEST_FLOPS
+        return is_large and images.pixels(p) >= _FEWEST_STRIDED_PIXELS
+    is_dense = p.strides == (1, 1) and images.pixels(p) >= _FEWEST_PIXELS
+    return is_dense and channels <= _MOST_CHANNELS_1X1
 
 
 def _call(
@@ -208,6 +235,7 @@ _RINGS = 220 << 10, 110 << 10  # bytes, of a block or two on a multiprocessor
 # parts up: fitted to the times of 541 configs of 148 problems on an H200.
 _PRODUCTS_A_CYCLE, _BYTES_A_CYCLE, _MEMORY_BYTES_A_CYCLE = 28, 55, 2400
 _STEP, _TILE, _STORE, _SUM = 12, 3000, 60, 3000
+_FEWEST_STAGES, _SHALLOW = 2, 1.5  # a ring of so few, and what steps then take
 
 
 def _cost(
@@ -224,7 +252,8 @@ def _cost(
     steps = -(-emit.steps(p, c) // c.parts)
     products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
     copied = (c.tile_m + emit.rows_b(p, c)) * 128 / _BYTES_A_CYCLE
-    multiplied = steps * (together * max(products, copied) + _STEP)
+    step = max(products, copied) * (_SHALLOW if c.stages == _FEWEST_STAGES else 1)
+    multiplied = steps * (together * step + _STEP)
     inputs = p.in_channels // p.groups
     weights = p.kernel_height * p.kernel_width * inputs * p.out_channels
     partial = 2 * 4 * c.parts * weights  # written and read

@@ -19,8 +19,8 @@ from tracea_jax.variants.space import Rule, Space, as_config
 
 MOST_TAPS, MOST_STRIDE, MOST_DILATION = 11, 4, 16
 _MOST_PADDING = 2**20
-# Of the 3 x 3 convolutions of 8 images of ResNets, and of 64.
-FEW_FLOPS, MANY_FLOPS = 2**30, 2**33
+# Of the 3 x 3 convolutions of small images, of 8 images of ResNets, and of 64.
+_SMALL_FLOPS, FEW_FLOPS, MANY_FLOPS = 3 << 24, 2**30, 2**33
 
 
 def refused_arrays(problem: Conv2dProblem, dtypes: Sequence[str]) -> Iterator[str]:
@@ -126,20 +126,19 @@ def ranked(
 def is_dense_3x3(problem: Conv2dProblem) -> bool:
     """Whether this is a 3 x 3 convolution such as those that were measured.
 
-    They had as many channels out as in, 64 to 640, batches of 8 and 64 images of
-    ResNets and of 8 of U-Nets; with a stride of 2, and gradients of weights, 64. Those
-    of float32 had batches of 8 to 128 and up to 1024 channels.
+    They had as many channels out as in, 64 to 640, batches of 1, 8 and 64 images of
+    ResNets and of 8 of U-Nets, and strides of 1 and 2. Those of float32 had batches of
+    8 to 128 and up to 1024 channels.
     """
     p = problem
     is_wide = p.lhs == "float32"
-    is_few = p.direction != "weight_grad" and (is_wide or p.strides == (1, 1))
     return (
         (p.kernel_height, p.kernel_width) == (3, 3)
         and p.strides in ((1, 1), (2, 2))
         and p.dilation == (1, 1)
         and p.groups == 1
         and p.in_channels % 64 == 0 == p.out_channels % 64
-        and p.flops >= (FEW_FLOPS if is_few else MANY_FLOPS)
+        and p.flops >= (FEW_FLOPS if is_wide else _SMALL_FLOPS)
         and not (is_wide and _is_thin(p))
     )
 
