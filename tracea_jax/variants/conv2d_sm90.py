@@ -59,7 +59,7 @@ _OVERLAP = 9  # power of a mean of copies and products, which is near the larger
 _CYCLES_A_STEP, _CYCLES_A_CLUSTER, _CYCLES_A_TILE = 56, 700, 650
 _STORED_BYTES_A_CYCLE = 22
 _SCATTER_FACTOR = 2.9  # of stores to every other pixel
-_FEWEST_FLOPS_1X1 = 2**32
+_FEWEST_FLOPS, _FEWEST_FLOPS_1X1 = 3 << 26, 2**32
 _STAGES = tuple(range(2, emit.MAX_STAGES + 1))
 
 
@@ -133,12 +133,13 @@ def _wins(problem: Conv2dProblem, device: Device) -> bool:
     residual, and 1.1 to 1.4 times for U-Nets. In float32 it took 1.04 to 1.4 times as
     long for 3 x 3 kernels, 1.25 to 2.2 times with a stride of 2, and 1.05 to 1.18 times
     for pixels of many channels. With a stride of 2 it was slower on one image and on
-    eight, too, of which no results are kept.
+    eight, too, and took 1.03 to 4 times as long for gradients; of these no results are
+    kept.
     """
     p = problem
     if not images.is_measured(p, device, (2, 4)):
         return False
-    return images.is_dense_3x3(p) or _is_measured_1x1(p)
+    return images.is_dense_3x3(p) or _is_measured_1x1(p) or _scatters(p)
 
 
 def _call(problem: Conv2dProblem, config: Conv2dSm90Config, device: CudaDevice) -> Call:
@@ -152,8 +153,27 @@ def _is_measured_1x1(p: Conv2dProblem) -> bool:
         and p.padding == ((0, 0), (0, 0))
         and p.strides in ((1, 1), (2, 2))
         and p.in_channels % 64 == 0 == p.out_channels % 64
-        and p.flops >= _FEWEST_FLOPS_1X1
+        and p.flops >= (_FEWEST_FLOPS_1X1 if _has_few_steps(p) else _FEWEST_FLOPS)
         and (_has_deep_pixels(p) if p.lhs == "float32" else _has_passes(p))
+    )
+
+
+def _has_few_steps(p: Conv2dProblem) -> bool:
+    """Whether little is gained beside cuDNN's time, so that few pixels may lose it."""
+    return p.lhs == "float32" or p.strides == (1, 1)
+
+
+def _scatters(p: Conv2dProblem) -> bool:
+    """Whether this is a gradient by phases such as those that were measured."""
+    return (
+        p.direction == "input_grad"
+        and p.lhs != "float32"
+        and p.strides == (2, 2)
+        and p.dilation == (1, 1)
+        and p.groups == 1
+        and p.kernel_height == p.kernel_width <= 3
+        and p.in_channels % 32 == 0 == p.out_channels % 32
+        and p.flops >= _FEWEST_FLOPS
     )
 
 
