@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
+from jax import lax
 
 import tracea_jax as tracea
 from tracea_jax.typing import Implementation
@@ -125,8 +127,14 @@ UNARY: dict[str, Callable[[Any, Any], Any]] = {
     "log": lambda m, x: m.log(x),
     "log1p": lambda m, x: m.log1p(x),
     "tanh": lambda m, x: m.tanh(x),
-    "sin": lambda m, x: m.sin(x),
-    "cos": lambda m, x: m.cos(x),
+    **{
+        name: lambda m, x, name=name: getattr(m, name)(x)
+        for name in (
+            "round isfinite cbrt sin cos tan arcsin arccos arctan sinh cosh arcsinh "
+            "arccosh arctanh"
+        ).split()
+    },
+    "erfc": lambda m, x: (scipy if m is np else jax.scipy).special.erfc(x),
 }
 BINARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "add": lambda m, x, y: x + y,
@@ -134,6 +142,8 @@ BINARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "mul": lambda m, x, y: x * y,
     "div": lambda m, x, y: x / y,
     "pow": lambda m, x, y: m.power(abs(x), y),
+    "rem": lambda m, x, y: m.fmod(x, y),
+    "atan2": lambda m, x, y: m.arctan2(x, y),
     "max": lambda m, x, y: m.maximum(x, y),
     "min": lambda m, x, y: m.minimum(x, y),
     "gt": lambda m, x, y: x > y,
@@ -142,7 +152,11 @@ BINARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "le": lambda m, x, y: x <= y,
     "eq": lambda m, x, y: x == y,
     "ne": lambda m, x, y: x != y,
+    "not": lambda m, x, y: ~(x > y),
     "and": lambda m, x, y: (x > 0) & (y > 0),
+    "xor": lambda m, x, y: (x > 0) ^ (y > 0),
+    "all": lambda m, x, y: (x < 2).all(0),
+    "any": lambda m, x, y: (x > 2).any(1),
     "where": lambda m, x, y: m.where(x > y, x, y * y),
     "clip": lambda m, x, y: m.clip(x, -0.5, 0.5) + y,
     "rows": lambda m, x, y: x - y[:, :1],
@@ -150,6 +164,32 @@ BINARY: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sum": lambda m, x, y: (x + y).sum(1),
     "sums": lambda m, x, y: (x + y).sum(0) + (x * y).max() - x.min(),
 }
+
+
+# Those whose results are no matter of rounding, with the zeros and NaNs of XLA.
+EXACT: dict[str, Callable[[Any, Any], Any]] = {
+    "sign": lambda x, y: lax.sign(x),
+    "floor": lambda x, y: lax.floor(x),
+    "ceil": lambda x, y: lax.ceil(x),
+    "even": lambda x, y: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
+    "away": lambda x, y: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
+    "is_finite": lambda x, y: lax.is_finite(x),
+    "not": lambda x, y: lax.bitwise_not(x > y),
+    "xor": lambda x, y: lax.bitwise_xor(x > 0, y > 0),
+    "rem": lax.rem,
+    "max": lax.max,
+    "min": lax.min,
+    "clamp": lambda x, y: lax.clamp(-y, x, y),
+    "select": lambda x, y: lax.select(x > y, x, y),
+    "selected": lambda x, y: lax.select(x > y, x > 0, y < 1),
+    "any": lambda x, y: (x > y).any(1),
+    "all": lambda x, y: (x != y).all(0),
+}
+
+
+def exact_functions(x: Any, y: Any) -> dict[str, Any]:
+    """All of them, by name."""
+    return {name: f(x, y) for name, f in EXACT.items()}
 
 
 def every_function(module: Any, x: Any, y: Any) -> dict[str, Any]:
@@ -161,7 +201,7 @@ def every_function(module: Any, x: Any, y: Any) -> dict[str, Any]:
 def special(shape: tuple[int, ...], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """Two random arrays, in which zeros, infinities and NaN meet."""
     rng = np.random.default_rng(9)
-    odd = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0]
+    odd = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, -0.5, 2.5]
     arrays = []
     for turn in (1, len(odd)):
         x = rng.normal(size=shape) * 2

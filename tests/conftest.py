@@ -64,10 +64,25 @@ def pytest_configure(config: pytest.Config) -> None:
                 flags = os.environ.get("XLA_FLAGS", "")
                 fast = "--xla_cpu_use_fusion_emitters=false"  # compiles twice as fast
                 os.environ["XLA_FLAGS"] = f"{flags} {fast}".strip()
+        _compile_once(config)
     if config.getoption("--compile"):
         if hasattr(config, "workerinput"):
             raise pytest.UsageError("--compile writes one record: it goes without -n")
         vars(importlib.import_module("compiled"))["is_recording"] = True
+
+
+def _compile_once(config: pytest.Config) -> None:
+    """A program that an earlier test of this process compiled is read, not compiled.
+
+    JAX's own cache in a directory of this process: JAX does not write it so that others
+    could read meanwhile. A program names its kernels by their hashes, so that no test
+    finds what another kernel was compiled to.
+    """
+    directory = tempfile.mkdtemp()
+    config.add_cleanup(functools.partial(shutil.rmtree, directory))
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

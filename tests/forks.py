@@ -3,14 +3,16 @@
     python -P forks.py DIRECTORY/SOCKET    # until its input ends; see ``processes``
 
 Importing JAX takes longer than most of what tests do in a process of their own. What is
-asked for runs in a fork of this one, which has imported JAX and initialised none of it,
-and nothing of ours. It has the asker's environment, directory, input and outputs. All
-forks have one seed of hashes, and read what JAX reads of the environment when this
-process starts: ``processes`` gives a process of its own to whom that matters.
+asked for runs in a fork of this one, which has imported JAX and SciPy, initialised
+nothing of JAX, and has nothing of ours. It has the asker's environment, directory,
+input and outputs. All forks have one seed of hashes, and read what JAX reads of the
+environment when this process starts: ``processes`` gives a process of its own to whom
+that matters.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -24,12 +26,17 @@ from typing import Any
 
 import jax
 import jax.export
+import jax.extend
 import jax.numpy
 import jax.scipy.special  # noqa: F401  (what our package imports of JAX)
+import scipy.linalg
+import scipy.special  # noqa: F401  (and of SciPy)
 
 
 def asked(path: str) -> dict[str, Any]:
     """Serves; returns in each fork, with what it is to run."""
+    gc.collect()
+    gc.freeze()  # forks that looked at what JAX made would copy all of it
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()

@@ -47,6 +47,17 @@ def check_bits(
     assert same_bits(got, want)
 
 
+def outputs(place: pathlib.Path, report: tracea.Bundle) -> dict[str, np.ndarray]:
+    """The results of a function of a dict, by name, as a program has written them."""
+    arrays = place.parent / f"{place.name}.arrays"
+    return {
+        name.removeprefix("out['").removesuffix("']"): np.fromfile(
+            arrays / f"out{i}.bin", kind
+        ).reshape(shape)
+        for i, (name, kind, shape) in enumerate(report.outputs)
+    }
+
+
 # --- results --------------------------------------------------------------------------
 
 
@@ -136,15 +147,29 @@ def test_every_function_of_elements_is_that_of_numpy(c_programs, tmp_path, dtype
         report = tracea.bundle(fn, x, y, path=place)
         want = bundle_programs.every_function(np, x, y)
     computed(c_programs / "run_c", "cpu", place, [x, y], x)
-    arrays = tmp_path / "functions.tracea.arrays"
-    got = {
-        name.removeprefix("out['").removesuffix("']"): np.fromfile(
-            arrays / f"out{i}.bin", kind
-        ).reshape(shape)
-        for i, (name, kind, shape) in enumerate(report.outputs)
-    }
     rtol = 2e-6 if dtype is np.float32 else 1e-13
-    bundle_programs.assert_all_close(got, want, rtol)
+    bundle_programs.assert_all_close(outputs(place, report), want, rtol)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, jnp.bfloat16])
+def test_exact_functions_have_the_bits_of_xla(c_programs, tmp_path, dtype):
+    x, y = bundle_programs.special((19, 31), dtype)
+    with jax.enable_x64(dtype is np.float64):
+        fn = bundle_programs.exact_functions
+        report = tracea.bundle(fn, x, y, path=tmp_path / "b")
+        want = jax.jit(fn)(x, y)
+    first = np.asarray(want[min(want)])
+    computed(c_programs / "run_c", "cpu", tmp_path / "b", [x, y], first)
+    for name, got in outputs(tmp_path / "b", report).items():
+        same = got == np.asarray(want[name])
+        same &= np.signbit(got.astype(float)) == np.signbit(want[name].astype(float))
+        assert (same | (np.isnan(got) & np.isnan(want[name]))).all(), name
+
+
+def test_integers_have_no_functions_of_booleans(tmp_path):
+    x = np.arange(6, dtype=np.int32)
+    with pytest.raises(tracea.Unsupported, match=r"= not\(int32\[6\]\) cannot be"):
+        tracea.bundle(lambda x: ~x, x, path=tmp_path / "b")
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 259), (3, 257, 1), (7, 1, 5)])
@@ -175,6 +200,33 @@ def test_arrays_are_split_and_stacked(c_programs, tmp_path):
     want = fn(np, x)
     got = computed(c_programs / "run_cpp", "cpu", tmp_path / "b", [x], want)
     assert same_bits(got, want)
+
+
+def test_dimensions_between_others_are_repeated_and_reduced(c_programs, tmp_path):
+    x = np.random.default_rng(8).integers(-9, 9, size=(3, 4, 2, 5)).astype(np.float32)
+
+    def fn(xp, x):
+        y = x * x[:, :1, :1] - x[:, :, 1:].sum((1, 3), keepdims=True)
+        return y.sum((0, 2)) + xp.where(x > x[:1, :, :1], x, y).max((0, 2))
+
+    tracea.bundle(functools.partial(fn, jnp), x, path=tmp_path / "b")
+    want = fn(np, x)  # whose sums are exact
+    got = computed(c_programs / "run_c", "cpu", tmp_path / "b", [x], want)
+    assert same_bits(got, want)
+
+
+def test_a_batch_norm_alone_and_what_uses_it_twice(c_programs, tmp_path):
+    array = bundle_programs.Arrays(jnp.float32, 6)
+    mean, scale, shift, x = array(6), array(6), array(6), array(2, 5, 4, 6)
+
+    def fn(x):
+        y = jax.nn.relu((x - mean) * scale + shift)
+        return jax.nn.relu(y * scale + shift + x) + y
+
+    tracea.bundle(fn, x, path=tmp_path / "b")
+    want = np.asarray(fn(x))
+    got = computed(c_programs / "run_c", "cpu", tmp_path / "b", [np.asarray(x)], want)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_arguments_that_are_results_and_constants_are_copied(c_programs, tmp_path):

@@ -169,8 +169,28 @@ def test_gradients_of_a_transformed_function_are_those_of_what_was_written(name)
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)  # sums in another order
 
 
+def test_calls_that_no_rule_looks_into_are_calls():
+    """XLA orders what it knows to be constant, which it is not in the call."""
+    w, x = normal(6, 5), normal(4, 6, seed=1)
+
+    def f(w, x):
+        y = jax.nn.silu(x @ w) * 0.2 + 1e-7
+        return 1 / jnp.clip(jnp.where(y > 0, y, 3.0), 0.5, jnp.inf)
+
+    with tracea.options(implementation="xla"):
+        assert compiled(tracea.transform(f), w, x) == compiled(f, w, x)
+    names = [e.params["name"] for e in equations(tracea.transform(f), w, x, name="jit")]
+    assert {"_where", "clip"} <= set(names)
+    (site,) = equations(tracea.transform(f), w, x, name="tracea_choice")
+    written = [e.primitive.name for e in site.params["written"].closed.eqns]
+    assert written == ["dot_general", "jit"]
+
+
 @pytest.mark.once
 @hypothesis.given(st.integers(0, 2**31))
+@hypothesis.example(
+    1227749367
+)  # the number that ``jnp.clip`` is called with is constant
 @hypothesis.settings(max_examples=15)
 def test_random_programs_keep_their_bits(seed):
     made = program(seed)

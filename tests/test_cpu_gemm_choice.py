@@ -133,7 +133,7 @@ def test_near_narrow_products_are_left_to_xla_on_avx2():
     """Of widths that XLA's registers hold; a vector with B by columns is one, too."""
 
     def wins(m: int, n: int, k: int, layout: str = "nn", isa: str = "avx2") -> bool:
-        device = dataclasses.replace(local_cpu(), isa=isa)
+        device = dataclasses.replace(local_cpu(), isa=isa, l3_bytes=32 << 20)
         return GEMM_CPU.expects_to_win(gemm(m, n, k, layout=layout), device)
 
     for narrow in (2048, 1, 2048), (4096, 8, 1024), (2048, 16, 128):
@@ -142,6 +142,26 @@ def test_near_narrow_products_are_left_to_xla_on_avx2():
         assert wins(*other)
     assert not wins(1, 1024, 4096, "nt") and wins(2, 1024, 4096, "nt")
     assert wins(2048, 16, 2048, "tn") and wins(1, 4096, 4096)
+    for columns, is_left in (3, False), (4, True), (5, False), (6, True), (7, True):
+        assert wins(4096, columns, 2048) != is_left  # from memory
+        assert wins(4096, columns, 2047)
+
+
+def test_few_rows_or_columns_of_bfloat16_are_streamed_on_avx2(calls_cost):
+    """XLA widens the large operand before; small and other ones were not measured."""
+
+    def wins(m: int, n: int, k: int, layout: str = "nn", isa: str = "avx2") -> bool:
+        device = dataclasses.replace(local_cpu(), isa=isa)
+        problem = gemm(m, n, k, "bfloat16", layout=layout)
+        return GEMM_CPU.expects_to_win(problem, device)
+
+    for few in (1, 512, 512), (16, 1024, 256), (512, 4, 512), (4096, 1, 1024):
+        assert wins(*few) and not wins(*few, isa="avx512")
+        assert not wins(*few, layout="tt")
+    for other in (17, 512, 512), (512, 5, 512), (16, 511, 512), (16, 4096, 128):
+        assert not wins(*other)
+    assert wins(512, 16, 512, "tn") and not wins(512, 17, 512, "tn")
+    assert wins(2, 512, 512, "nt") and not wins(1, 512, 512, "nt")
 
 
 def test_a_product_of_pairs_pays_sooner(calls_cost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import statistics
 from collections.abc import Iterator
@@ -95,8 +96,13 @@ def module(path: pathlib.Path) -> str:
     return name.removesuffix(".__init__")
 
 
-def imports(path: pathlib.Path) -> Iterator[str]:
+@functools.cache
+def imports(path: pathlib.Path) -> tuple[str, ...]:
     """Every module that a file imports, also inside functions."""
+    return tuple(_imports(path))
+
+
+def _imports(path: pathlib.Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -176,12 +182,8 @@ def test_imports_of_modules_have_no_circle():
 
 def _used(path: pathlib.Path, names: set[str]) -> set[str]:
     """The modules that a file imports at its top level, for more than types."""
-    tree = ast.Module(
-        [n for n in ast.parse(path.read_text()).body if not _is_for_types(n)], []
-    )
-    body = ast.unparse(tree)
     found: set[str] = set()
-    for node in ast.parse(body).body:
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             home = node.module.removeprefix("tracea_jax").removeprefix(".")
             if not node.module.startswith("tracea_jax"):
@@ -190,7 +192,3 @@ def _used(path: pathlib.Path, names: set[str]) -> set[str]:
                 inner = f"{home}.{alias.name}".removeprefix(".")
                 found.add(inner if inner in names else home)
     return {name for name in found if name in names and name} - {module(path)}
-
-
-def _is_for_types(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

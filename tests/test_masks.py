@@ -192,6 +192,21 @@ def test_pictures():
     assert "<pre>" in ids._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("mask", "q_len", "kv_len"),
+    [
+        (masks.segments(Q_IDS, KV_IDS) & masks.block_sparse(BLOCKS, (2, 3)), T, S),
+        (masks.segments(OWN[:1], KV_IDS), 1, S),
+        (masks.from_array(ARRAY[0, 0, 0]) & masks.lengths(kv=3), S, S),
+        (masks.block_sparse(BLOCKS, (2, 3)) & masks.lengths(kv=9), T, 6),
+        (masks.lengths(q=4, kv=9), 4, 9),
+        (masks.causal(), 2048, 2048),
+    ],
+)
+def test_a_picture_has_the_lengths_that_the_parts_tell(mask, q_len, kv_len):
+    assert f"{q_len} queries x {kv_len} keys" in str(mask)
+
+
 def test_texts_of_what_is_not_known():
     found = []
     jax.jit(lambda m: found.append(str(m)))(
@@ -202,6 +217,12 @@ def test_texts_of_what_is_not_known():
         "lengths of queries & lengths of keys"
     ]
     assert str(masks.block_sparse(BLOCKS)).startswith("mask: array 3x2 of 128x128 bl")
+
+    both = masks.segments(OWN) & masks.block_sparse(BLOCKS, (4, 4))
+    assert str(both) == (
+        "mask: segments & array 3x2 of 4x4 blocks\n\nan array of 4x4 blocks that ends "
+        "in 3x2 does not fit 6 queries and 6 keys, which need 2x2"
+    )
 
     @jax.jit
     def tiles(mask):
@@ -237,6 +258,30 @@ def test_texts_of_what_is_not_known():
                 Q, K, V, mask=masks.block_sparse(BLOCKS) & masks.from_array(ARRAY)
             ),
             "need 1 entries for 6 positions; there are 3",
+        ),
+        (
+            lambda: masks.from_array(ARRAY).tile_graph(T, 2 * S),
+            "array that ends in 6x5 does not fit 6 queries and 10 keys, .* need 6x10",
+        ),
+        (
+            lambda: masks.from_array(ARRAY[..., :1, :]).tile_graph(T, S - 1),
+            "array that ends in 1x5 does not fit 6 queries and 4 keys, .* need 6x4",
+        ),
+        (
+            lambda: masks.block_sparse(BLOCKS, (2, 3)).tile_graph(2 * T, S),
+            "2x3 blocks that ends in 3x2 does not fit 12 queries and 5 keys, .* 6x2",
+        ),
+        (
+            lambda: masks.segments(Q_IDS, KV_IDS).tile_graph(T),
+            "ids of 6 queries and 5 keys do not fit 6 queries and 6 keys",
+        ),
+        (
+            lambda: masks.lengths(kv=LENGTHS).tile_graph(T, S, example=B),
+            "the mask has 2 examples; there is no example 2",
+        ),
+        (
+            lambda: masks.from_array(ARRAY.swapaxes(0, 1)).tile_graph(T, S, head=-1),
+            "the mask has 2 heads; there is no head -1",
         ),
     ],
 )

@@ -11,7 +11,11 @@ from tracea_jax.runtime import nvrtc
 
 pytestmark = pytest.mark.once
 
-CLAIMS = {case.name: case for case in parity.cases()}
+
+def claims():
+    """The cases by name."""
+    return {case.name: case for case in parity.cases()}
+
 
 # One wrong formula for each function of the headers: (header, right, wrong).
 MUTANTS = [
@@ -89,10 +93,11 @@ def mutate(kernel, header, right, new):
 
 
 def test_cases_have_distinct_names_and_many_values():
-    assert len(CLAIMS) == len(parity.cases())
-    assert all(case.expected and min(case.expected) >= 0 for case in CLAIMS.values())
-    assert len(CLAIMS["wgmma_accumulator_row"].expected) == 128 * 128
-    assert CLAIMS["Swizzle_3_4_3"].expected[17 * 16] == 304
+    named = claims()
+    assert len(named) == len(parity.cases())
+    assert all(case.expected and min(case.expected) >= 0 for case in named.values())
+    assert len(named["wgmma_accumulator_row"].expected) == 128 * 128
+    assert named["Swizzle_3_4_3"].expected[17 * 16] == 304
 
 
 @pytest.mark.nvrtc
@@ -123,9 +128,10 @@ def test_a_wrong_header_does_not_compile(header, right, new):
     "name", ["Swizzle_2_4_3", "stmatrix_4_simulated_3", "ring_5_advanced_stage_idx"]
 )
 def test_a_wrong_value_is_named(name):
-    last = len(CLAIMS[name].expected) - 1
+    case = claims()[name]
+    last = len(case.expected) - 1
     with pytest.raises(nvrtc.CompileError, match=f"Case={name}, N={last}"):
-        nvrtc.compile(parity.kernel([wrong(CLAIMS[name])]))
+        nvrtc.compile(parity.kernel([wrong(case)]))
 
 
 @pytest.mark.nvrtc
@@ -158,6 +164,7 @@ def host_compiles(kernel, directory):
 def test_a_host_compiler_agrees_too(tmp_path):
     accepted, log = host_compiles(parity.kernel(), tmp_path)
     assert accepted, log
-    claims = [wrong(CLAIMS["mma_a_col"])]
-    accepted, log = host_compiles(parity.kernel(claims), tmp_path)
+    accepted, log = host_compiles(
+        parity.kernel([wrong(claims()["mma_a_col"])]), tmp_path
+    )
     assert not accepted and "algebra differ" in log

@@ -18,7 +18,7 @@ from transforms import assert_close
 
 import tracea_jax as tracea
 from tracea_jax.rewrite.channels_last import with_channels_last
-from tracea_jax.rewrite.inline import inline_small_calls
+from tracea_jax.rewrite.inline import inlined
 
 C = 4
 NCHW = ("NCHW", "OIHW", "NCHW")
@@ -114,7 +114,7 @@ def turned_and_plain(between):
     args = x, v, w, c, r
     closed = jax.make_jaxpr(f)(*args)
     jaxpr = getattr(closed, "jaxpr", closed)
-    eqns = with_channels_last(inline_small_calls(jaxpr.eqns), jaxpr.outvars)
+    eqns = with_channels_last(inlined(jaxpr.eqns).eqns, jaxpr.outvars)
     last = jaxpr.replace(eqns=eqns)
     last = jaxpr_as_fun(last if jaxpr is closed else closed.replace(jaxpr=last))
     return (lambda: last(*args)[0]), eqns, lambda: f(*args)

@@ -69,13 +69,14 @@ void Store(ArrayType type, void* data, int64_t i, T x) {
 
 // ---- functions ----------------------------------------------------------------------
 
+// NaN if one is, and 0.0 is larger than -0.0.
 template <typename T>
 T Max(T x, T y) {
-  return x > y || x != x ? x : y;
+  return x > y || x != x || (x == y && !std::signbit(x)) ? x : y;
 }
 template <typename T>
 T Min(T x, T y) {
-  return x < y || x != x ? x : y;
+  return x < y || x != x || (x == y && std::signbit(x)) ? x : y;
 }
 template <typename T>
 T Power(T x, int64_t exponent) {
@@ -120,28 +121,45 @@ Row RowOf(size_t operands) {
 TRACEA_FORMULA(ConvertOf, x)
 TRACEA_FORMULA(NegOf, -x)
 TRACEA_FORMULA(AbsOf, std::abs(x))
-TRACEA_FORMULA(SignOf, x != x ? x : T((x > 0) - (x < 0)))
+TRACEA_FORMULA(SignOf, x > 0 ? 1 : x < 0 ? -1 : x * 0)  // zeros keep theirs
+TRACEA_FORMULA(IsFiniteOf, std::isfinite(x))
+TRACEA_FORMULA(NotOf, x == 0)
 TRACEA_FORMULA(FloorOf, std::floor(x))
 TRACEA_FORMULA(CeilOf, std::ceil(x))
+TRACEA_FORMULA(RintOf, std::rint(x))
+TRACEA_FORMULA(RoundOf, std::round(x))
 TRACEA_FORMULA(SquareOf, x * x)
 TRACEA_FORMULA(IntegerPowOf, Power(x, exponent))
 TRACEA_FORMULA(SqrtOf, std::sqrt(x))
 TRACEA_FORMULA(RsqrtOf, 1 / std::sqrt(x))
+TRACEA_FORMULA(CbrtOf, std::cbrt(x))
 TRACEA_FORMULA(ExpOf, std::exp(x))
 TRACEA_FORMULA(Exp2Of, std::exp2(x))
 TRACEA_FORMULA(Expm1Of, std::expm1(x))
 TRACEA_FORMULA(LogOf, std::log(x))
 TRACEA_FORMULA(Log1pOf, std::log1p(x))
-TRACEA_FORMULA(TanhOf, std::tanh(x))
 TRACEA_FORMULA(LogisticOf, 1 / (1 + std::exp(-x)))
 TRACEA_FORMULA(ErfOf, std::erf(x))
+TRACEA_FORMULA(ErfcOf, std::erfc(x))
 TRACEA_FORMULA(SinOf, std::sin(x))
 TRACEA_FORMULA(CosOf, std::cos(x))
+TRACEA_FORMULA(TanOf, std::tan(x))
+TRACEA_FORMULA(AsinOf, std::asin(x))
+TRACEA_FORMULA(AcosOf, std::acos(x))
+TRACEA_FORMULA(AtanOf, std::atan(x))
+TRACEA_FORMULA(SinhOf, std::sinh(x))
+TRACEA_FORMULA(CoshOf, std::cosh(x))
+TRACEA_FORMULA(TanhOf, std::tanh(x))
+TRACEA_FORMULA(AsinhOf, std::asinh(x))
+TRACEA_FORMULA(AcoshOf, std::acosh(x))
+TRACEA_FORMULA(AtanhOf, std::atanh(x))
 TRACEA_FORMULA(AddOf, x + y)
 TRACEA_FORMULA(SubOf, x - y)
 TRACEA_FORMULA(MulOf, x * y)
 TRACEA_FORMULA(DivOf, x / y)
+TRACEA_FORMULA(RemOf, std::fmod(x, y))
 TRACEA_FORMULA(PowOf, std::pow(x, y))
+TRACEA_FORMULA(Atan2Of, std::atan2(x, y))
 TRACEA_FORMULA(MaxOf, Max(x, y))
 TRACEA_FORMULA(MinOf, Min(x, y))
 TRACEA_FORMULA(GtOf, x > y)
@@ -161,27 +179,44 @@ const std::map<std::string, Row, std::less<>>& Table() {
       {"neg", RowOf<NegOf>(1)},
       {"abs", RowOf<AbsOf>(1)},
       {"sign", RowOf<SignOf>(1)},
+      {"is_finite", RowOf<IsFiniteOf>(1)},
+      {"not", RowOf<NotOf>(1)},
       {"floor", RowOf<FloorOf>(1)},
       {"ceil", RowOf<CeilOf>(1)},
+      {"rint", RowOf<RintOf>(1)},
+      {"round", RowOf<RoundOf>(1)},
       {"square", RowOf<SquareOf>(1)},
       {"integer_pow", RowOf<IntegerPowOf>(1)},
       {"sqrt", RowOf<SqrtOf>(1)},
       {"rsqrt", RowOf<RsqrtOf>(1)},
+      {"cbrt", RowOf<CbrtOf>(1)},
       {"exp", RowOf<ExpOf>(1)},
       {"exp2", RowOf<Exp2Of>(1)},
       {"expm1", RowOf<Expm1Of>(1)},
       {"log", RowOf<LogOf>(1)},
       {"log1p", RowOf<Log1pOf>(1)},
-      {"tanh", RowOf<TanhOf>(1)},
       {"logistic", RowOf<LogisticOf>(1)},
       {"erf", RowOf<ErfOf>(1)},
+      {"erfc", RowOf<ErfcOf>(1)},
       {"sin", RowOf<SinOf>(1)},
       {"cos", RowOf<CosOf>(1)},
+      {"tan", RowOf<TanOf>(1)},
+      {"asin", RowOf<AsinOf>(1)},
+      {"acos", RowOf<AcosOf>(1)},
+      {"atan", RowOf<AtanOf>(1)},
+      {"sinh", RowOf<SinhOf>(1)},
+      {"cosh", RowOf<CoshOf>(1)},
+      {"tanh", RowOf<TanhOf>(1)},
+      {"asinh", RowOf<AsinhOf>(1)},
+      {"acosh", RowOf<AcoshOf>(1)},
+      {"atanh", RowOf<AtanhOf>(1)},
       {"add", RowOf<AddOf>(2)},
       {"sub", RowOf<SubOf>(2)},
       {"mul", RowOf<MulOf>(2)},
       {"div", RowOf<DivOf>(2)},
+      {"rem", RowOf<RemOf>(2)},
       {"pow", RowOf<PowOf>(2)},
+      {"atan2", RowOf<Atan2Of>(2)},
       {"max", RowOf<MaxOf>(2)},
       {"min", RowOf<MinOf>(2)},
       {"gt", RowOf<GtOf>(2)},

@@ -8,6 +8,7 @@ to compile and names the case and the first n that differs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 
 from parity import proof
@@ -35,6 +36,7 @@ CLAIMS_OF: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
 HEADERS = tuple(CLAIMS_OF)
 
 
+@functools.cache  # takes seconds
 def cases(*headers: str) -> tuple[Case, ...]:
     """Every claim about headers of ``kernels/cuda/tile``: of these, or of all."""
     claimed = (make for header in headers or HEADERS for make in CLAIMS_OF[header])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +25,14 @@ from tracea_jax import _compat, catalogue, serving
 from tracea_jax.bundle import pointwise
 from tracea_jax.bundle.arrays import Spread, View
 from tracea_jax.bundle.builder import Builder, value_type
-from tracea_jax.bundle.moves import Move, inner_of_spread, moves
+from tracea_jax.bundle.moves import Move, inner_of_spread, moves, transposed, widened
 from tracea_jax.bundle.program import Program
 from tracea_jax.catalogue import Planned
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Unsupported
+from tracea_jax.ops.channel_affine import fork
+from tracea_jax.ops.channel_affine.primitive import channel_affine_p
+from tracea_jax.ops.channel_affine.steps import reference as channel_affine
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.elementwise.primitive import PLANNED as ELEMENTWISE
 from tracea_jax.problem.elementwise import ELEMENTS
@@ -55,6 +58,8 @@ _ELEMENTWISE = {
     "neg": "negative",
     "abs": "abs",
 }
+# Ops that differ from what the user wrote in their derivatives alone.
+_REFERENCES = {channel_affine_p: channel_affine, fork.fork_p: fork.reference}
 
 
 def lowered(jaxpr: Any, device: Device) -> Program:
@@ -126,6 +131,9 @@ class _Lowering:
             return self.run(body, operands, source)
         if (planned := catalogue.planned().get(eqn.primitive)) is not None:
             return self._call(planned, operands, eqn.params, source)
+        if (reference := _REFERENCES.get(eqn.primitive)) is not None:
+            f = functools.partial(reference, **eqn.params)
+            return self._traced(f, operands, source)
         if name in _RESHAPING and _keeps_order(eqn):
             views = map(self.builder.in_memory, operands)
             return [
@@ -152,6 +160,13 @@ class _Lowering:
             return [self._computed(eqn, fields, operands, source)]
         raise Unsupported(_refused(eqn, source))
 
+    def _traced(
+        self, function: Callable[..., Any], operands: Sequence[Any], source: str
+    ) -> Sequence[Any]:
+        """The results of a function in jnp, one equation after the other."""
+        jaxpr = jax.make_jaxpr(function)(*map(value_type, operands))
+        return self.run(jaxpr, operands, source)
+
     def _moved(
         self, out: Any, copies: Sequence[Move], operands: Sequence[Any], source: str
     ) -> View:
@@ -170,16 +185,36 @@ class _Lowering:
         """The result of a function of each element, or of a reduction."""
         (out,) = eqn.outvars
         reads: list[View | Spread] = []
-        for var, x in zip(eqn.invars, operands, strict=True):
-            y = self._spread_of(x) if "exponent" in fields else x
-            if not isinstance(y, Spread) or var.aval.shape != out.aval.shape:
-                y = self.builder.in_memory(x)
-                if "exponent" in fields and (n := pointwise.repeated(var, eqn)) != 1:
-                    assert n is not None
-                    y = Spread(view=y, inner=n, shape=tuple(out.aval.shape))
-            reads.append(y)
+        if "exponent" in fields:
+            for var, x in zip(eqn.invars, operands, strict=True):
+                reads.append(self._elements(var, x, eqn, source))
+        elif (order := pointwise.order_to_reduce(eqn)) is not None:
+            turned = transposed(eqn.invars[0].aval.shape, order)
+            reads.append(self._copied(turned, operands[0], source))
+        else:
+            reads.append(self.builder.in_memory(operands[0]))
         made = self.builder.view("workspace", out.aval, source)
         self.builder.pointwise(fields, reads, made, source)
+        return made
+
+    def _elements(self, var: Any, x: Any, eqn: Any, source: str) -> View | Spread:
+        """An operand of a function of each element, in the result's shape."""
+        shape = tuple(eqn.outvars[0].aval.shape)
+        y = self._spread_of(x)
+        if isinstance(y, Spread) and var.aval.shape == shape:
+            return y
+        inner = pointwise.repeated(var, eqn)
+        if inner is None:
+            return self._copied(widened(var.aval.shape, shape), x, source)
+        view = self.builder.in_memory(x)
+        return view if inner == 1 else Spread(view=view, inner=inner, shape=shape)
+
+    def _copied(self, move: Move, operand: Any, source: str) -> View:
+        """A strided copy of all of an array, in its new shape."""
+        view = self.builder.in_memory(operand)
+        aval = jax.ShapeDtypeStruct(move.counts, jax.numpy.dtype(view.dtype))
+        made = self.builder.view("workspace", aval, source)
+        self.builder.move(move, view, made, source)
         return made
 
     def _spread_of(self, value: Any) -> Any:
@@ -238,7 +273,7 @@ class _Lowering:
         if isinstance(served.call, Inline):
             given = {**params, **dict(served.call.params)}
             rule = functools.partial(planned.rules[served.call.rule], **given)
-            return self.run(jax.make_jaxpr(rule)(*avals), operands, source)
+            return self._traced(rule, operands, source)
         views = [self.builder.in_memory(x) for x in operands]
         function = functools.partial(planned.reference, **params)
         types = jax.tree.leaves(jax.eval_shape(function, *avals))
@@ -258,7 +293,7 @@ def _refused(eqn: Any, source: str) -> str:
         f"{source}: the equation {results} = {eqn.primitive.name}({operands}) cannot "
         "be bundled: no kernel of tracea_jax runs it. A bundle has products, "
         "convolutions and attention with their epilogues; functions of each element; "
-        "reductions over dimensions in a row; slices, padding and transposes"
+        "sums, maxima and minima; slices, padding and transposes"
     )
 
 

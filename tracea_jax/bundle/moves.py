@@ -132,11 +132,21 @@ def _pad(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...] | None:
     )
 
 
-def _transpose(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
+def transposed(shape: Sequence[int], order: Sequence[int]) -> Move:
+    """The copy of an array with its dimensions in another order."""
     whole = strides(shape)
-    sources = tuple(whole[axis] for axis in eqn.params["permutation"])
-    move = Move(operand=0, counts=out, sources=sources, targets=tuple(strides(out)))
-    return (move,)
+    out = tuple(shape[axis] for axis in order)
+    sources = tuple(whole[axis] for axis in order)
+    return Move(operand=0, counts=out, sources=sources, targets=tuple(strides(out)))
+
+
+def widened(shape: Sequence[int], out: Sequence[int]) -> Move:
+    """The copy of an array into a shape of its rank, repeated where its size is 1."""
+    return _spread(shape, range(len(shape)), out)
+
+
+def _transpose(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
+    return (transposed(shape, eqn.params["permutation"]),)
 
 
 def inner_of_spread(eqn: Any) -> int | None:
@@ -151,12 +161,15 @@ def inner_of_spread(eqn: Any) -> int | None:
 
 
 def _broadcast(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:
+    return (_spread(shape, eqn.params["broadcast_dimensions"], out),)
+
+
+def _spread(shape: Sequence[int], axes: Sequence[int], out: Sequence[int]) -> Move:
     sources = [0] * len(out)
-    places = zip(eqn.params["broadcast_dimensions"], shape, strides(shape), strict=True)
-    for axis, size, stride in places:
+    for axis, size, stride in zip(axes, shape, strides(shape), strict=True):
         sources[axis] = stride if size > 1 else 0
     targets = tuple(strides(out))
-    return (Move(operand=0, counts=out, sources=tuple(sources), targets=targets),)
+    return Move(operand=0, counts=tuple(out), sources=tuple(sources), targets=targets)
 
 
 def _concatenate(eqn: Any, shape: Any, out: Any) -> tuple[Move, ...]:

@@ -18,19 +18,25 @@ from tracea_jax.emit.kernel import Kernel, Pointer, Scalar
 
 # Of the operands x, y and z, of type T.
 _FORMULAS = {
-    **{name: f"{name}(x)" for name in "floor ceil sqrt rsqrt exp exp2".split()},
-    **{name: f"{name}(x)" for name in "expm1 log log1p tanh erf sin cos".split()},
+    **{name: f"{name}(x)" for name in "floor ceil rint round sqrt rsqrt cbrt".split()},
+    **{name: f"{name}(x)" for name in "exp exp2 expm1 log log1p erf erfc".split()},
+    **{name: f"{name}(x)" for name in "sin cos tan asin acos atan".split()},
+    **{name: f"{name}(x)" for name in "sinh cosh tanh asinh acosh atanh".split()},
     "convert": "x",
     "neg": "-x",
     "abs": "fabs(x)",
-    "sign": "x != x ? x : T((x > 0) - (x < 0))",
+    "sign": "x > 0 ? 1 : x < 0 ? -1 : x * 0",  # zeros keep theirs
+    "is_finite": "isfinite(x)",
+    "not": "x == 0",
     "square": "x * x",
     "logistic": "1 / (1 + exp(-x))",
     "add": "x + y",
     "sub": "x - y",
     "mul": "x * y",
     "div": "x / y",
+    "rem": "fmod(x, y)",
     "pow": "pow(x, y)",
+    "atan2": "atan2(x, y)",
     "max": "larger(x, y)",
     "min": "smaller(x, y)",
     "gt": "x > y",
@@ -71,8 +77,13 @@ template <typename T> __device__ void store(Bf16* out, T wide) {
   else out->bits = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-template <typename T> __device__ T larger(T x, T y) { return x > y || x != x ? x : y; }
-template <typename T> __device__ T smaller(T x, T y) { return x < y || x != x ? x : y; }
+// NaN if one is, and 0.0 is larger than -0.0.
+template <typename T> __device__ T larger(T x, T y) {
+  return x > y || x != x || (x == y && !signbit(x)) ? x : y;
+}
+template <typename T> __device__ T smaller(T x, T y) {
+  return x < y || x != x || (x == y && signbit(x)) ? x : y;
+}
 """
 
 

@@ -131,7 +131,8 @@ class Mask(Printable):
           example, head: which one, where the arrays of the mask tell them apart.
 
         Raises:
-          ValueError: if an array is not known yet, as inside of ``jax.jit``.
+          ValueError: if an array is not known yet, as inside of ``jax.jit``; if one is
+            not of these sizes; if there is no such example or head.
         """
         kv_len = q_len if kv_len is None else kv_len
         return tiles.graph(self, q_len, kv_len, block, example, head)
@@ -141,7 +142,10 @@ class Mask(Printable):
         text = tiles.sentence(self)
         if not tiles.is_known(self):
             return Page((text,))
-        graph = self.tile_graph(*tiles.shown_lengths(self), block=tiles.shown(self))
+        lengths = tiles.shown_lengths(self)
+        if (misfit := tiles.why_misfit(self, *lengths)) is not None:
+            return Page((text, misfit))
+        graph = self.tile_graph(*lengths, block=tiles.shown(self))
         return Page((text, *graph.page.parts))
 
 

@@ -32,18 +32,20 @@ def graph(
     """See ``Mask.tile_graph``."""
     if not is_known(mask):
         raise ValueError("a mask whose arrays are traced has no tiles yet")
+    if (misfit := why_misfit(mask, q_len, kv_len)) is not None:
+        raise ValueError(misfit)
     states = _interval(mask, q_len, kv_len, example).states(q_len, block)
     for pair in mask.segments:
         ids = [np.asarray(x).reshape(-1, x.shape[-1]) for x in pair]
         q, k = (
-            tile_states.segment_bounds(np, x[[min(example, len(x) - 1)]], block=n)
+            tile_states.segment_bounds(np, _of(x, "example", example)[None], block=n)
             for x, n in zip(ids, block, strict=True)
         )
         found = tile_states.of_segments(np, q, k, block=block[1], kv_len=kv_len)
         states = np.minimum(states, found[0])
     for x, own in zip(mask.arrays, mask.blocks, strict=True):
         x = checks.rank_4(np.asarray(x))
-        part = x[min(example, x.shape[0] - 1), min(head, x.shape[1] - 1)]
+        part = _of(_of(x, "example", example), "head", head)
         states = np.minimum(states, _of_array(part, own, q_len, kv_len, block))
     return TileGraph.of(states, q_len, kv_len, block)
 
@@ -51,7 +53,7 @@ def graph(
 def _interval(mask: Mask, q_len: int, kv_len: int, example: int) -> KeyInterval:
     def least(lengths: tuple[Any, ...], most: int) -> int:
         found = [np.asarray(x).reshape(-1) for x in lengths]
-        return min([most, *(int(x[min(example, len(x) - 1)]) for x in found)])
+        return min([most, *(int(_of(x, "example", example)) for x in found)])
 
     limit = least(mask.kv_lengths, kv_len)
     start = limit - least(mask.q_lengths, q_len) if mask.from_end else 0
@@ -66,6 +68,47 @@ def _interval(mask: Mask, q_len: int, kv_len: int, example: int) -> KeyInterval:
     )
 
 
+def why_misfit(mask: Mask, q_len: int, kv_len: int) -> str | None:
+    """Why an array of the mask is not one of these many queries and keys."""
+    for pair in mask.segments:
+        have = tuple(x.shape[-1] for x in pair)
+        if have != (q_len, kv_len):
+            return (
+                f"segment ids of {have[0]} queries and {have[1]} keys do not fit "
+                f"{q_len} queries and {kv_len} keys"
+            )
+    for x, block in zip(mask.arrays, mask.blocks, strict=True):
+        need, have = _entries(block, q_len, kv_len), _rows_and_keys(x)
+        if block is None and all(n in (1, m) for n, m in zip(have, need, strict=True)):
+            continue
+        if have != need:
+            of = "" if block is None else " of {}x{} blocks".format(*block)
+            return (
+                f"an array{of} that ends in {have[0]}x{have[1]} does not fit {q_len} "
+                f"queries and {kv_len} keys, which need {need[0]}x{need[1]}"
+            )
+    return None
+
+
+def _rows_and_keys(x: Any) -> tuple[int, int]:
+    *_, rows, keys = (1, *x.shape)
+    return rows, keys
+
+
+def _entries(block: tuple[int, int] | None, q_len: int, kv_len: int) -> tuple[int, int]:
+    of_q, of_k = block or (1, 1)
+    return -(-q_len // of_q), -(-kv_len // of_k)
+
+
+def _of(x: np.ndarray, what: str, index: int) -> Any:
+    """The part of one example or head; one part is that of all."""
+    if len(x) == 1:
+        return x[0]
+    if not 0 <= index < len(x):
+        raise ValueError(f"the mask has {len(x)} {what}s; there is no {what} {index}")
+    return x[index]
+
+
 def _of_array(
     x: np.ndarray,
     own: tuple[int, int] | None,
@@ -76,9 +119,10 @@ def _of_array(
     if own == block:
         return tile_states.of_blocks(np, x, block=block, kv_len=kv_len)
     of_q, of_k = own or (1, 1)
-    rows = x[np.arange(q_len) // of_q % len(x)]
-    dense = rows[:, np.arange(kv_len) // of_k % x.shape[1]]
-    return tile_states.of_mask(np, dense, block=block)
+    # One row, or one column, of scores is that of all.
+    rows = np.minimum(np.arange(q_len) // of_q, x.shape[0] - 1)
+    keys = np.minimum(np.arange(kv_len) // of_k, x.shape[1] - 1)
+    return tile_states.of_mask(np, x[np.ix_(rows, keys)], block=block)
 
 
 # --- in print -------------------------------------------------------------------------
@@ -105,19 +149,20 @@ def sentence(mask: Mask) -> str:
 
 def shown_lengths(mask: Mask) -> tuple[int, int]:
     """(queries, keys) that the arrays tell, or that show the rules well."""
-    lengths = [(len_q.shape[-1], len_k.shape[-1]) for len_q, len_k in mask.segments]
-    for x, block in zip(mask.arrays, mask.blocks, strict=True):
-        of_q, of_k = block or (1, 1)
-        *_, rows, keys = (1, *x.shape)
-        lengths.append((rows * of_q, keys * of_k))
-    q_len, kv_len = map(max, zip((1, 1), *lengths, strict=True))
-    q_len = max(q_len, _longest(mask.q_lengths))
-    kv_len = max(kv_len, _longest(mask.kv_lengths))
-    longest = max(q_len, kv_len)
-    if longest > 1:  # one of them may be left open by a broadcast
-        return (q_len, kv_len) if min(q_len, kv_len) > 1 else (longest, longest)
+    q_len, kv_len = _told(mask, 0), _told(mask, 1)
     usual = max(_EXAMPLE, 4 * max(mask.window or (0,)))
-    return usual, usual
+    return q_len or kv_len or usual, kv_len or q_len or usual
+
+
+def _told(mask: Mask, axis: int) -> int | None:
+    """How many positions there are: what knows it exactly has the first word."""
+    arrays = list(zip(mask.arrays, mask.blocks, strict=True))
+    scores = [_rows_and_keys(x)[axis] for x, block in arrays if block is None]
+    exact = [pair[axis].shape[-1] for pair in mask.segments]
+    exact += [size for size in scores if size > 1]  # one is of all positions
+    covered = [_rows_and_keys(x)[axis] * b[axis] for x, b in arrays if b is not None]
+    lengths = _longest((mask.q_lengths, mask.kv_lengths)[axis])
+    return max(exact or covered or [lengths]) or None
 
 
 def _longest(lengths: tuple[Any, ...]) -> int:

@@ -1,12 +1,16 @@
 """Making small calls part of the equations around them, so that rules see through.
 
 ``jnp.where``, ``jnp.tril`` and ``jax.nn.silu`` are functions under ``jit``: each traces
-to one equation that hides a few elementwise ones.
+to one equation that hides a few elementwise ones. Calls that no rule has looked into in
+the end are calls again: XLA may round the equations of ``jnp.clip(x * a + b, 1, 2)``
+otherwise than those of the call, whose bounds are constants only outside of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax.extend.core import Literal
@@ -26,12 +30,70 @@ _SMALL = frozenset(
 )
 
 
-def inline_small_calls(eqns: Iterable[Equation]) -> list[Equation]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call, and the equations in its place."""
+
+    eqn: Equation
+    inside: tuple[Equation, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inlined:
+    """Equations, and the calls that some of them stand for.
+
+    Attributes:
+      eqns: those of small calls in place of the calls.
+      calls: each before the calls in it.
+    """
+
+    eqns: list[Equation]
+    calls: tuple[Call, ...]
+
+    def with_calls(
+        self, eqns: Sequence[Equation], results: Iterable[Any]
+    ) -> list[Equation]:
+        """Other equations, with the calls all of whose equations are among them.
+
+        Args:
+          eqns: some of these, and others.
+          results: of all of them.
+        """
+        places = {id(eqn): i for i, eqn in enumerate(eqns)}
+        users = collections.defaultdict[Any, list[int]](list)
+        for i, eqn in enumerate(eqns):
+            for x in eqn.invars:
+                if not isinstance(x, Literal):
+                    users[x].append(i)
+        for x in results:
+            if not isinstance(x, Literal):
+                users[x].append(len(eqns))
+        new: list[Equation | None] = list(eqns)
+        for call in self.calls:
+            first = places.get(id(call.inside[0]))
+            if first is None or new[first] is not call.inside[0]:
+                continue
+            own = range(first, first + len(call.inside))
+            if [places.get(id(eqn)) for eqn in call.inside] != list(own):
+                continue
+            made = {x for eqn in call.inside for x in eqn.outvars}
+            hidden = made.difference(call.eqn.outvars)
+            if all(i in own for x in hidden for i in users[x]):
+                new[first : own.stop] = [call.eqn, *[None] * (len(own) - 1)]
+        return [eqn for eqn in new if eqn is not None]
+
+
+def inlined(eqns: Iterable[Equation]) -> Inlined:
     """The equations with those of small calls in place of the calls."""
-    return [inner for eqn in eqns for inner in _inlined(eqn)]
+    calls: list[Call] = []
+    return Inlined(eqns=_flat(eqns, calls), calls=tuple(calls))
 
 
-def _inlined(eqn: Equation) -> list[Equation]:
+def _flat(eqns: Iterable[Equation], calls: list[Call]) -> list[Equation]:
+    return [inner for eqn in eqns for inner in _inlined(eqn, calls)]
+
+
+def _inlined(eqn: Equation, calls: list[Call]) -> list[Equation]:
     body = _body(eqn)
     if body is None:
         return [eqn]
@@ -52,7 +114,12 @@ def _inlined(eqn: Equation) -> list[Equation]:
                 source_info=eqn.source_info,
             )
         )
-    return inline_small_calls(inner)
+    inside: list[Call] = []
+    flat = _flat(inner, inside)
+    if flat:
+        calls.append(Call(eqn=eqn, inside=tuple(flat)))
+    calls += inside
+    return flat
 
 
 def _body(eqn: Equation) -> Any | None:

@@ -20,13 +20,18 @@ from tracea_jax import _compat, dispatch
 from tracea_jax.ops.common import choice, lowering
 from tracea_jax.ops.common.programs import Call, calls_in, is_composite
 from tracea_jax.rewrite.chain import ChainMatch, chains, may_begin, with_sources
+from tracea_jax.rewrite.inline import Inlined
 from tracea_jax.rewrite.match import Match
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Equation, View
 
 
 def replaced(
-    jaxpr: Any, view: View, written: Sequence[Equation], matches: Mapping[int, Match]
+    jaxpr: Any,
+    view: View,
+    written: Sequence[Equation],
+    matches: Mapping[int, Match],
+    calls: Inlined,
 ) -> list[Equation]:
     """The equations of a jaxpr with its matches replaced.
 
@@ -35,10 +40,12 @@ def replaced(
       view: the equations as rules read them.
       written: the same equations, one by one, as the user wrote them.
       matches: by their roots.
+      calls: what some of them stand for.
     """
     pieces = _chained(list(_pieces(view, written, matches)), view)
-    make = _sites if choice.are_made() else _calls
-    return _needed(view, [eqn for piece in pieces for eqn in make(piece, jaxpr)])
+    make = functools.partial(_sites, calls) if choice.are_made() else _calls
+    eqns = _needed(view, [eqn for piece in pieces for eqn in make(piece, jaxpr)])
+    return calls.with_calls(eqns, view.outvars)
 
 
 def is_left_to_xla(match: Match, root: Equation) -> bool:
@@ -132,7 +139,7 @@ def _calls(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     return piece.eqns
 
 
-def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
+def _sites(calls: Inlined, piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
     """Our call beside the user's equations, or these where no op of ours is called.
 
     An op that is made of others pays without a kernel, so it stands alone.
@@ -150,7 +157,8 @@ def _sites(piece: _Piece, jaxpr: Any) -> Iterable[Equation]:
         return _compat.closed_jaxpr(operands, results, eqns, like=jaxpr)
 
     ours = closed(piece.eqns)
-    written = choice.Written(closed(piece.written), key=template.key)
+    own = calls.with_calls(piece.written, results)
+    written = choice.Written(closed(own), key=template.key)
     site = root.replace(
         primitive=choice.choice_p,
         invars=operands,

@@ -17,7 +17,7 @@ from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.choice import choice_p
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.rewrite.inline import inline_small_calls
+from tracea_jax.rewrite.inline import inlined
 from tracea_jax.rewrite.match import Match, Miss, Rule, described
 from tracea_jax.rewrite.ones import without_ones
 from tracea_jax.rewrite.replace import replaced
@@ -55,7 +55,8 @@ def splice(
     def viewed(eqns: Sequence[Equation]) -> View:
         return _viewed(eqns, jaxpr.outvars, {**known, **values}, outside)
 
-    flat = inlined = inline_small_calls(jaxpr.eqns)
+    calls = inlined(jaxpr.eqns)
+    flat = calls.eqns
     for rule in rules:
         if rule.prepare is not None:
             flat = rule.prepare(rule, flat, jaxpr.outvars, viewed)
@@ -66,14 +67,10 @@ def splice(
     view.eqns = [changed.get(id(eqn), eqn) for eqn in view.eqns]
     matches = find(view, rules, misses)
     if matches:
-        return jaxpr.replace(eqns=replaced(jaxpr, view, own, matches))
-    if flat is not inlined:
-        return jaxpr.replace(eqns=own)
-    if not changed:
+        return jaxpr.replace(eqns=replaced(jaxpr, view, own, matches, calls))
+    if flat is calls.eqns and not changed:
         return jaxpr
-    if changed.keys() <= {id(eqn) for eqn in jaxpr.eqns}:
-        return jaxpr.replace(eqns=[changed.get(id(eqn), eqn) for eqn in jaxpr.eqns])
-    return jaxpr.replace(eqns=own)
+    return jaxpr.replace(eqns=calls.with_calls(own, jaxpr.outvars))
 
 
 def _viewed(

@@ -78,11 +78,19 @@ _NARROW = {
     (_PAIRS, "float32"): range(1, 65),
     ("amx", "float32"): range(1, _SKINNY + 1),
     ("amx", "bfloat16"): range(2, 9),
+    # With 4 on some versions of JAX: 0.87 of our time there, 1.4 on others.
+    ("avx2", "float32"): (4, 6, 7),
 }
-# The same on AVX2, wherever A lies: columns that XLA's registers hold exactly, and a
-# vector, also where it is A, and B is stored by columns.
+# The same wherever A lies: columns that XLA's registers hold exactly, and a vector,
+# also where that is A, and B stored by columns.
 _NEAR_NARROW = {("avx2", "float32"): (1, 8, 16)}
 _NEAR_ELEMENTS = 1 << 18  # of the operand that is read once; smaller ones are untried
+# Of bfloat16 on AVX2 XLA widens all of a large operand, which our kernel reads once: it
+# takes 1.2 to 20 times as long. By the layout of A the most columns of B for which this
+# is so, and the least size of the large operand on either side; with more columns XLA's
+# own loop is as fast.
+_STREAMED_COLUMNS = {"n": 4, "t": _SKINNY}
+_STREAMED_SIZE = 256
 _FEW_AVX2_ROWS = 32  # of A, with which XLA's products are slow on AVX2
 _FAR_BYTES = 32 << 20  # larger caches are hardly faster than memory
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
@@ -247,13 +255,32 @@ def _is_narrow(problem: GemmProblem, device: CpuDevice) -> bool:
     """
     kind = (device.isa, problem.lhs)
     is_tall = problem.layout[0] == "n" and problem.m > _SKINNY
-    if near := _NEAR_NARROW.get(kind):
+    is_large = max(problem.m, problem.n) * problem.k >= _NEAR_ELEMENTS
+    if is_large and (near := _NEAR_NARROW.get(kind)):
         is_row = problem.m == 1 and problem.layout[1] == "t"
-        is_large = max(problem.m, problem.n) * problem.k >= _NEAR_ELEMENTS
-        return is_large and (is_row or (is_tall and problem.n in near))
+        if is_row or (is_tall and problem.n in near):
+            return True
     far = min(device.l3_bytes, _FAR_BYTES)
     is_far = _ITEMSIZE[problem.lhs] * problem.m * problem.k >= far
-    return is_far and is_tall and problem.n in _NARROW.get(kind, range(0))
+    return is_far and is_tall and problem.n in _NARROW.get(kind, ())
+
+
+def _streams_bfloat16(problem: GemmProblem, device: CpuDevice) -> bool:
+    """Whether XLA's widening of a large operand costs more than our kernel, on AVX2.
+
+    Measured of one product of few rows or columns, with programs of several in a row.
+    For one row and B by columns, XLA has a faster loop in some versions.
+    """
+    p, large = problem, max(problem.m, problem.n)
+    if device.isa != "avx2" or (p.lhs, p.rhs, p.batch) != ("bfloat16", "bfloat16", 1):
+        return False
+    if p.layout == "tt" or min(large, p.k) < _STREAMED_SIZE:
+        return False
+    if large * p.k < _NEAR_ELEMENTS:
+        return False
+    if p.m <= _SKINNY:
+        return p.m > 1 or p.layout[1] == "n"
+    return p.n <= _STREAMED_COLUMNS[p.layout[0]]
 
 
 def _pays(problem: GemmProblem, device: CpuDevice) -> bool:
@@ -329,11 +356,13 @@ class GemmCpu:
         # Our kernel widens other 16-bit operands to f32, and BFMMLA was never timed:
         # XLA may be faster at these.
         assert isinstance(device, CpuDevice)
+        if _streams_bfloat16(problem, device):
+            return None
         is_known = problem.lhs == "float32" or (
             problem.lhs == "bfloat16" and device.isa in ("amx", _PAIRS)
         )
         if not is_known:
-            return f"products of {problem.lhs} were not measured on {device.isa}"
+            return f"such products of {problem.lhs} were not measured on {device.isa}"
         if not _pays(problem, device):
             return cpu_calls.REASON
         if _is_narrow(problem, device):

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.ops.common.building import unknown_dtype
@@ -23,6 +24,7 @@ from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
 from tracea_jax.ops.common.typed import (
     Arrays,
     block_until_ready,
+    device_put,
     eval_shape,
     finfo,
     full,
@@ -36,6 +38,7 @@ from tracea_jax.problem import Problem
 from tracea_jax.tuning import measure, roofline
 
 _MAX_INPUT_SETS = 32
+_MOST_FROM_NUMPY = 1 << 20  # numbers, in some 10 ms
 _MIN_CALL_US = 100.0  # of GPU work in a call, so that dispatching it takes less time
 _MIN_CALL_SETS = 8  # input sets of a call where the time of the work is unknown
 _MEMORY_SHARE = 8  # all input sets together take 1/8 of a GPU's memory at most
@@ -220,11 +223,17 @@ def forced(choice: Choice) -> dict[str, Any]:
 
 def random_normal(shapes: list[tuple[tuple[int, ...], str]], seed: int) -> Any:
     """Independent standard normal arrays of these shapes and dtypes."""
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [
-        jax.random.normal(key, shape, jnp.float32).astype(dtype)
-        for key, (shape, dtype) in zip(keys, shapes, strict=True)
-    ]
+    rng = np.random.default_rng(seed)
+    return [_normal(rng, shape, jnp.dtype(dtype)) for shape, dtype in shapes]
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """NumPy draws few numbers before JAX has compiled; a device draws many itself."""
+    if math.prod(shape) <= _MOST_FROM_NUMPY:
+        drawn = np.asarray(rng.standard_normal(shape, np.float32))
+        return device_put(drawn.astype(dtype))
+    key = jax.random.key(int(rng.integers(1 << 31)))
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
 def check_dtype(name: str) -> None:

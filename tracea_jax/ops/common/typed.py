@@ -83,6 +83,7 @@ _jax: Any = jax
 block_until_ready: Any = _jax.block_until_ready
 checkpoint: Any = _jax.checkpoint
 config: Any = _jax.config
+device_put: Any = _jax.device_put
 eval_shape: Any = _jax.eval_shape
 jit: Any = _jax.jit
 jvp: Any = _jax.jvp
