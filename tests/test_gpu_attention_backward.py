@@ -34,7 +34,7 @@ sweep = functools.partial(checks.sweep, ATTENTION_BACKWARD_SM90)
 class TestLikeEveryKernel(BackwardCases):
     variant = ATTENTION_BACKWARD_SM90
     forward = "attention_sm90"
-    entry = "attention_backward_keys_sm90"
+    entry = "attention_backward_both_sm90"
 
 
 def added(problem: AttentionProblem, dq: str):
