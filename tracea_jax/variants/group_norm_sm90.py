@@ -81,7 +81,7 @@ class GroupNormSm90:
         XLA reads an image again in each of its passes, while here it stays in shared
         memory. XLA was slower on an H100 for 1 to 16 images of so many pixels, and 128
         to 1280 channels. Of these no results are kept but those of a block with two
-        such norms, ``programs_unet_block_unet_block_step.json``.
+        such norms, ``programs_vision.json``.
         """
         p = problem
         return (
