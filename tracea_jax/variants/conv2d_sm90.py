@@ -242,7 +242,7 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     # In turns, one consumer stores while the other multiplies.
     in_turns = rounds * np.maximum(multiplied, stored)
     together = rounds * (multiplied + stored) - stored
-    taken = np.where(c.ping_pong, in_turns, together)
+    taken: Any = np.where(c.ping_pong, in_turns, together)
     return np.maximum(taken, longest) + stored
 
 
