@@ -227,11 +227,7 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     c = config
     blocks = emit.tile_count(problem, c) * c.cluster
     rounds = -(-blocks // device.sm_count)
-    products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
-    copied = _CYCLES_A_PIXEL * c.tile_m + _CYCLES_A_CHANNEL * c.tile_n
-    copied = copied * _copying_factor(problem, c)
-    copied = copied * np.maximum(blocks / (rounds * device.sm_count), _LEAST_SHARE)
-    step = (products**_OVERLAP + copied**_OVERLAP) ** (1 / _OVERLAP) + _CYCLES_A_STEP
+    step = _cycles_of_step(problem, c, blocks / (rounds * device.sm_count))
     taps = _taps_of_phases(problem)
     multiplied: Any = emit.k_steps(problem) / len(taps) * step
     longest = emit.k_steps(problem) * max(taps) / sum(taps) * step
@@ -240,10 +236,18 @@ def _cost(problem: Conv2dProblem, config: Any, device: CudaDevice) -> Any:
     stored = stored + np.where(c.cluster > 1, _CYCLES_A_CLUSTER, 0)
     stored = stored * (_SCATTER_FACTOR if len(taps) > 1 else 1)
     # In turns, one consumer stores while the other multiplies.
-    in_turns = rounds * np.maximum(multiplied, stored)
-    together = rounds * (multiplied + stored) - stored
-    taken: Any = np.where(c.ping_pong, in_turns, together)
+    hidden: Any = np.maximum(multiplied, stored)
+    in_turns, together = rounds * hidden, rounds * (multiplied + stored) - stored
+    taken = c.ping_pong * in_turns + (1 - c.ping_pong) * together
     return np.maximum(taken, longest) + stored
+
+
+def _cycles_of_step(problem: Conv2dProblem, c: Any, busy: Any) -> Any:
+    """Of copies and products, which overlap; ``busy``: share of multiprocessors."""
+    products = c.tile_m * c.tile_n / _PRODUCTS_A_CYCLE
+    copied = _CYCLES_A_PIXEL * c.tile_m + _CYCLES_A_CHANNEL * c.tile_n
+    copied = copied * _copying_factor(problem, c) * np.maximum(busy, _LEAST_SHARE)
+    return (products**_OVERLAP + copied**_OVERLAP) ** (1 / _OVERLAP) + _CYCLES_A_STEP
 
 
 def _taps_of_phases(problem: Conv2dProblem) -> list[int]:
