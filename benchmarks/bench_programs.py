@@ -6,7 +6,7 @@ Each program is a step that differentiates inside, or a forward pass, and runs i
 as ``jax.jit(step)``, as ``jax.jit(tracea.transform(step))`` and, on a CPU or where it
 is asked for, with ``transform`` applied to what the step differentiates. On a GPU:
 training steps of GPT-2 124M, ViT-B/16 and ResNet-50, a block of Llama 3 8B with its
-gradients and its decoding, inference of ResNet-50, and a block of a U-Net. On a CPU:
+gradients and its decoding, inference of ResNet-50, and blocks of a U-Net. On a CPU:
 the steps of a small GPT-2 and of a small ViT, in float32 and in bfloat16.
 
 A row has, for each side, the time, the bytes of arguments, results and temporary

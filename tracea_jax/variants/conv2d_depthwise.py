@@ -91,9 +91,10 @@ def _legal(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    By ``conv2d.json`` of an H100 and of an H200 cuDNN took 1.3 to 4.8 times as long for
-    batches of 64 of EfficientNet's convolutions, and by ``conv2d_earlier.json`` 68
-    times for the gradient of 7 x 7 weights on images of 7 x 7. On few bytes it is
+    By ``conv2d.json`` of an H100 and of an H200, and ``conv2d_earlier.json`` of an
+    H100, cuDNN took 1.3 to 4.8 times as long for batches of 64 of EfficientNet's
+    convolutions, and by ``conv2d_earliest.json`` 68 times for the gradient of 7 x 7
+    weights on images of 7 x 7, by ``conv2d_bands``. On few bytes it is
     faster, but for 3 x 3 kernels where this one is predicted to be near what memory
     allows.
     """

@@ -125,8 +125,8 @@ class Conv2dSm80:
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
-        By ``conv2d_earlier.json`` of an H100, in float32, cuDNN took 1.02 to 1.15 times
-        as long for the gradient of weights of 3 x 3 kernels of 64, 128 and 256 channels
+        By ``conv2d.json`` of an H100, in float32, cuDNN took 1.02 to 1.15 times as
+        long for the gradient of weights of 3 x 3 kernels of 64, 128 and 256 channels
         on 64 images of ResNets, and 1.35 to 1.5 times on 8. It was slower for 32 groups
         of 8 to 32, too, of which no results are kept, and faster for y, for dx of
         images that are padded evenly, and for more channels.

@@ -69,7 +69,7 @@ class Conv2dStemWeights:
     def expects_to_win(self, problem: Conv2dProblem, device: Device) -> bool:
         """Whether the kernel was measured to beat cuDNN on such problems.
 
-        By ``conv2d_earlier.json`` of an H100 cuDNN took 2.4 times as long for a 7 x 7
+        By ``conv2d.json`` of an H100 cuDNN took 2.4 times as long for a 7 x 7
         kernel of 3 channels in steps of two, on 64 images of 224 x 224. It was slower
         for 3 x 3 kernels, too, of which no results are kept. By the answers of an H200
         that ship it took 2.6 and 1.9 times as long for 7 x 7 on one image and eight.

@@ -114,14 +114,14 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN and conv2d_sm90.
 
-    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.46 to 1.6
-    times as long, and conv2d_sm90 1.27 to 1.45 times, for 3 x 3 kernels of 64 channels
-    on 64 images of 56 x 56; in float32 1.36 to 1.7 and 1.29 to 1.5 times. On 8 images
-    of ResNets, most of which are too few tiles for conv2d_sm90, cuDNN took 1.4 to 1.9
-    times as long, and conv2d_sm90 0.95 to 1.4 times; in float32 1.1 to 2.3 and 1.1 to
-    1.5 times; on one image cuDNN took 1.5 to 1.95 times as long. Of 128 channels on
-    200704 pixels, and of results of 320 and 448, where tiles of conv2d_sm90 have a
-    narrow slab, both took longer, too; no results are kept.
+    By ``conv2d.json`` of an H100 cuDNN took 1.48 to 1.61 times as long, and conv2d_sm90
+    1.25 to 1.41 times, for 3 x 3 kernels of 64 channels on 64 images of 56 x 56; in
+    float32 1.4 to 1.7 and 1.34 to 1.5 times. On 8 images of ResNets, most of which are
+    too few tiles for conv2d_sm90, cuDNN took 1.5 to 1.95 times as long, and conv2d_sm90
+    1.15 to 1.42 times, in float32 1.09 to 2.3 and 1.12 to 1.46 times; on one image 1.49
+    to 1.84 and 1.06 to 1.22 times. Of 128 channels on 200704 pixels, and of results of
+    320 and 448, where tiles of conv2d_sm90 have a narrow slab, both took longer, too;
+    no results are kept.
     """
     p = problem
     return (

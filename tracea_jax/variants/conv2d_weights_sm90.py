@@ -72,7 +72,7 @@ def _likely(
 def _wins(problem: Conv2dProblem, device: Device) -> bool:
     """Whether the kernel was measured to beat cuDNN on such problems.
 
-    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.3 to 1.65
+    By ``conv2d.json`` and ``conv2d_earlier.json`` of an H100 cuDNN took 1.3 to 1.67
     times as long for 3 x 3 kernels of 64 to 512 channels on 64 images of ResNets, and
     1.55 to 3 times for groups of 4 to 32 channels on 64 images of ResNeXts. It was
     slower for groups of 64, too, of which no results are kept; on 8 images it was as
