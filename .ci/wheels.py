@@ -97,8 +97,8 @@ def build(
         "LDFLAGS": f"-L{glibc} -static-libstdc++ -Wl,--exclude-libs,ALL",
         "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
     }
-    if shutil.which("ccache"):
-        env |= {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_NOHASHDIR": "1"}
+    # CMake takes ccache by itself, which is to find what another directory compiled.
+    env |= {"CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": tempfile.gettempdir()}
     if arch != os.uname().machine:
         name = run(
             python, "-c", "import sysconfig as s; print(s.get_config_var('SOABI'))"

@@ -1,13 +1,13 @@
 #include "context.h"
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <string>
 #include <utility>
 
 #include "arithmetic.h"
 #include "failure.h"
+#include "program.h"
 
 namespace tracea::capi {
 
@@ -78,10 +78,6 @@ std::shared_ptr<const Action> Kernels::Find(const std::string& call) const {
 
 namespace {
 
-constexpr std::array<const char*, 8> kDtypes = {
-    "float32", "bfloat16", "float16", "float64", "complex64", "complex128", "bool",
-    "int32"};  // in the order of tracea_dtype and of ArrayType
-
 std::string DeviceName(const tracea_device& device) {
   if (device.platform == TRACEA_CPU) return "the CPU";
   return "CUDA device " + std::to_string(device.ordinal);
@@ -101,7 +97,7 @@ Array Checked(const tracea_context& context, const char* name,
               const tracea_tensor* tensor) {
   if (!tensor) Fail(TRACEA_INVALID, name, " is null.");
   CheckDevice(context, name, tensor->device);
-  if (tensor->dtype < 0 || static_cast<size_t>(tensor->dtype) >= kDtypes.size()) {
+  if (tensor->dtype < 0 || static_cast<size_t>(tensor->dtype) >= std::size(kDtypes)) {
     Fail(TRACEA_INVALID, name, " has dtype ", tensor->dtype, "; there is none of it.");
   }
   if (tensor->rank < 0 || tensor->rank > TRACEA_MAX_RANK) {

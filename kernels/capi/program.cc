@@ -1,6 +1,6 @@
 #include "program.h"
 
-#include <array>
+#include <iterator>
 #include <utility>
 
 #include "failure.h"
@@ -9,13 +9,10 @@
 namespace tracea::capi {
 namespace {
 
-constexpr std::array<const char*, 8> kDtypes = {
-    "float32", "bfloat16", "float16", "float64", "complex64", "complex128", "bool",
-    "int32"};  // in the order of ArrayType and of tracea_dtype
 constexpr int64_t kMostElements = int64_t{1} << 48;
 
 ArrayType ParseType(const std::string& name) {
-  for (size_t i = 0; i < kDtypes.size(); ++i) {
+  for (size_t i = 0; i < std::size(kDtypes); ++i) {
     if (name == kDtypes[i]) return static_cast<ArrayType>(i);
   }
   Fail(TRACEA_INVALID, "there is no dtype '", name, "'");

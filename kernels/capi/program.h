@@ -14,6 +14,10 @@
 
 namespace tracea::capi {
 
+// Names of dtypes, in the order of ArrayType and of tracea_dtype.
+inline constexpr const char* kDtypes[] = {"float32",   "bfloat16",   "float16", "float64",
+                                          "complex64", "complex128", "bool",    "int32"};
+
 inline constexpr int64_t kFormat = 1;  // version of the manifest
 
 enum class Storage { kInput, kOutput, kConstants, kWorkspace };

@@ -90,10 +90,18 @@ const Features& Found() {
 
 }  // namespace
 
+// An instruction set that the build has no kernels for counts as absent.
+#if defined(TRACEA_WITHOUT_AVX2)
+bool HasAvx2() { return false; }
+#else
 bool HasAvx2() { return Found().avx2; }
+#endif
+#if defined(TRACEA_WITHOUT_AVX512)
+bool HasAvx512() { return false; }
+#else
 bool HasAvx512() { return Found().avx512; }
-
-#if defined(TRACEA_WITHOUT_AVX512_BF16)  // the compiler does not know it
+#endif
+#if defined(TRACEA_WITHOUT_AVX512_BF16)
 bool HasAvx512Bf16() { return false; }
 #else
 bool HasAvx512Bf16() { return Found().avx512_bf16; }

@@ -22,28 +22,39 @@ struct Ladder {
   }
 };
 
-// What is compiled for an instruction set that the compiler may not know: `kernels`, or
-// null, so that nothing refers to what is not there.
-#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AVX512_BF16)
-#define TRACEA_IF_AVX512_BF16(kernels) kernels
+// Kernels of an instruction set, or null where the build has none for it, so that nothing
+// refers to what is not there.
+#if defined(TRACEA_WITHOUT_AVX2)
+#define TRACEA_IF_AVX2(kernels) nullptr
 #else
+#define TRACEA_IF_AVX2(kernels) kernels
+#endif
+#if defined(TRACEA_WITHOUT_AVX512)
+#define TRACEA_IF_AVX512(kernels) nullptr
+#else
+#define TRACEA_IF_AVX512(kernels) kernels
+#endif
+#if defined(TRACEA_WITHOUT_AVX512_BF16)
 #define TRACEA_IF_AVX512_BF16(kernels) nullptr
-#endif
-#if defined(__x86_64__) && !defined(TRACEA_WITHOUT_AMX)
-#define TRACEA_IF_AMX(kernels) kernels
 #else
+#define TRACEA_IF_AVX512_BF16(kernels) kernels
+#endif
+#if defined(TRACEA_WITHOUT_AMX)
 #define TRACEA_IF_AMX(kernels) nullptr
-#endif
-#if defined(__aarch64__) && !defined(TRACEA_WITHOUT_BFMMLA)
-#define TRACEA_IF_BFMMLA(kernels) kernels
 #else
+#define TRACEA_IF_AMX(kernels) kernels
+#endif
+#if defined(TRACEA_WITHOUT_BFMMLA)
 #define TRACEA_IF_BFMMLA(kernels) nullptr
+#else
+#define TRACEA_IF_BFMMLA(kernels) kernels
 #endif
 
 // The ladder of these kernels, each null or the address of a constant.
 #if defined(__x86_64__)
-#define TRACEA_LADDER(baseline, avx2, avx512, avx512_bf16, amx, bfmmla) \
-  {{baseline, avx2, avx512, TRACEA_IF_AVX512_BF16(avx512_bf16), TRACEA_IF_AMX(amx)}}
+#define TRACEA_LADDER(baseline, avx2, avx512, avx512_bf16, amx, bfmmla)             \
+  {{baseline, TRACEA_IF_AVX2(avx2), TRACEA_IF_AVX512(avx512),                       \
+    TRACEA_IF_AVX512_BF16(avx512_bf16), TRACEA_IF_AMX(amx)}}
 #elif defined(__aarch64__)
 #define TRACEA_LADDER(baseline, avx2, avx512, avx512_bf16, amx, bfmmla) \
   {{baseline, TRACEA_IF_BFMMLA(bfmmla)}}
