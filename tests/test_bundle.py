@@ -379,7 +379,7 @@ def test_the_library_has_what_its_header_declares_and_the_package_says():
         assert hasattr(opened, name)
     opened.tracea_version.restype = ctypes.c_char_p
     version = opened.tracea_version().decode()
-    assert version == tracea.__version__
+    assert version == tracea.__version__.partition(".dev")[0]  # of the next release
     numbers = re.findall(r"define TRACEA_VERSION_\w+ (\d+)", header)
     assert version == ".".join(numbers)
     assert f"Version: {version}" in (library.pkgconfig / "tracea.pc").read_text()

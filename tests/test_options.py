@@ -319,4 +319,4 @@ def test_the_version_is_the_packages():
     import importlib.metadata
 
     assert tracea.__version__ == importlib.metadata.version("tracea_jax")
-    assert re.fullmatch(r"\d+\.\d+\.\d+", tracea.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+(\.dev\d+)?", tracea.__version__)

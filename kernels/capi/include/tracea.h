@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 #define TRACEA_VERSION_MAJOR 0
-#define TRACEA_VERSION_MINOR 1
+#define TRACEA_VERSION_MINOR 2
 #define TRACEA_VERSION_PATCH 0
 
 /* In C an enumeration takes any number, which is refused in a call; so it does in C++. */
@@ -101,7 +101,7 @@ typedef struct tracea_context tracea_context;
 typedef struct tracea_graph tracea_graph;
 typedef void* tracea_stream; /* CUstream or cudaStream_t; ignored on a CPU */
 
-/* The version of the library that runs, such as "0.1.0". */
+/* The version of the library that runs, such as "0.2.0". */
 TRACEA_API const char* tracea_version(void);
 
 /* What went wrong in the calling thread's last call that failed; "" before any did. */
