@@ -75,19 +75,103 @@ int64_t GradientBytes(const AttentionGradientArgs& args, int64_t block, int64_t 
   return BytesOf<Gradient>(args, block, AttentionRange{0, 0, 0, rows});
 }
 
-// A query's log-sum-exp in base 2; infinite if it saw no key, so that all weights are 0.
-TRACEA_INLINE float LseOf(const AttentionArgs& args, int64_t b, int64_t h, int64_t i) {
-  const float lse = ((const float*)args.lse)[(b * args.heads + h) * args.q_len + i];
-  return lse < 0.6f * kLowest ? -kForbidden : lse * kLog2E;
+// Whether a query saw no key, by its log-sum-exp: ours, or XLA's, rounded otherwise.
+TRACEA_INLINE bool SawNone(float lse) {
+  return Magnitude(lse - kLseOfNone) < -1e-6f * kLseOfNone;
 }
 
+// From this log-sum-exp on its own rounding changes a weight by half of it and more.
+constexpr float kLargeLse = 8388608;  // 2^23
+
+// What the loops over blocks know of a query. They add nothing to sums where its log-sum-exp
+// (in base 2) is infinite: it saw no key, or it is blank. A blank query's scores and dp are
+// not looked at either, as they may be NaN; it is computed key by key.
+struct LoopQuery {
+  float lse, delta;
+  bool is_blank;
+};
+
 template <typename T>
-TRACEA_INLINE float Dot(const T* a, const T* b, int64_t size) {
-  Vec sum{};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    sum += LoadUpTo(a + i, size - i) * LoadUpTo(b + i, size - i);
+LoopQuery LoopQueryOf(const AttentionGradientArgs& all, const Query& query, float lse) {
+  const int64_t at = query.offset();
+  const T *dout = (const T*)all.dout + at, *o = (const T*)query.args.out + at;
+  const float delta = Dot(dout, o, query.args.head_dim);
+  const bool is_usual = Magnitude(lse) < kLargeLse;
+  if (IsFinite(delta) && is_usual) return {lse * kLog2E, delta, false};
+  if (IsFinite(delta) && SawNone(lse)) return {kInfinity, delta, false};
+  return {kInfinity, 0, true};
+}
+
+// Calls body(j, p, ds) with what each key, of those in `among` that a blank query sees, has
+// as a weight and as the gradient of its score.
+template <typename T, typename Body>
+void ForKeysOfBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                    Interval among, const Body& body) {
+  if (SawNone(lse)) return;
+  const AttentionArgs& args = query.args;
+  const int64_t at = query.offset();
+  const T *dout = (const T*)all.dout + at, *o = (const T*)args.out + at;
+  const float delta = Dot(dout, o, args.head_dim);
+  int64_t worst = -1;
+  Weights weights{lse, 1, true};
+  if (IsFinite(lse) && !(Magnitude(lse) < kLargeLse)) weights = WeightsOf<T>(query, &worst);
+  query.ForKeys(among, [&](int64_t j) {
+    const T* v = (const T*)args.v + query.key_offset(j);
+    const bool is_nan = !IsFinite(weights.most);
+    const float p = is_nan ? __builtin_nanf("") : weights.Of(query.Score<T>(j));
+    body(j, p, p * (Dot(dout, v, args.head_dim) - delta));
+    return true;
+  });
+}
+
+// A blank query's gradient, still to be scaled, added to `dq`.
+template <typename T>
+void AddToBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                float* dq) {
+  const AttentionArgs& args = query.args;
+  ForKeysOfBlank<T>(all, query, lse, {0, args.kv_len}, [&](int64_t j, float, float ds) {
+    AddScaled(ds, (const T*)args.k + query.key_offset(j), args.head_dim, dq);
+  });
+}
+
+// What a blank query gives to the gradients of the keys from `among.lo` on, which lie
+// `width` apart, added to them.
+template <typename T>
+void AddFromBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                  Interval among, int64_t width, float* dk, float* dv) {
+  const AttentionArgs& args = query.args;
+  const T *q = (const T*)args.q + query.offset();
+  const T* dout = (const T*)all.dout + query.offset();
+  ForKeysOfBlank<T>(all, query, lse, among, [&](int64_t j, float p, float ds) {
+    const int64_t at = (j - among.lo) * width;
+    AddScaled(ds, q, args.head_dim, dk + at);
+    AddScaled(p, dout, args.head_dim, dv + at);
+  });
+}
+
+// Lets a row of scores and of dp add nothing.
+TRACEA_INLINE void BlankRow(const Gradient& g, int64_t i, int64_t cols) {
+  for (int64_t c = 0; c < RoundUp(cols, kKeyUnit); c += kLanes) {
+    Store(g.scores + i * g.block + c, Splat(kForbidden));
+    Store(g.dp + i * g.block + c, Vec{});
   }
-  return Fold<Plus>(sum);
+}
+
+// The same for columns, of a row that begins with column `first` of the block.
+TRACEA_INLINE void BlankColumns(const Gradient& g, int64_t i, int64_t first,
+                                int64_t cols) {
+  float *scores = g.scores + i * g.block, *dp = g.dp + i * g.block;
+  for (int64_t c = 0; c < cols; c += kLanes) {
+    const Mask blank = Load(g.col_lse + first + c) == kInfinity;
+    Store(scores + c, Select(blank, Splat(kForbidden), Load(scores + c)));
+    Store(dp + c, Select(blank, Vec{}, Load(dp + c)));
+  }
+}
+
+TRACEA_INLINE float SavedLse(const Query& query) {
+  const AttentionArgs& args = query.args;
+  const int64_t at = (query.b * args.heads + query.h) * args.q_len + query.i;
+  return ((const float*)args.lse)[at];
 }
 
 // Element offset of a query, in q, o and their gradients.
@@ -129,22 +213,31 @@ TRACEA_INLINE void StoreGradient(const float* from, float scale, const float* ex
   }
 }
 
+// Row `row` of the task is this query. Returns whether it is blank; its dq is complete then.
+template <typename T>
+bool SetRow(const Gradient& g, int64_t row, const Query& query) {
+  const float lse = SavedLse(query);
+  const LoopQuery known = LoopQueryOf<T>(g.all, query, lse);
+  g.row_lse[row] = known.lse;
+  g.row_delta[row] = known.delta;
+  if (known.is_blank) AddToBlank<T>(g.all, query, lse, g.sums[0] + row * g.width);
+  return known.is_blank;
+}
+
 // ---- Queries --------------------------------------------------------------------------
 
 template <typename T, typename Kernel>
 Interval PrepareQueries(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *o = (const T*)args.out;
+  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout;
   const auto q_of = [&](int64_t i) { return q + g.rows.offset(i); };
   const auto do_of = [&](int64_t i) { return dout + g.rows.offset(i); };
   Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
   Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
   Interval all{0, 0};
   for (int64_t row = 0; row < g.rows.count(); ++row) {
-    const int64_t at = g.rows.offset(row);
     g.seen[row] = g.rows.keys(row);
-    g.row_lse[row] = LseOf(args, g.range.batch, g.rows.head(row), g.rows.query(row));
-    g.row_delta[row] = Dot(dout + at, o + at, args.head_dim);
+    SetRow<T>(g, row, g.rows.at(row));
     all = Hull(all, g.seen[row]);
   }
   return all;
@@ -163,6 +256,7 @@ void QueryTileGradient(const Gradient& g, RowTile tile, int64_t j0, int64_t coun
                 scores, keys);
     }
     ForbidColumns(g, row, j0 + at.lo, scores, keys);
+    if (g.row_lse[row] == kInfinity) BlankRow(g, i, keys);
     Kernel::template Row<true>(g, i, tile.rows, row, at);
   }
   Kernel::Accumulate(g, tile, 0, count, at);
@@ -221,23 +315,32 @@ Interval PrepareKeys(const Gradient& g) {
   return all;
 }
 
-// Queries [i0, i0 + count) of head h as columns.
+// Queries [i0, i0 + count) of head h as columns. Whether one of them is blank: what it gives
+// to the task's keys is added then.
 template <typename T, typename Kernel>
-void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
+bool PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
   const AttentionArgs& args = g.args;
   const int64_t dim = args.head_dim, stride = args.heads * dim, b = g.range.batch;
   const int64_t at = QueryOffset(args, b, h, i0);
   const T *q = (const T*)args.q + at, *dout = (const T*)g.all.dout + at;
-  const T* o = (const T*)args.out + at;
   Kernel::PackTransposed(q, stride, dim, count, g.transposed[0]);
   Kernel::PackTransposed(dout, stride, dim, count, g.transposed[1]);
   Kernel::PackStored(q, stride, count, dim, g.stored[0]);
   Kernel::PackStored(dout, stride, count, dim, g.stored[1]);
+  const Interval keys{g.range.row0, g.range.row1};
+  bool any = false;
   for (int64_t i = 0; i < RoundUp(count, kKeyUnit); ++i) {
-    const bool exists = i < count;
-    g.col_lse[i] = exists ? LseOf(args, b, h, i0 + i) : -kForbidden;
-    g.col_delta[i] = exists ? Dot(dout + i * stride, o + i * stride, dim) : 0.0f;
+    const Query query{args, b, h, i0 + i};
+    const float lse = i < count ? SavedLse(query) : 0;
+    const LoopQuery known =
+        i < count ? LoopQueryOf<T>(g.all, query, lse) : LoopQuery{kInfinity, 0, false};
+    g.col_lse[i] = known.lse;
+    g.col_delta[i] = known.delta;
+    if (!known.is_blank) continue;
+    AddFromBlank<T>(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
+    any = true;
   }
+  return any;
 }
 
 // Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
@@ -265,7 +368,7 @@ void ApplyMaskToKey(const AttentionArgs& args, int64_t b, int64_t h, int64_t i0,
 
 template <typename Kernel>
 void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
-                     int64_t count, Interval at) {
+                     int64_t count, Interval at, bool has_blank) {
   Kernel::Products(g, tile, at);
   const int64_t queries = at.hi - at.lo, first = i0 + at.lo;
   for (int64_t i = 0; i < tile.rows; ++i) {
@@ -276,6 +379,7 @@ void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
                      queries);
     }
     ForbidColumns(g, row, first, scores, queries);
+    if (has_blank) BlankColumns(g, i, at.lo, queries);
     Kernel::template Row<false>(g, i, tile.rows, row, at);
   }
   for (int i = 0; i < 2; ++i) Kernel::Accumulate(g, tile, i, count, at);
@@ -293,7 +397,7 @@ const float* GradientOfMeans(const Gradient& g) {
   for (int64_t member = 0; member < args.group(); ++member) {
     const int64_t h = g.range.kv_head * args.group() + member;
     for (int64_t i = 0; i < queries; ++i) {
-      if (LseOf(args, b, h, i) != -kForbidden) continue;
+      if (!SawNone(SavedLse({args, b, h, i}))) continue;
       any = true;
       const T* dout = (const T*)g.all.dout + QueryOffset(args, b, h, i);
       for (int64_t d = 0; d < dim; d += kLanes) {
@@ -314,13 +418,14 @@ void RunKeyGradient(const Gradient& g) {
     const int64_t h = g.range.kv_head * args.group() + member;
     for (int64_t i = queries.lo / g.block * g.block; i < queries.hi; i += g.block) {
       const int64_t count = Min(g.block, queries.hi - i);
-      PackQueryBlock<T, Kernel>(g, h, i, count);
+      const bool has_blank = PackQueryBlock<T, Kernel>(g, h, i, count);
       auto next = FetchOfQueries<T>(g, h, i + g.block, queries.hi);
       const int64_t share = next.Share(g.rows.count());
       ForRowTiles(g.rows.count(), [&](RowTile tile) {
         next.Fetch(share);
         const Interval seen = SeenOf(g, tile, i, count);
-        if (seen.lo < seen.hi) KeyTileGradient<Kernel>(g, tile, h, i, count, seen);
+        if (seen.lo == seen.hi) return;
+        KeyTileGradient<Kernel>(g, tile, h, i, count, seen, has_blank);
       });
     }
   }

@@ -68,7 +68,6 @@ Interval PrepareChunk(const HeadGradient& head, const Gradient& g, int64_t h, in
   const int64_t b = head.range.batch, count = g.rows.count();
   const int64_t at = QueryOffset(args, b, h, i0), stride = args.heads * args.head_dim;
   const T *q = (const T*)args.q + at, *dout = (const T*)head.all.dout + at;
-  const T* o = (const T*)args.out + at;
   const auto q_of = [&](int64_t i) { return q + i * stride; };
   const auto do_of = [&](int64_t i) { return dout + i * stride; };
   TiledGradient<T>::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
@@ -78,8 +77,11 @@ Interval PrepareChunk(const HeadGradient& head, const Gradient& g, int64_t h, in
   Interval all{0, 0};
   for (int64_t row = 0; row < count; ++row) {
     g.seen[row] = KeysOf(args, b, i0 + row);
-    g.row_lse[row] = LseOf(args, b, h, i0 + row);
-    g.row_delta[row] = Dot(do_of(row), o + row * stride, args.head_dim);
+    const Query query{args, b, h, i0 + row};
+    if (SetRow<T>(g, row, query)) {
+      AddFromBlank<T>(head.all, query, SavedLse(query), {0, args.kv_len}, head.width,
+                      head.sums[0], head.sums[1]);
+    }
     all = Hull(all, g.seen[row]);
   }
   return all;
@@ -111,6 +113,7 @@ void KeepTile(const HeadGradient& head, const Gradient& g, RowTile tile, int64_t
       ApplyMask(head.args, head.range.batch, h, i0 + row, j0 + at.lo, scores, keys);
     }
     ForbidColumns(g, row, j0 + at.lo, scores, keys);
+    if (g.row_lse[row] == kInfinity) BlankRow(g, i, keys);
     // What Products left alone may be anything, and weights of zero would keep a NaN.
     ClearWords(g.dp + i * g.block, RoundUp(keys, kLanes), RoundUp(keys, kKeyUnit));
     TiledGradient<T>::template Weigh<true>(
