@@ -45,6 +45,7 @@ struct Gradient {
   float *transposed[2], *stored[2];  // blocks of columns
   float *scores, *dp, *weights, *ds;  // of a row tile
   float *row_lse, *row_delta, *col_lse, *col_delta, *extra;
+  float *zeros, *clean[2];  // a row; q and do of some queries without those of blank ones
   Interval* seen;  // columns, by each row
 
   Gradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
@@ -67,6 +68,8 @@ struct Gradient {
     col_lse = space.Take<float>(block);
     col_delta = space.Take<float>(block);
     extra = space.Take<float>(width);
+    zeros = space.Take<float>(width);
+    for (float*& rows_of : clean) rows_of = space.Take<float>(Max(count, block) * width);
     seen = space.Take<Interval>(count);
   }
 };
@@ -84,8 +87,8 @@ TRACEA_INLINE bool SawNone(float lse) {
 constexpr float kLargeLse = 8388608;  // 2^23
 
 // What the loops over blocks know of a query. They add nothing to sums where its log-sum-exp
-// (in base 2) is infinite: it saw no key, or it is blank. A blank query's scores and dp are
-// not looked at either, as they may be NaN; it is computed key by key.
+// (in base 2) is infinite: it saw no key, or it is blank. A blank query is computed key by
+// key, and its q and do are zeros to the loops, as they may make NaN of weights of 0.
 struct LoopQuery {
   float lse, delta;
   bool is_blank;
@@ -149,24 +152,27 @@ void AddFromBlank(const AttentionGradientArgs& all, const Query& query, float ls
   });
 }
 
-// Lets a row of scores and of dp add nothing.
-TRACEA_INLINE void BlankRow(const Gradient& g, int64_t i, int64_t cols) {
-  for (int64_t c = 0; c < RoundUp(cols, kKeyUnit); c += kLanes) {
-    Store(g.scores + i * g.block + c, Splat(kForbidden));
-    Store(g.dp + i * g.block + c, Vec{});
-  }
-}
+// q and do of neighbouring queries, `stride` apart.
+template <typename T>
+struct QueryRows {
+  const T *q, *dout;
+  int64_t stride;
 
-// The same for columns, of a row that begins with column `first` of the block.
-TRACEA_INLINE void BlankColumns(const Gradient& g, int64_t i, int64_t first,
-                                int64_t cols) {
-  float *scores = g.scores + i * g.block, *dp = g.dp + i * g.block;
-  for (int64_t c = 0; c < cols; c += kLanes) {
-    const Mask blank = Load(g.col_lse + first + c) == kInfinity;
-    Store(scores + c, Select(blank, Splat(kForbidden), Load(scores + c)));
-    Store(dp + c, Select(blank, Vec{}, Load(dp + c)));
+  // A copy in g.clean, with zeros where the log-sum-exp is infinite.
+  QueryRows Cleaned(const Gradient& g, const float* lse, int64_t count) const {
+    T *const to[2] = {(T*)g.clean[0], (T*)g.clean[1]};
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t size = lse[i] == kInfinity ? 0 : g.args.head_dim;
+      for (int which = 0; which < 2; ++which) {
+        const T* from = (which == 0 ? q : dout) + i * stride;
+        for (int64_t d = 0; d < g.width; ++d) {
+          to[which][i * g.width + d] = d < size ? from[d] : T{};
+        }
+      }
+    }
+    return {to[0], to[1], g.width};
   }
-}
+};
 
 TRACEA_INLINE float SavedLse(const Query& query) {
   const AttentionArgs& args = query.args;
@@ -202,6 +208,7 @@ TRACEA_INLINE void ClearSums(const Gradient& g) {
   for (float* sums : g.sums) {
     for (int64_t i = 0; i < g.rows.count() * g.width; i += kLanes) Store(sums + i, Vec{});
   }
+  for (int64_t d = 0; d < g.width; ++d) g.zeros[d] = 0;
 }
 
 template <typename T>
@@ -229,17 +236,20 @@ bool SetRow(const Gradient& g, int64_t row, const Query& query) {
 template <typename T, typename Kernel>
 Interval PrepareQueries(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout;
-  const auto q_of = [&](int64_t i) { return q + g.rows.offset(i); };
-  const auto do_of = [&](int64_t i) { return dout + g.rows.offset(i); };
-  Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
-  Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
+  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *zeros = (const T*)g.zeros;
   Interval all{0, 0};
   for (int64_t row = 0; row < g.rows.count(); ++row) {
     g.seen[row] = g.rows.keys(row);
     SetRow<T>(g, row, g.rows.at(row));
     all = Hull(all, g.seen[row]);
   }
+  const auto of = [&](const T* x, int64_t i) {
+    return g.row_lse[i] == kInfinity ? zeros : x + g.rows.offset(i);
+  };
+  const auto q_of = [&](int64_t i) { return of(q, i); };
+  const auto do_of = [&](int64_t i) { return of(dout, i); };
+  Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
+  Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
   return all;
 }
 
@@ -256,7 +266,6 @@ void QueryTileGradient(const Gradient& g, RowTile tile, int64_t j0, int64_t coun
                 scores, keys);
     }
     ForbidColumns(g, row, j0 + at.lo, scores, keys);
-    if (g.row_lse[row] == kInfinity) BlankRow(g, i, keys);
     Kernel::template Row<true>(g, i, tile.rows, row, at);
   }
   Kernel::Accumulate(g, tile, 0, count, at);
@@ -315,32 +324,40 @@ Interval PrepareKeys(const Gradient& g) {
   return all;
 }
 
-// Queries [i0, i0 + count) of head h as columns. Whether one of them is blank: what it gives
-// to the task's keys is added then.
-template <typename T, typename Kernel>
-bool PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
-  const AttentionArgs& args = g.args;
-  const int64_t dim = args.head_dim, stride = args.heads * dim, b = g.range.batch;
-  const int64_t at = QueryOffset(args, b, h, i0);
-  const T *q = (const T*)args.q + at, *dout = (const T*)g.all.dout + at;
-  Kernel::PackTransposed(q, stride, dim, count, g.transposed[0]);
-  Kernel::PackTransposed(dout, stride, dim, count, g.transposed[1]);
-  Kernel::PackStored(q, stride, count, dim, g.stored[0]);
-  Kernel::PackStored(dout, stride, count, dim, g.stored[1]);
+// What the loops know of queries [i0, i0 + count) of head h as columns. Whether one of them
+// is blank: what it gives to the task's keys is added here.
+template <typename T>
+bool SetColumns(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
   const Interval keys{g.range.row0, g.range.row1};
   bool any = false;
   for (int64_t i = 0; i < RoundUp(count, kKeyUnit); ++i) {
-    const Query query{args, b, h, i0 + i};
-    const float lse = i < count ? SavedLse(query) : 0;
-    const LoopQuery known =
-        i < count ? LoopQueryOf<T>(g.all, query, lse) : LoopQuery{kInfinity, 0, false};
+    LoopQuery known{kInfinity, 0, false};
+    if (i < count) {
+      const Query query{g.args, g.range.batch, h, i0 + i};
+      const float lse = SavedLse(query);
+      known = LoopQueryOf<T>(g.all, query, lse);
+      if (known.is_blank) {
+        AddFromBlank<T>(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
+      }
+    }
     g.col_lse[i] = known.lse;
     g.col_delta[i] = known.delta;
-    if (!known.is_blank) continue;
-    AddFromBlank<T>(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
-    any = true;
+    any = any || known.is_blank;
   }
   return any;
+}
+
+// Queries [i0, i0 + count) of head h as columns.
+template <typename T, typename Kernel>
+void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
+  const AttentionArgs& args = g.args;
+  const int64_t dim = args.head_dim, at = QueryOffset(args, g.range.batch, h, i0);
+  QueryRows<T> x{(const T*)args.q + at, (const T*)g.all.dout + at, args.heads * dim};
+  if (SetColumns<T>(g, h, i0, count)) x = x.Cleaned(g, g.col_lse, count);
+  Kernel::PackTransposed(x.q, x.stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(x.dout, x.stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(x.q, x.stride, count, dim, g.stored[0]);
+  Kernel::PackStored(x.dout, x.stride, count, dim, g.stored[1]);
 }
 
 // Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
@@ -368,7 +385,7 @@ void ApplyMaskToKey(const AttentionArgs& args, int64_t b, int64_t h, int64_t i0,
 
 template <typename Kernel>
 void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
-                     int64_t count, Interval at, bool has_blank) {
+                     int64_t count, Interval at) {
   Kernel::Products(g, tile, at);
   const int64_t queries = at.hi - at.lo, first = i0 + at.lo;
   for (int64_t i = 0; i < tile.rows; ++i) {
@@ -379,7 +396,6 @@ void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
                      queries);
     }
     ForbidColumns(g, row, first, scores, queries);
-    if (has_blank) BlankColumns(g, i, at.lo, queries);
     Kernel::template Row<false>(g, i, tile.rows, row, at);
   }
   for (int i = 0; i < 2; ++i) Kernel::Accumulate(g, tile, i, count, at);
@@ -418,14 +434,13 @@ void RunKeyGradient(const Gradient& g) {
     const int64_t h = g.range.kv_head * args.group() + member;
     for (int64_t i = queries.lo / g.block * g.block; i < queries.hi; i += g.block) {
       const int64_t count = Min(g.block, queries.hi - i);
-      const bool has_blank = PackQueryBlock<T, Kernel>(g, h, i, count);
+      PackQueryBlock<T, Kernel>(g, h, i, count);
       auto next = FetchOfQueries<T>(g, h, i + g.block, queries.hi);
       const int64_t share = next.Share(g.rows.count());
       ForRowTiles(g.rows.count(), [&](RowTile tile) {
         next.Fetch(share);
         const Interval seen = SeenOf(g, tile, i, count);
-        if (seen.lo == seen.hi) return;
-        KeyTileGradient<Kernel>(g, tile, h, i, count, seen, has_blank);
+        if (seen.lo < seen.hi) KeyTileGradient<Kernel>(g, tile, h, i, count, seen);
       });
     }
   }
