@@ -119,7 +119,7 @@ struct AttentionCombine {
     float total = smem.total[0];
     TRACEA_UNROLL
     for (int i = 1; i < kWarps; ++i) total += smem.total[i];
-    const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    const float factor = most == kNoKey ? 0.0f : 1.0f / total;  // of -inf for all keys 1 / 0
     Element* to = static_cast<Element*>(p.o) + row * Traits::kHeadDim;
     for (int quad = thread; quad < kQuads; quad += kThreads) {
       float4 o = smem.sums[0][quad];

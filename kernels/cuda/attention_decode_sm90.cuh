@@ -208,7 +208,8 @@ struct DecodeConsumer : DecodeParts<Traits> {
           *reinterpret_cast<float2*>(p.totals + part * 2) = {most, total};
         }
       } else {
-        const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+        const bool has_keys = own.first < own.last;
+        const float factor = has_keys ? 1.0f / total : 0.0f;  // of -inf for all keys 1 / 0
         Element* to = static_cast<Element*>(p.o) + at * kHeadDim + column;
         TRACEA_UNROLL
         for (int i = 2 * half; i < Sums::kAccumulators; i += 4) {

@@ -146,8 +146,8 @@ TRACEA_DEVICE void attention_rows(const AttentionRowsParams& p) {
       if (row < count && (is_capped || !(lse < kLeastScore))) {  // also of NaN
         exponent = lse * 1.44269504f;
       }
-      // A bias of -inf for all keys leaves NaN, and no score that says so.
-      if (Traits::kBiased && !(delta == delta)) exponent = delta;
+      // Scores of -inf for all keys leave NaN, and a log-sum-exp as if masks hid the keys.
+      if (lse < kLeastScore && !(delta == delta)) exponent = delta;
       exponents[row] = exponent;
       exponents[p.padded + row] = exponent < __int_as_float(0x7F800000) ? delta : 0.0f;
       if constexpr (Traits::kSegments) {

@@ -263,7 +263,13 @@ class AttentionSm80 {
   TRACEA_DEVICE void attend(float (&o)[kBands][kSums], OnlineSoftmax (&softmax)[2]) {
     Walk walk(map(), range_);
     has_ahead_ = ahead_.next();
-    if (!has_ahead_) return;
+    if (!has_ahead_) {
+      if constexpr (Traits::kMapped) {
+        TRACEA_UNROLL
+        for (int band = 0; band < kBands; ++band) softmax[band].see_none();
+      }
+      return;
+    }
     start_queries();  // in one group with the first keys
     TRACEA_UNROLL
     for (int i = 0; i < Ring::kPrologueGroups; ++i) {

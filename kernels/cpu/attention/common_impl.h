@@ -32,6 +32,10 @@ Interval KeysOf(const AttentionArgs& args, int64_t b, int64_t i) {
   return Intersect(keys, {0, args.kv_len});
 }
 
+float Log2(float x) { return __builtin_log2f(x); }
+
+#include "attention/by_key_impl.h"
+
 // The rows of a task: queries of the heads that share one head of keys.
 struct Rows {
   const AttentionArgs& args;
@@ -54,6 +58,7 @@ struct Rows {
     return args.q_lengths && query(row) >= args.q_lengths[range.batch];
   }
   Interval keys(int64_t row) const { return KeysOf(args, range.batch, query(row)); }
+  Query at(int64_t row) const { return {args, range.batch, head(row), query(row)}; }
 };
 
 // Element offset of key j of the task's head, in k and v.
@@ -142,8 +147,6 @@ void MeanOfValues(const Forward& f, float* mean) {
   ScaleRow(mean, f.width, 1.0f / (float)f.args.kv_len);
 }
 
-float Log2(float x) { return __builtin_log2f(x); }
-
 void StoreElement(void* data, DType type, int64_t i, float x) {
   switch (type) {
     case DType::kF32:
@@ -158,28 +161,65 @@ void StoreElement(void* data, DType type, int64_t i, float x) {
 // XLA's log-sum-exp of forbidden scores only, which it replaces by a finite number.
 constexpr float kLseOfNone = 0.7f * kLowest;
 
+// A row of results, its sums not yet divided by `total`.
+struct Result {
+  const float* sums;
+  float total, lse;
+};
+
+// Rows without a finite positive sum of weights.
+template <typename T>
+class RareRows {
+ public:
+  explicit RareRows(const Forward& f) : f_(f) {}
+
+  Result Finish(int64_t row) {
+    float* sums = f_.sums + row * f_.width;
+    const Query query = f_.rows.at(row);
+    const Weights weights = WeightsOf<T>(query, &worst_);
+    if (!weights.sees_any && !f_.rows.is_padding(row)) return {Mean(), 1, kLseOfNone};
+    const bool is_nan = weights.sees_any && !IsFinite(weights.most);
+    for (int64_t d = 0; d < f_.width; ++d) sums[d] = is_nan ? __builtin_nanf("") : 0;
+    if (!weights.sees_any) return {sums, 1, kLseOfNone};
+    if (!is_nan) AddValues(query, weights, sums);
+    return {sums, 1, weights.lse()};
+  }
+
+ private:
+  void AddValues(const Query& query, const Weights& weights, float* sums) const {
+    query.ForKeys({0, f_.args.kv_len}, [&](int64_t j) {
+      const T* v = (const T*)f_.args.v + query.key_offset(j);
+      AddScaled(weights.Of(query.Score<T>(j)), v, f_.args.head_dim, sums);
+      return true;
+    });
+  }
+
+  const float* Mean() {
+    if (!has_mean_) MeanOfValues<T>(f_, f_.scores);
+    has_mean_ = true;
+    return f_.scores;
+  }
+
+  const Forward& f_;
+  int64_t worst_ = -1;
+  bool has_mean_ = false;
+};
+
 template <typename T>
 void FinishRows(const Forward& f) {
   const AttentionArgs& args = f.args;
-  float* mean = f.scores;
-  bool has_mean = false;
+  RareRows<T> rare(f);
   for (int64_t row = 0; row < f.rows.count(); ++row) {
-    const bool is_padding = f.rows.is_padding(row);
-    const bool sees_none = f.sum[row] == 0.0f;
-    if (sees_none && !is_padding && !has_mean) {
-      MeanOfValues<T>(f, mean);
-      has_mean = true;
-    }
-    const float* from = sees_none && !is_padding ? mean : f.sums + row * f.width;
-    const float scale = sees_none ? 1.0f : 1.0f / f.sum[row];
+    const float sum = f.sum[row];
+    Result result{f.sums + row * f.width, sum, (f.max[row] + Log2(sum)) * kLn2};
+    if (!(sum > 0)) result = rare.Finish(row);
+    const float scale = 1.0f / result.total;
     T* out = (T*)args.out + f.rows.offset(row);
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      StoreUpTo(out + d, Load(from + d) * scale, args.head_dim - d);
+      StoreUpTo(out + d, Load(result.sums + d) * scale, args.head_dim - d);
     }
     if (args.lse) {
-      const float lse = (f.max[row] + Log2(f.sum[row])) * kLn2;
-      StoreElement(args.lse, args.lse_type, f.rows.lse_offset(row),
-                   sees_none ? kLseOfNone : lse);
+      StoreElement(args.lse, args.lse_type, f.rows.lse_offset(row), result.lse);
     }
   }
 }

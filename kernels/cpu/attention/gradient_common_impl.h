@@ -45,6 +45,7 @@ struct Gradient {
   float *transposed[2], *stored[2];  // blocks of columns
   float *scores, *dp, *weights, *ds;  // of a row tile
   float *row_lse, *row_delta, *col_lse, *col_delta, *extra;
+  float *zeros, *clean[2];  // a row; q and do of some queries without those of blank ones
   Interval* seen;  // columns, by each row
 
   Gradient(const AttentionGradientArgs& a, int64_t b, const AttentionRange& r,
@@ -67,6 +68,8 @@ struct Gradient {
     col_lse = space.Take<float>(block);
     col_delta = space.Take<float>(block);
     extra = space.Take<float>(width);
+    zeros = space.Take<float>(width);
+    for (float*& rows_of : clean) rows_of = space.Take<float>(Max(count, block) * width);
     seen = space.Take<Interval>(count);
   }
 };
@@ -75,19 +78,106 @@ int64_t GradientBytes(const AttentionGradientArgs& args, int64_t block, int64_t 
   return BytesOf<Gradient>(args, block, AttentionRange{0, 0, 0, rows});
 }
 
-// A query's log-sum-exp in base 2; infinite if it saw no key, so that all weights are 0.
-TRACEA_INLINE float LseOf(const AttentionArgs& args, int64_t b, int64_t h, int64_t i) {
-  const float lse = ((const float*)args.lse)[(b * args.heads + h) * args.q_len + i];
-  return lse < 0.6f * kLowest ? -kForbidden : lse * kLog2E;
+// Whether a query saw no key, by its log-sum-exp: ours, or XLA's, rounded otherwise.
+TRACEA_INLINE bool SawNone(float lse) {
+  return Magnitude(lse - kLseOfNone) < -1e-6f * kLseOfNone;
 }
 
+// From this log-sum-exp on its own rounding changes a weight by half of it and more.
+constexpr float kLargeLse = 8388608;  // 2^23
+
+// What the loops over blocks know of a query. They add nothing to sums where its log-sum-exp
+// (in base 2) is infinite: it saw no key, or it is blank. A blank query is computed key by
+// key, and its q and do are zeros to the loops, as they may make NaN of weights of 0.
+struct LoopQuery {
+  float lse, delta;
+  bool is_blank;
+};
+
 template <typename T>
-TRACEA_INLINE float Dot(const T* a, const T* b, int64_t size) {
-  Vec sum{};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    sum += LoadUpTo(a + i, size - i) * LoadUpTo(b + i, size - i);
+LoopQuery LoopQueryOf(const AttentionGradientArgs& all, const Query& query, float lse) {
+  const int64_t at = query.offset();
+  const T *dout = (const T*)all.dout + at, *o = (const T*)query.args.out + at;
+  const float delta = Dot(dout, o, query.args.head_dim);
+  const bool is_usual = Magnitude(lse) < kLargeLse;
+  if (IsFinite(delta) && is_usual) return {lse * kLog2E, delta, false};
+  if (IsFinite(delta) && SawNone(lse)) return {kInfinity, delta, false};
+  return {kInfinity, 0, true};
+}
+
+// Calls body(j, p, ds) with what each key, of those in `among` that a blank query sees, has
+// as a weight and as the gradient of its score.
+template <typename T, typename Body>
+void ForKeysOfBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                    Interval among, const Body& body) {
+  if (SawNone(lse)) return;
+  const AttentionArgs& args = query.args;
+  const int64_t at = query.offset();
+  const T *dout = (const T*)all.dout + at, *o = (const T*)args.out + at;
+  const float delta = Dot(dout, o, args.head_dim);
+  int64_t worst = -1;
+  Weights weights{lse, 1, true};
+  if (IsFinite(lse) && !(Magnitude(lse) < kLargeLse)) weights = WeightsOf<T>(query, &worst);
+  query.ForKeys(among, [&](int64_t j) {
+    const T* v = (const T*)args.v + query.key_offset(j);
+    const bool is_nan = !IsFinite(weights.most);
+    const float p = is_nan ? __builtin_nanf("") : weights.Of(query.Score<T>(j));
+    body(j, p, p * (Dot(dout, v, args.head_dim) - delta));
+    return true;
+  });
+}
+
+// A blank query's gradient, still to be scaled, added to `dq`.
+template <typename T>
+void AddToBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                float* dq) {
+  const AttentionArgs& args = query.args;
+  ForKeysOfBlank<T>(all, query, lse, {0, args.kv_len}, [&](int64_t j, float, float ds) {
+    AddScaled(ds, (const T*)args.k + query.key_offset(j), args.head_dim, dq);
+  });
+}
+
+// What a blank query gives to the gradients of the keys from `among.lo` on, which lie
+// `width` apart, added to them.
+template <typename T>
+void AddFromBlank(const AttentionGradientArgs& all, const Query& query, float lse,
+                  Interval among, int64_t width, float* dk, float* dv) {
+  const AttentionArgs& args = query.args;
+  const T *q = (const T*)args.q + query.offset();
+  const T* dout = (const T*)all.dout + query.offset();
+  ForKeysOfBlank<T>(all, query, lse, among, [&](int64_t j, float p, float ds) {
+    const int64_t at = (j - among.lo) * width;
+    AddScaled(ds, q, args.head_dim, dk + at);
+    AddScaled(p, dout, args.head_dim, dv + at);
+  });
+}
+
+// q and do of neighbouring queries, `stride` apart.
+template <typename T>
+struct QueryRows {
+  const T *q, *dout;
+  int64_t stride;
+
+  // A copy in g.clean, with zeros where the log-sum-exp is infinite.
+  QueryRows Cleaned(const Gradient& g, const float* lse, int64_t count) const {
+    T *const to[2] = {(T*)g.clean[0], (T*)g.clean[1]};
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t size = lse[i] == kInfinity ? 0 : g.args.head_dim;
+      for (int which = 0; which < 2; ++which) {
+        const T* from = (which == 0 ? q : dout) + i * stride;
+        for (int64_t d = 0; d < g.width; ++d) {
+          to[which][i * g.width + d] = d < size ? from[d] : T{};
+        }
+      }
+    }
+    return {to[0], to[1], g.width};
   }
-  return Fold<Plus>(sum);
+};
+
+TRACEA_INLINE float SavedLse(const Query& query) {
+  const AttentionArgs& args = query.args;
+  const int64_t at = (query.b * args.heads + query.h) * args.q_len + query.i;
+  return ((const float*)args.lse)[at];
 }
 
 // Element offset of a query, in q, o and their gradients.
@@ -118,6 +208,7 @@ TRACEA_INLINE void ClearSums(const Gradient& g) {
   for (float* sums : g.sums) {
     for (int64_t i = 0; i < g.rows.count() * g.width; i += kLanes) Store(sums + i, Vec{});
   }
+  for (int64_t d = 0; d < g.width; ++d) g.zeros[d] = 0;
 }
 
 template <typename T>
@@ -129,24 +220,36 @@ TRACEA_INLINE void StoreGradient(const float* from, float scale, const float* ex
   }
 }
 
+// Row `row` of the task is this query. Returns whether it is blank; its dq is complete then.
+template <typename T>
+bool SetRow(const Gradient& g, int64_t row, const Query& query) {
+  const float lse = SavedLse(query);
+  const LoopQuery known = LoopQueryOf<T>(g.all, query, lse);
+  g.row_lse[row] = known.lse;
+  g.row_delta[row] = known.delta;
+  if (known.is_blank) AddToBlank<T>(g.all, query, lse, g.sums[0] + row * g.width);
+  return known.is_blank;
+}
+
 // ---- Queries --------------------------------------------------------------------------
 
 template <typename T, typename Kernel>
 Interval PrepareQueries(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *o = (const T*)args.out;
-  const auto q_of = [&](int64_t i) { return q + g.rows.offset(i); };
-  const auto do_of = [&](int64_t i) { return dout + g.rows.offset(i); };
-  Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
-  Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
+  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *zeros = (const T*)g.zeros;
   Interval all{0, 0};
   for (int64_t row = 0; row < g.rows.count(); ++row) {
-    const int64_t at = g.rows.offset(row);
     g.seen[row] = g.rows.keys(row);
-    g.row_lse[row] = LseOf(args, g.range.batch, g.rows.head(row), g.rows.query(row));
-    g.row_delta[row] = Dot(dout + at, o + at, args.head_dim);
+    SetRow<T>(g, row, g.rows.at(row));
     all = Hull(all, g.seen[row]);
   }
+  const auto of = [&](const T* x, int64_t i) {
+    return g.row_lse[i] == kInfinity ? zeros : x + g.rows.offset(i);
+  };
+  const auto q_of = [&](int64_t i) { return of(q, i); };
+  const auto do_of = [&](int64_t i) { return of(dout, i); };
+  Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
+  Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
   return all;
 }
 
@@ -221,23 +324,40 @@ Interval PrepareKeys(const Gradient& g) {
   return all;
 }
 
+// What the loops know of queries [i0, i0 + count) of head h as columns. Whether one of them
+// is blank: what it gives to the task's keys is added here.
+template <typename T>
+bool SetColumns(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
+  const Interval keys{g.range.row0, g.range.row1};
+  bool any = false;
+  for (int64_t i = 0; i < RoundUp(count, kKeyUnit); ++i) {
+    LoopQuery known{kInfinity, 0, false};
+    if (i < count) {
+      const Query query{g.args, g.range.batch, h, i0 + i};
+      const float lse = SavedLse(query);
+      known = LoopQueryOf<T>(g.all, query, lse);
+      if (known.is_blank) {
+        AddFromBlank<T>(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
+      }
+    }
+    g.col_lse[i] = known.lse;
+    g.col_delta[i] = known.delta;
+    any = any || known.is_blank;
+  }
+  return any;
+}
+
 // Queries [i0, i0 + count) of head h as columns.
 template <typename T, typename Kernel>
 void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
   const AttentionArgs& args = g.args;
-  const int64_t dim = args.head_dim, stride = args.heads * dim, b = g.range.batch;
-  const int64_t at = QueryOffset(args, b, h, i0);
-  const T *q = (const T*)args.q + at, *dout = (const T*)g.all.dout + at;
-  const T* o = (const T*)args.out + at;
-  Kernel::PackTransposed(q, stride, dim, count, g.transposed[0]);
-  Kernel::PackTransposed(dout, stride, dim, count, g.transposed[1]);
-  Kernel::PackStored(q, stride, count, dim, g.stored[0]);
-  Kernel::PackStored(dout, stride, count, dim, g.stored[1]);
-  for (int64_t i = 0; i < RoundUp(count, kKeyUnit); ++i) {
-    const bool exists = i < count;
-    g.col_lse[i] = exists ? LseOf(args, b, h, i0 + i) : -kForbidden;
-    g.col_delta[i] = exists ? Dot(dout + i * stride, o + i * stride, dim) : 0.0f;
-  }
+  const int64_t dim = args.head_dim, at = QueryOffset(args, g.range.batch, h, i0);
+  QueryRows<T> x{(const T*)args.q + at, (const T*)g.all.dout + at, args.heads * dim};
+  if (SetColumns<T>(g, h, i0, count)) x = x.Cleaned(g, g.col_lse, count);
+  Kernel::PackTransposed(x.q, x.stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(x.dout, x.stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(x.q, x.stride, count, dim, g.stored[0]);
+  Kernel::PackStored(x.dout, x.stride, count, dim, g.stored[1]);
 }
 
 // Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
@@ -293,7 +413,7 @@ const float* GradientOfMeans(const Gradient& g) {
   for (int64_t member = 0; member < args.group(); ++member) {
     const int64_t h = g.range.kv_head * args.group() + member;
     for (int64_t i = 0; i < queries; ++i) {
-      if (LseOf(args, b, h, i) != -kForbidden) continue;
+      if (!SawNone(SavedLse({args, b, h, i}))) continue;
       any = true;
       const T* dout = (const T*)g.all.dout + QueryOffset(args, b, h, i);
       for (int64_t d = 0; d < dim; d += kLanes) {

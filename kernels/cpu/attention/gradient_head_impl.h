@@ -66,22 +66,27 @@ template <typename T>
 Interval PrepareChunk(const HeadGradient& head, const Gradient& g, int64_t h, int64_t i0) {
   const AttentionArgs& args = head.args;
   const int64_t b = head.range.batch, count = g.rows.count();
-  const int64_t at = QueryOffset(args, b, h, i0), stride = args.heads * args.head_dim;
-  const T *q = (const T*)args.q + at, *dout = (const T*)head.all.dout + at;
-  const T* o = (const T*)args.out + at;
-  const auto q_of = [&](int64_t i) { return q + i * stride; };
-  const auto do_of = [&](int64_t i) { return dout + i * stride; };
-  TiledGradient<T>::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
-  TiledGradient<T>::PackLhs(g, do_of, 1.0f, g.lhs[1]);
-  PackRhs(q, stride, count, args.head_dim, head.stored[0]);
-  PackRhs(dout, stride, count, args.head_dim, head.stored[1]);
+  const int64_t at = QueryOffset(args, b, h, i0);
+  QueryRows<T> x{(const T*)args.q + at, (const T*)head.all.dout + at,
+                 args.heads * args.head_dim};
   Interval all{0, 0};
+  bool has_blank = false;
   for (int64_t row = 0; row < count; ++row) {
     g.seen[row] = KeysOf(args, b, i0 + row);
-    g.row_lse[row] = LseOf(args, b, h, i0 + row);
-    g.row_delta[row] = Dot(do_of(row), o + row * stride, args.head_dim);
     all = Hull(all, g.seen[row]);
+    const Query query{args, b, h, i0 + row};
+    if (!SetRow<T>(g, row, query)) continue;
+    has_blank = true;
+    AddFromBlank<T>(head.all, query, SavedLse(query), {0, args.kv_len}, head.width,
+                    head.sums[0], head.sums[1]);
   }
+  if (has_blank) x = x.Cleaned(g, g.row_lse, count);
+  const auto q_of = [&](int64_t i) { return x.q + i * x.stride; };
+  const auto do_of = [&](int64_t i) { return x.dout + i * x.stride; };
+  TiledGradient<T>::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
+  TiledGradient<T>::PackLhs(g, do_of, 1.0f, g.lhs[1]);
+  PackRhs(x.q, x.stride, count, args.head_dim, head.stored[0]);
+  PackRhs(x.dout, x.stride, count, args.head_dim, head.stored[1]);
   return all;
 }
 

@@ -148,13 +148,18 @@ TRACEA_INLINE float LoadElement(const void* data, DType type, int64_t i) {
   }
 }
 
+// A score in base 2 with its bias, which is in base e. A bias of the lowest number is a mask
+// to many: it must not become infinite, but -inf stays.
+TRACEA_INLINE Vec Biased(Vec score, Vec bias) {
+  const Vec sum = score + bias * kLog2E;
+  const Vec lowest = (score + bias) * 0x1p-40f + kLowest;  // kLowest unless it is -inf
+  return Select(sum < kLowest, lowest, sum);
+}
+
 template <typename T>
 void AddBiasRow(const T* bias, float* scores, int64_t count) {
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec x = LoadUpTo(bias + i, count - i);
-    // A bias of the lowest number is a mask to many: it must not become infinite.
-    const Vec sum = Load(scores + i) + x * kLog2E;
-    Store(scores + i, Select(sum < kLowest, Splat(kLowest), sum));
+    Store(scores + i, Biased(Load(scores + i), LoadUpTo(bias + i, count - i)));
   }
 }
 
@@ -165,10 +170,9 @@ void AddBias(const AttentionArgs& args, int64_t b, int64_t h, int64_t i, int64_t
   const int64_t* s = args.bias_strides;
   const int64_t at = b * s[0] + h * s[1] + i * s[2] + j0 * s[3];
   if (s[3] == 0) {
-    const Vec x = Splat(LoadElement(args.bias, args.bias_type, at) * kLog2E);
+    const Vec x = Splat(LoadElement(args.bias, args.bias_type, at));
     for (int64_t j = 0; j < count; j += kLanes) {
-      const Vec sum = Load(scores + j) + x;
-      Store(scores + j, Select(sum < kLowest, Splat(kLowest), sum));
+      Store(scores + j, Biased(Load(scores + j), x));
     }
   } else if (args.bias_type == DType::kF32) {
     AddBiasRow((const F32*)args.bias + at, scores, count);

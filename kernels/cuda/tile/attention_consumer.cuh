@@ -235,6 +235,7 @@ struct AttentionConsumer : AttentionTiles<Traits> {
       end(at, start, thread);
     } else {
       release(queries, thread);
+      softmax.see_none();
     }
     const AttentionTile tile = handed_over(here);
     results.see_all(at.o, softmax, tile, tile.query + consumer * 64, thread);
@@ -305,7 +306,7 @@ struct AttentionConsumer : AttentionTiles<Traits> {
       release(at.queries, thread);
       close(at, softmax, open, start, consumer, thread);
       clear(at);
-      softmax.reset();
+      softmax.see_none();
       results.see_all(at.o, softmax, tile, tile.query + consumer * 64, thread);
       results.finish(at.o, softmax, tile, stage_of(at.queries), consumer, anew(thread));
     }

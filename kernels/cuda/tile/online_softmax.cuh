@@ -128,10 +128,18 @@ class OnlineSoftmax {
 
   TRACEA_DEVICE bool has_seen(int half) const { return max_[half] != kMasked; }
 
-  // Whether a row has seen no score that counts, nor one that is not a number.
+  // Whether a mask hides all keys from a row. Scores that are all -inf leave a total of 0.
   TRACEA_DEVICE bool is_blind(int half) const {
-    const float sum = total(half);
-    return !has_seen(half) && sum == sum;
+    return !has_seen(half) && total(half) > 0.0f;
+  }
+
+  // Makes all rows blind: of a tile that sees no block.
+  TRACEA_DEVICE void see_none() {
+    TRACEA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      max_[half] = kMasked;
+      sum_[half] = 1.0f;
+    }
   }
 
   // Lets rows have weights of 1 for `count` keys.

@@ -246,7 +246,11 @@ class _Reader:
         )
 
     def _shifted(self, scores: Scores) -> Scores:
-        """A shift that is the same for all keys changes nothing."""
+        """A shift by the maximum, the same for all keys, changes nothing."""
+        adds = self.eqn.primitive.name == "add"
+        subtracts = self.eqn.invars[0] is self.value
+        if not (adds or subtracts):
+            raise Refused("the scores are subtracted from another function of themselves")
         view, atom, dims = self.view, self._other, aligned(self._other, self.dims)
         joined_keys = (f for d in scores.weights if is_joined(d) for f in d)
         keys = {*scores.keys, *joined_keys}
@@ -260,6 +264,8 @@ class _Reader:
                     raise Refused("the shift of the scores takes dimensions apart")
                 dims = found
             atom = eqn.invars[0]
+        if not self.derived.is_maximum(self._other, negated=adds):
+            raise Refused("the scores are shifted by what is not their maximum")
         whole = aligned(self._other, self.dims)
         return dataclasses.replace(
             scores,
