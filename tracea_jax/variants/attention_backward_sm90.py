@@ -155,6 +155,16 @@ class AttentionBackwardSm90:
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         return expects_to_win(problem, device)
 
+    def may_vary(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> str | None:
+        if config.dq != "atomic":
+            return None
+        return f"dq={config.dq!r} adds up the gradient of the queries in no fixed order"
+
     def call(
         self,
         problem: AttentionProblem,
