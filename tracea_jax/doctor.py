@@ -330,11 +330,11 @@ def _refusals(variant: Any, problem: Any, device: Device) -> Iterator[str]:
 
 def _remarks(variant: Any, problem: Any, device: Device) -> Iterator[str]:
     """Why the variant does not run unmeasured, and why its bits may differ."""
+    if (reason := why_default_varies(variant, problem, device)) is not None:
+        yield f"bits may differ from run to run: {reason}"
     doubt = variant.doubt(problem, device) if isinstance(variant, Doubting) else None
     if doubt is not None:
         yield f"XLA runs unless it was measured: {doubt}"
-    if (reason := why_default_varies(variant, problem, device)) is not None:
-        yield f"bits may differ from run to run: {reason}"
 
 
 def _caches() -> Caches:
