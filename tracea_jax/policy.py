@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from tracea_jax import variants
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
@@ -102,16 +102,21 @@ def decide(diagnosis: Diagnosis) -> Decision:
 
     The default is the first candidate, in catalogue order, that is expected to beat XLA
     on this problem; XLA if no candidate is. Where such a one was rejected for its bits
-    alone, the first candidate stands in for it.
+    alone, the first candidate stands in for it. On GPUs XLA also keeps what it fuses
+    with its operands (``Problem.fused_operands``).
     """
     problem, device = diagnosis.problem, diagnosis.device
     candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
     heroes = tuple(
         Choice(variant=v.name, config=v.heuristic(problem, device)) for v in candidates
     )
-    winners = [v.name for v in candidates if v.expects_to_win(problem, device)]
+    fused = problem.fused_operands if isinstance(device, CudaDevice) else None
+    can_win = [] if fused else candidates
+    winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
     name = winners[0] if winners else "xla"
-    if winners:
+    if fused:
+        reason = f"XLA {fused} while it reads them; no kernel of ours was measured so"
+    elif winners:
         reason = f"{name} usually wins on such problems"
     elif missed := _missed_winner(diagnosis):
         name = candidates[0].name
