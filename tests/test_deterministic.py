@@ -152,7 +152,8 @@ def test_the_default_config_varies_only_if_every_config_does():
     draw, seen = random.Random(1), set()
     for _ in range(60):
         problem, gpu = _attention(draw), draw.choice(GPUS)
-        for variant in (ATTENTION_CUDNN, OURS):
+        kinds: tuple[Any, ...] = (ATTENTION_CUDNN, OURS)
+        for variant in kinds:
             if variant.why_not(problem, gpu) is None:
                 default = variant.heuristic(problem, gpu)
                 says = variant.may_vary(problem, default, gpu)

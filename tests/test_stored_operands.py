@@ -73,8 +73,9 @@ def gated(x, w, s):
 FORMS = (after, before, turned, activated, grouped, gated)
 
 
-def site(fn, x, w, s, device: str) -> Any:
-    (found,) = tracea.explain(fn, device=device)(x, w, s).sites
+def site(fn: Any, *shapes: tuple[tuple[int, ...], str]) -> Any:
+    args = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    (found,) = tracea.explain(fn, device="H100")(*args).sites
     return found
 
 
@@ -82,7 +83,7 @@ def site(fn, x, w, s, device: str) -> Any:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int4"])
 def test_such_products_are_problems_of_their_own(fn, dtype):
     shapes = [((64, 256), "bfloat16"), ((256, 128), dtype), ((128,), "bfloat16")]
-    found = site(fn, *(jax.ShapeDtypeStruct(*s) for s in shapes), "H100")
+    found = site(fn, *shapes)
     assert found.problem.rhs_stored == dtype and found.problem.lhs_stored is None
     assert f"rhs from {dtype}" in str(found.problem)
     assert problem_from_json(found.problem.to_json()) == found.problem
@@ -104,7 +105,7 @@ def test_such_products_are_problems_of_their_own(fn, dtype):
 )
 def test_other_operands_are_in_memory(stored, fn):
     shapes = [((64, 256), "float32"), ((256, 256), stored), ((256,), "float32")]
-    found = site(fn, *(jax.ShapeDtypeStruct(*s) for s in shapes), "H100")
+    found = site(fn, *shapes)
     assert found.problem.rhs_stored is None
     assert "stored" not in str(found.problem.to_json())
 
@@ -115,16 +116,18 @@ def test_both_operands_and_gradients():
         return jnp.sum(jnp.square(y.astype("float32")))
 
     x, w = weights(64, 128), weights(128, 32)
-    (found,) = tracea.explain(loss, device="H100")(x, w).sites
+    explained: Any = tracea.explain(loss, device="H100")(x, w)
+    (found,) = explained.sites
     assert (found.problem.lhs_stored, found.problem.rhs_stored) == ("int8", "int8")
 
     def of_x(x, w):
         return loss(x, w).astype("float32")
 
     wide = normal(64, 128).astype("bfloat16")
-    sites = tracea.explain(jax.grad(of_x), device="H100")(wide, w).sites
+    explained = tracea.explain(jax.grad(of_x), device="H100")(wide, w)
     stored = [
-        (s.problem.layout, s.problem.lhs_stored, s.problem.rhs_stored) for s in sites
+        (s.problem.layout, s.problem.lhs_stored, s.problem.rhs_stored)
+        for s in explained.sites
     ]
     assert stored == [("nn", None, "int8"), ("nt", None, "int8")]
 
