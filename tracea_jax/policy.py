@@ -121,8 +121,8 @@ def decide(diagnosis: Diagnosis) -> Decision:
     elif missed := _missed_winner(diagnosis):
         name = candidates[0].name
         reason = (
-            f"it stands in for {missed}, which usually wins here, but whose bits "
-            " may differ from run to run"
+            f"it stands in for {missed}, which usually wins on such problems, but "
+            "whose bits may differ from run to run"
         )
     else:
         reason = _why_xla(candidates, problem, device)
