@@ -29,6 +29,13 @@ OURS = "attention_backward_sm90"
         ({"dtype": "float32"}, "operands of dtype float32; it takes bfloat16, float16"),
         ({"head_dim": 264}, "head_dim=264; it takes multiples of 8 up to 256"),
         (
+            {
+                **{"head_dim": 256, "segments": True, "q_len": 1024, "kv_len": 1024},
+                **{"bias": (1, 12, 1024, 1024), "bias_dtype": "bfloat16"},
+            },
+            "the kernels take 145408 and 234496 bytes of shared memory",
+        ),
+        (
             {"head_dim": 200, "value_dim": 128},
             "head_dim=200; it takes multiples of 8 up to 192",
         ),

@@ -35,6 +35,7 @@ def test_the_environment_sets_every_option():
         "TRACEA_CACHE_DIR": "/somewhere",
         "TRACEA_CACHE_PATH": "/shared:/more",
         "TRACEA_CUBIN_LIMIT": "1000000",
+        "TRACEA_DETERMINISTIC": "false",
         "TRACEA_CPU_ISA": "avx2",  # belongs to the device profile
         "TRACEA_LOG": "info",  # of the process
         "HOME": "/root",
@@ -46,6 +47,7 @@ def test_the_environment_sets_every_option():
         cache_dir="/somewhere",
         cache_path="/shared:/more",
         cubin_limit=1_000_000,
+        deterministic=False,
     )
     assert from_environment({"TRACEA_DEVICE": ""}) == Options()
 

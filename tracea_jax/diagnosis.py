@@ -6,11 +6,13 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tracea_jax import variants
 from tracea_jax.device import Device
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
+from tracea_jax.variants.base import Varying
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +42,26 @@ class Diagnosis:
       problem, device: what was asked.
       candidates: names of the variants that apply, our own first, "xla" last.
       rejected: the others with their reasons.
+      deterministic: ``Options.determinism``, which configs and answers are chosen by.
+      varying: names of those that were rejected only because bits of their results may
+        differ from run to run.
     """
 
     problem: Problem
     device: Device
     candidates: tuple[str, ...]
     rejected: tuple[Rejection, ...]
+    deterministic: bool | None = None
+    varying: tuple[str, ...] = ()
 
     def reason(self, variant: str) -> str | None:
         """Why this variant was rejected; None if it is a candidate."""
         return next((r.reason for r in self.rejected if r.variant == variant), None)
+
+    def may_vary(self, variant: str, config: Any) -> str | None:
+        """Why bits of a choice's results may differ from run to run, or None."""
+        found = variants.get(self.problem.op, variant)
+        return variants.may_vary(found, self.problem, config, self.device)
 
     def __str__(self) -> str:
         lines = [f"{self.problem} on {self.device}"]
@@ -58,14 +70,24 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def diagnose(problem: Problem, device: Device) -> Diagnosis:
+def diagnose(
+    problem: Problem, device: Device, deterministic: bool | None = None
+) -> Diagnosis:
     """Asks every variant of the op; a pure function but for the installed toolchain.
 
     ``compiled_elsewhere`` is for devices that are not here, nor their toolchain.
+
+    Args:
+      problem, device: what is to run, and where.
+      deterministic: as ``Options.determinism``; True rejects variants none of whose
+        configs gives equal bits from run to run.
     """
-    candidates, rejected = [], []
+    candidates, rejected, varying = [], [], []
     for variant in variants.of(problem.op):
         reason = variant.why_not(problem, device) or _toolchain(variant, device)
+        if reason is None and deterministic:
+            reason = why_forbidden(variant, problem, device)
+            varying += [variant.name] * (reason is not None)
         if reason is None:
             candidates.append(variant.name)
         else:
@@ -75,6 +97,8 @@ def diagnose(problem: Problem, device: Device) -> Diagnosis:
         device=device,
         candidates=tuple(candidates),
         rejected=tuple(rejected),
+        deterministic=deterministic,
+        varying=tuple(varying),
     )
 
 
@@ -90,6 +114,28 @@ def compiled_elsewhere() -> Iterator[None]:
         yield
     finally:
         _elsewhere.reset(token)
+
+
+def why_forbidden(
+    variant: variants.Variant, problem: Problem, device: Device
+) -> str | None:
+    """Why no config may run where bits must not differ; its default one tells."""
+    reason = why_default_varies(variant, problem, device)
+    return None if reason is None else forbidden(reason)
+
+
+def why_default_varies(
+    variant: variants.Variant, problem: Problem, device: Device
+) -> str | None:
+    """Why bits may differ from run to run with the default config, or None."""
+    if not isinstance(variant, Varying):
+        return None
+    return variant.may_vary(problem, variant.heuristic(problem, device), device)
+
+
+def forbidden(reason: str) -> str:
+    """The sentence why a choice whose bits may differ for a reason may not run."""
+    return f"{reason}, which deterministic=True or a flag of XLA forbids"
 
 
 def _toolchain(variant: variants.Variant, device: Device) -> str | None:

@@ -15,7 +15,13 @@ from typing import Any
 
 from tracea_jax import knowledge, variants
 from tracea_jax.device import Device, OtherDevice
-from tracea_jax.diagnosis import Diagnosis, Rejection, by_reason, diagnose
+from tracea_jax.diagnosis import (
+    Diagnosis,
+    Rejection,
+    by_reason,
+    diagnose,
+    forbidden,
+)
 from tracea_jax.mistakes import shown
 from tracea_jax.options import Options, current
 from tracea_jax.page import Column, Page, Printable, Row, Table
@@ -69,6 +75,18 @@ class Plan(Printable):
         return variant.call(self.problem, self.config, self.device)
 
     @property
+    def may_vary(self) -> str | None:
+        """Why bits of the results may differ from run to run, or None."""
+        variant = variants.get(self.problem.op, self.variant)
+        return variants.may_vary(variant, self.problem, self.config, self.device)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What people should know of the choice, as lines."""
+        reason = self.may_vary
+        return () if reason is None else (f"bits may differ from run to run: {reason}",)
+
+    @property
     def config_text(self) -> str:
         """The config in brackets; "" of a variant that has none."""
         config = str(self.config)
@@ -79,7 +97,7 @@ class Plan(Printable):
         config, origin = self.config_text, self.origin
         row = Row(
             (str(self.problem), self.variant, config, origin, self.reason),
-            notes=tuple(f"not {r}" for r in by_reason(self.rejected)),
+            notes=(*self.warnings, *(f"not {r}" for r in by_reason(self.rejected))),
         )
         return Page((Table(columns=_COLUMNS, rows=(row,)),))
 
@@ -109,7 +127,7 @@ def plan(
       ValueError: if the config is not legal.
     """
     settings = settings or current()
-    diagnosis = diagnose(problem, device)
+    diagnosis = diagnose(problem, device, settings.determinism)
     default = default_implementation(problem.op, settings)
     if default == "xla" and "xla" not in diagnosis.candidates:
         default = None  # a kernel without a reference is all that there is
@@ -198,9 +216,12 @@ def _explicit(diagnosis: Diagnosis, allowed: tuple[str, ...], config: Any) -> An
             value = _checked(variant, config, problem, device)
         except ValueError as e:
             errors.append(f"{name}: {e}")
-        else:
+            continue
+        reason = diagnosis.may_vary(name, value) if diagnosis.deterministic else None
+        if reason is None:
             choice = Choice(variant=name, config=value)
             return Answer(choice=choice, origin="user", decision="the config was given")
+        errors.append(f"{name}: {forbidden(reason)}")
     errors += by_reason(r for r in diagnosis.rejected if _fits(problem, r, config))
     given = repr(config) if isinstance(config, dict) else shown(config)
     raise ValueError(f"config={given} fits no allowed variant: " + "; ".join(errors))

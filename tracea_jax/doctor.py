@@ -16,6 +16,7 @@ from tracea_jax import catalogue
 from tracea_jax import device as devices
 from tracea_jax.catalogue import Op
 from tracea_jax.device import Device, cuda_driver_version, platform_of
+from tracea_jax.diagnosis import why_default_varies, why_forbidden
 from tracea_jax.emit import targets
 from tracea_jax.knowledge import known
 from tracea_jax.options import current, device_for
@@ -53,7 +54,8 @@ class Said:
       op, device, variant: names of what is asked about.
       runs: for each kind of problem the dtypes that it runs; an op of one kind calls
         it "".
-      reasons: against the others, and against running those unmeasured.
+      reasons: against the others, against running those unmeasured, and why bits of
+        their results may differ from run to run.
     """
 
     op: str
@@ -291,13 +293,12 @@ def _said(op: Op, variant: Any, device: Device) -> Said:
     reasons: dict[str, None] = {}
     for dtype in _DTYPES:
         for kind, problem in op.problem.examples(dtype).items():
-            reason = variant.why_not(problem, device)
+            found = list(_refusals(variant, problem, device))
             taken = runs.setdefault(kind, [])
-            if reason is None:
+            if not found:
                 taken.append(dtype)
-                reason = _doubt(variant, problem, device)
-            if reason is not None:
-                reasons[reason] = None
+                found = list(_remarks(variant, problem, device))
+            reasons |= dict.fromkeys(found)
     return Said(
         op=op.name,
         device=device.name,
@@ -318,10 +319,22 @@ def _elsewhere(target: targets.Target) -> Elsewhere:
     )
 
 
-def _doubt(variant: Any, problem: Any, device: Device) -> str | None:
-    """Why the variant does not run unmeasured, if it says so."""
+def _refusals(variant: Any, problem: Any, device: Device) -> Iterator[str]:
+    """Why the variant cannot run, with the settings in force."""
+    if (reason := variant.why_not(problem, device)) is not None:
+        yield reason
+    elif current().determinism:
+        reason = why_forbidden(variant, problem, device)
+        yield from () if reason is None else (reason,)
+
+
+def _remarks(variant: Any, problem: Any, device: Device) -> Iterator[str]:
+    """Why the variant does not run unmeasured, and why its bits may differ."""
+    if (reason := why_default_varies(variant, problem, device)) is not None:
+        yield f"bits may differ from run to run: {reason}"
     doubt = variant.doubt(problem, device) if isinstance(variant, Doubting) else None
-    return None if doubt is None else f"XLA runs unless it was measured: {doubt}"
+    if doubt is not None:
+        yield f"XLA runs unless it was measured: {doubt}"
 
 
 def _caches() -> Caches:

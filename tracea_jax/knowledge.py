@@ -161,7 +161,9 @@ def _tuned(
     """Tunes the parts that are not tuned yet, then the problem."""
     entries = []
     for part in variants.parts(problem):
-        answer = known(settings).lookup(part, device)
+        answer = known(settings).lookup(
+            part, device, deterministic=settings.determinism
+        )
         if answer is None or not answer.is_exact:
             entries += _tuned(part, device, settings, search)
     with (
@@ -200,13 +202,14 @@ def tuning(
     **search: Any,
 ) -> tuner.Tuning:
     """A problem ready to be tuned; ``search`` is the rest of ``tuner.Tuning``'s."""
-    diagnosis = diagnose(problem, device)
+    settings = settings or current()
+    diagnosis = diagnose(problem, device, settings.determinism)
     return tuner.Tuning(
         problem,
         diagnosis,
         policy.decide(diagnosis),
         lab,
-        known(settings or current()),
+        known(settings),
         device,
         **search,
     )
@@ -239,7 +242,8 @@ def open_lab(
             device,
             timing,
             directory=directory,
-            environment={"JAX_ENABLE_X64": x64},
+            # What may be measured was decided here, by the settings of this process.
+            environment={"JAX_ENABLE_X64": x64, "TRACEA_DETERMINISTIC": "false"},
             exclusive=exclusive,
         )
         try:

@@ -22,11 +22,12 @@ from tracea_jax import catalogue, logs
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
 from tracea_jax.mistakes import shown, similar
-from tracea_jax.runtime import trust
+from tracea_jax.runtime import trust, xla_flags
 from tracea_jax.runtime.collect import LIMIT_BYTES
 from tracea_jax.typing import Implementation, OnMiss
 
 ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
+_FLAGS = {"1": True, "true": True, "0": False, "false": False}  # as variables say it
 
 
 class Settings(TypedDict, total=False):
@@ -38,6 +39,7 @@ class Settings(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     cache_path: str | os.PathLike[str] | None
     cubin_limit: int
+    deterministic: bool | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,10 @@ class Options:
         kernel; separated as in PATH. Naming one is trusting its owner.
       cubin_limit: bytes that compiled kernels may take there; after a tuning those that
         were not used for longest are removed.
+      deterministic: True runs nothing whose bits may differ from run to run; False
+        allows every algorithm; None allows one that may differ where it is more than
+        3 % faster, as far as times are known. XLA's flags for determinism count as
+        True, see ``determinism``.
     """
 
     on_miss: OnMiss = "heuristic"
@@ -64,6 +70,7 @@ class Options:
     cache_dir: str | None = None
     cache_path: str | None = None
     cubin_limit: int = LIMIT_BYTES
+    deterministic: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "cache_path"):
@@ -76,6 +83,10 @@ class Options:
             raise ValueError(
                 f"cubin_limit={shown(self.cubin_limit)} must be a number of bytes, "
                 "not negative"
+            )
+        if not isinstance(self.deterministic, bool | None):
+            raise ValueError(
+                f"deterministic={shown(self.deterministic)} must be True, False or None"
             )
         _check("on_miss", self.on_miss, ON_MISS)
         if self.device is not None:
@@ -101,6 +112,11 @@ class Options:
             except trust.Untrusted as e:
                 e.warn()
         return _user_cache() / "tracea_jax"
+
+    @property
+    def determinism(self) -> bool | None:
+        """``deterministic``, but True where a flag of XLA demands it."""
+        return True if xla_flags.demand_determinism() else self.deterministic
 
     @property
     def shared(self) -> tuple[pathlib.Path, ...]:
@@ -131,6 +147,8 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Options:
         values[name] = _absolute_at_first(name, values[name])
     if (limit := values.get("cubin_limit", "")).isdecimal():
         values["cubin_limit"] = int(limit)
+    if (flag := values.get("deterministic", "").lower()) in _FLAGS:
+        values["deterministic"] = _FLAGS[flag]
     try:
         return Options(**values)
     except ValueError as e:

@@ -11,12 +11,14 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from tracea_jax import variants
-from tracea_jax.device import Device
+from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import Diagnosis
 from tracea_jax.problem import Problem
 from tracea_jax.variants import Config, Space, Variant
-from tracea_jax.variants.base import Doubting
+from tracea_jax.variants.base import Doubting, Varying
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,20 @@ class Spaces(Mapping[str, Space]):
     problem: Problem
     device: Device
     names: tuple[str, ...]
+    deterministic: bool = False  # whether configs whose bits may vary are left out
 
     def __getitem__(self, name: str) -> Space:
         if name not in self.names:
             raise KeyError(name)
-        return space_of(variants.get(self.problem.op, name), self.problem, self.device)
+        variant = variants.get(self.problem.op, name)
+        space = space_of(variant, self.problem, self.device)
+        if not (self.deterministic and isinstance(variant, Varying)):
+            return space
+        equal = [
+            variant.may_vary(self.problem, config, self.device) is None
+            for config in space.configs()
+        ]
+        return space.only(np.array(equal), "deterministic")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -90,26 +101,47 @@ def decide(diagnosis: Diagnosis) -> Decision:
     """Turns a diagnosis into a default choice and a search space.
 
     The default is the first candidate, in catalogue order, that is expected to beat XLA
-    on this problem; XLA if no candidate is.
+    on this problem; XLA if no candidate is. Where such a one was rejected for its bits
+    alone, the first candidate stands in for it. On GPUs XLA also keeps what it fuses
+    with its operands (``Problem.fused_operands``).
     """
     problem, device = diagnosis.problem, diagnosis.device
     candidates = [variants.get(problem.op, name) for name in diagnosis.candidates]
     heroes = tuple(
         Choice(variant=v.name, config=v.heuristic(problem, device)) for v in candidates
     )
-    winners = [v.name for v in candidates if v.expects_to_win(problem, device)]
+    fused = problem.fused_operands if isinstance(device, CudaDevice) else None
+    can_win = [] if fused else candidates
+    winners = [v.name for v in can_win if v.expects_to_win(problem, device)]
     name = winners[0] if winners else "xla"
-    reason = (
-        f"{name} usually wins on such problems"
-        if winners
-        else _why_xla(candidates, problem, device)
-    )
+    if fused:
+        reason = f"XLA {fused} while it reads them; no kernel of ours was measured so"
+    elif winners:
+        reason = f"{name} usually wins on such problems"
+    elif missed := _missed_winner(diagnosis):
+        name = candidates[0].name
+        reason = (
+            f"it stands in for {missed}, which usually wins on such problems, but "
+            "whose bits may differ from run to run"
+        )
+    else:
+        reason = _why_xla(candidates, problem, device)
     return Decision(
         choice=next(h for h in heroes if h.variant == name),
         heroes=heroes,
-        spaces=Spaces(problem, device, diagnosis.candidates),
+        spaces=Spaces(
+            problem, device, diagnosis.candidates, diagnosis.deterministic is True
+        ),
         reason=reason,
     )
+
+
+def _missed_winner(diagnosis: Diagnosis) -> str | None:
+    """The variant that would run if its bits did not differ from run to run."""
+    problem, device = diagnosis.problem, diagnosis.device
+    varying = (variants.get(problem.op, name) for name in diagnosis.varying)
+    winners = (v.name for v in varying if v.expects_to_win(problem, device))
+    return next(winners, None)
 
 
 def _why_xla(candidates: list[Variant], problem: Problem, device: Device) -> str:

@@ -88,14 +88,18 @@ class Verdict(Printable):
 
 
 def problem_of(jaxpr: Any, ops: tuple[str, ...], after_grad: bool) -> ProgramProblem:
-    """The key of a program.
+    """The key of a program, under the settings in force.
 
     Args:
       jaxpr: what ``transform`` makes of it when every site is taken.
       ops, after_grad: as given to ``transform``.
     """
     return ProgramProblem(
-        jaxpr=fingerprint(jaxpr), ops=ops, after_grad=after_grad, jax=jax.__version__
+        jaxpr=fingerprint(jaxpr),
+        ops=ops,
+        after_grad=after_grad,
+        jax=jax.__version__,
+        deterministic=current().determinism is True,
     )
 
 

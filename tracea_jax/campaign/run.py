@@ -178,7 +178,9 @@ class Run:
         return [Node(problem=p, count=n) for p, n in counts.items()], later
 
     def _is_answered(self, problem: Problem) -> bool:
-        answer = knowledge.known(self.settings).lookup(problem, self.device)
+        answer = knowledge.known(self.settings).lookup(
+            problem, self.device, deterministic=self.settings.determinism
+        )
         return answer is not None and answer.is_exact
 
     def _tuned(
@@ -235,7 +237,8 @@ class Run:
         if entry is None:
             return {}
         problem, best = problem_from_json(entry.problem), entry.best
-        untuned = policy.decide(diagnose(problem, self.device)).choice
+        diagnosis = diagnose(problem, self.device, self.settings.determinism)
+        untuned = policy.decide(diagnosis).choice
         config = dataclasses.asdict(untuned.config)
         before = self.watch.latest(problem, untuned.variant, config)
         steady = before and before.time_us

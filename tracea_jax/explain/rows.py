@@ -118,6 +118,7 @@ def _row(alike: list[Site], *, elsewhere: Sequence[Rejection]) -> Row:
         ),
         notes=(
             *map(_part, site.parts),
+            *(site.plan.warnings if site.plan else ()),
             *(f"not {r}" for r in by_reason(rejected)),
         ),
     )

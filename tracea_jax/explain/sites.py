@@ -56,6 +56,11 @@ class Site(Printable):
     reason: str
 
     @property
+    def may_vary(self) -> str | None:
+        """Why bits of the results may differ from run to run, or None."""
+        return self.plan and self.plan.may_vary
+
+    @property
     def flops(self) -> int:
         """Of all runs; of one where their number is not known."""
         if self.problem is None:
@@ -81,6 +86,7 @@ class Site(Printable):
             "reason": self.reason,
             "time_us": plan and plan.time_us,
             "xla_us": plan and plan.xla_us,
+            "may_vary": self.may_vary,
             "parts": [_part_to_json(part) for part in self.parts],
             "rejected": [dataclasses.asdict(r) for r in plan.rejected] if plan else [],
         }

@@ -34,6 +34,15 @@ class Problem(abc.ABC):
         """Dtype names of the operands of its products, the left one's first."""
 
     @property
+    def fused_operands(self) -> str | None:
+        """What XLA on GPUs does to operands while it reads them, as a phrase.
+
+        A kernel of ours reads what another one wrote, so that measurements of operands
+        in memory tell nothing. None if nothing precedes the problem in its program.
+        """
+        return None
+
+    @property
     @abc.abstractmethod
     def flops(self) -> int:
         """Floating-point operations, multiply-adds counted twice."""

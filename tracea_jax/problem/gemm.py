@@ -30,6 +30,8 @@ class GemmProblem(Problem):
       lhs_batched, rhs_batched: False if all batches share that operand.
       precision: "default", "high", "highest", or the name of a lax dot algorithm.
       epilogue: see ``Epilogue``.
+      lhs_stored, rhs_stored: dtype names of integers of 8 bits or fewer that the
+        program converts A or B from, before the product; None if it does not.
     """
 
     batch: int = 1
@@ -44,6 +46,8 @@ class GemmProblem(Problem):
     rhs_batched: bool = False
     precision: str = "default"
     epilogue: Epilogue = Epilogue()
+    lhs_stored: str | None = None
+    rhs_stored: str | None = None
 
     op = "matmul"  # not a field: the same for every instance
     extents = ("batch", "m", "n", "k")
@@ -51,6 +55,10 @@ class GemmProblem(Problem):
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
         return self.lhs, self.rhs
+
+    @property
+    def fused_operands(self) -> str | None:
+        return _fused_operands(self)
 
     @property
     def flops(self) -> int:
@@ -75,7 +83,8 @@ class GemmProblem(Problem):
         }
 
     def to_json(self) -> dict[str, Any]:
-        return {"op": self.op, **without_default_sums(dataclasses.asdict(self))}
+        data = _without_default_stored(dataclasses.asdict(self))
+        return {"op": self.op, **without_default_sums(data)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GemmProblem:
@@ -85,7 +94,7 @@ class GemmProblem(Problem):
 
     def __str__(self) -> str:
         extra = "" if self.epilogue.is_identity else f" {self.epilogue}"
-        return f"{_head(self)}{extra}{_precision(self)}"
+        return f"{_head(self)}{extra}{_precision(self)}{_stored(self)}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -101,6 +110,7 @@ class GatedMatmulProblem(Problem):
       activation: one of ``ACTIVATIONS``, applied to the product with G.
       save_products: whether both products are further results, in the output dtype
         (training).
+      lhs_stored, rhs_stored: as in ``GemmProblem``; G and U have the same.
     """
 
     batch: int = 1
@@ -116,6 +126,8 @@ class GatedMatmulProblem(Problem):
     precision: str = "default"
     activation: Activation = "silu"
     save_products: bool = False
+    lhs_stored: str | None = None
+    rhs_stored: str | None = None
 
     op = "gated_matmul"
     extents = ("batch", "m", "n", "k")
@@ -126,6 +138,10 @@ class GatedMatmulProblem(Problem):
     @property
     def operand_dtypes(self) -> tuple[str, ...]:
         return self.lhs, self.rhs
+
+    @property
+    def fused_operands(self) -> str | None:
+        return _fused_operands(self)
 
     @property
     def flops(self) -> int:
@@ -143,7 +159,7 @@ class GatedMatmulProblem(Problem):
         return {"": cls(m=4096, n=8192, k=4096, lhs=dtype, rhs=dtype, out=dtype)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"op": self.op, **dataclasses.asdict(self)}
+        return {"op": self.op, **_without_default_stored(dataclasses.asdict(self))}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> GatedMatmulProblem:
@@ -151,7 +167,8 @@ class GatedMatmulProblem(Problem):
 
     def __str__(self) -> str:
         saved = " &products" if self.save_products else ""
-        return f"{_head(self)} {self.activation}{saved}{_precision(self)}"
+        extra = f" {self.activation}{saved}"
+        return f"{_head(self)}{extra}{_precision(self)}{_stored(self)}"
 
 
 _Products = GemmProblem | GatedMatmulProblem
@@ -161,9 +178,13 @@ def _array_bytes(problem: _Products) -> tuple[int, int, int]:
     """Of one left operand, one right operand and one result, with their batches."""
     p = problem
     batches = {True: p.batch, False: 1}
+    lhs, rhs = (
+        1 if stored else ITEMSIZE.get(dtype, 4)
+        for stored, dtype in ((p.lhs_stored, p.lhs), (p.rhs_stored, p.rhs))
+    )
     return (
-        batches[p.lhs_batched] * p.m * p.k * ITEMSIZE.get(p.lhs, 4),
-        batches[p.rhs_batched] * p.k * p.n * ITEMSIZE.get(p.rhs, 4),
+        batches[p.lhs_batched] * p.m * p.k * lhs,
+        batches[p.rhs_batched] * p.k * p.n * rhs,
         p.batch * p.m * p.n * ITEMSIZE.get(p.out, 4),
     )
 
@@ -175,6 +196,24 @@ def _head(problem: _Products) -> str:
     dtypes = p.lhs if p.lhs == p.rhs else f"{p.lhs},{p.rhs}"
     out = "" if p.out == p.lhs == p.rhs else f"->{p.out}"
     return f"{p.op} {batch}{p.m}x{p.n}x{p.k} {dtypes}{out} {p.layout}"
+
+
+def _without_default_stored(data: dict[str, Any]) -> dict[str, Any]:
+    """A problem as plain data; answers are kept under names from before the fields."""
+    names = [n for n in ("lhs_stored", "rhs_stored") if data[n] is None]
+    return {name: value for name, value in data.items() if name not in names}
+
+
+def _fused_operands(problem: _Products) -> str | None:
+    """See ``Problem.fused_operands``."""
+    found = [s for s in (problem.lhs_stored, problem.rhs_stored) if s is not None]
+    return f"converts {' and '.join(found)} operands" if found else None
+
+
+def _stored(problem: _Products) -> str:
+    p = problem
+    pairs = (("lhs", p.lhs_stored), ("rhs", p.rhs_stored))
+    return "".join(f" {name} from {stored}" for name, stored in pairs if stored)
 
 
 def _precision(problem: _Products) -> str:

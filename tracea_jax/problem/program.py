@@ -25,6 +25,7 @@ class ProgramProblem(Problem):
       ops: the ops whose sites are taken.
       after_grad: as in ``transform``.
       jax: the version of JAX, which decides what is fused around our calls.
+      deterministic: whether nothing runs whose bits may differ from run to run.
     """
 
     op: ClassVar[str] = "program"
@@ -34,6 +35,7 @@ class ProgramProblem(Problem):
     ops: tuple[str, ...]
     after_grad: bool = False
     jax: str = ""
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if _HASH.fullmatch(self.jaxpr) is None:
@@ -56,7 +58,10 @@ class ProgramProblem(Problem):
         return {}
 
     def to_json(self) -> dict[str, Any]:
-        return {"op": self.op, **dataclasses.asdict(self), "ops": list(self.ops)}
+        fields = {**dataclasses.asdict(self), "ops": list(self.ops)}
+        if not self.deterministic:
+            del fields["deterministic"]  # keys of records are older than the field
+        return {"op": self.op, **fields}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ProgramProblem:
@@ -68,4 +73,5 @@ class ProgramProblem(Problem):
     def __str__(self) -> str:
         when = " after differentiation" if self.after_grad else ""
         ops = ", ".join(self.ops)
-        return f"program {self.jaxpr[:12]} of {ops}{when}, jax {self.jax}"
+        how = ", deterministic" * self.deterministic
+        return f"program {self.jaxpr[:12]} of {ops}{when}, jax {self.jax}{how}"

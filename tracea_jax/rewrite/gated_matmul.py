@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
+from tracea_jax.ops.matmul.primitive import as_stored
 from tracea_jax.rewrite.activation import Activated, activation_of
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import Operand, Product, product_at
@@ -25,6 +26,7 @@ class GatedMatmulSite:
     activation: str
     out: str
     shape: tuple[int, ...]
+    stored: tuple[str | None, str | None]
 
     def __call__(self, lhs: Any, gate: Any, up: Any) -> Any:
         canonical = [self.lhs(lhs), self.rhs(gate), self.rhs(up)]
@@ -35,6 +37,7 @@ class GatedMatmulSite:
             precision=self.precision,
             activation=self.activation,
             save_products=False,
+            **as_stored({}, *self.stored),
             implementation=None,
             config=None,
         )
@@ -65,6 +68,7 @@ def match_gated(view: View, index: int) -> Match | None:
         activation=activated.name,
         out=result.dtype.name,
         shape=tuple(result.shape),
+        stored=gate.stored,
     )
     return Match(
         root=multiplied,
@@ -117,5 +121,6 @@ def _alike(gate: Product, up: Product) -> bool:
     return (
         gate.operands[0] is up.operands[0]
         and (gate.lhs, gate.rhs, gate.precision) == (up.lhs, up.rhs, up.precision)
+        and gate.stored == up.stored
         and len(dtypes) == 1
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracea_jax.ops.matmul.primitive import bind
+from tracea_jax.ops.matmul.primitive import as_stored, bind
 from tracea_jax.problem import Epilogue
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule
@@ -30,6 +30,7 @@ class MatmulSite:
     epilogue: Epilogue
     out: str
     shape: tuple[int, ...]
+    stored: tuple[str | None, str | None]
 
     def __call__(self, lhs: Any, rhs: Any, *rest: Any) -> Any:
         canonical = [self.lhs(lhs), self.rhs(rhs)]
@@ -46,6 +47,7 @@ class MatmulSite:
             out=jnp.dtype(self.out),
             precision=self.precision,
             epilogue=self.epilogue,
+            **as_stored({}, *self.stored),
             implementation=None,
             config=None,
         )
@@ -71,6 +73,7 @@ def match_matmul(view: View, index: int) -> Match | str:
         epilogue=chain.epilogue,
         out=result.dtype.name,
         shape=tuple(result.shape),
+        stored=product.stored,
     )
     extra = tuple(x for x in (chain.bias, chain.residual) if x is not None)
     return Match(

@@ -14,11 +14,26 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from tracea_jax.rewrite.view import Atom, Equation, View, is_static
 
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
+# What XLA computes for one entry at a time, in front of a product, or moves.
+_POINTWISE = (
+    "add",
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "div",
+    "mul",
+    "neg",
+    "reshape",
+    "squeeze",
+    "sub",
+    "transpose",
+)
 # What kernels compute anyway: 16-bit operands, sums in float32.
 _ALGORITHMS = frozenset({"BF16_BF16_F32", "F16_F16_F32"})
 
@@ -52,6 +67,8 @@ class Product:
       lhs, rhs: how they become canonical.
       batch, m, n: sizes; batch is None if the product is not batched.
       precision: as ``dot_general`` has it.
+      stored: of lhs and rhs, the narrow integers that the program makes them from; see
+        ``GemmProblem.rhs_stored``.
       root: index of the equation that has the result.
       equations: indices of the equations that it replaces.
     """
@@ -63,6 +80,7 @@ class Product:
     m: int
     n: int
     precision: Any
+    stored: tuple[str | None, str | None]
     root: int
     equations: frozenset[int]
 
@@ -110,6 +128,7 @@ def product_at(view: View, index: int) -> Product | str:
             return Product(
                 operands=(first.atom, second.atom),
                 precision=eqn.params["precision"],
+                stored=(stored_as(view, first.atom), stored_as(view, second.atom)),
                 root=root,
                 equations=frozenset({index, root}),
                 **arranged,
@@ -144,6 +163,31 @@ def _why_not_array(aval: Any) -> str | None:
     if any(axis is not None for axis in aval.sharding.spec):
         return "its arrays are sharded explicitly"
     return None
+
+
+def stored_as(view: View, atom: Atom) -> str | None:
+    """The dtype of 8 bits or fewer of the integers that an operand is made from.
+
+    What lies in between has one result for each of them, and XLA may compute it as the
+    product reads them.
+    """
+    left, seen = [atom], {id(atom)}
+    while left:
+        eqn = view.producer(left.pop(), *_POINTWISE)
+        if eqn is None:
+            continue
+        (result,) = eqn.outvars
+        whole = [x for x in eqn.invars if x.aval.size == result.aval.size]
+        for x in whole:
+            if _is_narrow(x.aval.dtype):
+                return x.aval.dtype.name
+        left += [x for x in whole if id(x) not in seen]
+        seen.update(map(id, whole))
+    return None
+
+
+def _is_narrow(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits <= 8
 
 
 def only_rounds(eqn: Equation) -> bool:

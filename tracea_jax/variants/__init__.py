@@ -22,6 +22,7 @@ from tracea_jax.variants.base import (
     Variant,
     config_from_json,
     kernels_in,
+    may_vary,
 )
 from tracea_jax.variants.space import Space
 from tracea_jax.variants.steps import Buffer, Expression, Launch, Step, Steps
@@ -80,6 +81,7 @@ __all__ = [
     "config_from_json",
     "get",
     "kernels_in",
+    "may_vary",
     "of",
     "parts",
 ]

@@ -99,6 +99,7 @@ class AttentionBackwardSm90:
             or size_refuses(problem)
             or _tiles_refuse(problem)
             or _kind_refuses(problem)
+            or _split_refuses(problem, device)
         )
 
     def check(
@@ -154,6 +155,16 @@ class AttentionBackwardSm90:
 
     def expects_to_win(self, problem: AttentionProblem, device: Device) -> bool:
         return expects_to_win(problem, device)
+
+    def may_vary(
+        self,
+        problem: AttentionProblem,
+        config: AttentionBackwardSm90Config,
+        device: Device,
+    ) -> str | None:
+        if config.dq != "atomic":
+            return None
+        return f"dq={config.dq!r} adds up the gradient of the queries in no fixed order"
 
     def call(
         self,
@@ -287,14 +298,24 @@ def _suits_small_tiles(problem: AttentionProblem) -> bool:
 
 
 def _of_split(problem: AttentionProblem, device: Any) -> AttentionBackwardSm90Config:
-    """The config of wide heads whose blocks are largest."""
-    configs = (
+    """The config of wide heads whose blocks are largest; the last if none is legal."""
+    configs = [
         AttentionBackwardSm90Config(
             tile_kv=_ROWS, block_q=block_q, tile_q=128, block_kv=block_kv
         )
         for block_q, block_kv in ((64, 48), (64, 32), (48, 32), (32, 32))
-    )
-    return next(c for c in configs if not first_refusal(RULES, problem, c, device))
+    ]
+    legal = (c for c in configs if not first_refusal(RULES, problem, c, device))
+    return next(legal, configs[-1])
+
+
+def _split_refuses(problem: AttentionProblem, device: Any) -> str | None:
+    """Why no config of wide heads is legal, or None."""
+    if not emit.splits(problem):
+        return None
+    config = _of_split(problem, device)
+    rule = first_refusal(RULES, problem, config, device)
+    return None if rule is None else rule.why(problem, config, device)
 
 
 def _head_refuses(problem: AttentionProblem) -> str | None:

@@ -95,6 +95,13 @@ class AttentionCudnn:
     def call(self, problem: AttentionProblem, config: Config, device: Device) -> Call:
         return Inline(rule="cudnn")
 
+    def may_vary(
+        self, problem: AttentionProblem, config: Config, device: Device
+    ) -> str | None:
+        if problem.direction == "backward":
+            return "cuDNN adds up the gradient of the queries in no fixed order"
+        return "cuDNN does not say in which order its kernels add up"
+
 
 def _decodes_faster(problem: AttentionProblem) -> bool:
     """Whether cuDNN is expected to be faster than XLA for few queries.

@@ -127,6 +127,32 @@ class Insisting(Protocol):
 
 
 @runtime_checkable
+class Varying(Protocol):
+    """A variant with configs whose results may have other bits from run to run.
+
+    All other variants give equal bits for equal operands on one device: their sums have
+    an order that shapes and configs alone decide. The default config does too, unless
+    no config of the variant does.
+    """
+
+    def may_vary(self, problem: Any, config: Any, device: Device) -> str | None:
+        """The sentence why bits may differ with this config, or None."""
+        ...
+
+
+def may_vary(
+    variant: Variant, problem: Any, config: Config, device: Device
+) -> str | None:
+    """Why the bits of a choice's results may differ from run to run, or None.
+
+    XLA's are those of the plain program, and are never said to vary.
+    """
+    if not isinstance(variant, Varying):
+        return None
+    return variant.may_vary(problem, config, device)
+
+
+@runtime_checkable
 class Composed(Protocol):
     """A variant that runs problems of another op, which are planned on their own."""
 

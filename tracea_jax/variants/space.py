@@ -79,6 +79,25 @@ class Space:
             self.config_type(**dict(zip(self.columns, r, strict=True))) for r in rows
         )
 
+    def only(self, kept: np.ndarray, code: str) -> Space:
+        """The space of the configs that are kept.
+
+        Args:
+          kept: for each config whether it is.
+          code: under which the others are counted.
+        """
+        if kept.all():
+            return self
+        us = self.modelled_us
+        refused = self.pruned.get(code, 0) + int(np.count_nonzero(~kept))
+        return dataclasses.replace(
+            self,
+            columns={name: values[kept] for name, values in self.columns.items()},
+            derived={name: values[kept] for name, values in self.derived.items()},
+            modelled_us=None if us is None else us[kept],
+            pruned={**self.pruned, code: refused},
+        )
+
     def index(self, config: Any) -> int | None:
         """The number of a config; None if it is not in the space."""
         if type(config) is not self.config_type:

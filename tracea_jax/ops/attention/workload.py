@@ -243,5 +243,4 @@ ATTENTION = Workload(
     execute=execute,
     ragged=ragged,
     judge=judge,
-    unordered=frozenset({"cudnn"}),  # it adds up the gradient of q as blocks finish
 )

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tracea_jax import variants
 from tracea_jax.device import CpuDevice, CudaDevice, Device, backend_of
 from tracea_jax.ops.common.building import unknown_dtype
 from tracea_jax.ops.common.kernel_time import ProfileError, kernel_times
@@ -61,8 +62,6 @@ class Workload:
       judge: (problem, device, operands, seed) -> (results) -> the largest error of the
         results, in units of the error that rounding allows; infinite if a result is not
         finite.
-      unordered: names of variants whose sums have no fixed order, so that two runs may
-        differ in the last bits. Our own kernels have a fixed order.
     """
 
     check: Callable[[Any], None]
@@ -70,7 +69,6 @@ class Workload:
     execute: Callable[..., list[jax.Array]]
     ragged: Callable[[Any], Any]
     judge: Callable[[Any, Device, list[jax.Array], int], Judge]
-    unordered: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -179,9 +177,15 @@ class OpBench:
             max_rel_error=worst,
             tolerance=tolerance,
             ok=bool(worst <= tolerance),
-            repeatable=same or choice.variant in self.workload.unordered,
+            repeatable=same or self._may_vary(problem, choice),
             message=f"{worst:.3g} of the error bound at {problem}",
         )
+
+    def _may_vary(self, problem: Problem, choice: Choice) -> bool:
+        """Whether the choice's variant says that two runs may differ in bits."""
+        variant = variants.get(problem.op, choice.variant)
+        found = variants.may_vary(variant, problem, choice.config, self.device)
+        return found is not None
 
     def _exam(self, problem: Problem, seed: int) -> tuple[list[jax.Array], Judge]:
         """Fresh inputs and their judge; kept, as references take long to compute."""

@@ -26,12 +26,13 @@ def execute(
 ) -> list[jax.Array]:
     """The problem's primitive, forced to one choice."""
     return gated_matmul_p.bind(
-        *inputs,
+        *matmul_workload.converted(problem, *inputs),
         layout=problem.layout,
         out=jnp.dtype(problem.out),
         precision=precision_from_name(problem.precision),
         activation=problem.activation,
         save_products=problem.save_products,
+        **matmul_workload.stored_params(problem),
         **forced(choice),
     )
 
@@ -44,7 +45,16 @@ def operands(problem: GatedMatmulProblem, seed: int) -> list[jax.Array]:
     lhs, rhs = matmul_workload.factor_shapes(problem)
     x, *weights = random_normal([lhs, rhs, rhs], seed)
     scale = max(problem.k, 1) ** -0.5
-    return [x, *((w.astype(jnp.float32) * scale).astype(w.dtype) for w in weights)]
+    if problem.rhs_stored:  # integers cannot be scaled, but x can
+        x = _scaled(x, scale / matmul_workload.spread(problem.rhs_stored))
+        weights = [matmul_workload.as_integers(w, problem.rhs_stored) for w in weights]
+    else:
+        weights = [_scaled(w, scale) for w in weights]
+    return [matmul_workload.as_integers(x, problem.lhs_stored), *weights]
+
+
+def _scaled(x: jax.Array, scale: float) -> jax.Array:
+    return (x.astype(jnp.float32) * scale).astype(x.dtype)
 
 
 def judge(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import Diagnosis, diagnose
+from tracea_jax.diagnosis import Diagnosis, diagnose, forbidden
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.answers.legality import read_choice
@@ -34,10 +34,14 @@ class Question:
 
     @classmethod
     def about(
-        cls, problem: Problem, device: Device, allowed: tuple[str, ...] | None = None
+        cls,
+        problem: Problem,
+        device: Device,
+        allowed: tuple[str, ...] | None = None,
+        deterministic: bool | None = None,
     ) -> Question:
         """About a problem that was not diagnosed yet; any candidate by default."""
-        found = diagnose(problem, device)
+        found = diagnose(problem, device, deterministic)
         return cls(diagnosis=found, allowed=allowed or found.candidates)
 
     @property
@@ -52,6 +56,15 @@ class Question:
     def environment(self) -> Environment:
         """What times of the answer are comparable with."""
         return environment(self.device)
+
+    @property
+    def deterministic(self) -> bool | None:
+        """As ``Options.determinism``."""
+        return self.diagnosis.deterministic
+
+    def varies(self, choice: Choice) -> str | None:
+        """Why bits of a legal choice's results may differ from run to run, or None."""
+        return self.diagnosis.may_vary(choice.variant, choice.config)
 
     @property
     def is_open(self) -> bool:
@@ -77,7 +90,7 @@ class Answer:
       neighbours: how many tuned problems an interpolated answer was predicted from.
       measured_in: the environment that all this is known from, if it is another one.
       code: what the choice compiled when it was measured; None if it was not.
-      decision: the policy's own reason, if it decided.
+      decision: the reason, where it is neither a measurement nor a prediction alone.
     """
 
     choice: Choice
@@ -123,7 +136,8 @@ def accepted(proposal: Answer, question: Question) -> Answer | str:
     """The proposal with its config read, or why it may not run, as a phrase.
 
     It may run if its variant is a candidate that the question allows, its config is
-    legal for the problem, and its kernels are still those that were measured.
+    legal for the problem, its kernels are still those that were measured, and its bits
+    may differ from run to run only where that is allowed.
     """
     variant = proposal.choice.variant
     subject = f"the {proposal.origin} answer {variant}"
@@ -135,6 +149,8 @@ def accepted(proposal: Answer, question: Question) -> Answer | str:
         return f"{subject} {choice}"
     if variant not in question.allowed:
         return f"{subject} is not allowed"
+    if question.deterministic and (reason := question.varies(choice)) is not None:
+        return f"{subject} cannot run: {forbidden(reason)}"
     if proposal.code not in (None, code_of(problem, choice, device)):
         return f"{subject} was measured with other kernels than those of today"
     return dataclasses.replace(proposal, choice=choice)

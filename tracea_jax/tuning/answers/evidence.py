@@ -47,19 +47,21 @@ class Evidence:
         self._fixed: dict[str, Readers] = {}
 
     def entries(
-        self, problem: Problem, key: str, *, complete: bool
+        self, problem: Problem, key: str, *, complete: Callable[[Entry], bool]
     ) -> Iterator[tuple[str, Entry | str]]:
         """Origin and entry of each reader that has one, or why it is of no use.
 
         Args:
           problem: which the entries are about.
           key: of the environment in which it was measured.
-          complete: whether with observations.
+          complete: (entry without observations) -> whether they are wanted.
         """
         name = Name.of(problem.to_json(), key)
         for origin, reader in self._readers(key):
             try:
-                entry = reader.read(name, complete=complete)
+                entry = reader.read(name, complete=False)
+                if entry is not None and complete(entry):
+                    entry = reader.read(name, complete=True)
             except (Damaged, NewerSchema) as e:
                 yield origin, f"the {origin} entry cannot be read: {e}"
                 continue
@@ -71,7 +73,7 @@ class Evidence:
 
         def find() -> Entry | None:
             key = environment_key(device)
-            for _, entry in self.entries(problem, key, complete=False):
+            for _, entry in self.entries(problem, key, complete=lambda entry: False):
                 if isinstance(entry, Entry) and current_best(
                     entry.best, problem, device
                 ):

@@ -15,6 +15,7 @@ Candidates are the neighbours' best and the policy's defaults, those that are le
 the problem; the one of the least time is the answer, XLA being one of them. So it
 depends on all neighbours, and the nearest one's answer is never just copied. A kernel
 predicted less than 5 % faster than XLA is not chosen: predictions err by some percent.
+One whose bits may differ from run to run gives way as ``steady`` says.
 Neighbours that other variants can serve tell nothing: what rules a variant out, as rows
 that are not aligned do, changes the times of XLA as well. Nor do those of an op that
 says so (``Problem.only_between``) where all are smaller, or all larger: there the
@@ -45,6 +46,7 @@ from tracea_jax.tuning.answers.evidence import Evidence
 from tracea_jax.tuning.answers.kriging import features_of, krige
 from tracea_jax.tuning.answers.legality import hashable, read_choice
 from tracea_jax.tuning.answers.neighbours import Neighbour, octaves
+from tracea_jax.tuning.answers.steady import steadiest
 from tracea_jax.tuning.answers.times import Timed, timed
 from tracea_jax.tuning.store.records import identity
 
@@ -96,9 +98,13 @@ def answer(question: Question, near: Sequence[Neighbour]) -> Answer | None:
     times = _predicted(diagnosis, seen, candidates)
     # Of equal ones the first: neighbours' configs before defaults, the nearest first.
     ranked = sorted(times, key=lambda choice: times[choice])
-    chosen = next((c for c in ranked if c.variant in question.allowed), None)
-    if chosen is None:
+    allowed = [c for c in ranked if c.variant in question.allowed]
+    if not allowed:
         return None
+    chosen = allowed[0]
+    if question.deterministic is None:
+        varies = (c for c in allowed if question.varies(c) is not None)
+        chosen = steadiest(allowed, times.__getitem__, set(varies).__contains__)
     xla = next((c for c in ranked if c.variant == "xla"), None)
     if question.allows_xla and xla is not None and times[xla] < CLEARLY * times[chosen]:
         chosen = xla
@@ -120,7 +126,8 @@ def _answer(
 
 def _is_like(problem: Problem, diagnosis: Diagnosis) -> bool:
     """Whether the same variants can serve a neighbour."""
-    return diagnose(problem, diagnosis.device).candidates == diagnosis.candidates
+    theirs = diagnose(problem, diagnosis.device, diagnosis.deterministic)
+    return theirs.candidates == diagnosis.candidates
 
 
 def _is_between(problem: Problem, near: Sequence[Neighbour]) -> bool:
@@ -149,7 +156,12 @@ def _candidates(
     for name in diagnosis.candidates:
         config = variants.get(problem.op, name).heuristic(problem, device)
         found.append(Choice(variant=name, config=config))
-    return tuple(dict.fromkeys(c for c in found if isinstance(c, Choice)))
+    legal = dict.fromkeys(c for c in found if isinstance(c, Choice))
+    if diagnosis.deterministic:
+        return tuple(
+            c for c in legal if diagnosis.may_vary(c.variant, c.config) is None
+        )
+    return tuple(legal)
 
 
 def _predicted(

@@ -80,4 +80,5 @@ def cautious(answer: Answer, question: Question) -> Answer:
         time_us=answer.xla_us,
         ratio=1.0,
         code=None,
+        decision="",
     )

@@ -74,6 +74,7 @@ class Knowledge:
         problem: Problem,
         device: Device,
         allowed: tuple[str, ...] | None = None,
+        deterministic: bool | None = None,
     ) -> Answer | None:
         """What is known of a problem, or None; always the same for one instance.
 
@@ -86,10 +87,12 @@ class Knowledge:
         Args:
           problem, device: what is asked.
           allowed: variants that may be the answer; any that can run by default.
+          deterministic: as ``Options.determinism``.
         """
-        answer = self._settled.get((problem, device, allowed))
+        answer = self._settled.get((problem, device, allowed, deterministic))
         if answer is None:
-            answer = self._settle(Question.about(problem, device, allowed))
+            question = Question.about(problem, device, allowed, deterministic)
+            answer = self._settle(question)
         return None if isinstance(answer, str) else answer
 
     def answer(self, question: Question) -> Answer:
@@ -100,7 +103,7 @@ class Knowledge:
     def why_missed(self, problem: Problem, device: Device) -> str | None:
         """Why ``lookup`` has no answer, as a phrase; None if it has one."""
         self.lookup(problem, device)
-        answer = self._settled[problem, device, None]
+        answer = self._settled[problem, device, None, None]
         return answer if isinstance(answer, str) else None
 
     def entry(self, problem: Problem, device: Device) -> Entry | None:
@@ -165,12 +168,12 @@ class Knowledge:
         return self._settled.setdefault(_key(question), found)
 
 
-_Key = tuple[Problem, Device, tuple[str, ...] | None]
+_Key = tuple[Problem, Device, tuple[str, ...] | None, bool | None]
 
 
 def _key(question: Question) -> _Key:
     allowed = None if question.is_open else question.allowed
-    return question.problem, question.device, allowed
+    return question.problem, question.device, allowed, question.deterministic
 
 
 def _found(question: Question, evidence: Evidence) -> Answer | str:

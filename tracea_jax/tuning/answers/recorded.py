@@ -5,15 +5,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterator
 
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.answers import kindred
 from tracea_jax.tuning.answers.answer import Answer, Question
 from tracea_jax.tuning.answers.evidence import Evidence
-from tracea_jax.tuning.answers.legality import current, current_best
+from tracea_jax.tuning.answers.legality import current, current_best, legal_choice
+from tracea_jax.tuning.answers.steady import steadiest
 from tracea_jax.tuning.answers.times import timed
 from tracea_jax.tuning.store.records import Best, Entry
+from tracea_jax.variants import of
+from tracea_jax.variants.base import Varying
 
 
 def measured(question: Question, evidence: Evidence) -> Iterator[Answer | str]:
@@ -32,27 +37,70 @@ def inherited(question: Question, evidence: Evidence) -> Iterator[Answer | str]:
 def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer | str]:
     """What the environment of this key knows of the problem, or why that is no use.
 
-    An entry's answer comes alone, unless the caller does not allow its variant: then
-    the fastest that was measured of the allowed ones take its place.
+    An entry's answer comes alone, unless the caller does not allow its variant, or its
+    bits may differ from run to run: then others that were measured of the allowed
+    variants come too, the fastest first.
     """
-    problem, diagnosis = question.problem, question.diagnosis
-    complete = not question.is_open
-    for origin, entry in evidence.entries(problem, key, complete=complete):
+    wanted = functools.partial(_are_others_wanted, question=question)
+    for origin, entry in evidence.entries(question.problem, key, complete=wanted):
         if isinstance(entry, str):
             yield entry
-        elif (
-            entry.best.variant in question.allowed
-            or entry.best.variant not in diagnosis.candidates
-        ):
-            yield _answer(entry.best, origin)
-        else:
-            yield from _observed(entry, origin, question)
+            continue
+        found = [_answer(entry.best, origin)] * (not _is_excluded(entry, question))
+        if wanted(entry):
+            found += _observed(entry, origin, question)
+        yield from _in_order(found, question)
+
+
+def _are_others_wanted(entry: Entry, question: Question) -> bool:
+    """Whether other choices than an entry's best one may be the answer."""
+    if _is_excluded(entry, question):
+        return True
+    best = _answer(entry.best, "")
+    return question.deterministic is not False and _varies(best, question)
+
+
+def _is_excluded(entry: Entry, question: Question) -> bool:
+    """Whether the best choice could run and is of a variant that is not allowed."""
+    variant = entry.best.variant
+    return variant not in question.allowed and variant in question.diagnosis.candidates
+
+
+def _in_order(found: list[Answer], question: Question) -> Iterator[Answer]:
+    """What was found, by default one of equal bits first if it is hardly slower."""
+    varies = functools.partial(_varies, question=question)
+    if not found or question.deterministic is False or not varies(found[0]):
+        yield from found
+        return
+    fastest, *others = found
+    if question.deterministic:
+        why = "it was the fastest measured of those with the same bits from run to run"
+        yield fastest  # to be refused, with the reason
+        yield from (dataclasses.replace(other, decision=why) for other in others)
+        return
+    first = steadiest(found, lambda answer: answer.time_us, varies)
+    if first is not fastest:
+        why = (
+            "its bits are the same from run to run, and "
+            f"{fastest.choice.variant} was hardly faster"
+        )
+        yield dataclasses.replace(first, decision=why)
+    yield from found
+
+
+def _varies(answer: Answer, question: Question) -> bool:
+    """Whether bits of a recorded choice may differ from run to run, if it is legal."""
+    problem, name = question.problem, answer.choice.variant
+    if not any(v.name == name and isinstance(v, Varying) for v in of(problem.op)):
+        return False
+    legal = legal_choice(name, answer.choice.config, problem, question.device)
+    return isinstance(legal, Choice) and question.varies(legal) is not None
 
 
 def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]:
     """What is known to compute correctly, the fastest first."""
     problem, device = question.problem, question.device
-    best = current_best(entry.best, problem, device)
+    best, xla_us = current_best(entry.best, problem, device), entry.best.xla_us
     for t in timed(best, current(entry.observations, problem, device)):
         if t.is_verified and t.variant in question.allowed:
             found = Best(
@@ -60,7 +108,8 @@ def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]
                 config=t.config,
                 code=t.code,
                 time_us=t.time_us,
-                xla_us=entry.best.xla_us,
+                xla_us=xla_us,
+                ratio=xla_us / t.time_us if xla_us else None,
             )
             yield _answer(found, origin)
 
