@@ -23,7 +23,8 @@ from numerics import array
 SIZES = (1, 2, 3, 4, 5, 7)
 CHANNELS = (1, 2, 3, 4, 6, 8, 12)
 FLOATS = ("float32", "float32", "float32", "bfloat16", "float16")
-SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 1e4, -3e4, 1e15, 1e25, -1e-20)
+# Squares of larger numbers overflow otherwise in a kernel, see docs/semantics.md.
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 1e4, -3e4, 1e15, -1e18, -1e-20)
 EPSILONS = (1e-5, 1e-5, 1e-3, 1e-12, 1.0, 0.0)
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "silu": jax.nn.silu,
@@ -236,7 +237,7 @@ class _Writer:
                     y = y / c
             if self.chance(0.1):
                 y = y.astype(self.pick(FLOATS))
-            if self.chance(0.1) and y.size == self.x.size:
+            if self.chance(0.1) and not scales:
                 y = y.reshape(self.shape)
             if self.chance(0.2):
                 self.kept.append(y)

@@ -8,6 +8,7 @@ shardings, donation. A jaxpr in which nothing matched stays the same object.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.choice import choice_p
 from tracea_jax.ops.common.remat import remat_policy
+from tracea_jax.rewrite.faults import FOR_USERS, reported
 from tracea_jax.rewrite.inline import inlined
-from tracea_jax.rewrite.match import Match, Miss, Rule, described
+from tracea_jax.rewrite.match import Match, Miss, Rule, Viewed, described
 from tracea_jax.rewrite.ones import without_ones
-from tracea_jax.rewrite.replace import replaced
+from tracea_jax.rewrite.replace import check_call, replaced
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -50,16 +52,32 @@ def splice(
         values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
         inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
+    try:
+        return _spliced(jaxpr, rules, misses, known, outside)
+    except FOR_USERS:
+        raise
+    except Exception as e:
+        reported("layer", e)
+        return jaxpr
+
+
+def _spliced(
+    jaxpr: Any,
+    rules: Sequence[Rule],
+    misses: list[Miss],
+    known: Mapping,
+    outside: Mapping,
+) -> Any:
+    """The same for an open jaxpr, or one that has its constants."""
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
 
     def viewed(eqns: Sequence[Equation]) -> View:
         return _viewed(eqns, jaxpr.outvars, {**known, **values}, outside)
 
     calls = inlined(jaxpr.eqns)
-    flat = calls.eqns
+    flat: Sequence[Equation] = calls.eqns
     for rule in rules:
-        if rule.prepare is not None:
-            flat = rule.prepare(rule, flat, jaxpr.outvars, viewed)
+        flat = _prepared(rule, flat, jaxpr.outvars, viewed, misses)
     view = viewed(flat)
     # Their operands and results stay, so the view is still right.
     own = [_descend(eqn, rules, misses, view) for eqn in flat]
@@ -86,6 +104,27 @@ def _viewed(
     return view
 
 
+def _prepared(
+    rule: Rule,
+    eqns: Sequence[Equation],
+    outvars: Sequence[Atom],
+    viewed: Viewed,
+    misses: list[Miss],
+) -> Sequence[Equation]:
+    """The equations as a rule would have them; as they are if it fails."""
+    if rule.prepare is None:
+        return eqns
+    try:
+        return rule.prepare(rule, eqns, outvars, viewed)
+    except FOR_USERS:
+        raise
+    except Exception as e:
+        reason = reported(rule.op, e)
+    anchors = (eqn for eqn in eqns if eqn.primitive.name in rule.anchors)
+    misses += [_miss(rule, eqn, reason) for eqn in itertools.islice(anchors, 1)]
+    return eqns
+
+
 def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:
     """The matches of one jaxpr by their roots; no equation belongs to two."""
     matches: dict[int, Match] = {}
@@ -95,7 +134,7 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
                 continue
             if is_spliced(eqn.source_info.name_stack):  # and left, for a reason
                 continue
-            found = _matched(rule, view, index)
+            found = _matched(rule, view, index, matches)
             if isinstance(found, Match):
                 _accept(view, matches, found)
             elif found is not None:
@@ -103,20 +142,42 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
     return matches
 
 
-def _matched(rule: Rule, view: View, index: int) -> Match | str | None:
-    """What a rule says of an equation; expressions are read by recursion."""
+def _matched(
+    rule: Rule, view: View, index: int, matches: Mapping[int, Match]
+) -> Match | str | None:
+    """What a rule says of an equation, if what it finds can be replaced.
+
+    Expressions are read by recursion.
+    """
     try:
-        return rule.match(view, index)
+        found = rule.match(view, index)
+        if isinstance(found, Match):
+            if not _is_free(view, matches, found):
+                return None
+            check_call(found, view.eqns[found.root])
+        return found
     except RecursionError:
         return "it is computed by more equations in a row than can be followed"
+    except FOR_USERS:
+        raise
+    except Exception as e:
+        return reported(rule.op, e)
+
+
+def _is_free(view: View, matches: Mapping[int, Match], found: Match) -> bool:
+    """Whether no other match, nor anything else, needs what a match would replace.
+
+    What it reads must remain: results of earlier matches, and nothing inside of one.
+    """
+    gone = (view.taken - matches.keys()) | found.equations
+    return (
+        not found.equations & view.taken
+        and view.are_interior(found.equations, found.root)
+        and all(view.producer_index(x) not in gone for x in found.operands)
+    )
 
 
 def _accept(view: View, matches: dict[int, Match], found: Match) -> None:
-    """Takes the match, unless an earlier one needs what it would replace."""
-    if found.equations & view.taken:
-        return
-    if not view.are_interior(found.equations, found.root):
-        return
     view.taken |= found.equations
     matches[found.root] = found
     for atom in found.operands:  # perhaps from before a transposition
