@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr
@@ -57,7 +57,8 @@ def splice(
     except FOR_USERS:
         raise
     except Exception as e:
-        reported("layer", e)
+        anchors = {name for rule in rules for name in rule.anchors}
+        misses += _failed("layer", anchors, jaxpr.eqns, e)
         return jaxpr
 
 
@@ -119,10 +120,17 @@ def _prepared(
     except FOR_USERS:
         raise
     except Exception as e:
-        reason = reported(rule.op, e)
-    anchors = (eqn for eqn in eqns if eqn.primitive.name in rule.anchors)
-    misses += [_miss(rule, eqn, reason) for eqn in itertools.islice(anchors, 1)]
-    return eqns
+        misses += _failed(rule.op, rule.anchors, eqns, e)
+        return eqns
+
+
+def _failed(
+    op: str, anchors: Collection[str], eqns: Iterable[Equation], error: Exception
+) -> Iterator[Miss]:
+    """The miss of a whole jaxpr, at the first place where a site may begin."""
+    reason = reported(op, error)
+    places = (eqn for eqn in eqns if eqn.primitive.name in anchors)
+    return (_miss(op, eqn, reason) for eqn in itertools.islice(places, 1))
 
 
 def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:
@@ -138,7 +146,7 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
             if isinstance(found, Match):
                 _accept(view, matches, found)
             elif found is not None:
-                misses.append(_miss(rule, eqn, found))
+                misses.append(_miss(rule.op, eqn, found))
     return matches
 
 
@@ -184,9 +192,9 @@ def _accept(view: View, matches: dict[int, Match], found: Match) -> None:
         view.use(atom, found.root)
 
 
-def _miss(rule: Rule, eqn: Equation, reason: str) -> Miss:
+def _miss(op: str, eqn: Equation, reason: str) -> Miss:
     scope = scope_of(eqn)
-    return Miss(op=rule.op, scope=scope, what=described(eqn), reason=reason)
+    return Miss(op=op, scope=scope, what=described(eqn), reason=reason)
 
 
 def scope_of(eqn: Equation) -> str:
