@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import jet
 from numerics import array
 
-from tracea_jax import catalogue
 from tracea_jax.rewrite.evaluate import apply, is_elementwise
 
 _CALLS = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint")
@@ -80,19 +80,52 @@ class _Evaluator:
         if name in _CALLS:
             inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
             return self.run(inner, operands)
-        if (planned := catalogue.planned().get(eqn.primitive)) is not None:
-            return self.run(reference(planned, eqn), operands)
+        if eqn.primitive in jet.jet_rules and name.startswith("tracea_"):
+            return self.run(reference(eqn), operands)
         if is_elementwise(eqn):
             return [self._elementwise(eqn, operands)]
         if name == "reduce_sum":
             return [self._sum(eqn, *operands)]
         if name in _MOVES:
             return [_MOVES[name](eqn.params, *operands)]
-        avals = [x.aval for x in eqn.invars]
-        given = [array(x.astype(a.dtype)) for x, a in zip(operands, avals, strict=True)]
-        found = eqn.primitive.bind(*given, **eqn.params)
-        found = found if eqn.primitive.multiple_results else [found]
-        return [self.taken(x) for x in found]
+        if name == "dot_general":
+            return [self._product(eqn, operands, _dot)]
+        if name == "conv_general_dilated":
+            return [self._product(eqn, operands, self._by_jax)]
+        y = self._by_jax(eqn, *operands)
+        found = y if eqn.primitive.multiple_results else [y]
+        pairs = zip(found, eqn.outvars, strict=True)
+        return [self._near(x, v.aval, np.abs(x)) for x, v in pairs]
+
+    def _by_jax(self, eqn: Any, *operands: np.ndarray) -> Any:
+        """The results that JAX computes, in float32 at least if this is wide."""
+        params = eqn.params
+        given = [
+            x.astype(self._narrow(v.aval.dtype))
+            for x, v in zip(operands, eqn.invars, strict=True)
+        ]
+        if self.is_wide and params.get("preferred_element_type") is not None:
+            params = {**params, "preferred_element_type": np.dtype("float32")}
+        found = eqn.primitive.bind(*map(array, given), **params)
+        return jax.tree.map(self.taken, found)
+
+    def _narrow(self, dtype: Any) -> Any:
+        is_float = jnp.issubdtype(dtype, jnp.floating)
+        return np.dtype("float32") if self.is_wide and is_float else dtype
+
+    def _product(
+        self, eqn: Any, operands: list[np.ndarray], multiply: Callable[..., Any]
+    ) -> np.ndarray:
+        """A sum of products, which is rounded to float32 and to its dtype."""
+        aval = eqn.outvars[0].aval
+        if not self.is_wide:
+            return self._by_jax(eqn, *operands)
+        y = multiply(eqn, *operands)
+        if self.rng is None:
+            return y
+        size = multiply(eqn, *map(np.abs, operands))
+        f32 = jax.core.ShapedArray(aval.shape, np.dtype("float32"))
+        return self._near(self._near(y, f32, 4 * size), aval, np.abs(y))
 
     def _elementwise(self, eqn: Any, operands: list[np.ndarray]) -> np.ndarray:
         aval, params = eqn.outvars[0].aval, eqn.params
@@ -115,11 +148,22 @@ class _Evaluator:
 
     def _near(self, y: np.ndarray, aval: Any, size: np.ndarray) -> np.ndarray:
         """y with an error relative to a size, of the dtype that the program has."""
-        if self.rng is None:
+        if self.rng is None or not jnp.issubdtype(aval.dtype, jnp.floating):
             return y
         unit = float(jnp.finfo(aval.dtype).eps) / 2
         by = unit * self.rng.choice([-1.0, 0.0, 1.0], y.shape)
         return y + by * np.where(np.isfinite(size), size, 0)
+
+
+def _dot(eqn: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    contract, batch = eqn.params["dimension_numbers"]
+    names = list(range(x.ndim, x.ndim + y.ndim))
+    for i, j in zip((*contract[0], *batch[0]), (*contract[1], *batch[1]), strict=True):
+        names[int(j)] = int(i)
+    own = [i for i in range(x.ndim) if i not in (*contract[0], *batch[0])]
+    other = [n for n in names if n >= x.ndim]
+    result = [*map(int, batch[0]), *own, *other]
+    return np.einsum(x, list(range(x.ndim)), y, names, result)
 
 
 def _spread(params: Any, x: np.ndarray, *_: Any) -> np.ndarray:
@@ -147,19 +191,20 @@ _MOVES: dict[str, Callable[..., np.ndarray]] = {
     "name": lambda params, x: x,
     "rev": lambda params, x: np.flip(x, tuple(params["dimensions"])),
     "concatenate": lambda params, *xs: np.concatenate(xs, params["dimension"]),
-    "reduce_max": lambda params, x: x.max(tuple(params["axes"])),
+    "reduce_max": lambda params, x: x.max(tuple(params["axes"]), initial=-np.inf),
 }
 
 
-def reference(planned: Any, eqn: Any) -> Any:
-    """The jaxpr of an equation's reference."""
+def reference(eqn: Any) -> Any:
+    """The jaxpr of the reference of an op's primitive."""
     key = tuple(sorted(eqn.params.items(), key=lambda item: item[0]))
-    return _traced(planned.reference, key, tuple(x.aval for x in eqn.invars))
+    written = jet.jet_rules[eqn.primitive].args[0]  # see ``by_reference``
+    return _traced(written, key, tuple(x.aval for x in eqn.invars))
 
 
 @functools.lru_cache(maxsize=4096)
-def _traced(reference: Any, params: Any, avals: Any) -> Any:
-    return jax.make_jaxpr(functools.partial(reference, **dict(params)))(*avals)
+def _traced(written: Any, params: Any, avals: Any) -> Any:
+    return jax.make_jaxpr(functools.partial(written, **dict(params)))(*avals)
 
 
 # --- judging --------------------------------------------------------------------------

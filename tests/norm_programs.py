@@ -42,13 +42,17 @@ class NormProgram:
     Attributes:
       seed: of it.
       arguments: x, then vectors and other arrays.
+      is_constant: whether all entries of x are equal. Without an epsilon, roundings
+        would decide whether a norm is NaN.
     """
 
     seed: int
     arguments: tuple[Any, ...]
+    is_constant: bool
 
     def __call__(self, *arguments: Any) -> Any:
-        return _Writer(self.seed, arguments).results()
+        epsilons = EPSILONS[:-1] if self.is_constant else EPSILONS
+        return _Writer(self.seed, arguments, epsilons).results()
 
     def __repr__(self) -> str:
         arguments = [f"{a.dtype}{list(a.shape)}" for a in self.arguments]
@@ -74,17 +78,21 @@ def norm_program(seed: int) -> NormProgram:
             return array(x.astype("float32").astype(own))
 
     centre = float(rng.choice([0.0, 0.0, 1.0, 30.0]))
-    x = made(*shape, spread=float(rng.choice([1.0, 1.0, 100.0, 0.0])), centre=centre)
+    spread = float(rng.choice([1.0, 1.0, 100.0, 0.0]))
+    x = made(*shape, spread=spread, centre=centre)
     c = shape[-1]
     vectors = [made(c, spread=0.5, centre=1.0) for _ in range(4)]
     others = [made(*shape, spread=0.5, centre=1.0), made(spread=0.5, centre=1.5)]
-    return NormProgram(seed, (x, *vectors, *others))
+    return NormProgram(seed, (x, *vectors, *others), is_constant=spread == 0)
 
 
 class _Writer:
     """Writes the program of one generator of random numbers on tracers."""
 
-    def __init__(self, seed: int, arguments: Sequence[Any]) -> None:
+    def __init__(
+        self, seed: int, arguments: Sequence[Any], epsilons: Sequence[float]
+    ) -> None:
+        self.epsilons = epsilons
         self.rng = np.random.default_rng([seed, 2])
         self.x, *self.vectors, self.whole, self.number = arguments
         self.shape = self.x.shape
@@ -116,7 +124,7 @@ class _Writer:
         c = self.shape[-1]
         groups = self.pick([n for n in range(1, c + 1) if c % n == 0])
         how: dict[str, Any] = {"dtype": self.pick([None, self.x.dtype, "float32"])}
-        how["epsilon"] = self.pick(EPSILONS)
+        how["epsilon"] = self.pick(self.epsilons)
         kind = self.pick([nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.InstanceNorm])
         params = {"scale": self.vectors[0]}
         if kind is nn.GroupNorm:
@@ -201,7 +209,7 @@ class _Writer:
         return jnp.maximum(variance, 0) if self.chance(0.7) else variance
 
     def epsilon(self) -> Any:
-        return abs(self.number) if self.chance(0.05) else self.pick(EPSILONS)
+        return abs(self.number) if self.chance(0.05) else self.pick(self.epsilons)
 
     def normalised(self, d: Any, v: Any) -> Any:
         spellings = ["rsqrt", "rsqrt", "inside", "inside", "div"]

@@ -64,7 +64,7 @@ def differing(seeds: range) -> Iterator[tuple[int, str]]:
 
 def test_random_norms():
     """The slow test below has twenty thousand."""
-    found = [check(norm_program(seed)) for seed in range(50)]
+    found = [check(norm_program(seed)) for seed in range(45)]
     assert sum("tracea_group_norm" in names for names in found) > 12
 
 
@@ -78,9 +78,11 @@ def test_differences_are_found(monkeypatch):
     """The slightest change of a constant is no rounding."""
     reference = by_numpy.reference
 
-    def doubled(planned: Any, eqn: Any) -> Any:
-        params = {**eqn.params, "epsilon": 2 * eqn.params.get("epsilon", 0.0)}
-        return reference(planned, eqn.replace(params=params))
+    def doubled(eqn: Any) -> Any:
+        params = dict(eqn.params)
+        if "epsilon" in params:
+            params["epsilon"] *= 2
+        return reference(eqn.replace(params=params))
 
     monkeypatch.setattr(by_numpy, "reference", doubled)
     assert any(differing(range(20)))
