@@ -124,7 +124,7 @@ class _Evaluator:
         if self.rng is None:
             return y
         size = multiply(eqn, *map(np.abs, operands))
-        f32 = jax.core.ShapedArray(aval.shape, np.dtype("float32"))
+        f32 = jax.ShapeDtypeStruct(aval.shape, np.dtype("float32"))
         return self._near(self._near(y, f32, 4 * size), aval, np.abs(y))
 
     def _elementwise(self, eqn: Any, operands: list[np.ndarray]) -> np.ndarray:

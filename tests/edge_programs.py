@@ -153,7 +153,7 @@ def group_norm(n: Any) -> Made:
     module = nn.GroupNorm(num_groups=g, use_fast_variance=n.pick([False, True]))
 
     def f(x: Any, scale: Any, bias: Any) -> Any:
-        y = module.apply({"params": {"scale": scale, "bias": bias}}, x)
+        y: Any = module.apply({"params": {"scale": scale, "bias": bias}}, x)
         return nn.swish(y)
 
     return f, [(b, h, w, g * c), (g * c,), (g * c,)]
@@ -327,4 +327,4 @@ class _Sizes:
         return [self.pick(self.sizes) for _ in range(count)]
 
     def pick(self, values: Sequence[Any]) -> Any:
-        return values[self.rng.integers(len(values))]
+        return values[int(self.rng.integers(len(values)))]

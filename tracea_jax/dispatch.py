@@ -29,10 +29,6 @@ class Unsupported(ValueError):
     """No variant that the caller allows can serve the problem."""
 
 
-class Untuned(LookupError):
-    """The problem has no tuned answer, and ``on_miss="error"``."""
-
-
 _COLUMNS = (
     Column("problem"),
     Column("runs", ": "),
@@ -109,7 +105,7 @@ def plan(
 
     Raises:
       Unsupported: if what was asked for cannot run, with every reason.
-      Untuned: if nothing was measured and ``on_miss="error"``.
+      LookupError: if nothing was measured and ``on_miss="error"``.
       ValueError: if the config is not legal.
     """
     settings = settings or current()
@@ -157,7 +153,7 @@ def _answer(question: Question, settings: Options) -> Answer:
     """What is known of the problem, measured now if the settings say so.
 
     Raises:
-      Untuned: if it was not measured itself and ``on_miss="error"``.
+      LookupError: if it was not measured itself and ``on_miss="error"``.
     """
     problem, device = question.problem, question.device
     answer = knowledge.agreed(settings, device).answer(question)
@@ -167,7 +163,7 @@ def _answer(question: Question, settings: Options) -> Answer:
         knowledge.tune(problem, device, settings=settings)
         return knowledge.agreed(settings, device).answer(question)
     if settings.on_miss == "error":
-        raise Untuned(
+        raise LookupError(
             f"{problem} on {device.name} has no tuned answer and on_miss='error'; "
             "run `tracea tune` for it or allow on_miss='heuristic'"
         )

@@ -14,9 +14,7 @@ from importlib import metadata
 
 import jax
 
-from tracea_jax.dispatch import Unsupported, Untuned
-
-FOR_USERS = (Unsupported, Untuned, Warning)
+from tracea_jax.dispatch import Unsupported
 
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _WARNED: set[tuple[str, str]] = set()  # ops, and names of the kinds of errors
@@ -27,7 +25,12 @@ def reported(op: str, error: Exception) -> str:
 
     Returns:
       The reason of the miss.
+
+    Raises:
+      Exception: the error, if it is meant for the user.
     """
+    if _is_for_user(error):
+        raise error
     kind = type(error).__name__
     message = " ".join(str(error).split())
     if (op, kind) not in _WARNED:
@@ -40,6 +43,11 @@ def reported(op: str, error: Exception) -> str:
         )
         _WARNED.add((op, kind))
     return f"its rule failed with {kind}: {message}"
+
+
+def _is_for_user(error: Exception) -> bool:
+    # Of the kinds of LookupError, on_miss="error" raises none but itself.
+    return isinstance(error, Unsupported | Warning) or type(error) is LookupError
 
 
 def _line(error: Exception) -> str:

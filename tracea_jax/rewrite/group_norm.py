@@ -227,11 +227,11 @@ class _Norm:
         source, moves, passed = origin(self.view, atom)
         before = operand.after(*moves)
         index = self.view.producer_index(source)
-        norm = None
         if index is not None:
-            norm = self._times_result(self.view.eqns[index], before, inverse=inverse)
-        if norm is not None:
-            return norm._with([*passed, index])
+            eqn = self.view.eqns[index]
+            norm = self._times_result(eqn, before, inverse=inverse)
+            if norm is not None:
+                return norm._with([*passed, index])
         if not inverse or self.scale is not None:
             return None
         return self._with_parameter("scale", atom, operand)

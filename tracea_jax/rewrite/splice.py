@@ -18,7 +18,7 @@ from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.choice import choice_p
 from tracea_jax.ops.common.remat import remat_policy
-from tracea_jax.rewrite.faults import FOR_USERS, reported
+from tracea_jax.rewrite.faults import reported
 from tracea_jax.rewrite.inline import inlined
 from tracea_jax.rewrite.match import Match, Miss, Rule, Viewed, described
 from tracea_jax.rewrite.ones import without_ones
@@ -54,8 +54,6 @@ def splice(
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
     try:
         return _spliced(jaxpr, rules, misses, known, outside)
-    except FOR_USERS:
-        raise
     except Exception as e:
         anchors = {name for rule in rules for name in rule.anchors}
         misses += _failed("layer", anchors, jaxpr.eqns, e)
@@ -117,8 +115,6 @@ def _prepared(
         return eqns
     try:
         return rule.prepare(rule, eqns, outvars, viewed)
-    except FOR_USERS:
-        raise
     except Exception as e:
         misses += _failed(rule.op, rule.anchors, eqns, e)
         return eqns
@@ -166,8 +162,6 @@ def _matched(
         return found
     except RecursionError:
         return "it is computed by more equations in a row than can be followed"
-    except FOR_USERS:
-        raise
     except Exception as e:
         return reported(rule.op, e)
 
