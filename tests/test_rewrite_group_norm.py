@@ -16,6 +16,7 @@ from numerics import normal
 
 import tracea_jax as tracea
 from tracea_jax.ops.group_norm.primitive import reference
+from tracea_jax.rewrite import group_norm
 
 pytestmark = pytest.mark.usefixtures("calls_only")
 
@@ -198,6 +199,64 @@ LEFT = (
 @pytest.mark.parametrize("f", LEFT)
 def test_what_only_looks_like_a_norm_is_left(f):
     assert sites(f, *arguments()) == []
+
+
+# --- factors --------------------------------------------------------------------------
+
+
+def with_factor(factor):
+    """A norm times a factor, after it."""
+
+    def normed(x, g, h):
+        return by_var(x, jnp.ones(C), jnp.zeros(C)) * factor(x, g, h)
+
+    return normed
+
+
+def inside(factor):
+    """The inverse deviation times a factor."""
+
+    def normed(x, g, h):
+        x32 = grouped(x)
+        mean, variance = (m((1, 3), keepdims=True) for m in (x32.mean, x32.var))
+        of_channels = factor(x, g, h).reshape(G, C // G)
+        return (x32 - mean) * (lax.rsqrt(variance + 1e-3) * of_channels)
+
+    return normed
+
+
+FACTORS = {
+    "g * 2": lambda x, g, h: g * 2,
+    "g * h": lambda x, g, h: g * h,
+    "g * x[0]": lambda x, g, h: g * x[0, 0, 0, 0],
+    "g * h * 2": lambda x, g, h: g * h * 2,
+    "g * (h * g)": lambda x, g, h: g * (h * g),
+    "g / h": lambda x, g, h: g / h,
+    "rsqrt(g)": lambda x, g, h: lax.rsqrt(g * g + 1),
+    "1 + g": lambda x, g, h: 1 + g,
+}
+
+
+@pytest.mark.parametrize("place", [with_factor, inside])
+@pytest.mark.parametrize("factor", FACTORS.values(), ids=FACTORS)
+def test_factors_are_applied_once(place, factor):
+    args = normal(N, H, W, C), 1 + jnp.arange(C) / 8, 2 + jnp.arange(C) / 4
+    f = place(factor)
+    assert len(sites(f, *args)) == 1
+    found, wanted = (g(*args) for g in (tracea.transform(f), f))
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_a_result_of_the_norm_is_no_scale_of_it(monkeypatch):
+    """In a row of one image, the difference has the size of a scale."""
+    monkeypatch.setattr(group_norm, "is_served", lambda *_: True)
+
+    def squared(x):
+        d = x - x.mean(-1, keepdims=True)
+        return d * lax.rsqrt(jnp.square(d).mean(-1, keepdims=True) + 1e-3) * d
+
+    x = normal(1, C)
+    np.testing.assert_allclose(tracea.transform(squared)(x), squared(x), rtol=2e-5)
 
 
 def test_what_follows_and_is_of_pixels_stays():

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.ops.group_norm.primitive import bind
@@ -26,7 +27,7 @@ from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.moments import Groups, entries_of, fits, mean_of, variance_of
 from tracea_jax.rewrite.product import DTYPES, only_rounds
 from tracea_jax.rewrite.replace import is_left_to_xla, is_served
-from tracea_jax.rewrite.spread import Move, followed, origin
+from tracea_jax.rewrite.spread import Dims, Move, followed, origin
 from tracea_jax.rewrite.view import OUTPUT, Atom, Equation, View
 
 
@@ -72,15 +73,11 @@ class GroupNormSite:
 
 def match_group_norm(view: View, index: int) -> Match | str | None:
     """The norm whose subtraction an equation is."""
-    eqn = view.eqns[index]
-    norm = _Norm.begun(view, eqn)
-    if norm is None:
+    begun = _Norm.begun(view, index)
+    norm = None if begun is None else begun.continued()
+    if norm is None or norm.epsilon is None:
         return None
-    norm.equations.add(index)
-    value = norm.continued(eqn.outvars[0])
-    if norm.epsilon is None:
-        return None
-    found = norm.match(value)
+    found = norm.match(norm.epsilon)
     if not isinstance(found, Match):
         return found if norm.groups.pixels > 1 else None
     root = view.eqns[found.root]
@@ -98,31 +95,62 @@ GROUP_NORM = Rule(
 )
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Operand:
+    """How an operand of an elementwise equation gets the shape of the result.
+
+    Attributes:
+      path: moves of its entries, the last one first.
+      last: its shape after them.
+      shape: of the result.
+    """
+
+    path: tuple[Move, ...] = ()
+    last: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def after(self, *moves: Move) -> _Operand:
+        """The operand before some moves, the last one first."""
+        return dataclasses.replace(self, path=(*self.path, *moves))
+
+    def has(self, dims: Dims | None, wanted: Dims | None) -> bool:
+        """Whether entries with these dimensions before the moves end as wanted."""
+        moved = None if dims is None else followed(dims, self.path)
+        return fits(moved, wanted, self.last)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Norm:
-    """What is known of a norm, equation by equation.
+    """A norm as far as it was read.
+
+    Each step returns another norm, or None where an equation is no part of one, so that
+    nothing remains of a step that was refused.
 
     Attributes:
       view: the equations.
       x: what is normalised.
       groups: of x.
-      equations: that belong to it.
-      epsilon, scale, bias: as far as they were met.
+      value: the result so far.
+      equations: indices of those that belong to it.
+      epsilon, scale, bias: None until they are met.
     """
 
     view: View
     x: Atom
     groups: Groups
-    equations: set[int]
+    value: Any
+    equations: frozenset[int]
     epsilon: float | None = None
     scale: Atom | None = None
     bias: Atom | None = None
 
     @classmethod
-    def begun(cls, view: View, eqn: Equation) -> _Norm | None:
+    def begun(cls, view: View, index: int) -> _Norm | None:
         """With the subtraction."""
+        eqn = view.eqns[index]
         left, right = eqn.invars
-        result = eqn.outvars[0].aval
+        (difference,) = eqn.outvars
+        result = difference.aval
         if result.dtype.name not in DTYPES or left.aval.shape != result.shape:
             return None
         x, _, passed = origin(view, left)
@@ -137,18 +165,23 @@ class _Norm:
             return None
         if not fits(mean.dims, groups.mean_dims(result.shape), right.aval.shape):
             return None
-        equations = {*passed, *of, *mean.equations}
-        return cls(view=view, x=x, groups=groups, equations=equations)
+        equations = frozenset({index, *passed, *of, *mean.equations})
+        return cls(view=view, x=x, groups=groups, value=difference, equations=equations)
 
-    def continued(self, value: Any) -> Any:
-        """The value after all steps that follow."""
-        while (after := self._step(value)) is not None:
-            value = after
-        return value
+    def continued(self) -> _Norm:
+        """The norm with all steps that follow."""
+        norm = self
+        while (longer := norm._extended()) is not None:
+            norm = longer
+        return norm
 
-    def _step(self, value: Any) -> Any:
-        """The value after one more step; None if there is none."""
-        consumers = self.view.consumers(value)
+    def _with(self, equations: Iterable[int], **changes: Any) -> _Norm:
+        equations = self.equations.union(equations)
+        return dataclasses.replace(self, equations=equations, **changes)
+
+    def _extended(self) -> _Norm | None:
+        """The norm with one more step; None if there is none."""
+        consumers = self.view.consumers(self.value)
         # The variance may be of the same difference.
         if self.epsilon is not None and len(consumers) != 1:
             return None
@@ -156,147 +189,120 @@ class _Norm:
             if index == OUTPUT or index in self.view.taken:
                 continue
             eqn = self.view.eqns[index]
-            if self._takes(eqn, value):
-                self.equations.add(index)
-                return eqn.outvars[0]
+            if (norm := self._after(eqn)) is not None:
+                return norm._with({index}, value=eqn.outvars[0])
         return None
 
-    def _takes(self, eqn: Equation, value: Any) -> bool:
+    def _after(self, eqn: Equation) -> _Norm | None:
+        """The norm with what an equation does to its result."""
         name = eqn.primitive.name
         if name == "copy":  # a product with ones, see ``ones``
-            return True
+            return self
         if name == "reshape":
-            return eqn.params.get("dimensions") is None
+            return self if eqn.params.get("dimensions") is None else None
         if only_rounds(eqn):
-            return self.epsilon is not None
-        if name not in ("mul", "div", "add") or eqn.outvars[0].aval.size != self.size:
-            return False
-        places = [i for i, v in enumerate(eqn.invars) if v is value]
-        if len(places) != 1 or (name == "div" and places != [0]):
-            return False
+            return None if self.epsilon is None else self
+        if name not in ("mul", "div", "add") or self.bias is not None:
+            return None
+        places = [i for i, v in enumerate(eqn.invars) if v is self.value]
+        result = eqn.outvars[0].aval
+        if len(places) != 1 or result.size != self.x.aval.size:
+            return None
+        if name == "div" and places != [0]:
+            return None
         other = eqn.invars[1 - places[0]]
-        shape = eqn.outvars[0].aval.shape
-        if name == "add":
-            return (
-                self.bias is None
-                and self.epsilon is not None
-                and (self._takes_parameter("bias", other, [], other.aval.shape, shape))
-            )
-        if self.bias is not None:
-            return False
-        return self._takes_factor(
-            other, [], other.aval.shape, shape, inverse=name == "mul"
-        )
+        operand = _Operand(last=other.aval.shape, shape=result.shape)
+        if name != "add":
+            return self._times(other, operand, inverse=name == "mul")
+        return None if self.epsilon is None else self._with_bias(other, operand)
 
-    @property
-    def size(self) -> int:
-        return self.x.aval.size
-
-    def _takes_factor(
-        self,
-        atom: Atom,
-        path: Sequence[Move],
-        last: Sequence[int],
-        shape: Sequence[int],
-        *,
-        inverse: bool,
-    ) -> bool:
-        """Takes the inverse of the deviation, the scale, or their product.
+    def _times(self, atom: Atom, operand: _Operand, *, inverse: bool) -> _Norm | None:
+        """The norm with the inverse of the deviation, a scale, or their product.
 
         Args:
-          atom: the factor, before the moves of ``path``.
-          path: moves, the last one first.
-          last: the factor's shape after them.
-          shape: of what is multiplied.
+          atom: the factor, before the moves of the operand.
+          operand: how it is multiplied.
           inverse: whether it multiplies; else it divides.
         """
-        atom, moves, passed = origin(self.view, atom)
-        path = [*path, *moves]
-        index = self.view.producer_index(atom)
-        eqn = None if index is None else self.view.eqns[index]
-        name = "" if eqn is None else eqn.primitive.name
-        if eqn is not None and name == ("rsqrt" if inverse else "sqrt"):
-            found = self._takes_root(eqn.invars[0], path, last, shape)
-        elif eqn is not None and name == "mul" and inverse:
-            grown = [*path, tuple(eqn.outvars[0].aval.shape)]
-            found = all(
-                self._takes_factor(v, grown, last, shape, inverse=True)
-                for v in eqn.invars
-            )
-        else:
-            return (
-                inverse
-                and self.scale is None
-                and (self._takes_parameter("scale", atom, path, last, shape))
-            )
-        if found:
-            assert index is not None
-            self.equations |= {*passed, index}
-        return found
+        source, moves, passed = origin(self.view, atom)
+        before = operand.after(*moves)
+        index = self.view.producer_index(source)
+        if index is not None:
+            eqn = self.view.eqns[index]
+            norm = self._times_result(eqn, before, inverse=inverse)
+            if norm is not None:
+                return norm._with([*passed, index])
+        if not inverse or self.scale is not None:
+            return None
+        return self._with_parameter("scale", atom, operand)
 
-    def _takes_root(
-        self,
-        atom: Atom,
-        path: Sequence[Move],
-        last: Sequence[int],
-        shape: Sequence[int],
-    ) -> bool:
-        """Takes variance + epsilon."""
+    def _times_result(
+        self, eqn: Equation, operand: _Operand, *, inverse: bool
+    ) -> _Norm | None:
+        """The same with what an equation makes of the deviation."""
+        name = eqn.primitive.name
+        if name == ("rsqrt" if inverse else "sqrt"):
+            return self._over_root(eqn.invars[0], operand)
+        if name != "mul" or not inverse:
+            return None
+        grown = operand.after(tuple(eqn.outvars[0].aval.shape))
+        norm: _Norm | None = self
+        for factor in eqn.invars:
+            norm = norm and norm._times(factor, grown, inverse=True)
+        return norm
+
+    def _over_root(self, atom: Atom, operand: _Operand) -> _Norm | None:
+        """The norm with variance + epsilon."""
         atom, moves, passed = origin(self.view, atom)
         index = self.view.producer_index(atom)
         if index is None or self.epsilon is not None:
-            return False
+            return None
         eqn = self.view.eqns[index]
         if eqn.primitive.name != "add":
-            return False
+            return None
+        before = operand.after(*moves)
         for variance, number in (eqn.invars, eqn.invars[::-1]):
             epsilon = self.view.scalar(number)
             if epsilon is None or not 0 <= epsilon < math.inf:
                 continue
             found = variance_of(self.view, variance, self.x)
             if found is None or found.groups != self.groups:
-                return False
-            dims = followed(found.dims, [*path, *moves])
-            if not fits(dims, self.groups.mean_dims(shape), last):
-                return False
-            self.epsilon = epsilon
-            self.equations |= {*passed, index, *found.equations}
-            return True
-        return False
+                return None
+            if not before.has(found.dims, self.groups.mean_dims(operand.shape)):
+                return None
+            return self._with([*passed, index, *found.equations], epsilon=epsilon)
+        return None
 
-    def _takes_parameter(
-        self,
-        name: str,
-        atom: Atom,
-        path: Sequence[Move],
-        last: Sequence[int],
-        shape: Sequence[int],
-    ) -> bool:
-        """Takes a vector of all channels."""
+    def _with_bias(self, atom: Atom, operand: _Operand) -> _Norm | None:
+        return self._with_parameter("bias", atom, operand)
+
+    def _with_parameter(self, name: str, atom: Atom, operand: _Operand) -> _Norm | None:
+        """The norm with a vector of all channels."""
         atom, moves, passed = origin(self.view, atom)
+        if isinstance(atom, Literal):
+            return None
         vector = self.groups.channels(atom.aval.shape)
-        dims = None if vector is None else followed(vector, [*path, *moves])
-        if not fits(dims, self.groups.channel_dims(shape), last):
-            return False
-        setattr(self, name, atom)
-        self.equations |= set(passed)
-        return True
+        wanted = self.groups.channel_dims(operand.shape)
+        if not operand.after(*moves).has(vector, wanted):
+            return None
+        return self._with(passed, **{name: atom})
 
-    def match(self, value: Any) -> Match | str | None:
-        """The match, the result of which is a value."""
-        activation, x = "none", self.x
+    def match(self, epsilon: float) -> Match | str:
+        """The match, with what activates the result."""
+        x, value = self.x, self.value
         if value.aval.dtype != x.aval.dtype:
             return f"its result is {value.aval.dtype}, and it normalises {x.aval.dtype}"
-        root = self.view.producer_index(value)
-        assert root is not None and self.epsilon is not None
-        if (activated := activation_of(self.view, value)) is not None:
-            activation, root = activated.name, activated.root
-            self.equations |= activated.equations
+        root, equations = self.view.producer_index(value), self.equations
+        assert root is not None
+        activated = activation_of(self.view, value)
+        if activated is not None:
+            root, equations = activated.root, equations | activated.equations
         parameters = [v for v in (self.scale, self.bias) if v is not None]
         if any(v.aval.dtype.name not in DTYPES for v in parameters):
             return "its scale or bias is of a dtype that kernels do not read"
-        equations = _without_shared(self.view, self.equations, root)
-        if equations is None:
+        operands = (x, *parameters)
+        own = _without_shared(self.view, equations, root, operands)
+        if own is None:
             return "its mean, its variance or a value in between is used elsewhere"
         g = self.groups
         site = GroupNormSite(
@@ -304,28 +310,31 @@ class _Norm:
             pixels=g.pixels,
             channels=g.groups * g.of_group,
             groups=g.groups,
-            epsilon=self.epsilon,
-            activation=activation,
+            epsilon=epsilon,
+            activation="none" if activated is None else activated.name,
             has_scale=self.scale is not None,
             has_bias=self.bias is not None,
             shape=self.view.eqns[root].outvars[0].aval.shape,
         )
-        return Match(
-            root=root, equations=equations, operands=(x, *parameters), site=site
-        )
+        return Match(root=root, equations=own, operands=operands, site=site)
 
 
-def _without_shared(view: View, inside: set[int], root: int) -> frozenset[int] | None:
+def _without_shared(
+    view: View, inside: frozenset[int], root: int, operands: Sequence[Atom]
+) -> frozenset[int] | None:
     """The equations without moves and conversions whose results others need too.
 
-    None if others need anything else.
+    None if others, or the operands of the site, need anything else.
     """
     left = set(inside)
+    made = (view.producer_index(x) for x in operands)
+    needed = {i for i in made if i is not None}
     while True:
         shared = {
             i
             for i in left
-            if i != root
+            if i in needed
+            or i != root
             and any(
                 c not in left for v in view.eqns[i].outvars for c in view.consumers(v)
             )

@@ -68,6 +68,23 @@ def is_served(match: Match, root: Equation) -> bool:
         return False
 
 
+def check_call(match: Match, root: Equation) -> None:
+    """Traces the call of a match, which must give the results of its root.
+
+    Raises:
+      TypeError: if it does not.
+    """
+    jaxpr = _template(match, root).jaxpr
+    made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+    found, wanted = (
+        [(x.aval.shape, x.aval.dtype) for x in results]
+        for results in (jaxpr.outvars, root.outvars)
+    )
+    are_made = all(not isinstance(x, Literal) and x in made for x in jaxpr.outvars)
+    if found != wanted or not are_made:
+        raise TypeError(f"{match.site} gives {found} in place of {wanted}")
+
+
 def calls_of(match: Match, root: Equation) -> list[Call]:
     """The calls of our ops that a match makes."""
     return list(calls_in(_template(match, root).jaxpr))

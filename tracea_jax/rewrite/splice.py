@@ -8,7 +8,8 @@ shardings, donation. A jaxpr in which nothing matched stays the same object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr
@@ -17,10 +18,11 @@ from tracea_jax import _compat
 from tracea_jax._compat import ClosedJaxpr
 from tracea_jax.ops.common.choice import choice_p
 from tracea_jax.ops.common.remat import remat_policy
+from tracea_jax.rewrite.faults import reported
 from tracea_jax.rewrite.inline import inlined
-from tracea_jax.rewrite.match import Match, Miss, Rule, described
+from tracea_jax.rewrite.match import Match, Miss, Rule, Viewed, described
 from tracea_jax.rewrite.ones import without_ones
-from tracea_jax.rewrite.replace import replaced
+from tracea_jax.rewrite.replace import check_call, replaced
 from tracea_jax.rewrite.spliced import is_spliced
 from tracea_jax.rewrite.view import Atom, Equation, View
 
@@ -50,16 +52,31 @@ def splice(
         values = dict(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
         inner = splice(jaxpr.jaxpr, rules, misses, {**known, **values}, outside)
         return jaxpr if inner is jaxpr.jaxpr else jaxpr.replace(jaxpr=inner)
+    try:
+        return _spliced(jaxpr, rules, misses, known, outside)
+    except Exception as e:
+        anchors = {name for rule in rules for name in rule.anchors}
+        misses += _failed("layer", anchors, jaxpr.eqns, e)
+        return jaxpr
+
+
+def _spliced(
+    jaxpr: Any,
+    rules: Sequence[Rule],
+    misses: list[Miss],
+    known: Mapping,
+    outside: Mapping,
+) -> Any:
+    """The same for an open jaxpr, or one that has its constants."""
     values = dict(zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=False))
 
     def viewed(eqns: Sequence[Equation]) -> View:
         return _viewed(eqns, jaxpr.outvars, {**known, **values}, outside)
 
     calls = inlined(jaxpr.eqns)
-    flat = calls.eqns
+    flat: Sequence[Equation] = calls.eqns
     for rule in rules:
-        if rule.prepare is not None:
-            flat = rule.prepare(rule, flat, jaxpr.outvars, viewed)
+        flat = _prepared(rule, flat, jaxpr.outvars, viewed, misses)
     view = viewed(flat)
     # Their operands and results stay, so the view is still right.
     own = [_descend(eqn, rules, misses, view) for eqn in flat]
@@ -86,6 +103,32 @@ def _viewed(
     return view
 
 
+def _prepared(
+    rule: Rule,
+    eqns: Sequence[Equation],
+    outvars: Sequence[Atom],
+    viewed: Viewed,
+    misses: list[Miss],
+) -> Sequence[Equation]:
+    """The equations as a rule would have them; as they are if it fails."""
+    if rule.prepare is None:
+        return eqns
+    try:
+        return rule.prepare(rule, eqns, outvars, viewed)
+    except Exception as e:
+        misses += _failed(rule.op, rule.anchors, eqns, e)
+        return eqns
+
+
+def _failed(
+    op: str, anchors: Collection[str], eqns: Iterable[Equation], error: Exception
+) -> Iterator[Miss]:
+    """The miss of a whole jaxpr, at the first place where a site may begin."""
+    reason = reported(op, error)
+    places = (eqn for eqn in eqns if eqn.primitive.name in anchors)
+    return (_miss(op, eqn, reason) for eqn in itertools.islice(places, 1))
+
+
 def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Match]:
     """The matches of one jaxpr by their roots; no equation belongs to two."""
     matches: dict[int, Match] = {}
@@ -95,37 +138,57 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
                 continue
             if is_spliced(eqn.source_info.name_stack):  # and left, for a reason
                 continue
-            found = _matched(rule, view, index)
+            found = _matched(rule, view, index, matches)
             if isinstance(found, Match):
                 _accept(view, matches, found)
             elif found is not None:
-                misses.append(_miss(rule, eqn, found))
+                misses.append(_miss(rule.op, eqn, found))
     return matches
 
 
-def _matched(rule: Rule, view: View, index: int) -> Match | str | None:
-    """What a rule says of an equation; expressions are read by recursion."""
+def _matched(
+    rule: Rule, view: View, index: int, matches: Mapping[int, Match]
+) -> Match | str | None:
+    """What a rule says of an equation, if what it finds can be replaced.
+
+    Expressions are read by recursion.
+    """
     try:
-        return rule.match(view, index)
+        found = rule.match(view, index)
+        if isinstance(found, Match):
+            if not _is_free(view, matches, found):
+                return None
+            check_call(found, view.eqns[found.root])
+        return found
     except RecursionError:
         return "it is computed by more equations in a row than can be followed"
+    except Exception as e:
+        return reported(rule.op, e)
+
+
+def _is_free(view: View, matches: Mapping[int, Match], found: Match) -> bool:
+    """Whether no other match, nor anything else, needs what a match would replace.
+
+    What it reads must remain: results of earlier matches, and nothing inside of one.
+    """
+    gone = (view.taken - matches.keys()) | found.equations
+    return (
+        not found.equations & view.taken
+        and view.are_interior(found.equations, found.root)
+        and all(view.producer_index(x) not in gone for x in found.operands)
+    )
 
 
 def _accept(view: View, matches: dict[int, Match], found: Match) -> None:
-    """Takes the match, unless an earlier one needs what it would replace."""
-    if found.equations & view.taken:
-        return
-    if not view.are_interior(found.equations, found.root):
-        return
     view.taken |= found.equations
     matches[found.root] = found
     for atom in found.operands:  # perhaps from before a transposition
         view.use(atom, found.root)
 
 
-def _miss(rule: Rule, eqn: Equation, reason: str) -> Miss:
+def _miss(op: str, eqn: Equation, reason: str) -> Miss:
     scope = scope_of(eqn)
-    return Miss(op=rule.op, scope=scope, what=described(eqn), reason=reason)
+    return Miss(op=op, scope=scope, what=described(eqn), reason=reason)
 
 
 def scope_of(eqn: Equation) -> str:

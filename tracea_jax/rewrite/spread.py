@@ -35,6 +35,7 @@ def followed(dims: Dims, path: Sequence[Move]) -> Dims | None:
     """
     for eqn in reversed(path):
         if isinstance(eqn, tuple):
+            dims = dims or ((),) * len(eqn)  # a number meets arrays of any rank
             pairs = zip(dims, eqn, strict=True)
             dims = tuple(dim or ((n, None),) * (n > 1) for dim, n in pairs)
             continue
