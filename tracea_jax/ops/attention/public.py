@@ -308,6 +308,8 @@ def _check_scores(
             f"mask must be boolean; it is {x.dtype} (what is added to the scores is "
             "the bias)"
         )
+    if name == "bias" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise ValueError(f"bias must be real; it is {x.dtype}")
     of_q, of_k = block
     whole = (q.shape[0], q.shape[2], -(-q.shape[1] // of_q), -(-k.shape[1] // of_k))
     fits = x.ndim == 4 and all(

@@ -105,6 +105,7 @@ asarray: Callable[..., jax.Array] = _jnp.asarray
 broadcast_shapes: Callable[..., tuple[int, ...]] = _jnp.broadcast_shapes
 einsum: Callable[..., jax.Array] = _jnp.einsum
 finfo: Any = _jnp.finfo
+iinfo: Any = _jnp.iinfo
 full: Callable[..., jax.Array] = _jnp.full
 zeros: Callable[..., jax.Array] = _jnp.zeros
 zeros_like: Callable[..., jax.Array] = _jnp.zeros_like

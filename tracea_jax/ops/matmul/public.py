@@ -19,6 +19,7 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.promotion import check_kinds, product_dtype
 from tracea_jax.ops.common.shapes import check_arrays, fold
 from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
@@ -51,7 +52,8 @@ def matmul(
       activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
       residual: anything that broadcasts to the result's shape, added last.
       precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
+      preferred_element_type: dtype of the result; by default the common one of a and
+        b, as in jnp. Operands are not rounded to it before they are multiplied.
       implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
         error with every reason), or a variant's name; for derivatives likewise.
       config: explicit config, the variant's own type or a dict of its fields.
@@ -62,7 +64,9 @@ def matmul(
     Raises:
       ValueError: on shapes that do not fit, an unknown activation or implementation, a
         config that is not legal, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
+      TypeError: on operands that are no arrays, such as lists, a preferred dtype that
+        ``jnp.matmul`` refuses, or a bias or residual that the result's dtype would cut:
+        floats added to integers.
 
     Kernels take float32, bfloat16 and float16 (see ``tracea doctor``); other dtypes and
     symbolic shapes are left to XLA.
@@ -101,7 +105,8 @@ def _matmul(
     given = {name: x for name, x in optional.items() if x is not None}
     check_arrays("matmul", a=a, b=b, **given)
     _check_shapes(a, b, bias)
-    out = out or jnp.result_type(a, b)
+    out = product_dtype(a, b, out)
+    check_kinds(out, bias=bias, residual=residual)
     epilogues.check_result(activation, out)
     lhs = a[None, :] if a.ndim == 1 else a
     rhs = b[:, None] if b.ndim == 1 else b
