@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tracea_jax import variants
 from tracea_jax.device import Device
+from tracea_jax.emit.kernel import MOST_BYTES
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
 
@@ -51,6 +52,12 @@ class Diagnosis:
         """Why this variant was rejected; None if it is a candidate."""
         return next((r.reason for r in self.rejected if r.variant == variant), None)
 
+    def without(self, rejection: Rejection) -> Diagnosis:
+        """The same with one candidate rejected."""
+        others = tuple(name for name in self.candidates if name != rejection.variant)
+        rejected = (*self.rejected, rejection)
+        return dataclasses.replace(self, candidates=others, rejected=rejected)
+
     def __str__(self) -> str:
         lines = [f"{self.problem} on {self.device}"]
         lines += [f"  can run: {', '.join(self.candidates)}"]
@@ -65,7 +72,11 @@ def diagnose(problem: Problem, device: Device) -> Diagnosis:
     """
     candidates, rejected = [], []
     for variant in variants.of(problem.op):
-        reason = variant.why_not(problem, device) or _toolchain(variant, device)
+        reason = (
+            variant.why_not(problem, device)
+            or _size(variant, problem, device)
+            or _toolchain(variant, device)
+        )
         if reason is None:
             candidates.append(variant.name)
         else:
@@ -92,9 +103,21 @@ def compiled_elsewhere() -> Iterator[None]:
         _elsewhere.reset(token)
 
 
+def _size(variant: variants.Variant, problem: Problem, device: Device) -> str | None:
+    """Why the variant's kernels do not reach all of the arrays."""
+    if not _is_compiled(variant, device) or problem.bytes < MOST_BYTES:
+        return None
+    return f"its arrays have {problem.bytes} bytes; kernels reach up to {MOST_BYTES}"
+
+
 def _toolchain(variant: variants.Variant, device: Device) -> str | None:
     """Why the variant's kernels cannot be compiled, if they need compiling here."""
     if _elsewhere.get():
         return None
+    return nvrtc.why_unavailable() if _is_compiled(variant, device) else None
+
+
+def _is_compiled(variant: variants.Variant, device: Device) -> bool:
+    """Whether the variant has kernels that are compiled for the device."""
     compiled = any(source.startswith("cuda/") for source in variant.sources)
-    return nvrtc.why_unavailable() if compiled and device.platform == "cuda" else None
+    return compiled and device.platform == "cuda"
