@@ -81,7 +81,7 @@ class Options:
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
         if self.implementation is not None:
-            names = {v.name for op in catalogue.ops() for v in op.variants}
+            names = {v.name for op in catalogue.in_programs() for v in op.variants}
             _check("implementation", self.implementation, ("tracea", *sorted(names)))
 
     @property
