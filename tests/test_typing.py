@@ -34,6 +34,21 @@ def test_the_package_says_that_it_has_types():
     assert [name for name in types.__all__ if not get_args(getattr(types, name))] == []
 
 
+def test_all_lists_the_api():
+    """What DESIGN calls the contract, by ``dir``, ``import *`` and attribute."""
+    listed = set(tracea.__all__)
+    assert listed | {"typing", "__version__"} == set(dir(tracea))
+    wanted = {"ops", "transform", "explain", "tune", "Graph", "doctor", "options"}
+    wanted |= {"masks", "TileGraph", "cuda_kernel", "TensorMap", "bundle", "bench"}
+    assert wanted | {"interop"} <= listed
+    names: dict[str, object] = {}
+    exec("from tracea_jax import *", names)
+    names.pop("__builtins__")
+    assert set(names) == listed
+    assert all(value is getattr(tracea, name) for name, value in names.items())
+    assert callable(names["options"]) and callable(names["bench"])
+
+
 def test_implementations_are_those_of_the_ops():
     names = {v.name for op in catalogue.in_programs() for v in op.variants}
     assert set(get_args(types.Implementation)) == {"tracea", *names}

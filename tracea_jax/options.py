@@ -260,9 +260,9 @@ def device_called(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    if name == devices.CpuDevice.platform:
+    if isinstance(name, str) and name == devices.CpuDevice.platform:
         return device_for(name)
-    if name in NAMED:
+    if isinstance(name, str) and name in NAMED:
         return devices.named(name)
     valid = (devices.CpuDevice.platform, *NAMED)
     raise ValueError(

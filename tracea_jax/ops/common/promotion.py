@@ -12,13 +12,31 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.dtypes import canonicalize_dtype
 
+from tracea_jax.mistakes import shown
 from tracea_jax.ops.common.typed import eval_shape, finfo, iinfo, lax
 
 # Kinds in the order of promotion. Numbers of a kind are cut by those before it.
 _KINDS = (jnp.bool_, jnp.integer, jnp.floating, jnp.complexfloating)
 _FLOATING, _COMPLEX = 2, 3  # of these
 _FLOATS = ("float16", "bfloat16", "float32", "float64")  # the narrowest first
+
+
+def preferred_dtype(preferred: Any) -> jnp.dtype | None:
+    """``preferred_element_type=`` as a dtype that JAX has enabled, or None.
+
+    Raises:
+      TypeError: if it is no dtype.
+    """
+    if preferred is None:
+        return None
+    try:
+        return canonicalize_dtype(preferred)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"preferred_element_type={shown(preferred)} must be a dtype of JAX or None"
+        ) from e
 
 
 def product_dtype(a: jax.Array, b: jax.Array, preferred: Any) -> jnp.dtype:

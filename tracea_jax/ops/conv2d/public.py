@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -19,7 +18,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
-from tracea_jax.ops.common.promotion import check_kinds, convolution_dtype
+from tracea_jax.ops.common.promotion import (
+    check_kinds,
+    convolution_dtype,
+    preferred_dtype,
+)
 from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.conv2d import arguments, directions
@@ -101,7 +104,7 @@ def conv2d(
         groups=arguments.positive("groups", groups),
         layout=layout,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )

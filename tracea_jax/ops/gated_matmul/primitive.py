@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -20,7 +19,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
 from tracea_jax.ops.common.precision import canonical_precision
-from tracea_jax.ops.common.promotion import product_dtype, promoted
+from tracea_jax.ops.common.promotion import (
+    preferred_dtype,
+    product_dtype,
+    promoted,
+)
 from tracea_jax.ops.common.shapes import (
     check_arrays,
     flat,
@@ -101,7 +104,7 @@ def gated_matmul(
         w_up,
         activation=activation,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )

@@ -12,14 +12,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
+from tracea_jax.mistakes import check_kind, whole
 from tracea_jax.ops.common.epilogue import is_floating
 from tracea_jax.ops.common.precision import canonical_precision
-from tracea_jax.ops.common.promotion import product_dtype, promoted
+from tracea_jax.ops.common.promotion import (
+    preferred_dtype,
+    product_dtype,
+    promoted,
+)
 from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.linear_cross_entropy.chunks import Head, axis_of, chunk_of
@@ -83,9 +87,10 @@ def linear_cross_entropy(
     Large-Vocabulary Language Models (2024).
     """
     variants.check_implementation("matmul", implementation)
+    check_kind("layout", layout, str, "'nt' or 'nn'")
     if layout not in LAYOUTS:
         raise ValueError(f"{layout=} must be one of {', '.join(LAYOUTS)}")
-    if chunk is not None and chunk < 1:
+    if chunk is not None and whole("chunk", chunk) < 1:
         raise ValueError(f"{chunk=} must be at least 1")
     return _linear_cross_entropy(
         x,
@@ -95,7 +100,7 @@ def linear_cross_entropy(
         layout=layout,
         chunk=chunk,
         precision=canonical_precision(precision),
-        logits=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        logits=preferred_dtype(preferred_element_type),
         implementation=implementation,
     )
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -19,7 +18,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
-from tracea_jax.ops.common.promotion import check_kinds, product_dtype
+from tracea_jax.ops.common.promotion import (
+    check_kinds,
+    preferred_dtype,
+    product_dtype,
+)
 from tracea_jax.ops.common.shapes import check_arrays, fold
 from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
@@ -80,7 +83,7 @@ def matmul(
         residual,
         activation=activation,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
@@ -139,8 +142,8 @@ def _broadcast(residual: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _check_shapes(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> None:
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(
-            f"matmul takes operands of at least one dimension; they are {a.shape} and "
-            f"{b.shape} (multiply scalars with *)"
+            f"matmul takes a and b of at least one dimension; their shapes are "
+            f"{a.shape} and {b.shape} (multiply scalars with *)"
         )
     k, n = b.shape[max(b.ndim - 2, 0)], b.shape[-1] if b.ndim > 1 else 1
     if a.shape[-1] != k:
