@@ -119,3 +119,42 @@ assert status == 1 and "is no file" in sentence, (status, sentence)
 """,
         mlp_bundle,
     )
+
+
+def test_texts_of_errors_outlive_the_next_failures():
+    """A pointer that was kept is valid, and its text the same for seven failures."""
+    run("""
+import threading
+last = library.tracea_last_error
+last.restype = ctypes.c_void_p
+
+def fail(name):
+    return library.tracea_graph_load(context, name.encode(), ctypes.byref(graph))
+
+assert library.tracea_context_create(CPU, 1, ctypes.byref(context)) == 0
+assert ctypes.string_at(last()) == b""
+kept = []
+for i in range(20):
+    assert fail(f"missing{i}") != 0
+    kept.append(last())
+    assert f"missing{i}".encode() in ctypes.string_at(kept[-1])
+    for back, pointer in enumerate(reversed(kept[-8:])):
+        assert f"missing{i - back}".encode() in ctypes.string_at(pointer), (i, back)
+assert len(set(kept)) == 8  # none is freed, and none is new for ever
+
+others = []
+def other():
+    others.append(ctypes.string_at(last()))
+    fail("elsewhere")
+    others.append(ctypes.string_at(last()))
+thread = threading.Thread(target=other)
+thread.start(); thread.join()
+assert others[0] == b"" and b"elsewhere" in others[1], others
+assert b"missing19" in ctypes.string_at(last())
+
+for extra in range(4):
+    fail("/" + "x" * (2000 + extra) + "\u20ac" * 600)
+    text = ctypes.string_at(last())
+    text.decode()  # characters are whole
+    assert 2040 < len(text) < 2048 and text.endswith(b"..."), len(text)
+""")

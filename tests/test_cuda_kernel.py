@@ -97,7 +97,7 @@ N: dict[str, Any] = {"scalars": {"n": lambda x: x.size}}
             "float32; the array is int32",
         ),
         ({}, (X, Struct((4, 6), jnp.int8)), {"a": 1.0}, "'const float. y' of axpy has"),
-        ({"out": 3}, (X, X), {"a": 1.0}, "out= of axpy must be jax.ShapeDtypeStruct"),
+        ({"out": 3}, (X, X), {"a": 1.0}, "out must be a ShapeDtypeStruct"),
         (
             {"grid": lambda q: 1},
             (X, X),
@@ -118,8 +118,9 @@ N: dict[str, Any] = {"scalars": {"n": lambda x: x.size}}
 def test_what_does_not_fit_the_parameters_is_said_in_the_call(
     how, operands, numbers, message
 ):
-    op = tracea.cuda_kernel(kernels.AXPY, **{**N, **how})
+    """At the latest: what depends on no call is said before."""
     with pytest.raises((TypeError, ValueError), match=message):
+        op = tracea.cuda_kernel(kernels.AXPY, **{**N, **how})
         jax.eval_shape(lambda *x: op(*x, **numbers), *operands)
 
 

@@ -10,12 +10,13 @@ from typing import get_args, get_type_hints
 import pytest
 
 import tracea_jax as tracea
-from tracea_jax import catalogue
+from tracea_jax import catalogue, dispatch
 from tracea_jax import typing as types
 from tracea_jax.graph_adds import Adds
 from tracea_jax.ops.attention.public import Keywords
 from tracea_jax.options import Options, Settings
 from tracea_jax.tuning.tuner import EFFORTS
+from tracea_jax.variants import check_implementation
 
 OPS = (
     "matmul",
@@ -33,9 +34,36 @@ def test_the_package_says_that_it_has_types():
     assert [name for name in types.__all__ if not get_args(getattr(types, name))] == []
 
 
+def test_all_lists_the_api():
+    """What DESIGN calls the contract, by ``dir``, ``import *`` and attribute."""
+    listed = set(tracea.__all__)
+    assert listed | {"typing", "__version__"} == set(dir(tracea))
+    wanted = {"ops", "transform", "explain", "tune", "Graph", "doctor", "options"}
+    wanted |= {"masks", "TileGraph", "cuda_kernel", "TensorMap", "bundle", "bench"}
+    assert wanted | {"interop"} <= listed
+    names: dict[str, object] = {}
+    exec("from tracea_jax import *", names)
+    names.pop("__builtins__")
+    assert set(names) == listed
+    assert all(value is getattr(tracea, name) for name, value in names.items())
+    assert callable(names["options"]) and callable(names["bench"])
+
+
 def test_implementations_are_those_of_the_ops():
-    names = {v.name for op in OPS for v in catalogue.get(op).variants}
+    names = {v.name for op in catalogue.in_programs() for v in op.variants}
     assert set(get_args(types.Implementation)) == {"tracea", *names}
+
+
+def test_every_variant_that_doctor_prints_can_be_named():
+    """In options, and where programs call the op, in its argument too."""
+    printed = {(said.op, said.variant) for said in tracea.doctor().variants}
+    called = {op.name for op in catalogue.ops()}
+    assert {"max_pool_cuda", "layer_norm", "gemm_cpu"} <= {name for _, name in printed}
+    for op, name in printed:
+        with tracea.options(implementation=name):
+            assert dispatch.default_implementation(op) == name
+        if op in called:
+            check_implementation(op, name)
 
 
 def test_every_effort_has_its_number_of_evaluations():

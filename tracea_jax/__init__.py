@@ -22,6 +22,35 @@ from typing import TYPE_CHECKING, Any
 
 from tracea_jax.mistakes import similar
 
+# The API, but for ``typing``: ``import *`` must not hide Python's module.
+__all__ = [
+    "AttentionProblem",
+    "BenchReport",
+    "Conv2dProblem",
+    "Epilogue",
+    "Explanation",
+    "GatedMatmulProblem",
+    "GemmProblem",
+    "Graph",
+    "Options",
+    "Plan",
+    "TensorMap",
+    "TileGraph",
+    "TuneReport",
+    "Unsupported",
+    "bench",
+    "bundle",
+    "cuda_kernel",
+    "doctor",
+    "explain",
+    "interop",
+    "masks",
+    "ops",
+    "options",
+    "transform",
+    "tune",
+]
+
 # Public name -> module that defines it.
 _HOMES = {
     "AttentionProblem": "problem",

@@ -10,6 +10,7 @@ from typing import Any
 
 from tracea_jax import variants
 from tracea_jax.device import Device
+from tracea_jax.emit.kernel import MOST_BYTES
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import nvrtc
 from tracea_jax.variants.base import Varying
@@ -63,6 +64,12 @@ class Diagnosis:
         found = variants.get(self.problem.op, variant)
         return variants.may_vary(found, self.problem, config, self.device)
 
+    def without(self, rejection: Rejection) -> Diagnosis:
+        """The same with one candidate rejected."""
+        others = tuple(name for name in self.candidates if name != rejection.variant)
+        rejected = (*self.rejected, rejection)
+        return dataclasses.replace(self, candidates=others, rejected=rejected)
+
     def __str__(self) -> str:
         lines = [f"{self.problem} on {self.device}"]
         lines += [f"  can run: {', '.join(self.candidates)}"]
@@ -84,7 +91,11 @@ def diagnose(
     """
     candidates, rejected, varying = [], [], []
     for variant in variants.of(problem.op):
-        reason = variant.why_not(problem, device) or _toolchain(variant, device)
+        reason = (
+            variant.why_not(problem, device)
+            or _size(variant, problem, device)
+            or _toolchain(variant, device)
+        )
         if reason is None and deterministic:
             reason = why_forbidden(variant, problem, device)
             varying += [variant.name] * (reason is not None)
@@ -138,9 +149,21 @@ def forbidden(reason: str) -> str:
     return f"{reason}, which deterministic=True or a flag of XLA forbids"
 
 
+def _size(variant: variants.Variant, problem: Problem, device: Device) -> str | None:
+    """Why the variant's kernels do not reach all of the arrays."""
+    if not _is_compiled(variant, device) or problem.bytes < MOST_BYTES:
+        return None
+    return f"its arrays have {problem.bytes} bytes; kernels reach up to {MOST_BYTES}"
+
+
 def _toolchain(variant: variants.Variant, device: Device) -> str | None:
     """Why the variant's kernels cannot be compiled, if they need compiling here."""
     if _elsewhere.get():
         return None
+    return nvrtc.why_unavailable() if _is_compiled(variant, device) else None
+
+
+def _is_compiled(variant: variants.Variant, device: Device) -> bool:
+    """Whether the variant has kernels that are compiled for the device."""
     compiled = any(source.startswith("cuda/") for source in variant.sources)
-    return nvrtc.why_unavailable() if compiled and device.platform == "cuda" else None
+    return compiled and device.platform == "cuda"

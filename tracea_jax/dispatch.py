@@ -14,7 +14,7 @@ import dataclasses
 from typing import Any
 
 from tracea_jax import knowledge, variants
-from tracea_jax.device import Device, OtherDevice
+from tracea_jax.device import CudaDevice, Device, OtherDevice
 from tracea_jax.diagnosis import (
     Diagnosis,
     Rejection,
@@ -27,8 +27,10 @@ from tracea_jax.options import Options, current
 from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.policy import Choice, decide
 from tracea_jax.problem import Problem
+from tracea_jax.runtime import launch
 from tracea_jax.schema import check_types
 from tracea_jax.tuning.answers.answer import Answer, Question
+from tracea_jax.variants.base import Insisting
 
 
 class Unsupported(ValueError):
@@ -128,25 +130,11 @@ def plan(
     """
     settings = settings or current()
     diagnosis = diagnose(problem, device, settings.determinism)
-    default = default_implementation(problem.op, settings)
-    if default == "xla" and "xla" not in diagnosis.candidates:
-        default = None  # a kernel without a reference is all that there is
-    implementation = implementation or default
-    variants.check_implementation(problem.op, implementation)
-    allowed = _allowed(diagnosis, implementation)
-    if config is not None:
-        answer = _explicit(diagnosis, allowed, config)
-    elif allowed == ("xla",):
-        answer = _only_xla(implementation, device)
-    elif "xla" not in diagnosis.candidates:
-        choice = decide(diagnosis).choice
-        why = "without a reference there is nothing to compare it with"
-        answer = Answer(choice=choice, origin="policy", decision=why)
-    else:
-        question = Question(
-            diagnosis=diagnosis, allowed=allowed, implementation=implementation
-        )
-        answer = _answer(question, settings)
+    answer = _answered(diagnosis, implementation, config, settings)
+    while (why := _broken_limit(problem, answer.choice, device)) is not None:
+        refused = Rejection(variant=answer.choice.variant, reason=why)
+        diagnosis = diagnosis.without(refused)
+        answer = _answered(diagnosis, implementation, config, settings)
     return Plan(
         problem=problem,
         device=device,
@@ -158,6 +146,50 @@ def plan(
         time_us=answer.time_us if answer.is_exact else None,
         xla_us=answer.xla_us if answer.is_exact else None,
     )
+
+
+def _answered(
+    diagnosis: Diagnosis, implementation: str | None, config: Any, settings: Options
+) -> Answer:
+    """The choice among the candidates; arguments and errors are those of ``plan``."""
+    problem, device = diagnosis.problem, diagnosis.device
+    default = default_implementation(problem.op, settings)
+    if default == "xla" and "xla" not in diagnosis.candidates:
+        default = None  # a kernel without a reference is all that there is
+    implementation = implementation or default
+    variants.check_implementation(problem.op, implementation)
+    allowed = _allowed(diagnosis, implementation)
+    if config is not None:
+        return _explicit(diagnosis, allowed, config)
+    if allowed == ("xla",):
+        return _only_xla(implementation, device)
+    if "xla" not in diagnosis.candidates:
+        choice = decide(diagnosis).choice
+        why = "without a reference there is nothing to compare it with"
+        return Answer(choice=choice, origin="policy", decision=why)
+    question = Question(
+        diagnosis=diagnosis, allowed=allowed, implementation=implementation
+    )
+    return _answer(question, settings)
+
+
+def _broken_limit(problem: Problem, choice: Choice, device: Device) -> str | None:
+    """Why the device cannot launch what the choice stands for.
+
+    Variants refuse problems by their sizes; what they missed is refused here, before it
+    is lowered. The limits that kernels of users break are errors of the lowering.
+    """
+    variant = variants.get(problem.op, choice.variant)
+    if not isinstance(device, CudaDevice) or isinstance(variant, Insisting):
+        return None
+    try:
+        call = variant.call(problem, choice.config, device)
+    except ValueError as e:  # of a size that no parameter of a kernel holds
+        return str(e)
+    broken = (
+        launch.broken_limit(kernel, device) for kernel in variants.kernels_in(call)
+    )
+    return next((why for why in broken if why is not None), None)
 
 
 def default_implementation(op: str, settings: Options | None = None) -> str | None:
@@ -235,6 +267,9 @@ def _checked(variant: Any, config: Any, problem: Problem, device: Device) -> Any
         check_types(value)
         raise
     check_types(value)
+    choice = Choice(variant=variant.name, config=value)
+    if (why := _broken_limit(problem, choice, device)) is not None:
+        raise ValueError(why)
     return value
 
 

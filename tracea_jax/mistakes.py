@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+import numpy as np
 
 _CHARACTERS = 80  # of a value that is shown
 
@@ -62,6 +66,48 @@ def similar(name: Any, valid: Iterable[str], least: float = 0.6) -> str:
     names = {other.lower(): other for other in valid}
     close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=least)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def check_kind(
+    name: str, value: Any, kinds: type | types.UnionType, wanted: str
+) -> None:
+    """Refuses an argument of another type.
+
+    Args:
+      name: of the argument.
+      value: what came.
+      kinds: what it may be an instance of.
+      wanted: the same in words, such as "a str".
+
+    Raises:
+      TypeError: naming the argument, what is allowed, and what came.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {wanted}, not {shown(value)}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """An argument that is True or False, also as a number or one of numpy's.
+
+    Raises:
+      TypeError: naming the argument, if it is anything else.
+    """
+    is_bool = isinstance(value, bool | np.bool_)
+    if not is_bool and not (isinstance(value, int) and value in (0, 1)):
+        raise TypeError(f"{name} must be True or False, not {shown(value)}")
+    return bool(value)
+
+
+def whole(name: str, value: Any) -> int:
+    """An argument that is an integer, of Python or of an array library.
+
+    Raises:
+      TypeError: naming the argument, if it is anything else.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {shown(value)}") from None
 
 
 def check_function(fn: Any, takes: str, call: str) -> None:

@@ -92,7 +92,7 @@ class Options:
         if self.device is not None:
             _check("device", self.device, tuple(NAMED))
         if self.implementation is not None:
-            names = {v.name for op in catalogue.ops() for v in op.variants}
+            names = {v.name for op in catalogue.in_programs() for v in op.variants}
             _check("implementation", self.implementation, ("tracea", *sorted(names)))
 
     @property
@@ -278,9 +278,9 @@ def device_called(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    if name == devices.CpuDevice.platform:
+    if isinstance(name, str) and name == devices.CpuDevice.platform:
         return device_for(name)
-    if name in NAMED:
+    if isinstance(name, str) and name in NAMED:
         return devices.named(name)
     valid = (devices.CpuDevice.platform, *NAMED)
     raise ValueError(

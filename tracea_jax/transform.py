@@ -24,7 +24,14 @@ from jax.extend.core import jaxpr_as_fun
 
 from tracea_jax import _compat, mutable
 from tracea_jax.call import Call, unwrapped
-from tracea_jax.mistakes import check_function, function_alone, name_of, shown, similar
+from tracea_jax.mistakes import (
+    check_function,
+    flag,
+    function_alone,
+    name_of,
+    shown,
+    similar,
+)
 from tracea_jax.options import local_device
 from tracea_jax.rewrite import Rule, rules, splice
 from tracea_jax.rewrite.fewer import fewer
@@ -327,7 +334,7 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
 
     Raises:
       ValueError: on an unknown op.
-      TypeError: if ops are no names.
+      TypeError: if ops are no names, or ``after_grad`` is neither True nor False.
     """
     known = known_ops()
     wanted = set(known if ops is None else op_names(ops))
@@ -336,7 +343,7 @@ def check_ops(ops: str | Iterable[str] | None, after_grad: bool) -> tuple[str, .
             f"ops={unknown} must be some of {', '.join(known)}"
             + similar(unknown[0], known)
         )
-    if after_grad:
+    if flag("after_grad", after_grad):
         wanted &= {rule.op for rule in rules() if rule.after_grad}
     return tuple(op for op in known if op in wanted)
 

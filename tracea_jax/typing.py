@@ -15,8 +15,8 @@ Effort = Literal["none", "quick", "default", "max"]
 Goal = Literal["latency", "throughput", "balanced"]
 OnMiss = Literal["heuristic", "tune", "error"]
 
-# Of the ops of this package. Which of them an op has, the op says when it is called;
-# settings also take the variants of ops that a program registers.
+# Those of all ops of this package that run in programs, as doctor prints them. An op
+# takes its own; settings take all, and the variants of ops that a program registers.
 Implementation = Literal[
     "xla",
     "tracea",
@@ -50,6 +50,11 @@ Implementation = Literal[
     "paged_attention_sm90",
     "elementwise_cpu",
     "elementwise_cuda",
+    "channel_sums_cuda",
+    "layer_norm",
+    "group_norm_sm90",
+    "max_pool_cuda",
+    "cuda_kernel",
 ]
 
 __all__ = ["Activation", "Effort", "Goal", "Implementation", "OnMiss"]

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <sstream>
@@ -25,16 +26,42 @@ namespace {
 
 constexpr int32_t kMostThreads = 4096;
 
-std::string& LastError() {
-  thread_local std::string message;
-  return message;
+// The sentences of a thread's last failures, in memory that is never freed while the
+// thread lives: callers keep pointers to them. Nothing is allocated, as what failed may
+// be an allocation.
+class Errors {
+ public:
+  const char* last() const { return texts_[at_].data(); }
+
+  void Add(const char* message) {
+    at_ = (at_ + 1) % texts_.size();
+    std::array<char, kBytes>& text = texts_[at_];
+    size_t size = std::strlen(message);
+    const bool fits = size < text.size();
+    constexpr char kMore[] = "...";
+    if (!fits) {
+      size = text.size() - sizeof(kMore);
+      while (IsInsideCharacter(message[size])) --size;
+    }
+    std::memcpy(text.data(), message, size);
+    std::memcpy(text.data() + size, fits ? "" : kMore, fits ? 1 : sizeof(kMore));
+  }
+
+ private:
+  static constexpr size_t kBytes = 2048;
+  static bool IsInsideCharacter(char c) { return (c & 0xC0) == 0x80; }  // of UTF-8
+
+  std::array<std::array<char, kBytes>, TRACEA_KEPT_ERRORS> texts_{};
+  size_t at_ = 0;
+};
+
+Errors& ErrorsOfThread() {
+  thread_local Errors errors;
+  return errors;
 }
 
 tracea_status Failed(tracea_status status, const char* message) {
-  try {
-    LastError() = message;
-  } catch (const std::bad_alloc&) {
-  }
+  ErrorsOfThread().Add(message);
   return status;
 }
 
@@ -136,7 +163,7 @@ extern "C" {
 
 const char* tracea_version(void) { return TRACEA_VERSION; }
 
-const char* tracea_last_error(void) { return LastError().c_str(); }
+const char* tracea_last_error(void) { return ErrorsOfThread().last(); }
 
 tracea_status tracea_context_create(tracea_device device, int32_t threads,
                                     tracea_context** context) {

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 from tracea_jax import knowledge, variants
@@ -23,7 +24,7 @@ from tracea_jax.doctor import versions
 from tracea_jax.explain import Explanation, explain
 from tracea_jax.explain.rows import grouped, place, places
 from tracea_jax.explain.sites import Site
-from tracea_jax.mistakes import check_function
+from tracea_jax.mistakes import check_function, check_kind
 from tracea_jax.options import current, local_device
 from tracea_jax.policy import Choice
 from tracea_jax.schema import one_line
@@ -86,7 +87,8 @@ def bench(
 
 
 def check_budget(budget_s: float) -> None:
-    """Raises ValueError if it is no time to measure in."""
+    """Raises ValueError or TypeError if it is no time to measure in."""
+    check_kind("budget_s", budget_s, Real, "a number of seconds")
     if not budget_s > 0:
         raise ValueError(f"{budget_s=} must be positive seconds")
 

@@ -22,6 +22,7 @@ from tracea_jax.call import Call
 from tracea_jax.campaign.keep import Without
 from tracea_jax.explain.sites import devices_of
 from tracea_jax.ops.common.programs import equations_in
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.options import options
 from tracea_jax.rewrite import splice
 from tracea_jax.rewrite.fewer import noting
@@ -198,7 +199,7 @@ def difference(found: list[Any], expected: list[Any]) -> str | None:
         is_finite = jnp.isfinite(y)
         if bool(jnp.any(is_finite & ~jnp.isfinite(x))):
             return "a result is not finite where plain's is"
-        kind = jnp.result_type(y.dtype, jnp.float32)
+        kind = promoted(y.dtype, jnp.float32)
         x, y = (jnp.where(is_finite, z, 0).astype(kind) for z in (x, y))
         scale = jnp.maximum(jnp.abs(y).max(initial=0.0), 1e-30)
         error = math.hypot(error, float(scale * jnp.linalg.norm((x - y) / scale)))

@@ -41,6 +41,20 @@ def pack(dtype: str) -> int:
     return {"float32": 4}.get(dtype, 8)
 
 
+def lanes(problem: ChannelSumsProblem) -> int:
+    """Packs of channels that a block has of a row."""
+    packs = problem.channels // pack(problem.dtype)
+    if packs <= _MOST_LANES:
+        return packs
+    fitting = range(_MOST_LANES, _FEWEST_LANES - 1, -1)
+    return next((n for n in fitting if packs % n == 0), _MOST_LANES)
+
+
+def columns(problem: ChannelSumsProblem) -> int:
+    """Blocks side by side: y of the grid."""
+    return -(-problem.channels // (pack(problem.dtype) * lanes(problem)))
+
+
 def places(
     problem: ChannelSumsProblem, device: CudaDevice, *, blocks: int, unroll: int
 ) -> Places:
@@ -52,16 +66,11 @@ def places(
       blocks: of each multiprocessor, if there are rows enough.
       unroll: rows of a thread in flight.
     """
-    packs = problem.channels // pack(problem.dtype)
-    lanes = packs
-    if packs > _MOST_LANES:
-        fitting = range(_MOST_LANES, _FEWEST_LANES - 1, -1)
-        lanes = next((n for n in fitting if packs % n == 0), _MOST_LANES)
-    columns = -(-packs // lanes)
-    tiles = -(-problem.rows // (THREADS // lanes * unroll))
-    most = max(1, device.sm_count * blocks // columns)
+    across, side_by_side = lanes(problem), columns(problem)
+    tiles = -(-problem.rows // (THREADS // across * unroll))
+    most = max(1, device.sm_count * blocks // side_by_side)
     turns = -(-tiles // most)
-    return Places(lanes=lanes, columns=columns, blocks=-(-tiles // turns))
+    return Places(lanes=across, columns=side_by_side, blocks=-(-tiles // turns))
 
 
 def kernel(

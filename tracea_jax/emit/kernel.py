@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+MOST_BLOCKS_Y = 65535  # in y and in z of a grid; CUDA allows 2^31 - 1 in x
+MOST_BYTES = 2**40 - 16  # strides of tensor maps, and so arrays, are at most as large
+
 
 class TensorMapSwizzle(enum.IntEnum):
     """Shared-memory swizzle modes of a tensor map, by ``CUtensorMapSwizzle`` value."""

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tracea_jax.ops import conv2d
+from tracea_jax.ops.common.promotion import promoted
 from tracea_jax.typing import Implementation
 
 _TO_HWIO = {"OIHW": (2, 3, 1, 0), "OHWI": (1, 2, 3, 0)}
@@ -82,7 +83,7 @@ def gradients(
     if asked:
         (found,) = jax.vjp(of_asked, asked)[1](cotangent)
     if wanted[2]:
-        wide = jnp.promote_types(cotangent.dtype, jnp.float32)
+        wide = promoted(cotangent.dtype, jnp.float32)
         total = jnp.sum(cotangent, axis=(0, 1, 2), dtype=wide)
         found["bias"] = total.astype(cotangent.dtype)
     return tuple(found.get(name) for name in ("x", "w", "bias"))

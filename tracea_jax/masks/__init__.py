@@ -16,13 +16,14 @@ The value is ``mask.Mask``; ``tiles`` makes the pictures.
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Sequence
 from typing import SupportsIndex
 
 from jax.typing import ArrayLike
 
 from tracea_jax.masks import checks
 from tracea_jax.masks.mask import Mask as Mask
+from tracea_jax.mistakes import check_kind, flag, whole
 
 __all__ = [
     "Mask",
@@ -43,7 +44,7 @@ def causal(*, from_end: bool = False) -> Mask:
         the last key: query i of T sees keys j <= i + S - T. With lengths they count
         from the end of each example.
     """
-    return Mask(is_causal=True, from_end=bool(from_end))
+    return Mask(is_causal=True, from_end=flag("from_end", from_end))
 
 
 def window(
@@ -56,9 +57,9 @@ def window(
         ``left``, as in ``local_window_size``.
       from_end: as in ``causal``.
     """
-    before = operator.index(left)
-    behind = before if right is None else operator.index(right)
-    return Mask(window=(before, behind), from_end=bool(from_end))
+    before = whole("left", left)
+    behind = before if right is None else whole("right", right)
+    return Mask(window=(before, behind), from_end=flag("from_end", from_end))
 
 
 def segments(ids: ArrayLike, kv_ids: ArrayLike | None = None) -> Mask:
@@ -112,7 +113,9 @@ def block_sparse(blocks: ArrayLike, block: tuple[int, int] = (128, 128)) -> Mask
     Raises:
       ValueError: if the array is not boolean, or a size of the block is not positive.
     """
-    rows, keys = map(operator.index, block)
-    if min(rows, keys) < 1:
+    check_kind("block", block, Sequence, "two positive integers")
+    sizes = [whole("block", n) for n in block]
+    if len(sizes) != 2 or min(sizes) < 1:
         raise ValueError(f"{block=} must be two positive numbers")
+    rows, keys = sizes
     return Mask(arrays=(checks.array("blocks", blocks),), blocks=((rows, keys),))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tracea_jax.problem.attention import AttentionProblem
 from tracea_jax.problem.base import Problem
+from tracea_jax.problem.epilogue import ITEMSIZE
 
 _INDEX_BYTES = 4
 
@@ -67,6 +68,12 @@ class PagedAttentionProblem(Problem):
         """Fewest bytes moved through memory, by sequences that fill all their pages."""
         table = self.batch * (self.pages_per_sequence + 1)
         return self.gathered.bytes + table * _INDEX_BYTES
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of all pages of the keys, those that no sequence reads included."""
+        entries = self.kv_heads * self.pages * self.page_size * self.head_dim
+        return entries * ITEMSIZE.get(self.dtype, 4)
 
     @classmethod
     def examples(cls, dtype: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tracea_jax.device import CudaDevice
 from tracea_jax.emit.kernel import (
     SCALAR_BITS,
     Im2colMap,
@@ -170,6 +171,26 @@ def ready(kernel: Kernel, cubin: Cubin, embed: bool) -> dict[str, Any]:
     if embed:
         attributes["cubin"] = base64.b64encode(cubin.image).decode()
     return attributes
+
+
+def broken_limit(kernel: Kernel, device: CudaDevice) -> str | None:
+    """The sentence why no such GPU launches the kernel; None if it does.
+
+    The limits are those of grids, blocks, clusters, shared memory, tensor maps and
+    parameters that are passed by value.
+    """
+    if kernel.smem_bytes > (most := device.smem_per_block_bytes):
+        return f"a block needs {kernel.smem_bytes} bytes of shared memory, of {most}"
+    try:
+        attributes = cuda_attributes(kernel, key="")
+        _native.check_launch(
+            attributes["launch"].tolist(), attributes["params"].tolist()
+        )
+    except OverflowError:
+        return "a size of the launch is more than 64 bits count"
+    except ValueError as e:
+        return str(e)
+    return None
 
 
 def cuda_attributes(kernel: Kernel, key: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import channel_sums as emit
 from tracea_jax.emit.epilogue import CXX_TYPE
+from tracea_jax.emit.kernel import MOST_BLOCKS_Y
 from tracea_jax.problem import ChannelSumsProblem
 from tracea_jax.variants.base import Call
 from tracea_jax.variants.gpus import refused_device
@@ -63,6 +64,11 @@ class ChannelSumsCuda:
             _UNROLL
         ):
             return f"{p.rows} rows are more than 32 bits count"
+        if (columns := emit.columns(p)) > MOST_BLOCKS_Y:
+            return (
+                f"{p.channels} channels take {columns} blocks side by side; a grid has "
+                f"{MOST_BLOCKS_Y}"
+            )
         return None
 
     def check(

@@ -45,6 +45,10 @@ def refuses_product(problem: GemmProblem | Conv2dProblem, device: Device) -> str
     reason = refuses_dtype("operands", problem.lhs)
     if reason := reason or refuses_dtype("output", problem.out):
         return reason
+    for role in ("bias", "residual"):
+        dtype = getattr(problem.epilogue, f"{role}_dtype") or problem.out
+        if reason := refuses_dtype(f"a {role}", dtype):
+            return reason
     if problem.precision not in PRECISIONS:
         return f"precision {problem.precision} names an algorithm only XLA has"
     return None

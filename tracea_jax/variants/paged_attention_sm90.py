@@ -11,6 +11,7 @@ import dataclasses
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.emit import attention_decode_sm90 as emit
 from tracea_jax.emit.attention_decode_sm90 import AttentionDecodeSm90Config, Pages
+from tracea_jax.emit.kernel import MOST_BYTES
 from tracea_jax.problem import PagedAttentionProblem
 from tracea_jax.variants.attention_decode_sm90 import ATTENTION_DECODE_SM90, in_steps
 from tracea_jax.variants.base import Call
@@ -33,6 +34,8 @@ class PagedAttentionSm90:
             return reason
         if not p.pages:
             return "there are no pages"
+        if p.pool_bytes > MOST_BYTES:
+            return f"{p.pool_bytes} bytes of pages; it reaches up to {MOST_BYTES}"
         if p.page_size not in _SIZES and p.page_size % _SIZES[-1]:
             sizes = ", ".join(map(str, _SIZES))
             return (

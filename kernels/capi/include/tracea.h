@@ -104,7 +104,12 @@ typedef void* tracea_stream; /* CUstream or cudaStream_t; ignored on a CPU */
 /* The version of the library that runs, such as "0.2.0". */
 TRACEA_API const char* tracea_version(void);
 
-/* What went wrong in the calling thread's last call that failed; "" before any did. */
+/* What went wrong in the calling thread's last call that failed; "" before any did.
+ * The text is UTF-8, at most 2047 bytes long, and belongs to the library: do not free it.
+ * The pointer is valid as long as the thread lives. The text it points to stays the same
+ * until TRACEA_KEPT_ERRORS further calls of the thread have failed; copy what is kept for
+ * longer, or for another thread. */
+#define TRACEA_KEPT_ERRORS 8
 TRACEA_API const char* tracea_last_error(void);
 
 /* ---- contexts ---------------------------------------------------------------------- */

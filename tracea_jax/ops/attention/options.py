@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from tracea_jax.masks import Mask
 from tracea_jax.mistakes import shown
-from tracea_jax.ops.common.typed import asarray, finfo
+from tracea_jax.ops.common.shapes import as_array
+from tracea_jax.ops.common.typed import finfo
 from tracea_jax.problem.attention import Alibi
 
 ALIBI: tuple[Alibi, ...] = ("distance", "linear")
@@ -68,7 +69,7 @@ def segments(
 
 
 def _ids(name: str, ids: Any, of: jax.Array) -> jax.Array:
-    ids = asarray(ids)
+    ids = as_array(name, ids)
     batch, length = of.shape[:2]
     if not jnp.issubdtype(ids.dtype, jnp.integer) or ids.dtype.itemsize > 4:
         raise ValueError(f"{name} must be integers of up to 32 bits, not {ids.dtype}")
@@ -103,7 +104,7 @@ def of_heads(name: str, x: Any, q: jax.Array) -> jax.Array | None:
     """A number for each head, float32."""
     if x is None:
         return None
-    x = asarray(x)
+    x = as_array(name, x)
     if x.shape != q.shape[2:3] or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(
             f"{name} must be floating point of shape {q.shape[2:3]}, a number for each "
@@ -114,6 +115,6 @@ def of_heads(name: str, x: Any, q: jax.Array) -> jax.Array | None:
 
 def alibi(form: Any, slopes: jax.Array | None) -> Alibi | None:
     """What the slopes make of positions, if there are any."""
-    if form not in ALIBI:
-        raise ValueError(f"alibi={form!r} must be one of {', '.join(ALIBI)}")
+    if not isinstance(form, str) or form not in ALIBI:
+        raise ValueError(f"alibi={shown(form)} must be one of {', '.join(ALIBI)}")
     return None if slopes is None else form

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import (
     Any,
@@ -17,13 +16,12 @@ from typing import (
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
 from tracea_jax.masks import Mask
-from tracea_jax.mistakes import shown
+from tracea_jax.mistakes import flag, shown, whole
 from tracea_jax.ops.attention import options
 from tracea_jax.ops.attention.primitives import bind
 from tracea_jax.ops.attention.reference import (
@@ -34,7 +32,8 @@ from tracea_jax.ops.attention.reference import (
 )
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision, precision_name
-from tracea_jax.ops.common.typed import asarray
+from tracea_jax.ops.common.promotion import preferred_dtype
+from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.problem.attention import Alibi
 from tracea_jax.typing import Implementation
 
@@ -171,6 +170,7 @@ def attention(
       The output, (B, T, N, V) or (T, N, V), of query's dtype.
 
     Raises:
+      TypeError: on operands that are no arrays, or an argument of another type.
       ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
         implementation that cannot run the problem.
 
@@ -182,14 +182,17 @@ def attention(
     scale that is a traced value are left to XLA.
     """
     variants.check_implementation("attention", implementation)
-    q, k, v = (_rank_4(x) for x in (query, key, value))
+    q, k, v = (
+        _rank_4(name, x)
+        for name, x in (("query", query), ("key", key), ("value", value))
+    )
     _check_shapes(q, k, v)
     _check_result_dtype(preferred_element_type, q.dtype)
     sees = options.masking(
         mask,
         q,
         k,
-        is_causal=bool(is_causal),
+        is_causal=flag("is_causal", is_causal),
         window=_window(local_window_size),
         q_lengths=_check_lengths("query_seq_lengths", query_seq_lengths, q),
         kv_lengths=_check_lengths("key_value_seq_lengths", key_value_seq_lengths, k),
@@ -215,7 +218,7 @@ def attention(
         optional=tuple(name for name in OPTIONAL if extra[name] is not None),
     )
     operands = [q, k, v, *(extra[name] for name in spec.optional)]
-    lse = q.dtype if return_residual else None
+    lse = q.dtype if flag("return_residual", return_residual) else None
     if isinstance(spec.scale, jax.Array):  # traced: no parameter of a primitive
         outs = reference(*operands, spec=spec, lse=lse)
     else:
@@ -232,8 +235,8 @@ def attention(
     return o, outs[1].swapaxes(1, 2).reshape(o.shape[:-1])
 
 
-def _rank_4(x: ArrayLike) -> jax.Array:
-    x = asarray(x)
+def _rank_4(name: str, x: ArrayLike) -> jax.Array:
+    x = as_array(name, x)
     return jnp.expand_dims(x, tuple(range(4 - x.ndim))) if x.ndim < 4 else x
 
 
@@ -285,9 +288,10 @@ def _scale(scale: Any, q: jax.Array, implementation: str | None) -> Any:
 
 
 def _check_result_dtype(preferred: Any, dtype: Any) -> None:
-    if preferred is not None and canonicalize_dtype(preferred) != dtype:
+    wanted = preferred_dtype(preferred)
+    if wanted not in (None, dtype):
         raise ValueError(
-            f"preferred_element_type={jnp.dtype(preferred).name} is not possible: the "
+            f"preferred_element_type={wanted} is not possible: the "
             f"output has the operands' dtype, {dtype}; cast it, or the operands"
         )
 
@@ -302,12 +306,14 @@ def _check_scores(
     """Bias or mask in rank 4, with an entry for each block of scores."""
     if x is None:
         return None
-    x = _rank_4(x)
+    x = _rank_4(name, x)
     if name == "mask" and x.dtype != bool:
         raise ValueError(
             f"mask must be boolean; it is {x.dtype} (what is added to the scores is "
             "the bias)"
         )
+    if name == "bias" and jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise ValueError(f"bias must be real; it is {x.dtype}")
     of_q, of_k = block
     whole = (q.shape[0], q.shape[2], -(-q.shape[1] // of_q), -(-k.shape[1] // of_k))
     fits = x.ndim == 4 and all(
@@ -324,7 +330,7 @@ def _check_scores(
 def _check_lengths(name: str, x: ArrayLike | None, of: jax.Array) -> jax.Array | None:
     if x is None:
         return None
-    x = asarray(x)
+    x = as_array(name, x)
     if x.shape != of.shape[:1] or x.dtype != np.int32:
         raise ValueError(
             f"{name} must be int32 of shape {of.shape[:1]}, one length an example; it "
@@ -340,7 +346,8 @@ def _window(size: Any) -> tuple[int, int] | None:
     sides = tuple(cast("Sequence[Any]", size) if isinstance(size, Sequence) else one)
     if len(sides) != 2:
         raise ValueError(f"local_window_size={size} must be a number or (left, right)")
-    return operator.index(sides[0]), operator.index(sides[1])
+    left, right = (whole("local_window_size", side) for side in sides)
+    return left, right
 
 
 def _precision(precision: Any) -> str | None:

@@ -42,7 +42,7 @@ def accumulator_dtype(epilogue: Epilogue, *dtypes: jnp.dtype) -> jnp.dtype:
     out = dtypes[-1]
     if epilogue.is_identity:
         return out
-    return _widest(*dtypes, *([jnp.dtype("float32")] if is_floating(out) else []))
+    return promoted(*dtypes, *([jnp.float32] if is_floating(out) else []))
 
 
 def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
@@ -52,17 +52,7 @@ def written_dtype(out: jnp.dtype, *operands: jax.Array | None) -> jnp.dtype:
     best: keeping the product in float32 for the epilogue would cost XLA one more pass
     over memory.
     """
-    return _widest(jnp.dtype(out), *(x.dtype for x in operands if x is not None))
-
-
-def _widest(*dtypes: jnp.dtype) -> jnp.dtype:
-    """The promoted dtype of all; the first one if all are floats of 8 bits.
-
-    JAX refuses to promote those, which are narrower than any other float.
-    """
-    known = [jnp.dtype(d) for d in dtypes]
-    wide = [d for d in known if d.itemsize > 1 or not is_floating(d)]
-    return promoted(*wide) if wide else known[0]
+    return promoted(out, *(x.dtype for x in operands if x is not None))
 
 
 def other_dtype(operand: Any, out: jnp.dtype) -> str | None:

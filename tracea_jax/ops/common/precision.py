@@ -13,6 +13,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.mistakes import shown
 from tracea_jax.ops.common.typed import config, lax, make_jaxpr
 
 
@@ -23,9 +24,12 @@ def canonical_precision(precision: Any) -> Any:
       None, a pair of ``lax.Precision``, or a dot algorithm.
 
     Raises:
-      ValueError: raised by lax on an unknown precision.
+      ValueError: on an unknown precision, with the words of lax.
     """
-    return _canonical(precision, config.jax_default_matmul_precision)
+    try:
+        return _canonical(precision, config.jax_default_matmul_precision)
+    except (TypeError, ValueError) as e:
+        raise ValueError(f"precision={shown(precision)} is not possible: {e}") from e
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,6 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tracea_jax.mistakes import shown
+from tracea_jax.ops.common.typed import asarray
+
 
 def check_arrays(op: str, **operands: Any) -> None:
     """Raises TypeError unless all operands are arrays."""
@@ -23,6 +26,18 @@ def check_arrays(op: str, **operands: Any) -> None:
                 f"{op} takes arrays; {name} is a {type(x).__name__} (jnp.asarray makes "
                 "an array of it)"
             )
+
+
+def as_array(name: str, x: Any) -> jax.Array:
+    """What ``jnp.asarray`` makes of an operand.
+
+    Raises:
+      TypeError: naming the operand, if that is nothing.
+    """
+    try:
+        return asarray(x)
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"{name} must be an array, not {shown(x)}") from e
 
 
 def fold(lhs: jax.Array, *rights: jax.Array, batch: Any) -> list[jax.Array]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from tracea_jax.mistakes import shown
 from tracea_jax.ops.conv2d import directions
 
 PADDINGS = ("SAME", "VALID", "SAME_LOWER")
@@ -18,8 +19,10 @@ Padding = str | tuple[tuple[int, int], tuple[int, int]]
 
 def check_layout(layout: Any) -> None:
     """Raises ValueError on an unknown layout."""
-    if layout not in tuple(WEIGHTS):
-        raise ValueError(f"{layout=} is unknown; it must be one of NHWC, NCHW")
+    if not isinstance(layout, str) or layout not in WEIGHTS:
+        raise ValueError(
+            f"layout={shown(layout)} is unknown; it must be one of NHWC, NCHW"
+        )
 
 
 def positive(name: str, value: Any) -> int:

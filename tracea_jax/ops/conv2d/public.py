@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -20,6 +18,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.promotion import (
+    check_kinds,
+    convolution_dtype,
+    preferred_dtype,
+)
 from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.conv2d import arguments, directions
@@ -49,7 +52,8 @@ def conv2d(
 
     Kernels compute the epilogue in float32 from the unrounded convolution; where XLA
     serves the problem, it is the same expression in jnp, whose every step rounds.
-    Without bias, residual and activation this is ``lax.conv_general_dilated``.
+    Without bias, residual and activation this is ``lax.conv_general_dilated`` of x and
+    w in their common dtype.
 
     Args:
       x: (batch, height, width, in_channels).
@@ -66,7 +70,8 @@ def conv2d(
       layout: "NHWC" as described, or "NCHW": x, residual and result are (batch,
         channels, height, width) and w is (out, in, kernel height, kernel width).
       precision: as in ``jax.lax.conv_general_dilated``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
+      preferred_element_type: dtype of the result; by default the common one of x and w,
+        as in jnp.
       implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
         error with every reason), or a variant's name; for derivatives likewise.
       config: explicit config, the variant's own type or a dict of its fields.
@@ -78,7 +83,9 @@ def conv2d(
       ValueError: on shapes that do not fit, strides, padding, dilation or groups that
         are not possible, an unknown activation, layout or implementation, a config that
         is not legal, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
+      TypeError: on operands that are no arrays, such as lists, a preferred dtype that
+        lax refuses, or a bias or residual that the result's dtype would cut: floats
+        added to integers.
 
     Symbolic shapes are left to XLA.
     """
@@ -97,7 +104,7 @@ def conv2d(
         groups=arguments.positive("groups", groups),
         layout=layout,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
@@ -127,7 +134,8 @@ def _conv2d(
     given = {name: a for name, a in optional.items() if a is not None}
     check_arrays("conv2d", x=x, w=w, **given)
     arguments.check_shapes(x, w, bias, how["groups"], layout)
-    out = out or jnp.result_type(x, w)
+    out = convolution_dtype(x, w, out)
+    check_kinds(out, bias=bias, residual=residual)
     epilogues.check_result(activation, out)
     layout = layout.lower()
     padding = arguments.explicit_padding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -31,8 +32,8 @@ def sizes(value: Any, what: str) -> tuple[int, int, int] | None:
     if value is None:
         return None
     try:
-        found: list[int] = [n.__index__() for n in as_list(value)]
-    except AttributeError:
+        found = [operator.index(n) for n in as_list(value)]
+    except TypeError:
         found = []
     if not 1 <= len(found) <= 3:
         raise TypeError(f"{what}={shown(value)} must be an integer, or up to three")
@@ -49,8 +50,8 @@ def whole(value: Any, what: str) -> int:
       TypeError: if it is no integer.
     """
     try:
-        return value.__index__()
-    except AttributeError:
+        return operator.index(value)
+    except TypeError:
         raise TypeError(f"{what}={shown(value)} must be an integer") from None
 
 

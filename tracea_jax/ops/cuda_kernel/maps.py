@@ -12,6 +12,7 @@ from typing import Any
 
 from tracea_jax.emit.kernel import TensorMap as Descriptor
 from tracea_jax.emit.kernel import TensorMapSwizzle
+from tracea_jax.mistakes import check_kind, whole
 
 _SWIZZLES = {
     0: TensorMapSwizzle.NONE,
@@ -36,7 +37,8 @@ class TensorMap:
       swizzle: bytes of the shared-memory pattern, 0, 32, 64 or 128.
 
     Raises:
-      ValueError: on another swizzle.
+      ValueError: on another swizzle, or a box without a size.
+      TypeError: on an argument of another type.
     """
 
     box: tuple[int, ...]
@@ -44,8 +46,13 @@ class TensorMap:
     swizzle: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "box", tuple(self.box))
-        if self.swizzle not in _SWIZZLES:
+        check_kind("box", self.box, tuple | list, "a tuple of integers")
+        check_kind("of", self.of, str | None, "a parameter's name or None")
+        box = tuple(whole("box", size) for size in self.box)
+        if not box or min(box) < 1:
+            raise ValueError(f"box={self.box} must have sizes of at least 1")
+        object.__setattr__(self, "box", box)
+        if whole("swizzle", self.swizzle) not in _SWIZZLES:
             raise ValueError(f"swizzle={self.swizzle} must be 0, 32, 64 or 128 bytes")
 
     def param(self, array: Any, operand: int) -> Descriptor:

@@ -10,14 +10,21 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from tracea_jax.emit.signature import signature
-from tracea_jax.mistakes import shown, similar
+from tracea_jax.mistakes import check_kind, flag, shown, similar
 from tracea_jax.ops.common.typed import asarray, jit
 from tracea_jax.ops.cuda_kernel import numbers as texts
 from tracea_jax.ops.cuda_kernel.definition import Definition
-from tracea_jax.ops.cuda_kernel.given import frozen, with_numbers
+from tracea_jax.ops.cuda_kernel.given import (
+    as_list,
+    frozen,
+    sizes,
+    whole,
+    with_numbers,
+)
 from tracea_jax.ops.cuda_kernel.primitive import bind, reference
 from tracea_jax.ops.cuda_kernel.tangent import differentiable
 from tracea_jax.ops.cuda_kernel.text import included, place_of, read
@@ -106,15 +113,31 @@ def cuda_kernel(
 
     Raises:
       ValueError: on arguments that do not fit the kernel's parameters.
-      TypeError: if the source is neither text nor a path.
+      TypeError: on an argument of another type, by its name.
       FileNotFoundError: if a path leads nowhere.
     """
+    _check_kinds(
+        name=name,
+        out=out,
+        scalars=scalars,
+        scratch=scratch,
+        maps=maps,
+        inplace=inplace,
+        options=options,
+        headers=headers,
+        reference=reference,
+        backward=backward,
+        vmap=vmap,
+        tolerance=tolerance,
+    )
+    _check_launch(grid=grid, block=block, cluster=cluster, shared=shared)
     text, place = read(source)
     base = None if name is None else name.partition("<")[0].strip().split("::")[-1]
     try:
         found = signature(text, base)
     except ValueError as e:
-        raise ValueError(f"cuda_kernel: {e}") from None
+        given = "" if name is None else f" {name=}"
+        raise ValueError(f"cuda_kernel{given}: {e}") from None
     parameters = {p.name for p in found.parameters}
     for what, named in (("scalars", scalars), ("scratch", scratch), ("maps", maps)):
         for key in named or {}:
@@ -123,7 +146,7 @@ def cuda_kernel(
                     f"{what}={{{key!r}: ...}}: {found} has no such parameter"
                     + similar(key, parameters)
                 )
-    if vmap not in ("sequential", "leading") and not callable(vmap):
+    if isinstance(vmap, str) and vmap not in ("sequential", "leading"):
         raise ValueError(
             f"vmap={shown(vmap)} must be 'sequential', 'leading' or a function"
         )
@@ -149,13 +172,63 @@ def cuda_kernel(
             scratch=tuple((scratch or {}).items()),
             maps=tuple((maps or {}).items()),
             inplace=(inplace,) if isinstance(inplace, str) else tuple(inplace),
-            zeroed=bool(zeroed),
+            zeroed=flag("zeroed", zeroed),
             reference=reference,
             backward=backward,
             vmap=vmap,
             tolerance=tolerance,
         )
     )
+
+
+_NAMED = Mapping | None, "a dict by name, or None"
+_FUNCTION = Callable | None, "a function or None"
+_KINDS: dict[str, tuple[Any, str]] = {
+    "name": (str | None, "a str or None"),
+    "scalars": _NAMED,
+    "scratch": _NAMED,
+    "maps": _NAMED,
+    "inplace": (Sequence, "a name or a sequence of names"),
+    "options": (Sequence | Callable, "a sequence of str, or a function"),
+    "headers": _NAMED,
+    "reference": _FUNCTION,
+    "backward": _FUNCTION,
+    "vmap": (str | Callable, "'sequential', 'leading' or a function"),
+    "tolerance": (Real | None, "a number or None"),
+}
+
+
+def _check_kinds(*, out: Any, **given: Any) -> None:
+    """Refuses arguments of other types, by their names."""
+    for name, (kinds, wanted) in _KINDS.items():
+        check_kind(name, given[name], kinds, wanted)
+    for name in ("inplace", "options"):
+        several = () if callable(given[name]) else given[name]
+        for one in several:
+            check_kind(name, one, str, "a sequence of str")
+    for name, text in (given["headers"] or {}).items():
+        check_kind("headers", name, str, "a dict with names of files")
+        check_kind(f"headers[{name!r}]", text, str | os.PathLike, "text or a path")
+    if (tolerance := given["tolerance"]) is not None and not tolerance > 0:
+        raise ValueError(f"{tolerance=} must be positive")
+    for one in as_list(out):
+        is_array = hasattr(one, "shape") and hasattr(one, "dtype")
+        if not (one is None or is_array or callable(one)):
+            check_kind(
+                "out",
+                one,
+                str,
+                "a ShapeDtypeStruct, an operand's name, or a tuple of these",
+            )
+
+
+def _check_launch(*, shared: Any, **shape: Any) -> None:
+    """The same of what describes a launch, unless functions compute it."""
+    for name, value in shape.items():
+        if not callable(value):
+            sizes(value, name)
+    if not callable(shared):
+        whole(shared, "shared")
 
 
 @dataclasses.dataclass(
@@ -232,9 +305,12 @@ class CudaKernel:
           ValueError: on a field without values, a name that is none, or more than 4096
             combinations.
         """
+        check_kind("fields", fields, Mapping | None, "a dict by name, or None")
         fields = {**(fields or {}), **more}
         for name, values in fields.items():
-            if not name.isidentifier() or not values or isinstance(values, str):
+            is_name = isinstance(name, str) and name.isidentifier()
+            is_list = isinstance(values, Sequence) and not isinstance(values, str)
+            if not (is_name and is_list and values):
                 raise ValueError(
                     f"space: {name}={shown(values)} must be a C name with its values"
                 )

@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from tracea_jax import variants
 from tracea_jax.ops.common import lowering
-from tracea_jax.ops.common.typed import asarray, jit
+from tracea_jax.ops.common.typed import asarray, eval_shape, jit
 from tracea_jax.ops.elementwise.primitive import bind
 from tracea_jax.typing import Implementation
 
@@ -160,6 +160,6 @@ def _elementwise(*operands: Any, function: str, **how: Any) -> jax.Array:
             "(jnp.broadcast_to makes them equal)"
         )
     dtype: Any = jnp.result_type(*operands)
-    if function == "divide" and not jnp.issubdtype(dtype, jnp.inexact):
-        dtype = jnp.result_type(*operands, 1.0)
+    if function == "divide":  # of integers it is a float, as wide as jnp has it
+        dtype = eval_shape(jnp.divide, *operands).dtype
     return bind(*(asarray(x, dtype) for x in operands), function=function, **how)

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -20,6 +19,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering, remat
 from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.promotion import (
+    preferred_dtype,
+    product_dtype,
+    promoted,
+)
 from tracea_jax.ops.common.shapes import (
     check_arrays,
     flat,
@@ -75,7 +79,8 @@ def gated_matmul(
       w_gate, w_up: (..., k, n), of one shape.
       activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
       precision: of both products, as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
+      preferred_element_type: dtype of the result; by default the common one of x and
+        the weights, as in jnp.
       implementation: None for the best known, "xla", "tracea" (kernels of ours or an
         error with every reason), "gated_fused" or "gated_unfused"; for the products of
         derivatives None, "xla" or else "tracea".
@@ -88,7 +93,8 @@ def gated_matmul(
     Raises:
       ValueError: on shapes that do not fit, an unknown activation or implementation, a
         config, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
+      TypeError: on operands that are no arrays, such as lists, or a preferred dtype
+        that ``jnp.matmul`` refuses.
     """
     check_activation(activation)
     variants.check_implementation("gated_matmul", implementation)
@@ -98,7 +104,7 @@ def gated_matmul(
         w_up,
         activation=activation,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
@@ -120,9 +126,10 @@ def _gated_matmul(
 ) -> jax.Array:
     check_arrays("gated_matmul", x=x, w_gate=w_gate, w_up=w_up)
     _check_shapes(x, w_gate, w_up)
-    out = out or jnp.result_type(x, w_gate, w_up)
+    factors = [product_dtype(x, w, out) for w in (w_gate, w_up)]
+    out = functools.reduce(jnp.promote_types, factors)
     epilogues.check_result(activation, out)
-    rhs = jnp.promote_types(w_gate.dtype, w_up.dtype)
+    rhs = promoted(w_gate.dtype, w_up.dtype)
     lhs = x[None, :] if x.ndim == 1 else x
     batch = broadcast_shapes(lhs.shape[:-2], w_gate.shape[:-2])
     keep = (*batch, *lhs.shape[-2:-1][: x.ndim - 1], w_gate.shape[-1])

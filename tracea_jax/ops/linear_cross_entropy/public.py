@@ -12,14 +12,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
 from tracea_jax import variants
+from tracea_jax.mistakes import check_kind, whole
 from tracea_jax.ops.common.epilogue import is_floating
 from tracea_jax.ops.common.precision import canonical_precision
-from tracea_jax.ops.common.promotion import promoted
+from tracea_jax.ops.common.promotion import (
+    preferred_dtype,
+    product_dtype,
+    promoted,
+)
 from tracea_jax.ops.common.shapes import check_arrays
 from tracea_jax.ops.common.typed import jit
 from tracea_jax.ops.linear_cross_entropy.chunks import Head, axis_of, chunk_of
@@ -75,6 +79,7 @@ def linear_cross_entropy(
         chunk below 1.
       TypeError: on operands that are no arrays, x, w or bias that are not
         floating-point, labels that are not integers.
+      TypeError, ValueError: on dtypes of x and w that ``jnp.matmul`` refuses.
 
     Reverse and forward mode, second derivatives, ``vmap``, ``scan``, ``checkpoint`` and
     ``shard_map`` work. Arrays that are sharded explicitly, and symbolic shapes, are
@@ -82,9 +87,10 @@ def linear_cross_entropy(
     Large-Vocabulary Language Models (2024).
     """
     variants.check_implementation("matmul", implementation)
+    check_kind("layout", layout, str, "'nt' or 'nn'")
     if layout not in LAYOUTS:
         raise ValueError(f"{layout=} must be one of {', '.join(LAYOUTS)}")
-    if chunk is not None and chunk < 1:
+    if chunk is not None and whole("chunk", chunk) < 1:
         raise ValueError(f"{chunk=} must be at least 1")
     return _linear_cross_entropy(
         x,
@@ -94,7 +100,7 @@ def linear_cross_entropy(
         layout=layout,
         chunk=chunk,
         precision=canonical_precision(precision),
-        logits=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        logits=preferred_dtype(preferred_element_type),
         implementation=implementation,
     )
 
@@ -118,6 +124,7 @@ def _linear_cross_entropy(
     check_arrays("linear_cross_entropy", x=x, w=w, labels=labels, **optional)
     floats = {"x": x, "w": w, **optional}
     _check_dtypes(floats, labels, logits)
+    product_dtype(x, w, logits)
     vocabulary = _check_shapes(x, w, labels, bias, how["layout"])
     if labels.dtype.itemsize < 4:  # may be too short for the vocabulary's size
         labels = labels.astype(jnp.int32)
@@ -144,7 +151,7 @@ def statistics(
     outside of the vocabulary is 0.
     """
     operands = [x, w] if bias is None else [x, w, bias]
-    wide = functools.reduce(jnp.promote_types, (a.dtype for a in operands))
+    wide = promoted(*(a.dtype for a in operands))
     rows, vocabulary = math.prod(labels.shape), w.shape[axis_of(layout)]
     shapes: list[Any] = [n for a in (*operands, labels) for n in a.shape]
     if not all(isinstance(n, int) for n in shapes):

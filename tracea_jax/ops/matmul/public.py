@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.dtypes import canonicalize_dtype
 from jax.lax import PrecisionLike
 from jax.typing import ArrayLike, DTypeLike
 
@@ -19,6 +18,11 @@ from tracea_jax import variants
 from tracea_jax.ops.common import epilogue as epilogues
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.common.precision import canonical_precision
+from tracea_jax.ops.common.promotion import (
+    check_kinds,
+    preferred_dtype,
+    product_dtype,
+)
 from tracea_jax.ops.common.shapes import check_arrays, fold
 from tracea_jax.ops.common.typed import broadcast_shapes, jit
 from tracea_jax.ops.matmul.primitive import bind
@@ -51,7 +55,8 @@ def matmul(
       activation: "none", "relu", "gelu" (tanh form), "gelu_exact" (erf form), "silu".
       residual: anything that broadcasts to the result's shape, added last.
       precision: as in ``jax.lax.dot_general``.
-      preferred_element_type: dtype of the result; by default the operands' common one.
+      preferred_element_type: dtype of the result; by default the common one of a and
+        b, as in jnp. Operands are not rounded to it before they are multiplied.
       implementation: None for the best known, "xla", "tracea" (a kernel of ours or an
         error with every reason), or a variant's name; for derivatives likewise.
       config: explicit config, the variant's own type or a dict of its fields.
@@ -62,7 +67,9 @@ def matmul(
     Raises:
       ValueError: on shapes that do not fit, an unknown activation or implementation, a
         config that is not legal, or an implementation that cannot run the problem.
-      TypeError: on operands that are no arrays, such as lists.
+      TypeError: on operands that are no arrays, such as lists, a preferred dtype that
+        ``jnp.matmul`` refuses, or a bias or residual that the result's dtype would cut:
+        floats added to integers.
 
     Kernels take float32, bfloat16 and float16 (see ``tracea doctor``); other dtypes and
     symbolic shapes are left to XLA.
@@ -76,7 +83,7 @@ def matmul(
         residual,
         activation=activation,
         precision=canonical_precision(precision),
-        out=preferred_element_type and canonicalize_dtype(preferred_element_type),
+        out=preferred_dtype(preferred_element_type),
         implementation=implementation,
         config=lowering.hashable_config(config),
     )
@@ -101,7 +108,8 @@ def _matmul(
     given = {name: x for name, x in optional.items() if x is not None}
     check_arrays("matmul", a=a, b=b, **given)
     _check_shapes(a, b, bias)
-    out = out or jnp.result_type(a, b)
+    out = product_dtype(a, b, out)
+    check_kinds(out, bias=bias, residual=residual)
     epilogues.check_result(activation, out)
     lhs = a[None, :] if a.ndim == 1 else a
     rhs = b[:, None] if b.ndim == 1 else b
@@ -134,8 +142,8 @@ def _broadcast(residual: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _check_shapes(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> None:
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(
-            f"matmul takes operands of at least one dimension; they are {a.shape} and "
-            f"{b.shape} (multiply scalars with *)"
+            f"matmul takes a and b of at least one dimension; their shapes are "
+            f"{a.shape} and {b.shape} (multiply scalars with *)"
         )
     k, n = b.shape[max(b.ndim - 2, 0)], b.shape[-1] if b.ndim > 1 else 1
     if a.shape[-1] != k:

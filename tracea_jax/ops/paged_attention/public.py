@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from tracea_jax import variants
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.common import lowering
-from tracea_jax.ops.common.typed import asarray
+from tracea_jax.ops.common.shapes import as_array
 from tracea_jax.ops.paged_attention.primitive import bind
 from tracea_jax.typing import Implementation
 
@@ -52,6 +52,7 @@ def paged_attention(
       influence on it.
 
     Raises:
+      TypeError: on operands that are no arrays.
       ValueError: on shapes or dtypes that do not fit, an unknown implementation, or an
         implementation that cannot run the problem.
 
@@ -60,7 +61,14 @@ def paged_attention(
     XLA, which gathers the pages first.
     """
     variants.check_implementation("paged_attention", implementation)
-    arrays = [asarray(x) for x in (q, k_pages, v_pages, lengths, page_indices)]
+    given = dict(
+        q=q,
+        k_pages=k_pages,
+        v_pages=v_pages,
+        lengths=lengths,
+        page_indices=page_indices,
+    )
+    arrays = [as_array(name, x) for name, x in given.items()]
     _check(*arrays)
     (o,) = bind(
         *arrays,
