@@ -25,7 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 from tracea_jax import _compat, mutable
 from tracea_jax.call import Call, unwrapped
 from tracea_jax.mistakes import check_function, function_alone, name_of, shown, similar
-from tracea_jax.options import local_device
+from tracea_jax.options import planned_device
 from tracea_jax.rewrite import Rule, rules, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing, unavailable
@@ -166,7 +166,7 @@ class Transformed:
         def run(call: Call, arrays: list[Any]) -> Any:
             rules = rules_of(ops)
             own, shape = made(rules, call, arrays)
-            if without := left_of(own, ops, after_grad, local_device()):
+            if without := left_of(own, ops, after_grad, planned_device()):
                 own, shape = made(fewer(rules, without), call, arrays)
             # What is differentiated from here on is ours already.
             with splicing(()), _compat.marked("transform"):

@@ -51,6 +51,7 @@ from tracea_jax.ops.common.typed import (
     vjp,
     xla,
 )
+from tracea_jax.options import planning_state
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -119,7 +120,8 @@ def _differentiated(ours: Any, written: Written) -> Callable[..., Any]:
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
     """Whether XLA would serve every call, and every one of the gradients'."""
-    calls = _with_gradients(_Keyed(key=written.key, ours=ours))
+    keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
+    calls = _with_gradients(keyed)
     try:
         return all(lowering.would_be_xla(*call) for call in calls)
     except dispatch.Unsupported:
@@ -128,7 +130,10 @@ def _is_left_to_xla(ours: Any, written: Written) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Keyed:
-    """A call of ours, equal to those that trace alike: the layers of a model."""
+    """A call of ours, equal to those that trace alike: the layers of a model.
+
+    Derivative rules ask for plans, so that the key holds what these depend on.
+    """
 
     key: Hashable
     ours: Any = dataclasses.field(compare=False)
