@@ -164,6 +164,8 @@ class Transformed:
 
         @_on_behalf_of(fn)
         def run(call: Call, arrays: list[Any]) -> Any:
+            if _runs_outside_of_a_trace():
+                return call.applied(fn, arrays)
             rules = rules_of(ops)
             own, shape = made(rules, call, arrays)
             if without := left_of(own, ops, after_grad, planned_device()):
@@ -199,6 +201,8 @@ class Transformed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fn = self._made_of[0]
+        if jax.config.jax_disable_jit:  # so that fn sees values
+            return fn(*args, **kwargs)
         with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
             if function is fn:
                 return self._on_arrays(args, kwargs)
@@ -208,10 +212,12 @@ class Transformed:
 
     def _on_arrays(self, args: Any, kwargs: Any) -> Any:
         call, arrays = Call.of(self._made_of[0], args, kwargs)
-        # What is being traced already needs no function to be traced in.
-        if any(isinstance(x, Tracer) for x in arrays):
+        is_traced = any(isinstance(x, Tracer) for x in arrays)
+        # What is being traced already needs no function to be traced in; but one under
+        # ``jit`` is repeated as it is written where JAX looks for the cause of a NaN.
+        if is_traced and not _looks_for_special_values():
             return unwrapped(self._run(call, arrays))
-        if self._jitted is not None:
+        if self._jitted is not None and not is_traced:
             return self._jitted(*args, **kwargs)
         return unwrapped(self._compiled(call, arrays))
 
@@ -229,6 +235,21 @@ class Transformed:
         if after_grad:
             parts.append("after_grad=True")
         return f"<{', '.join(parts)}>"
+
+
+def _looks_for_special_values() -> bool:
+    """Whether JAX checks results for NaN or infinities."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def _runs_outside_of_a_trace() -> bool:
+    """Whether JAX repeats a function under ``jit`` equation by equation.
+
+    It does so to name the equation with the first special value.
+    """
+    if not _looks_for_special_values():
+        return False
+    return not isinstance(jax.lax.full((), False), Tracer)
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ def bundle(
     if implementation == "xla":
         raise ValueError("implementation='xla' is set; a bundle has kernels of ours")
     with options(implementation=implementation, on_miss="heuristic"):
-        with planning(target), without_choices():
+        with planning(target), without_choices(), jax.disable_jit(False):
             traced = jax.make_jaxpr(transform(fn), return_shape=True)
             jaxpr, shape = traced(*args)
         program = lowered(jaxpr, target)

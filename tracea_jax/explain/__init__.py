@@ -109,7 +109,8 @@ def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[A
         def of_arrays(*arrays: Any) -> Any:
             return call.applied(function, arrays)
 
-        return jax.make_jaxpr(of_arrays)(*arrays), arrays
+        with jax.disable_jit(False):  # what is compiled is explained
+            return jax.make_jaxpr(of_arrays)(*arrays), arrays
 
 
 def _device_count(array: Any) -> int:

@@ -49,7 +49,6 @@ from tracea_jax.ops.common.typed import (
     make_user_context,
     mlir,
     vjp,
-    xla,
 )
 from tracea_jax.options import planning_state
 
@@ -77,7 +76,6 @@ class Written:
 
 choice_p = Primitive("tracea_choice")
 choice_p.multiple_results = True
-choice_p.def_impl(functools.partial(xla.apply_primitive, choice_p))
 
 
 @choice_p.def_abstract_eval

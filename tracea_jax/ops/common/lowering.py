@@ -27,7 +27,6 @@ from tracea_jax.ops.common.typed import (
     lax,
     make_jaxpr,
     mlir,
-    xla,
 )
 from tracea_jax.options import device_for, planned_device, planning
 from tracea_jax.problem import Problem
@@ -43,7 +42,6 @@ def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
     """A primitive with several results, those of its reference by shape and dtype."""
     made = Primitive(name)
     made.multiple_results = True
-    made.def_impl(functools.partial(xla.apply_primitive, made))
 
     def abstract_eval(*avals: Aval, **params: Any) -> list[Aval]:
         return result_types(functools.partial(reference, **params), *avals)
