@@ -129,6 +129,14 @@ def test_explain_for_another_device_as_data(capsys, model):
         ("model:step --args f33[8]", "dtype 'f33' is unknown to JAX"),
         ("model:step --args f64[8]", "float64 arrays need .* JAX_ENABLE_X64=1"),
         ("model:step --device B200", "'B200' must be one of cpu, H200"),
+        (
+            "model:step --args f32[4,6] f32[7,5]",
+            r"model:step does not take --args f32\[4,6\] f32\[7,5\]: ",
+        ),
+        (
+            "model:step --args f32[4,6]",
+            r"model:step does not take --args f32\[4,6\]: .*missing 1 required",
+        ),
         ("model:step --ops sort", "ops=.*sort.* must be some of"),
     ],
 )

@@ -45,10 +45,14 @@ def add(commands: Any) -> None:
 
 
 def _bundle(args: argparse.Namespace) -> int:
+    import jax
+
     from tracea_jax.bundle import bundle
-    from tracea_jax.cli.functions import load
+    from tracea_jax.cli.functions import load, tracing
 
     fn, arguments = load(args.function, args.args)
+    with tracing(args.function, args.args):
+        jax.eval_shape(fn, *arguments)
     print(bundle(fn, *arguments, path=args.out, device=args.device))
     return 0
 

@@ -67,8 +67,15 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
 
 
 @contextlib.contextmanager
-def tracing(target: str) -> Iterator[None]:
+def tracing(target: str, specs: Sequence[str] = ()) -> Iterator[None]:
     """Prints the traceback of an error in the user's function.
+
+    Where JAX or Python refuses arguments of the shapes that were given, one line says
+    so.
+
+    Args:
+      target: "MODULE:FUNCTION".
+      specs: shapes of the arguments, as given.
 
     Raises:
       ValueError: in place of any error of the block.
@@ -76,6 +83,13 @@ def tracing(target: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        is_own = (where.line or "").startswith("raise")
+        if specs and not is_own and isinstance(e, TypeError | ValueError):
+            reason = next(iter(str(e).splitlines()), type(e).__name__)
+            raise ValueError(
+                f"{target} does not take --args {' '.join(specs)}: {reason}"
+            ) from e
         traceback.print_exc()
         raise ValueError(f"{target} cannot be traced") from e
 
