@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -208,7 +209,9 @@ class Transformed:
                 return self._on_arrays(args, kwargs)
             if self._of_state is None:
                 self._of_state = Transformed(function, *self._made_of[1:])
-            return mutable.closed(self._of_state._on_arrays(args, kwargs))
+            result = self._of_state._on_arrays(args, kwargs)
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            return mutable.closed(result, caller=caller)
 
     def _on_arrays(self, args: Any, kwargs: Any) -> Any:
         call, arrays = Call.of(self._made_of[0], args, kwargs)
