@@ -115,7 +115,7 @@ def test_changes_that_are_kept_are_no_warning():
     merged(*nnx.split((net, optimizer)))
     jax.jit(tracea.transform(returned))(*made())
     jax.jit(tracea.transform(state_of))(*made())
-    jax.jit(tracea.transform(lambda net, x: net.up(x)))(net, X)
+    jax.jit(tracea.transform(forward))(net.up, X)
 
 
 def assert_near(got: Any, expected: Any) -> None:

@@ -332,7 +332,7 @@ def _elsewhere(target: targets.Target) -> Elsewhere:
 def _doubt(variant: Any, problem: Any, device: Device) -> str | None:
     """Why the variant does not run unmeasured, if it says so."""
     doubt = variant.doubt(problem, device) if isinstance(variant, Doubting) else None
-    return None if doubt is None else f"XLA runs unless it was measured: {doubt}"
+    return None if doubt is None else f"XLA runs until you tune: {doubt}"
 
 
 def _caches() -> Caches:

@@ -89,7 +89,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         _doctor,
         "what this machine can do, and why each kernel may be refused",
     )
-    doctor.add_argument("--json", action="store_true", help="for tools")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
         "--budget-s",
@@ -106,7 +106,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     tuning.add_function_options(explain)
     explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
-    explain.add_argument("--json", action="store_true", help="for tools")
+    explain.add_argument("--json", action="store_true", help="print JSON")
 
     bench.add(commands)
     cache.add(commands)

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--budget-s", type=float, default=30.0, help="seconds for measuring"
     )
-    bench.add_argument("--json", metavar="FILE", help="writes the report for tools")
+    bench.add_argument("--json", metavar="FILE", help="write the report as JSON")
     bench.add_argument(
         "--plot",
         metavar="FILE",

@@ -116,7 +116,9 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         if e.name is not None and f"{name}.".startswith(f"{e.name}."):
-            raise ValueError(f"there is no module {name!r}, in {here} or else") from e
+            raise ValueError(
+                f"cannot import {name!r} (searched sys.path and {here})"
+            ) from e
         raise ValueError(f"module {name!r} cannot be imported: {e}") from e
     except Exception as e:
         traceback.print_exc()

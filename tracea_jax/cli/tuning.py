@@ -103,7 +103,7 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
     )
     option("--log", metavar="FILE", help="appends every observation as a line of JSON")
     option("--plot", metavar="FILE", help="draws the search; needs matplotlib")
-    option("--json", action="store_true", help="for tools")
+    option("--json", action="store_true", help="print JSON")
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -171,7 +171,7 @@ class Explanation(Printable):
         if self.verdict is not None:
             lines.append(_raced(self.verdict))
         elsewhere = rows.rejected_everywhere(self.sites)
-        lines += [f"at no site {r}" for r in by_reason(elsewhere)]
+        lines += by_reason(elsewhere, "not used anywhere: {variants} ({reason})")
         parts: list[str | Table] = ["\n".join(lines)]
         if self.sites:
             parts.append(rows.of_sites(self.sites))
