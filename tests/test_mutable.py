@@ -97,7 +97,11 @@ def test_changes_that_are_kept_are_no_warning():
     before = plain(net)[0]["up"]["kernel"]
     fast(net, optimizer, X, Y)
     nnx.jit(fast)(net, optimizer, X, Y)
-    nnx.jit(lambda *args: fast(*args))(net, optimizer, X, Y)
+
+    def called(net: Any, optimizer: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return fast(net, optimizer, x, y)
+
+    nnx.jit(called)(net, optimizer, X, Y)
     assert np.abs(plain(net)[0]["up"]["kernel"] - before).max() > 1e-3
 
     @jax.jit

@@ -14,10 +14,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import Primitive
-
 from tracea_jax import _compat
-from tracea_jax.ops.common.typed import xla
+from tracea_jax.ops.common.typed import Primitive, xla
 
 jet: Any
 try:

@@ -57,7 +57,7 @@ def result_types(f: Callable[..., Any], *avals: Aval) -> list[Aval]:
 
 def register(
     op: str,
-    primitive: core.Primitive,
+    primitive: Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
