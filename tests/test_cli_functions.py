@@ -150,3 +150,14 @@ def test_an_error_of_the_model_shows_where_it_is(capsys, model):
     status, _, err = run(capsys, "explain", "model:fails", "--args", "f32[8]")
     assert status == 1 and "model.py" in err and "ValueError: as models do" in err
     assert err.endswith("tracea: model:fails cannot be traced\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "tune", "bench", "bundle --out made"])
+def test_shapes_that_a_function_does_not_take_are_one_line(
+    capsys, model, tuned_calls, command
+):
+    words = [*command.split(), "model:step", "--args", "f32[4,6]", "f32[7,5]"]
+    status, out, err = run(capsys, *words)
+    assert (status, out, tuned_calls) == (1, "", [])
+    told = r"tracea: model:step does not take --args f32\[4,6\] f32\[7,5\]: .+\n"
+    assert re.fullmatch(told, err)

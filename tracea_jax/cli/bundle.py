@@ -45,14 +45,11 @@ def add(commands: Any) -> None:
 
 
 def _bundle(args: argparse.Namespace) -> int:
-    import jax
-
     from tracea_jax.bundle import bundle
-    from tracea_jax.cli.functions import load, tracing
+    from tracea_jax.cli.functions import check_shapes, load
 
     fn, arguments = load(args.function, args.args)
-    with tracing(args.function, args.args):
-        jax.eval_shape(fn, *arguments)
+    check_shapes(args.function, args.args, fn, arguments)
     print(bundle(fn, *arguments, path=args.out, device=args.device))
     return 0
 

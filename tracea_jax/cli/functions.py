@@ -94,6 +94,14 @@ def tracing(target: str, specs: Sequence[str] = ()) -> Iterator[None]:
         raise ValueError(f"{target} cannot be traced") from e
 
 
+def check_shapes(
+    target: str, specs: Sequence[str], fn: Callable[..., Any], arguments: Sequence[Any]
+) -> None:
+    """Traces a function once; see ``tracing`` for what it prints and raises."""
+    with tracing(target, specs):
+        jax.eval_shape(fn, *arguments)
+
+
 def parse(spec: str) -> jax.ShapeDtypeStruct:
     """An array from text: ``f32[8,128]``, ``bf16[4096]``, ``i32[]``, ``bool[2]``.
 
