@@ -88,7 +88,7 @@ def test_the_data_and_the_picture_are_written(capsys, model, quick):
         ("model:step --json .", ".*Is a directory.*"),
         ("model:step --plot a.txt", "'a.txt' must end in one of .*"),
         ("model:stop", r"module 'model' has no 'stop'; did you mean 'step'\?"),
-        ("models:step", "there is no module 'models', in .* or else"),
+        ("models:step", r"cannot import 'models' \(searched sys.path and .*\)"),
         ("model:step --ops sort", "ops=.*sort.* must be some of .*"),
     ],
 )

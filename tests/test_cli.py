@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
+import pathlib
 import re
+import subprocess
 import sys
+import tomllib
 
 import jax
 import pytest
@@ -18,6 +22,7 @@ from tracea_jax.cli import functions, problems
 from tracea_jax.device import local_cpu
 from tracea_jax.explain import explain
 from tracea_jax.runtime import nvrtc
+from tracea_jax.tuning import tuner
 
 
 def parsed(arguments: str):
@@ -37,7 +42,10 @@ def test_doctor(capsys, cache_dir):
     emitted = "kernels that nothing here runs (tracea emit)"
     assert titles == ["versions", "devices", "toolchain", *ops, emitted, "caches"]
     assert "gemm_cpu: runs float32, bfloat16, float16" in out
-    assert "gemm_sm90: cannot run; it runs on NVIDIA GPUs" in out
+    refused = "cannot run; it runs on NVIDIA GPUs; the device is cpu"
+    matmuls = out[out.index(f"\nmatmul on {cpu}") : out.index("\ngated_matmul on")]
+    assert matmuls.count(refused) == 1
+    assert re.search(rf"gemm_sm90, .*gemm_sm80.*: {refused}", matmuls)
     assert f"directory: {cache_dir} (writable, as a test file showed)" in out
     assert re.search(r"tuned problems: 0\b", out) and "on a miss: heuristic" in out
 
@@ -125,6 +133,7 @@ def test_a_file_of_problems_is_tuned(capsys, tuned_calls, tmp_path):
     ("line", "message"),
     [
         ("sort 8 8", "line 2: .*invalid choice: 'sort'"),
+        ("conv2 8 8", r"line 2: .*; did you mean 'conv2d'\?"),
         ("matmul 8 8", "line 2: .*required: K"),
         ("matmul 8 8 8 --colour red", "line 2: unrecognized arguments: --colour red"),
         ("matmul 8 8 8 --dtype float33", "line 2: dtype 'float33' is unknown to JAX"),
@@ -263,6 +272,9 @@ def test_an_empty_cache_is_listed(capsys, cache_dir):
     [
         ((), "required: COMMAND"),
         (("dance",), "invalid choice: 'dance'"),
+        (("doctr",), "; did you mean 'doctor'?"),
+        (("cache", "lst"), "; did you mean 'list'?"),
+        (("tune", "matmull", "8", "8", "8"), "; did you mean 'matmul'?"),
         (("cache",), "required: ACTION"),
         (("tune", "matmul", "64", "64"), "required: K"),
         (("tune", "matmul", "0", "64", "64"), "M: 0 must be an integer of at"),
@@ -280,6 +292,37 @@ def test_an_empty_cache_is_listed(capsys, cache_dir):
 def test_a_malformed_command_is_answered_with_usage(capsys, arguments, message):
     status, _, err = run(capsys, *arguments)
     assert status == 2 and "usage: tracea" in err and message in err
+
+
+def test_the_help_names_every_command(capsys):
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    commands = "doctor demo tune explain bench cache emit bundle config"
+    assert all(re.search(rf"^ +{name} +\w", out, re.M) for name in commands.split())
+
+
+def test_an_interrupted_tuning_shows_what_it_kept(capsys, monkeypatch):
+    """Also where the search itself has caught Ctrl-C."""
+    step = tuner.Tuning.step
+
+    def interrupted(tuning, **limits):
+        step(tuning, **limits)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner.Tuning, "step", interrupted)
+    line = "tune matmul 24 16 8 --effort quick"
+    status, out, err = run(capsys, *line.split())
+    assert (status, err) == (130, "") and "ended by: interrupted" in out
+    assert "matmul 24x16x8" in run(capsys, "cache", "list")[1]
+
+
+def test_an_interrupted_command_has_its_own_status(capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tracea_jax.cli.problems.problem_of", interrupted)
+    found = run(capsys, *"tune matmul 8 8 8".split())
+    assert found == (130, "", "tracea: interrupted\n")
 
 
 def test_a_gradient_takes_no_epilogue(capsys):
@@ -317,6 +360,27 @@ def test_a_wrong_variable_is_one_line(capsys, monkeypatch):
 def test_the_version_is_that_of_the_installed_package(capsys):
     version = importlib.metadata.version("tracea_jax")
     assert run(capsys, "--version") == (0, f"tracea_jax {version}\n", "")
+
+
+def test_the_version_does_not_wait_for_jax(tmp_path):
+    root = pathlib.Path(__file__).parent.parent
+    (tmp_path / "tracea_command").symlink_to(root / "tracea_command")
+    program = (
+        "import sys, tracea_command; sys.argv = ['tracea', '--version']; "
+        "status = tracea_command.main(); "
+        "print(status, {'jax', 'numpy', 'tracea_jax'} & {*sys.modules})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    version = importlib.metadata.version("tracea_jax")
+    assert found.stdout == f"tracea_jax {version}\n0 set()\n"
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    assert settings["project"]["scripts"] == {"tracea": "tracea_command:main"}
 
 
 def test_the_module_is_the_command():

@@ -69,7 +69,7 @@ def test_a_function_is_tuned(capsys, model, tuned_calls):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("models:step", "there is no module 'models', in .* or else"),
+        ("models:step", "cannot import 'models' \\(searched sys.path and "),
         ("model:plain", r"model:plain takes arguments: .*--args .* plain_args\(\)"),
         ("model:step --ops sort", "ops=.*sort.* must be some of"),
         ("model:step --ops conv2d", "model:step has nothing to tune"),
@@ -120,7 +120,7 @@ def test_explain_for_another_device_as_data(capsys, model):
     ("arguments", "message"),
     [
         ("model", "'model' must be MODULE:FUNCTION, such as model:step"),
-        ("models:step", "there is no module 'models', in .* or else"),
+        ("models:step", "cannot import 'models' \\(searched sys.path and "),
         ("broken:step", "module 'broken' cannot be imported: No module named 'surely"),
         ("model:stop", "module 'model' has no 'stop'"),
         ("model:number", "model:number is no function: 3"),
@@ -129,6 +129,14 @@ def test_explain_for_another_device_as_data(capsys, model):
         ("model:step --args f33[8]", "dtype 'f33' is unknown to JAX"),
         ("model:step --args f64[8]", "float64 arrays need .* JAX_ENABLE_X64=1"),
         ("model:step --device B200", "'B200' must be one of cpu, H200"),
+        (
+            "model:step --args f32[4,6] f32[7,5]",
+            r"model:step does not take --args f32\[4,6\] f32\[7,5\]: ",
+        ),
+        (
+            "model:step --args f32[4,6]",
+            r"model:step does not take --args f32\[4,6\]: .*missing 1 required",
+        ),
         ("model:step --ops sort", "ops=.*sort.* must be some of"),
     ],
 )
@@ -142,3 +150,14 @@ def test_an_error_of_the_model_shows_where_it_is(capsys, model):
     status, _, err = run(capsys, "explain", "model:fails", "--args", "f32[8]")
     assert status == 1 and "model.py" in err and "ValueError: as models do" in err
     assert err.endswith("tracea: model:fails cannot be traced\n")
+
+
+@pytest.mark.parametrize("command", ["explain", "tune", "bench", "bundle --out made"])
+def test_shapes_that_a_function_does_not_take_are_one_line(
+    capsys, model, tuned_calls, command
+):
+    words = [*command.split(), "model:step", "--args", "f32[4,6]", "f32[7,5]"]
+    status, out, err = run(capsys, *words)
+    assert (status, out, tuned_calls) == (1, "", [])
+    told = r"tracea: model:step does not take --args f32\[4,6\] f32\[7,5\]: .+\n"
+    assert re.fullmatch(told, err)

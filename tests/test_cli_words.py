@@ -157,7 +157,7 @@ def model(tmp_path, monkeypatch):
         ("/models/vit.py:step", "names a file; write MODULE:FUNCTION\n"),
         ("words_model:stepp", "has no 'stepp'; did you mean 'step'"),
         ("words_model:number", r"is no function: an array float32\[64,64\]\n"),
-        ("words_modle:step", "there is no module 'words_modle'"),
+        ("words_modle:step", "cannot import 'words_modle'"),
         (
             "words_broken:step",
             "SyntaxError.*module 'words_broken' cannot be imported\n",

@@ -71,7 +71,7 @@ def test_demo(capsys, tuned):
             TINY.language_model,
             TINY.language_model.loss,
             {"matmul": 6, "attention": 1, "gated_matmul": 1},
-            ["8 x 32 logits fit in 256 MiB, where chunks do not pay"],
+            ["8 x 32 logits fit in 256 MiB, too few for chunks to help"],
         ),
         (TINY.residual_block, TINY.residual_block.forward, {"conv2d": 3}, []),
     ],

@@ -211,7 +211,7 @@ def test_xla_runs_what_was_not_measured_and_the_reason_is_that_it_fuses(device):
 
 def test_doctor_says_so_too():
     (line,) = (t for t in str(tracea.doctor()).splitlines() if "elementwise_cpu" in t)
-    assert "runs float32; XLA runs unless it was measured: XLA fuses it with" in line
+    assert "runs float32; XLA runs until you tune: XLA fuses it with" in line
 
 
 # --- the table ------------------------------------------------------------------------

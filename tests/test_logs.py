@@ -131,6 +131,25 @@ def test_the_variable_prints_lines_of_its_level(level, told):
         assert re.fullmatch(f"{start}: {text}", line)
 
 
+BOTH = """
+    import io, logging, sys
+    sys.stderr = io.StringIO()
+    import tracea_jax
+    logging.basicConfig(level={level}, stream={stream})
+    logging.getLogger("tracea_jax.tuning.tuner").info("answer")
+    print(sys.stderr.getvalue(), end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "stream", "count"),
+    [("10", "sys.stderr", 1), ("30", "sys.stderr", 1), ("10", "io.StringIO()", 1)],
+)
+def test_a_program_that_prints_logs_itself_has_each_line_once(level, stream, count):
+    program = BOTH.format(level=level, stream=stream)
+    assert run_forked(program, TRACEA_LOG="info").count("answer") == count
+
+
 def test_without_the_variable_nothing_is_set_up():
     assert run_forked(TOLD, TRACEA_LOG="") == "[]\n"
 

@@ -72,6 +72,56 @@ def plain(*trees: Any) -> Any:
     return jax.tree.map(leaf, pure)
 
 
+def made() -> tuple[Any, Any]:
+    net = Net(nnx.Rngs(0))
+    return net, momentum(net)
+
+
+def test_changes_that_jax_jit_loses_are_a_warning():
+    lost = r"objects of flax nnx \(Net, Optimizer\) .* lost. Use nnx.jit"
+    net, optimizer = made()
+    before = plain(net)
+    fast = tracea.transform(step)
+    with pytest.warns(UserWarning, match=lost) as warned:
+        jax.jit(fast)(net, optimizer, X, Y)
+    assert len(warned) == 1
+    assert_near(plain(net), before)
+    # The trace is known by now.
+    with pytest.warns(UserWarning, match=lost):
+        jax.jit(fast)(*made(), X, Y)
+
+
+def test_changes_that_are_kept_are_no_warning():
+    fast = tracea.transform(step)
+    net, optimizer = made()
+    before = plain(net)[0]["up"]["kernel"]
+    fast(net, optimizer, X, Y)
+    nnx.jit(fast)(net, optimizer, X, Y)
+
+    def called(net: Any, optimizer: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+        return fast(net, optimizer, x, y)
+
+    nnx.jit(called)(net, optimizer, X, Y)
+    assert np.abs(plain(net)[0]["up"]["kernel"] - before).max() > 1e-3
+
+    @jax.jit
+    def merged(structure: Any, state: Any) -> Any:
+        net, optimizer = nnx.merge(structure, state)
+        fast(net, optimizer, X, Y)
+        return nnx.state((net, optimizer))
+
+    def returned(net: Any, optimizer: Any) -> Any:
+        return step(net, optimizer, X, Y), net, optimizer
+
+    def state_of(net: Any, optimizer: Any) -> Any:
+        return step(net, optimizer, X, Y), nnx.state((net, optimizer))
+
+    merged(*nnx.split((net, optimizer)))
+    jax.jit(tracea.transform(returned))(*made())
+    jax.jit(tracea.transform(state_of))(*made())
+    jax.jit(tracea.transform(forward))(net.up, X)
+
+
 def assert_near(got: Any, expected: Any) -> None:
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
@@ -335,6 +385,7 @@ def test_a_captured_module_may_be_read_but_not_changed():
             jax.jit(lambda x, f=function: f(module, x))(X)
 
 
+@pytest.mark.filterwarnings("ignore:a transformed function changes objects")
 def test_jit_forgets_the_state_as_ever():
     def run(wrap, module):
         return [jax.jit(wrap(forward))(module, X), wrap(jax.jit(forward))(module, X)]

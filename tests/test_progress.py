@@ -58,16 +58,19 @@ def bar(monkeypatch) -> Iterator[tuple[Terminal, Any]]:
         yield stream, told
 
 
-def on_terminal(program: str, columns: int) -> tuple[str, str]:
-    """Output, and error output on a terminal of this width, of a Python program."""
+def on_terminal(
+    program: str, columns: int, rows: int = 24, **variables: str
+) -> tuple[str, str]:
+    """Output, and error output on a terminal of this size, of a Python program."""
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    others = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
         forked(textwrap.dedent(program)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")},
+        env=others | variables,
     )
     os.close(theirs)
     written = b""
@@ -96,6 +99,14 @@ TUNE = """
 """
 
 
+BAR = """
+    from tracea_jax.campaign.progress import showing
+    how = {"phase": "search", "total": 4, "best_us": None, "message": "a config"}
+    with showing(True) as told:
+        told(**how, done=2, left_s=5.0)
+"""
+
+
 @pytest.mark.parametrize("columns", [50, 160])
 def test_a_terminal_shows_the_bar_unless_told_not_to(columns):
     output, shown = on_terminal(TUNE, columns)
@@ -106,6 +117,17 @@ def test_a_terminal_shows_the_bar_unless_told_not_to(columns):
     assert re.match(r"100%\|.{20}\| matmul 16x24x8", lines[-1])
     assert max(map(len, lines)) <= columns  # a longer line would not change but repeat
     assert "done" in lines[-1] or columns == 50
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "variables"),
+    [(0, 0, {}), (0, 0, {"COLUMNS": "0"}), (0, 24, {}), (160, 0, {"COLUMNS": "160"})],
+)
+def test_a_terminal_without_a_size_shows_the_bar(columns, rows, variables):
+    _, shown = on_terminal(BAR, columns, rows, **variables)
+    lines = [line.strip() for line in shown.split("\r") if line.strip()]
+    told = r"50%\|.{20}\| search 2/4, 0:05 left, a config"
+    assert re.fullmatch(told, lines[-1])
 
 
 def test_elsewhere_nothing_is_printed(capfd):

@@ -27,12 +27,17 @@ class Rejection:
         return f"{self.variant}: {self.reason}"
 
 
-def by_reason(rejected: Iterable[Rejection]) -> tuple[str, ...]:
-    """A line for each reason, "variant, another: reason"."""
+def by_reason(
+    rejected: Iterable[Rejection], form: str = "{variants}: {reason}"
+) -> tuple[str, ...]:
+    """A line for each reason, "variant, another: reason", or in another form."""
     names: dict[str, list[str]] = {}
     for rejection in rejected:
         names.setdefault(rejection.reason, []).append(rejection.variant)
-    return tuple(f"{', '.join(own)}: {reason}" for reason, own in names.items())
+    return tuple(
+        form.format(variants=", ".join(own), reason=reason)
+        for reason, own in names.items()
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -232,9 +232,20 @@ def _by_op(variants: Sequence[Said]) -> Iterator[Table]:
         own = [said for said in variants if (said.op, said.device) == (op, device)]
         yield Table(
             columns=(Column("variant"), Column("runs", ": "), Column("reasons", "; ")),
-            rows=tuple(Row((s.variant, s.taken, "; ".join(s.reasons))) for s in own),
+            rows=tuple(_alike(own)),
             title=f"{op} on {device}",
         )
+
+
+def _alike(variants: Sequence[Said]) -> Iterator[Row]:
+    """A row for each variant; one for all that cannot run for the same reasons."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for said in variants:
+        what = said.taken, "; ".join(said.reasons)
+        key = what if not any(said.runs.values()) else (*what, said.variant)
+        names.setdefault(key, []).append(said.variant)
+    for (taken, reasons, *_), own in names.items():
+        yield Row((", ".join(own), taken, reasons))
 
 
 def _elsewhere_table(others: Sequence[Elsewhere]) -> Table:
@@ -334,7 +345,7 @@ def _remarks(variant: Any, problem: Any, device: Device) -> Iterator[str]:
         yield f"bits may differ from run to run: {reason}"
     doubt = variant.doubt(problem, device) if isinstance(variant, Doubting) else None
     if doubt is not None:
-        yield f"XLA runs unless it was measured: {doubt}"
+        yield f"XLA runs until you tune: {doubt}"
 
 
 def _caches() -> Caches:

@@ -25,7 +25,7 @@ from tracea_jax import catalogue, policy, variants
 from tracea_jax._compat import KeyValueStore, key_value_store, linearize_hook
 from tracea_jax.device import CudaDevice, Device
 from tracea_jax.diagnosis import diagnose
-from tracea_jax.options import Options, current, device_for, publish_epoch
+from tracea_jax.options import Options, current, device_here, publish_epoch
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.runtime import cubins
 from tracea_jax.tuning import measure, tuner
@@ -110,7 +110,7 @@ def refresh(settings: Options) -> None:
 def may_tune(problem: Problem, device: Device) -> bool:
     """Whether measuring now is safe: there is one process, and the device is here."""
     alone = jax.process_count() == 1
-    return alone and device == device_for(device.platform, Options())
+    return alone and device == device_here(device.platform)
 
 
 def tune(
@@ -151,7 +151,7 @@ def tune(
 
 def check_local(device: Device) -> None:
     """Raises ValueError unless the device is one of this machine's."""
-    if device != (local := device_for(device.platform, Options())):
+    if device != (local := device_here(device.platform)):
         raise ValueError(f"only the local device can be tuned, {local}; not {device}")
 
 

@@ -21,12 +21,23 @@ class Handler(logging.StreamHandler):
     """Prints to the error output, above the bar of a tuning that goes on."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self._is_printed_elsewhere(record):
+            return
         bars = sys.modules.get("tqdm")
         if bars is None:
             super().emit(record)
             return
         with bars.tqdm.external_write_mode(file=self.stream):
             super().emit(record)
+
+    def _is_printed_elsewhere(self, record: logging.LogRecord) -> bool:
+        """Whether a handler of the program's own prints the record there, too."""
+        return any(
+            isinstance(handler, logging.StreamHandler)
+            and handler.stream is self.stream
+            and record.levelno >= handler.level
+            for handler in logging.getLogger().handlers
+        )
 
 
 def level(environ: Mapping[str, str]) -> int | None:

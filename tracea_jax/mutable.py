@@ -9,15 +9,18 @@ callers; flax is never imported here, as programs without it hold no such object
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import inspect
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import source_info_util
 
 # Errors and profiles name the user's line, not ours.
@@ -60,11 +63,40 @@ def opened(
         yield _pure(function), (nnx.to_tree(every, ctxtag=_TAG),), {}
 
 
-def closed(result: Any) -> Any:
-    """The result of the function that was opened; its objects are changed now."""
+def closed(result: Any, *, caller: str) -> Any:
+    """The result of the function that was opened; its objects are changed now.
+
+    Args:
+      result: what the function has returned.
+      caller: the module that called the transformed function.
+
+    Warns:
+      UserWarning: if that is JAX itself, which has made copies of the objects, and the
+        changes are not returned.
+    """
     nnx: Any = sys.modules["flax.nnx"]
-    _, result = nnx.from_tree(result, ctxtag=_TAG, is_inner=False)
+    changed, result = nnx.from_tree(result, ctxtag=_TAG, is_inner=False)
+    if caller.partition(".")[0] == "jax" and any(_is_lost(x, result) for x in changed):
+        names = ", ".join(sorted({type(x).__name__ for x in changed}))
+        warnings.warn(
+            f"a transformed function changes objects of flax nnx ({names}) that are "
+            "copies made by jax.jit, or another transformation of JAX: the changes are "
+            "lost. Use nnx.jit in place of jax.jit, or return the objects.",
+            stacklevel=3,
+        )
     return result
+
+
+def _is_lost(x: Any, result: Any) -> bool:
+    """Whether a result has neither an object nor arrays like those in it."""
+    if any(x is other for other in _objects(result)):
+        return False
+    returned = collections.Counter(_kinds(jax.tree.leaves(result)))
+    return not collections.Counter(_kinds(_contents(x)[1])) <= returned
+
+
+def _kinds(leaves: list[Any]) -> list[tuple[Any, Any]]:
+    return [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
 
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, TypedDict, Unpack, get_args
 
 import jax
@@ -21,6 +21,7 @@ import jax
 from tracea_jax import catalogue, logs
 from tracea_jax import device as devices
 from tracea_jax.device import NAMED, Device
+from tracea_jax.diagnosis import compiled_elsewhere
 from tracea_jax.mistakes import shown, similar
 from tracea_jax.runtime import trust, xla_flags
 from tracea_jax.runtime.collect import LIMIT_BYTES
@@ -28,6 +29,7 @@ from tracea_jax.typing import Implementation, OnMiss
 
 ON_MISS: tuple[OnMiss, ...] = get_args(OnMiss)
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}  # as variables say it
+_DEVICES = (devices.CpuDevice.platform, *NAMED)
 
 
 class Settings(TypedDict, total=False):
@@ -51,7 +53,9 @@ class Options:
         policy's default, "tune" measures now (single-process programs only), "error"
         raises.
       implementation: default of the ops' own argument of that name.
-      device: a named GPU to lower for instead of the local one (``device.NAMED``).
+      device: what programs are traced and planned for: "cpu", or a named GPU
+        (``device.NAMED``), which need not be there; by default the device that JAX
+        computes on.
       cache_dir: where tuned answers and compiled kernels are kept; a path from the
         working directory is made absolute, so that a program may go elsewhere.
       cache_path: more caches, only read, in this order, when that one has no answer or
@@ -90,7 +94,7 @@ class Options:
             )
         _check("on_miss", self.on_miss, ON_MISS)
         if self.device is not None:
-            _check("device", self.device, tuple(NAMED))
+            _check("device", self.device, _DEVICES)
         if self.implementation is not None:
             names = {v.name for op in catalogue.in_programs() for v in op.variants}
             _check("implementation", self.implementation, ("tracea", *sorted(names)))
@@ -255,14 +259,64 @@ def _home() -> pathlib.Path:
         return pathlib.Path("/")  # as with an empty HOME; writing says what to set
 
 
-def device_for(platform: str, settings: Options | None = None) -> Device:
+# ---- the device ----------------------------------------------------------------------
+
+# The device of an explicit argument, which goes before that of the settings.
+_planned = jax.make_user_context(None)
+
+
+def planned_device() -> Device:
+    """The profile of the one device that programs are traced and planned for here.
+
+    | given                       | the device                                     |
+    |-----------------------------|------------------------------------------------|
+    | ``planning(device)``        | that one                                       |
+    | ``options(device=...)``     | the named one                                  |
+    | nothing                     | the one that JAX computes on by default        |
+    """
+    wanted = _wanted_device()
+    return local_device() if wanted is None else wanted
+
+
+@contextlib.contextmanager
+def planning(device: str | Device | None = None) -> Iterator[Device]:
+    """Inside, programs are traced and planned for one device, which it yields.
+
+    A device that is not here has a compiler of its own: none is missed for it.
+
+    Args:
+      device: by name or as a profile; ``planned_device()`` by default.
+
+    Raises:
+      ValueError: on an unknown name.
+    """
+    with contextlib.ExitStack() as stack:
+        if device is not None:
+            stack.enter_context(_planned(device_called(device)))
+        target = planned_device()
+        if target != device_here(target.platform):
+            stack.enter_context(compiled_elsewhere())
+        yield target
+
+
+def planning_state() -> Hashable:
+    """What plans depend on besides their problem: equal states plan alike."""
+    return planned_device(), current(), _epoch.value
+
+
+def device_for(platform: str) -> Device:
     """The profile of the device that a lowering for this platform targets."""
-    settings = settings or current()
+    wanted = _wanted_device()
+    if wanted is not None and wanted.platform == platform:
+        return wanted
+    return device_here(platform)
+
+
+def device_here(platform: str) -> Device:
+    """The profile of this machine's device of a platform, whatever settings say."""
     if platform == devices.CpuDevice.platform:
         return devices.local_cpu()
     if platform == devices.CudaDevice.platform:
-        if settings.device:
-            return devices.named(settings.device)
         try:
             return devices.local_cuda(_cuda_ordinal())
         except RuntimeError as e:
@@ -278,20 +332,30 @@ def device_called(name: str | Device) -> Device:
     """
     if isinstance(name, Device):
         return name
-    if isinstance(name, str) and name == devices.CpuDevice.platform:
-        return device_for(name)
-    if isinstance(name, str) and name in NAMED:
-        return devices.named(name)
-    valid = (devices.CpuDevice.platform, *NAMED)
+    if isinstance(name, str) and name in _DEVICES:
+        return _named_device(name)
     raise ValueError(
-        f"device={shown(name)} must be one of {', '.join(valid)}, or None for the one "
-        f"that JAX computes on{similar(name, valid, least=1.0)}"
+        f"device={shown(name)} must be one of {', '.join(_DEVICES)}, or None for the "
+        f"one that JAX computes on{similar(name, _DEVICES, least=1.0)}"
     )
 
 
 def local_device() -> Device:
     """The profile of the device that JAX computes on by default."""
-    return device_for(devices.platform_of(jax.default_backend()))
+    return device_here(devices.platform_of(jax.default_backend()))
+
+
+def _wanted_device() -> Device | None:
+    """The device of an explicit argument or of the settings."""
+    if _planned.value is not None:
+        return _planned.value
+    name = current().device
+    return None if name is None else _named_device(name)
+
+
+def _named_device(name: str) -> Device:
+    is_cpu = name == devices.CpuDevice.platform
+    return devices.local_cpu() if is_cpu else devices.named(name)
 
 
 def _cuda_ordinal() -> int:

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +33,7 @@ from tracea_jax.mistakes import (
     shown,
     similar,
 )
-from tracea_jax.options import local_device
+from tracea_jax.options import planned_device
 from tracea_jax.rewrite import Rule, rules, splice
 from tracea_jax.rewrite.fewer import fewer
 from tracea_jax.rewrite.inside import splicing, unavailable
@@ -171,9 +172,11 @@ class Transformed:
 
         @_on_behalf_of(fn)
         def run(call: Call, arrays: list[Any]) -> Any:
+            if _runs_outside_of_a_trace():
+                return call.applied(fn, arrays)
             rules = rules_of(ops)
             own, shape = made(rules, call, arrays)
-            if without := left_of(own, ops, after_grad, local_device()):
+            if without := left_of(own, ops, after_grad, planned_device()):
                 own, shape = made(fewer(rules, without), call, arrays)
             # What is differentiated from here on is ours already.
             with splicing(()), _compat.marked("transform"):
@@ -206,19 +209,25 @@ class Transformed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         fn = self._made_of[0]
+        if jax.config.jax_disable_jit:  # so that fn sees values
+            return fn(*args, **kwargs)
         with mutable.opened(fn, args, kwargs) as (function, args, kwargs):
             if function is fn:
                 return self._on_arrays(args, kwargs)
             if self._of_state is None:
                 self._of_state = Transformed(function, *self._made_of[1:])
-            return mutable.closed(self._of_state._on_arrays(args, kwargs))
+            result = self._of_state._on_arrays(args, kwargs)
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            return mutable.closed(result, caller=caller)
 
     def _on_arrays(self, args: Any, kwargs: Any) -> Any:
         call, arrays = Call.of(self._made_of[0], args, kwargs)
-        # What is being traced already needs no function to be traced in.
-        if any(isinstance(x, Tracer) for x in arrays):
+        is_traced = any(isinstance(x, Tracer) for x in arrays)
+        # What is being traced already needs no function to be traced in; but one under
+        # ``jit`` is repeated as it is written where JAX looks for the cause of a NaN.
+        if is_traced and not _looks_for_special_values():
             return unwrapped(self._run(call, arrays))
-        if self._jitted is not None:
+        if self._jitted is not None and not is_traced:
             return self._jitted(*args, **kwargs)
         return unwrapped(self._compiled(call, arrays))
 
@@ -236,6 +245,21 @@ class Transformed:
         if after_grad:
             parts.append("after_grad=True")
         return f"<{', '.join(parts)}>"
+
+
+def _looks_for_special_values() -> bool:
+    """Whether JAX checks results for NaN or infinities."""
+    return jax.config.jax_debug_nans or jax.config.jax_debug_infs
+
+
+def _runs_outside_of_a_trace() -> bool:
+    """Whether JAX repeats a function under ``jit`` equation by equation.
+
+    It does so to name the equation with the first special value.
+    """
+    if not _looks_for_special_values():
+        return False
+    return not isinstance(jax.lax.full((), False), Tracer)
 
 
 @contextlib.contextmanager

@@ -19,11 +19,11 @@ import jax
 
 from tracea_jax.bundle import writing
 from tracea_jax.bundle.lowering import lowered
-from tracea_jax.device import CudaDevice, Device
+from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
 from tracea_jax.mistakes import check_function, shown
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import current, device_called, local_device, options
+from tracea_jax.options import current, device_called, options, planned_device, planning
 from tracea_jax.page import Column, Page, Printable, Row, Table
 from tracea_jax.transform import transform
 
@@ -94,7 +94,7 @@ def bundle(
       *args: arrays, or their ``jax.ShapeDtypeStruct``: the inputs.
       path: the directory; one that a bundle was written to before is replaced.
       device: "cpu", or a GPU that need not be here, such as "H200"; by default the
-        device that JAX computes on.
+        device of the settings, and without one that which JAX computes on.
 
     Returns:
       What was written; print it.
@@ -106,7 +106,7 @@ def bundle(
       FileExistsError: if the path is something else than a bundle.
     """
     check_function(fn, "bundle takes a function", "bundle(f, *args, path=...)")
-    target = local_device() if device is None else device_called(device)
+    target = planned_device() if device is None else device_called(device)
     place = writing.checked(path)
     named, _ = jax.tree_util.tree_flatten_with_path(args)
     for where, leaf in named:
@@ -116,17 +116,13 @@ def bundle(
                 "arrays. What is constant belongs into the function: "
                 "functools.partial(fn, ...)"
             )
-    is_elsewhere = isinstance(target, CudaDevice) and device is not None
-    name = device if is_elsewhere and isinstance(device, str) else None
     implementation = current().implementation or "tracea"
     if implementation == "xla":
         raise ValueError("implementation='xla' is set; a bundle has kernels of ours")
-    with (
-        options(implementation=implementation, on_miss="heuristic", device=name),
-        without_choices(),
-    ):
-        traced = jax.make_jaxpr(transform(fn), return_shape=True)
-        jaxpr, shape = traced(*args)
+    with options(implementation=implementation, on_miss="heuristic"):
+        with planning(target), without_choices(), jax.disable_jit(False):
+            traced = jax.make_jaxpr(transform(fn), return_shape=True)
+            jaxpr, shape = traced(*args)
         program = lowered(jaxpr, target)
     results, _ = jax.tree_util.tree_flatten_with_path(shape)
     inputs = writing.named("args", [where for where, _ in named], program.inputs)

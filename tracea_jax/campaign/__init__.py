@@ -25,7 +25,7 @@ from tracea_jax.campaign.watch import Log, Watch
 from tracea_jax.device import Device
 from tracea_jax.graph import Graph, Node
 from tracea_jax.mistakes import check_function, shown, similar
-from tracea_jax.options import current, device_called
+from tracea_jax.options import current, device_called, planned_device, planning
 from tracea_jax.options import local_device as local_device
 from tracea_jax.outputs import check_drawing
 from tracea_jax.problem import Problem
@@ -112,9 +112,10 @@ def tune(
     """
     if plot is not None:
         check_drawing(plot)  # an error must not come after hours of work
-    graph = graph_of(what, args, ops=ops, after_grad=after_grad)
+    target = planned_device() if device is None else device_called(device)
+    with planning(target):
+        graph = graph_of(what, args, ops=ops, after_grad=after_grad)
     _check(budget_s, portfolio, seed)
-    target = local_device() if device is None else device_called(device)
     program = _program(what, args, ops, after_grad) if race else None
     with showing(progress) as told:
         watch = Watch(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -58,7 +60,7 @@ class Bar:
             total=1.0,
             miniters=0,  # the text changes where the share does not
             bar_format=_NOTEBOOK_FORMAT if _is_notebook() else _FORMAT,
-            dynamic_ncols=True,
+            **_width(),
         )
         self._phase = ""
 
@@ -102,6 +104,22 @@ class Bar:
     def close(self) -> None:
         """Leaves the line as the last step was."""
         self._bar.close()
+
+
+def _width() -> dict[str, Any]:
+    """The arguments of tqdm about the size of the terminal.
+
+    The bar follows it. For a terminal without a size a usual one is assumed, as tqdm
+    shows no bar there.
+    """
+    try:
+        is_known = min(os.get_terminal_size(sys.stderr.fileno())) > 0
+    except (AttributeError, OSError, ValueError):  # no terminal
+        is_known = False
+    if is_known or _is_notebook():
+        return {"dynamic_ncols": True}
+    size = shutil.get_terminal_size()
+    return {"ncols": size.columns, "nrows": size.lines}
 
 
 def _is_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""The ``tracea`` command: doctor, demo, tune, explain, bench, cache, emit, bundle."""
+"""The ``tracea`` command, with a subcommand for each thing that users do."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any
 import tracea_jax as tracea
 from tracea_jax import schema
 from tracea_jax.cli import bench, bundle, cache, emit, tuning
+from tracea_jax.cli.parser import INTERRUPTED, Parser
+
+_DESCRIPTION = "Faster matmul, convolution and attention for JAX, with reasons."
 
 # Each command imports its modules when it runs: help and errors must not wait for JAX.
 
@@ -32,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"tracea: {schema.visible(str(e))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        print("tracea: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _doctor(args: argparse.Namespace) -> int:
@@ -59,7 +63,7 @@ def _explain(args: argparse.Namespace) -> int:
     explained = explain(
         fn, ops=args.ops, device=args.device, after_grad=args.after_grad
     )
-    with tracing(args.function):
+    with tracing(args.function, args.args):
         explanation = explained(*arguments)
     if args.json:
         print(json.dumps(explanation.to_json(), indent=1))
@@ -69,7 +73,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tracea", description=__doc__)
+    parser = Parser(prog="tracea", description=_DESCRIPTION)
     parser.add_argument(
         "--version", action="version", version=f"tracea_jax {tracea.__version__}"
     )
@@ -85,7 +89,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         _doctor,
         "what this machine can do, and why each kernel may be refused",
     )
-    doctor.add_argument("--json", action="store_true", help="for tools")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     demo = add("demo", _demo, "transform, tune, check and time plain JAX models")
     demo.add_argument(
         "--budget-s",
@@ -102,7 +106,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     tuning.add_function_options(explain)
     explain.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
-    explain.add_argument("--json", action="store_true", help="for tools")
+    explain.add_argument("--json", action="store_true", help="print JSON")
 
     bench.add(commands)
     cache.add(commands)

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     bench.add_argument(
         "--budget-s", type=float, default=30.0, help="seconds for measuring"
     )
-    bench.add_argument("--json", metavar="FILE", help="writes the report for tools")
+    bench.add_argument("--json", metavar="FILE", help="write the report as JSON")
     bench.add_argument(
         "--plot",
         metavar="FILE",
@@ -46,7 +46,7 @@ def _run(args: argparse.Namespace) -> int:
     check_budget(args.budget_s)
     check_ops(args.ops, args.after_grad)
     fn, arguments = load(args.function, args.args)
-    with tracing(args.function):
+    with tracing(args.function, args.args):
         subject = Subject.of(fn, arguments, args.ops, args.after_grad)
     report = measured(subject, budget_s=args.budget_s, tell=_tell)
     print(report)

@@ -21,7 +21,7 @@ _SHOWN = {
 
 def add(commands: Any) -> None:
     """Adds both commands."""
-    text = "write a function as files that programs without Python run"
+    text = "write a function as files for programs without Python"
     bundle = commands.add_parser("bundle", help=text, description=text)
     bundle.set_defaults(command=_bundle)
     bundle.add_argument(
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     )
     bundle.add_argument("--out", required=True, metavar="PATH", help="the directory")
     bundle.add_argument("--device", help="cpu, or a GPU that need not be there: H200")
-    text = "where libtracea lies, by which programs without Python run bundles"
+    text = "print compiler flags for libtracea, which runs bundles from C and C++"
     config = commands.add_parser("config", help=text, description=text)
     config.set_defaults(command=_config)
     for name, what in _SHOWN.items():
@@ -46,9 +46,10 @@ def add(commands: Any) -> None:
 
 def _bundle(args: argparse.Namespace) -> int:
     from tracea_jax.bundle import bundle
-    from tracea_jax.cli.functions import load
+    from tracea_jax.cli.functions import check_shapes, load
 
     fn, arguments = load(args.function, args.args)
+    check_shapes(args.function, args.args, fn, arguments)
     print(bundle(fn, *arguments, path=args.out, device=args.device))
     return 0
 

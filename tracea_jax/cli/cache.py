@@ -38,14 +38,20 @@ def add(commands: Any) -> None:
         return parser
 
     listed = action(_list, "one line for each tuned problem")
-    listed.add_argument("--json", action="store_true", help="for tools")
+    listed.add_argument("--json", action="store_true", help="print JSON")
     show = action(_show, "all that is known of some problems")
-    show.add_argument("words", nargs="+", metavar="WORD", help="all are in its line")
+    show.add_argument(
+        "words", nargs="+", metavar="WORD", help="show entries that contain every WORD"
+    )
     export = action(_export, "write entries into one file, to be merged elsewhere")
     export.add_argument("file", type=pathlib.Path, metavar="FILE")
-    export.add_argument("--op", nargs="+", default=[], help="of these ops only")
+    export.add_argument("--op", nargs="+", default=[], help="only entries of these ops")
     export.add_argument(
-        "--environment", nargs="+", default=[], metavar="KEY", help="of these only"
+        "--environment",
+        nargs="+",
+        default=[],
+        metavar="KEY",
+        help="only entries of these environments",
     )
     merge = action(_merge, "unite exported files with what is here")
     merge.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
@@ -70,12 +76,19 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
         "--max-entries", type=_count, metavar="N", help="keep the N newest"
     )
     prune.add_argument(
-        "--journals", action="store_true", help="what tunings that were ended measured"
+        "--journals", action="store_true", help="measurements of interrupted tunings"
     )
     prune.add_argument(
-        "--cubins", type=_bytes, metavar="SIZE", help="compiled kernels above 2GiB, ..."
+        "--cubins",
+        type=_bytes,
+        metavar="SIZE",
+        help="compiled kernels beyond this size, such as 2GiB",
     )
-    prune.add_argument("--dry-run", action="store_true", help="only tell")
+    prune.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be removed, and remove nothing",
+    )
 
 
 # --- list and show --------------------------------------------------------------------
@@ -110,7 +123,9 @@ def _show(args: argparse.Namespace) -> int:
             count += 1
     if not count:
         words = " ".join(args.words)
-        raise LookupError(f"no tuned problem has {words!r} in its line; `cache list`")
+        raise LookupError(
+            f"no tuned problem contains {words!r}; `tracea cache list` shows all"
+        )
     return 0
 
 
@@ -124,7 +139,7 @@ def _export(args: argparse.Namespace) -> int:
     known = {name.environment for name in store.names()}
     if unknown := sorted(set(args.environment) - known):
         raise ValueError(
-            f"environment {', '.join(unknown)} has no entries; there are "
+            f"environment {', '.join(unknown)} has no entries; those that have: "
             + (schema.one_line(", ".join(sorted(known))) or "none")
         )
     count = exchange.export(

@@ -67,8 +67,15 @@ def load(target: str, specs: Sequence[str]) -> tuple[Callable[..., Any], list[An
 
 
 @contextlib.contextmanager
-def tracing(target: str) -> Iterator[None]:
+def tracing(target: str, specs: Sequence[str] = ()) -> Iterator[None]:
     """Prints the traceback of an error in the user's function.
+
+    Where JAX or Python refuses arguments of the shapes that were given, one line says
+    so.
+
+    Args:
+      target: "MODULE:FUNCTION".
+      specs: shapes of the arguments, as given.
 
     Raises:
       ValueError: in place of any error of the block.
@@ -76,8 +83,23 @@ def tracing(target: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:
+        where = traceback.extract_tb(e.__traceback__)[-1]
+        is_own = (where.line or "").startswith("raise")
+        if specs and not is_own and isinstance(e, TypeError | ValueError):
+            reason = next(iter(str(e).splitlines()), type(e).__name__)
+            raise ValueError(
+                f"{target} does not take --args {' '.join(specs)}: {reason}"
+            ) from e
         traceback.print_exc()
         raise ValueError(f"{target} cannot be traced") from e
+
+
+def check_shapes(
+    target: str, specs: Sequence[str], fn: Callable[..., Any], arguments: Sequence[Any]
+) -> None:
+    """Traces a function once; see ``tracing`` for what it prints and raises."""
+    with tracing(target, specs):
+        jax.eval_shape(fn, *arguments)
 
 
 def parse(spec: str) -> jax.ShapeDtypeStruct:
@@ -102,7 +124,9 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as e:
         if e.name is not None and f"{name}.".startswith(f"{e.name}."):
-            raise ValueError(f"there is no module {name!r}, in {here} or else") from e
+            raise ValueError(
+                f"cannot import {name!r} (searched sys.path and {here})"
+            ) from e
         raise ValueError(f"module {name!r} cannot be imported: {e}") from e
     except Exception as e:
         traceback.print_exc()

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from tracea_jax import catalogue
 from tracea_jax.catalogue import Argument
+from tracea_jax.cli.parser import with_suggestion
 from tracea_jax.problem import Problem, problem_from_json
 
 _DTYPE = Argument(
@@ -105,4 +106,4 @@ class _LineParser(argparse.ArgumentParser):
     """Raises what it would end the program for."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        raise ValueError(with_suggestion(message))

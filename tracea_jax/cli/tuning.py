@@ -12,10 +12,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracea_jax.cli import problems
+from tracea_jax.cli.parser import INTERRUPTED
 from tracea_jax.outputs import check_drawing
+
+if TYPE_CHECKING:
+    from tracea_jax.campaign.report import TuneReport
 
 _FUNCTION = re.compile(r"[\w./-]+:[\w.]+")  # also a file in place of a module
 
@@ -99,7 +103,7 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
     )
     option("--log", metavar="FILE", help="appends every observation as a line of JSON")
     option("--plot", metavar="FILE", help="draws the search; needs matplotlib")
-    option("--json", action="store_true", help="for tools")
+    option("--json", action="store_true", help="print JSON")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -125,7 +129,14 @@ def _run(args: argparse.Namespace) -> int:
     if args.plot:
         plot.save(report, args.plot)
         print(f"drawn: {args.plot}", file=sys.stderr)
-    return 0
+    # What was measured until then is kept, and printed.
+    return INTERRUPTED if _is_interrupted(report) else 0
+
+
+def _is_interrupted(report: TuneReport) -> bool:
+    whole = report.whole
+    reasons = [row.stop for row in report.rows]
+    return "interrupted" in [*reasons, whole and whole.reason]
 
 
 def _tuning(args: argparse.Namespace) -> Callable[..., Any]:
@@ -162,7 +173,7 @@ def _of_function(args: argparse.Namespace) -> Callable[..., Any]:
     check_ops(args.ops, args.after_grad)
     fn, arguments = load(args.called, args.args)
     how = {"ops": args.ops, "after_grad": args.after_grad}
-    with tracing(args.called):
+    with tracing(args.called, args.args):
         graph = Graph.from_function(fn, *arguments, **how)
     if not graph:
         raise ValueError(f"{args.called} has nothing to tune")

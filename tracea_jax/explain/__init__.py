@@ -6,7 +6,6 @@ print(tracea.explain(model)(x))
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,19 +16,12 @@ from tracea_jax import device as devices
 from tracea_jax import mutable
 from tracea_jax.call import Call
 from tracea_jax.device import Device
-from tracea_jax.diagnosis import by_reason, compiled_elsewhere
+from tracea_jax.diagnosis import by_reason
 from tracea_jax.explain import rows
 from tracea_jax.explain.sites import Site, sites
 from tracea_jax.mistakes import check_function, function_alone
 from tracea_jax.ops.common.choice import without_choices
-from tracea_jax.options import (
-    Options,
-    current,
-    device_called,
-    device_for,
-    local_device,
-    options,
-)
+from tracea_jax.options import current, device_called, options, planning
 from tracea_jax.page import Page, Printable, Table
 from tracea_jax.rewrite import Miss, Rule, splice
 from tracea_jax.rewrite.fewer import fewer
@@ -65,9 +57,8 @@ def explain(
     Args:
       fn, ops, after_grad: as in ``transform``.
       device: "cpu", or a GPU that need not be there (see ``device.NAMED``), nor a
-        compiler for it, by name or as a profile; by default the device that JAX
-        computes on. Where fn differentiates inside, it is traced as it is for the
-        default one.
+        compiler for it, by name or as a profile; by default that of the settings, and
+        without one the device that JAX computes on.
 
     Returns:
       A function of fn's arguments that returns an ``Explanation``; print it.
@@ -87,20 +78,18 @@ def explain(
             misses = left(jaxpr, rules, after_grad=after_grad)
             return splice(jaxpr, rules, misses), arrays, misses
 
-        rules, where = rules_of(chosen), target or local_device()
-        raced, without = None, ()
-        if are_known(where):
-            program, *_ = spliced(rules)  # as transform makes it, and as it raced
-            raced = verdict(program, chosen, after_grad, where)
-            without = left_of(program, chosen, after_grad, where)
-        with without_choices():
-            result, arrays, misses = spliced(fewer(rules, without))
-        # A GPU that is not here has a compiler of its own.
-        is_here = target is None or target == device_for(target.platform, Options())
-        at = contextlib.nullcontext() if is_here else compiled_elsewhere()
-        spread = max(map(_device_count, arrays), default=1)
-        with at:
-            found = sites(result, where, current(), devices=spread)
+        rules, settings = rules_of(chosen), current()
+        # Rules ask for plans while they look; none may be measured, or missing.
+        with planning(target) as where, options(on_miss="heuristic"):
+            raced, without = None, ()
+            if are_known(where):
+                program, *_ = spliced(rules)  # as transform makes it, and as it raced
+                raced = verdict(program, chosen, after_grad, where)
+                without = left_of(program, chosen, after_grad, where)
+            with without_choices():
+                result, arrays, misses = spliced(fewer(rules, without))
+            spread = max(map(_device_count, arrays), default=1)
+            found = sites(result, where, settings, devices=spread)
         return Explanation(
             function=getattr(fn, "__name__", type(fn).__name__),
             device=where,
@@ -120,9 +109,7 @@ def _traced(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[A
         def of_arrays(*arrays: Any) -> Any:
             return call.applied(function, arrays)
 
-        # Derivative rules ask for plans while they are traced; none may be measured, or
-        # missing.
-        with options(on_miss="heuristic"):
+        with jax.disable_jit(False):  # what is compiled is explained
             return jax.make_jaxpr(of_arrays)(*arrays), arrays
 
 
@@ -184,7 +171,7 @@ class Explanation(Printable):
         if self.verdict is not None:
             lines.append(_raced(self.verdict))
         elsewhere = rows.rejected_everywhere(self.sites)
-        lines += [f"at no site {r}" for r in by_reason(elsewhere)]
+        lines += by_reason(elsewhere, "not used anywhere: {variants} ({reason})")
         parts: list[str | Table] = ["\n".join(lines)]
         if self.sites:
             parts.append(rows.of_sites(self.sites))

@@ -37,7 +37,7 @@ _SITES = (
 _MISSES = (
     Column("where"),
     Column("what", ":\n  "),
-    Column("is no", " is no "),
+    Column("not rewritten as", " is not rewritten as "),
     Column("because", ": "),
 )
 

@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 from tracea_jax.ops.channel_affine.fork import fork_p
 from tracea_jax.ops.channel_affine.primitive import bind
 from tracea_jax.ops.channel_affine.steps import SCALES, Result
-from tracea_jax.options import local_device
+from tracea_jax.options import planned_device
 from tracea_jax.rewrite.activation import is_jax_relu
 from tracea_jax.rewrite.channel_sums import narrow, powers
 from tracea_jax.rewrite.match import Match, Rule, Viewed
@@ -232,7 +232,7 @@ def _are_of_channels(steps: list[_Step]) -> bool:
     """Whether operands vary along one dimension: the last one, where that was timed."""
     dims = {d for step in steps for d, n in enumerate(step.shape) if n != 1}
     last = steps[0].value.aval.ndim - 1
-    return len(dims) == 1 and (last in dims or local_device().platform == "cpu")
+    return len(dims) == 1 and (last in dims or planned_device().platform == "cpu")
 
 
 def _shared(steps: list[_Step]) -> int:

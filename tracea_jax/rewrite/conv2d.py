@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tracea_jax.options import local_device
+from tracea_jax.options import planned_device
 from tracea_jax.problem import Activation, Epilogue
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.channels import (
@@ -97,7 +97,7 @@ def _may_transpose(eqn: Equation) -> bool:
     XLA's own convolutions on GPUs take images of 16 bits with channels last, too; those
     of float32 were not timed.
     """
-    return eqn.invars[0].aval.dtype.itemsize == 2 or local_device().platform == "cpu"
+    return eqn.invars[0].aval.dtype.itemsize == 2 or planned_device().platform == "cpu"
 
 
 def _is_native(eqn: Equation, convolution: Convolution) -> bool:

@@ -362,7 +362,7 @@ class GemmCpu:
             problem.lhs == "bfloat16" and device.isa in ("amx", _PAIRS)
         )
         if not is_known:
-            return f"such products of {problem.lhs} were not measured on {device.isa}"
+            return f"there are no timings of {problem.lhs} for {device.isa}"
         if not _pays(problem, device):
             return cpu_calls.REASON
         if _is_narrow(problem, device):

@@ -158,7 +158,7 @@ def _too_large(problem: GemmProblem) -> Iterator[str]:
 def _why_not_padded(problem: GemmProblem, device: Device) -> Iterator[str]:
     yield from gemm_sm90.reasons(problem, device)
     if not _misaligned(problem):
-        yield "rows are multiples of 16 bytes: gemm_sm90 reads them as they are"
+        yield "it is only for rows whose size is not a multiple of 16 bytes"
     yield from _too_large(problem)
 
 

@@ -1,10 +1,11 @@
-"""What is made of a primitive's reference: Taylor series, and the checks of checkify.
+"""What is made of a primitive's reference: Taylor series, and the checks of programs.
 
 Taylor-mode derivatives are those of ``jax.experimental.jet``; first-order derivatives
 are defined beside each primitive. ``checkify`` looks for NaN, divisions by zero and
 indices out of bounds in the reference's equations, so that it finds what it would find
-in programs without our ops. Callers: ``lowering``, ``choice``, and primitives that it
-does not make.
+in programs without our ops. Where JAX checks what it runs outside of a trace
+(``jax_debug_nans``, ``jax_debug_infs``), the error names an equation of the reference.
+Callers: ``lowering``, ``choice``, and primitives that ``lowering`` does not make.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from jax.extend.core import Primitive
-
 from tracea_jax import _compat
+from tracea_jax.ops.common.typed import Primitive, xla
 
 jet: Any
 try:
@@ -27,13 +27,31 @@ except ImportError:  # versions of JAX without this experiment
 def register(primitive: Primitive, reference: Callable[..., Any]) -> None:
     """Gives a primitive the Taylor series and the checks of its reference.
 
+    Outside of a trace it is compiled and runs by itself.
+
     Args:
       primitive: with one result, or several.
       reference: (operands, **params) -> the same results, computed in jnp.
     """
+    primitive.def_impl(functools.partial(_evaluated, primitive, reference))
     _compat.register_checked(primitive, reference)
     if jet is not None:
         jet.jet_rules[primitive] = functools.partial(_series, reference)
+
+
+def _evaluated(
+    primitive: Primitive, reference: Callable[..., Any], *operands: Any, **params: Any
+) -> Any:
+    try:
+        return xla.apply_primitive(primitive, *operands, **params)
+    except FloatingPointError:  # of jax_debug_nans or jax_debug_infs
+        try:
+            reference(*operands, **params)
+        except FloatingPointError as e:
+            raise e from None
+        except Exception:  # an error of JAX's own, of calls inside the reference
+            pass
+        raise
 
 
 def _series(

@@ -49,8 +49,8 @@ from tracea_jax.ops.common.typed import (
     make_user_context,
     mlir,
     vjp,
-    xla,
 )
+from tracea_jax.options import planning_state
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -76,7 +76,6 @@ class Written:
 
 choice_p = Primitive("tracea_choice")
 choice_p.multiple_results = True
-choice_p.def_impl(functools.partial(xla.apply_primitive, choice_p))
 
 
 @choice_p.def_abstract_eval
@@ -119,7 +118,8 @@ def _differentiated(ours: Any, written: Written) -> Callable[..., Any]:
 
 def _is_left_to_xla(ours: Any, written: Written) -> bool:
     """Whether XLA would serve every call, and every one of the gradients'."""
-    calls = _with_gradients(_Keyed(key=written.key, ours=ours))
+    keyed = _Keyed(key=(written.key, planning_state()), ours=ours)
+    calls = _with_gradients(keyed)
     try:
         return all(lowering.would_be_xla(*call) for call in calls)
     except dispatch.Unsupported:
@@ -128,7 +128,10 @@ def _is_left_to_xla(ours: Any, written: Written) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Keyed:
-    """A call of ours, equal to those that trace alike: the layers of a model."""
+    """A call of ours, equal to those that trace alike: the layers of a model.
+
+    Derivative rules ask for plans, so that the key holds what these depend on.
+    """
 
     key: Hashable
     ours: Any = dataclasses.field(compare=False)

@@ -17,7 +17,7 @@ from jax.extend import core, source_info_util
 
 from tracea_jax import _compat, catalogue, emission, serving, variants
 from tracea_jax.catalogue import Planned
-from tracea_jax.device import PLATFORMS, CudaDevice, platform_of
+from tracea_jax.device import PLATFORMS
 from tracea_jax.mistakes import shown
 from tracea_jax.ops.common import by_reference
 from tracea_jax.ops.common.typed import (
@@ -27,9 +27,8 @@ from tracea_jax.ops.common.typed import (
     lax,
     make_jaxpr,
     mlir,
-    xla,
 )
-from tracea_jax.options import current, device_for
+from tracea_jax.options import device_for, planned_device, planning
 from tracea_jax.problem import Problem
 from tracea_jax.runtime import launch
 from tracea_jax.serving import Request, Served
@@ -43,7 +42,6 @@ def primitive(name: str, reference: Callable[..., Any]) -> Primitive:
     """A primitive with several results, those of its reference by shape and dtype."""
     made = Primitive(name)
     made.multiple_results = True
-    made.def_impl(functools.partial(xla.apply_primitive, made))
 
     def abstract_eval(*avals: Aval, **params: Any) -> list[Aval]:
         return result_types(functools.partial(reference, **params), *avals)
@@ -59,7 +57,7 @@ def result_types(f: Callable[..., Any], *avals: Aval) -> list[Aval]:
 
 def register(
     op: str,
-    primitive: core.Primitive,
+    primitive: Primitive,
     problem_of: Callable[..., Problem],
     reference: Callable[..., Any],
     **rules: Callable[..., Any],
@@ -171,12 +169,11 @@ def request(
 def left_to_xla(
     primitive: core.Primitive, operands: Sequence[Any], **params: Any
 ) -> bool:
-    """Whether XLA would serve the primitive on JAX's default backend.
+    """Whether XLA would serve the primitive on the device that is planned for.
 
-    A named device in the settings stands for a GPU. A derivative rule asks it where the
-    reference's own derivative is then the better one. Which backend compiles is not
-    known for certain while tracing: the answer may decide about speed, never about
-    values.
+    A derivative rule asks it where the reference's own derivative is then the better
+    one. Which backend compiles is not known for certain while tracing: the answer may
+    decide about speed, never about values.
 
     Raises:
       dispatch.Unsupported: if what was demanded cannot run there.
@@ -192,32 +189,27 @@ def would_be_xla(
     asked = request(planned, avals, params, is_partitioned=False)
     if asked.problem is None:
         return True  # also where that is an error, which lowering raises if it comes
-    served = serving.serve(asked, device_for(_default_platform()))
+    with planning() as device:
+        served = serving.serve(asked, device)
     if served.error is not None:
         raise served.error
     return served.is_xla
 
 
 def has_kernel(primitive: core.Primitive, avals: Sequence[Aval], **params: Any) -> bool:
-    """Whether a kernel could serve the primitive on JAX's default backend.
+    """Whether a kernel could serve the primitive on the device that is planned for.
 
-    A named device in the settings stands for a GPU. Ops that no program calls ask it:
-    where none can run, programs keep their own equations, whatever was demanded.
+    Ops that no program calls ask it: where none can run, programs keep their own
+    equations, whatever was demanded.
     """
     planned = catalogue.planned()[primitive]
     how = {"implementation": None, "config": None}
     asked = request(planned, avals, {**params, **how}, is_partitioned=False)
-    device = device_for(_default_platform())
+    device = planned_device()
     return asked.problem is not None and any(
         variant is not variants.XLA and variant.why_not(asked.problem, device) is None
         for variant in variants.of(planned.op)
     )
-
-
-def _default_platform() -> str:
-    """Of the device that settings name, or of JAX's default backend."""
-    is_named = current().device is not None
-    return CudaDevice.platform if is_named else platform_of(jax.default_backend())
 
 
 def are_sharded(operands: Sequence[Any]) -> bool:

@@ -39,7 +39,6 @@ from tracea_jax.ops.common.typed import (
     ad,
     batching,
     unless_zero,
-    xla,
 )
 from tracea_jax.ops.conv2d import directions, product
 from tracea_jax.ops.matmul.primitive import split
@@ -47,7 +46,6 @@ from tracea_jax.problem import Conv2dProblem, Epilogue
 
 conv2d_p = Primitive("tracea_conv2d")
 conv2d_p.multiple_results = True
-conv2d_p.def_impl(functools.partial(xla.apply_primitive, conv2d_p))
 
 
 def bind(*operands: jax.Array, **params: Any) -> list[jax.Array]:

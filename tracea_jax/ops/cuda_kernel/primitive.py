@@ -28,7 +28,6 @@ from tracea_jax.ops.common.typed import (
     jvp,
     lax,
     make_jaxpr,
-    xla,
 )
 from tracea_jax.ops.common.typed import zeros as zeros_of
 from tracea_jax.ops.cuda_kernel.given import as_list
@@ -36,7 +35,6 @@ from tracea_jax.problem.cuda_kernel import CudaKernelProblem
 
 cuda_kernel_p = Primitive("tracea_cuda_kernel")
 cuda_kernel_p.multiple_results = True
-cuda_kernel_p.def_impl(functools.partial(xla.apply_primitive, cuda_kernel_p))
 
 
 def bind(*operands: Any, **params: Any) -> list[jax.Array]:

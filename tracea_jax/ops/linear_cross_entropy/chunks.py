@@ -64,7 +64,7 @@ def why_at_once(rows: int, vocabulary: int) -> str:
     if 4 * rows * vocabulary > CHUNK_BYTES:
         return f"{vocabulary} columns are too few for chunks"
     few = f"{rows} x {vocabulary} logits fit in {CHUNK_BYTES >> 20} MiB"
-    return f"{few}, where chunks do not pay"
+    return f"{few}, too few for chunks to help"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

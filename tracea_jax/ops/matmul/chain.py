@@ -42,7 +42,6 @@ from tracea_jax.ops.common.typed import (
     make_jaxpr,
     mlir,
     unless_zero,
-    xla,
     zeros_like,
 )
 from tracea_jax.ops.matmul.primitive import (
@@ -172,7 +171,6 @@ class _Tangent:
 # readers of programs.
 
 chain_p = Primitive("tracea_matmul_chain")
-chain_p.def_impl(functools.partial(xla.apply_primitive, chain_p))
 
 
 def _chain_abstract_eval(*avals: Aval, **params: Any) -> Aval:
@@ -263,7 +261,6 @@ batching.primitive_batchers[chain_p] = _chain_batch
 # two, is (activation'(z) (dz + dbias)) @ op(rhs).
 
 tangent_p = Primitive("tracea_matmul_tangent")
-tangent_p.def_impl(functools.partial(xla.apply_primitive, tangent_p))
 
 
 def _split(operands: Sequence[T], has_bias: bool) -> tuple[T, T | None, T, T]:

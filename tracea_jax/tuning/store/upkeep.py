@@ -125,7 +125,7 @@ def _of_other(path: pathlib.Path) -> Finding | None:
             return Finding(path=path, message=f"it cannot be read: {e}")
         count = len(found.observations)
         message = (
-            f"{count} observations of a tuning that was ended; the next one goes on"
+            f"{count} measurements of an interrupted tuning; the next run resumes it"
         )
         if found.skipped:
             message += f"; {found.skipped} lines cannot be read"
