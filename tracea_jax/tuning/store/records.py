@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tracea_jax import schema
+from tracea_jax.page import times
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.formats import UNREADABLE, Damaged, checked, signed
 
@@ -34,6 +35,9 @@ FAILURES = (
 UNKNOWN = "unknown"  # a kind that a newer version wrote; it may be any
 # No later measurement can outweigh these.
 DISQUALIFYING = ("wrong_result", "nan", UNKNOWN)
+
+# The remark of a tuning that has the times of what runs untuned, in the last race.
+UNTUNED = "untuned"
 
 # What files may say, wherever they come from.
 _TIME_US = schema.optional(schema.number(1e-6, 1e15))
@@ -90,6 +94,48 @@ ENTRY = schema.Table(
     required=frozenset({"problem", "environment", "best"}),
 )
 _OBSERVATIONS = 1 << 20  # of one entry
+
+
+def untuned_us(entry: Entry, protocol: str | None = None) -> float | None:
+    """The time, in the last race, of what runs untuned; None if it is unknown.
+
+    Args:
+      entry: of a tuning.
+      protocol: as ``Best.protocol``, which is the default.
+    """
+    seen = entry.tuner.get(UNTUNED)
+    steady, cold, kernel = (
+        us if isinstance(us, float | int) else None
+        for us in map((seen if isinstance(seen, dict) else {}).get, _TIMES)
+    )
+    protocol = protocol or entry.best.protocol
+    return kernel if protocol == "kernels" else by_protocol(protocol, steady, cold)
+
+
+_TIMES = ("time_us", "cold_us", "kernel_us")
+_PROTOCOLS = {"throughput": "steady", "latency": "cold", "balanced": "balanced"}
+
+
+def deciding(goal: str, *, has_cold: bool) -> str:
+    """The protocol by which a race with this goal is decided.
+
+    Without cold times it is "steady", whatever the goal.
+    """
+    return _PROTOCOLS.get(goal, "steady") if has_cold else "steady"
+
+
+def by_protocol(
+    protocol: str, steady: float | None, cold: float | None
+) -> float | None:
+    """The time by "steady", "cold" or "balanced"; None if one that it needs is None.
+
+    "balanced" is the geometric mean of both.
+    """
+    if protocol == "steady":
+        return steady
+    if protocol == "cold" or steady is None or cold is None:
+        return cold
+    return math.sqrt(steady * cold)
 
 
 def _unknown() -> Any:
@@ -182,15 +228,16 @@ class Best:
     Attributes:
       variant, config: what to run, the config as plain data.
       code: hash of what it compiled when it raced, as of an observation.
-      time_us, xla_us: medians in the race; None if there was none.
+      time_us, xla_us: times in the race; None if there was none.
       cold_us, xla_cold_us: the same of single executions on cold caches.
-      ratio: median over the rounds of XLA's time by ours; above 1, ours is faster.
+      ratio: median over the rounds of XLA's time by ours, of executions in a row; it is
+        near the quotient of both times.
       runner_up: variant, config, code and time_us of the next best; empty if there is
         none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
-      kernel_us, xla_kernel_us: kernel times by which it was judged against XLA at last;
-        None if they were not measured.
+      kernel_us, xla_kernel_us: kernel times, which decide where they are known; None if
+        they were not measured.
       unknown: fields of a newer version, which a rewrite keeps.
     """
 
@@ -212,17 +259,32 @@ class Best:
     def __str__(self) -> str:
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
         parts = [f"{self.variant} [{config}]" if config else self.variant]
-        if self.time_us is not None:
-            parts.append(f"{self.time_us:.1f} us")
-        if self.xla_us is not None and self.variant != "xla":
-            ratio = "" if self.ratio is None else f", {self.ratio:.2f}x"
-            parts.append(f"XLA {self.xla_us:.1f} us{ratio}")
+        ours, xla = self.decisive
+        if ours is not None:
+            parts.append(times.microseconds(ours))
+        if xla is not None and ours is not None and self.variant != "xla":
+            parts.append(f"XLA {times.microseconds(xla)}, {times.ratio(xla, ours)}")
         return schema.one_line(", ".join(parts))
 
     @property
     def compiled(self) -> tuple[str, str]:
         """As of an observation."""
         return identity(self.variant, self.config), self.code
+
+    @property
+    def protocol(self) -> str:
+        """What decided: "kernels", or the goal's "steady", "cold" or "balanced"."""
+        if self.kernel_us is not None and self.xla_kernel_us is not None:
+            return "kernels"
+        return deciding(self.goal, has_cold=self.cold_us is not None)
+
+    @property
+    def decisive(self) -> tuple[float | None, float | None]:
+        """The times that decided, ours and XLA's, in microseconds."""
+        if self.protocol == "kernels":
+            return self.kernel_us, self.xla_kernel_us
+        ours = by_protocol(self.protocol, self.time_us, self.cold_us)
+        return ours, by_protocol(self.protocol, self.xla_us, self.xla_cold_us)
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data."""
