@@ -47,7 +47,7 @@ def test_no_race_where_none_is_wanted_or_possible(monkeypatch):
     assert raced(monkeypatch, {}, race=False).whole is None
     with tracea.options(implementation="xla"):
         report = raced(monkeypatch, {})
-    assert report.whole.reason == "implementation='xla' is asked for"
+    assert report.whole.reason == "options(implementation='xla') is set"
     assert sites() == (1, 1)
     report = raced(monkeypatch, {}, budget_s=1e-9)
     assert report.whole.reason == "the budget was used up"

@@ -167,6 +167,17 @@ class Tuning:
         """Choices of the space that the search knows, measured here or before."""
         return self._search.evals
 
+    @property
+    def legal(self) -> int:
+        """Choices of the space."""
+        return len(self._candidates.choices)
+
+    @property
+    def tried(self) -> int:
+        """Choices of the space that were measured or failed, here or before."""
+        observed = map(self._session.observed, self._candidates.choices)
+        return sum(observation is not None for observation in observed)
+
     def step(self, *, limit_s: float = math.inf) -> bool:
         """Measures one batch, or the part of it that fits in the time.
 
@@ -296,8 +307,9 @@ class Tuning:
             "seed": self._seed,
             "goal": self._goal,
             "space": digest(canonical([identity_of(c) for c in session.order]), 16),
-            "legal": len(self._candidates.choices),
+            "legal": self.legal,
             "pruned": self._candidates.pruned,
+            "tried": self.tried,
             "evals": self.evals,
             "compiles": session.compiles,
             "wall_s": round(session.elapsed_s, 3),

@@ -36,6 +36,13 @@ UNKNOWN = "unknown"  # a kind that a newer version wrote; it may be any
 # No later measurement can outweigh these.
 DISQUALIFYING = ("wrong_result", "nan", UNKNOWN)
 
+# How answers came into their race, for people, by ``Best.origin``.
+ORIGINS = {
+    "hero": "default config",
+    "search": "tuned config",
+    "portfolio": "shared config",
+    "xla": "XLA",
+}
 # The remark of a tuning that has the times of what runs untuned, in the last race.
 UNTUNED = "untuned"
 
