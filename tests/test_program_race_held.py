@@ -125,11 +125,11 @@ def test_abstract_arguments_are_random_arrays(monkeypatch):
 
 def test_a_real_race_has_real_times(monkeypatch):
     """Nothing is scripted but the protocol, which is short."""
-    from tracea_jax.campaign import program, run
+    from tracea_jax.campaign import races, run
     from tracea_jax.tuning import measure
 
     short = measure.Timing(slice_s=0.001, settle_s=0.01, race_s=0.01, rounds=3)
-    monkeypatch.setattr(program, "TIMING", short)
+    monkeypatch.setattr(races, "TIMING", short)
     monkeypatch.setattr(run.Run, "_rows", lambda *_: {})
     whole = tracea.tune(step, *ARGUMENTS).whole
     verdict = whole and whole.verdict

@@ -52,8 +52,8 @@ class Needs:
         return self.compile_s + self.race_s
 
     def after(self, spent_s: float) -> float:
-        """The budget with which two races fit: one before and one after the search."""
-        return spent_s + 2 * self.once_s
+        """A budget for a race, a search of that length, and a race after it."""
+        return spent_s + 3 * self.once_s
 
 
 def about(seconds: float) -> str:

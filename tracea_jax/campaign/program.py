@@ -1,23 +1,20 @@
 """The races of a whole program against plain, before and after the tuning of its ops.
 
-    Executions -> Needs -> race -> search -> race -> keep.decide -> Entry -> Whole
+    Executions -> Needs -> race -> search -> race -> keep.decide -> Entry
 
-``campaign.run`` holds them in process 0; from then on ``verdicts`` knows the outcome.
 The first race comes before the search, so that there is an outcome whatever the search
-leaves of the budget; the last one comes after it if other configs run then.
+leaves of the budget; the last one comes after it. ``campaign.races``, the only caller,
+decides when they are held and what is reported of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tracea_jax import knowledge, verdicts
-from tracea_jax.campaign.executions import Execution, Executions, Program, difference
+from tracea_jax import verdicts
+from tracea_jax.campaign.executions import Execution, Executions, difference
 from tracea_jax.campaign.keep import (
     Decision,
     Undecided,
@@ -25,27 +22,23 @@ from tracea_jax.campaign.keep import (
     decide,
     first_decision,
 )
-from tracea_jax.campaign.needs import Needs, about
-from tracea_jax.campaign.whole import Whole
+from tracea_jax.campaign.needs import Needs
 from tracea_jax.device import Device
 from tracea_jax.ops.common import choice
-from tracea_jax.options import Options, local_device, publish_epoch
+from tracea_jax.options import Options, local_device
 from tracea_jax.problem.program import ProgramProblem
-from tracea_jax.schema import one_line
 from tracea_jax.tuning import measure
 from tracea_jax.tuning.store.records import Best, Entry, Observation, union
 
-TIMING = measure.Timing()
-ROUNDS_SHARE = 0.1  # part of the budget that the rounds of a race take, or 11 rounds
-FEWER_SHARE = 0.25  # part of the time left that is kept for racing with fewer sites
+FEWER_SHARE = 0.25  # part of the rest that is kept for races with fewer sites
 _MAX_MESSAGE = 2000
 _USED_UP = "the budget was used up"
-_IS_PLAIN = "XLA serves every site, which is plain already"
-_logger = logging.getLogger(__name__)
+IS_PLAIN = "XLA serves every site, which is plain already"
 Tell = Callable[..., None]
 
 
-def _own(make: Callable[[], Any]) -> Any:
+def own(make: Callable[[], Any]) -> Any:
+    """A field that is no argument."""
     return dataclasses.field(default_factory=make, init=False, repr=False)
 
 
@@ -73,12 +66,12 @@ class Contest:
     tell: Tell
     needs: Needs = Needs(compile_s=0.0, race_s=0.0)
     first: measure.Race | None = None
-    _classes: dict[str, list[str]] = _own(dict)
-    _problem: ProgramProblem | None = None
-    _is_plain: bool = False
-    _runs: dict[Without, Execution | Exception] = _own(dict)
-    _seen: list[Observation] = _own(list)
-    _slowest_s: float = 0.0  # of what was compiled so far
+    _classes: dict[str, list[str]] = own(dict)
+    _problem: ProgramProblem | None = own(lambda: None)
+    _is_plain: bool = own(bool)
+    _runs: dict[Without, Execution | Exception] = own(dict)
+    _seen: list[Observation] = own(list)
+    _slowest_s: float = own(float)  # of what was compiled so far
 
     def begin(self) -> None:
         """Traces the program, compiles plain, and estimates what a race needs.
@@ -123,8 +116,9 @@ class Contest:
     def reserve_s(self) -> float:
         """Seconds to keep for ``race_last``."""
         fewer = len(self._classes) if len(self._classes) > 1 else 0
-        fewer_s = fewer * self.needs.once_s
-        return self.needs.once_s + min(fewer_s, FEWER_SHARE * max(self.left_s(), 0.0))
+        rest_s = max(self.left_s() - self.needs.once_s, 0.0)
+        fewer_s = min(fewer * self.needs.once_s, FEWER_SHARE * rest_s)
+        return self.needs.once_s + fewer_s
 
     def race_last(self, *, is_changed: bool) -> Entry:
         """Races plain, the program as it runs by now, and the program with fewer sites.
@@ -141,7 +135,7 @@ class Contest:
             self.first = None
             self._seen.clear()
         if self._is_plain:
-            raise Undecided(_IS_PLAIN)
+            raise Undecided(IS_PLAIN)
         ops = self.program.ops
         decision = decide(self._race, self._classes, ops, self.first)
         return self._recorded(decision)
@@ -264,159 +258,3 @@ class Contest:
             message = ""
         total = max(total, done)
         self.tell(phase=phase, done=done, total=total, best_us=None, message=message)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class Races:
-    """The races of a program around a search; what goes wrong there is a reason.
-
-        with Races(...) as races:
-            races.before_search()
-            ...
-            races.after_search(is_changed=True)
-
-    Attributes:
-      program: what races.
-      device, settings: as of the tuning.
-      budget_s: seconds for everything; may be infinite.
-      clock: seconds since the tuning began.
-      tell: as of ``Contest``.
-      whole: the outcome by now.
-      entry: where it is recorded; None if there was no race.
-      is_interrupted: whether Ctrl-C ended a race.
-    """
-
-    program: Program
-    device: Device
-    settings: Options
-    budget_s: float
-    clock: Callable[[], float]
-    tell: Tell
-    whole: Whole = Whole(reason="interrupted")
-    entry: Entry | None = None
-    is_interrupted: bool = False
-    _contest: Contest | None = None
-    _stack: contextlib.ExitStack = _own(contextlib.ExitStack)
-
-    def __enter__(self) -> Races:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._stack.close()
-
-    @property
-    def reserve_s(self) -> float:
-        """Seconds to keep for ``after_search``."""
-        return 0.0 if self._contest is None else self._contest.reserve_s
-
-    def before_search(self) -> None:
-        """Compiles plain, says what the races need, and holds the first if it can."""
-        with self._reporting():
-            self._see_answers()
-            executions = self._stack.enter_context(self.program.opened())
-            contest = Contest(
-                program=executions,
-                device=self.device,
-                settings=self.settings,
-                timing=self._timing,
-                left_s=self._left_s,
-                clock=self.clock,
-                tell=self.tell,
-            )
-            contest.begin()
-            self._announce(contest.needs)
-            self._keep(contest.race_first())
-            self._contest = contest
-
-    def after_search(self, *, is_changed: bool, is_interrupted: bool = False) -> None:
-        """Holds the last race, and ends the progress.
-
-        Args:
-          is_changed: whether other configs run than before the search.
-          is_interrupted: whether Ctrl-C ended the search: then there is no race.
-        """
-        contest = self._contest
-        if contest is not None and not is_interrupted:
-            with self._reporting():
-                self._see_answers()
-                self._keep(contest.race_last(is_changed=is_changed))
-        elif contest is not None and self.entry is None:
-            self.whole = Whole(reason="interrupted")
-        elif contest is not None and is_changed:
-            self._note("raced before the search, which was interrupted")
-        _logger.info("%s as a %s", self.program.name, self.whole)
-        kept = self.whole.verdict
-        self.tell(
-            phase="done",
-            done=1,
-            total=1,
-            best_us=kept and kept.time_us,
-            message=self.whole.reason,
-            ratio=kept and kept.ratio,
-        )
-
-    @property
-    def _timing(self) -> measure.Timing:
-        final = TIMING.final
-        race_s = min(final.race_s, ROUNDS_SHARE * self.budget_s)
-        return dataclasses.replace(final, race_s=race_s)
-
-    def _left_s(self) -> float:
-        return self.budget_s - self.clock()
-
-    def _see_answers(self) -> None:
-        """Lets what is compiled from here on use what was tuned by now."""
-        knowledge.refresh(self.settings)
-        knowledge.trust_own(self.settings, self.device)
-        publish_epoch()
-
-    def _announce(self, needs: Needs) -> None:
-        """Says at once if the budget does not suffice for both races.
-
-        Raises:
-          keep.Undecided: if it does not even suffice for one.
-        """
-        left_s = self._left_s()
-        if math.isinf(left_s) or left_s >= 2 * needs.once_s:
-            return
-        total = about(needs.after(self.clock()))
-        budget = f"the budget is {self.budget_s:g} s"
-        if left_s < needs.once_s:
-            why = f"a race with plain needs {total}, {budget}"
-            self._say(f"{why}: its ops are tuned one by one")
-            raise Undecided(why)
-        note = f"to tune it and race again needs {total}, {budget}"
-        self._say(f"{note}: it races as it runs now")
-        self.whole = dataclasses.replace(self.whole, note=note)
-
-    def _say(self, text: str) -> None:
-        _logger.warning("%s: %s", self.program.name, text)
-        self.tell(phase="compile", done=0, total=1, best_us=None, message=text)
-
-    def _keep(self, entry: Entry | None) -> None:
-        if entry is None:
-            self.whole = Whole(reason=_IS_PLAIN, note=self.whole.note)
-        else:
-            self.entry = entry
-            found = Whole.of_entry(entry)
-            self.whole = dataclasses.replace(found, note=self.whole.note)
-
-    def _note(self, note: str) -> None:
-        self.whole = dataclasses.replace(self.whole, note=note)
-
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """What ends a race is the reason why there is none, or a note on the first."""
-        why = ""
-        try:
-            yield
-        except Undecided as e:
-            why = str(e)
-        except KeyboardInterrupt:
-            why, self.is_interrupted = "interrupted", True
-        except Exception as e:  # of the user's function, or for want of memory
-            why = one_line(f"{type(e).__name__}: {e}")
-        if why and self.entry is not None:
-            self._note(f"raced before the search, not after it: {why}")
-        elif why:
-            self.whole = Whole(reason=why)

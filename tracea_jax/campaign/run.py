@@ -16,7 +16,7 @@ from typing import Any
 
 from tracea_jax import knowledge, policy, variants
 from tracea_jax.campaign.executions import Program
-from tracea_jax.campaign.program import Races
+from tracea_jax.campaign.races import Races
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row
 from tracea_jax.campaign.watch import Watch
@@ -137,8 +137,9 @@ class Run:
         races.before_search()
         before, rows = self._choices(graph), dict[Problem, Row]()
         if not races.is_interrupted:
-            if self.left_s > races.reserve_s:
-                rows = self._rows(graph, fraction, shared, races.reserve_s)
+            if races.search_s > 0:
+                reserve_s = self.left_s - races.search_s if self.has_budget else 0.0
+                rows = self._rows(graph, fraction, shared, reserve_s)
             else:
                 rows = {n.problem: _unreached(n.problem, "budget") for n in graph}
         knowledge.refresh(self.settings)
