@@ -170,7 +170,7 @@ def test_the_bar_tells_of_the_graph_and_of_the_time(monkeypatch):
     how = {**SEARCH, "best_us": 2.0, "xla_us": 3.0, "share": 0.75, "left_s": 3725.4}
     with bar(monkeypatch) as (stream, told):
         told(**{**how, **graph}, done=2)
-    text = "3/4 matmul 8x8x8 float32 nn: search 2/4, best 2 us, 1:02:05 left, a config"
+    text = "3/4 matmul 8x8x8 float32 nn: search 2/4, best 2.00 us, 1:02:05 left, a config"
     assert stream.lines[-1] == f"75%|###############     | {text}"
 
 
@@ -182,7 +182,7 @@ def test_the_ratio_is_that_of_the_race(monkeypatch, problem, text):
     done = {"phase": "done", "done": 1, "total": 1, "best_us": 2.0, "message": ""}
     with bar(monkeypatch) as (stream, told):
         told(**done, problem=problem, xla_us=2.62, ratio=1.31)
-    assert stream.lines[-1].endswith(f"| {problem}: done, best 2 us, {text}")
+    assert stream.lines[-1].endswith(f"| {problem}: done, best 2.00 us, {text}")
 
 
 def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
@@ -190,7 +190,7 @@ def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
         for done in range(1000):
             told(phase="race", done=done, total=1000, best_us=2.0, message="")
     assert len(stream.lines) < 100
-    assert stream.lines[-1].endswith("race 999/1000, best 2 us")
+    assert stream.lines[-1].endswith("race 999/1000, best 2.00 us")
 
 
 def test_the_time_left_is_written_as_a_clock():

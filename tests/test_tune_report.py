@@ -122,6 +122,16 @@ def test_ctrl_c_returns_the_report(scripts):
     assert answer(SMALL) is not None and answer(gated) is None
 
 
+def test_ctrl_c_while_the_device_is_opened_returns_the_report(scripts, monkeypatch):
+    def interrupt(*_, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(knowledge, "open_lab", interrupt)
+    report = tracea.tune(Graph([SMALL, LARGE]))
+    assert [row.stop for row in report.rows] == ["interrupted"] * 2
+    assert report.entries == {} and "no config tried" in str(report)
+
+
 def test_the_other_processes_report_what_process_0_found(scripts, monkeypatch):
     entry = tracea.tune(SMALL).entry
     monkeypatch.setattr(knowledge, "by_process_0", lambda *_: [entry])

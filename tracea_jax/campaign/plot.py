@@ -20,7 +20,7 @@ from typing import Any
 
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row, Trial
-from tracea_jax.campaign.text import compared
+from tracea_jax.campaign.text import MEANINGS
 from tracea_jax.device import Device
 from tracea_jax.outputs import check_drawing
 from tracea_jax.page import times
@@ -195,7 +195,11 @@ def _draw_convergence(axes: Any, row: Row) -> None:
     for name, us, color in lines:
         if us is not None:
             axes.axhline(us, linestyle="--", color=color, label=f"{name} in the race")
-    axes.set(xlabel="configs measured", ylabel="time (µs)", yscale="log")
+    axes.set(
+        xlabel="configs measured",
+        ylabel="time of executions in a row (µs)",
+        yscale="log",
+    )
     title = [str(row.problem), *textwrap.wrap(f"winner: {_winner(row)}", _TITLE)]
     axes.set_title("\n".join(title), size=9)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -206,9 +210,12 @@ def _draw_convergence(axes: Any, row: Row) -> None:
 def _winner(row: Row) -> str:
     parts, us = [row.choice], row.times()
     if us.after is not None:
-        parts.append(times.microseconds(us.after))
+        parts.append(f"{times.number(us.after)} µs")
     if us.after and us.xla and row.variant != "xla":
-        parts.append(compared(us.after, "XLA", us.xla))
+        ratio = times.ratio(us.xla, us.after)
+        parts.append(f"XLA {times.number(us.xla)} µs ({ratio})")
+    if row.protocol != "steady":  # unlike the axis
+        parts.append(f"times of {MEANINGS[row.protocol]}")
     return ", ".join(parts)
 
 

@@ -179,7 +179,11 @@ class Run:
         self.watch.expect([*first, *later])
         if not (first or later):
             return {}
-        with self._lab([*first, *later]) as lab:
+        with contextlib.ExitStack() as stack:
+            try:
+                lab = stack.enter_context(self._lab([*first, *later]))
+            except KeyboardInterrupt:  # nothing is measured yet
+                return {n.problem: _unreached(n.problem, "interrupted") for n in graph}
             fair = len(later) / max(len(first) + len(later), 1)
             kept_s = _LATER_SHARE * fair * self.budget_s if self.has_budget else 0.0
             rows = self._tuned(first, lab, self.left_s - reserve_s - kept_s)

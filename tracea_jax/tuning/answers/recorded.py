@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.answers import kindred
@@ -44,7 +45,7 @@ def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer 
             entry.best.variant in question.allowed
             or entry.best.variant not in diagnosis.candidates
         ):
-            yield _answer(entry.best, origin)
+            yield _answer(entry.best, origin, entry.tuner)
         else:
             yield from _observed(entry, origin, question)
 
@@ -62,15 +63,19 @@ def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]
                 time_us=t.time_us,
                 xla_us=entry.best.xla_us,
             )
-            yield _answer(found, origin)
+            yield _answer(found, origin, {})
 
 
-def _answer(best: Best, origin: str) -> Answer:
+def _answer(best: Best, origin: str, tuner: Mapping[str, Any]) -> Answer:
+    time_us, xla_us = best.decisive
+    tried, legal = map(tuner.get, ("tried", "legal"))
+    is_known = isinstance(tried, int) and isinstance(legal, int)
     return Answer(
         choice=Choice(variant=best.variant, config=best.config),
         origin=origin,
-        time_us=best.time_us,
-        xla_us=best.xla_us,
+        time_us=time_us,
+        xla_us=xla_us,
         ratio=best.ratio,
         code=best.code,
+        tried=f"{tried} of {legal} configs tried" if is_known else "",
     )

@@ -467,13 +467,17 @@ def merge(one: Entry, other: Entry) -> Entry:
     for entry in (newer, older):
         if entry.best.compiled not in failed:
             best, verified = entry.best, entry.verified
+            untuned = entry.tuner.get(UNTUNED)  # in the race of this best
             break
     else:
         best, verified = Best(variant="xla", config={}, xla_us=newer.best.xla_us), {}
+        untuned = None
+    tuner = {k: v for k, v in newer.tuner.items() if k != UNTUNED}
     return dataclasses.replace(
         newer,
         best=best,
         verified=verified,
         observations=observations,
+        tuner=tuner if untuned is None else {**tuner, UNTUNED: untuned},
         unknown={**older.unknown, **newer.unknown},
     )
