@@ -8,6 +8,7 @@ import optax
 import pytest
 from numerics import normal
 from program_races import ARGUMENTS, LOSING, WINNING, Script, layers, raced, sites, step
+from report_ratios import checked
 from transformed import assert_near
 
 import tracea_jax as tracea
@@ -136,6 +137,13 @@ def test_a_real_race_has_real_times(monkeypatch):
     assert verdict is not None and verdict.time_us > 0 and verdict.ratio >= 0.985
     assert tracea.explain(step)(*ARGUMENTS).verdict == verdict
     assert_near(tracea.transform(step)(*ARGUMENTS), step(*ARGUMENTS), 1e-5)
+
+
+def test_a_small_program_is_raced_and_tuned_within_its_budget():
+    report = tracea.tune(layers, *ARGUMENTS, effort="none", budget_s=100.0)
+    assert report.whole.verdict is not None, report.whole.reason
+    assert report.whole.note == "" and checked(report) >= 2
+    assert len(report.entries) == len(report.rows) == 2
 
 
 def test_what_xla_serves_is_plain_already(monkeypatch, calls_cost):
