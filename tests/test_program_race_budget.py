@@ -45,11 +45,12 @@ class Day:
             script.install(patch)
             script.compiling = self.compiled
 
-            def rows(own: run.Run, graph: Any, *_: Any) -> Any:
+            def rows(own: run.Run, graph: Any, *rest: Any) -> Any:
                 self.events.append("search")
                 if own.has_budget:
-                    self.searched_s = own.left_s - _[-1]
-                    script.clock.work(1e6 * self.searched_s)
+                    searched_s = own.left_s - rest[-1]
+                    script.clock.work(1e6 * searched_s)
+                    self.searched_s = searched_s
                 self.search()
                 return {}
 
