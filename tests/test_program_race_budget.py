@@ -145,8 +145,20 @@ def test_the_search_leaves_the_time_that_the_last_race_needs(monkeypatch):
     assert day.took_s <= 101.0
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
+@pytest.mark.parametrize(("slower", "wins"), [(1.0, True), (2.0, False)])
+def test_a_race_on_a_busy_machine_is_held_again(monkeypatch, slower, wins):
+    """Before the search another program slows all down, and ours down the most."""
+    busy = {None: 200.0, (): 300.0, **dict.fromkeys(FEWER, 400.0)}
+    day = Day(monkeypatch, times=dict(busy))
+
+    def search() -> None:
+        day.times.update({r: us / 2 * slower for r, us in busy.items()})
+        day.times[()] = 80.0 * slower if wins else 150.0 * slower
+
+    day.search = search
+    verdict = day.tune().whole.verdict
+    assert verdict.leaves_all != wins
+    assert day.events.count(()) == 1
 
 
 @pytest.mark.parametrize("changes", [False, True])

@@ -136,6 +136,9 @@ class Contest:
             self._seen.clear()
         if self._is_plain:
             raise Undecided(IS_PLAIN)
+        if self.first is not None and self.left_s() >= self.needs.race_s:
+            # Nothing is to be compiled, and the machine may be quieter than it was.
+            self.first = _joined(self.first, self._race([None, ()]))
         ops = self.program.ops
         decision = decide(self._race, self._classes, ops, self.first)
         return self._recorded(decision)
@@ -258,3 +261,13 @@ class Contest:
             message = ""
         total = max(total, done)
         self.tell(phase=phase, done=done, total=total, best_us=None, message=message)
+
+
+def _joined(one: measure.Race, other: measure.Race) -> measure.Race:
+    """The rounds of two races of the same programs, without those that failed once."""
+    both = [racer for racer in one.times_us if racer in other.times_us]
+    return measure.Race(
+        times_us={r: (*one.times_us[r], *other.times_us[r]) for r in both},
+        repeats={r: min(one.repeats[r], other.repeats[r]) for r in both},
+        failures={**one.failures, **other.failures},
+    )
