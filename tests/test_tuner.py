@@ -16,7 +16,8 @@ from tracea_jax.diagnosis import diagnose
 from tracea_jax.tuning import measure, select, session, tuner
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.search.candidates import identity_of
-from tracea_jax.tuning.store.records import identity, untuned_us
+from tracea_jax.tuning.store.protocols import untuned_us
+from tracea_jax.tuning.store.records import identity
 
 pytestmark = pytest.mark.once
 
@@ -384,7 +385,7 @@ def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(
         bench.kernel_us = {c: rng.uniform(5, 500) for c in everything}
     entry = synthetic.tune(bench, goal=goal)
     ours, xla = entry.best.decisive
-    untuned = untuned_us(entry)
+    untuned = untuned_us(entry.tuner, entry.best.protocol)
     assert ours is not None and xla is not None and ours <= xla
     assert (untuned is None) == (HERO in wrong)
     assert untuned is None or ours <= untuned

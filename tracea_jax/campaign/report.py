@@ -20,7 +20,8 @@ from tracea_jax.device import Device
 from tracea_jax.page import Column, Page, Printable, Table, times
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.portfolio import Portfolio
-from tracea_jax.tuning.store.records import Entry, deciding
+from tracea_jax.tuning.store.protocols import deciding
+from tracea_jax.tuning.store.records import Entry
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -14,7 +14,8 @@ from tracea_jax import page, variants
 from tracea_jax.page import Column, Page, Printable, Table
 from tracea_jax.page.times import number
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.store.records import ORIGINS, Entry, by_protocol, untuned_us
+from tracea_jax.tuning.store.protocols import ORIGINS, by_protocol, untuned_us
+from tracea_jax.tuning.store.records import Entry
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Row(Printable):
         else:
             after = by_protocol(protocol, best.time_us, best.cold_us)
             xla = by_protocol(protocol, best.xla_us, best.xla_cold_us)
-        before = untuned_us(self.entry, protocol)
+        before = untuned_us(self.entry.tuner, protocol)
         return Times(before=before, after=after, xla=xla)
 
     @property

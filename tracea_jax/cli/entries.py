@@ -91,7 +91,7 @@ def compared(best: Best) -> str:
 
 def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
     """Everything about a complete entry, in lines."""
-    from tracea_jax.tuning.store.records import ORIGINS, UNTUNED, untuned_us
+    from tracea_jax.tuning.store.protocols import ORIGINS, UNTUNED, untuned_us
 
     best, tuner = entry.best, entry.tuner
     yield _problem(entry)
@@ -100,7 +100,7 @@ def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
     yield f"  environment  {entry.environment} ({key})"
     yield f"  best         {choice(best)}, {compared(best)}"
     yield from _times(best)
-    if untuned := untuned_us(entry):
+    if untuned := untuned_us(entry.tuner, best.protocol):
         yield f"  untuned      {times.microseconds(untuned)}"
     if second := best.runner_up:
         config = _of_config(second.get("config", {}))

@@ -16,7 +16,8 @@ from collections.abc import Hashable
 from typing import Any, get_args
 
 from tracea_jax.tuning.measure import Race
-from tracea_jax.tuning.store.records import Observation, by_protocol, deciding
+from tracea_jax.tuning.store.protocols import by_protocol, deciding
+from tracea_jax.tuning.store.records import Observation
 from tracea_jax.typing import Goal
 
 GOALS: tuple[Goal, ...] = get_args(Goal)

@@ -27,13 +27,8 @@ from tracea_jax.tuning.measure import CandidateError
 from tracea_jax.tuning.outcome import Decided
 from tracea_jax.tuning.portfolio import Portfolio, Shared
 from tracea_jax.tuning.store.code import named
-from tracea_jax.tuning.store.records import (
-    UNTUNED,
-    Entry,
-    Observation,
-    identity,
-    union,
-)
+from tracea_jax.tuning.store.protocols import UNTUNED
+from tracea_jax.tuning.store.records import Entry, Observation, identity, union
 from tracea_jax.tuning.verdict import kernel_race, verdict
 
 _logger = logging.getLogger(__name__)

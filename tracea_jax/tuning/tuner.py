@@ -36,7 +36,8 @@ from tracea_jax.tuning.search.batches import SWEPT, Search
 from tracea_jax.tuning.search.candidates import Candidates, identity_of
 from tracea_jax.tuning.session import Session, no_limit
 from tracea_jax.tuning.store.environment import canonical, digest, environment
-from tracea_jax.tuning.store.records import UNTUNED, Entry, Observation
+from tracea_jax.tuning.store.protocols import UNTUNED
+from tracea_jax.tuning.store.records import Entry, Observation
 from tracea_jax.typing import Effort, Goal
 
 VERSION = 5  # of the tuning method; every entry names the version that made it

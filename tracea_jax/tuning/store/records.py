@@ -22,6 +22,7 @@ from tracea_jax import schema
 from tracea_jax.page import times
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.formats import UNREADABLE, Damaged, checked, signed
+from tracea_jax.tuning.store.protocols import UNTUNED, by_protocol, deciding
 
 FAILURES = (
     "compile_error",
@@ -35,16 +36,6 @@ FAILURES = (
 UNKNOWN = "unknown"  # a kind that a newer version wrote; it may be any
 # No later measurement can outweigh these.
 DISQUALIFYING = ("wrong_result", "nan", UNKNOWN)
-
-# How answers came into their race, for people, by ``Best.origin``.
-ORIGINS = {
-    "hero": "default config",
-    "search": "tuned config",
-    "portfolio": "shared config",
-    "xla": "XLA",
-}
-# The remark of a tuning that has the times of what runs untuned, in the last race.
-UNTUNED = "untuned"
 
 # What files may say, wherever they come from.
 _TIME_US = schema.optional(schema.number(1e-6, 1e15))
@@ -101,48 +92,6 @@ ENTRY = schema.Table(
     required=frozenset({"problem", "environment", "best"}),
 )
 _OBSERVATIONS = 1 << 20  # of one entry
-
-
-def untuned_us(entry: Entry, protocol: str | None = None) -> float | None:
-    """The time, in the last race, of what runs untuned; None if it is unknown.
-
-    Args:
-      entry: of a tuning.
-      protocol: as ``Best.protocol``, which is the default.
-    """
-    seen = entry.tuner.get(UNTUNED)
-    steady, cold, kernel = (
-        us if isinstance(us, float | int) else None
-        for us in map((seen if isinstance(seen, dict) else {}).get, _TIMES)
-    )
-    protocol = protocol or entry.best.protocol
-    return kernel if protocol == "kernels" else by_protocol(protocol, steady, cold)
-
-
-_TIMES = ("time_us", "cold_us", "kernel_us")
-_PROTOCOLS = {"throughput": "steady", "latency": "cold", "balanced": "balanced"}
-
-
-def deciding(goal: str, *, has_cold: bool) -> str:
-    """The protocol by which a race with this goal is decided.
-
-    Without cold times it is "steady", whatever the goal.
-    """
-    return _PROTOCOLS.get(goal, "steady") if has_cold else "steady"
-
-
-def by_protocol(
-    protocol: str, steady: float | None, cold: float | None
-) -> float | None:
-    """The time by "steady", "cold" or "balanced"; None if one that it needs is None.
-
-    "balanced" is the geometric mean of both.
-    """
-    if protocol == "steady":
-        return steady
-    if protocol == "cold" or steady is None or cold is None:
-        return cold
-    return math.sqrt(steady * cold)
 
 
 def _unknown() -> Any:
