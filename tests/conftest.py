@@ -199,7 +199,7 @@ def races_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 @functools.cache  # every test asks
 def _short_timings() -> list[tuple[types.ModuleType, str, Any]]:
     """(module, name of its timing or of the class of timings, short one)."""
-    from tracea_jax.campaign import program
+    from tracea_jax.campaign import races
     from tracea_jax.tuning import measure, tuner
     from tracea_jax.tuning.lab import local
 
@@ -207,7 +207,7 @@ def _short_timings() -> list[tuple[types.ModuleType, str, Any]]:
     fields = {"slice_s": 1e-3, "settle_s": 0.02, "race_s": 0.05, "patience_s": 0.2}
     fields["cold_s"] = 0.02
     short = functools.partial(measure.Timing, **fields)
-    timings = ((program, "TIMING"), (bench, "TIMING"), (bench, "SITE_TIMING"))
+    timings = ((races, "TIMING"), (bench, "TIMING"), (bench, "SITE_TIMING"))
     return [
         *((module, "Timing", short) for module in (tuner, local)),
         *(

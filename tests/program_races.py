@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxprs import count
 from numerics import normal
 
 import tracea_jax as tracea
-from tracea_jax.campaign import executions, program, run
+from tracea_jax.campaign import executions, races, run
 from tracea_jax.campaign.executions import Execution, Executions
 from tracea_jax.campaign.keep import Without
 
@@ -50,23 +50,26 @@ class Script:
       times_us: by what the program leaves; None is plain.
       spoil: what the program leaves whose results are not those of plain.
       compiled: what was compiled.
+      compiling: called with the script and what the program leaves, before it compiles.
     """
 
     times_us: Mapping[Any, float]
     spoil: Any = dataclasses.field(default_factory=tuple)
     clock: synthetic.Clock = dataclasses.field(default_factory=synthetic.Clock)
     compiled: list[Without] = dataclasses.field(default_factory=list)
+    compiling: Callable[[Script, Without], None] = lambda script, without: None
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Lets the races of ``tune`` follow the script; sites are not tuned."""
         prepare = Executions.prepare
 
         def scripted(own: Executions, without: Without) -> _Scripted:
+            self.compiling(self, without)
             self.compiled.append(without)
             return _Scripted(prepare(own, without), self, without)
 
         patch.setattr(executions.Executions, "prepare", scripted)
-        patch.setattr(program, "TIMING", synthetic.timing(self.clock))
+        patch.setattr(races, "TIMING", synthetic.timing(self.clock))
         patch.setattr(run.Run, "_rows", lambda *_: {})
 
 

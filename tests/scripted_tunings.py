@@ -39,8 +39,13 @@ class Scripted:
         self.observe, self.progress = observe, progress
         self.seen: list[Observation] = []
         self.evals = self.compiles = 0
+        self.legal = len(CONFIGS)
         self.stop: str | None = None
         self.expected_gain = math.inf
+
+    @property
+    def tried(self):
+        return self.evals
 
     @property
     def best_us(self):
@@ -72,6 +77,7 @@ class Scripted:
     def finish(self, *, bounded_s=None):
         self.scripts.finished.append(self.problem)
         timed = [(o.time_us, o) for o in self.seen if o.time_us]
+        untuned = next((us for us, o in timed if o.config == DEFAULT), None)
         us, best = min(timed, key=lambda pair: pair[0], default=(1.0, None))
         entry = Entry(
             problem=self.problem.to_json(),
@@ -85,9 +91,19 @@ class Scripted:
                 cold_us=us + 10,
                 xla_cold_us=self.scripts.xla_us + 10,
                 origin="search",
+                goal=self.search["goal"],
             ),
             observations=union(self.seen),
-            tuner={"stop": self.stop or "complete", "evals": self.evals},
+            tuner={
+                "stop": self.stop or "complete",
+                "legal": self.legal,
+                "tried": self.tried,
+                "evals": self.evals,
+                "untuned": {
+                    "time_us": untuned,
+                    "cold_us": untuned and untuned + 10,
+                },
+            },
             written=f"2026-01-01T00:00:{next(self.scripts.clock):02}.000000+00:00",
         )
         if self.progress:

@@ -46,7 +46,7 @@ def test_list_has_one_sorted_line_for_each(capsys, cache_dir):
         + times,
         f"{DEVICE.name}: matmul 8x80x64 float32 nn: gemm_gone (unknown variant), "
         "not timed",
-        f"{DEVICE.name}: matmul 96x80x64 float32 nn: xla, 3.0 us",
+        f"{DEVICE.name}: matmul 96x80x64 float32 nn: xla, 3.00 us",
     ]
 
 
@@ -64,6 +64,7 @@ def test_show_tells_everything(capsys, cache_dir):
         entry().best,
         cold_us=30.0,
         xla_cold_us=40.0,
+        origin="search",
         runner_up={
             "variant": "gemm_cpu",
             "config": dataclasses.asdict(choice(9).config),
@@ -75,7 +76,11 @@ def test_show_tells_everything(capsys, cache_dir):
         entry(observations=[cold, measured(9, 11.0), failed(4), failed(5, "timeout")]),
         best=best,
         verified={"max_rel_error": 1e-6, "ok": True},
-        tuner={"evals": 4, "merged": [{"written": "2025-05-05", "evals": 2}]},
+        tuner={
+            "evals": 4,
+            "untuned": {"cold_us": 36.0},
+            "merged": [{"written": "2025-05-05", "evals": 2}],
+        },
     )
     record(cache_dir, full, entry(problem=shaped(7)))
     status, out, _ = run(capsys, "show", "MATMUL", "96x80")
@@ -83,8 +88,10 @@ def test_show_tells_everything(capsys, cache_dir):
     for part in (
         str(file_of(cache_dir)),
         DEVICE.name,
-        "gemm_cpu [kc 8, nc 512, tasks 2], 10.0 us, XLA 15.0 us, 1.50x",
-        "30.0 us, XLA 40.0 us",
+        "gemm_cpu [kc 8, nc 512, tasks 2], 30.0 us, XLA 40.0 us, 1.33x",
+        "in a row     10.0 us, XLA 15.0 us",
+        "untuned      36.0 us",
+        "chosen       for latency, tuned config",
         "[kc 9, nc 512, tasks 2], 11.0 us",
         "max rel error 1e-06",
         "2026-01-01, evals 4",

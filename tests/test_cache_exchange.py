@@ -116,8 +116,8 @@ def test_more_repetitions_win_then_the_lower_time(capsys, cache_dir, tmp_path):
     status, out, err = run(capsys, "merge", file)
     assert status == 0 and "1 changed" in err and "1 conflicts" in err
     assert out.startswith("conflict: matmul 96x80x64 float32 nn in ")
-    assert "kept    gemm_cpu [kc 4" in out and "(101x)" in out
-    assert "dropped gemm_cpu [kc 3" in out and "(100x)" in out
+    assert "kept    gemm_cpu [kc 4" in out and "measured 101 times" in out
+    assert "dropped gemm_cpu [kc 3" in out and "measured 100 times" in out
 
 
 def test_merging_never_keeps_what_one_side_found_wrong(tmp_path):

@@ -60,10 +60,12 @@ def test_tune_then_list(capsys):
     tuning = "tune matmul 64 64 64 --effort quick --budget-s 2"
     status, out, err = run(capsys, *tuning.split())
     assert (status, err) == (0, "")  # this is no terminal
-    choice = r"matmul 64x64x64 float32 nn: (gemm_cpu \[.*\]|xla), \d+\.\d us.*"
+    choice = r"matmul 64x64x64 float32 nn: (gemm_cpu \[.*\]|xla), \d+\.\d+ us.*"
     first, *_, last = out.splitlines()
     assert re.fullmatch(choice, first)
-    assert re.fullmatch(r"  untuned .* us, \d+ evaluations?, .* s, ended by: .*", last)
+    assert re.fullmatch(
+        r"  untuned .* us, \d+ of \d+ configs? tried, .* ended by: .*", last
+    )
     assert "matmul 64x64x64 float32 nn" in run(capsys, "cache", "list")[1]
 
 

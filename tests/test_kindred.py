@@ -211,7 +211,7 @@ def test_a_plan_says_where_its_answer_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(dispatch.knowledge, "agreed", lambda *_: knowledge)
     inherited = dispatch.plan(ASKED, H100)
     assert (inherited.variant, inherited.origin) == ("gemm_sm90", "inherited")
-    assert "fastest measured on NVIDIA H200, sm_90a" in inherited.reason
+    assert "it won its race on NVIDIA H200, sm_90a" in inherited.reason
     assert (inherited.time_us, inherited.xla_us) == (None, None)
     doubtful = dispatch.plan(NEAR, H100)
     assert (doubtful.variant, doubtful.origin) == ("xla", "inherited")

@@ -229,8 +229,8 @@ def test_public_values_are_tables_in_a_notebook(raced, tuned):
         assert read.count("table") >= 1, name
         assert not (missing := [w for w in words if w not in read.shown]), missing
     assert Read(explained()._repr_html_()).count("details") == 2  # a row for each site
-    assert "whole program: 1.25x of plain" in Read(raced._repr_html_()).shown
-    assert "1.25x of plain" in Read(raced.whole.verdict._repr_html_()).shown
+    assert "whole program: 1.25x as fast as plain" in Read(raced._repr_html_()).shown
+    assert "1.25x as fast as plain" in Read(raced.whole.verdict._repr_html_()).shown
 
 
 def test_html_says_what_the_text_says():

@@ -12,7 +12,7 @@ import pytest
 import tracea_jax as tracea
 from tracea_jax import knowledge
 from tracea_jax.campaign import plot, report
-from tracea_jax.campaign.rows import Row, Times, Trial
+from tracea_jax.campaign.rows import Row, Trial
 from tracea_jax.device import local_cpu
 from tracea_jax.outputs import check_drawing
 from tracea_jax.tuning.store.environment import environment
@@ -46,12 +46,11 @@ TRIALS = (
 )
 
 
-def drawn(problem=None, trials=TRIALS, count=1):
+def drawn(problem=None, trials=TRIALS, count=1, entry=None):
     row = Row(
         problem=problem or tracea.GemmProblem(m=8, n=8, k=8),
         count=count,
-        entry=None,
-        steady=Times(before=80.0, after=31.0, xla=90.0),
+        entry=entry or answered(),
         evals=6,
         compiles=6,
         seconds=1.0,
@@ -106,12 +105,19 @@ def test_a_drawing_is_written(tmp_path, suffix):
 # --- what a drawing says --------------------------------------------------------------
 
 
-def answered(variant="gemm_cpu", ratio=2.5, **config):
+def answered(variant="gemm_cpu", xla_us=90.0, **config):
+    best = Best(variant=variant, config=config, time_us=31.0, xla_us=xla_us)
     return Entry(
         problem=tracea.GemmProblem(m=8, n=8, k=8).to_json(),
         environment=environment(CPU),
-        best=Best(variant=variant, config=config, time_us=31.0, ratio=ratio),
+        best=best,
+        tuner={"untuned": {"time_us": 80.0}},
     )
+
+
+def untimed():
+    best = Best(variant="gemm_cpu", config={})
+    return dataclasses.replace(answered(), best=best, tuner={})
 
 
 def texts(axes):
@@ -146,9 +152,9 @@ def test_the_titles_name_problem_device_winner_and_what_is_drawn():
     title, *labels, legend = texts(left)
     assert title.splitlines() == [
         "matmul 8x8x8 float32 nn",
-        "winner: gemm_cpu [kc 384 nc 512 tasks 1], 31.0 µs, 2.50x XLA",
+        "winner: gemm_cpu [kc 384 nc 512 tasks 1], 31.0 µs, XLA 90.0 µs (2.90x)",
     ]
-    assert labels == ["configs measured", "time (µs)"]
+    assert labels == ["configs measured", "time of executions in a row (µs)"]
     assert legend == [
         "gemm_cpu",
         "best so far",
@@ -181,7 +187,7 @@ def test_a_long_title_is_broken():
 )
 def test_ticks_are_plain_numbers(times_us):
     trials = [trial(us, kc=i) for i, us in enumerate(times_us)]
-    row = dataclasses.replace(drawn(trials=trials), steady=Times())
+    row = drawn(trials=trials, entry=untimed())
     figure = agg([row])
     shown = ticks(figure, figure.axes[0].yaxis)
     assert 2 <= len(shown) <= 16, shown

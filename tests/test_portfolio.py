@@ -12,6 +12,8 @@ import synthetic_bench as synthetic
 from hypothesis import strategies as st
 from synthetic_bench import DEVICE, XLA, Bench, Clock, choice
 
+from tracea_jax import policy
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.problem import GemmProblem
 from tracea_jax.tuning import portfolio
 from tracea_jax.tuning.answers.knowledge import Knowledge
@@ -95,6 +97,11 @@ A, B, C = (choice(kc) for kc in (256, 320, 384))
 P, Q, R = (GemmProblem(m=m, n=80, k=64) for m in (96, 97, 98))
 
 
+def untuned():
+    """What runs ``P`` where nothing was tuned."""
+    return policy.decide(diagnose(P, DEVICE)).choice
+
+
 def observed(which, time_us) -> Observation:
     name = named(P, which, synthetic.DEVICE)  # all problems compile the same
     if time_us is None:
@@ -146,7 +153,7 @@ def name(of) -> str:
 
 
 def answers(changed):
-    return {p: identity(e.best.variant, e.best.config) for p, (e, _) in changed.items()}
+    return {p: identity(e.best.variant, e.best.config) for p, e in changed.items()}
 
 
 def test_a_config_that_was_not_measured_is_measured_and_shared(tmp_path):
@@ -160,8 +167,7 @@ def test_a_config_that_was_not_measured_is_measured_and_shared(tmp_path):
     assert found.configs[0].config == dataclasses.asdict(B.config)
     assert found.configs[0].worst == pytest.approx(1.01, rel=1e-3)
     assert found.measured == 1 and answers(changed) == {P: name(B)}
-    (changed_entry, slowness) = changed[P]
-    assert slowness.steady == slowness.worst == pytest.approx(1.01, rel=1e-3)
+    changed_entry = changed[P]
     assert changed_entry.best.origin == ORIGIN and changed_entry.verified["ok"]
     assert changed_entry.best.xla_us == pytest.approx(20.0, rel=1e-3)
     assert changed_entry.best.runner_up["config"] == dataclasses.asdict(A.config)
@@ -199,11 +205,20 @@ def test_a_shared_config_is_not_slower_than_xla(tmp_path):
     assert len(found.configs) == 2 and answers(changed) == {P: name(A)}
 
 
+def test_a_shared_config_is_not_slower_than_what_runs_untuned(tmp_path):
+    setting = Setting(
+        tmp_path, {P: {A: 10.0, B: 10.1, untuned(): 10.05}, Q: {B: 30.0, XLA: 40.0}}
+    )
+    one, other = entry(P, {A: 10.0, XLA: 20.0}), entry(Q, {A: 35.0, B: 30.0})
+    found, changed = setting.share(one, other)
+    assert len(found.configs) == 2 and answers(changed) == {P: name(A)}
+
+
 def test_a_shared_config_has_less_kernel_time_than_xla(tmp_path):
     setting = Setting(
         tmp_path, {P: {A: 10.0, B: 10.1, XLA: 20.0}, Q: {B: 30.0, XLA: 40.0}}
     )
-    setting.benches[P].kernel_us = {A: 10.0, B: 10.1, XLA: 10.1}
+    setting.benches[P].kernel_us = {A: 10.0, B: 10.1, untuned(): 12.0, XLA: 10.1}
     one = entry(P, {A: 10.0, XLA: 20.0})
     other = entry(Q, {A: 35.0, B: 30.0, XLA: 40.0})
     found, changed = setting.share(one, other)
@@ -218,7 +233,7 @@ def test_a_config_that_is_faulty_on_a_problem_is_not_its_answer(tmp_path, fault)
     found, changed = setting.share(one, other)
     assert len(found.configs) == 2
     assert answers(changed) == {P: name(A)}  # with the failure in its observations
-    (kept, _) = changed[P]
+    kept = changed[P]
     (failed,) = [o for o in kept.observations if o.identity == name(B)]
     assert failed.failure is not None
     assert synthetic.found(Knowledge(tmp_path), P).choice == A

@@ -8,6 +8,7 @@ import optax
 import pytest
 from numerics import normal
 from program_races import ARGUMENTS, LOSING, WINNING, Script, layers, raced, sites, step
+from report_ratios import checked
 from transformed import assert_near
 
 import tracea_jax as tracea
@@ -47,7 +48,7 @@ def test_no_race_where_none_is_wanted_or_possible(monkeypatch):
     assert raced(monkeypatch, {}, race=False).whole is None
     with tracea.options(implementation="xla"):
         report = raced(monkeypatch, {})
-    assert report.whole.reason == "implementation='xla' is asked for"
+    assert report.whole.reason == "options(implementation='xla') is set"
     assert sites() == (1, 1)
     report = raced(monkeypatch, {}, budget_s=1e-9)
     assert report.whole.reason == "the budget was used up"
@@ -125,17 +126,24 @@ def test_abstract_arguments_are_random_arrays(monkeypatch):
 
 def test_a_real_race_has_real_times(monkeypatch):
     """Nothing is scripted but the protocol, which is short."""
-    from tracea_jax.campaign import program, run
+    from tracea_jax.campaign import races, run
     from tracea_jax.tuning import measure
 
     short = measure.Timing(slice_s=0.001, settle_s=0.01, race_s=0.01, rounds=3)
-    monkeypatch.setattr(program, "TIMING", short)
+    monkeypatch.setattr(races, "TIMING", short)
     monkeypatch.setattr(run.Run, "_rows", lambda *_: {})
     whole = tracea.tune(step, *ARGUMENTS).whole
     verdict = whole and whole.verdict
     assert verdict is not None and verdict.time_us > 0 and verdict.ratio >= 0.985
     assert tracea.explain(step)(*ARGUMENTS).verdict == verdict
     assert_near(tracea.transform(step)(*ARGUMENTS), step(*ARGUMENTS), 1e-5)
+
+
+def test_a_small_program_is_raced_and_tuned_within_its_budget():
+    report = tracea.tune(layers, *ARGUMENTS, effort="none", budget_s=100.0)
+    assert report.whole.verdict is not None, report.whole.reason
+    assert report.whole.note == "" and checked(report) >= 2
+    assert len(report.entries) == len(report.rows) == 2
 
 
 def test_what_xla_serves_is_plain_already(monkeypatch, calls_cost):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from program_races import OPS
 
-from tracea_jax.campaign.keep import Undecided, decide
+from tracea_jax.campaign import keep
+from tracea_jax.campaign.keep import Undecided
 from tracea_jax.tuning.measure import Race
 
 pytestmark = pytest.mark.once
@@ -37,6 +38,11 @@ def field(times: dict[Any, Any], held: list | None = None):
     return race
 
 
+def decide(race, classes):
+    """What is kept of a program with these classes of sites, and no other op."""
+    return keep.decide(race, classes, classes)
+
+
 def test_a_program_that_wins_with_every_site_keeps_all():
     held = []
     times = {None: 100.0, (): 80.0}
@@ -49,7 +55,7 @@ def test_a_program_that_wins_with_every_site_keeps_all():
 def test_a_loss_behind_a_gain_is_found():
     times = {None: 100.0, (): 80.0, ("conv2d",): 60.0, ("matmul",): 120.0}
     kept = decide(field(times), BOTH).kept
-    assert kept.without == ("conv2d",) and kept.time_us == 60.0
+    assert kept.without == ("conv2d",) and kept.time_us == pytest.approx(60.0)
     assert kept.ratio == pytest.approx(100 / 60)
 
 
@@ -92,7 +98,8 @@ def test_what_loses_in_every_form_is_left_as_written():
     times = {None: 100.0, (): 120.0, ("conv2d",): 110.0, ("matmul",): 104.0}
     decision = decide(field(times), BOTH)
     assert decision.kept.without == ("conv2d", "matmul")
-    assert (decision.kept.ratio, decision.kept.time_us) == (1.0, 100.0)
+    assert decision.kept.ratio == 1.0 and decision.leaves_all
+    assert decision.kept.time_us == pytest.approx(100.0)
     assert decision.every is not None and decision.every.ratio == pytest.approx(1 / 1.2)
 
 
@@ -108,6 +115,35 @@ def test_noise_is_no_loss_but_only_so_far(plain, ours, is_kept):
     kept = decide(field({None: plain, (): ours}), {"matmul": ["product"]}).kept
     assert (kept.without == ()) == is_kept
     assert kept.ratio >= 0.985
+
+
+def test_what_is_kept_its_plain_and_every_site_ran_in_one_race():
+    """The machine slows down between the races."""
+    slowness = iter(range(1, 9))
+    times = {None: 100.0, (): 120.0, ("conv2d",): 60.0, ("matmul",): 130.0}
+
+    def race(racers):
+        slower = next(slowness)
+        return field({r: slower * us for r, us in times.items()})(racers)
+
+    decision = decide(race, BOTH)
+    kept, every = decision.kept, decision.every
+    assert every is not None and kept.without == ("conv2d",)
+    assert kept.plain_us == every.plain_us
+    assert every.time_us / kept.time_us == pytest.approx(2.0)
+
+
+def test_what_won_by_chance_loses_its_last_race():
+    held = []
+    times = {None: 100.0, (): 120.0, ("conv2d",): 60.0, ("matmul",): 130.0}
+
+    def race(racers):
+        held.append(racers)
+        us = 110.0 if len(held) > 2 else 60.0
+        return field({**times, ("conv2d",): us})(racers)
+
+    assert decide(race, BOTH).leaves_all
+    assert held[-1] == [None, ("conv2d",), ()]
 
 
 def test_luck_leaves_no_site():
@@ -128,7 +164,7 @@ def test_what_fails_is_left():
     times[("conv2d",)] = broken
     kept = decide(field(times), BOTH).kept
     assert kept.without == ("conv2d", "matmul")
-    with pytest.raises(Undecided, match="plain fails: no memory"):
+    with pytest.raises(Undecided, match="plain JAX fails: no memory"):
         decide(field({None: broken, (): 1.0}), {"matmul": ["product"]})
 
 

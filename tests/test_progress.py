@@ -183,7 +183,7 @@ def test_one_line_changes(monkeypatch):
     assert lines[-3:] == [
         f"{empty} search 0/4, a config",
         f"{half} race 1/4, a config",
-        "100%|####################| done, best 1.2 us",
+        "100%|####################| done, best 1.25 us",
     ]
 
 
@@ -193,19 +193,20 @@ def test_the_bar_tells_of_the_graph_and_of_the_time(monkeypatch):
     with bar(monkeypatch) as (stream, told):
         told(**{**how, **graph}, done=2)
     text = (
-        "3/4 matmul 8x8x8 float32 nn: search 2/4, best 2.0 us, 1:02:05 left, a config"
+        "3/4 matmul 8x8x8 float32 nn: search 2/4, best 2.00 us, 1:02:05 left, a config"
     )
     assert stream.lines[-1] == f"75%|###############     | {text}"
 
 
 @pytest.mark.parametrize(
-    ("problem", "text"), [("matmul", "1.31x XLA"), (WHOLE, "1.31x plain")]
+    ("problem", "text"),
+    [("matmul", "XLA 2.62 us (1.31x)"), (WHOLE, "plain 2.62 us (1.31x)")],
 )
 def test_the_ratio_is_that_of_the_race(monkeypatch, problem, text):
     done = {"phase": "done", "done": 1, "total": 1, "best_us": 2.0, "message": ""}
     with bar(monkeypatch) as (stream, told):
-        told(**done, problem=problem, xla_us=9.0, ratio=1.31)
-    assert stream.lines[-1].endswith(f"| {problem}: done, best 2.0 us, {text}")
+        told(**done, problem=problem, xla_us=2.62, ratio=1.31)
+    assert stream.lines[-1].endswith(f"| {problem}: done, best 2.00 us, {text}")
 
 
 def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
@@ -213,7 +214,7 @@ def test_times_that_follow_each_other_are_not_printed_at_once(monkeypatch):
         for done in range(1000):
             told(phase="race", done=done, total=1000, best_us=2.0, message="")
     assert len(stream.lines) < 100
-    assert stream.lines[-1].endswith("race 999/1000, best 2.0 us")
+    assert stream.lines[-1].endswith("race 999/1000, best 2.00 us")
 
 
 def test_the_time_left_is_written_as_a_clock():

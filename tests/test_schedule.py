@@ -268,6 +268,23 @@ def test_ctrl_c_races_what_was_measured():
     assert first.finishes == [schedule.BOUNDED_S] and not third.order.count("c!")
 
 
+def test_after_ctrl_c_no_race_begins_later_than_two_seconds():
+    graph, pressed = Graph(), []
+    tasks = [graph.add(finish_s=9.0, prepare_s=0.9, batches=9) for _ in range(8)]
+
+    def interrupt(what: str) -> None:
+        if what == "step" and all(task.done for task in tasks[:-1]):
+            pressed.append(graph.clock.s)
+            raise KeyboardInterrupt
+
+    tasks[-1].hook = interrupt
+    outcomes = graph.run(budget_s=1000.0)
+    longest_s = 0.9 + schedule.BOUNDED_S / 7
+    assert graph.clock.s - pressed[0] <= schedule.INTERRUPTED_S + longest_s
+    assert {o.stop for o in outcomes} == {"interrupted"}
+    assert 0 < sum(o.entry is not None for o in outcomes) < 7
+
+
 def test_ctrl_c_before_anything_was_measured_still_gives_one_answer():
     graph = Graph()
     only = graph.add()

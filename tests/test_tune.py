@@ -18,7 +18,7 @@ from scripted_tunings import CONFIGS, CPU, DEFAULT, LARGE, SMALL, answer
 
 import tracea_jax as tracea
 from tracea_jax import dispatch, knowledge
-from tracea_jax.campaign import graph_of, program, run
+from tracea_jax.campaign import graph_of, races, run
 from tracea_jax.campaign.whole import Whole
 from tracea_jax.graph import Graph
 from tracea_jax.policy import Choice
@@ -52,15 +52,28 @@ def test_a_problem_a_graph_and_a_function_are_the_same(scripts):
         assert report.entry == report.entries[SMALL]
 
 
-def test_a_part_of_the_budget_is_for_the_race_of_the_program(scripts, monkeypatch):
+@pytest.mark.parametrize("reserve_s", [None, 300.0])
+def test_a_part_of_the_budget_is_for_the_race_of_the_program(
+    scripts, monkeypatch, reserve_s
+):
+    kept_s = reserve_s or 0.0
     whole = Whole(reason="not today")
-    monkeypatch.setattr(run, "hold", lambda program, **_: (None, whole))
+
+    class Races(races.Races):
+        def before_search(self):
+            self.whole = whole
+
+        @property
+        def search_s(self):
+            return self._left_s() - kept_s
+
+    monkeypatch.setattr(run, "Races", Races)
     x, w = jnp.ones((16, 8)), jnp.ones((8, 24))
-    for race, share in ((True, 0.75), (False, 1.0)):
-        report = tracea.tune(jnp.matmul, x, w, budget_s=1000, race=race)
-        given = scripts.made[-1].search["budget_s"]
-        assert 1000 * share - 100 < given <= 1000 * share
-        assert report.whole == (whole if race else None)
+    race = reserve_s is not None
+    report = tracea.tune(jnp.matmul, x, w, budget_s=1000, race=race)
+    given = scripts.made[-1].search["budget_s"]
+    assert 900 - kept_s < given <= 1000 - kept_s
+    assert report.whole == (whole if race else None)
     assert "not raced: not today" in str(dataclasses.replace(report, whole=whole))
 
 
@@ -181,7 +194,7 @@ def quick(monkeypatch):
     )
     shortly = functools.partial(knowledge.open_lab, timing=timing)
     monkeypatch.setattr(knowledge, "open_lab", shortly)
-    monkeypatch.setattr(program, "TIMING", timing)
+    monkeypatch.setattr(races, "TIMING", timing)
 
 
 def test_a_function_is_tuned_and_uses_the_answers(quick):

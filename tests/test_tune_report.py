@@ -58,30 +58,28 @@ def test_the_report_prints(scripts):
     graph = Graph([SMALL] * 3 + [LARGE])
     lines = str(tracea.tune(graph, goal="throughput")).splitlines()
     assert lines[0] == f"2 problems on {CPU}"
-    assert lines[1].startswith("goal throughput, effort default: 6 evaluations, 6 comp")
-    assert lines[1].endswith("; ended by: 2 complete")
-    assert lines[2] == "times of executions in a row"
-    row = ["3", "matmul", "16x24x8", "float32", "nn", "30.0", "10.0", "330.0", "3"]
-    assert lines[5].split()[:9] == row
-    assert lines[5].endswith("gemm_cpu [kc 384 nc 64 tasks 2], search")
+    done = "goal throughput, effort default: 6 of 6 configs tried, 6 compiled, "
+    assert lines[1].startswith(done)
+    assert lines[1].endswith("; searches ended by: 2 complete")
+    assert lines[3] == "times of executions in a row:"
+    row = ["3", "matmul", "16x24x8", "float32", "nn", "30.0", "10.0", "330.0"]
+    assert lines[5].split()[:11] == [*row, "3", "of", "3"]
+    assert lines[5].endswith("gemm_cpu [kc 384 nc 64 tasks 2], tuned config")
     assert lines[-1] == (
-        "sum of count x time: untuned 490.0 us, tuned 330.0 us (1.48x), XLA 1320.0 us "
-        "(4.00x)"
+        "total (count x time): tuned 330.0 us, untuned 490.0 us (1.48x), "
+        "XLA 1320.0 us (4.00x)"
     )
     lines = str(tracea.tune(graph)).splitlines()
-    assert lines[2] == "times of single executions on cold caches"
+    assert lines[3] == "times of single executions on cold caches:"
     assert lines[5].split()[5:8] == ["40.0", "20.0", "340.0"]
-    assert lines[-2].startswith("sum of count x time: untuned 530.0 us, tuned 370.0 us")
-    assert lines[-1].startswith(
-        "sum of count x time, of executions in a row: untuned 4"
-    )
+    assert lines[-1].startswith("total (count x time): tuned 370.0 us, untuned 530.0")
     one = str(tracea.tune(SMALL)).splitlines()
     assert one[0] == (
-        "matmul 16x24x8 float32 nn: gemm_cpu [kc 384 nc 64 tasks 2], 10.0 us, "
-        "XLA 330.0 us, 33.00x"
+        "matmul 16x24x8 float32 nn: gemm_cpu [kc 384 nc 64 tasks 2], 20.0 us, "
+        "XLA 340.0 us, 17.00x"
     )
-    assert one[1] == "  on cold caches 20.0 us, XLA 340.0 us"
-    assert one[2].startswith("  untuned 30.0 us, 3 evaluations, 3 compiles, ")
+    assert one[1] == "  times of single executions on cold caches"
+    assert one[2].startswith("  untuned 40.0 us, 3 of 3 configs tried, 3 compiled, ")
 
 
 def test_the_report_is_plain_data(scripts):
@@ -106,7 +104,7 @@ def test_a_problem_that_fails_is_a_row(scripts):
     failed, other = report.rows
     assert failed.entry is None and failed.stop == "nothing could be run"
     assert other.entry is not None and report.timed == (other,)
-    assert "(1 without all times left out)" in str(report)
+    assert "(1 problem without timings not counted)" in str(report)
     with pytest.raises(TuningError, match="nothing could be run"):
         tracea.tune(SMALL)
 
@@ -124,6 +122,16 @@ def test_ctrl_c_returns_the_report(scripts):
     assert answer(SMALL) is not None and answer(gated) is None
 
 
+def test_ctrl_c_while_the_device_is_opened_returns_the_report(scripts, monkeypatch):
+    def interrupt(*_, **how):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(knowledge, "open_lab", interrupt)
+    report = tracea.tune(Graph([SMALL, LARGE]))
+    assert [row.stop for row in report.rows] == ["interrupted"] * 2
+    assert report.entries == {} and "no config tried" in str(report)
+
+
 def test_the_other_processes_report_what_process_0_found(scripts, monkeypatch):
     entry = tracea.tune(SMALL).entry
     monkeypatch.setattr(knowledge, "by_process_0", lambda *_: [entry])
@@ -131,8 +139,8 @@ def test_the_other_processes_report_what_process_0_found(scripts, monkeypatch):
     report = tracea.tune(SMALL)
     assert report.entry == entry and scripts.finished == []
     (row,) = report.rows
-    assert row.steady == Times(after=10.0, xla=100.0) and row.stop == "complete"
-    assert "untuned" not in str(report)
+    assert row.steady == Times(before=30.0, after=10.0, xla=100.0)
+    assert row.stop == "complete" and (row.tried, row.legal) == (3, 3)
 
 
 # --- what is told ---------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import hypothesis
 import pytest
@@ -15,6 +16,7 @@ from tracea_jax.diagnosis import diagnose
 from tracea_jax.tuning import measure, select, session, tuner
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.search.candidates import identity_of
+from tracea_jax.tuning.store.protocols import untuned_us
 from tracea_jax.tuning.store.records import identity
 
 pytestmark = pytest.mark.once
@@ -95,15 +97,23 @@ def test_xla_wins_when_it_is_fastest_and_when_nothing_else_is_right():
     assert synthetic.tune(alone).best.variant == "xla"
 
 
-@pytest.mark.parametrize(("kernel_us", "winner"), [(98.0, choice(7)), (99.5, XLA)])
-def test_ours_wins_only_with_clearly_less_kernel_time(kernel_us, winner):
+@pytest.mark.parametrize(
+    ("kernel_us", "hero_us", "winner"),
+    [
+        (98.0, 101.0, choice(7)),
+        (99.5, 101.0, XLA),
+        (98.0, 97.0, HERO),
+        (99.5, 99.8, HERO),
+    ],
+)
+def test_a_config_wins_only_with_clearly_less_kernel_time(kernel_us, hero_us, winner):
     """Races by executions in a row have 5 to 14 us in them that no program pays."""
     bench = Bench(Clock(), {choice(7): 96.0, HERO: 99.0, XLA: 100.0}, 110.0)
-    bench.kernel_us = {choice(7): kernel_us, XLA: 100.0}
+    bench.kernel_us = {choice(7): kernel_us, HERO: hero_us, XLA: 100.0}
     entry = synthetic.tune(bench)
     assert best(entry) == identity_of(winner)
-    assert entry.best.xla_kernel_us == 100.0
-    assert entry.best.kernel_us == bench.kernel_us[winner]
+    assert entry.best.decisive == (pytest.approx(bench.kernel_us[winner]), 100.0)
+    assert entry.tuner["untuned"]["kernel_us"] == pytest.approx(hero_us)
     assert bool(entry.verified) == (winner != XLA)
 
 
@@ -121,7 +131,7 @@ def test_a_hurried_answer_is_judged_by_kernel_times_as_well():
 
 def test_who_fails_while_its_kernels_are_timed_does_not_win():
     bench = Bench(Clock(), {choice(7): 50.0, XLA: 100.0})
-    bench.kernel_us = {choice(7): 50.0, XLA: 100.0}
+    bench.kernel_us = {choice(7): 50.0, HERO: 120.0, XLA: 100.0}
 
     def hook(step, c):
         if (step, c) == ("kernels", choice(7)):
@@ -328,7 +338,8 @@ def test_progress_tells_every_phase():
     assert calls[-1]["best_us"] == pytest.approx(40.0)
     measuring = [c for c in calls if c["phase"] in ("search", "verify")]
     assert all(c["ratio"] is None for c in measuring)  # not of times minutes apart
-    assert calls[-1]["ratio"] == entry.best.ratio is not None
+    ours, xla = entry.best.decisive
+    assert ours and xla and calls[-1]["ratio"] == xla / ours
 
 
 def test_the_policys_own_decision_can_be_tuned():
@@ -349,6 +360,35 @@ def test_the_policys_own_decision_can_be_tuned():
     entry = tuner.finished(tuning)
     assert best(entry) == identity_of(fast)
     assert entry.tuner["evals"] == len(decision.choices) - 1 <= 200
+
+
+@hypothesis.given(
+    kc_us=st.dictionaries(st.integers(1, 12), st.floats(5, 500), min_size=1),
+    xla_us=st.floats(5, 500),
+    seed=st.integers(0, 99),
+    goal=st.sampled_from(tuner.GOALS),
+    noise=st.sampled_from([0.0, 0.2]),
+    has_kernels=st.booleans(),
+    faulty=st.sets(st.integers(1, 12), max_size=8),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(
+    kc_us, xla_us, seed, goal, noise, has_kernels, faulty
+):
+    rng = random.Random(seed)
+    times = {XLA: xla_us, **{choice(kc): us for kc, us in kc_us.items()}}
+    wrong = frozenset(choice(kc) for kc in faulty)
+    bench = Bench(Clock(), times, wrong=wrong, noise=noise)
+    everything = synthetic.decision(12).choices
+    bench.cold_us = {c: rng.uniform(5, 500) for c in everything}
+    if has_kernels:
+        bench.kernel_us = {c: rng.uniform(5, 500) for c in everything}
+    entry = synthetic.tune(bench, goal=goal)
+    ours, xla = entry.best.decisive
+    untuned = untuned_us(entry.tuner, entry.best.protocol)
+    assert ours is not None and xla is not None and ours <= xla
+    assert (untuned is None) == (HERO in wrong)
+    assert untuned is None or ours <= untuned
 
 
 @hypothesis.given(

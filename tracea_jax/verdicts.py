@@ -17,7 +17,7 @@ import jax
 from tracea_jax import knowledge
 from tracea_jax.device import Device
 from tracea_jax.options import Options, current
-from tracea_jax.page import Page, Printable
+from tracea_jax.page import Page, Printable, times
 from tracea_jax.policy import Choice
 from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.rewrite.fingerprint import fingerprint
@@ -37,8 +37,8 @@ class Verdict(Printable):
     Attributes:
       ops: that the program might use.
       without: classes of sites that run as they are written; see ``rewrite.fewer``.
-      ratio: plain time divided by the time of the program as it is kept: above 1, the
-        program is faster than plain.
+      ratio: the quotient of ``plain_us`` and ``time_us``: above 1, the program as it is
+        kept is faster than plain.
       time_us, plain_us: wall-clock time of one execution among many in a row.
       environment: where it was measured.
       written: when, UTC, ISO 8601.
@@ -56,12 +56,12 @@ class Verdict(Printable):
     def of_entry(cls, entry: Entry) -> Verdict | None:
         """What an entry says; None if it lacks a time."""
         best = entry.best
-        if not (best.time_us and best.xla_us and best.ratio):
+        if not (best.time_us and best.xla_us):
             return None
         return cls(
             ops=tuple(entry.problem.get("ops", ())),
             without=tuple(best.config.get("without", ())),
-            ratio=best.ratio,
+            ratio=best.xla_us / best.time_us,
             time_us=best.time_us,
             plain_us=best.xla_us,
             environment=entry.environment,
@@ -81,10 +81,14 @@ class Verdict(Printable):
     @property
     def page(self) -> Page:
         if self.leaves_all:
-            return Page((f"plain is the fastest, {self.plain_us:.1f} us wall clock",))
-        times = f"{self.time_us:.1f} us, plain {self.plain_us:.1f} us, wall clock"
+            plain = times.microseconds(self.plain_us)
+            return Page((f"plain is fastest, {plain} wall clock",))
+        ours, plain = map(times.microseconds, (self.time_us, self.plain_us))
+        ratio = times.ratio(self.plain_us, self.time_us)
         left = f"without {', '.join(self.without)}" if self.without else "every site"
-        return Page((f"{self.ratio:.2f}x of plain ({times}), {left}",))
+        return Page(
+            (f"{ratio} as fast as plain ({ours}, plain {plain}, wall clock), {left}",)
+        )
 
 
 def problem_of(jaxpr: Any, ops: tuple[str, ...], after_grad: bool) -> ProgramProblem:

@@ -54,21 +54,25 @@ def tune(
         tracea.tune(tracea.GemmProblem(m=4096, n=4096, k=4096))
         print(tracea.tune(loss, params, batch, budget_s=60))
 
-    XLA is one of the candidates, so an answer is never slower than not using the
-    package. Functions that are already jitted are traced again and use the results.
+    The best configs race against the default config and XLA, and no answer is slower
+    than these in its race, by the times that the report prints. Functions that are
+    already jitted are traced again and use the results.
 
     Of several problems, the one that promises to save most of the graph's time is
     searched next. All searches end when together they promise to save less than 1 %.
     Configs measured before, here or by other processes, are not measured again.
 
-    A function is raced as a whole at the end: ``transform(what)`` against plain JAX, by
-    wall-clock time, without each op in turn, and while it loses without each class of
-    sites. Sites without which it is faster are left as they are written from then on,
-    wherever the same function is transformed at the same shapes; so a tuned program is
-    at least as fast as plain. ``explain`` shows the ratio.
+    A function also races as a whole, ``transform(what)`` against plain JAX by
+    wall-clock time: before the search, with what runs untuned, and after it if other
+    configs run then. It races without each op in turn, and while it loses without each
+    class of sites. Sites without which it is faster are left as written from then on,
+    wherever the same function is transformed at the same shapes; so a program that was
+    raced is at most 1.5 % slower than plain in its race. If the budget does not suffice
+    for compiling the program, ``tune`` says before the search how many seconds it
+    needs, and the report says what was not raced.
 
-    Ctrl-C ends the search: the configs measured until then are verified and raced
-    shortly, and the report is returned. A second Ctrl-C ends at once; the measurements
+    Ctrl-C ends the search: what was measured until then is verified and raced for two
+    seconds, and the report is returned. A second Ctrl-C ends at once; the measurements
     are kept.
 
     Args:
@@ -76,8 +80,10 @@ def tune(
         function, of which all problems that ``transform(what)(*args)`` meets are tuned.
       *args: arguments of the function: arrays, ``jax.ShapeDtypeStruct``, pytrees of
         them.
-      goal: the time to minimise: "latency" (of an execution that finds nothing in the
-        caches), "throughput" (of executions in a row) or "balanced" (both).
+      goal: the time to minimise: "latency" (of single executions on cold caches),
+        "throughput" (of executions in a row) or "balanced" (the geometric mean of
+        both). It decides and is printed; where the device reports kernel times, these
+        have the last word.
       effort: "none", "quick", "default" or "max": how many configs of each problem are
         measured.
       budget_s: seconds for everything. Problems that it does not reach stay untuned.
@@ -87,8 +93,8 @@ def tune(
       device: "cpu" or the profile of a local GPU; by default what JAX computes on.
       portfolio: a fraction such as 0.02. If given, the fewest configs of each op are
         found that serve every problem at most this much slower than its own best
-        config, and become the answers.
-      race: whether a function is raced as a whole; for that it is run, on its arguments
+        config, and not slower than its default or XLA; they become the answers.
+      race: whether a function races as a whole; for that it is run, on its arguments
         or on random ones in place of ``jax.ShapeDtypeStruct``. Nothing is donated.
       progress: True shows a bar in a terminal or a notebook, and nothing elsewhere;
         False shows nothing. A function is called in place of the bar, at every step,

@@ -4,15 +4,15 @@
 
 Wall-clock time of executions in a row decides: it is what users pay. The times of
 kernels have less noise, but miss copies between kernels, gaps, and the host. How
-programs are made and run is in ``campaign.executions``, and held races are given to
-``decide`` by its caller, ``campaign.program``.
+programs are made and run is in ``campaign.executions``; the caller,
+``campaign.program``, holds the races.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tracea_jax.tuning.measure import Race
 
@@ -32,19 +32,18 @@ class Undecided(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A program beside plain.
+    """A program compared with plain.
 
     Attributes:
       without: the classes of sites that it leaves.
-      ratio, error: plain time by its time, and the standard error as a fraction of it.
-      time_us, plain_us: medians of one execution.
+      time_us, plain_us: times of one execution, in the same race.
+      error: standard error of their quotient, as a fraction of it.
     """
 
     without: tuple[str, ...]
-    ratio: float
-    error: float
     time_us: float
     plain_us: float
+    error: float
 
     @classmethod
     def of(cls, race: Race, without: tuple[str, ...]) -> Kept | None:
@@ -53,11 +52,15 @@ class Kept:
             return None
         return cls(
             without=without,
-            ratio=race.ratio(None, without),
+            time_us=race.level_us(without),
+            plain_us=race.level_us(None),
             error=race.error(None, without),
-            time_us=race.median_us(without),
-            plain_us=race.median_us(None),
         )
+
+    @property
+    def ratio(self) -> float:
+        """Plain time by its time: above 1, it is faster."""
+        return self.plain_us / self.time_us
 
     @property
     def loses(self) -> bool:
@@ -71,47 +74,87 @@ class Decision:
 
     Attributes:
       kept: the fastest that was found; it leaves every op if that is plain.
-      every: the program with every site; None if it failed.
+      every: the program with every site, in the same race; None if it failed.
+      leaves_all: whether plain is kept.
     """
 
     kept: Kept
     every: Kept | None
+    leaves_all: bool = False
+
+    @classmethod
+    def of(
+        cls, best: Kept | None, every: Kept | None, race: Race, ops: Iterable[str]
+    ) -> Decision:
+        """The best, or plain if that loses or failed.
+
+        Args:
+          best, every: as in ``race``; None if they failed.
+          race: with plain, whose times are taken if that is kept.
+          ops: that are left if plain is kept.
+        """
+        if best is not None and not best.loses:
+            return cls(kept=best, every=every)
+        plain_us = race.level_us(None)
+        left = tuple(sorted(ops))
+        plain = Kept(without=left, time_us=plain_us, plain_us=plain_us, error=0.0)
+        return cls(kept=plain, every=every, leaves_all=True)
 
 
-def decide(race: Field, classes: Mapping[str, Sequence[str]]) -> Decision:
+def first_decision(first: Race, ops: Iterable[str]) -> Decision:
+    """What is kept by a race of plain and the program with every site.
+
+    Raises:
+      Undecided: if plain itself fails.
+    """
+    if None not in first.times_us:
+        raise Undecided(f"plain JAX fails: {first.failures.get(None)}")
+    every = Kept.of(first, ())
+    return Decision.of(every, every, first, ops)
+
+
+def decide(
+    race: Field,
+    classes: Mapping[str, Sequence[str]],
+    ops: Iterable[str],
+    first: Race | None = None,
+) -> Decision:
     """Races a program with every site, then with fewer and fewer of them.
 
     Without each op in turn it races always, as a loss may hide behind a gain. Without
-    each class of sites it races only if it still loses to plain then.
+    each class of sites it races only if it still loses to plain then. What leaves sites
+    races against plain and the program with every site once more, as the fastest of
+    many may have been that by chance.
 
     Args:
       race: holds a race; may raise ``TimeoutError``, which ends the search.
       classes: by op, those of its sites in the program, the most frequent first; see
         ``rewrite.fewer``.
+      ops: that are left if plain is kept.
+      first: the race of plain and the program with every site, if it was held.
 
     Raises:
       Undecided: if plain itself fails, or there was no time for the first race.
     """
     try:
-        first = race([None, ()])
+        first = first or race([None, ()])
     except TimeoutError as e:
         raise Undecided(str(e)) from e
-    if None not in first.times_us:
-        raise Undecided(f"plain fails: {first.failures.get(None)}")
+    decision = first_decision(first, ops)
     every = best = Kept.of(first, ())
-    plain_us = first.median_us(None)
     try:
         best = _with_fewer(race, best, list(classes))
         if best is None or best.loses:
             best = _with_fewer(race, best, _within_ops(classes, best)[:MOST])
-    except TimeoutError:  # what is known by now decides
+    except TimeoutError:  # what is known by then decides
         pass
-    if best is None or best.loses:
-        left = tuple(sorted(classes))
-        best = Kept(
-            without=left, ratio=1.0, error=0.0, time_us=plain_us, plain_us=plain_us
-        )
-    return Decision(kept=best, every=every)
+    if best is None or best == every or best.loses:
+        return decision
+    racers: list[Without] = [None, best.without, *([()] if every else [])]
+    last = race(racers)
+    if None not in last.times_us:
+        return decision
+    return Decision.of(Kept.of(last, best.without), Kept.of(last, ()), last, ops)
 
 
 def _within_ops(classes: Mapping[str, Sequence[str]], best: Kept | None) -> list[str]:

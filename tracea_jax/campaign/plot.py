@@ -20,8 +20,10 @@ from typing import Any
 
 from tracea_jax.campaign.report import TuneReport
 from tracea_jax.campaign.rows import Row, Trial
+from tracea_jax.campaign.text import MEANINGS
 from tracea_jax.device import Device
 from tracea_jax.outputs import check_drawing
+from tracea_jax.page import times
 
 MOST_ROWS = 6  # problems in one picture, at most; a PDF has a page for each problem
 _PAGE = (11.0, 4.4)  # inches
@@ -64,7 +66,7 @@ def save_or_warn(report: TuneReport, path: str | os.PathLike[str]) -> None:
 def ranked(report: TuneReport) -> list[Row]:
     """The measured problems, those that take most of the graph's time first."""
     rows = [r for r in (*report.rows, *report.parts) if any(map(_us, r.trials))]
-    return sorted(rows, key=lambda r: -r.count * (r.steady.after or 0.0))
+    return sorted(rows, key=lambda r: -r.count * (r.times().after or 0.0))
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[float]:
@@ -138,9 +140,9 @@ def heat_map(trials: Sequence[Trial]) -> Map | None:
         best[key] = min(best.get(key, math.inf), _us(trial) or math.inf)
     columns = tuple(sorted({key[0] for key in best}, key=_order))
     rows = tuple(sorted({key[1] for key in best}, key=_order))
-    times = tuple(tuple(best.get((c, r), math.nan) for c in columns) for r in rows)
+    lowest = tuple(tuple(best.get((c, r), math.nan) for c in columns) for r in rows)
     return Map(
-        variant=own[0].variant, x=x, y=y, columns=columns, rows=rows, times_us=times
+        variant=own[0].variant, x=x, y=y, columns=columns, rows=rows, times_us=lowest
     )
 
 
@@ -185,15 +187,19 @@ def _draw_convergence(axes: Any, row: Row) -> None:
     trials = searched(row)
     for variant in dict.fromkeys(t.variant for t in trials if t.config):
         own = [(i, t) for i, t in enumerate(trials, 1) if t.variant == variant]
-        times = [t.time_us or math.nan for _, t in own]
-        axes.plot([i for i, _ in own], times, ".", label=variant)
+        taken = [t.time_us or math.nan for _, t in own]
+        axes.plot([i for i, _ in own], taken, ".", label=variant)
     numbers = range(1, len(trials) + 1)
     axes.step(numbers, best_so_far(trials), "0.4", where="post", label="best so far")
     lines = (("XLA", row.steady.xla, "C3"), ("untuned", row.steady.before, "C2"))
     for name, us, color in lines:
         if us is not None:
             axes.axhline(us, linestyle="--", color=color, label=f"{name} in the race")
-    axes.set(xlabel="configs measured", ylabel="time (µs)", yscale="log")
+    axes.set(
+        xlabel="configs measured",
+        ylabel="time of executions in a row (µs)",
+        yscale="log",
+    )
     title = [str(row.problem), *textwrap.wrap(f"winner: {_winner(row)}", _TITLE)]
     axes.set_title("\n".join(title), size=9)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -202,11 +208,14 @@ def _draw_convergence(axes: Any, row: Row) -> None:
 
 
 def _winner(row: Row) -> str:
-    parts = [row.choice]
-    if row.steady.after is not None:
-        parts.append(f"{row.steady.after:.1f} µs")
-    if row.ratio is not None:
-        parts.append(f"{row.ratio:.2f}x XLA")
+    parts, us = [row.choice], row.times()
+    if us.after is not None:
+        parts.append(f"{times.number(us.after)} µs")
+    if us.after and us.xla and row.variant != "xla":
+        ratio = times.ratio(us.xla, us.after)
+        parts.append(f"XLA {times.number(us.xla)} µs ({ratio})")
+    if row.protocol != "steady":  # unlike the axis
+        parts.append(f"times of {MEANINGS[row.protocol]}")
     return ", ".join(parts)
 
 

@@ -15,6 +15,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tracea_jax.campaign.text import compared
+from tracea_jax.page import times
+
 Told = Callable[..., None]  # with the fields of ``watch.Step`` as keywords
 WHOLE = "whole program"  # in place of a problem's text
 
@@ -24,7 +27,7 @@ _NOTEBOOK_FORMAT = "{percentage:3.0f}%|{bar}| {desc}"  # the width is the browse
 
 @contextlib.contextmanager
 def showing(progress: bool | Told) -> Iterator[Told | None]:
-    """What is told of every step inside the block; None if nobody is.
+    """The function to call at every step inside the block; None for no one.
 
     Args:
       progress: True for a bar, which only a terminal or a notebook shows; False for
@@ -86,9 +89,10 @@ class Bar:
         """
         parts = [f"{phase} {done}/{total}" if total > 1 else phase]
         if best_us is not None:
-            parts.append(f"best {best_us:.1f} us")
-        if ratio is not None:
-            parts.append(f"{ratio:.2f}x {'plain' if problem == WHOLE else 'XLA'}")
+            parts.append(f"best {times.microseconds(best_us)}")
+        if best_us and xla_us and ratio is not None:
+            name = "plain" if problem == WHOLE else "XLA"
+            parts.append(compared(best_us, name, xla_us))
         if left_s is not None and phase != "done":
             parts.append(f"{_clock(left_s)} left")
         what = f"{node}/{nodes} {problem}" if nodes > 1 else problem

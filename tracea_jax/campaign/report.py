@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tracea_jax import device as devices
@@ -16,17 +17,11 @@ from tracea_jax.campaign import text
 from tracea_jax.campaign.rows import Row, Times, table
 from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
-from tracea_jax.page import Column, Page, Printable, Table
+from tracea_jax.page import Column, Page, Printable, Table, times
 from tracea_jax.problem import Problem
 from tracea_jax.tuning.portfolio import Portfolio
+from tracea_jax.tuning.store.protocols import deciding
 from tracea_jax.tuning.store.records import Entry
-
-_PROTOCOLS = {"latency": "cold", "throughput": "steady", "balanced": "balanced"}
-_MEANING = {
-    "steady": "of executions in a row",
-    "cold": "of single executions on cold caches",
-    "balanced": "geometric means of executions in a row and on cold caches",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -36,10 +31,10 @@ class TuneReport(Printable):
     Attributes:
       device: that was measured on.
       goal, effort, seed: as they were given.
-      rows: of the problems that were asked for.
-      parts: of problems that others are made of, tuned on the way.
+      rows: of the problems that ``tune`` was given.
+      parts: of problems that others are made of, tuned first.
       seconds: for everything.
-      portfolio: the configs that the problems share, if that was asked for.
+      portfolio: the configs that the problems share; None unless wanted.
       whole: how the program raced against plain; None if no function was tuned.
     """
 
@@ -81,27 +76,20 @@ class TuneReport(Printable):
 
     @property
     def protocol(self) -> str:
-        """How the goal measures: "steady", "cold" or "balanced".
-
-        "steady" if cold times are missing.
-        """
-        wanted = _PROTOCOLS.get(self.goal, "steady")
-        measured = (row for row in self.rows if row.steady.is_complete)
-        return wanted if all(r.cold.is_complete for r in measured) else "steady"
+        """What decided: "kernels", "steady", "cold" or "balanced"; or "mixed"."""
+        found = {row.protocol for row in self.timed} or {
+            deciding(self.goal, has_cold=True)
+        }
+        return found.pop() if len(found) == 1 else "mixed"
 
     @property
     def timed(self) -> tuple[Row, ...]:
         """The rows that have all times."""
-        return tuple(row for row in self.rows if row.steady.is_complete)
+        return tuple(row for row in self.rows if row.times().is_complete)
 
     def total(self, protocol: str | None = None) -> Times:
-        """Sum of count x time over ``timed``; by the goal's protocol by default."""
-        times = [(r.count, r.times(protocol or self.protocol)) for r in self.timed]
-        sums = {
-            name: math.fsum(n * (getattr(t, name) or 0.0) for n, t in times)
-            for name in ("before", "after", "xla")
-        }
-        return Times(**sums)
+        """Sum of count x time over ``timed``, by default of the times that decided."""
+        return _sum(self.timed, protocol)
 
     @property
     def gain(self) -> float | None:
@@ -134,19 +122,25 @@ class TuneReport(Printable):
         whole = () if self.whole is None else (str(self.whole),)
         if len(self.rows) == 1 and not self.parts:
             return Page((_alone(self), *whole))
-        lines = [f"{text.counted(len(self.rows), 'problem')} on {self.device}"]
-        lines += [f"goal {self.goal}, effort {self.effort}: {_work(self)}"]
-        lines += [f"times {_MEANING[self.protocol]}"]
-        title = "tuned for problems that are made of them:"
+        head = f"{text.counted(len(self.rows), 'problem')} on {self.device}\n"
+        head += f"goal {self.goal}, effort {self.effort}: {_work(self)}"
         parts = (
-            "\n".join(lines),
-            table(self.rows, self.protocol),
-            "\n".join(_totals(self) if self.timed else []),
-            table(self.parts, self.protocol, title) if self.parts else "",
+            head,
+            *_tables(self.rows),
+            *_tables(self.parts, "tuned because other problems are made of them; "),
             text.portfolio(self.portfolio) if self.portfolio is not None else "",
             *whole,
         )
         return Page(tuple(part for part in parts if part))
+
+
+def _sum(rows: Iterable[Row], protocol: str | None = None) -> Times:
+    known = [(row.count, row.times(protocol)) for row in rows]
+    sums = {
+        name: math.fsum(n * (getattr(us, name) or 0.0) for n, us in known)
+        for name in ("before", "after", "xla")
+    }
+    return Times(**sums)
 
 
 _ALONE = (
@@ -160,44 +154,61 @@ _ALONE = (
 
 def _alone(report: TuneReport) -> Table:
     (row,) = report.rows
-    steady, cold = row.steady, row.cold
-    time = "not timed" if steady.after is None else f"{steady.after:.1f} us"
+    us = row.times()
+    time = "not timed" if us.after is None else times.microseconds(us.after)
     xla = ratio = ""
-    if steady.xla is not None and row.ratio is not None:
-        xla, ratio = f"{steady.xla:.1f} us", f"{row.ratio:.2f}x"
-    notes: list[str] = []
-    if cold.after and cold.xla and report.protocol != "steady":
-        notes.append(f"on cold caches {cold.after:.1f} us, XLA {cold.xla:.1f} us")
+    if us.after and us.xla and row.variant != "xla":
+        xla, ratio = times.microseconds(us.xla), times.ratio(us.xla, us.after)
     details = [
-        "" if steady.before is None else f"untuned {steady.before:.1f} us",
-        text.evaluations(row.evals, row.compiles),
+        "" if us.before is None else f"untuned {times.microseconds(us.before)}",
+        text.tried([row]),
         f"{row.seconds:.1f} s",
-        f"ended by: {row.stop}" if row.stop else "",
+        f"search ended by: {row.stop}" if row.stop else "",
     ]
-    notes.append(", ".join(part for part in details if part))
+    notes = [", ".join(part for part in details if part)]
+    if us.after is not None:
+        notes.insert(0, f"times of {text.MEANINGS[row.protocol]}")
     cells = (str(row.problem), row.choice, time, xla, ratio)
     return Table(columns=_ALONE, rows=(page.Row(cells, tuple(notes)),))
 
 
 def _work(report: TuneReport) -> str:
-    done = text.evaluations(report.evals, report.compiles)
     rows = (*report.rows, *report.parts)
+    done = text.tried(rows)
     stops = collections.Counter(row.stop for row in rows if row.stop)
     why = ", ".join(f"{n} {stop}" for stop, n in stops.items())
-    return f"{done}, {report.seconds:.1f} s" + (f"; ended by: {why}" if why else "")
+    ended = f"; searches ended by: {why}" if why else ""
+    return f"{done}, {report.seconds:.1f} s{ended}"
 
 
-def _totals(report: TuneReport) -> list[str]:
-    lines = []
-    for protocol in dict.fromkeys((report.protocol, "steady")):
-        total = report.total(protocol)
-        if not (total.before and total.after and total.xla):
-            continue
-        how = "" if protocol == report.protocol else f", {_MEANING[protocol]}"
+def _tables(rows: Sequence[Row], why: str = "") -> Iterator[str | Table]:
+    """A table and its totals for each protocol that decided some of the rows."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.entry is not None:
+            groups.setdefault(row.protocol, []).append(row)
+    untimed = [row for row in rows if row.entry is None]
+    if untimed:
+        groups.setdefault(next(iter(groups), ""), []).extend(untimed)
+    for protocol, group in groups.items():
+        of = f"times of {text.MEANINGS[protocol]}" if protocol else "nothing was timed"
+        yield table(sorted(group, key=rows.index), f"{why}{of}:")
+        if totals := _totals(group):
+            yield totals
+
+
+def _totals(rows: Sequence[Row]) -> str:
+    """The sums of the rows that have all times, and how many have not."""
+    timed = [row for row in rows if row.times().is_complete]
+    total, lines = _sum(timed), []
+    if total.before and total.after and total.xla:
         lines.append(
-            f"sum of count x time{how}: untuned {total.before:.1f} us, tuned "
-            f"{total.after:.1f} us ({total.before / total.after:.2f}x), XLA "
-            f"{total.xla:.1f} us ({total.xla / total.after:.2f}x)"
+            f"total (count x time): tuned {times.microseconds(total.after)}, "
+            f"{text.compared(total.after, 'untuned', total.before)}, "
+            f"{text.compared(total.after, 'XLA', total.xla)}"
         )
-    missing = len(report.rows) - len(report.timed)
-    return [*lines, *([f"({missing} without all times left out)"] if missing else [])]
+    if missing := len(rows) - len(timed):
+        lines.append(
+            f"({text.counted(missing, 'problem')} without timings not counted)"
+        )
+    return "\n".join(lines)

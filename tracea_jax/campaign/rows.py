@@ -7,13 +7,14 @@ them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from tracea_jax import page, variants
 from tracea_jax.page import Column, Page, Printable, Table
+from tracea_jax.page.times import number
 from tracea_jax.problem import Problem
+from tracea_jax.tuning.store.protocols import ORIGINS, by_protocol, untuned_us
 from tracea_jax.tuning.store.records import Entry
 
 
@@ -37,7 +38,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Microseconds of a problem; None for what was not measured.
+    """Microseconds of a problem in one race; None for what was not in it.
 
     Attributes:
       before: of what runs untuned.
@@ -53,12 +54,6 @@ class Times:
     def is_complete(self) -> bool:
         return None not in dataclasses.astuple(self)
 
-    def mean(self, other: Times) -> Times:
-        """The geometric mean of both."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        means = (None if None in (a, b) else math.sqrt(a * b) for a, b in pairs)
-        return Times(**dict(zip(("before", "after", "xla"), means, strict=True)))
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Row(Printable):
@@ -67,9 +62,8 @@ class Row(Printable):
     Attributes:
       problem, count: what was tuned, and how often it runs.
       entry: what is remembered; None if the time ended before it was measured.
-      steady: times of executions in a row.
-      cold: times of single executions on cold caches.
-      evals, compiles: what the search did.
+      legal, tried: configs that there are, and that were tried, here or before.
+      evals, compiles: configs that the search knows, and that were compiled.
       seconds: that were spent on it.
       stop: why its search ended: "complete", "converged", "budget", "interrupted", or
         what failed.
@@ -79,19 +73,42 @@ class Row(Printable):
     problem: Problem
     count: int
     entry: Entry | None
-    steady: Times = Times()
-    cold: Times = Times()
+    legal: int = 0
+    tried: int = 0
     evals: int = 0
     compiles: int = 0
     seconds: float = 0.0
     stop: str = ""
     trials: tuple[Trial, ...] = ()
 
-    def times(self, protocol: str) -> Times:
-        """By "steady", "cold" or "balanced"."""
-        if protocol == "balanced":
-            return self.steady.mean(self.cold)
-        return self.cold if protocol == "cold" else self.steady
+    @property
+    def protocol(self) -> str:
+        """What decided: "kernels", "steady", "cold" or "balanced"."""
+        return "steady" if self.entry is None else self.entry.best.protocol
+
+    @property
+    def steady(self) -> Times:
+        """Times of executions in a row."""
+        return self.times("steady")
+
+    @property
+    def cold(self) -> Times:
+        """Times of single executions on cold caches."""
+        return self.times("cold")
+
+    def times(self, protocol: str | None = None) -> Times:
+        """All of one race, the last; by default the times that decided it."""
+        if self.entry is None:
+            return Times()
+        best = self.entry.best
+        protocol = protocol or best.protocol
+        if protocol == "kernels":
+            after, xla = best.kernel_us, best.xla_kernel_us
+        else:
+            after = by_protocol(protocol, best.time_us, best.cold_us)
+            xla = by_protocol(protocol, best.xla_us, best.xla_cold_us)
+        before = untuned_us(self.entry.tuner, protocol)
+        return Times(before=before, after=after, xla=xla)
 
     @property
     def variant(self) -> str | None:
@@ -108,14 +125,11 @@ class Row(Printable):
 
     @property
     def ratio(self) -> float | None:
-        """XLA's time by ours, round by round of their race; None if XLA won it.
-
-        Where the rounds are not known, it is the quotient of both times.
-        """
-        if self.entry is None or self.variant == "xla":
+        """XLA's time by ours, of the times that decided; None if XLA won."""
+        us = self.times()
+        if self.entry is None or self.variant == "xla" or not (us.after and us.xla):
             return None
-        after, xla = self.steady.after, self.steady.xla
-        return self.entry.best.ratio or (xla / after if after and xla else None)
+        return us.xla / us.after
 
     @property
     def choice(self) -> str:
@@ -127,7 +141,7 @@ class Row(Printable):
 
     @property
     def page(self) -> Page:
-        return Page((table([self], "steady"),))
+        return Page((table([self]),))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -139,6 +153,8 @@ class Row(Printable):
             "origin": self.origin,
             "steady_us": dataclasses.asdict(self.steady),
             "cold_us": dataclasses.asdict(self.cold),
+            "legal": self.legal,
+            "tried": self.tried,
             "evals": self.evals,
             "compiles": self.compiles,
             "seconds": round(self.seconds, 3),
@@ -161,23 +177,23 @@ _COLUMNS = (
     Column("untuned us", is_number=True),
     Column("tuned us", is_number=True),
     Column("XLA us", is_number=True),
-    Column("evals", is_number=True),
+    Column("configs tried", is_number=True),
     Column("choice"),
 )
 
 
-def table(rows: Sequence[Row], protocol: str, title: str = "") -> Table:
-    """One line for each row under a head, with times of this protocol."""
-    lines = tuple(page.Row(_cells(row, protocol)) for row in rows)
+def table(rows: Sequence[Row], title: str = "") -> Table:
+    """One line for each row under a head, with the times that decided."""
+    lines = tuple(page.Row(_cells(row)) for row in rows)
     return Table(columns=_COLUMNS, rows=lines, title=title, form="aligned")
 
 
-def _cells(row: Row, protocol: str) -> tuple[str, ...]:
-    times = dataclasses.astuple(row.times(protocol))
+def _cells(row: Row) -> tuple[str, ...]:
+    origin = "" if row.variant in (None, "xla") else ORIGINS.get(row.origin or "")
     return (
         str(row.count),
         str(row.problem),
-        *("-" if us is None else f"{us:.1f}" for us in times),
-        str(row.evals),
-        f"{row.choice}, {row.origin}" if row.origin else row.choice,
+        *("-" if us is None else number(us) for us in dataclasses.astuple(row.times())),
+        f"{row.tried} of {row.legal}" if row.legal else "-",
+        f"{row.choice}, {origin}" if origin else row.choice,
     )

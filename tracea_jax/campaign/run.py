@@ -16,15 +16,16 @@ from typing import Any
 
 from tracea_jax import knowledge, policy, variants
 from tracea_jax.campaign.executions import Program
-from tracea_jax.campaign.program import hold
+from tracea_jax.campaign.races import Races
 from tracea_jax.campaign.report import TuneReport
-from tracea_jax.campaign.rows import Row, Times
+from tracea_jax.campaign.rows import Row
 from tracea_jax.campaign.watch import Watch
 from tracea_jax.campaign.whole import Whole
 from tracea_jax.device import Device
 from tracea_jax.diagnosis import diagnose
 from tracea_jax.graph import Graph, Node
 from tracea_jax.options import Options, publish_epoch
+from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.problem.program import ProgramProblem
 from tracea_jax.tuning import roofline, schedule, tuner
@@ -32,8 +33,6 @@ from tracea_jax.tuning.lab.local import Lab, LabError
 from tracea_jax.tuning.sharing import Portfolio, Sharing
 from tracea_jax.tuning.store.records import Entry
 
-# Part of the budget that is kept back for racing the whole program.
-_RACE_SHARE = 0.25
 # Part of their fair share of the budget that problems made of parts get: they have few
 # choices.
 _LATER_SHARE = 0.5
@@ -67,12 +66,6 @@ class Run:
     def left_s(self) -> float:
         return self.budget_s - self.watch.elapsed_s
 
-    @property
-    def search_left_s(self) -> float:
-        """Seconds left of the budget but for those of the last race."""
-        is_raced = self.has_budget and self.program is not None
-        return self.left_s - (_RACE_SHARE * self.budget_s if is_raced else 0.0)
-
     def report(self, graph: Graph, fraction: float | None) -> TuneReport:
         """Tunes the graph, in process 0 for all processes of a program."""
         rows: dict[Problem, Row] = {}
@@ -80,10 +73,13 @@ class Run:
         wholes: list[Whole] = []
 
         def entries() -> list[Entry]:
-            rows.update(self._rows(graph, fraction, shared))
+            with self._races() as races:
+                rows.update(self._searched(graph, fraction, shared, races))
             found = [row.entry for row in rows.values() if row.entry is not None]
-            knowledge.tidy(found, self.device, self.settings)
-            return [*found, *self._raced(wholes, _interrupted(rows))]
+            if races is None:
+                return found
+            wholes.append(races.whole)
+            return found if races.entry is None else [*found, races.entry]
 
         with self._publishing():
             told = knowledge.by_process_0(entries, self.settings, self.watch.waiting())
@@ -92,8 +88,10 @@ class Run:
             if isinstance(problem, ProgramProblem):
                 wholes.append(Whole.of_entry(entry))
             else:
-                rows.setdefault(problem, _told(entry))
-        wanted = [rows.get(node.problem) or _unreached(node.problem) for node in graph]
+                rows.setdefault(problem, _row_of(entry))
+        wanted = [
+            rows.get(n.problem) or _unreached(n.problem, "interrupted") for n in graph
+        ]
         return TuneReport(
             device=self.device,
             **self.search,
@@ -107,55 +105,101 @@ class Run:
             whole=next(iter(wholes), None),
         )
 
-    def _raced(self, wholes: list[Whole], is_interrupted: bool) -> list[Entry]:
-        """Races the whole program, and tells of it in ``wholes``."""
+    @contextlib.contextmanager
+    def _races(self) -> Iterator[Races | None]:
+        """The races of the whole program around the search; None without one."""
         if self.program is None:
-            return []
-        if is_interrupted:
-            wholes.append(Whole(reason="interrupted"))
-            return []
-        tell = self.watch.whole()
-        entry, whole = hold(
-            self.program,
+            yield None
+            return
+        with Races(
+            program=self.program,
             device=self.device,
             settings=self.settings,
-            left_s=lambda: self.left_s,
-            tell=tell,
+            budget_s=self.budget_s,
+            clock=lambda: self.watch.elapsed_s,
+            tell=self.watch.whole(),
+        ) as races:
+            yield races
+
+    def _searched(
+        self,
+        graph: Graph,
+        fraction: float | None,
+        shared: list[Portfolio],
+        races: Races | None,
+    ) -> dict[Problem, Row]:
+        """Races the program, tunes the graph, and races the program again.
+
+        Problems are left out if all the time that is left is needed for the last race.
+        """
+        if races is None:
+            return self._rows(graph, fraction, shared, 0.0)
+        races.before_search()
+        before, rows = self._choices(graph), dict[Problem, Row]()
+        if not races.is_interrupted:
+            if races.search_s > 0:
+                reserve_s = self.left_s - races.search_s if self.has_budget else 0.0
+                rows = self._rows(graph, fraction, shared, reserve_s)
+            else:
+                rows = {n.problem: _unreached(n.problem, "budget") for n in graph}
+        knowledge.refresh(self.settings)
+        races.after_search(
+            is_changed=self._choices(graph) != before,
+            is_interrupted=races.is_interrupted or _interrupted(rows),
         )
-        wholes.append(whole)
-        kept = whole.verdict
-        tell(
-            phase="done",
-            done=1,
-            total=1,
-            best_us=kept and kept.time_us,
-            message=whole.reason,
-            ratio=kept and kept.ratio,
-        )
-        return [] if entry is None else [entry]
+        return rows
+
+    def _choices(self, graph: Graph) -> dict[Problem, Choice]:
+        """What runs the problems of a graph, and their parts, by now."""
+        known = knowledge.known(self.settings)
+        problems = [node.problem for node in graph]
+        problems += [part for p in problems for part in variants.parts(p)]
+        found: dict[Problem, Choice] = {}
+        for problem in problems:
+            answer = known.lookup(problem, self.device)
+            diagnosis = diagnose(problem, self.device, self.settings.determinism)
+            decided = policy.decide(diagnosis).choice
+            found[problem] = decided if answer is None else answer.choice
+        return found
 
     def _rows(
-        self, graph: Graph, fraction: float | None, shared: list[Portfolio]
+        self,
+        graph: Graph,
+        fraction: float | None,
+        shared: list[Portfolio],
+        reserve_s: float,
     ) -> dict[Problem, Row]:
-        """Tunes the parts of problems first, then the problems made of parts."""
+        """Tunes the parts of problems first, then the problems made of parts.
+
+        Args:
+          graph: what to tune.
+          fraction, shared: of the portfolio, and where to put it.
+          reserve_s: seconds to leave.
+        """
         first, later = self._stages(graph)
         self.watch.expect([*first, *later])
         if not (first or later):
             return {}
-        with self._lab([*first, *later]) as lab:
+        with contextlib.ExitStack() as stack:
+            try:
+                lab = stack.enter_context(self._lab([*first, *later]))
+            except KeyboardInterrupt:  # nothing is measured yet
+                return {n.problem: _unreached(n.problem, "interrupted") for n in graph}
             fair = len(later) / max(len(first) + len(later), 1)
             kept_s = _LATER_SHARE * fair * self.budget_s if self.has_budget else 0.0
-            rows = self._tuned(first, lab, self.search_left_s - kept_s)
+            rows = self._tuned(first, lab, self.left_s - reserve_s - kept_s)
             if later and not _interrupted(rows):
                 knowledge.refresh(self.settings)  # to see the new answers of the parts
-                rows |= self._tuned(later, lab, self.search_left_s)
+                rows |= self._tuned(later, lab, self.left_s - reserve_s)
             if fraction is not None and not _interrupted(rows):
                 try:
-                    found, rows = self._shared(rows, lab, fraction)
-                    shared.append(found)
+                    portfolio, rows = self._shared(rows, lab, fraction)
+                    shared.append(portfolio)
                 except (KeyboardInterrupt, LabError) as e:  # own answers stay
                     why = str(e) or "interrupted"
                     warnings.warn(f"no portfolio was made: {why}", stacklevel=2)
+            found = [row.entry for row in rows.values() if row.entry is not None]
+            knowledge.tidy(found, self.device, self.settings)
         return rows
 
     def _stages(self, graph: Graph) -> tuple[list[Node], list[Node]]:
@@ -224,29 +268,14 @@ class Run:
             problem=node.problem,
             count=node.count,
             entry=entry,
-            **self._times(entry),
+            legal=task.legal,
+            tried=task.tried,
             evals=task.evals,
             compiles=task.compiles,
             seconds=outcome.seconds,
             stop=stop,
             trials=self.watch.trials(node.problem),
         )
-
-    def _times(self, entry: Entry | None) -> dict[str, Times]:
-        """The times of the race, and of the untuned choice if it was measured."""
-        if entry is None:
-            return {}
-        problem, best = problem_from_json(entry.problem), entry.best
-        diagnosis = diagnose(problem, self.device, self.settings.determinism)
-        untuned = policy.decide(diagnosis).choice
-        config = dataclasses.asdict(untuned.config)
-        before = self.watch.latest(problem, untuned.variant, config)
-        steady = before and before.time_us
-        cold = before and before.cold_us
-        return {
-            "steady": Times(before=steady, after=best.time_us, xla=best.xla_us),
-            "cold": Times(before=cold, after=best.cold_us, xla=best.xla_cold_us),
-        }
 
     def _shared(
         self, rows: Mapping[Problem, Row], lab: Lab, fraction: float
@@ -263,15 +292,9 @@ class Run:
         entries = [row.entry for row in rows.values() if row.entry is not None]
         found, changed = sharing.share(entries)
         updated = dict(rows)
-        for problem, (entry, slowness) in changed.items():
-            row = rows[problem]
-            # The ratio makes the new time comparable with the row's earlier race.
+        for problem, entry in changed.items():
             updated[problem] = dataclasses.replace(
-                row,
-                entry=entry,
-                steady=_slowed(row.steady, slowness.steady),
-                cold=_slowed(row.cold, slowness.cold),
-                trials=self.watch.trials(problem),
+                rows[problem], entry=entry, trials=self.watch.trials(problem)
             )
         return found, updated
 
@@ -309,20 +332,15 @@ def _interrupted(rows: Mapping[Problem, Row]) -> bool:
     return any(row.stop == "interrupted" for row in rows.values())
 
 
-def _slowed(times: Times, factor: float) -> Times:
-    after = None if times.after is None else times.after * factor
-    return dataclasses.replace(times, after=after)
-
-
-def _told(entry: Entry) -> Row:
+def _row_of(entry: Entry) -> Row:
     """The row of an entry that another process recorded."""
-    best, done = entry.best, entry.tuner
+    done = entry.tuner
     return Row(
         problem=problem_from_json(entry.problem),
         count=1,
         entry=entry,
-        steady=Times(after=best.time_us, xla=best.xla_us),
-        cold=Times(after=best.cold_us, xla=best.xla_cold_us),
+        legal=int(done.get("legal", 0)),
+        tried=int(done.get("tried", 0)),
         evals=int(done.get("evals", 0)),
         compiles=int(done.get("compiles", 0)),
         seconds=float(done.get("wall_s", 0.0)),
@@ -330,6 +348,6 @@ def _told(entry: Entry) -> Row:
     )
 
 
-def _unreached(problem: Problem) -> Row:
-    """The row of a problem whose tuning had not begun before an interrupt."""
-    return Row(problem=problem, count=1, entry=None, stop="interrupted")
+def _unreached(problem: Problem, stop: str) -> Row:
+    """The row of a problem whose tuning did not begin."""
+    return Row(problem=problem, count=1, entry=None, stop=stop)

@@ -33,10 +33,11 @@ class Step:
     Attributes:
       phase: the kind of work: "search", "verify", "compile", "race", "wait" or "done".
       done, total: steps of the phase that are done, and all steps of it.
-      best_us, xla_us: lowest time so far, the winner's at the end, and XLA's time; None
-        if unknown. They may be of different minutes: their ratio says little.
-      ratio: XLA's time by the winner's in the race at the end; of a whole program
-        plain's time by its own. None before that race is over.
+      best_us, xla_us: the lowest time so far and XLA's time; None if unknown. While the
+        search goes on they are of different moments: their quotient says little.
+      ratio: None before the last race of the problem is over. Then ``best_us`` and
+        ``xla_us`` are the times of the winner and of XLA that decided the race, and
+        this is their quotient. Of a whole program XLA's time is that of plain.
       message: the choice at hand, or the reason for waiting.
       problem: the problem at hand, as text; "whole program" while that races.
       node, nodes: number of problems that are done, and of all problems.
@@ -160,7 +161,7 @@ class Watch:
                 done=done,
                 total=total,
                 best_us=best_us,
-                xla_us=xla and xla.time_us,
+                xla_us=_of_race(best_us, ratio) or (xla and xla.time_us),
                 ratio=ratio,
                 message=message,
                 problem=str(problem),
@@ -195,20 +196,27 @@ class Watch:
 
     def whole(self) -> Callable[..., None]:
         """The function to call at every step of the race of the whole program."""
-        told, nodes = self._progress, len(self._nodes)
+        told = self._progress
 
-        def tell(*, phase: str, ratio: float | None = None, **step: Any) -> None:
+        def tell(
+            *,
+            phase: str,
+            best_us: float | None = None,
+            ratio: float | None = None,
+            **step: Any,
+        ) -> None:
             if self._race is not None and phase == "done":
                 self._race.part = 1.0
             if told is not None:
                 told(
                     **step,
                     phase=phase,
+                    best_us=best_us,
                     ratio=ratio,
-                    xla_us=None,
+                    xla_us=_of_race(best_us, ratio),
                     problem=WHOLE,
-                    node=nodes,
-                    nodes=nodes,
+                    node=sum(node.part == 1 for node in self._nodes.values()),
+                    nodes=len(self._nodes),
                     share=self.share,
                     left_s=self.left_s,
                 )
@@ -252,6 +260,11 @@ class Watch:
             node.part = max(node.part, 0.9)
         elif total:
             node.part = max(node.part, 0.9 * done / total)
+
+
+def _of_race(best_us: float | None, ratio: float | None) -> float | None:
+    """XLA's time in a race that is over."""
+    return best_us * ratio if best_us and ratio else None
 
 
 def _fields(step: Step) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tracea_jax.page import Page, Printable
+from tracea_jax.page import Page, Printable, times
 from tracea_jax.tuning.store.records import Entry
 from tracea_jax.verdicts import Verdict
 
@@ -20,20 +20,26 @@ class Whole(Printable):
     Attributes:
       verdict: what is kept; None if there was no race.
       every: plain time by the time with every site; None if that failed.
+      every_us: that time, in the same race as those of the verdict.
       reason: why there was no race, as a phrase.
+      note: a remark, such as what the budget did not suffice for.
     """
 
     verdict: Verdict | None = None
     every: float | None = None
+    every_us: float | None = None
     reason: str = ""
+    note: str = ""
 
     @classmethod
     def of_entry(cls, entry: Entry) -> Whole:
         """What the entry of a race says."""
-        every = entry.tuner.get("every")
+        every, every_us = map(entry.tuner.get, ("every", "every_us"))
         return cls(
             verdict=Verdict.of_entry(entry),
             every=every if isinstance(every, int | float) else None,
+            every_us=every_us if isinstance(every_us, int | float) else None,
+            note=str(entry.tuner.get("note", "")),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -41,19 +47,31 @@ class Whole(Printable):
         return {
             "verdict": self.verdict and self.verdict.to_json(),
             "every": self.every,
+            "every_us": self.every_us,
             "reason": self.reason,
+            "note": self.note,
         }
 
     @property
     def page(self) -> Page:
-        return Page((f"whole program: {self._outcome}",))
+        note = f"\n({self.note})" if self.note else ""
+        return Page((f"whole program: {self._outcome}{note}",))
 
     @property
     def _outcome(self) -> str:
         if self.verdict is None:
             return f"not raced: {self.reason}"
-        every = "it fails" if self.every is None else f"{self.every:.2f}x"
         if not self.verdict.without:
-            return f"{self.verdict} is kept"
-        left = "all is" if self.verdict.leaves_all else "such sites are"
-        return f"{self.verdict} ({every} with every site): {left} left as written"
+            return str(self.verdict)
+        left = "the program is" if self.verdict.leaves_all else "those sites are"
+        return f"{self.verdict} ({self._with_every}); {left} left as written"
+
+    @property
+    def _with_every(self) -> str:
+        assert self.verdict is not None
+        if self.every is None:
+            return "with every site it fails"
+        if self.every_us is None:
+            return "slower with every site"
+        ratio = times.ratio(self.verdict.plain_us, self.every_us)
+        return f"with every site {times.microseconds(self.every_us)}, {ratio}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracea_jax import schema
-from tracea_jax.cli.entries import choice, data, line, shown, times
+from tracea_jax.cli.entries import choice, compared, data, line, shown
 
 if TYPE_CHECKING:
     from tracea_jax.device import Device
@@ -160,9 +160,11 @@ def _merge(args: argparse.Namespace) -> int:
         more, fewer = conflict.repeats
         problem = problem_from_json(conflict.problem)
         print(f"conflict: {problem} in {conflict.environment}")
-        print(f"  kept    {choice(conflict.kept)}, {times(conflict.kept)} ({more}x)")
-        dropped = conflict.dropped
-        print(f"  dropped {choice(dropped)}, {times(dropped)} ({fewer}x)")
+        kept, dropped = conflict.kept, conflict.dropped
+        print(f"  kept    {choice(kept)}, {compared(kept)}, measured {more} times")
+        print(
+            f"  dropped {choice(dropped)}, {compared(dropped)}, measured {fewer} times"
+        )
     for reason in merged.refused:
         print(f"left out: {schema.one_line(reason)}", file=sys.stderr)
     print(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tracea_jax import schema
+from tracea_jax.page import times
 
 if TYPE_CHECKING:
     from tracea_jax.tuning.store.entries import Store
@@ -19,7 +20,7 @@ def line(entry: Entry) -> str:
     """The problem, its answer and the times, without the device."""
     best = entry.best
     unknown = "" if _is_known(entry) else " (unknown variant)"
-    return f"{_problem(entry)}: {choice(best)}{unknown}, {times(best)}"
+    return f"{_problem(entry)}: {choice(best)}{unknown}, {compared(best)}"
 
 
 def data(name: Name, entry: Entry) -> dict[str, Any]:
@@ -77,40 +78,56 @@ def choice(of: Any) -> str:
     return of.variant + (f" [{config}]" if config else "")
 
 
-def times(best: Best) -> str:
-    """Our time, XLA's and their ratio, as far as they are known."""
-    times = f"{best.time_us:.1f} us" if best.time_us else "not timed"
-    if best.xla_us and best.variant != "xla":
-        times += f", XLA {best.xla_us:.1f} us"
-        times += f", {best.ratio:.2f}x" if best.ratio else ""
-    return times
+def compared(best: Best) -> str:
+    """The times that decided, ours and XLA's, and their ratio."""
+    ours, xla = best.decisive
+    if not ours:
+        return "not timed"
+    text = times.microseconds(ours)
+    if xla and best.variant != "xla":
+        text += f", XLA {times.microseconds(xla)}, {times.ratio(xla, ours)}"
+    return text
 
 
 def shown(store: Store, name: Name, entry: Entry) -> Iterator[str]:
-    """The lines that tell everything about a complete entry."""
+    """Everything about a complete entry, in lines."""
+    from tracea_jax.tuning.store.protocols import ORIGINS, UNTUNED, untuned_us
+
     best, tuner = entry.best, entry.tuner
     yield _problem(entry)
     yield f"  file         {schema.one_line(str(store.path(name)))}"
     key = schema.one_line(name.environment)
     yield f"  environment  {entry.environment} ({key})"
-    yield f"  best         {choice(best)}, {times(best)}"
-    if best.cold_us:
-        xla = f", XLA {best.xla_cold_us:.1f} us" if best.xla_cold_us else ""
-        yield f"  cold         {best.cold_us:.1f} us{xla}"
+    yield f"  best         {choice(best)}, {compared(best)}"
+    yield from _times(best)
+    if untuned := untuned_us(entry.tuner, best.protocol):
+        yield f"  untuned      {times.microseconds(untuned)}"
     if second := best.runner_up:
         config = _of_config(second.get("config", {}))
         time_us = second.get("time_us")
         yield f"  runner-up    {second.get('variant')} [{config}]" + (
             f", {time_us:.1f} us" if time_us else ""
         )
-    yield f"  chosen       for {best.goal}, by {best.origin}"
+    yield f"  chosen       for {best.goal}, {ORIGINS.get(best.origin, best.origin)}"
     yield f"  verified     {_facts(entry.verified) or 'no'}"
-    facts = {k: v for k, v in tuner.items() if k != "merged"}
+    facts = {k: v for k, v in tuner.items() if k not in ("merged", UNTUNED)}
     yield f"  tuned        {entry.written}, {_facts(facts)}"
     for other in tuner.get("merged", ()):
         written = _value(other.get("written"))
         yield f"  merged       {written}, {_facts(other)}"
     yield from _observations(entry.observations)
+
+
+def _times(best: Best) -> Iterator[str]:
+    """Our time and XLA's by each protocol that did not decide."""
+    rows = {
+        "steady": ("in a row", best.time_us, best.xla_us),
+        "cold": ("cold", best.cold_us, best.xla_cold_us),
+    }
+    for protocol, (name, ours, xla) in rows.items():
+        if ours and protocol != best.protocol:
+            other = f", XLA {times.microseconds(xla)}" if xla else ""
+            yield f"  {name:12} {times.microseconds(ours)}{other}"
 
 
 def _facts(data: dict[str, Any]) -> str:

@@ -50,7 +50,7 @@ def add(commands: Any, argv: Sequence[str]) -> None:
     )
     tune.set_defaults(command=_run, op=None, called=None, parser=tune)
     _add_options(tune, {})
-    tune.add_argument("--file", metavar="FILE", help="problems, one a line, as here")
+    tune.add_argument("--file", metavar="FILE", help="file with one problem per line")
     # The same options after OP: absent ones keep the values given before OP.
     search = argparse.ArgumentParser(add_help=False)
     _add_options(search, {"default": argparse.SUPPRESS})
@@ -86,7 +86,11 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
     def option(name: str, **how: Any) -> None:
         parser.add_argument(name, **{**problems.with_default(how), **default})
 
-    option("--goal", default="latency", help="latency, throughput or balanced")
+    option(
+        "--goal",
+        default="latency",
+        help="latency (cold caches), throughput (in a row) or balanced",
+    )
     option("--effort", default="default", help="none, quick, default or max")
     option("--budget-s", type=float, help="seconds for everything")
     option("--seed", type=int, default=0, help="of random inputs and choices")
@@ -99,7 +103,7 @@ def _add_options(parser: argparse.ArgumentParser, default: dict[str, Any]) -> No
     option(
         "--no-race",
         action="store_true",
-        help="do not run the function itself, plain and transformed, at the end",
+        help="do not race the whole function, plain against transformed",
     )
     option("--log", metavar="FILE", help="appends every observation as a line of JSON")
     option("--plot", metavar="FILE", help="draws the search; needs matplotlib")

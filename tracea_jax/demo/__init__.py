@@ -23,6 +23,7 @@ from tracea_jax.demo.language_model import LanguageModel
 from tracea_jax.demo.residual_block import ResidualBlock
 from tracea_jax.device import Device
 from tracea_jax.explain import Explanation, explain
+from tracea_jax.page import times
 from tracea_jax.transform import transform
 from tracea_jax.tuning import measure
 
@@ -109,8 +110,9 @@ class Row:
             [
                 f"{self.what}: {self.sizes}",
                 f"  runs on {self.sites}",
-                f"  {self.ours_us:.1f} us, plain JAX {self.plain_us:.1f} us: "
-                f"{self.ratio:.2f}x",
+                f"  {times.microseconds(self.ours_us)}, plain JAX "
+                f"{times.microseconds(self.plain_us)}: "
+                f"{times.ratio(self.plain_us, self.ours_us)}",
                 f"  error against float64 {self.error:.2e} ({verdict}), plain JAX "
                 f"{self.plain_error:.2e}",
             ]

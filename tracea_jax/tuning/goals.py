@@ -16,12 +16,11 @@ from collections.abc import Hashable
 from typing import Any, get_args
 
 from tracea_jax.tuning.measure import Race
+from tracea_jax.tuning.store.protocols import by_protocol, deciding
 from tracea_jax.tuning.store.records import Observation
 from tracea_jax.typing import Goal
 
 GOALS: tuple[Goal, ...] = get_args(Goal)
-ENOUGH = 7  # quiet cold executions of every racer that make cold times count
-SIGNIFICANT = 3  # standard errors that two ratios must differ by to be different
 
 
 def score_us(observation: Observation, goal: str) -> float | None:
@@ -34,64 +33,53 @@ def score_us(observation: Observation, goal: str) -> float | None:
     steady, cold = observation.time_us, observation.cold_us
     if steady is None or cold is None or goal == "throughput":
         return steady
-    return math.sqrt(steady * cold)
+    return by_protocol("balanced", steady, cold)
 
 
 def times(race: Race, goal: str) -> dict[Any, float]:
-    """The time of each racer by the goal, relative to the other racers' times.
+    """The time of each racer by the goal, in microseconds.
 
-    The unit belongs to the race: only ratios of these times have a meaning.
-
-    Single executions are timed roughly. Therefore a racer's own cold time counts only
-    if its ratio of cold to steady time clearly differs from the median of that ratio
-    over all racers. Otherwise the racer's steady time multiplied by that median, which
-    is the more precise estimate, counts as its cold time.
+    They decide the race and are what reports print, so that no report shows a winner
+    that is slower than another racer.
     """
-    steady = {racer: race.relative(racer) for racer in race.times_us}
-    if goal == "throughput" or not _were_cold(race):
-        return steady
-    cold, usual = dict(steady), _usual_cold(race)
-    for racer in steady:
-        is_odd = _is_oddly_cold(race, racer, usual)
-        cold[racer] = race.relative(racer, "cold") if is_odd else steady[racer] * usual
-    if goal == "latency":
-        return cold
-    return {racer: math.sqrt(steady[racer] * cold[racer]) for racer in steady}
+    how = _protocol_of(race, goal)
+    by_goal: dict[Any, float] = {}
+    for racer in race.times_us:
+        cold = None if how == "steady" else race.level_us(racer, "cold")
+        us = by_protocol(how, race.level_us(racer), cold)
+        assert us is not None
+        by_goal[racer] = us
+    return by_goal
 
 
 def error(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
     """Standard error of ``ratio(race, slow, fast, goal)``, as a fraction of it."""
-    if goal != "throughput" and _were_cold(race):
-        usual = _usual_cold(race)
-        if any(_is_oddly_cold(race, racer, usual) for racer in (slow, fast)):
-            return race.error(slow, fast, "cold")
-    return race.error(slow, fast)
+    how, steady = _protocol_of(race, goal), race.error(slow, fast)
+    if how == "steady":
+        return steady
+    cold = max(race.error(slow, fast, "cold"), _usual_error(race))
+    return cold if how == "cold" else math.hypot(steady, cold) / 2
 
 
 def ratio(race: Race, slow: Hashable, fast: Hashable, goal: str) -> float:
     """The time of ``slow`` divided by that of ``fast``: above 1, ``fast`` is faster."""
-    if goal == "throughput":
-        return race.ratio(slow, fast)
     by_goal = times(race, goal)
     return by_goal[slow] / by_goal[fast]
 
 
-def _usual_cold(race: Race) -> float:
-    """The median over the racers of cold time divided by steady time."""
-    return statistics.median(
-        race.relative(racer, "cold") / race.relative(racer) for racer in race.times_us
-    )
+def _usual_error(race: Race) -> float:
+    """Standard error of a ratio of cold times of two typical racers.
+
+    There are few cold rounds, so the error of a single pair may be small by chance, and
+    three standard errors are not as sure as they are after many rounds: they are
+    widened as Student's t is (the first terms of its Cornish-Fisher expansion).
+    """
+    errors = (race.relative_error(racer, "cold") for racer in race.times_us)
+    freedom = max(min(map(len, race.cold_us.values())) - 1, 1)
+    wider = 1 + 2.5 / freedom + 5.75 / freedom**2
+    return wider * math.sqrt(2) * statistics.median(errors)
 
 
-def _is_oddly_cold(race: Race, racer: Hashable, usual: float) -> bool:
-    """Whether a racer's ratio of cold to steady time clearly differs from the usual."""
-    slower = race.relative(racer, "cold") / race.relative(racer)
-    noise = SIGNIFICANT * race.relative_error(racer, "cold")
-    return abs(math.log(slower / usual)) > noise
-
-
-def _were_cold(race: Race) -> bool:
-    return all(
-        racer in race.cold_us and len(race.quiet_us(racer, "cold")) >= ENOUGH
-        for racer in race.times_us
-    )
+def _protocol_of(race: Race, goal: str) -> str:
+    has_cold = bool(race.times_us) and all(map(race.cold_us.get, race.times_us))
+    return deciding(goal, has_cold=has_cold)

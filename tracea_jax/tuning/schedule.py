@@ -29,6 +29,7 @@ FINISH_SHARE = 0.5  # part of the budget kept back for verifying and racing, at 
 RACE_SHARE = 0.5  # part of a hurried problem's time left that its race may take
 BOUNDED_S = 2.0  # of racing for all remaining problems together, once the time is over
 GRACE_S = 10.0  # for those races with compiling and verifying; then all ends
+INTERRUPTED_S = 2.0  # the same after Ctrl-C: whoever pressed it waits
 GRACE_SHARE = 0.1  # part of the budget that this grace takes at most
 
 
@@ -130,7 +131,7 @@ class _Schedule:
         self._close(self.stop, min(GRACE_S, GRACE_SHARE * self.budget_s))
 
     def interrupt(self) -> None:
-        self._close("interrupted", GRACE_S)
+        self._close("interrupted", INTERRUPTED_S)
 
     def _close(self, stop: str, grace_s: float) -> None:
         """Races jobs that have measurements shortly; ends the others without a race."""

@@ -1,8 +1,8 @@
-"""Which choice wins a race: never slower than the default or XLA, and never by luck.
+"""Which choice wins a race: never slower than the defaults or XLA, and never by luck.
 
 The race itself is held by ``tuning.measure``, and times by the goal come from
-``tuning.goals``. The winner may still lose to XLA in ``tuning.verdict``, which compares
-kernel times. Caller: ``tuning.session``.
+``tuning.goals``. Where kernel times are known, ``tuning.verdict`` decides after it.
+Caller: ``tuning.session``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ HERO_MARGIN = 0.01  # a challenger must beat the best default by this much
 TIE = 0.005  # candidates whose times differ by less are equal, ...
 NOISY_TIE = 0.01  # ... or by less than the race's standard error, up to this much
 SURE = 3  # standard errors by which the incumbent must lose, as it has many challengers
-SLACK = 0.99  # a winner by any goal keeps at least this speed in executions in a row
 
 
 def winner(
@@ -30,53 +29,38 @@ def winner(
 
     | step            | among                          | chosen                        |
     |-----------------|--------------------------------|-------------------------------|
-    | 1 the best hero | the heroes                     | the fastest; of those that    |
-    |                 |                                | tie with it, the first in     |
-    |                 |                                | ``order``                     |
-    | 2 the incumbent | the best hero and XLA          | the hero, unless XLA surely   |
-    |                 |                                | beats it                      |
-    | 3 the winner    | choices that beat XLA and      | the fastest, ties as in 1; if |
-    |                 | surely beat the incumbent      | there is none, the incumbent  |
-    |                 | (a hero by at least 1 %)       |                               |
+    | 1 the incumbent | the defaults and XLA           | the fastest                   |
+    | 2 the winner    | choices that surely beat the   | the fastest; of those that    |
+    |                 | incumbent (ours by at least    | tie with it, the first in     |
+    |                 | 1 %)                           | ``order``; if there is none,  |
+    |                 |                                | the incumbent                 |
 
     "Surely" means by more than the noise. Without that margin, each tuning on a
     disturbed machine would replace the incumbent by another choice, by luck. Ties go to
-    the first in order so that several tunings name the same choice. The goal decides
-    which of two choices is faster. But a choice that is more than 1 % slower than XLA
-    or the best hero in executions in a row, as in most programs, never wins.
+    the first in order so that several tunings name the same choice. The goal alone
+    decides which of two choices is faster, so no racer of step 1 is faster than the
+    winner by the times of ``goals.times``.
 
     Args:
-      race: of verified racers; XLA is compared if it is among them.
+      race: of verified racers.
       order: every choice of the space, in the order that breaks ties.
-      heroes: the defaults.
+      heroes: the defaults, XLA's among them.
       goal: one of ``goals.GOALS``.
     """
     by_goal = goals.times(race, goal)
     xla = next(h for h in heroes if h.variant == "xla")
-    ours = [c for c in order if c in by_goal and c.variant != "xla"]
-
-    def beats(choice: Choice, other: Choice, margin: float) -> bool:
-        if other not in by_goal:  # ``other`` cannot run
-            return True
-        faster = by_goal[other] / by_goal[choice]
-        return faster > 1 + margin and race.ratio(other, choice) >= SLACK
-
-    def noise(choice: Choice, other: Choice) -> float:
-        if other not in by_goal:
-            return 0.0
-        return SURE * goals.error(race, other, choice, goal)
-
-    incumbent = xla
-    if defaults := [c for c in ours if c in heroes]:
-        hero = fastest(race, defaults, by_goal)
-        incumbent = hero if beats(hero, xla, -noise(hero, xla)) else xla
+    defaults = [h for h in heroes if h in by_goal]
+    incumbent = min(defaults, key=by_goal.__getitem__, default=xla)
 
     def challenges(choice: Choice) -> bool:
+        if incumbent not in by_goal:  # none of them can run
+            return True
         least = 0.0 if incumbent == xla else HERO_MARGIN
-        margin = max(least, noise(choice, incumbent))
-        return beats(choice, xla, 0.0) and beats(choice, incumbent, margin)
+        noise = SURE * goals.error(race, incumbent, choice, goal)
+        return by_goal[incumbent] / by_goal[choice] > 1 + max(least, noise)
 
-    challengers = [c for c in ours if c not in defaults and challenges(c)]
+    ours = [c for c in order if c in by_goal and c not in heroes]
+    challengers = [c for c in ours if challenges(c)]
     return fastest(race, challengers, by_goal) if challengers else incumbent
 
 

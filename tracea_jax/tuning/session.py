@@ -28,12 +28,13 @@ from tracea_jax.tuning.measure import (
     Verification,
 )
 from tracea_jax.tuning.measure.race import QUIET
+from tracea_jax.tuning.outcome import Decided, Outcome
 from tracea_jax.tuning.progress import Progress, TuningError
 from tracea_jax.tuning.search.candidates import identity_of
 from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.files import Journal
 from tracea_jax.tuning.store.records import Best, Observation, union
-from tracea_jax.tuning.verdict import verdict
+from tracea_jax.tuning.verdict import kernel_race, verdict
 
 FINALISTS = 8  # choices of the search that race, beside the heroes and XLA
 CONTENDERS = 64  # choices in a heat, at most
@@ -54,6 +55,7 @@ class Session:
       journal: receives every observation at once.
       order: every choice, in the order that breaks ties; XLA's last.
       heroes: the defaults, XLA's among them.
+      untuned: the hero that runs where nothing was tuned.
       reference: the hero that is measured again and again to see the machine's drift.
       budget_s: seconds for everything, may be infinite.
       goal: one of ``goals.GOALS``.
@@ -76,6 +78,7 @@ class Session:
     observe: Callable[[Observation], None]
     order: tuple[Choice, ...]
     heroes: tuple[Choice, ...]
+    untuned: Choice
     reference: Choice
     budget_s: float
     goal: str
@@ -123,18 +126,19 @@ class Session:
     def tell(
         self, phase: str, done: int, total: int, message: str, won: Best | None = None
     ) -> None:
-        """Tells of a step; ``won`` is the outcome of the last race, once it is over.
+        """Reports a step; ``won`` is the outcome of the last race, once it is over.
 
-        The search measures one choice after the other, so its ratios are not told.
+        The search measures one choice after the other, so it reports no ratios.
         """
         if self.progress is not None:
+            ours, xla = (self.best_us, None) if won is None else won.decisive
             self.progress(
                 phase=phase,
                 done=done,
                 total=total,
-                best_us=self.best_us if won is None else won.time_us,
+                best_us=ours,
                 message=message,
-                ratio=won and won.ratio,
+                ratio=xla / ours if ours and xla else None,
             )
 
     def evaluate(self, choice: Choice) -> Observation:
@@ -175,14 +179,11 @@ class Session:
             )
         )
 
-    def finish(self, *, bounded_s: float | None = None) -> tuple[Best, dict[str, Any]]:
+    def finish(self, *, bounded_s: float | None = None) -> Outcome:
         """Verifies the leading choices and races them against the heroes and XLA.
 
         Args:
           bounded_s: if given, only the leader and the heroes race, for so long.
-
-        Returns:
-          The best, and the results of its verification.
 
         Raises:
           TuningError: if no choice runs.
@@ -195,54 +196,47 @@ class Session:
         if not race.times_us:
             why = next(iter(race.failures.values()), None)
             raise TuningError(f"nothing could be run, not even by XLA: {why}")
-        chosen = select.winner(race, self.order, self.heroes, self.goal)
-        kernels: dict[str, float] = {}
-        if {chosen, self.xla} <= set(race.times_us):
-            chosen, kernels = self._judged(chosen, self._best(race, chosen))
-        verification = self.verified.get(chosen)
-        verified = dataclasses.asdict(verification) if verification else {}
-        best = dataclasses.replace(self._best(race, chosen), **kernels)
-        return best, {**verified, "rounds": race.rounds} if verified else {}
-
-    def _judged(self, chosen: Choice, won: Best) -> tuple[Choice, dict[str, float]]:
-        """The choice if its kernels are clearly faster than XLA's, else XLA's choice.
-
-        Returns:
-          The choice and the kernel times that ``Best`` records; {} if there are none.
-        """
-        if chosen == self.xla:
-            return chosen, {}
-        self.tell("race", 1, 1, "kernel times", won)
-        try:
-            found = verdict(self.lab, self.problem, chosen, self.xla)
-        except CandidateError as e:
-            self._failed(chosen, e)
-            return self.xla, {}
-        except LabError as e:
-            raise self._lost(e) from e
-        if found is None:
-            return chosen, {}
-        us = found.ours_us if found.is_ours else found.xla_us
-        kernels = {"kernel_us": us, "xla_kernel_us": found.xla_us}
-        return chosen if found.is_ours else self.xla, kernels
-
-    def _best(self, race: Race, chosen: Choice) -> Best:
-        second = select.runner_up(race, chosen, self.order, self.goal)
-        return Best(
-            **self._named(chosen),
-            time_us=_median(race, chosen),
-            xla_us=_median(race, self.xla),
-            ratio=_ratio(race, self.xla, chosen),
-            cold_us=_median(race, chosen, "cold"),
-            xla_cold_us=_median(race, self.xla, "cold"),
+        decided = self._decided(race)
+        passed = self.verified.get(decided.chosen)
+        best = decided.best(
+            self.problem,
+            self.device,
+            order=self.order,
+            heroes=self.heroes,
             goal=self.goal,
-            runner_up={}
-            if second is None
-            else {**self._named(second), "time_us": _median(race, second)},
-            origin="xla"
-            if chosen == self.xla
-            else ("hero" if chosen in self.heroes else "search"),
         )
+        return Outcome(
+            best=best,
+            verified={**dataclasses.asdict(passed), "rounds": race.rounds}
+            if passed
+            else {},
+            untuned=decided.times(self.untuned),
+        )
+
+    def _decided(self, race: Race) -> Decided:
+        """The winner by the goal, or by kernel times where the device reports them.
+
+        A choice that fails while its kernels are timed is left out.
+        """
+        while True:
+            chosen = select.winner(race, self.order, self.heroes, self.goal)
+            untuned = self.untuned if self.untuned in race.times_us else self.xla
+            three = chosen, untuned, self.xla
+            if chosen == untuned == self.xla or not {*three} <= set(race.times_us):
+                return Decided(race=race, kernels=None, chosen=chosen, xla=self.xla)
+            self.tell("race", 1, 1, "kernel times")
+            try:
+                kernels = kernel_race(self.lab, self.problem, *three)
+            except CandidateError as e:
+                blamed = untuned if chosen == self.xla else chosen
+                self._failed(blamed, e)
+                race = race.without(blamed)
+                continue
+            except LabError as e:
+                raise self._lost(e) from e
+            if kernels is not None:
+                chosen = verdict(kernels, *three)
+            return Decided(race=race, kernels=kernels, chosen=chosen, xla=self.xla)
 
     @property
     def _is_restless(self) -> bool:
@@ -372,7 +366,9 @@ class Session:
                 Observation(
                     **self._named(choice),
                     time_us=race.median_us(choice),
-                    cold_us=_median(race, choice, "cold") or (known and known.cold_us),
+                    cold_us=race.median_us(choice, "cold")
+                    if race.cold_us.get(choice)
+                    else known and known.cold_us,
                     repeats=race.repeats[choice] * len(times),
                     extra={"protocol": "heat" if is_heat else "race", "spread": spread},
                 )
@@ -430,16 +426,6 @@ class Session:
         self.knowledge.own.append(self.journal, (observation,))
         self.observe(observation)
         return observation
-
-
-def _median(race: Race, choice: Choice, protocol: str = "steady") -> float | None:
-    times = race.times_us if protocol == "steady" else race.cold_us
-    return race.median_us(choice, protocol) if times.get(choice) else None
-
-
-def _ratio(race: Race, slow: Choice, fast: Choice) -> float | None:
-    both = slow in race.times_us and fast in race.times_us
-    return race.ratio(slow, fast) if both else None
 
 
 def no_limit(budget_s: float | None) -> float:

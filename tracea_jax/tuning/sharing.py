@@ -14,18 +14,22 @@ import datetime
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from tracea_jax import policy
 from tracea_jax.device import Device
+from tracea_jax.diagnosis import diagnose
 from tracea_jax.policy import Choice
 from tracea_jax.problem import Problem, problem_from_json
 from tracea_jax.tuning import goals, portfolio
 from tracea_jax.tuning.answers.knowledge import Knowledge
 from tracea_jax.tuning.answers.legality import current, legal_choice
 from tracea_jax.tuning.lab.local import Lab, xla_choice
-from tracea_jax.tuning.measure import CandidateError, Race
+from tracea_jax.tuning.measure import CandidateError
+from tracea_jax.tuning.outcome import Decided
 from tracea_jax.tuning.portfolio import Portfolio, Shared
 from tracea_jax.tuning.store.code import named
-from tracea_jax.tuning.store.records import Best, Entry, Observation, identity, union
-from tracea_jax.tuning.verdict import verdict
+from tracea_jax.tuning.store.protocols import UNTUNED
+from tracea_jax.tuning.store.records import Entry, Observation, identity, union
+from tracea_jax.tuning.verdict import kernel_race, verdict
 
 _logger = logging.getLogger(__name__)
 ORIGIN = "portfolio"  # of an answer whose config is shared
@@ -35,31 +39,7 @@ MIN_LEFT_S = 0.5  # with less of the budget left, nothing more is measured
 Observe = Callable[[Problem, Observation], None]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Slowness:
-    """Times of a problem's new answer divided by those of its own best, in one race.
-
-    Attributes:
-      steady: ratio of steady times; 1 if the answer stayed.
-      cold: ratio of cold times; 1 if the answer stayed or cold times were not measured.
-      goal: ratio of times by the goal; 1 if the answer stayed.
-    """
-
-    steady: float = 1.0
-    cold: float = 1.0
-    goal: float = 1.0
-
-    @property
-    def worst(self) -> float:
-        """The ratio that must not exceed 1 + fraction.
-
-        It includes the steady times whatever the goal, because most programs execute
-        their kernels in a row.
-        """
-        return max(self.steady, self.goal)
-
-
-Changed = dict[Problem, tuple[Entry, Slowness]]
+Changed = dict[Problem, Entry]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +69,7 @@ class Sharing:
         does not serve the problem.
 
         Returns:
-          The portfolio, and every changed entry with the slowness of its new answer.
+          The portfolio, and every changed entry.
 
         Raises:
           LabError: if nothing can be measured any more.
@@ -106,14 +86,14 @@ class Sharing:
         changed: Changed = {}
         measured = 0
         for op, group in groups.items():
-            known, new, slowness = self._served(group)
+            known, new, worst = self._served(group)
             measured += new
-            configs += _shared(op, known, slowness)
+            configs += _shared(op, known, worst)
             for problem, entry in known.items():
                 if entry != group[problem]:
                     entry = self.knowledge.own.record(entry)
                     _logger.info("%s: %s, shared", problem, entry.best)
-                    changed[problem] = entry, slowness[problem]
+                    changed[problem] = entry
         configs.sort(key=lambda shared: -len(shared.problems))
         found = Portfolio(
             fraction=self.fraction, configs=tuple(configs), measured=measured
@@ -122,8 +102,12 @@ class Sharing:
 
     def _served(
         self, group: Mapping[Problem, Entry]
-    ) -> tuple[dict[Problem, Entry], int, dict[Problem, Slowness]]:
-        """Entries with shared answers, the number of new times, and each slowness."""
+    ) -> tuple[dict[Problem, Entry], int, dict[Problem, float]]:
+        """Entries with shared answers, the number of new times, and what sharing costs.
+
+        That is each answer's time divided by that of the problem's own best; 1 where
+        the answer stayed.
+        """
         known = dict(group)
         times = {problem: self._times(entry) for problem, entry in known.items()}
         best = {p: times[p][_own(entry)] for p, entry in known.items()}
@@ -140,14 +124,14 @@ class Sharing:
                 times[problem] |= self._scores([seen])
                 measured += 1
         chosen = portfolio.cover(times, best, self.fraction)
-        slowness = dict.fromkeys(known, Slowness())
+        worst = dict.fromkeys(known, 1.0)
         for problem, entry in known.items():
             served = [name for name in chosen if name in times[problem]]
             name = min(served, key=lambda n: (times[problem][n], n))
             choice = self._choice(problem, name, known.values())
             if _own(entry) not in chosen and choice is not None:
-                known[problem], slowness[problem] = self._raced(problem, entry, choice)
-        return known, measured, slowness
+                known[problem], worst[problem] = self._raced(problem, entry, choice)
+        return known, measured, worst
 
     def _times(self, entry: Entry) -> dict[str, float]:
         """Times of our configs by the goal; the answer's time is that of its race."""
@@ -196,13 +180,13 @@ class Sharing:
 
     def _raced(
         self, problem: Problem, entry: Entry, choice: Choice
-    ) -> tuple[Entry, Slowness]:
+    ) -> tuple[Entry, float]:
         """Verifies a shared choice and races it against the problem's own best.
 
         Returns:
           The entry with the choice as its answer, if the choice is correct, nearly as
-          fast as the own best, and not slower than XLA; else the entry with its own
-          answer.
+          fast as the own best, and not slower than XLA or what runs untuned; else the
+          entry with its own answer. And its time divided by that of the own best.
         """
         best = entry.best
         own = legal_choice(best.variant, best.config, problem, self.device)
@@ -210,56 +194,62 @@ class Sharing:
         try:
             verification = self.lab.verify(problem, choice)
         except CandidateError as e:
-            return self._failed(problem, entry, choice, e.kind, str(e)), Slowness()
+            return self._failed(problem, entry, choice, e.kind, str(e)), 1.0
         if (kind := verification.failure) is not None:
             message = verification.message
-            return self._failed(problem, entry, choice, kind, message), Slowness()
-        xla = xla_choice(problem, self.device)
-        limit_s = max(min(RACE_S, self.left_s()), 0.0)
-        race = self.lab.race(problem, (choice, own, xla), limit_s=limit_s)
-        if not {choice, own, xla} <= set(race.times_us):
-            return entry, Slowness()
-        slowness = self._slowness(race, choice, own)
-        if slowness.worst > 1 + self.fraction or race.ratio(xla, choice) < 1:
-            return entry, Slowness()
-        found = verdict(self.lab, problem, choice, xla)
-        if found is not None and not found.is_ours:
-            return entry, Slowness()
-        verified = {**dataclasses.asdict(verification), "rounds": race.rounds}
-        answer = dataclasses.replace(
-            self._answer(problem, race, choice, own, best),
-            kernel_us=found and found.ours_us,
-            xla_kernel_us=found and found.xla_us,
+            return self._failed(problem, entry, choice, kind, message), 1.0
+        decided, worst = self._decided(problem, entry, choice, own)
+        if decided is None or worst > 1 + self.fraction:
+            return entry, 1.0
+        answer = decided.best(
+            problem, self.device, order=(own,), heroes=(), goal=self.goal
         )
+        untuned = decided.times(policy.decide(diagnose(problem, self.device)).choice)
         changed = dataclasses.replace(
-            entry, best=answer, verified=verified, written=_now()
+            entry,
+            best=dataclasses.replace(answer, origin=ORIGIN),
+            verified={
+                **dataclasses.asdict(verification),
+                "rounds": decided.race.rounds,
+            },
+            tuner={**entry.tuner, UNTUNED: untuned},
+            written=_now(),
         )
-        return changed, slowness
+        return changed, worst
 
-    def _answer(
-        self, problem: Problem, race: Race, choice: Choice, own: Choice, before: Best
-    ) -> Best:
+    def _decided(
+        self, problem: Problem, entry: Entry, choice: Choice, own: Choice
+    ) -> tuple[Decided | None, float]:
+        """A race that the choice wins against XLA and what runs untuned; else None.
+
+        And its time divided by that of the own best: of the times by the goal and of
+        those in a row, as most programs execute kernels, whichever is larger.
+        """
         xla = xla_choice(problem, self.device)
-        second = named(problem, own, self.device)
-        return dataclasses.replace(
-            before,
-            **named(problem, choice, self.device),
-            time_us=race.median_us(choice),
-            xla_us=race.median_us(xla),
-            ratio=race.ratio(xla, choice),
-            cold_us=_cold_us(race, choice),
-            xla_cold_us=_cold_us(race, xla),
-            runner_up={**second, "time_us": race.median_us(own)},
-            origin=ORIGIN,
-        )
+        untuned = self._untuned(problem, entry) or xla
+        racers = tuple(dict.fromkeys((choice, own, untuned, xla)))
+        limit_s = max(min(RACE_S, self.left_s()), 0.0)
+        race = self.lab.race(problem, racers, limit_s=limit_s)
+        if not set(racers) <= set(race.times_us):
+            return None, 1.0
+        by_goal = goals.times(race, self.goal)
+        worst = max(race.ratio(choice, own), by_goal[choice] / by_goal[own])
+        if by_goal[choice] > min(by_goal[xla], by_goal[untuned]):
+            return None, worst
+        try:
+            kernels = kernel_race(self.lab, problem, choice, untuned, xla)
+        except CandidateError:  # one of the three fails under the profiler
+            return None, worst
+        if kernels and verdict(kernels, choice, untuned, xla) != choice:
+            return None, worst
+        return Decided(race=race, kernels=kernels, chosen=choice, xla=xla), worst
 
-    def _slowness(self, race: Race, choice: Choice, own: Choice) -> Slowness:
-        was_cold = all(race.cold_us.get(racer) for racer in (choice, own))
-        return Slowness(
-            steady=race.ratio(choice, own),
-            cold=race.ratio(choice, own, "cold") if was_cold else 1.0,
-            goal=goals.ratio(race, choice, own, self.goal),
-        )
+    def _untuned(self, problem: Problem, entry: Entry) -> Choice | None:
+        """What runs where nothing was tuned; None if it failed in the tuning."""
+        choice = policy.decide(diagnose(problem, self.device)).choice
+        name = identity(choice.variant, dataclasses.asdict(choice.config))
+        failed = {o.identity for o in entry.observations if o.failure is not None}
+        return None if name in failed else choice
 
     def _failed(
         self, problem: Problem, entry: Entry, choice: Choice, kind: str, message: str
@@ -280,12 +270,8 @@ def _with(entry: Entry, observation: Observation) -> Entry:
     return dataclasses.replace(entry, observations=observations, written=_now())
 
 
-def _cold_us(race: Race, choice: Choice) -> float | None:
-    return race.median_us(choice, "cold") if race.cold_us.get(choice) else None
-
-
 def _shared(
-    op: str, known: Mapping[Problem, Entry], slowness: Mapping[Problem, Slowness]
+    op: str, known: Mapping[Problem, Entry], worst: Mapping[Problem, float]
 ) -> list[Shared]:
     users: dict[str, list[Problem]] = {}
     for problem, entry in known.items():
@@ -296,7 +282,7 @@ def _shared(
             variant=known[problems[0]].best.variant,
             config=known[problems[0]].best.config,
             problems=tuple(problems),
-            worst=max(1.0, *(slowness[problem].worst for problem in problems)),
+            worst=max(1.0, *(worst[problem] for problem in problems)),
         )
         for problems in users.values()
     ]

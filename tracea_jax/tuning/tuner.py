@@ -36,6 +36,7 @@ from tracea_jax.tuning.search.batches import SWEPT, Search
 from tracea_jax.tuning.search.candidates import Candidates, identity_of
 from tracea_jax.tuning.session import Session, no_limit
 from tracea_jax.tuning.store.environment import canonical, digest, environment
+from tracea_jax.tuning.store.protocols import UNTUNED
 from tracea_jax.tuning.store.records import Entry, Observation
 from tracea_jax.typing import Effort, Goal
 
@@ -55,8 +56,8 @@ class Tuning:
             ...
         entry = tuning.finish()
 
-    The winner beats both the best default and XLA, or is the better one of these two;
-    see ``select.winner``. Choices that this machine has measured before are not
+    The winner beats the defaults and XLA, or is the fastest one of these; see
+    ``select.winner``. Choices that this machine has measured before are not
     measured again, but may race again.
 
     Attributes:
@@ -129,6 +130,7 @@ class Tuning:
             observe=observe,
             order=(*self._candidates.choices, next(_of_xla(heroes))),
             heroes=heroes,
+            untuned=self._default,
             reference=heroes[0],
             budget_s=no_limit(budget_s),
             goal=goal,
@@ -165,6 +167,17 @@ class Tuning:
     def evals(self) -> int:
         """Choices of the space that the search knows, measured here or before."""
         return self._search.evals
+
+    @property
+    def legal(self) -> int:
+        """Choices of the space."""
+        return len(self._candidates.choices)
+
+    @property
+    def tried(self) -> int:
+        """Choices of the space that were measured or failed, here or before."""
+        observed = map(self._session.observed, self._candidates.choices)
+        return sum(observation is not None for observation in observed)
 
     def step(self, *, limit_s: float = math.inf) -> bool:
         """Measures one batch, or the part of it that fits in the time.
@@ -209,20 +222,20 @@ class Tuning:
         """Verifies and races the best, and records the winner and all observations.
 
         Args:
-          bounded_s: if given, only the leader and the heroes race, for so long.
+          bounded_s: if given, only the leader and the defaults race, for so long.
 
         Raises:
           TuningError: if the device stopped working.
         """
         session = self._session
-        best, verified = session.finish(bounded_s=bounded_s)
+        outcome = session.finish(bounded_s=bounded_s)
         entry = Entry(
             problem=self.problem.to_json(),
             environment=environment(self._device),
-            best=best,
+            best=outcome.best,
             observations=tuple(session.known[name] for name in sorted(session.known)),
-            verified=verified,
-            tuner=self._summary(),
+            verified=outcome.verified,
+            tuner={**self._summary(), UNTUNED: outcome.untuned},
             written=_now(),
         )
         entry = self._knowledge.own.record(entry, session.journal)
@@ -295,8 +308,9 @@ class Tuning:
             "seed": self._seed,
             "goal": self._goal,
             "space": digest(canonical([identity_of(c) for c in session.order]), 16),
-            "legal": len(self._candidates.choices),
+            "legal": self.legal,
             "pruned": self._candidates.pruned,
+            "tried": self.tried,
             "evals": self.evals,
             "compiles": session.compiles,
             "wall_s": round(session.elapsed_s, 3),

@@ -86,11 +86,14 @@ class Answer:
       origin: "tuned" on this machine, "shared" by a cache that is only read, "shipped"
         with the package, "inherited" from a kindred device, "interpolated" from other
         shapes, or "policy" if nothing is known.
-      time_us, xla_us, ratio: as in ``Best``; predicted if the answer is interpolated.
+      time_us, xla_us: the times that decided its race, see ``Best.decisive``; predicted
+        if the answer is interpolated.
+      ratio: as in ``Best``, or predicted.
       neighbours: how many tuned problems an interpolated answer was predicted from.
       measured_in: the environment that all this is known from, if it is another one.
       code: what the choice compiled when it was measured; None if it was not.
       decision: the reason, where it is neither a measurement nor a prediction alone.
+      tried: how many configs were measured, as text; "" if that is unknown.
     """
 
     choice: Choice
@@ -102,6 +105,7 @@ class Answer:
     measured_in: Environment | None = None
     code: str | None = None
     decision: str = ""
+    tried: str = ""
 
     @property
     def is_exact(self) -> bool:
@@ -120,7 +124,8 @@ class Answer:
             return start + plural + place + self._predicted
         if self.measured_in and self.choice.variant == "xla":
             return f"nothing was clearly faster{place}"
-        return f"it was the fastest measured{place}"
+        tried = f", {self.tried}" if self.tried else ""
+        return f"it won its race{place}{tried}"
 
     @property
     def _predicted(self) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tracea_jax.policy import Choice
 from tracea_jax.tuning.answers import kindred
@@ -46,7 +47,9 @@ def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer 
         if isinstance(entry, str):
             yield entry
             continue
-        found = [_answer(entry.best, origin)] * (not _is_excluded(entry, question))
+        found = [_answer(entry.best, origin, entry.tuner)] * (
+            not _is_excluded(entry, question)
+        )
         if wanted(entry):
             found += _observed(entry, origin, question)
         yield from _in_order(found, question)
@@ -56,7 +59,7 @@ def _are_others_wanted(entry: Entry, question: Question) -> bool:
     """Whether other choices than an entry's best one may be the answer."""
     if _is_excluded(entry, question):
         return True
-    best = _answer(entry.best, "")
+    best = _answer(entry.best, "", {})
     return question.deterministic is not False and _varies(best, question)
 
 
@@ -111,15 +114,19 @@ def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]
                 xla_us=xla_us,
                 ratio=xla_us / t.time_us if xla_us else None,
             )
-            yield _answer(found, origin)
+            yield _answer(found, origin, {})
 
 
-def _answer(best: Best, origin: str) -> Answer:
+def _answer(best: Best, origin: str, tuner: Mapping[str, Any]) -> Answer:
+    time_us, xla_us = best.decisive
+    tried, legal = map(tuner.get, ("tried", "legal"))
+    is_known = isinstance(tried, int) and isinstance(legal, int)
     return Answer(
         choice=Choice(variant=best.variant, config=best.config),
         origin=origin,
-        time_us=best.time_us,
-        xla_us=best.xla_us,
+        time_us=time_us,
+        xla_us=xla_us,
         ratio=best.ratio,
         code=best.code,
+        tried=f"{tried} of {legal} configs tried" if is_known else "",
     )

@@ -103,6 +103,20 @@ class Race:
         """
         return statistics.median(self._relatives(racer, protocol))
 
+    def level_us(self, racer: Hashable, protocol: str = "steady") -> float:
+        """``relative`` in microseconds: such times rank as ``relative`` does.
+
+        Medians may rank otherwise, as each is of another round.
+        """
+        means = _means(self._quiet(protocol))
+        return self.relative(racer, protocol) * statistics.median(means)
+
+    def without(self, racer: Hashable) -> Race:
+        """The race as if one candidate had not taken part."""
+        left = {r: us for r, us in self.times_us.items() if r != racer}
+        cold = {r: us for r, us in self.cold_us.items() if r != racer}
+        return dataclasses.replace(self, times_us=left, cold_us=cold)
+
     def relative_error(self, racer: Hashable, protocol: str = "steady") -> float:
         """Standard error of ``relative``, as a fraction of it; see ``error``."""
         quiet = self._relatives(racer, protocol)
@@ -152,8 +166,12 @@ def _paired(slow_us: Sequence[float], fast_us: Sequence[float]) -> list[float]:
 
 def _by_mean(times_us: Mapping[Any, Sequence[float]], racer: Hashable) -> list[float]:
     """Paired ratios of a candidate's time by the geometric mean of all times."""
-    means = np.exp(np.log(list(times_us.values())).mean(axis=0))
-    return _paired(times_us[racer], means.tolist())
+    return _paired(times_us[racer], _means(times_us))
+
+
+def _means(times_us: Mapping[Any, Sequence[float]]) -> list[float]:
+    """The geometric mean of all candidates' times, of each round."""
+    return np.exp(np.log(list(times_us.values())).mean(axis=0)).tolist()
 
 
 def _standard_error(ratios: Sequence[float]) -> float:

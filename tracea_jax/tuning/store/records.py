@@ -19,8 +19,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tracea_jax import schema
+from tracea_jax.page import times
 from tracea_jax.tuning.store.environment import Environment, canonical
 from tracea_jax.tuning.store.formats import UNREADABLE, Damaged, checked, signed
+from tracea_jax.tuning.store.protocols import UNTUNED, by_protocol, deciding
 
 FAILURES = (
     "compile_error",
@@ -182,15 +184,16 @@ class Best:
     Attributes:
       variant, config: what to run, the config as plain data.
       code: hash of what it compiled when it raced, as of an observation.
-      time_us, xla_us: medians in the race; None if there was none.
+      time_us, xla_us: times in the race; None if there was none.
       cold_us, xla_cold_us: the same of single executions on cold caches.
-      ratio: median over the rounds of XLA's time by ours; above 1, ours is faster.
+      ratio: median over the rounds of XLA's time by ours, of executions in a row; it is
+        near the quotient of both times.
       runner_up: variant, config, code and time_us of the next best; empty if there is
         none.
       origin: how the winner came into the race, as the tuner names it.
       goal: what the winner was chosen for, as the tuner names it.
-      kernel_us, xla_kernel_us: kernel times by which it was judged against XLA at last;
-        None if they were not measured.
+      kernel_us, xla_kernel_us: kernel times, which decide where they are known; None if
+        they were not measured.
       unknown: fields of a newer version, which a rewrite keeps.
     """
 
@@ -212,17 +215,32 @@ class Best:
     def __str__(self) -> str:
         config = ", ".join(f"{name} {value}" for name, value in self.config.items())
         parts = [f"{self.variant} [{config}]" if config else self.variant]
-        if self.time_us is not None:
-            parts.append(f"{self.time_us:.1f} us")
-        if self.xla_us is not None and self.variant != "xla":
-            ratio = "" if self.ratio is None else f", {self.ratio:.2f}x"
-            parts.append(f"XLA {self.xla_us:.1f} us{ratio}")
+        ours, xla = self.decisive
+        if ours is not None:
+            parts.append(times.microseconds(ours))
+        if xla is not None and ours is not None and self.variant != "xla":
+            parts.append(f"XLA {times.microseconds(xla)}, {times.ratio(xla, ours)}")
         return schema.one_line(", ".join(parts))
 
     @property
     def compiled(self) -> tuple[str, str]:
         """As of an observation."""
         return identity(self.variant, self.config), self.code
+
+    @property
+    def protocol(self) -> str:
+        """What decided: "kernels", or the goal's "steady", "cold" or "balanced"."""
+        if self.kernel_us is not None and self.xla_kernel_us is not None:
+            return "kernels"
+        return deciding(self.goal, has_cold=self.cold_us is not None)
+
+    @property
+    def decisive(self) -> tuple[float | None, float | None]:
+        """The times that decided, ours and XLA's, in microseconds."""
+        if self.protocol == "kernels":
+            return self.kernel_us, self.xla_kernel_us
+        ours = by_protocol(self.protocol, self.time_us, self.cold_us)
+        return ours, by_protocol(self.protocol, self.xla_us, self.xla_cold_us)
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain data."""
@@ -398,13 +416,17 @@ def merge(one: Entry, other: Entry) -> Entry:
     for entry in (newer, older):
         if entry.best.compiled not in failed:
             best, verified = entry.best, entry.verified
+            untuned = entry.tuner.get(UNTUNED)  # in the race of this best
             break
     else:
         best, verified = Best(variant="xla", config={}, xla_us=newer.best.xla_us), {}
+        untuned = None
+    tuner = {k: v for k, v in newer.tuner.items() if k != UNTUNED}
     return dataclasses.replace(
         newer,
         best=best,
         verified=verified,
         observations=observations,
+        tuner=tuner if untuned is None else {**tuner, UNTUNED: untuned},
         unknown={**older.unknown, **newer.unknown},
     )
