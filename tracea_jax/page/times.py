@@ -9,8 +9,8 @@ import math
 
 
 def number(us: float) -> str:
-    """A time in microseconds with enough digits: "1234.5", "4.53", "0.0123"."""
-    return f"{us:.1f}" if us >= 10 or us == 0 else f"{us:.3g}"
+    """A time in microseconds with enough digits: "1234.5", "4.50", "0.0123"."""
+    return f"{us:.1f}" if us >= 10 or us == 0 else f"{us:#.3g}"
 
 
 def microseconds(us: float) -> str:
