@@ -47,9 +47,9 @@ def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer 
         if isinstance(entry, str):
             yield entry
             continue
-        found = [_answer(entry.best, origin, entry.tuner)] * (
-            not _is_excluded(entry, question)
-        )
+        found = []
+        if not _is_excluded(entry, question):
+            found.append(_answer(entry.best, origin, entry.tuner))
         if wanted(entry):
             found += _observed(entry, origin, question)
         yield from _in_order(found, question)
