@@ -18,6 +18,7 @@ from typing import Any
 
 import attention_tables
 import cpu_tables
+import gains
 from table_cells import (
     UNMEASURED,
     bar_cells,
@@ -370,6 +371,7 @@ TABLES = {
     "attention_bars": attention_tables.bars,
     "attention_profile": attention_tables.profile,
     "attention_memory": attention_tables.memory,
+    "gains": gains.gains,
     "headline": headline,
     "choices": choices,
     "matmul": matmul,

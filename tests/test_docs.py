@@ -19,9 +19,11 @@ from pages import Block, Reader, blocks
 import tracea_jax as tracea
 from tracea_jax import ops
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-# Examples are programs and notebooks with tests of their own.
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# The README, programs and notebooks have tests of their own.
 PAGES = [p for p in sorted(DOCS.rglob("*.md")) if p.parent.name != "examples"]
+PAGES.append(ROOT / "CONTRIBUTING.md")
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def reader(tmp_path):
     return Reader(directory)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run_in_order(page, reader):
     for block in blocks(page):
         reader.read(block)

@@ -1,4 +1,4 @@
-"""The README: each of its blocks runs as it stands, in order, with nothing prepared."""
+"""The README: its example runs and prints what is shown, and its commands are CI's."""
 
 from __future__ import annotations
 
@@ -7,21 +7,48 @@ import re
 
 from pages import Reader, blocks
 
+from tracea_jax.device import local_cpu
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 
 
-def test_every_block_runs(tmp_path):
+def test_the_example_prints_what_is_shown(tmp_path):
     directory = tmp_path / "here"
     directory.mkdir()
+    _, example, shown = blocks(README)
+    assert (example.language, shown.language) == ("python", "text")
+    assert example.is_run and shown.follows
     reader = Reader(directory)
-    installing, *others = blocks(README)
-    assert [b.language for b in others] == ["python", "python", "sh"]
-    assert all(b.is_run for b in others), "no block of the README is an exception"
-    for block in others:
-        reader.read(block)
-    # What installs needs a machine of its own.
+    reader.read(example)
+    assert "not raced" not in reader.printed
+    printed, wanted = outline(reader.printed), outline(shown.text)
+    if f", {local_cpu().isa}, " not in shown.text.partition("\n")[0]:
+        printed, wanted = problems(printed), problems(wanted)
+    assert printed == wanted, "the output is out of date: python docs/example_output.py"
+
+
+def outline(text: str) -> list[str]:
+    """Lines without what depends on a run: places, machines, configs and numbers."""
+    for pattern, general in (
+        (r"^(\w+) on .*", r"\1 on a machine"),
+        (r"^\S+:\d+:\d+ ", "a line "),
+        (r" \[.*?\]", ""),
+        (r"^whole program: .*", "whole program:"),
+    ):
+        text = re.sub(pattern, general, text, flags=re.MULTILINE)
+    return re.sub(r"\d[\d.]*", "#", text).splitlines()
+
+
+def problems(outline: list[str]) -> list[str]:
+    """The lines of an outline that do not depend on the kind of processor."""
+    return [line for line in outline if re.match(r"  (matmul|attention) |whole", line)]
+
+
+def test_the_commands_are_those_of_ci():
+    installing, *_ = blocks(README)
     assert installing.language == "sh"
+    assert len(commands(installing.text)) == 2
     assert commands(installing.text) <= of_ci()
 
 
