@@ -8,6 +8,7 @@ from typing import Any
 
 from table_cells import (
     UNMEASURED,
+    Results,
     bar_rows,
     bars_table,
     for_each,
@@ -17,7 +18,7 @@ from table_cells import (
 )
 
 
-def rows(results: pathlib.Path) -> str:
+def rows(results: Results) -> str:
     """One table for each device and suite of ``bench_attention``."""
     found = [
         _rows_table(json.loads(file.read_text()))
@@ -67,7 +68,7 @@ _OTHERS = {
 }
 
 
-def bars(results: pathlib.Path) -> str:
+def bars(results: Results) -> str:
     """For each device: the bars of groups of attention, and which are met."""
     devices = sorted({file.parent for file in results.glob("*/attention_*.json")})
     return "".join(map(_bars_table, devices)) or "\n"
@@ -92,7 +93,7 @@ FIGURES = {
 }
 
 
-def profile(results: pathlib.Path) -> str:
+def profile(results: Results) -> str:
     """One table for each device: what pipes and warps of kernels do."""
     return for_each(results, "*/attention_profile.json", _profile_table, UNMEASURED)
 
@@ -124,7 +125,7 @@ _PROFILED = {
 }
 
 
-def memory(results: pathlib.Path) -> str:
+def memory(results: Results) -> str:
     """One table for each device: bytes that attention of long sequences takes."""
     return for_each(results, "*/attention_memory.json", _memory_table, UNMEASURED)
 

@@ -6,13 +6,12 @@ Of the results of ``bench_cpu``, ``bench_elementwise`` and ``bench_torch``; see
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
-from table_cells import UNMEASURED, for_each, head, number, table
+from table_cells import UNMEASURED, Results, for_each, head, number, table
 
 
-def kernels(results: pathlib.Path) -> str:
+def kernels(results: Results) -> str:
     """The rows and the figures of each machine that has results of ``bench_cpu``."""
     return for_each(results, "*/cpu.json", _kernels)
 
@@ -59,7 +58,7 @@ def _head(result: dict[str, Any], more: str = "") -> str:
     return f"{line}{more}, load {result['load']:.1f}:\n"
 
 
-def elementwise(results: pathlib.Path) -> str:
+def elementwise(results: Results) -> str:
     """One table for each device that has results of ``bench_elementwise``."""
     return for_each(results, "*/elementwise.json", _elementwise, UNMEASURED)
 
@@ -86,7 +85,7 @@ def _elementwise_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def torch(results: pathlib.Path) -> str:
+def torch(results: Results) -> str:
     """One table for each device that has results of ``bench_torch``."""
     return for_each(results, "*/torch.json", _torch, UNMEASURED)
 

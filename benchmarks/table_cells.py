@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-UNMEASURED = "\nNot measured yet.\n\n"  # what stands where results are missing
+UNMEASURED = "\nNot measured yet.\n\n"  # instead of missing results
+
+# Groups of machines, by the names of their directories in results, with their titles.
+_DIRECTORIES = {
+    "h100": r"nvidia_h100\w*",
+    "h200": r"nvidia_h200\w*",
+    "cpu": r"(?!nvidia|replay)\w+",
+}
+MACHINES = {
+    "h100": "NVIDIA H100",
+    "h200": "NVIDIA H200",
+    "cpu": "CPU",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Selected:
+    """The results of some machines: ``machines`` is one of ``MACHINES``."""
+
+    results: Results
+    machines: str
+
+    def glob(self, pattern: str) -> Iterator[pathlib.Path]:
+        """The files of these machines that match "DIRECTORY/NAME"."""
+        directory = re.compile(_DIRECTORIES[self.machines])
+        for file in self.results.glob(pattern):
+            if directory.fullmatch(file.parent.name):
+                yield file
+
+
+Results = pathlib.Path | Selected
 
 
 def head(where: dict[str, Any]) -> str:
@@ -73,7 +105,7 @@ def bars_table(where: dict[str, Any], rows: list[tuple[str, ...]]) -> str:
 
 
 def for_each(
-    results: pathlib.Path,
+    results: Results,
     pattern: str,
     table: Callable[[dict[str, Any]], str],
     otherwise: str = "\n",

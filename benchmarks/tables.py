@@ -1,7 +1,8 @@
 """Writes measured tables into the README and docs/: python benchmarks/tables.py
 
 The function NAME makes the table between the markers <!-- table: NAME --> and
-<!-- end --> from the result files; a test compares the pages with the files.
+<!-- end --> from the result files, and between <!-- table: NAME MACHINES --> from those
+of some machines (``Selected``). A test compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import attention_tables
 import cpu_tables
 import gains
 from table_cells import (
+    MACHINES,
     UNMEASURED,
+    Results,
+    Selected,
     bar_cells,
     bar_rows,
     bars_table,
@@ -31,39 +35,90 @@ from table_cells import (
 )
 
 ROOT = pathlib.Path(__file__).resolve().parent
-PAGES = (ROOT.parent / "README.md", ROOT.parent / "docs" / "benchmarks.md")
-_MARKED = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCS = ROOT.parent / "docs"
+PAGES = (ROOT.parent / "README.md", *sorted((DOCS / "benchmarks").glob("*.md")))
+MARKED = re.compile(
+    r"(<!-- table: (?P<table>\w+)(?: (?P<machines>\w+))? -->\n).*?(<!-- end -->)",
+    re.DOTALL,
+)
 
 
 def rendered(page: str, results: pathlib.Path) -> str:
     """The text of a page with every marked table generated again."""
-    return _MARKED.sub(lambda m: m[1] + TABLES[m[2]](results) + m[3], page)
+
+    def made(marked: re.Match[str]) -> str:
+        machines = marked["machines"]
+        chosen = Selected(results, machines) if machines else results
+        return marked[1] + TABLES[marked["table"]](chosen) + marked[4]
+
+    return MARKED.sub(made, page)
 
 
-def headline(results: pathlib.Path) -> str:
-    """One table for each machine: each kind of problem in a line."""
-    found = {f.parent for name in _HEADLINES for f in results.glob(f"*/{name}.json")}
-    return "".join(_headline_table(device) for device in sorted(found)) or "\n"
+def headline(results: Results) -> str:
+    """One table: a row for each op on each kind of machine."""
+    rows = []
+    for machines, name in MACHINES.items():
+        kinds = _kinds(_devices(Selected(results, machines)))
+        for op in dict.fromkeys(kind.op for kind in kinds):
+            ratios = list(itertools.chain(*(kinds[k] for k in kinds if k.op == op)))
+            peers = " or ".join(dict.fromkeys(k.peer for k in kinds if k.op == op))
+            rows.append((name, _OPS[op], peers, *_summed(ratios)))
+    return table(
+        "",
+        "machine | ops | compared with | cases: | geometric mean: | lowest:",
+        rows,
+    )
 
 
-def _headline_table(device: pathlib.Path) -> str:
+_OPS = {"matmul": "matmul", "conv2d": "convolution", "attention": "attention"}
+
+
+def kinds(results: Results) -> str:
+    """One table for each machine: a row for each kind of problem."""
+    return "".join(map(_kinds_table, _devices(results))) or "\n"
+
+
+def _devices(results: Results) -> list[pathlib.Path]:
+    """The directories of machines whose ops were measured."""
+    found = {f.parent for name in _COMPARED for f in results.glob(f"*/{name}.json")}
+    return sorted(found)
+
+
+def _kinds_table(device: pathlib.Path) -> str:
     """The kinds of a device's result files; the newest file dates the table."""
-    ratios: dict[tuple[str, str], list[float]] = {}
-    environments = []
-    for name, compared in _HEADLINES.items():
-        file = device / f"{name}.json"
-        if not file.exists():
-            continue
-        result = json.loads(file.read_text())
-        environments.append(result["environment"])
-        for row in result["rows"]:
-            if (ratio := compared.ratio(row)) is not None:
-                ratios.setdefault((compared.kind(row), compared.peer), []).append(ratio)
+    files = [device / f"{name}.json" for name in _COMPARED]
+    environments = [
+        json.loads(file.read_text())["environment"] for file in files if file.exists()
+    ]
     return table(
         head(max(environments, key=operator.itemgetter("date"))),
-        "problems | peer | cases: | peer / ours, geometric mean: | lowest:",
-        ((kind, peer, *_summed(found)) for (kind, peer), found in ratios.items()),
+        "problems | compared with | cases: | geometric mean: | lowest:",
+        (
+            (f"{kind.op}, {kind.text}", kind.peer, *_summed(ratios))
+            for kind, ratios in _kinds([device]).items()
+        ),
     )
+
+
+def _kinds(devices: Sequence[pathlib.Path]) -> dict[_Kind, list[float]]:
+    """The ratios of each kind of problem, on all devices together."""
+    ratios: dict[_Kind, list[float]] = {}
+    for (name, compared), device in itertools.product(_COMPARED.items(), devices):
+        file = device / f"{name}.json"
+        rows = json.loads(file.read_text())["rows"] if file.exists() else []
+        for row in rows:
+            if (ratio := compared.ratio(row)) is not None:
+                ratios.setdefault(compared.kind(row), []).append(ratio)
+    return ratios
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of problem, and the implementation that it is compared with."""
+
+    op: str
+    text: str
+    peer: str = "XLA"
 
 
 def _summed(ratios: Sequence[float]) -> tuple[str, str, str]:
@@ -77,21 +132,20 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Compared:
-    """How the rows of a result file enter the headline.
+    """How the rows of a result file enter the tables of kinds.
 
     Attributes:
-      kind: of a row's problem, in words.
-      ratio: the peer's time by that of what runs by default; None if the row has none.
+      kind: (row) -> its kind of problem.
+      ratio: (row) -> the peer's time by ours with the default choice, if it has one.
     """
 
-    kind: Callable[[Row], str]
+    kind: Callable[[Row], _Kind]
     ratio: Callable[[Row], float | None]
-    peer: str = "XLA"
 
 
-def _cpu_kind(row: Row) -> str:
+def _cpu_kind(row: Row) -> _Kind:
     problem = row["problem"]
-    return f"{problem['op']}, {problem.get('dtype') or problem['lhs']}"
+    return _Kind(problem["op"], problem.get("dtype") or problem["lhs"])
 
 
 def _attention_ratio(row: Row) -> float | None:
@@ -100,16 +154,16 @@ def _attention_ratio(row: Row) -> float | None:
 
 
 _ATTENTION = _Compared(
-    kind=lambda row: f"attention, {row['group']}", ratio=_attention_ratio, peer="cuDNN"
+    kind=lambda row: _Kind("attention", row["group"], "cuDNN"), ratio=_attention_ratio
 )
 _CONV2D = _Compared(
-    kind=lambda row: f"conv2d, {row['group']}",
+    kind=lambda row: _Kind("conv2d", row["group"]),
     ratio=lambda row: row.get("ratio_default"),
 )
-_HEADLINES = {  # by result file
+_COMPARED = {  # by result file
     "cpu": _Compared(kind=_cpu_kind, ratio=lambda row: row.get("ratio")),
     "matmul": _Compared(
-        kind=lambda row: f"matmul, {row['group']}",
+        kind=lambda row: _Kind("matmul", row["group"]),
         ratio=lambda row: row.get("ratio_default"),
     ),
     **{f"attention_{suite}": _ATTENTION for suite in attention_tables.OF_CUDNN},
@@ -120,7 +174,7 @@ _HEADLINES = {  # by result file
 }
 
 
-def matmul(results: pathlib.Path) -> str:
+def matmul(results: Results) -> str:
     """One table for each device that has results of ``bench_matmul``."""
     return for_each(results, "*/matmul.json", _matmul_table)
 
@@ -149,7 +203,7 @@ def _matmul_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def conv2d(results: pathlib.Path) -> str:
+def conv2d(results: Results) -> str:
     """One table for each device that has results of ``bench_conv2d``."""
     return for_each(results, "*/conv2d*.json", _conv2d_table, UNMEASURED)
 
@@ -178,7 +232,7 @@ def _conv2d_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def conv2d_bars(results: pathlib.Path) -> str:
+def conv2d_bars(results: Results) -> str:
     """For each device: the bars of groups of convolutions, and which are met."""
     return for_each(results, "*/conv2d*.json", _conv2d_bars_table, UNMEASURED)
 
@@ -187,7 +241,7 @@ def _conv2d_bars_table(result: dict[str, Any]) -> str:
     return bars_table(result["environment"], bar_rows(result, _FIGURES))
 
 
-def bars(results: pathlib.Path) -> str:
+def bars(results: Results) -> str:
     """For each device with results: the bars of groups of cases, and which are met."""
     tables = [
         _bars_table(file.parent) for file in sorted(results.glob("*/matmul.json"))
@@ -218,7 +272,7 @@ _FIGURES = {
 }
 
 
-def untuned(results: pathlib.Path) -> str:
+def untuned(results: Results) -> str:
     """A line for each origin, of each device with results of ``bench_untuned``."""
     return for_each(results, "*/untuned.json", _untuned_table)
 
@@ -241,7 +295,7 @@ def _untuned_cells(origin: str, rows: Sequence[Row]) -> tuple[str, ...]:
     return origin, str(len(rows)), *_summed(ratios), str(below)
 
 
-def choices(results: pathlib.Path) -> str:
+def choices(results: Results) -> str:
     """The choices by default against XLA, over random problems."""
     return table(
         "",
@@ -272,7 +326,7 @@ _CHOICES = {
 }
 
 
-def models(results: pathlib.Path) -> str:
+def models(results: Results) -> str:
     """One table for each device that has results of ``bench_models``."""
     return for_each(results, "*/models*.json", _models_table)
 
@@ -291,7 +345,7 @@ def _models_cells(row: Row) -> tuple[str, ...]:
     return row["name"], *times, *ratios
 
 
-def programs(results: pathlib.Path) -> str:
+def programs(results: Results) -> str:
     """One table for each device that has results of ``bench_programs``."""
     return for_each(results, "*/programs*.json", _programs_table)
 
@@ -373,6 +427,7 @@ TABLES = {
     "attention_memory": attention_tables.memory,
     "gains": gains.gains,
     "headline": headline,
+    "kinds": kinds,
     "choices": choices,
     "matmul": matmul,
     "conv2d": conv2d,

@@ -110,6 +110,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.random = random.Random(1)
         self.executed: dict[Choice, int] = {}
+        self.choices: dict[Any, Choice] = {}
         self.prepared: list[Choice] = []
         self.flushes = 0
         self.is_cold = False
@@ -140,17 +141,19 @@ class Bench:
                 self.is_cold = False
             self.clock.work(repeats * time_us * factor)
 
+        self.choices[run] = choice
         return run
 
     def kernel_times(
-        self, runs: Mapping[Choice, measure.Run], rounds: int
-    ) -> dict[Choice, list[float]]:
+        self, runs: Mapping[Any, measure.Run], rounds: int
+    ) -> dict[Any, list[float]]:
         if not self.kernel_us:
             return {}
-        for choice in runs:
+        choices = {racer: self.choices[run] for racer, run in runs.items()}
+        for choice in choices.values():
             self.hook("kernels", choice)
         noise = [1 + self.noise * self.random.gauss(0, 1) for _ in range(rounds)]
-        return {c: [self.kernel_us[c] * x for x in noise] for c in runs}
+        return {r: [self.kernel_us[c] * x for x in noise] for r, c in choices.items()}
 
     def time_us(self, choice: Choice) -> float:
         return self.times_us.get(choice, self.default_us)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import re
 from typing import Any
 
 import jax
@@ -12,15 +14,16 @@ import synthetic_bench as synthetic
 from cross_entropies import operands
 from numerics import normal
 from program_races import ARGUMENTS, Script, layers
+from report_ratios import checked
 
 import tracea_jax as tracea
 from tracea_jax import knowledge
-from tracea_jax.bench.report import SiteTime, Timed, WholeTime
+from tracea_jax.bench.report import SiteTime, WholeTime
+from tracea_jax.bench.timed import Load, Timed
 from tracea_jax.campaign.executions import Executions
 from tracea_jax.device import local_cpu
 from tracea_jax.dispatch import plan
 from tracea_jax.policy import Choice
-from tracea_jax.tuning.measure import Race
 
 pytestmark = pytest.mark.once
 
@@ -28,6 +31,14 @@ MODULE = importlib.import_module("tracea_jax.bench")
 PRODUCT = "matmul 64x8x16 float32 nn relu"
 CONV = "conv2d 1x8x8x8 * 3x3x8 float32 nhwc pad 1,1x1,1"
 FASTER = {None: 100.0, (): 80.0}
+
+
+@pytest.fixture(autouse=True)
+def load(monkeypatch):
+    """The machine is idle, whatever else runs on it."""
+    loads = [Load(0.5, 2)]
+    monkeypatch.setattr(Load, "now", lambda: loads[-1])
+    return loads
 
 
 @pytest.fixture
@@ -89,31 +100,24 @@ def test_the_report_is_a_table(monkeypatch, benches):
     report, _ = scripted(monkeypatch, FASTER)
     head, whole, gap, names, product, conv, _, total = str(report).splitlines()
     assert head == f"layers on {local_cpu()}" and gap == ""
-    assert whole.startswith("whole program: plain 100.0 us, transformed 80.0 us: 1.25x")
+    assert whole == (
+        "whole program: plain 100.0 us, transformed 80.0 us: 1.25x (1.25 to 1.25 in "
+        "100 rounds; plain against itself: 1.00 to 1.00)"
+    )
     assert names.split()[:7] == ["runs", "problem", "XLA", "us", "ours", "us", "ratio"]
     assert product.startswith(f"   1  {PRODUCT}")
-    assert " 100.0     50.0   2.00  2.00 to 2.00  gemm_cpu [" in product
+    assert re.search(r" 100.0     50.0   2.00  2.00 to 2.00 +1.00 to 1.00 ", product)
     assert CONV in conv and "program_races.py" in conv
     assert total == (
-        "each alone, by wall clock; sum of runs x time: XLA 200.0 us, ours 100.0 us "
-        "(2.00x)"
+        "Sum of runs x time, each site alone, by wall clock: XLA 200.0 us, "
+        "ours 100.0 us: 2.00x"
     )
+    assert checked(report) == 4
     assert repr(report) == str(report)
     shown = report._repr_html_()
     assert shown.count("<tr>") == 3 and PRODUCT in shown
     for part in (report.whole, *report.sites):
         assert repr(part) == str(part) and part._repr_html_().startswith("<div")
-
-
-def test_the_ratio_has_a_spread():
-    fast = (10.0, 10.1, 10.2, 10.0, 10.3, 10.2, 10.1, 10.4)
-    times = {"slow": (20.0,) * 8, "fast": fast}
-    race = Race(times_us=times, repeats=dict.fromkeys(times, 1), failures={})
-    timed = Timed.of(race, plain="slow", ours="fast")
-    assert timed.low < timed.ratio < timed.high
-    assert timed.spread == f"{timed.low:.2f} to {timed.high:.2f}"
-    same = Timed.of(race, plain="slow", ours="slow")
-    assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
 
 
 def test_sites_of_one_problem_are_timed_once(monkeypatch, benches):
@@ -128,7 +132,7 @@ def test_sites_of_one_problem_are_timed_once(monkeypatch, benches):
     report, _ = scripted(monkeypatch, FASTER, repeated, args)
     (site,) = report.sites
     assert site.count == 5 and site.where.startswith("layer")
-    assert "sum of runs x time: XLA 500.0 us, ours 250.0 us" in str(report)
+    assert "XLA 500.0 us, ours 250.0 us: 2.00x" in str(report)
 
     def unknown(x, w):
         return jax.lax.while_loop(lambda c: c[0, 0] < 9, lambda c: c @ w + 1, x)
@@ -138,12 +142,59 @@ def test_sites_of_one_problem_are_timed_once(monkeypatch, benches):
     assert str(report).splitlines()[4].split()[0] == "?"
 
 
-def test_what_xla_serves_runs_alone_once(monkeypatch, benches):
-    with tracea.options(implementation="xla"):
-        report, _ = scripted(monkeypatch, FASTER)
+def left_to_xla(x):
+    """Nothing here can be served by a kernel of ours on a CPU."""
+    return x.astype("int32") @ x.T.astype("int32"), jnp.tanh(x)
+
+
+def nothing(x):
+    return jnp.tanh(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "how", "why"),
+    [
+        (layers, ARGUMENTS, {"implementation": "xla"}, "XLA serves every site"),
+        (left_to_xla, ARGUMENTS[1:2], {}, "it has no sites"),
+        (nothing, ARGUMENTS[:1], {}, "it has no sites"),
+    ],
+)
+def test_identical_programs_do_not_race(monkeypatch, benches, fn, args, how, why):
+    with tracea.options(**how):
+        report, script = scripted(monkeypatch, FASTER, fn, args)
+    assert script.compiled == [] and benches == {}
+    assert report.whole.is_identical and report.whole.ratio is None
+    text = f"whole program: identical programs, nothing to compare ({why})"
+    assert text in str(report)
+    assert report.timed == () and report.total is None
     for site in report.sites:
-        assert site.variant == "xla" and times_of(site).ratio == 1.0
-        assert set(benches[str(site.problem)].executed) == {synthetic.XLA}
+        assert site.is_identical and str(site.problem) in str(report)
+    assert ("served by XLA, as in the plain" in str(report)) == bool(report.sites)
+    assert checked(report) == 0 and "not measured alone" not in str(report)
+
+
+def test_a_program_that_is_left_as_written_does_not_race(monkeypatch, benches):
+    losing = {None: 100.0, (): 125.0, ("conv2d",): 120.0, ("matmul",): 140.0}
+    with monkeypatch.context() as patch:
+        Script(losing).install(patch)
+        tracea.tune(layers, *ARGUMENTS)
+    report, script = scripted(monkeypatch, losing)
+    assert report.whole.is_identical and script.compiled == []
+
+
+def test_sites_that_xla_serves_are_named_beside_others(monkeypatch, benches):
+    with tracea.options(implementation="xla"):
+        served = tracea.explain(layers, ops="conv2d")(*ARGUMENTS).sites
+    subject = MODULE.Subject.of(layers, ARGUMENTS, "matmul")
+    explanation = subject.explanation
+    both = dataclasses.replace(explanation, sites=(*explanation.sites, *served))
+    subject = dataclasses.replace(subject, explanation=both)
+    report = MODULE.measured(subject, budget_s=5)
+    assert [site.is_identical for site in report.sites] == [False, True]
+    before, _, after = str(report).partition("served by XLA, as in the plain program:")
+    assert PRODUCT in before and CONV not in before and CONV in after
+    assert set(benches) == {PRODUCT}
+    assert str(report.sites[1]).startswith("served by XLA, as in the plain program:")
 
 
 def test_kernel_times_count_where_there_are_any(monkeypatch, benches):
@@ -160,7 +211,8 @@ def test_kernel_times_count_where_there_are_any(monkeypatch, benches):
     for site in report.sites:
         assert (times_of(site).plain_us, times_of(site).ours_us) == (30.0, 20.0)
         assert site.by == "kernels"
-    assert "each alone, by kernels; sum" in str(report)
+    assert "each site alone, by kernels: XLA" in str(report)
+    assert checked(report) == 4
 
 
 def test_a_verdict_is_followed(monkeypatch, benches):
@@ -174,7 +226,7 @@ def test_a_verdict_is_followed(monkeypatch, benches):
     assert [str(site.problem) for site in report.sites] == [PRODUCT]
 
 
-def test_results_that_differ_are_told_in_place_of_times(monkeypatch, benches):
+def test_results_that_differ_are_reported_instead_of_times(monkeypatch, benches):
     report, _ = scripted(monkeypatch, FASTER, spoil=((),))
     assert report.whole.timed is None and report.whole.ratio is None
     assert "whole program: not raced: a result is not finite where" in str(report)
@@ -223,7 +275,7 @@ def test_what_cannot_run_alone_has_a_reason(monkeypatch, quick):
     report = tracea.bench(layers, *ARGUMENTS)
     assert [site.timed for site in report.sites] == [None, None]
     assert str(report).endswith(f"{CONV}: ValueError: no inputs")
-    assert "not measured alone:" in str(report) and "sum of runs" not in str(report)
+    assert "not measured alone:" in str(report) and "Sum of runs" not in str(report)
 
 
 def test_the_time_may_not_suffice_for_sites(monkeypatch, benches):
@@ -282,8 +334,8 @@ def test_ops_are_those_of_transform(quick):
     report = tracea.bench(layers, *ARGUMENTS, ops="conv2d")
     assert [site.op for site in report.sites] == ["conv2d"]
     report = tracea.bench(lambda x: x + 1, normal(4, 4))
-    assert report.sites == () and report.whole.timed is not None
-    assert "\nno sites\nwhole program: plain" in str(report)
+    assert report.sites == () and report.whole.is_identical
+    assert "\nno sites\nwhole program: identical programs" in str(report)
 
 
 def test_mistakes_are_named(quick):

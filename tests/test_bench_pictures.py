@@ -7,7 +7,8 @@ import pytest
 
 import tracea_jax as tracea
 from tracea_jax.bench import plot
-from tracea_jax.bench.report import BenchReport, SiteTime, Timed, WholeTime
+from tracea_jax.bench.report import BenchReport, SiteTime, WholeTime
+from tracea_jax.bench.timed import Timed
 from tracea_jax.device import local_cpu
 
 pytestmark = pytest.mark.once
@@ -17,9 +18,9 @@ def timed(ratio, spread=0.1, plain=100.0):
     return Timed(
         plain_us=plain,
         ours_us=plain / ratio,
-        ratio=ratio,
         low=ratio - spread,
         high=ratio + spread,
+        noise=1.05,
         rounds=9,
     )
 
@@ -80,9 +81,10 @@ def test_the_picture_has_a_bar_for_the_whole_and_for_each_site():
     assert axes.get_title() == f"step: plain against transformed\n{local_cpu()}"
     assert "plain time / transformed time" in axes.get_xlabel()
     texts = [text.get_text() for text in axes.texts]
-    assert texts[:2] == ["1.25x: 100 µs → 80 µs", "0.50x: 100 µs → 200 µs"]
+    assert texts[:2] == ["100 µs → 80 µs: 1.25x", "100 µs → 200 µs: 0.50x"]
+    assert texts[3] == "100 µs → 95.2 µs: no difference measured"
     kinds = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert kinds == ["whole program", "slower", "faster", "within the noise"]
+    assert kinds == ["whole program", "slower", "faster", "no difference measured"]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]  # the whole program is on top
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 
 import pytest
 from bench_rows import FAILED, WHERE, row
@@ -62,8 +63,43 @@ def test_tables_of_convolutions(module, tmp_path):
     text = tables.conv2d_bars(tmp_path)
     assert "| stem | XLA / ours, lowest | >= 5.00 | 6.000 | no |" in text  # one failed
     assert "| stem | XLA / default, lowest | >= 0.98 | 0.970 | no |" in text
-    text = tables.headline(tmp_path)
+    text = tables.kinds(tmp_path)
     assert "| conv2d, stem | XLA | 1 | 0.97 | 0.97 |" in text
+
+
+def test_the_headline_has_a_row_for_each_op_of_each_kind_of_machine(module, tmp_path):
+    tables = module("tables")
+
+    def ran(device, name, rows):
+        (tmp_path / device).mkdir(exist_ok=True)
+        result = {"environment": WHERE, "rows": rows}
+        (tmp_path / device / f"{name}.json").write_text(json.dumps(result))
+
+    product = {"problem": {"op": "matmul", "lhs": "float32"}}
+    ran("one_cpu", "cpu", [{**product, "ratio": 4.0}, {**product, "error": "no"}])
+    ran("other_cpu", "cpu", [{**product, "ratio": 0.5}])
+    image = {"group": "3x3", "ratio_default": 1.5}
+    ran("nvidia_h100_pcie", "conv2d", [image])
+    ran("nvidia_h100_pcie", "conv2d_earlier", [image | {"group": "1x1"}])
+    heads = {"group": "forward", "us": {"cudnn": 3.0, "default": 2.0}}
+    ran("nvidia_h200", "attention_forward", [heads, {**heads, "us": {"cudnn": 1.0}}])
+    assert tables.headline(tmp_path).split("\n")[1:-2] == [
+        "| machine | ops | compared with | cases | geometric mean | lowest |",
+        "|---|---|---|---:|---:|---:|",
+        "| NVIDIA H100 | convolution | XLA | 2 | 1.50 | 1.50 |",
+        "| NVIDIA H200 | attention | cuDNN | 1 | 1.50 | 1.50 |",
+        "| CPU | matmul | XLA | 2 | 1.41 | 0.50 |",
+    ]
+    on_h200 = tables.kinds(tables.Selected(tmp_path, "h200"))
+    assert "| attention, forward | cuDNN | 1 | 1.50 | 1.50 |" in on_h200
+    assert "conv2d" not in on_h200 and "matmul" not in on_h200
+
+
+def test_the_headline_is_short():
+    text = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+    _, _, after = text.partition("<!-- table: headline -->")
+    table, _, _ = after.partition("<!-- end -->")
+    assert 6 <= len(table.strip().splitlines()) - 2 <= 8
 
 
 def test_errors_of_convolutions_are_told_by_their_bound_and_by_those_of_xla(module):

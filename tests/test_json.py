@@ -81,13 +81,15 @@ def test_explain_tells_what_is_documented(documented, model):
 
 
 def test_a_bench_tells_what_is_documented(documented, model):
-    how = ("--budget-s", "0.5", "--json", "found.json")
-    assert "matmul 16x8x8" in printed("bench", "model:step", *how, cwd=model)
+    shapes = ("--args", "f32[256,256]", "f32[256,256]")  # XLA serves smaller ones
+    how = (*shapes, "--budget-s", "0.5", "--json", "found.json")
+    assert "matmul 256x256x256" in printed("bench", "model:step", *how, cwd=model)
     data = json.loads((model / "found.json").read_text())
     assert set(data) == documented["bench"]
     (site,) = data["sites"]
     assert set(site) == documented["bench: a site"]
     assert set(data["whole"]["timed"]) == documented["bench: timed"]
+    assert set(data["load"]) == {"average", "cores"}
     assert set(data["versions"]) == set(tracea.doctor(json=True)["versions"])
 
 

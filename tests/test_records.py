@@ -9,6 +9,7 @@ import pathlib
 import re
 import sys
 import warnings
+from typing import Any
 
 import pytest
 
@@ -234,11 +235,35 @@ def test_shipped_answers_belong_to_the_kernels_as_they_are(monkeypatch):
 def test_tables_are_made_from_the_results(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)  # they are made by several modules
     tables = _load("tables")
-    pages = {page: page.read_text() for page in tables.PAGES}
-    for text in pages.values():
-        assert tables.rendered(text, BENCHMARKS / "results") == text
-    shown = set(re.findall(r"<!-- table: (\w+) -->", "".join(pages.values())))
-    assert shown == set(tables.TABLES)
+    for page in tables.PAGES:
+        text = page.read_text()
+        assert tables.rendered(text, BENCHMARKS / "results") == text, page
+
+
+def test_every_result_is_in_a_table_of_some_page(monkeypatch):
+    """Each table is on one page for all machines, or on those of its machines."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    tables, results = _load("tables"), BENCHMARKS / "results"
+    text = "".join(page.read_text() for page in tables.PAGES)
+    shown = [(m["table"], m["machines"]) for m in tables.MARKED.finditer(text)]
+    assert len(shown) == len(set(shown))
+    apart = {
+        (name, machines)
+        for name, make in tables.TABLES.items()
+        if (name, None) not in shown
+        for machines in tables.MACHINES
+        if "|" in make(tables.Selected(results, machines))
+    }
+    assert {one for one in shown if one[1] is not None} == apart
+    directories = [d for d in results.iterdir() if d.name != "replay"]
+    for directory in directories:
+        homes = [m for m in tables.MACHINES if _files(tables, m, directory)]
+        assert len(homes) == 1, directory
+
+
+def _files(tables: Any, machines: str, directory: pathlib.Path) -> list[pathlib.Path]:
+    pattern = f"{directory.name}/*.json"
+    return list(tables.Selected(directory.parent, machines).glob(pattern))
 
 
 def test_results_that_variants_name_are_kept():

@@ -2,10 +2,10 @@
 
     function, arguments -> Subject -> measured -> BenchReport
 
-Nothing is tuned: what runs is what ``transform`` would run now. The values are in
-``bench.report``, the drawing in ``bench.plot``. Callers: users (``tracea.bench``) and
-the command line. Benchmarks of this package, with peers and records, are in
-benchmarks/.
+Nothing is tuned: the plans are those that ``transform`` would take now. The values are
+in ``bench.report`` and ``bench.timed``, the drawing in ``bench.plot``. Callers: users
+(``tracea.bench``) and the command line. Benchmarks of this package, with peers and
+records, are in benchmarks/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tracea_jax import knowledge, variants
-from tracea_jax.bench.report import BenchReport, SiteTime, Timed, WholeTime
+from tracea_jax.bench.report import IDENTICAL, BenchReport, SiteTime, WholeTime
+from tracea_jax.bench.timed import Load, Timed
 from tracea_jax.campaign.executions import Program, difference
 from tracea_jax.doctor import versions
 from tracea_jax.explain import Explanation, explain
@@ -28,12 +29,13 @@ from tracea_jax.options import current, local_device
 from tracea_jax.policy import Choice
 from tracea_jax.schema import one_line
 from tracea_jax.tuning import measure
-from tracea_jax.tuning.lab.local import LocalLab
+from tracea_jax.tuning.measure import Run
 
-# Races of whole programs, and of sites: 31 rounds tell a few percent apart, in less
-# than a second if executions are short.
-TIMING = measure.Timing()
-SITE_TIMING = measure.Timing(rounds=31)
+# Races of whole programs, and of sites: 31 rounds tell a few percent apart, in about a
+# second if executions are short. By chance, equal programs differ in all of five rounds
+# by more than plain from itself in one race of a hundred.
+TIMING = measure.Timing(min_rounds=5)
+SITE_TIMING = measure.Timing(rounds=31, min_rounds=5)
 _WHOLE_SHARE = 0.5  # of the time that is left when the whole program races
 _XLA = Choice(variant="xla", config=variants.XLA.config_type())
 Tell = Callable[[str, int, int], None]
@@ -54,12 +56,16 @@ def bench(
 
     Both programs are compiled by ``jax.jit`` and run in turns in this process, by
     wall-clock time of executions in a row. Then each problem that ``transform`` meets
-    is run alone on random operands, its plan against XLA, also in turns; on a GPU that
-    is the time of kernels. What runs alone has no neighbours to be fused with, so the
-    sites explain the ratio of the whole only in part.
+    is run alone on random operands, its plan against XLA, also in turns; on a GPU by
+    the time of kernels. XLA cannot fuse a site that runs alone with its neighbours, so
+    the sites explain the ratio of the whole only in part.
 
-    Nothing is tuned or kept. Results that differ by more than rounding are told in
-    place of times.
+    The plain program is in each race twice. A ratio is reported only if it differs from
+    1 by more than plain differs from itself in the same rounds. Where the transformed
+    program is the plain one, because XLA serves every site, nothing is raced.
+
+    Nothing is tuned or kept. Results that differ by more than rounding are reported
+    instead of times.
 
     Args:
       fn: a function, also one that is transformed or jitted. It is run many times, on
@@ -69,11 +75,12 @@ def bench(
       ops, after_grad: as in ``transform``.
       budget_s: seconds for measuring. Compiling comes on top; sites that the time does
         not suffice for are named.
-      progress: called with what is measured next, how many steps are done, and how many
-        there are.
+      progress: called at each step with the name of what is measured, the number of
+        steps done, and that of all steps.
 
     Returns:
-      A report: ``report.whole.ratio`` is plain time by transformed time.
+      A report: ``report.whole.ratio`` is plain time by transformed time, and
+      ``report.whole.timed.difference`` is "faster", "slower" or "none".
 
     Raises:
       ValueError: on an unknown op, or a budget that is not positive.
@@ -93,7 +100,7 @@ def check_budget(budget_s: float) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Subject:
-    """A function that was traced: what it is, and what ``transform`` makes of it."""
+    """A traced function, and the explanation of what ``transform`` makes of it."""
 
     program: Program
     explanation: Explanation
@@ -113,7 +120,7 @@ class Subject:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """The classes of sites that ``transform`` leaves."""
+        """The classes of sites that ``transform`` leaves to XLA."""
         verdict = self.explanation.verdict
         return () if verdict is None else verdict.without
 
@@ -122,7 +129,7 @@ def measured(
     subject: Subject, *, budget_s: float, tell: Tell | None = None
 ) -> BenchReport:
     """Races the whole program, then its problems, the largest first."""
-    explanation = subject.explanation
+    load, explanation = Load.now(), subject.explanation
     alike = grouped(explanation.sites, lambda site: (site.problem, _chosen(site)))
     race = _Races(budget_s=budget_s, steps=1 + len(alike), tell=tell)
     whole = race.whole(subject)
@@ -134,11 +141,12 @@ def measured(
         versions=versions(),
         whole=whole,
         sites=tuple(times[i] for i in range(len(alike))),
+        load=load,
     )
 
 
 def _chosen(site: Site) -> Choice | None:
-    """What is measured of a site; None where nothing can be, alone."""
+    """The choice that is measured of a site; None where none can run alone."""
     if site.problem is None or site.plan is None or site.variant is None:
         return None
     if site.variant == site.plan.variant:
@@ -172,6 +180,9 @@ class _Races:
         with subject.program.opened() as executions:
             if why := executions.why_not():
                 return WholeTime(reason=why)
+            if executions.is_as_written(subject.without):
+                reason = "XLA serves every site" if subject.explanation.sites else ""
+                return WholeTime(is_identical=True, reason=reason or "it has no sites")
             executions = executions.filled()
             plain = executions.prepare(None)
             expected = plain.results()
@@ -182,16 +193,25 @@ class _Races:
                 wrong = one_line(f"transformed, it fails: {type(e).__name__}: {e}")
             if wrong is not None:
                 return WholeTime(reason=wrong)
-            with self._exclusive():
-                measure.settle(plain, TIMING)
-                held = measure.race(
-                    {"plain": plain, "ours": ours},
-                    TIMING.final,
-                    limit_s=_WHOLE_SHARE * self._left_s,
-                )
+            limit_s = _WHOLE_SHARE * self._left_s
+            race = self._race(plain, ours, TIMING.final, limit_s)
+        return WholeTime(timed=_timed(race))
+
+    def _race(
+        self, plain: Run, ours: Run, timing: measure.Timing, limit_s: float
+    ) -> measure.Race:
+        """Plain twice and ours in turns; raises what they raise."""
+        with self._exclusive():
+            measure.settle(plain, timing)
+            held = measure.race(
+                {"plain": plain, "again": plain, "ours": ours},
+                timing,
+                limit_s=limit_s,
+                is_even=True,
+            )
         for error in held.failures.values():
             raise error
-        return WholeTime(timed=Timed.of(held, plain="plain", ours="ours"))
+        return held
 
     def sites(self, alike: list[Site], later: int) -> SiteTime:
         """What runs a problem against XLA.
@@ -204,9 +224,12 @@ class _Races:
         self._next(str(site.problem or site.op))
         chosen = _chosen(site)
         timed, by, reason = None, "", site.reason
-        if chosen is not None:
+        is_identical = chosen is not None and chosen.variant == "xla"
+        if is_identical:
+            reason = IDENTICAL
+        elif chosen is not None:
             with knowledge.undisturbed():
-                timed, by, reason = self._timed(site, chosen, later)
+                timed, by, reason = self._site(site, chosen, later)
         return SiteTime(
             where=places([place(s) for s in alike]),
             op=site.op,
@@ -215,31 +238,41 @@ class _Races:
             variant=site.variant,
             plan=site.plan,
             timed=timed,
+            is_identical=is_identical,
             by=by,
             reason=reason,
         )
 
-    def _timed(
+    def _site(
         self, site: Site, chosen: Choice, later: int
     ) -> tuple[Timed | None, str, str]:
-        """The times, what they are of, and why there are none."""
-        problem, racers = site.problem, list(dict.fromkeys([_XLA, chosen]))
-        assert problem is not None
+        """The times, how they were taken, and why there are none."""
+        assert site.problem is not None
         if not self._left_s:
             return None, "", "the time was used up"
-        lab = LocalLab(
-            knowledge.bench_of, self._device, SITE_TIMING, exclusive=self._exclusive
-        )
         try:
-            # The first of a lab's races warms the device up.
-            held = lab.race(problem, racers, limit_s=self._left_s / later, is_heat=True)
-            for error in held.failures.values():
-                return None, "", one_line(f"{type(error).__name__}: {error}")
-            kernels = lab.kernel_race(problem, racers)
+            bench = knowledge.bench_of(site.problem, self._device)
+            plain, ours = bench.prepare(_XLA), bench.prepare(chosen)
+            limit_s = self._left_s / later
+            by, race = "wall clock", self._race(plain, ours, SITE_TIMING.heat, limit_s)
+            kernels = self._kernel_race(bench, plain, ours)
         except Exception as e:  # a site that cannot run alone says nothing of others
             return None, "", one_line(f"{type(e).__name__}: {e}")
-        finally:
-            lab.close()
-        by = "kernels" if kernels.times_us else "wall clock"
-        race = kernels if kernels.times_us else held
-        return Timed.of(race, plain=_XLA, ours=chosen), by, ""
+        if kernels.times_us:
+            by, race = "kernels", kernels
+        return _timed(race), by, ""
+
+    def _kernel_race(self, bench: Any, plain: Run, ours: Run) -> measure.Race:
+        """Kernel times, likewise; none where the device does not report them."""
+        runs = {"plain": plain, "again": plain, "ours": ours}
+        with self._exclusive():
+            times = measure.kernel_times_of(bench)(runs, SITE_TIMING.kernel_rounds)
+        return measure.Race(
+            times_us={racer: tuple(us) for racer, us in times.items()},
+            repeats=dict.fromkeys(times, 1),
+            failures={},
+        )
+
+
+def _timed(race: measure.Race) -> Timed:
+    return Timed.of(race, plain="plain", again="again", ours="ours")

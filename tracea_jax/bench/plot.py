@@ -12,7 +12,8 @@ import os
 import textwrap
 from typing import Any
 
-from tracea_jax.bench.report import BenchReport, SiteTime, Timed
+from tracea_jax.bench.report import BenchReport, SiteTime
+from tracea_jax.bench.timed import Timed
 
 MOST_BARS = 20  # sites in one picture, those that take most time
 _WIDTH, _BAR, _MARGINS = 10.0, 0.5, 1.8  # inches
@@ -22,8 +23,9 @@ _WHOLE, _FASTER, _SLOWER, _EVEN = (
     "whole program",
     "faster",
     "slower",
-    "within the noise",
+    "no difference measured",
 )
+_KINDS = {"faster": _FASTER, "slower": _SLOWER, "none": _EVEN}
 _COLOURS = {_WHOLE: "C0", _FASTER: "C2", _SLOWER: "C3", _EVEN: "0.6"}
 
 
@@ -37,9 +39,13 @@ class Bar:
 
     @property
     def text(self) -> str:
-        """What stands beside the bar."""
-        plain, ours = _time(self.timed.plain_us), _time(self.timed.ours_us)
-        return f"{self.timed.ratio:.2f}x: {plain} → {ours}"
+        """The text to the right of the bar."""
+        (plain, plain_us), (ours, ours_us) = map(
+            _rounded, (self.timed.plain_us, self.timed.ours_us)
+        )
+        if self.timed.difference == "none":
+            return f"{plain} → {ours}: {_EVEN}"
+        return f"{plain} → {ours}: {plain_us / ours_us:.2f}x"
 
 
 def bars(report: BenchReport) -> list[Bar]:
@@ -54,15 +60,8 @@ def bars(report: BenchReport) -> list[Bar]:
         count = "?" if site.count is None else site.count
         if site.timed is not None:
             name = f"{count} x {site.problem}"
-            made.append(Bar(name, site.timed, _kind(site.timed)))
+            made.append(Bar(name, site.timed, _KINDS[site.timed.difference]))
     return made
-
-
-def _kind(timed: Timed) -> str:
-    """Half of the rounds being on one side of 1 is more than noise."""
-    if timed.low > 1:
-        return _FASTER
-    return _SLOWER if timed.high < 1 else _EVEN
 
 
 def save(report: BenchReport, path: str | os.PathLike[str]) -> None:
@@ -113,7 +112,9 @@ def figure(report: BenchReport) -> Any:
     axes.set_yticks(range(len(drawn)), names, size=8)
     axes.set_ylim(len(drawn) - 0.5, -0.5)  # the first bar on top
     axes.set_xlim(0, 1.35 * longest)  # room for the text
-    axes.set_xlabel("plain time / transformed time; bars: median, whiskers: quartiles")
+    axes.set_xlabel(
+        "plain time / transformed time; whiskers: middle half of the rounds"
+    )
     axes.legend(fontsize=8, loc="lower right")
     left = len(report.timed) - MOST_BARS
     more = f"; {left} smaller sites are not drawn" if left > 0 else ""
@@ -126,10 +127,11 @@ def _lines(name: str) -> list[str]:
     return textwrap.wrap(name, _LABEL, max_lines=2, placeholder=" ...")
 
 
-def _time(us: float) -> str:
-    """ "12.3 µs", "4.56 ms"."""
+def _rounded(us: float) -> tuple[str, float]:
+    """A time as text, "12.3 µs" or "4.56 ms", and the microseconds that it says."""
     scale, unit = next(((s, u) for s, u in _UNITS if us >= s), _UNITS[-1])
-    return f"{us / scale:.3g} {unit}"
+    number = f"{us / scale:.3g}"
+    return f"{number} {unit}", float(number) * scale
 
 
 _UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))

@@ -1,65 +1,23 @@
 """What a bench found: times of the whole program and of its sites.
 
-``bench`` makes these values; ``bench.plot`` draws them. docs/json.md names the keys of
-their plain data.
+``bench`` makes these values of the times in ``bench.timed``; ``bench.plot`` draws them.
+docs/json.md names the keys of their plain data.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
 
 from tracea_jax import device as devices
+from tracea_jax.bench.timed import Load, Timed, warning
 from tracea_jax.device import Device
 from tracea_jax.dispatch import Plan
-from tracea_jax.page import Column, Page, Printable, Row, Table
+from tracea_jax.page import Column, Page, Printable, Row, Table, times
 from tracea_jax.problem import Problem
-from tracea_jax.tuning.measure import Race
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """Times of two that ran in turns.
-
-    Attributes:
-      plain_us, ours_us: medians over the rounds of one execution, in microseconds.
-      ratio: median over the rounds of plain time by our time: above 1, ours is faster.
-      low, high: quartiles of the ratio: it was between them in half of the rounds.
-      rounds: that were measured.
-    """
-
-    plain_us: float
-    ours_us: float
-    ratio: float
-    low: float
-    high: float
-    rounds: int
-
-    @classmethod
-    def of(cls, race: Race, *, plain: Hashable, ours: Hashable) -> Timed:
-        """The times of two racers, which may be the same one."""
-        low, high = race.quartiles(plain, ours)
-        return cls(
-            plain_us=race.median_us(plain),
-            ours_us=race.median_us(ours),
-            ratio=race.ratio(plain, ours),
-            low=low,
-            high=high,
-            rounds=race.rounds,
-        )
-
-    def __str__(self) -> str:
-        return (
-            f"plain {self.plain_us:.1f} us, transformed {self.ours_us:.1f} us: "
-            f"{self.ratio:.2f}x ({self.spread}), {self.rounds} rounds"
-        )
-
-    @property
-    def spread(self) -> str:
-        """ "1.19 to 1.25"."""
-        return f"{self.low:.2f} to {self.high:.2f}"
+IDENTICAL = "identical programs, nothing to compare"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -68,10 +26,12 @@ class WholeTime(Printable):
 
     Attributes:
       timed: the times; None if it did not race.
-      reason: why it did not, as a phrase.
+      is_identical: whether both are the same program, so that a race means nothing.
+      reason: why it did not race, as a phrase.
     """
 
     timed: Timed | None = None
+    is_identical: bool = False
     reason: str = ""
 
     @property
@@ -81,21 +41,35 @@ class WholeTime(Printable):
 
     @property
     def page(self) -> Page:
-        told = f"not raced: {self.reason}" if self.timed is None else str(self.timed)
-        return Page((f"whole program: {told}",))
+        if self.is_identical:
+            outcome = f"{IDENTICAL} ({self.reason})"
+        elif self.timed is None:
+            outcome = f"not raced: {self.reason}"
+        else:
+            outcome = str(self.timed)
+        return Page((f"whole program: {outcome}",))
+
+    def to_json(self) -> dict[str, Any]:
+        """The outcome as plain data."""
+        return {
+            "timed": self.timed and self.timed.to_json(),
+            "identical": self.is_identical,
+            "reason": self.reason,
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SiteTime(Printable):
-    """The sites of one problem that run the same: what that takes alone, beside XLA.
+    """The sites of one problem and choice: their time alone, and that of XLA.
 
     Attributes:
       where: the scopes or lines of the sites.
-      op, problem: what is asked; no problem where it cannot be told.
+      op, problem: the op, and its problem; None for an op that is made of others.
       count: how often the sites run in a call; None in a loop of unknown length.
       variant, plan: what runs; as of ``explain``'s sites.
       timed: the times, in which plain is XLA; None if it was not measured.
-      by: what the times are of: "wall clock", or "kernels" of a GPU.
+      is_identical: whether XLA serves the sites, so that there is nothing to compare.
+      by: how the times were taken: "wall clock", or "kernels" of a GPU.
       reason: why it was not measured.
     """
 
@@ -108,6 +82,7 @@ class SiteTime(Printable):
     timed: Timed | None
     by: str
     reason: str
+    is_identical: bool = False
 
     @property
     def choice(self) -> str:
@@ -119,7 +94,7 @@ class SiteTime(Printable):
 
     @property
     def page(self) -> Page:
-        return Page((_times([self]) if self.timed else _untimed([self]),))
+        return Page(tuple(_tables([self]).values()))
 
     def to_json(self) -> dict[str, Any]:
         """The site as plain data."""
@@ -132,7 +107,8 @@ class SiteTime(Printable):
             "variant": self.variant,
             "config": self.plan and dataclasses.asdict(self.plan.config),
             "origin": self.plan and self.plan.origin,
-            "timed": self.timed and dataclasses.asdict(self.timed),
+            "timed": self.timed and self.timed.to_json(),
+            "identical": self.is_identical,
             "by": self.by,
             "reason": self.reason,
         }
@@ -147,7 +123,8 @@ class BenchReport(Printable):
       device: that it ran on.
       versions: of the packages that ran, by name.
       whole: the whole program.
-      sites: the problems that it asks, in the order of the program.
+      sites: its problems, in the order of the program.
+      load: of the machine before anything was measured; None where it is unknown.
     """
 
     function: str
@@ -155,6 +132,7 @@ class BenchReport(Printable):
     versions: dict[str, str]
     whole: WholeTime
     sites: tuple[SiteTime, ...]
+    load: Load | None = None
 
     @property
     def timed(self) -> tuple[SiteTime, ...]:
@@ -163,27 +141,46 @@ class BenchReport(Printable):
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data, for ``json.dumps``; docs/json.md has the keys."""
-        whole = self.whole
         return {
             "function": self.function,
             "device": devices.to_json(self.device),
             "versions": self.versions,
-            "whole": {
-                "timed": whole.timed and dataclasses.asdict(whole.timed),
-                "reason": whole.reason,
-            },
+            "load": self.load and dataclasses.asdict(self.load),
+            "warning": self.warning,
+            "whole": self.whole.to_json(),
             "sites": [site.to_json() for site in self.sites],
         }
 
     @property
+    def total(self) -> Timed | None:
+        """The sum of runs x time of the measured sites; None if there are none."""
+        known = [(s.count or 1, s.timed) for s in self.sites if s.timed is not None]
+        return Timed.total(known) if known else None
+
+    @property
+    def warning(self) -> str:
+        """Why the times are uncertain, as a sentence; "" on a quiet machine."""
+        timed = self.whole.timed or self.total
+        return "" if timed is None else warning(self.load, timed)
+
+    @property
     def page(self) -> Page:
-        left = [site for site in self.sites if site.timed is None]
-        head = f"{self.function} on {self.device}"
-        if not self.sites:
-            return Page((f"{head}\nno sites\n{self.whole}",))
-        parts = [f"{head}\n{self.whole}"]
-        timed = [_times(self.timed), _sum(self.timed)] if self.timed else []
-        return Page((*parts, *timed, *([_untimed(left)] if left else [])))
+        head = [f"{self.function} on {self.device}", self.warning]
+        head += ["" if self.sites else "no sites", str(self.whole)]
+        tables = _tables(self.sites)
+        measured = [tables.pop("measured"), self._sum] if self.timed else []
+        return Page(("\n".join(filter(None, head)), *measured, *tables.values()))
+
+    @property
+    def _sum(self) -> str:
+        total = self.total
+        assert total is not None
+        xla, ours = map(times.microseconds, (total.plain_us, total.ours_us))
+        by = ", ".join(dict.fromkeys(site.by for site in self.timed))
+        return (
+            f"Sum of runs x time, each site alone, by {by}: XLA {xla}, ours {ours}: "
+            f"{total.outcome}"
+        )
 
 
 # --- text -----------------------------------------------------------------------------
@@ -194,46 +191,54 @@ _TIMES = (
     Column("XLA us", is_number=True),
     Column("ours us", is_number=True),
     Column("ratio", is_number=True),
-    Column("quartiles"),
+    Column("in half of the rounds"),
+    Column("XLA against itself"),
     Column("choice"),
     Column("where"),
 )
 _UNTIMED = (Column("where"), Column("problem", ": "), Column("because", ": "))
+_IDENTICAL = (Column("where"), Column("problem", ": "))
 
 
-def _times(sites: tuple[SiteTime, ...] | list[SiteTime]) -> Table:
-    rows = [
-        Row(
-            (
-                "?" if site.count is None else str(site.count),
-                str(site.problem),
-                f"{site.timed.plain_us:.1f}",
-                f"{site.timed.ours_us:.1f}",
-                f"{site.timed.ratio:.2f}",
-                site.timed.spread,
-                site.choice,
-                site.where,
-            )
-        )
-        for site in sites
-        if site.timed is not None
-    ]
-    return Table(columns=_TIMES, rows=tuple(rows), form="aligned")
+def _tables(sites: Sequence[SiteTime]) -> dict[str, Table]:
+    """Sites that were measured, those that XLA serves, and the others, if any."""
+    timed = [(site, site.timed) for site in sites if site.timed is not None]
+    left = [site for site in sites if site.timed is None]
+    served = [Row(_name(site)) for site in left if site.is_identical]
+    others = [Row((*_name(s), s.reason)) for s in left if not s.is_identical]
+    made = {
+        "measured": Table(
+            columns=_TIMES,
+            rows=tuple(Row(_cells(*pair)) for pair in timed),
+            form="aligned",
+        ),
+        "identical": Table(
+            columns=_IDENTICAL,
+            rows=tuple(served),
+            title="served by XLA, as in the plain program:",
+        ),
+        "left": Table(
+            columns=_UNTIMED, rows=tuple(others), title="not measured alone:"
+        ),
+    }
+    return {name: table for name, table in made.items() if table.rows}
 
 
-def _sum(sites: tuple[SiteTime, ...]) -> str:
-    known = [(site.count or 1, site.timed) for site in sites if site.timed is not None]
-    plain, ours = (
-        math.fsum(count * getattr(timed, name) for count, timed in known)
-        for name in ("plain_us", "ours_us")
-    )
-    by = ", ".join(dict.fromkeys(site.by for site in sites))
+def _name(site: SiteTime) -> tuple[str, str]:
+    return site.where, str(site.problem or site.op)
+
+
+def _cells(site: SiteTime, timed: Timed) -> tuple[str, ...]:
+    is_measured = timed.difference != "none"
+    ratio = times.ratio_number(timed.plain_us, timed.ours_us)
     return (
-        f"each alone, by {by}; sum of runs x time: XLA {plain:.1f} us, ours "
-        f"{ours:.1f} us ({plain / ours:.2f}x)"
+        "?" if site.count is None else str(site.count),
+        str(site.problem),
+        times.number(timed.plain_us),
+        times.number(timed.ours_us),
+        ratio if is_measured else "no difference",
+        timed.spread,
+        timed.noise_text,
+        site.choice,
+        site.where,
     )
-
-
-def _untimed(sites: list[SiteTime]) -> Table:
-    rows = (Row((s.where, str(s.problem or s.op), s.reason)) for s in sites)
-    return Table(columns=_UNTIMED, rows=tuple(rows), title="not measured alone:")

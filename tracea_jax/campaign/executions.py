@@ -21,6 +21,7 @@ from tracea_jax import catalogue, knowledge, mutable
 from tracea_jax.call import Call
 from tracea_jax.campaign.keep import Without
 from tracea_jax.explain.sites import devices_of
+from tracea_jax.ops.common import choice
 from tracea_jax.ops.common.programs import equations_in
 from tracea_jax.options import options
 from tracea_jax.rewrite import splice
@@ -146,6 +147,14 @@ class Executions:
                 jaxpr = jax.make_jaxpr(self._flat(self.fn))(*self.arrays)
             return splice(jaxpr, rules, [])
 
+    def is_as_written(self, without: Without) -> bool:
+        """Whether the program without some classes of sites compiles to plain."""
+        if without is None:
+            return True
+        with leaving(without), options(on_miss="heuristic"):
+            jaxpr = jax.make_jaxpr(self._flat(self._transformed()))(*self.arrays)
+        return choice.is_as_written(jaxpr)
+
     def filled(self) -> Executions:
         """The same on arrays of random numbers where arguments were abstract."""
         arrays = [_array(x, i) for i, x in enumerate(self.arrays)]
@@ -155,9 +164,11 @@ class Executions:
         """Compiles the program without some classes of sites; None is plain."""
         if without is None:
             return Execution(self._compiled(self.fn), self.arrays)
-        fast = transform(self.fn, ops=self.ops, after_grad=self.after_grad)
         with leaving(without), options(on_miss="heuristic"):
-            return Execution(self._compiled(fast), self.arrays)
+            return Execution(self._compiled(self._transformed()), self.arrays)
+
+    def _transformed(self) -> Callable[..., Any]:
+        return transform(self.fn, ops=self.ops, after_grad=self.after_grad)
 
     def _compiled(self, fn: Callable[..., Any]) -> Any:
         return jax.jit(self._flat(fn)).lower(*self.arrays).compile()

@@ -112,8 +112,8 @@ class OpBench:
         self._shared["flush"] = write, block_until_ready(write(buffer))
 
     def kernel_times(
-        self, runs: Mapping[Choice, measure.Run], rounds: int
-    ) -> dict[Choice, list[float]]:
+        self, runs: Mapping[Any, measure.Run], rounds: int
+    ) -> dict[Any, list[float]]:
         """Kernel times on one input set; empty on a CPU, or without a profiler."""
         if not isinstance(self.device, CudaDevice):
             return {}

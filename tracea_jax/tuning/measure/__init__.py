@@ -28,7 +28,7 @@ from tracea_jax.tuning.measure.bench import (
     flush_of,
     kernel_times_of,
 )
-from tracea_jax.tuning.measure.race import PROTOCOLS, Race, race
+from tracea_jax.tuning.measure.race import PROTOCOLS, QUIET, Race, race
 from tracea_jax.tuning.measure.slices import (
     Reference,
     Sample,
@@ -76,6 +76,7 @@ def exclusive(
 
 __all__ = [
     "PROTOCOLS",
+    "QUIET",
     "Bench",
     "CandidateError",
     "Flush",

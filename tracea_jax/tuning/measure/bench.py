@@ -87,9 +87,11 @@ class Bench(Protocol):
         ...
 
     def kernel_times(
-        self, runs: Mapping[Choice, Run], rounds: int
-    ) -> Mapping[Choice, list[float]]:
+        self, runs: Mapping[Any, Run], rounds: int
+    ) -> Mapping[Any, list[float]]:
         """Kernel times of prepared candidates in microseconds, taken in turns.
+
+        The candidates have any names; one may run under several.
 
         The result is empty where the device does not report kernel times, as for a
         bench without this method.

@@ -33,6 +33,7 @@ from tracea_jax.tuning.measure.slices import (
 
 PROTOCOLS = ("steady", "cold")
 QUIET = 0.05  # quiet rounds are at most this much slower than the quietest ones
+_SURE = 3  # standard errors that count as more than noise
 _TELLING = 2  # paired ratios, of which at least noise can be told
 _QUIETEST = 8  # the fastest 1/8 of the rounds are the quietest; the first may be luck
 Racer = TypeVar("Racer", bound=Hashable)
@@ -89,11 +90,17 @@ class Race:
         times = self._times(protocol)
         return _standard_error(_paired(times[slow], times[fast]))
 
-    def quartiles(
-        self, slow: Hashable, fast: Hashable, protocol: str = "steady"
-    ) -> tuple[float, float]:
-        """The values between which ``ratio`` was in half of the quiet rounds."""
-        low, high = np.quantile(self._ratios(slow, fast, protocol), (0.25, 0.75))
+    def interval(self, slow: Hashable, fast: Hashable) -> tuple[float, float]:
+        """Between which values slow's time by fast's was in the middle half of rounds.
+
+        All rounds count: whichever rounds a rule picks may be those in which one of
+        the candidates had luck. The quartiles of few rounds are uncertain, so there
+        the interval is that of the median's rank and ``_SURE`` standard errors of it:
+        all values of up to ten rounds, and the quartiles from 37 rounds on.
+        """
+        ratios = _paired(self.times_us[slow], self.times_us[fast])
+        half = min(max(0.25, 0.5 * _SURE / math.sqrt(len(ratios))), 0.5)
+        low, high = np.quantile(ratios, (0.5 - half, 0.5 + half))
         return float(low), float(high)
 
     def relative(self, racer: Hashable, protocol: str = "steady") -> float:
@@ -179,6 +186,7 @@ def race(
     on_round: Callable[[int, int], None] = lambda done, total: None,
     flush: Flush | None = None,
     on_turn: Callable[[Any], None] = lambda racer: None,
+    is_even: bool = False,
 ) -> Race:
     """Measures candidates against each other, one slice of each in every round.
 
@@ -193,10 +201,14 @@ def race(
       on_round: called after each round with the rounds done and wanted.
       flush: empties the caches; if given, cold rounds follow quiet steady rounds.
       on_turn: called with each candidate right before it runs.
+      is_even: whether each candidate has the same number of executions in a slice. A
+        disturbance weighs more in a short slice, so that equal candidates may differ.
     """
     start = timing.now_s()
     turns = _Turns(runs, timing, on_turn)
     repeats = turns.each(list(runs), lambda run, _: calibrate(run, timing)[0])
+    if is_even:
+        repeats = dict.fromkeys(repeats, max(repeats.values(), default=1))
     limit_s = min(limit_s, timing.race_limit_s)
     times: dict[Racer, list[float]] = {racer: [] for racer in repeats}
     cold = _ColdRounds(turns, list(times), flush)
