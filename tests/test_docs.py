@@ -66,6 +66,51 @@ def test_the_picture_of_programs_is_of_the_results(pictures):
         assert drawn == pictures.measured() != [], REDRAW
 
 
+def test_the_picture_of_programs_has_the_newest_run_of_each(pictures, tmp_path):
+    def ran(device, date, *rows):
+        (tmp_path / device).mkdir(exist_ok=True)
+        file = tmp_path / device / f"programs_{len(list(tmp_path.rglob('*')))}.json"
+        where = {"device": device, "date": date}
+        file.write_text(json.dumps({"environment": where, "rows": rows}))
+
+    def row(name, ratio, dtype="bfloat16", effort="none", **other):
+        text = f"2 x 2, {dtype}"
+        made = {"name": name, "text": text, "wall_ratio": ratio, "effort": effort}
+        return made | other
+
+    ran("A", "2026-01-02", row("vit_step", 1.5), row("gpt2_step", 3.0, "float32"))
+    ran("A", "2026-01-02", row("vit_step", 1.25), row("gpt2_step", 0.5))
+    ran("A", "2026-01-01", row("vit_step", 0.75))
+    ran("A", "2026-01-03", row("vit_step", 9.0, effort="quick"))
+    ran("A", "2026-01-03", row("vit_step", 9.0, failed="no memory"))
+    ran("B", "2026-01-01", *(row(name, 2.0) for name in pictures._NAMES))
+    found = pictures.measured(tmp_path)
+    assert [r["device"] for r in found] == ["B"] * pictures.MOST_BARS + ["A"] * 3
+    assert [(r["program"], r["wall_ratio"]) for r in found if r["device"] == "A"] == [
+        ("GPT-2, training step, bfloat16", 0.5),
+        ("GPT-2, training step, float32", 3.0),
+        ("ViT, training step, bfloat16", 1.25),
+    ]
+    assert len({r["program"] for r in found if r["device"] == "B"}) == 6
+
+
+def test_every_measured_program_has_a_name_in_the_picture(pictures):
+    files = pictures.RESULTS.glob("*/programs*.json")
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    assert {row["name"] for row in rows} <= set(pictures._NAMES)
+
+
+def test_the_picture_of_explain_colours_times_only(pictures):
+    source = (pictures.OUT / "explain.svg").read_text()
+    colours = dict(re.findall(r"\.explain-(r\d+) \{ fill: (#\w+)", source))
+    texts = re.findall(r'<text class="explain-(r\d+)"[^>]*>([^<]*)</text>', source)
+    plain = colours[texts[0][0]]
+    coloured = {text for style, text in texts if colours[style] != plain}
+    shown = pictures.description("explain.svg")
+    times = {m[0] for m in re.finditer(pictures.TIMES, shown)}
+    assert {text.replace("&#160;", " ") for text in coloured} == times != set()
+
+
 def test_pictures_need_no_other_host(pictures):
     for file in pictures.OUT.glob("*.svg"):
         text = file.read_text()
