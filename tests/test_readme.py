@@ -1,12 +1,14 @@
-"""The README: its example runs and prints what is shown, and its commands are CI's."""
+"""The README: its example prints what is shown, and its commands are those of CI."""
 
 from __future__ import annotations
 
 import pathlib
 import re
+import tomllib
 
 from pages import Reader, blocks
 
+from tracea_jax._compat import UNTESTED_JAX
 from tracea_jax.device import local_cpu
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -73,3 +75,16 @@ def test_what_the_readme_links_to_is_there():
     paths = ["".join(found) for found in link.findall(README.read_text())]
     assert len(paths) > 10
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_versions_are_those_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (jax,) = (d for d in project["dependencies"] if d.startswith("jax>"))
+    oldest = jax.removeprefix("jax>=").partition(",")[0]
+    major, untested = UNTESTED_JAX
+    wanted = f"{oldest} to {major}.{untested - 1}"
+    python = project["requires-python"].removeprefix(">=")
+    for page in (README, ROOT / "docs" / "compatibility.md"):
+        text = page.read_text()
+        assert wanted in text, page
+        assert f"{python} " in text, page
