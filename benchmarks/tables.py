@@ -19,6 +19,7 @@ from typing import Any
 
 import attention_tables
 import cpu_tables
+import gains
 from table_cells import (
     MACHINES,
     UNMEASURED,
@@ -424,6 +425,7 @@ TABLES = {
     "attention_bars": attention_tables.bars,
     "attention_profile": attention_tables.profile,
     "attention_memory": attention_tables.memory,
+    "gains": gains.gains,
     "headline": headline,
     "kinds": kinds,
     "choices": choices,

@@ -28,7 +28,9 @@ extensions = [
     "sphinx_argparse_cli",
     "sphinx_copybutton",
     "sphinx_design",
-    "docstrings",  # in _ext
+    "docstrings",  # these are in _ext
+    "links",
+    "signatures",
 ]
 exclude_patterns = ["_ext"]
 
@@ -40,13 +42,15 @@ nb_ipywidgets_js = {}  # from another host
 
 # The reference.
 autodoc_default_options = {"members": True, "member-order": "bysource"}
-autodoc_typehints = "none"  # the docstrings say what is taken
+autodoc_typehints = "none"  # signatures.py has them
+autodoc_mock_imports = ["flax", "equinox"]  # their models are named, and not used
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
 napoleon_custom_sections = [("Fields", "params_style")]  # see docstrings.py
 nitpicky = True
+python_maximum_signature_line_length = 88
 
 html_theme = "sphinx_book_theme"
 html_title = "tracea_jax"

@@ -102,6 +102,11 @@ class Reader:
         """What the Python blocks defined."""
         return self._module.__dict__
 
+    @property
+    def printed(self) -> str:
+        """The output of the last block."""
+        return self._printed or ""
+
     def read(self, block: Block) -> None:
         """Does with a block what the table says.
 

@@ -18,10 +18,13 @@ from pages import Block, Reader, blocks
 
 import tracea_jax as tracea
 from tracea_jax import ops
+from tracea_jax.typing import Goal
 
-DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
-# Examples are programs and notebooks with tests of their own.
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+# The README, programs and notebooks have tests of their own.
 PAGES = [p for p in sorted(DOCS.rglob("*.md")) if p.parent.name != "examples"]
+PAGES.append(ROOT / "CONTRIBUTING.md")
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def reader(tmp_path):
     return Reader(directory)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run_in_order(page, reader):
     for block in blocks(page):
         reader.read(block)
@@ -177,9 +180,15 @@ def test_errors_that_are_announced_can_be_shown(reader):
 
 
 @pytest.fixture
-def code_marked(monkeypatch):
+def extension(monkeypatch):
+    """Modules of docs/_ext, by name."""
     monkeypatch.syspath_prepend(DOCS / "_ext")
-    return importlib.import_module("docstrings").code_marked
+    return importlib.import_module
+
+
+@pytest.fixture
+def code_marked(extension):
+    return extension("docstrings").code_marked
 
 
 def test_code_of_docstrings_is_marked_and_nothing_else(code_marked):
@@ -202,6 +211,40 @@ def test_code_of_docstrings_is_python(code_marked):
                 ast.parse(textwrap.dedent("\n".join(code)))
                 found += 1
     assert found > 4
+
+
+def test_signatures_have_the_annotations_of_the_source(extension):
+    def method(self, x: Goal, /, *, how: Goal | None = None) -> tuple[int, ...]:
+        return ()
+
+    shown = extension("signatures").as_written(inspect.signature(method))
+    assert shown == "(x: Goal, /, *, how: Goal | None = None) -> tuple[int, ...]"
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("jax.jit", "https://docs.jax.dev/en/latest/_autosummary/jax.jit.html"),
+        ("jnp.dot", "https://docs.jax.dev/en/latest/_autosummary/jax.numpy.dot.html"),
+        ("jax.export", "https://docs.jax.dev/en/latest/jax.export.html"),
+        ("Callable", "collections.abc.html#collections.abc.Callable"),
+        ("np.ndarray", "numpy.ndarray.html"),
+    ],
+)
+def test_names_of_other_libraries_have_addresses(extension, name, page):
+    assert (extension("links").address(name) or "").endswith(page)
+
+
+@pytest.mark.parametrize("name", ["jnp", "jax.no_such_name", "Mask", "tracea_jax.tune"])
+def test_other_names_have_none(extension, name):
+    assert extension("links").address(name) is None
+
+
+def test_every_public_function_names_the_types_of_its_arguments():
+    for name in dir(tracea):
+        if inspect.isfunction(function := getattr(tracea, name)):
+            for parameter in inspect.signature(function).parameters.values():
+                assert parameter.annotation is not parameter.empty, (name, parameter)
 
 
 # --- what the pages name --------------------------------------------------------------

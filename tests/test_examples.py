@@ -81,12 +81,7 @@ for name, steps in json.loads(sys.argv[1]).items():
 def test_scripts_of_small_sizes_compare_plain_with_transformed(tmp_path):
     directory = tmp_path / "docs" / "examples"
     directory.mkdir(parents=True)
-    for text in (
-        "README.md",
-        "LICENSE",
-        "docs/ARCHITECTURE.md",
-        "docs/CONTRIBUTING.md",
-    ):
+    for text in ("README.md", "LICENSE", "CONTRIBUTING.md", "docs/ARCHITECTURE.md"):
         (tmp_path / text).symlink_to(ROOT / text)
     for path in EXAMPLES.glob("*.py"):
         written, smaller = SIZES.get(path.stem, ("", ""))

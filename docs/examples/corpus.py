@@ -12,7 +12,7 @@ import numpy as np
 
 VOCABULARY = 256
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_FILES = ("README.md", "docs/ARCHITECTURE.md", "docs/CONTRIBUTING.md", "LICENSE")
+_FILES = ("README.md", "docs/ARCHITECTURE.md", "CONTRIBUTING.md", "LICENSE")
 
 
 def text() -> bytes:
