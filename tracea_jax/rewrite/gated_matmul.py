@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tracea_jax.ops.common import lowering
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
-from tracea_jax.ops.matmul.primitive import as_stored
+from tracea_jax.ops.matmul.stored import as_stored
 from tracea_jax.rewrite.activation import Activated, activation_of
 from tracea_jax.rewrite.match import Match, Rule
 from tracea_jax.rewrite.product import Operand, Product, product_at
@@ -37,7 +37,7 @@ class GatedMatmulSite:
             precision=self.precision,
             activation=self.activation,
             save_products=False,
-            **as_stored({}, *self.stored),
+            **as_stored(*self.stored),
             implementation=None,
             config=None,
         )

@@ -9,7 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from tracea_jax.ops.matmul.primitive import as_stored, bind
+from tracea_jax.ops.matmul.primitive import bind
+from tracea_jax.ops.matmul.stored import as_stored
 from tracea_jax.problem import Epilogue
 from tracea_jax.rewrite.activation import activation_of
 from tracea_jax.rewrite.match import Match, Rule
@@ -47,7 +48,7 @@ class MatmulSite:
             out=jnp.dtype(self.out),
             precision=self.precision,
             epilogue=self.epilogue,
-            **as_stored({}, *self.stored),
+            **as_stored(*self.stored),
             implementation=None,
             config=None,
         )

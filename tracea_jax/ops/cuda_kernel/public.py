@@ -181,19 +181,22 @@ def cuda_kernel(
     )
 
 
-_NAMED = Mapping | None, "a dict by name, or None"
-_FUNCTION = Callable | None, "a function or None"
+_LIST: Any = Sequence  # kinds, as ``isinstance`` takes them
+_DICT: Any = Mapping
+_CALL: Any = Callable
+_NAMED: tuple[Any, str] = (_DICT | None, "a dict by name, or None")
+_FUNCTION: tuple[Any, str] = (_CALL | None, "a function or None")
 _KINDS: dict[str, tuple[Any, str]] = {
     "name": (str | None, "a str or None"),
     "scalars": _NAMED,
     "scratch": _NAMED,
     "maps": _NAMED,
-    "inplace": (Sequence, "a name or a sequence of names"),
-    "options": (Sequence | Callable, "a sequence of str, or a function"),
+    "inplace": (_LIST, "a name or a sequence of names"),
+    "options": (_LIST | _CALL, "a sequence of str, or a function"),
     "headers": _NAMED,
     "reference": _FUNCTION,
     "backward": _FUNCTION,
-    "vmap": (str | Callable, "'sequential', 'leading' or a function"),
+    "vmap": (str | _CALL, "'sequential', 'leading' or a function"),
     "tolerance": (Real | None, "a number or None"),
 }
 
@@ -206,7 +209,8 @@ def _check_kinds(*, out: Any, **given: Any) -> None:
         several = () if callable(given[name]) else given[name]
         for one in several:
             check_kind(name, one, str, "a sequence of str")
-    for name, text in (given["headers"] or {}).items():
+    headers: Mapping[Any, Any] = given["headers"] or {}
+    for name, text in headers.items():
         check_kind("headers", name, str, "a dict with names of files")
         check_kind(f"headers[{name!r}]", text, str | os.PathLike, "text or a path")
     if (tolerance := given["tolerance"]) is not None and not tolerance > 0:
@@ -305,12 +309,11 @@ class CudaKernel:
           ValueError: on a field without values, a name that is none, or more than 4096
             combinations.
         """
-        check_kind("fields", fields, Mapping | None, "a dict by name, or None")
+        check_kind("fields", fields, _DICT | None, "a dict by name, or None")
         fields = {**(fields or {}), **more}
         for name, values in fields.items():
-            is_name = isinstance(name, str) and name.isidentifier()
-            is_list = isinstance(values, Sequence) and not isinstance(values, str)
-            if not (is_name and is_list and values):
+            is_list = isinstance(values, _LIST) and not isinstance(values, str)
+            if not (str(name).isidentifier() and is_list and values):
                 raise ValueError(
                     f"space: {name}={shown(values)} must be a C name with its values"
                 )

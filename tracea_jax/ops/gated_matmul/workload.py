@@ -13,6 +13,7 @@ from tracea_jax.ops.common.bench import Judge, Workload, forced, random_normal
 from tracea_jax.ops.common.exact import ACTIVATIONS_F64
 from tracea_jax.ops.common.precision import precision_from_name
 from tracea_jax.ops.gated_matmul.primitive import gated_matmul_p
+from tracea_jax.ops.matmul import stored
 from tracea_jax.ops.matmul import workload as matmul_workload
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem
@@ -26,13 +27,13 @@ def execute(
 ) -> list[jax.Array]:
     """The problem's primitive, forced to one choice."""
     return gated_matmul_p.bind(
-        *matmul_workload.converted(problem, *inputs),
+        *stored.converted(problem, *inputs),
         layout=problem.layout,
         out=jnp.dtype(problem.out),
         precision=precision_from_name(problem.precision),
         activation=problem.activation,
         save_products=problem.save_products,
-        **matmul_workload.stored_params(problem),
+        **stored.params_of(problem),
         **forced(choice),
     )
 
@@ -46,11 +47,11 @@ def operands(problem: GatedMatmulProblem, seed: int) -> list[jax.Array]:
     x, *weights = random_normal([lhs, rhs, rhs], seed)
     scale = max(problem.k, 1) ** -0.5
     if problem.rhs_stored:  # integers cannot be scaled, but x can
-        x = _scaled(x, scale / matmul_workload.spread(problem.rhs_stored))
-        weights = [matmul_workload.as_integers(w, problem.rhs_stored) for w in weights]
+        x = _scaled(x, scale / stored.spread(problem.rhs_stored))
+        weights = [stored.as_integers(w, problem.rhs_stored) for w in weights]
     else:
         weights = [_scaled(w, scale) for w in weights]
-    return [matmul_workload.as_integers(x, problem.lhs_stored), *weights]
+    return [stored.as_integers(x, problem.lhs_stored), *weights]
 
 
 def _scaled(x: jax.Array, scale: float) -> jax.Array:

@@ -6,8 +6,7 @@ folds into it; ``rewrite.matmul`` binds it where a program has such a product.
 
 Operands: lhs, rhs, then bias and residual if the epilogue has them. Results: y, then z
 if the epilogue saves it, or column sums in float32. ``layout`` is ``GemmProblem``'s;
-``out`` the dtype of y and z; ``stored``, if it is there, has the dtypes that a program
-converts lhs and rhs from.
+``out`` the dtype of y and z; of ``stored``, the module of that name tells.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from tracea_jax.ops.common.typed import (
     lax,
     unless_zero,
 )
+from tracea_jax.ops.matmul.stored import NONE, Stored, alone
 from tracea_jax.problem import Epilogue, GemmProblem
 from tracea_jax.problem.gemm import Layout
 
 FLIP = {"n": "t", "t": "n"}
-Stored = tuple[str | None, str | None]  # of lhs and rhs
 T = TypeVar("T")  # one thing for each operand: its array, tangent, type or axis
 
 
@@ -144,7 +143,7 @@ def problem_of(
     out: jnp.dtype,
     precision: Any,
     epilogue: Epilogue,
-    stored: Stored = (None, None),
+    stored: Stored = NONE,
     **_: Any,
 ) -> GemmProblem:
     """The problem that the primitive's parameters and static shapes describe."""
@@ -167,8 +166,7 @@ def problem_of(
             bias_dtype=epilogues.other_dtype(bias, out),
             residual_dtype=epilogues.other_dtype(residual, out),
         ),
-        lhs_stored=stored[0],
-        rhs_stored=stored[1],
+        **dict(zip(("lhs_stored", "rhs_stored"), stored, strict=True)),
     )
 
 
@@ -338,38 +336,26 @@ def _transpose_factor(
 def _transpose_lhs(
     aval: Aval, rhs: jax.Array, ct: jax.Array, layout: str, params: Params
 ) -> jax.Array:
-    stored = params.get("stored", (None, None))[1]
+    params = {**alone(params, 1, first=layout[0] == "t"), "out": aval.dtype}
     if layout[0] == "n":  # (m, k) = ct (m, n) @ rhs' (n, k)
         operands, layout = (ct, rhs), "n" + FLIP[layout[1]]
-        params = as_stored(params, None, stored)
     else:  # (k, m) = rhs (k, n) @ ct' (n, m)
         operands, layout = (rhs, ct), layout[1] + "t"
-        params = as_stored(params, stored, None)
-    params = {**params, "out": aval.dtype}
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
 
 
 def _transpose_rhs(
     aval: Aval, lhs: jax.Array, ct: jax.Array, layout: str, params: Params
 ) -> jax.Array:
-    stored = params.get("stored", (None, None))[0]
+    params = {**alone(params, 0, first=layout[1] == "n"), "out": aval.dtype}
     if aval.ndim == 2 and lhs.ndim == 3 and layout[0] == "n":
         # A shared rhs: the batch joins the contraction, which is better than a sum.
         lhs, ct = flat(lhs, 1), flat(ct, 1)
     if layout[1] == "n":  # (k, n) = lhs' (k, m) @ ct (m, n)
         operands, layout = (lhs, ct), FLIP[layout[0]] + "n"
-        params = as_stored(params, stored, None)
     else:  # (n, k) = ct' (n, m) @ lhs (m, k)
         operands, layout = (ct, lhs), "t" + layout[0]
-        params = as_stored(params, None, stored)
-    params = {**params, "out": aval.dtype}
     return _sum_batch(bind(*operands, layout=layout, **params)[0], aval)
-
-
-def as_stored(params: Params, lhs: str | None, rhs: str | None) -> Params:
-    """Parameters of a product of other operands; ``stored`` is there if it says any."""
-    rest = {name: value for name, value in params.items() if name != "stored"}
-    return rest if lhs is rhs is None else {**rest, "stored": (lhs, rhs)}
 
 
 def _sum_batch(grad: jax.Array, aval: Aval) -> jax.Array:

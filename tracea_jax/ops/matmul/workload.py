@@ -24,8 +24,8 @@ from tracea_jax.ops.common.bench import (
 )
 from tracea_jax.ops.common.exact import ACTIVATIONS_F64, DERIVATIVES_F64
 from tracea_jax.ops.common.precision import precision_from_name
-from tracea_jax.ops.common.typed import Params, iinfo
-from tracea_jax.ops.matmul.primitive import as_stored, matmul_p, split
+from tracea_jax.ops.matmul import stored
+from tracea_jax.ops.matmul.primitive import matmul_p, split
 from tracea_jax.policy import Choice
 from tracea_jax.problem import GatedMatmulProblem, GemmProblem
 
@@ -46,33 +46,14 @@ def execute(
 ) -> list[jax.Array]:
     """The problem's primitive, forced to one choice, after what is fused with it."""
     return matmul_p.bind(
-        *converted(problem, *inputs),
+        *stored.converted(problem, *inputs),
         layout=problem.layout,
         out=jnp.dtype(problem.out),
         precision=precision_from_name(problem.precision),
         epilogue=problem.epilogue,
-        **stored_params(problem),
+        **stored.params_of(problem),
         **forced(choice),
     )
-
-
-def converted(problem: Product, *inputs: jax.Array) -> list[jax.Array]:
-    """The primitive's operands: those of narrow integers as the program converts them.
-
-    The first is of the lhs's dtype, and those of the rhs's follow.
-    """
-    lhs, *others = inputs
-    if problem.lhs_stored:
-        lhs = lhs.astype(problem.lhs)
-    if problem.rhs_stored:
-        weights = 2 if isinstance(problem, GatedMatmulProblem) else 1
-        others[:weights] = [w.astype(problem.rhs) for w in others[:weights]]
-    return [lhs, *others]
-
-
-def stored_params(problem: Product) -> Params:
-    """The primitives' parameter of what is converted, if anything is."""
-    return as_stored({}, problem.lhs_stored, problem.rhs_stored)
 
 
 def operands(problem: GemmProblem, seed: int) -> list[jax.Array]:
@@ -86,21 +67,8 @@ def operands(problem: GemmProblem, seed: int) -> list[jax.Array]:
     if epilogue.residual:
         shapes.append(((*batch, p.m, p.n), epilogue.residual_dtype or p.out))
     lhs, rhs, *others = random_normal(shapes, seed)
-    return [as_integers(lhs, p.lhs_stored), as_integers(rhs, p.rhs_stored), *others]
-
-
-def as_integers(x: jax.Array, dtype: str | None) -> jax.Array:
-    """Normal numbers over most of the dtype's range; as they are without a dtype."""
-    if dtype is None:
-        return x
-    info = iinfo(dtype)
-    whole = jnp.round(x.astype(jnp.float32) * spread(dtype))
-    return jnp.clip(whole, info.min, info.max).astype(dtype)
-
-
-def spread(dtype: str) -> float:
-    """The standard deviation of such integers."""
-    return iinfo(dtype).max / 4
+    lhs = stored.as_integers(lhs, p.lhs_stored)
+    return [lhs, stored.as_integers(rhs, p.rhs_stored), *others]
 
 
 def factor_shapes(problem: Product) -> list[tuple[tuple[int, ...], str]]:
