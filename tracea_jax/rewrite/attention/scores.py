@@ -250,7 +250,9 @@ class _Reader:
         adds = self.eqn.primitive.name == "add"
         subtracts = self.eqn.invars[0] is self.value
         if not (adds or subtracts):
-            raise Refused("the scores are subtracted from another function of themselves")
+            raise Refused(
+                "the scores are subtracted from another function of themselves"
+            )
         view, atom, dims = self.view, self._other, aligned(self._other, self.dims)
         joined_keys = (f for d in scores.weights if is_joined(d) for f in d)
         keys = {*scores.keys, *joined_keys}
