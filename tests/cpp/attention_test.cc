@@ -191,7 +191,7 @@ int Check(Isa isa, DType type, bool random) {
   return 1;
 }
 
-// All scores of query 0 of head 0 become `value`, or its negative.
+// All scores of query 0 of head 0 become `value` or half of it, or their negatives.
 int CheckSpecial(Isa isa, DType type, float value) {
   Case c(type, false);
   AttentionArgs& a = c.args.forward;
@@ -199,7 +199,8 @@ int CheckSpecial(Isa isa, DType type, float value) {
   const int64_t passes = Pick({1, 2}), dim = a.head_dim;
   for (int64_t b = 0; b < a.batch; ++b) {
     for (int64_t j = 0; j < a.kv_len; ++j) {
-      Encode(c.k.bytes.data(), type, (b * a.kv_len + j) * a.kv_heads * dim, 1);
+      const double factor = rng() % 2 ? 1 : 0.5;
+      Encode(c.k.bytes.data(), type, (b * a.kv_len + j) * a.kv_heads * dim, factor);
     }
   }
   const auto run = [&](float first) {
