@@ -1,7 +1,8 @@
 // Checks CPU attention and its gradient without jaxlib: every instruction set of this
 // machine, every dtype, awkward and random shapes, causal masks, windows, boolean masks,
 // biases, lengths and shared heads, against a double reference with bounds of what rounding
-// may do; that splitting and threads do not change a bit of the results; and, with
+// may do; that scores which are not finite, or overflow in base 2, stay in their row and are
+// NaN there only if they are not finite; that splitting and threads do not change a bit of the results; and, with
 // AddressSanitizer, that no kernel leaves the workspace that it reports.
 //
 //   g++ -std=c++17 -O2 -I kernels/cpu tests/cpp/attention_test.cc <kernels/cpu objects>
@@ -190,6 +191,44 @@ int Check(Isa isa, DType type, bool random) {
   return 1;
 }
 
+// All scores of query 0 of head 0 become `value` or half of it, or their negatives.
+int CheckSpecial(Isa isa, DType type, float value) {
+  Case c(type, false);
+  AttentionArgs& a = c.args.forward;
+  a.scale = a.scale < 0 ? -1 : 1;
+  const int64_t passes = Pick({1, 2}), dim = a.head_dim;
+  for (int64_t b = 0; b < a.batch; ++b) {
+    for (int64_t j = 0; j < a.kv_len; ++j) {
+      const double factor = rng() % 2 ? 1 : 0.5;
+      Encode(c.k.bytes.data(), type, (b * a.kv_len + j) * a.kv_heads * dim, factor);
+    }
+  }
+  const auto run = [&](float first) {
+    for (int64_t d = 0; d < dim; ++d) Encode(c.q.bytes.data(), type, d, d ? 0 : first);
+    c.RunForward(isa, {Pick({1, 32, 50}), 64, passes}, 1);
+    if (!a.bias) c.RunGradient(isa, {Pick({1, 32, 50}), 64, passes}, 1);
+    return std::vector<std::vector<uint8_t>>{c.out.bytes, c.dq.bytes};
+  };
+  const auto usual = run(1);
+  const bool sees_none = c.lse[0] < -2e38;
+  const auto special = run(value);
+  const size_t row = size_t(dim * ItemSize(type));
+  bool is_right = true;
+  for (int which = 0; which < (a.bias ? 1 : 2); ++which) {
+    const std::vector<uint8_t> &x = usual[which], &y = special[which];
+    is_right = is_right && std::equal(x.begin() + row, x.end(), y.begin() + row);
+    for (int64_t d = 0; d < dim; ++d) {
+      const double found = Decode(y.data(), type, d);
+      const bool is_nan = !std::isfinite(value) && !sees_none;
+      is_right = is_right && (is_nan ? std::isnan(found) : std::isfinite(found));
+    }
+  }
+  if (is_right) return 0;
+  std::printf("%s dtype=%d scores of %g: another row, or what is finite, differs\n",
+              IsaName(isa), int(type), double(value));
+  return 1;
+}
+
 }  // namespace
 
 int main() {
@@ -204,6 +243,11 @@ int main() {
     }
     for (int n = 0; n < 240; ++n) failures += Check(isa, static_cast<DType>(n % 3), false);
     for (int n = 0; n < 200; ++n) failures += Check(isa, static_cast<DType>(n % 3), true);
+    for (int n = 0; n < 60; ++n) {
+      const float values[] = {INFINITY, -INFINITY, NAN, 2.4e38f, -2.4e38f, 3e38f};
+      const DType type = n / 6 % 2 ? DType::kBF16 : DType::kF32;
+      failures += CheckSpecial(isa, type, values[n % 6]);
+    }
     std::printf("%s: checked\n", IsaName(isa));
   }
   std::printf("%d failures\n", failures);

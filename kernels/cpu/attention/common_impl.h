@@ -167,7 +167,11 @@ struct Result {
   float total, lse;
 };
 
-// Rows without a finite positive sum of weights.
+// More than the weights of all keys are together: each is at most 2^kMaxSlack, unless rounding
+// of large scores decides.
+constexpr float kMostWeight = 0x1p64f;
+
+// Rows whose sum of weights is zero, too large or NaN.
 template <typename T>
 class RareRows {
  public:
@@ -212,7 +216,7 @@ void FinishRows(const Forward& f) {
   for (int64_t row = 0; row < f.rows.count(); ++row) {
     const float sum = f.sum[row];
     Result result{f.sums + row * f.width, sum, (f.max[row] + Log2(sum)) * kLn2};
-    if (!(sum > 0)) result = rare.Finish(row);
+    if (!(sum > 0 && sum < kMostWeight)) result = rare.Finish(row);
     const float scale = 1.0f / result.total;
     T* out = (T*)args.out + f.rows.offset(row);
     for (int64_t d = 0; d < args.head_dim; d += kLanes) {

@@ -51,7 +51,7 @@ class Derived:
         """Whether a value is the largest score, up to bounds and fills.
 
         Softmax of scores less that value is NaN only where softmax of the scores is. A
-        mean, say, is also infinite where a few scores are, or where it overflows.
+        mean, say, may be infinite because a few scores are, or because it overflows.
 
         Args:
           atom: the value.
