@@ -365,7 +365,8 @@ def _tiny(q: np.ndarray, k: np.ndarray) -> np.ndarray:
 # --- judging --------------------------------------------------------------------------
 
 
-def _kind(x: np.ndarray) -> np.ndarray:
+def kind(x: np.ndarray) -> np.ndarray:
+    """1 and -1 for infinities, 2 for NaN, 0 for other numbers."""
     return np.where(np.isnan(x), 2, np.where(np.isinf(x), np.sign(x), 0))
 
 
@@ -383,9 +384,9 @@ def differences(
     for name, y, expected in zip(names, found, readings, strict=False):
         y = np.asarray(y, "float32")
         skip, loose = _left_out(form, name, doubt)
-        kinds = _kind(expected)
-        wrong = ~((kinds == _kind(y)).any(0) | skip)
-        lost = wrong & (_kind(y) == 0)
+        kinds = kind(expected)
+        wrong = ~((kinds == kind(y)).any(0) | skip)
+        lost = wrong & (kind(y) == 0)
         made = wrong & (kinds == 0).all(0)
         for word, which in (
             ("lost", lost),
@@ -430,4 +431,4 @@ def _beyond(form: Form, y: np.ndarray, expected: np.ndarray) -> np.ndarray:
     usual = np.abs(np.where(finite, expected, 0))
     usual = np.where(usual < 100, usual, 0).max()
     allowed = unit * (8 * max(usual, 1) + np.where(finite, np.abs(expected), 0).max(0))
-    return (_kind(y) == 0) & ((y < low - allowed) | (y > high + allowed))
+    return (kind(y) == 0) & ((y < low - allowed) | (y > high + allowed))
