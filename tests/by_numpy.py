@@ -174,6 +174,11 @@ def _spread(params: Any, x: np.ndarray, *_: Any) -> np.ndarray:
     return np.broadcast_to(x.reshape(sizes), shape)
 
 
+def _reshaped(params: Any, x: np.ndarray) -> np.ndarray:
+    order = params["dimensions"]
+    return (x if order is None else x.transpose(order)).reshape(params["new_sizes"])
+
+
 def _sliced(params: Any, x: np.ndarray) -> np.ndarray:
     strides = params["strides"] or (1,) * x.ndim
     bounds = (params["start_indices"], params["limit_indices"], strides)
@@ -182,7 +187,7 @@ def _sliced(params: Any, x: np.ndarray) -> np.ndarray:
 
 _MOVES: dict[str, Callable[..., np.ndarray]] = {
     "broadcast_in_dim": _spread,
-    "reshape": lambda params, x: x.reshape(params["new_sizes"]),
+    "reshape": _reshaped,
     "squeeze": lambda params, x: x.squeeze(tuple(params["dimensions"])),
     "expand_dims": lambda params, x: np.expand_dims(x, tuple(params["dimensions"])),
     "transpose": lambda params, x: x.transpose(params["permutation"]),
