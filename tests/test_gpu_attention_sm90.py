@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import attention_checks as checks
 import jax
@@ -198,7 +199,8 @@ def test_gradients_take_what_the_kernel_saves():
     args = arguments(1024, 1024)
     found = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*args)
     text = str(jax.jit(jax.grad(loss, argnums=(1, 2))).lower(*args).compile().as_text())
-    assert "attention_sm90" in text and "attention_backward_keys_sm90" in text
+    assert "attention_sm90" in text
+    assert re.search("attention_backward_(keys|both)_sm90", text)
     wide = [x.astype("float32") for x in args]
     xla = functools.partial(loss, implementation="xla", precision="highest")
     expected = jax.grad(xla, argnums=(0, 1, 2))(*wide)

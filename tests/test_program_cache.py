@@ -84,7 +84,7 @@ def test_what_is_remembered_is_followed(cache_dir):
         best(config={}, variant="faster"),
         best(code="0" * 16),  # other kernels
         best(time_us=None),
-        best(ratio=None),
+        best(xla_us=None),
     ],
     ids=lambda made: f"{made.variant} {made.config} {made.code[:4]}",
 )

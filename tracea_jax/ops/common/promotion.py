@@ -61,12 +61,16 @@ def product_dtype(a: jax.Array, b: jax.Array, preferred: Any) -> jnp.dtype:
 def convolution_dtype(x: jax.Array, w: jax.Array, preferred: Any) -> jnp.dtype:
     """The dtype of ``lax.conv_general_dilated`` of operands in their common dtype.
 
+    Floating operands take any floating ``preferred``, where lax refuses a narrower one.
+
     Raises:
       TypeError, ValueError: on dtypes without a common one, or a preferred one that lax
         refuses for it.
     """
     if preferred is None:
         return jnp.promote_types(x.dtype, w.dtype)
+    if all(jnp.issubdtype(d, jnp.floating) for d in (x.dtype, w.dtype, preferred)):
+        return jnp.dtype(preferred)  # also a narrower one, to which the sum is rounded
     one = jax.ShapeDtypeStruct((1, 1, 1, 1), promoted(x.dtype, w.dtype))
     convolution = functools.partial(
         lax.conv_general_dilated,
