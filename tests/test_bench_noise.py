@@ -126,6 +126,9 @@ TIMES = st.lists(st.floats(1e-2, 1e6), min_size=1, max_size=12)
 
 
 @hypothesis.given(TIMES, st.randoms(use_true_random=False))
+@hypothesis.example([392000.3900024804, 350161.0], random.Random(0))
+@hypothesis.example([392000.3900024804, 350161.0], random.Random(1))
+@hypothesis.example([392000.3900024804, 350161.0], random.Random(2))
 def test_plain_never_differs_from_itself(times_us, shuffled):
     again = list(times_us)
     shuffled.shuffle(again)
@@ -176,7 +179,7 @@ def test_few_rounds_have_wide_intervals():
     plain = [float(i) for i in range(1, 402)]
     timed = timed_of(plain, plain, [1.0] * 401)
     assert (timed.low, timed.high) == pytest.approx((101.5, 301.5), rel=0.01)
-    assert timed.noise == 1
+    assert timed.noise == pytest.approx(1, abs=1e-11)
 
 
 # --- the machine ----------------------------------------------------------------------

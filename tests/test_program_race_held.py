@@ -141,6 +141,7 @@ def test_a_real_race_has_real_times(monkeypatch):
 
 def test_a_small_program_is_raced_and_tuned_within_its_budget():
     report = tracea.tune(layers, *ARGUMENTS, effort="none", budget_s=100.0)
+    assert report.whole is not None
     assert report.whole.verdict is not None, report.whole.reason
     assert report.whole.note == "" and checked(report) >= 2
     assert len(report.entries) == len(report.rows) == 2

@@ -205,7 +205,7 @@ def test_no_default_is_faster_than_the_winner_by_the_times_that_decide(
         "latency": cold,
         "balanced": (steady * cold) ** 0.5,
     }
-    assert by_goal[chosen] == (expected[goal] if cold_rounds else steady)
+    assert by_goal[chosen] == pytest.approx(expected[goal] if cold_rounds else steady)
 
 
 @pytest.mark.parametrize(

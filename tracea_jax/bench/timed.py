@@ -54,7 +54,7 @@ class Timed:
             ours_us=statistics.median(race.times_us[ours]),
             low=low,
             high=high,
-            noise=math.exp(noise),
+            noise=math.exp(noise) * (1 + 1e-12),  # not below by rounding
             rounds=race.rounds,
         )
 

@@ -87,8 +87,9 @@ class Derived:
         if eqn.primitive.name == "max":
             return found[0]
         other = self.view.scalar(cases[0] if found[0] is cases[1] else cases[1])
-        is_bound = other is not None and other < math.inf
-        return found[0] if is_bound and (fills or math.isfinite(other)) else None
+        if other is None or not other < math.inf:
+            return None
+        return found[0] if fills or math.isfinite(other) else None
 
 
 def derived_along(view: View, path: Sequence[int], end: int) -> Derived:
