@@ -155,12 +155,13 @@ def test_all_scores_of_a_row(isa, dtype, value):
 
 
 def test_biases_of_minus_infinity_for_all_keys_are_nan_and_the_lowest_are_not():
-    form = dataclasses.replace(TILES, bias=(1, 1, 37, 70))
+    shape = (1, 1, 37, 70)
+    form = dataclasses.replace(TILES, bias=shape)
     x, do, _ = values.operands(form, 0)
     rng = np.random.default_rng(4)
     for name in ("q", "k", "v"):
         x[name] = rng.standard_normal(x[name].shape).astype("float32")
-    x["bias"] = np.zeros(form.bias, "float32")
+    x["bias"] = np.zeros(shape, "float32")
     x["bias"][:, :, 3] = -INF
     x["bias"][:, :, 4] = -values.MAX
     x["bias"][:, :, 6, 1:] = -INF
