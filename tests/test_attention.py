@@ -29,6 +29,8 @@ from tracea_jax.policy import Choice
 from tracea_jax.problem import AttentionProblem, problem_from_json
 from tracea_jax.variants import XLA
 
+pytestmark = pytest.mark.once
+
 theirs = jax.nn.dot_product_attention
 IN_BF16 = ("plain", "everything")
 # Bits are the same only as long as XLA makes the same code of both.

@@ -26,6 +26,8 @@ from tracea_jax.tuning.lab.child import ChildLab, Limits
 from tracea_jax.tuning.lab.local import LabError, LocalLab
 from tracea_jax.tuning.measure import CandidateError
 
+pytestmark = pytest.mark.once
+
 TIMING = measure.Timing(
     slice_s=1e-4,
     settle_s=1e-3,

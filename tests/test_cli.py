@@ -24,6 +24,8 @@ from tracea_jax.explain import explain
 from tracea_jax.runtime import nvrtc
 from tracea_jax.tuning import tuner
 
+pytestmark = pytest.mark.once
+
 
 def parsed(arguments: str):
     words = arguments.split()

@@ -24,6 +24,8 @@ from tracea_jax.tuning.lab import ahead, compile_pool, local
 from tracea_jax.tuning.lab.compile_pool import CompilePool
 from tracea_jax.tuning.measure import CandidateError
 
+pytestmark = pytest.mark.once
+
 nvrtc_needed = pytest.mark.nvrtc
 
 

@@ -21,6 +21,8 @@ import tracea_jax as tracea
 from tracea_jax.ops import conv2d
 from tracea_jax.ops.conv2d.primitive import reference
 
+pytestmark = pytest.mark.once
+
 OURS = ("float32", "bfloat16", "float16")
 
 

@@ -13,6 +13,8 @@ from tracea_jax.device import NAMED, local_cpu
 from tracea_jax.policy import Choice
 from tracea_jax.variants import XLA
 
+pytestmark = pytest.mark.once
+
 
 def test_few_configs_of_convolutions_race_the_default_first(module):
     answers, device = module("convolution_answers"), NAMED["H100"]

@@ -24,6 +24,8 @@ from tracea_jax import _native
 from tracea_jax.options import current
 from tracea_jax.runtime import cubins, launch, nvrtc
 
+pytestmark = pytest.mark.once
+
 ARCH = "sm_90a"
 _numbers = itertools.count()
 

@@ -40,6 +40,8 @@ from tracea_jax.variants.attention_backward_sm90 import ATTENTION_BACKWARD_SM90
 from tracea_jax.variants.attention_cudnn import ATTENTION_CUDNN
 from tracea_jax.variants.base import Varying
 
+pytestmark = pytest.mark.once
+
 H100, H200, A100 = NAMED["H100"], NAMED["H200"], NAMED["A100"]
 GPUS = (H100, H200, A100)
 BACKWARD = repeated.attention(direction="backward", is_causal=True)

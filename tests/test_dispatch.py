@@ -29,6 +29,8 @@ from tracea_jax.tuning.store.records import Best, Entry
 from tracea_jax.variants.gemm_cpu import GEMM_CPU, GemmCpuConfig
 from tracea_jax.variants.gemm_sm90 import GEMM_SM90
 
+pytestmark = pytest.mark.once
+
 CPU = device.local_cpu()
 H200 = device.NAMED["H200"]
 SMALL = GemmProblem(m=16, n=24, k=8)

@@ -34,6 +34,7 @@ def reader(tmp_path):
     return Reader(directory)
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_blocks_of_a_page_run_in_order(page, reader):
     for block in blocks(page):

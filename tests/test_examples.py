@@ -78,6 +78,7 @@ for name, steps in json.loads(sys.argv[1]).items():
 """
 
 
+@pytest.mark.pages
 def test_scripts_of_small_sizes_compare_plain_with_transformed(tmp_path):
     directory = tmp_path / "docs" / "examples"
     directory.mkdir(parents=True)
@@ -113,6 +114,7 @@ def test_a_function_can_be_explained_from_the_shell(target):
     assert re.match(rf"{target.partition(':')[2]} on .*\n[1-9]\d* sites: ", out)
 
 
+@pytest.mark.pages
 @pytest.mark.filterwarnings("default")  # those of what runs notebooks are not ours
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda p: p.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):

@@ -24,6 +24,8 @@ from tracea_jax.problem import GatedMatmulProblem, problem_from_json
 from tracea_jax.variants import cpu_calls
 from tracea_jax.variants.gated import GATED_FUSED, products
 
+pytestmark = pytest.mark.once
+
 ROUNDINGS = {"xla": 1, "gated_fused": 2, "gated_unfused": 3}
 IMPLEMENTATIONS = tuple(ROUNDINGS)
 NAMES = ("gated_fused", "gated_unfused")

@@ -21,6 +21,8 @@ from tracea_jax.options import current
 from tracea_jax.runtime import nvrtc
 from tracea_jax.tuning.measure import CandidateError
 
+pytestmark = pytest.mark.once
+
 PROBLEM = tracea.GemmProblem(m=16, n=24, k=8)
 
 

@@ -19,6 +19,8 @@ import tracea_jax as tracea
 from tracea_jax.ops import matmul
 from tracea_jax.variants.gemm_cpu import GemmCpuConfig
 
+pytestmark = pytest.mark.once
+
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 13, 17])
 OURS = ("float32", "bfloat16", "float16")
 OTHERS = ("int32", "uint8", "bool", "complex64")

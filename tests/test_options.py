@@ -21,6 +21,8 @@ import tracea_jax as tracea
 from tracea_jax.ops import matmul
 from tracea_jax.options import Options, current, from_environment, publish_epoch
 
+pytestmark = pytest.mark.once
+
 
 def test_defaults():
     assert from_environment({}) == Options()

@@ -19,6 +19,8 @@ from tracea_jax.ops.common.choice import without_choices
 from tracea_jax.options import current, device_for, planned_device, planning
 from tracea_jax.runtime import nvrtc
 
+pytestmark = pytest.mark.once
+
 NAMES = ("cpu", *device.NAMED)
 SETTINGS = sys.modules[planned_device.__module__]  # tracea_jax.options is a function
 

@@ -27,6 +27,8 @@ from tracea_jax.campaign import progress
 from tracea_jax.campaign.progress import WHOLE, showing
 from tracea_jax.campaign.watch import Watch
 
+pytestmark = pytest.mark.once
+
 PROBLEM = tracea.GemmProblem(m=16, n=24, k=8)
 QUICKLY: Any = {"effort": "none", "budget_s": 0.2}
 SEARCH: Any = {"phase": "search", "total": 4, "best_us": None, "message": "a config"}

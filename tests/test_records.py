@@ -21,6 +21,8 @@ from tracea_jax.tuning.store import environment as environments
 from tracea_jax.tuning.store.entries import Store
 from tracea_jax.tuning.store.environment import Environment
 
+pytestmark = pytest.mark.once
+
 _MARKED = "@pytest.mark." + "gpu"  # apart: this file has no test of a GPU
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 

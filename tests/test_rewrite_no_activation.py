@@ -17,6 +17,8 @@ from transformed import (
     transform,
 )
 
+pytestmark = pytest.mark.once
+
 # What is relu of all numbers but NaN or an infinity, or but for an overflow.
 NEARLY_RELU = {
     "where >": lambda x: jnp.where(x > 0, x, 0),

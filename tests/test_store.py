@@ -19,7 +19,7 @@ from stored_kernels import broken, failure_path, image_path
 
 from tracea_jax.runtime import cubins, nvrtc, trust
 
-pytestmark = pytest.mark.nvrtc
+pytestmark = [pytest.mark.nvrtc, pytest.mark.once]
 
 
 @pytest.fixture(autouse=True)

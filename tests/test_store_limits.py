@@ -15,7 +15,7 @@ from stored_kernels import broken, failure_path, image_path
 from tracea_jax.emit.kernel import Kernel
 from tracea_jax.runtime import cubins, nvrtc
 
-pytestmark = pytest.mark.nvrtc
+pytestmark = [pytest.mark.nvrtc, pytest.mark.once]
 
 
 def variation(number: int) -> Kernel:

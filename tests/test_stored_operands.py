@@ -24,6 +24,8 @@ from tracea_jax.tuning.store.code import named
 from tracea_jax.tuning.store.environment import environment
 from tracea_jax.tuning.store.records import Best, Entry
 
+pytestmark = pytest.mark.once
+
 H100, CPU = NAMED["H100"], local_cpu()
 BF16: dict[str, Any] = dict.fromkeys(("lhs", "rhs", "out"), "bfloat16")
 WHOLE = GemmProblem(m=512, n=1024, k=2048, **BF16)

@@ -371,7 +371,7 @@ def test_the_policys_own_decision_can_be_tuned():
     has_kernels=st.booleans(),
     faulty=st.sets(st.integers(1, 12), max_size=8),
 )
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=25, deadline=None)
 def test_no_answer_is_slower_than_untuned_or_xla_in_its_own_race(
     kc_us, xla_us, seed, goal, noise, has_kernels, faulty
 ):

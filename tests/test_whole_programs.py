@@ -78,8 +78,8 @@ SAME = ("llama_decode kept", "unet_block", "efficientnet_inference")
 DISTINCT = [n for n in NAMES if n not in SAME]
 
 
-# Of the others the layers are in these, or in the models of test_zoo: slow tests.
-RUN = ("vit_step", "llama_decode donated")
+# The others are slow tests: their layers are in this one, or in the models of test_zoo.
+RUN = ("llama_decode donated",)
 
 
 each = pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def short_bench(module, monkeypatch):
 @each
 def test_results_are_as_good_as_those_of_plain_jax(module, name, monkeypatch):
     bench, program = short_bench(module, monkeypatch), named(module)[name]
-    if name != "vit_step":  # what is transformed inside is compiled for its times only
+    if name not in RUN:  # what is transformed inside is compiled for its times only
         steps = functools.partial(bench._steps, with_inside=False)
         monkeypatch.setattr(bench, "_steps", lambda program, _: steps(program))
     row = bench.row_of(program, arguments())

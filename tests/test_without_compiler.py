@@ -10,6 +10,8 @@ from processes import run_python
 
 from tracea_jax import knowledge
 
+pytestmark = pytest.mark.once
+
 # As if nothing of the name "cuda" were installed.
 LAPTOP = """
     import sys
