@@ -16,7 +16,7 @@
 // block_kv, wherever a task's rows begin to see keys: other cuts would change bits.
 //
 // Included by attention/<isa>.cc inside an unnamed namespace, after common/vec_impl.h and
-// under the same rules. The includer defines TRACEA_TILE_M, and TRACEA_WORDS_OF_BF16 if
+// under the same rules. The includer defines TRACEA_TILE, and TRACEA_WORDS_OF_BF16 if
 // bf16 is multiplied in pairs.
 
 #include "common/tile_impl.h"
@@ -80,7 +80,7 @@ TRACEA_INLINE void TileProduct(int64_t rows, int64_t words, const float* lhs,
                                const float* rhs, int64_t panel, int64_t cols, float* out,
                                int64_t stride, bool accumulate, LhsOrder order = kByRow) {
   for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
-    const MicroKernelFn micro = kMicroKernels.For(order, rows, cols - c);
+    const MicroKernelFn micro = MicroKernelFor(order, rows, cols - c);
     micro(words, lhs, rhs, accumulate ? out : nullptr, stride, out, stride, nullptr);
   }
 }
