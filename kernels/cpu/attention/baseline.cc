@@ -13,7 +13,8 @@
 namespace tracea::cpu {
 namespace {
 #include "common/vec_impl.h"
-#include "attention/widened_impl.h"
+#include "attention/vectors_impl.h"
+#include "attention/gradient_vectors_impl.h"
 }  // namespace
 
 extern const AttentionIsa kBaselineAttention;
