@@ -417,7 +417,8 @@ const float* GradientOfMeans(const Gradient& g) {
     for (int64_t i = 0; i < queries; ++i) {
       if (!SawNone(SavedLse({args, b, h, i}))) continue;
       any = true;
-      AddRow(args.type, At(args.type, g.all.dout, QueryOffset(args, b, h, i)), dim, g.extra);
+      const int64_t at = QueryOffset(args, b, h, i);
+      AddRow(args.type, At(args.type, g.all.dout, at), dim, g.extra);
     }
   }
   ScaleRow(g.extra, g.width, 1.0f / (float)args.kv_len);
