@@ -16,6 +16,7 @@ ROOT = sources.directory().parent / "cpu"
 FILES = sorted(p for p in ROOT.rglob("*") if p.suffix in (".h", ".cc"))
 MAY_INCLUDE = {
     "common": {"common"},
+    "tile": {"common"},
     "gemm": {"common", "gemm"},
     "attention": {"common", "attention"},
     "elementwise": {"common", "elementwise"},

@@ -7,6 +7,7 @@
 #include <immintrin.h>
 
 #define TRACEA_LANES 16
+#define TRACEA_ONLY_BF16
 
 namespace tracea::cpu {
 namespace {

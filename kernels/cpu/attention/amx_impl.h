@@ -80,7 +80,7 @@ TRACEA_INLINE void PackAmxRows(const RowOf& row_of, int64_t rows, int64_t dim,
   const int64_t block = AmxSteps(dim) * kAmxStepSize;
   for (int64_t i = 0; i < RoundUp(rows, kAmxRows); ++i) {
     const bool exists = i < rows;
-    const BF16* row = row_of(exists ? i : 0);
+    const BF16* row = (const BF16*)row_of(exists ? i : 0);
     if (i + kRowsComing < rows) PrefetchBytes(row_of(i + kRowsComing), dim * 2);
     BF16* to = packed + i / kAmxRows * block + i % kAmxRows * kAmxDepth;
     for (int64_t p = 0; p < dim; p += kAmxDepth, to += kAmxStepSize) {
@@ -244,5 +244,5 @@ void RunAttention(const AttentionArgs& args, int64_t block_kv,
                   const AttentionRange& range, float* workspace) {
   const AmxScope scope;
   Workspace space(workspace);
-  RunForward<BF16, AmxKernel>(Forward(args, block_kv, range, space));
+  RunForward<AmxKernel>(Forward(args, block_kv, range, space));
 }

@@ -6,13 +6,16 @@
 
 #include <immintrin.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 8
-#define TRACEA_TILE_M 6  // 12 accumulators, 2 of rhs and 1 of lhs: 15 of 16 registers
+#define TRACEA_TILE kAvx2Tile
 
 namespace tracea::cpu {
 namespace {
 #include "common/vec_impl.h"
-#include "attention/widened_impl.h"
+#include "attention/vectors_impl.h"
+#include "attention/gradient_vectors_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx2Attention;

@@ -6,13 +6,16 @@
 
 #include <immintrin.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 16
-#define TRACEA_TILE_M 14  // 28 accumulators, 2 of rhs and 1 of lhs: 31 of 32 registers
+#define TRACEA_TILE kAvx512Tile
 
 namespace tracea::cpu {
 namespace {
 #include "common/vec_impl.h"
-#include "attention/widened_impl.h"
+#include "attention/vectors_impl.h"
+#include "attention/gradient_vectors_impl.h"
 }  // namespace
 
 extern const AttentionIsa kAvx512Attention;

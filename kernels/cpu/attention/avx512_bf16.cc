@@ -6,9 +6,12 @@
 
 #include <immintrin.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 16
-#define TRACEA_TILE_M 14  // as for AVX-512
+#define TRACEA_TILE kAvx512Bf16Tile
 #define TRACEA_WORDS_OF_BF16
+#define TRACEA_ONLY_BF16
 
 namespace tracea::cpu {
 namespace {
@@ -19,11 +22,11 @@ namespace {
 
 extern const AttentionIsa kAvx512Bf16Attention;
 const AttentionIsa kAvx512Bf16Attention = {
-    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiled<BF16>, ForwardBytes}, true};
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunAttention, ForwardBytes}, true};
 
 extern const AttentionGradientIsa kAvx512Bf16AttentionGradient;
 const AttentionGradientIsa kAvx512Bf16AttentionGradient = {
-    Isa::kAvx512Bf16, kTileM, kTileN, {RunTiledOfQueries<BF16>, GradientBytes},
-    {RunTiledOfKeys<BF16>, GradientBytes}, {RunTiledOfHead<BF16>, HeadBytes}, true};
+    Isa::kAvx512Bf16, kTileM, kTileN, {RunGradientOfQueries, GradientBytes},
+    {RunGradientOfKeys, GradientBytes}, {RunGradientOfHead, HeadBytes}, true};
 
 }  // namespace tracea::cpu

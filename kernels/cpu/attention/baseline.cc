@@ -5,17 +5,16 @@
 
 #include <string.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 4
-#if defined(__aarch64__)
-#define TRACEA_TILE_M 8  // 16 accumulators: 8x12 would fit too, but compilers spill it
-#else
-#define TRACEA_TILE_M 6  // 12 accumulators of 16 registers
-#endif
+#define TRACEA_TILE kBaselineTile
 
 namespace tracea::cpu {
 namespace {
 #include "common/vec_impl.h"
-#include "attention/widened_impl.h"
+#include "attention/vectors_impl.h"
+#include "attention/gradient_vectors_impl.h"
 }  // namespace
 
 extern const AttentionIsa kBaselineAttention;

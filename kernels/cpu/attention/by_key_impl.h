@@ -14,23 +14,6 @@ TRACEA_INLINE bool IsFinite(float x) { return Magnitude(x) < kInfinity; }
 // e^x, for x of at most 80.
 TRACEA_INLINE float ExpOf(float x) { return Exp2(Splat(x * kLog2E))[0]; }
 
-template <typename T>
-TRACEA_INLINE float Dot(const T* a, const T* b, int64_t size) {
-  Vec sum{};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    sum += LoadUpTo(a + i, size - i) * LoadUpTo(b + i, size - i);
-  }
-  return Fold<Plus>(sum);
-}
-
-// sum += factor * row, of `size` elements.
-template <typename T>
-TRACEA_INLINE void AddScaled(float factor, const T* row, int64_t size, float* sum) {
-  for (int64_t d = 0; d < size; d += kLanes) {
-    Store(sum + d, Load(sum + d) + LoadUpTo(row + d, size - d) * factor);
-  }
-}
-
 // Query i of head h of example b.
 struct Query {
   const AttentionArgs& args;
@@ -45,10 +28,10 @@ struct Query {
     return row * args.head_dim;
   }
 
-  template <typename T>
   float Score(int64_t j) const {
-    const T *q = (const T*)args.q + offset(), *k = (const T*)args.k + key_offset(j);
-    const float score = Dot(q, k, args.head_dim) * args.scale;
+    const DType type = args.type;
+    const void *q = At(type, args.q, offset()), *k = At(type, args.k, key_offset(j));
+    const float score = Dot(type, q, k, args.head_dim) * args.scale;
     if (!args.bias) return score;
     const int64_t* s = args.bias_strides;
     const int64_t at = b * s[0] + h * s[1] + i * s[2] + j * s[3];
@@ -83,12 +66,11 @@ struct Weights {
 
 // `worst`: a key that made an earlier query's weights NaN, or none of 0 .. kv_len - 1. It
 // is looked at first, and is the one that does so to this query's, if any does.
-template <typename T>
 Weights WeightsOf(const Query& query, int64_t* worst) {
   float most = -kInfinity, total = 0;
   bool sees_any = false;
   const auto look = [&](int64_t j) {
-    const float score = query.Score<T>(j);
+    const float score = query.Score(j);
     sees_any = true;
     if (!(score <= most)) most = score;
     if (most < kInfinity) return true;
@@ -99,7 +81,7 @@ Weights WeightsOf(const Query& query, int64_t* worst) {
   if (most < kInfinity) query.ForKeys({0, query.args.kv_len}, look);
   if (IsFinite(most)) {
     query.ForKeys({0, query.args.kv_len}, [&](int64_t j) {
-      total += ExpOf(query.Score<T>(j) - most);
+      total += ExpOf(query.Score(j) - most);
       return true;
     });
   }

@@ -23,6 +23,8 @@ static_assert(kTilesAtOnce * kRowTile * kAttentionBlock >= kMaxHeadDim,
 
 TRACEA_INLINE int64_t RoundUp(int64_t a, int64_t b) { return CeilDiv(a, b) * b; }
 
+#include "attention/operand_impl.h"
+
 // The keys that query i of example b may see, masks apart.
 Interval KeysOf(const AttentionArgs& args, int64_t b, int64_t i) {
   if (args.q_lengths && i >= args.q_lengths[b]) return {0, 0};
@@ -134,17 +136,14 @@ TRACEA_INLINE void ScaleRow(float* row, int64_t width, float scale) {
 }
 
 // The mean of all values of the task's head.
-template <typename T>
 void MeanOfValues(const Forward& f, float* mean) {
   for (int64_t d = 0; d < f.width; ++d) mean[d] = 0;
-  const T* v = (const T*)f.args.v;
-  for (int64_t j = 0; j < f.args.kv_len; ++j) {
-    const T* row = v + KeyOffset(f.args, f.range, j);
-    for (int64_t d = 0; d < f.args.head_dim; d += kLanes) {
-      Store(mean + d, Load(mean + d) + LoadUpTo(row + d, f.args.head_dim - d));
-    }
+  const AttentionArgs& args = f.args;
+  for (int64_t j = 0; j < args.kv_len; ++j) {
+    AddRow(args.type, At(args.type, args.v, KeyOffset(args, f.range, j)), args.head_dim,
+           mean);
   }
-  ScaleRow(mean, f.width, 1.0f / (float)f.args.kv_len);
+  ScaleRow(mean, f.width, 1.0f / (float)args.kv_len);
 }
 
 void StoreElement(void* data, DType type, int64_t i, float x) {
@@ -172,7 +171,6 @@ struct Result {
 constexpr float kMostWeight = 0x1p64f;
 
 // Rows whose sum of weights is zero, too large or NaN.
-template <typename T>
 class RareRows {
  public:
   explicit RareRows(const Forward& f) : f_(f) {}
@@ -180,7 +178,7 @@ class RareRows {
   Result Finish(int64_t row) {
     float* sums = f_.sums + row * f_.width;
     const Query query = f_.rows.at(row);
-    const Weights weights = WeightsOf<T>(query, &worst_);
+    const Weights weights = WeightsOf(query, &worst_);
     if (!weights.sees_any && !f_.rows.is_padding(row)) return {Mean(), 1, kLseOfNone};
     const bool is_nan = weights.sees_any && !IsFinite(weights.most);
     for (int64_t d = 0; d < f_.width; ++d) sums[d] = is_nan ? __builtin_nanf("") : 0;
@@ -192,14 +190,15 @@ class RareRows {
  private:
   void AddValues(const Query& query, const Weights& weights, float* sums) const {
     query.ForKeys({0, f_.args.kv_len}, [&](int64_t j) {
-      const T* v = (const T*)f_.args.v + query.key_offset(j);
-      AddScaled(weights.Of(query.Score<T>(j)), v, f_.args.head_dim, sums);
+      const AttentionArgs& args = f_.args;
+      AddScaled(args.type, weights.Of(query.Score(j)),
+                At(args.type, args.v, query.key_offset(j)), args.head_dim, sums);
       return true;
     });
   }
 
   const float* Mean() {
-    if (!has_mean_) MeanOfValues<T>(f_, f_.scores);
+    if (!has_mean_) MeanOfValues(f_, f_.scores);
     has_mean_ = true;
     return f_.scores;
   }
@@ -209,19 +208,16 @@ class RareRows {
   bool has_mean_ = false;
 };
 
-template <typename T>
 void FinishRows(const Forward& f) {
   const AttentionArgs& args = f.args;
-  RareRows<T> rare(f);
+  RareRows rare(f);
   for (int64_t row = 0; row < f.rows.count(); ++row) {
     const float sum = f.sum[row];
     Result result{f.sums + row * f.width, sum, (f.max[row] + Log2(sum)) * kLn2};
     if (!(sum > 0 && sum < kMostWeight)) result = rare.Finish(row);
     const float scale = 1.0f / result.total;
-    T* out = (T*)args.out + f.rows.offset(row);
-    for (int64_t d = 0; d < args.head_dim; d += kLanes) {
-      StoreUpTo(out + d, Load(result.sums + d) * scale, args.head_dim - d);
-    }
+    StoreScaled(args.type, result.sums, scale,
+                At(args.type, args.out, f.rows.offset(row)), args.head_dim);
     if (args.lse) {
       StoreElement(args.lse, args.lse_type, f.rows.lse_offset(row), result.lse);
     }
@@ -253,12 +249,11 @@ struct RowFetch {
 using KeyFetch = RowFetch<2>;  // of keys and values
 
 // Those of the block of a task's keys that begins with j, if it is before the end.
-template <typename T>
 KeyFetch FetchOfKeys(const AttentionArgs& args, const AttentionRange& range, int64_t j,
                      int64_t block, int64_t end) {
   if (j >= end) return {};
-  const int64_t at = KeyOffset(args, range, j), size = sizeof(T);
-  return {{(const char*)((const T*)args.k + at), (const char*)((const T*)args.v + at)},
+  const int64_t at = KeyOffset(args, range, j), size = ElementSize(args.type);
+  return {{(const char*)At(args.type, args.k, at), (const char*)At(args.type, args.v, at)},
           args.kv_heads * args.head_dim * size, args.head_dim * size,
           Min(block, end - j)};
 }
@@ -282,7 +277,7 @@ TRACEA_INLINE void ForSeeingTiles(const Forward& f, int64_t j0, int64_t count,
 
 // Kernel::PackQueries(f) prepares the rows; Kernel::UpdateBlock(f, j0, count, next) lets
 // them see the keys [j0, j0 + count), which it packs, as `next` comes closer.
-template <typename T, typename Kernel>
+template <typename Kernel>
 void RunForward(const Forward& f) {
   Kernel::PackQueries(f);
   Interval keys{0, 0};
@@ -295,8 +290,8 @@ void RunForward(const Forward& f) {
     for (int64_t d = 0; d < f.width; d += kLanes) Store(sums + d, Vec{});
   }
   for (int64_t j = keys.lo / f.block * f.block; j < keys.hi; j += f.block) {
-    const auto next = FetchOfKeys<T>(f.args, f.range, j + f.block, f.block, keys.hi);
+    const auto next = FetchOfKeys(f.args, f.range, j + f.block, f.block, keys.hi);
     Kernel::UpdateBlock(f, j, Min(f.block, keys.hi - j), next);
   }
-  FinishRows<T>(f);
+  FinishRows(f);
 }

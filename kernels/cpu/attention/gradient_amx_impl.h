@@ -10,14 +10,14 @@ struct AmxGradient {
     PackAmxRows(row_of, g.rows.count(), g.args.head_dim, (BF16*)to);
   }
 
-  static void PackTransposed(const BF16* from, int64_t stride, int64_t depth,
+  static void PackTransposed(DType, const void* from, int64_t stride, int64_t depth,
                              int64_t cols, float* to) {
-    PackAmxRhsTransposed(from, stride, depth, cols, (BF16*)to);
+    PackAmxRhsTransposed((const BF16*)from, stride, depth, cols, (BF16*)to);
   }
 
-  static void PackStored(const BF16* from, int64_t stride, int64_t depth, int64_t cols,
-                         float* to) {
-    PackAmxRhs(from, stride, depth, cols, (BF16*)to);
+  static void PackStored(DType, const void* from, int64_t stride, int64_t depth,
+                         int64_t cols, float* to) {
+    PackAmxRhs((const BF16*)from, stride, depth, cols, (BF16*)to);
   }
 
   template <int kRowTiles>
@@ -91,12 +91,12 @@ void RunGradientOfQueries(const AttentionGradientArgs& args, int64_t block,
                           const AttentionRange& range, float* workspace) {
   const AmxScope scope;
   Workspace space(workspace);
-  RunQueryGradient<BF16, AmxGradient>(Gradient(args, block, range, space));
+  RunQueryGradient<AmxGradient>(Gradient(args, block, range, space));
 }
 
 void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
                        const AttentionRange& range, float* workspace) {
   const AmxScope scope;
   Workspace space(workspace);
-  RunKeyGradient<BF16, AmxGradient>(Gradient(args, block, range, space));
+  RunKeyGradient<AmxGradient>(Gradient(args, block, range, space));
 }

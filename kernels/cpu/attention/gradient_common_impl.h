@@ -94,11 +94,16 @@ struct LoopQuery {
   bool is_blank;
 };
 
-template <typename T>
-LoopQuery LoopQueryOf(const AttentionGradientArgs& all, const Query& query, float lse) {
+// The sum of do * o of a query.
+float DeltaOf(const AttentionGradientArgs& all, const Query& query) {
+  const AttentionArgs& args = query.args;
   const int64_t at = query.offset();
-  const T *dout = (const T*)all.dout + at, *o = (const T*)query.args.out + at;
-  const float delta = Dot(dout, o, query.args.head_dim);
+  return Dot(args.type, At(args.type, all.dout, at), At(args.type, args.out, at),
+             args.head_dim);
+}
+
+LoopQuery LoopQueryOf(const AttentionGradientArgs& all, const Query& query, float lse) {
+  const float delta = DeltaOf(all, query);
   const bool is_usual = Magnitude(lse) < kLargeLse;
   if (IsFinite(delta) && is_usual) return {lse * kLog2E, delta, false};
   if (IsFinite(delta) && SawNone(lse)) return {kInfinity, delta, false};
@@ -107,70 +112,67 @@ LoopQuery LoopQueryOf(const AttentionGradientArgs& all, const Query& query, floa
 
 // Calls body(j, p, ds) with what each key, of those in `among` that a blank query sees, has
 // as a weight and as the gradient of its score.
-template <typename T, typename Body>
+template <typename Body>
 void ForKeysOfBlank(const AttentionGradientArgs& all, const Query& query, float lse,
                     Interval among, const Body& body) {
   if (SawNone(lse)) return;
   const AttentionArgs& args = query.args;
-  const int64_t at = query.offset();
-  const T *dout = (const T*)all.dout + at, *o = (const T*)args.out + at;
-  const float delta = Dot(dout, o, args.head_dim);
+  const void* dout = At(args.type, all.dout, query.offset());
+  const float delta = DeltaOf(all, query);
   int64_t worst = -1;
   Weights weights{lse, 1, true};
-  if (IsFinite(lse) && !(Magnitude(lse) < kLargeLse)) weights = WeightsOf<T>(query, &worst);
+  if (IsFinite(lse) && !(Magnitude(lse) < kLargeLse)) weights = WeightsOf(query, &worst);
   query.ForKeys(among, [&](int64_t j) {
-    const T* v = (const T*)args.v + query.key_offset(j);
+    const void* v = At(args.type, args.v, query.key_offset(j));
     const bool is_nan = !IsFinite(weights.most);
-    const float p = is_nan ? __builtin_nanf("") : weights.Of(query.Score<T>(j));
-    body(j, p, p * (Dot(dout, v, args.head_dim) - delta));
+    const float p = is_nan ? __builtin_nanf("") : weights.Of(query.Score(j));
+    body(j, p, p * (Dot(args.type, dout, v, args.head_dim) - delta));
     return true;
   });
 }
 
 // A blank query's gradient, still to be scaled, added to `dq`.
-template <typename T>
 void AddToBlank(const AttentionGradientArgs& all, const Query& query, float lse,
                 float* dq) {
   const AttentionArgs& args = query.args;
-  ForKeysOfBlank<T>(all, query, lse, {0, args.kv_len}, [&](int64_t j, float, float ds) {
-    AddScaled(ds, (const T*)args.k + query.key_offset(j), args.head_dim, dq);
+  ForKeysOfBlank(all, query, lse, {0, args.kv_len}, [&](int64_t j, float, float ds) {
+    AddScaled(args.type, ds, At(args.type, args.k, query.key_offset(j)), args.head_dim,
+              dq);
   });
 }
 
 // What a blank query gives to the gradients of the keys from `among.lo` on, which lie
 // `width` apart, added to them.
-template <typename T>
 void AddFromBlank(const AttentionGradientArgs& all, const Query& query, float lse,
                   Interval among, int64_t width, float* dk, float* dv) {
   const AttentionArgs& args = query.args;
-  const T *q = (const T*)args.q + query.offset();
-  const T* dout = (const T*)all.dout + query.offset();
-  ForKeysOfBlank<T>(all, query, lse, among, [&](int64_t j, float p, float ds) {
+  const void* q = At(args.type, args.q, query.offset());
+  const void* dout = At(args.type, all.dout, query.offset());
+  ForKeysOfBlank(all, query, lse, among, [&](int64_t j, float p, float ds) {
     const int64_t at = (j - among.lo) * width;
-    AddScaled(ds, q, args.head_dim, dk + at);
-    AddScaled(p, dout, args.head_dim, dv + at);
+    AddScaled(args.type, ds, q, args.head_dim, dk + at);
+    AddScaled(args.type, p, dout, args.head_dim, dv + at);
   });
 }
 
 // q and do of neighbouring queries, `stride` apart.
-template <typename T>
 struct QueryRows {
-  const T *q, *dout;
+  DType type;
+  const void *q, *dout;
   int64_t stride;
 
   // A copy in g.clean, with zeros where the log-sum-exp is infinite.
   QueryRows Cleaned(const Gradient& g, const float* lse, int64_t count) const {
-    T *const to[2] = {(T*)g.clean[0], (T*)g.clean[1]};
+    const int64_t bytes = ElementSize(type);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t size = lse[i] == kInfinity ? 0 : g.args.head_dim;
       for (int which = 0; which < 2; ++which) {
-        const T* from = (which == 0 ? q : dout) + i * stride;
-        for (int64_t d = 0; d < g.width; ++d) {
-          to[which][i * g.width + d] = d < size ? from[d] : T{};
-        }
+        char* to = (char*)g.clean[which] + i * g.width * bytes;
+        memcpy(to, At(type, which == 0 ? q : dout, i * stride), size * bytes);
+        memset(to + size * bytes, 0, (g.width - size) * bytes);
       }
     }
-    return {to[0], to[1], g.width};
+    return {type, g.clean[0], g.clean[1], g.width};
   }
 };
 
@@ -211,43 +213,42 @@ TRACEA_INLINE void ClearSums(const Gradient& g) {
   for (int64_t d = 0; d < g.width; ++d) g.zeros[d] = 0;
 }
 
-template <typename T>
-TRACEA_INLINE void StoreGradient(const float* from, float scale, const float* extra,
-                                 T* to, int64_t size) {
-  for (int64_t d = 0; d < size; d += kLanes) {
-    const Vec more = extra ? Load(extra + d) : Vec{};
-    StoreUpTo(to + d, Load(from + d) * scale + more, size - d);
-  }
+void StoreGradient(DType type, const float* from, float scale, const float* extra, void* to,
+                   int64_t size) {
+  OfType(type, [&](auto t) {
+    for (int64_t d = 0; d < size; d += kLanes) {
+      const Vec more = extra ? Load(extra + d) : Vec{};
+      StoreUpTo((decltype(t)*)to + d, Load(from + d) * scale + more, size - d);
+    }
+  });
 }
 
 // Row `row` of the task is this query. Returns whether it is blank; its dq is complete then.
-template <typename T>
 bool SetRow(const Gradient& g, int64_t row, const Query& query) {
   const float lse = SavedLse(query);
-  const LoopQuery known = LoopQueryOf<T>(g.all, query, lse);
+  const LoopQuery known = LoopQueryOf(g.all, query, lse);
   g.row_lse[row] = known.lse;
   g.row_delta[row] = known.delta;
-  if (known.is_blank) AddToBlank<T>(g.all, query, lse, g.sums[0] + row * g.width);
+  if (known.is_blank) AddToBlank(g.all, query, lse, g.sums[0] + row * g.width);
   return known.is_blank;
 }
 
 // ---- Queries --------------------------------------------------------------------------
 
-template <typename T, typename Kernel>
+template <typename Kernel>
 Interval PrepareQueries(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const T *q = (const T*)args.q, *dout = (const T*)g.all.dout, *zeros = (const T*)g.zeros;
   Interval all{0, 0};
   for (int64_t row = 0; row < g.rows.count(); ++row) {
     g.seen[row] = g.rows.keys(row);
-    SetRow<T>(g, row, g.rows.at(row));
+    SetRow(g, row, g.rows.at(row));
     all = Hull(all, g.seen[row]);
   }
-  const auto of = [&](const T* x, int64_t i) {
-    return g.row_lse[i] == kInfinity ? zeros : x + g.rows.offset(i);
+  const auto of = [&](const void* x, int64_t i) {
+    return g.row_lse[i] == kInfinity ? g.zeros : At(args.type, x, g.rows.offset(i));
   };
-  const auto q_of = [&](int64_t i) { return of(q, i); };
-  const auto do_of = [&](int64_t i) { return of(dout, i); };
+  const auto q_of = [&](int64_t i) { return of(args.q, i); };
+  const auto do_of = [&](int64_t i) { return of(g.all.dout, i); };
   Kernel::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
   Kernel::PackLhs(g, do_of, 1.0f, g.lhs[1]);
   return all;
@@ -272,26 +273,27 @@ void QueryTileGradient(const Gradient& g, RowTile tile, int64_t j0, int64_t coun
 }
 
 // Keys [j0, j0 + count) as columns.
-template <typename T, typename Kernel>
+template <typename Kernel>
 void PackKeyBlock(const Gradient& g, int64_t j0, int64_t count) {
   const AttentionArgs& args = g.args;
   const int64_t dim = args.head_dim, stride = args.kv_heads * dim;
   const int64_t at = KeyOffset(args, g.range, j0);
-  const T *k = (const T*)args.k + at, *v = (const T*)args.v + at;
-  Kernel::PackTransposed(k, stride, dim, count, g.transposed[0]);
-  Kernel::PackTransposed(v, stride, dim, count, g.transposed[1]);
-  Kernel::PackStored(k, stride, count, dim, g.stored[0]);
+  const DType type = args.type;
+  const void *k = At(type, args.k, at), *v = At(type, args.v, at);
+  Kernel::PackTransposed(type, k, stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(type, v, stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(type, k, stride, count, dim, g.stored[0]);
 }
 
-template <typename T, typename Kernel>
+template <typename Kernel>
 void RunQueryGradient(const Gradient& g) {
   const AttentionArgs& args = g.args;
   ClearSums(g);
-  const Interval keys = PrepareQueries<T, Kernel>(g);
+  const Interval keys = PrepareQueries<Kernel>(g);
   for (int64_t j = keys.lo / g.block * g.block; j < keys.hi; j += g.block) {
     const int64_t count = Min(g.block, keys.hi - j);
-    PackKeyBlock<T, Kernel>(g, j, count);
-    auto next = FetchOfKeys<T>(args, g.range, j + g.block, g.block, keys.hi);
+    PackKeyBlock<Kernel>(g, j, count);
+    auto next = FetchOfKeys(args, g.range, j + g.block, g.block, keys.hi);
     const int64_t share = next.Share(g.rows.count());
     ForRowTiles(g.rows.count(), [&](RowTile tile) {
       next.Fetch(share);
@@ -300,25 +302,26 @@ void RunQueryGradient(const Gradient& g) {
     });
   }
   for (int64_t row = 0; row < g.rows.count(); ++row) {
-    StoreGradient(g.sums[0] + row * g.width, args.scale, nullptr,
-                  (T*)g.all.dq + g.rows.offset(row), args.head_dim);
+    StoreGradient(args.type, g.sums[0] + row * g.width, args.scale, nullptr,
+                  At(args.type, g.all.dq, g.rows.offset(row)), args.head_dim);
   }
 }
 
 // ---- Keys -----------------------------------------------------------------------------
 
-template <typename T, typename Kernel>
+template <typename Kernel>
 Interval PrepareKeys(const Gradient& g) {
   const AttentionArgs& args = g.args;
-  const T *k = (const T*)args.k, *v = (const T*)args.v;
-  const int64_t key0 = g.range.row0;
-  const auto k_of = [&](int64_t i) { return k + KeyOffset(args, g.range, key0 + i); };
-  const auto v_of = [&](int64_t i) { return v + KeyOffset(args, g.range, key0 + i); };
+  const auto of = [&](const void* x, int64_t i) {
+    return At(args.type, x, KeyOffset(args, g.range, g.range.row0 + i));
+  };
+  const auto k_of = [&](int64_t i) { return of(args.k, i); };
+  const auto v_of = [&](int64_t i) { return of(args.v, i); };
   Kernel::PackLhs(g, k_of, args.scale * kLog2E, g.lhs[0]);
   Kernel::PackLhs(g, v_of, 1.0f, g.lhs[1]);
   Interval all{0, 0};
   for (int64_t row = 0; row < g.rows.count(); ++row) {
-    g.seen[row] = QueriesOf(args, g.range.batch, key0 + row);
+    g.seen[row] = QueriesOf(args, g.range.batch, g.range.row0 + row);
     all = Hull(all, g.seen[row]);
   }
   return all;
@@ -326,7 +329,6 @@ Interval PrepareKeys(const Gradient& g) {
 
 // What the loops know of queries [i0, i0 + count) of head h as columns. Whether one of them
 // is blank: what it gives to the task's keys is added here.
-template <typename T>
 bool SetColumns(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
   const Interval keys{g.range.row0, g.range.row1};
   bool any = false;
@@ -335,9 +337,9 @@ bool SetColumns(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
     if (i < count) {
       const Query query{g.args, g.range.batch, h, i0 + i};
       const float lse = SavedLse(query);
-      known = LoopQueryOf<T>(g.all, query, lse);
+      known = LoopQueryOf(g.all, query, lse);
       if (known.is_blank) {
-        AddFromBlank<T>(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
+        AddFromBlank(g.all, query, lse, keys, g.width, g.sums[0], g.sums[1]);
       }
     }
     g.col_lse[i] = known.lse;
@@ -348,27 +350,28 @@ bool SetColumns(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
 }
 
 // Queries [i0, i0 + count) of head h as columns.
-template <typename T, typename Kernel>
+template <typename Kernel>
 void PackQueryBlock(const Gradient& g, int64_t h, int64_t i0, int64_t count) {
   const AttentionArgs& args = g.args;
   const int64_t dim = args.head_dim, at = QueryOffset(args, g.range.batch, h, i0);
-  QueryRows<T> x{(const T*)args.q + at, (const T*)g.all.dout + at, args.heads * dim};
-  if (SetColumns<T>(g, h, i0, count)) x = x.Cleaned(g, g.col_lse, count);
-  Kernel::PackTransposed(x.q, x.stride, dim, count, g.transposed[0]);
-  Kernel::PackTransposed(x.dout, x.stride, dim, count, g.transposed[1]);
-  Kernel::PackStored(x.q, x.stride, count, dim, g.stored[0]);
-  Kernel::PackStored(x.dout, x.stride, count, dim, g.stored[1]);
+  const DType type = args.type;
+  QueryRows x{type, At(type, args.q, at), At(type, g.all.dout, at), args.heads * dim};
+  if (SetColumns(g, h, i0, count)) x = x.Cleaned(g, g.col_lse, count);
+  Kernel::PackTransposed(type, x.q, x.stride, dim, count, g.transposed[0]);
+  Kernel::PackTransposed(type, x.dout, x.stride, dim, count, g.transposed[1]);
+  Kernel::PackStored(type, x.q, x.stride, count, dim, g.stored[0]);
+  Kernel::PackStored(type, x.dout, x.stride, count, dim, g.stored[1]);
 }
 
 // Brings closer what PackQueryBlock reads of the block that begins with query i, if it is
 // before the end.
-template <typename T>
 RowFetch<3> FetchOfQueries(const Gradient& g, int64_t h, int64_t i, int64_t end) {
   if (i >= end) return {};
   const AttentionArgs& args = g.args;
-  const int64_t at = QueryOffset(args, g.range.batch, h, i), size = sizeof(T);
-  return {{(const char*)((const T*)args.q + at), (const char*)((const T*)g.all.dout + at),
-           (const char*)((const T*)args.out + at)},
+  const int64_t at = QueryOffset(args, g.range.batch, h, i);
+  const int64_t size = ElementSize(args.type);
+  const auto of = [&](const void* x) { return (const char*)At(args.type, x, at); };
+  return {{of(args.q), of(g.all.dout), of(args.out)},
           args.heads * args.head_dim * size, args.head_dim * size,
           Min(g.block, end - i)};
 }
@@ -402,7 +405,6 @@ void KeyTileGradient(const Gradient& g, RowTile tile, int64_t h, int64_t i0,
 }
 
 // What every key's value gets from queries that see no key: they average all values.
-template <typename T>
 const float* GradientOfMeans(const Gradient& g) {
   const AttentionArgs& args = g.args;
   const int64_t b = g.range.batch, dim = args.head_dim;
@@ -415,27 +417,25 @@ const float* GradientOfMeans(const Gradient& g) {
     for (int64_t i = 0; i < queries; ++i) {
       if (!SawNone(SavedLse({args, b, h, i}))) continue;
       any = true;
-      const T* dout = (const T*)g.all.dout + QueryOffset(args, b, h, i);
-      for (int64_t d = 0; d < dim; d += kLanes) {
-        Store(g.extra + d, Load(g.extra + d) + LoadUpTo(dout + d, dim - d));
-      }
+      const int64_t at = QueryOffset(args, b, h, i);
+      AddRow(args.type, At(args.type, g.all.dout, at), dim, g.extra);
     }
   }
   ScaleRow(g.extra, g.width, 1.0f / (float)args.kv_len);
   return any ? g.extra : nullptr;
 }
 
-template <typename T, typename Kernel>
+template <typename Kernel>
 void RunKeyGradient(const Gradient& g) {
   const AttentionArgs& args = g.args;
   ClearSums(g);
-  const Interval queries = PrepareKeys<T, Kernel>(g);
+  const Interval queries = PrepareKeys<Kernel>(g);
   for (int64_t member = 0; member < args.group(); ++member) {
     const int64_t h = g.range.kv_head * args.group() + member;
     for (int64_t i = queries.lo / g.block * g.block; i < queries.hi; i += g.block) {
       const int64_t count = Min(g.block, queries.hi - i);
-      PackQueryBlock<T, Kernel>(g, h, i, count);
-      auto next = FetchOfQueries<T>(g, h, i + g.block, queries.hi);
+      PackQueryBlock<Kernel>(g, h, i, count);
+      auto next = FetchOfQueries(g, h, i + g.block, queries.hi);
       const int64_t share = next.Share(g.rows.count());
       ForRowTiles(g.rows.count(), [&](RowTile tile) {
         next.Fetch(share);
@@ -444,11 +444,12 @@ void RunKeyGradient(const Gradient& g) {
       });
     }
   }
-  const float* extra = GradientOfMeans<T>(g);
+  const float* extra = GradientOfMeans(g);
   for (int64_t row = 0; row < g.rows.count(); ++row) {
     const int64_t at = KeyOffset(args, g.range, g.range.row0 + row);
     const float *dk = g.sums[0] + row * g.width, *dv = g.sums[1] + row * g.width;
-    StoreGradient(dk, args.scale, nullptr, (T*)g.all.dk + at, args.head_dim);
-    StoreGradient(dv, 1.0f, extra, (T*)g.all.dv + at, args.head_dim);
+    StoreGradient(args.type, dk, args.scale, nullptr, At(args.type, g.all.dk, at),
+                  args.head_dim);
+    StoreGradient(args.type, dv, 1.0f, extra, At(args.type, g.all.dv, at), args.head_dim);
   }
 }

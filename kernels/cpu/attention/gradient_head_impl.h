@@ -62,31 +62,31 @@ int64_t HeadBytes(const AttentionGradientArgs& args, int64_t block, int64_t rows
 }
 
 // Queries [i0, i0 + count) of head h as rows; the keys that they see.
-template <typename T>
 Interval PrepareChunk(const HeadGradient& head, const Gradient& g, int64_t h, int64_t i0) {
   const AttentionArgs& args = head.args;
   const int64_t b = head.range.batch, count = g.rows.count();
   const int64_t at = QueryOffset(args, b, h, i0);
-  QueryRows<T> x{(const T*)args.q + at, (const T*)head.all.dout + at,
-                 args.heads * args.head_dim};
+  const DType type = args.type;
+  QueryRows x{type, At(type, args.q, at), At(type, head.all.dout, at),
+              args.heads * args.head_dim};
   Interval all{0, 0};
   bool has_blank = false;
   for (int64_t row = 0; row < count; ++row) {
     g.seen[row] = KeysOf(args, b, i0 + row);
     all = Hull(all, g.seen[row]);
     const Query query{args, b, h, i0 + row};
-    if (!SetRow<T>(g, row, query)) continue;
+    if (!SetRow(g, row, query)) continue;
     has_blank = true;
-    AddFromBlank<T>(head.all, query, SavedLse(query), {0, args.kv_len}, head.width,
-                    head.sums[0], head.sums[1]);
+    AddFromBlank(head.all, query, SavedLse(query), {0, args.kv_len}, head.width,
+                 head.sums[0], head.sums[1]);
   }
   if (has_blank) x = x.Cleaned(g, g.row_lse, count);
-  const auto q_of = [&](int64_t i) { return x.q + i * x.stride; };
-  const auto do_of = [&](int64_t i) { return x.dout + i * x.stride; };
-  TiledGradient<T>::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
-  TiledGradient<T>::PackLhs(g, do_of, 1.0f, g.lhs[1]);
-  PackRhs(x.q, x.stride, count, args.head_dim, head.stored[0]);
-  PackRhs(x.dout, x.stride, count, args.head_dim, head.stored[1]);
+  const auto q_of = [&](int64_t i) { return At(type, x.q, i * x.stride); };
+  const auto do_of = [&](int64_t i) { return At(type, x.dout, i * x.stride); };
+  TiledGradient::PackLhs(g, q_of, args.scale * kLog2E, g.lhs[0]);
+  TiledGradient::PackLhs(g, do_of, 1.0f, g.lhs[1]);
+  PackStoredColumns(type, x.q, x.stride, count, args.head_dim, head.stored[0]);
+  PackStoredColumns(type, x.dout, x.stride, count, args.head_dim, head.stored[1]);
   return all;
 }
 
@@ -95,13 +95,12 @@ TRACEA_INLINE void ClearWords(float* words, int64_t from, int64_t to) {
 }
 
 // dq of a row tile; its ds and weights, zero where it sees nothing of the block.
-template <typename T>
 void KeepTile(const HeadGradient& head, const Gradient& g, RowTile tile, int64_t h,
               int64_t i0, int64_t j0, int64_t count) {
   const Interval at = SeenOf(g, tile, j0, count);
   const int64_t keys = at.hi - at.lo, words = head.block / kWordDepth;
   const int64_t first = at.lo / kWordDepth, last = first + RoundUp(WordsIn(keys), kLanes);
-  if (keys > 0) TiledGradient<T>::Products(g, tile, at);
+  if (keys > 0) TiledGradient::Products(g, tile, at);
   for (int64_t i = 0; i < tile.rows; ++i) {
     const int64_t row = tile.first + i;
     float *ds = head.KeptRow(0, row), *p = head.KeptRow(1, row);
@@ -118,14 +117,14 @@ void KeepTile(const HeadGradient& head, const Gradient& g, RowTile tile, int64_t
     ForbidColumns(g, row, j0 + at.lo, scores, keys);
     // What Products left alone may be anything, and weights of zero would keep a NaN.
     ClearWords(g.dp + i * g.block, RoundUp(keys, kLanes), RoundUp(keys, kKeyUnit));
-    TiledGradient<T>::template Weigh<true>(
+    TiledGradient::Weigh<true>(
         g, i, row, at, [&](int64_t v, const Vec& weight_words, const Vec& ds_words) {
           Store(p + first + v * kLanes, weight_words);
           Store(ds + first + v * kLanes, ds_words);
-          Store(g.ds + TiledGradient<T>::LhsAt(v, i, tile.rows), ds_words);
+          Store(g.ds + TiledGradient::LhsAt(v, i, tile.rows), ds_words);
         });
   }
-  if (keys > 0) TiledGradient<T>::Accumulate(g, tile, 0, count, at);
+  if (keys > 0) TiledGradient::Accumulate(g, tile, 0, count, at);
 }
 
 // What the keys [j0, j0 + count) get from a chunk of queries.
@@ -142,32 +141,31 @@ void AddToKeys(const HeadGradient& head, int64_t queries, int64_t j0, int64_t co
   });
 }
 
-template <typename T>
 void RunChunk(const HeadGradient& head, const Gradient& g, int64_t h, int64_t i0) {
   const AttentionArgs& args = head.args;
   ClearSums(g);
-  const Interval keys = PrepareChunk<T>(head, g, h, i0);
+  const Interval keys = PrepareChunk(head, g, h, i0);
   for (int64_t j = keys.lo / g.block * g.block; j < keys.hi; j += g.block) {
     const int64_t count = Min(g.block, keys.hi - j);
-    PackKeyBlock<T, TiledGradient<T>>(g, j, count);
-    auto next = FetchOfKeys<T>(args, g.range, j + g.block, g.block, keys.hi);
+    PackKeyBlock<TiledGradient>(g, j, count);
+    auto next = FetchOfKeys(args, g.range, j + g.block, g.block, keys.hi);
     const int64_t share = next.Share(g.rows.count());
     ForRowTiles(g.rows.count(), [&](RowTile tile) {
       next.Fetch(share);
-      KeepTile<T>(head, g, tile, h, i0, j, count);
+      KeepTile(head, g, tile, h, i0, j, count);
     });
     AddToKeys(head, g.rows.count(), j, count);
   }
   for (int64_t row = 0; row < g.rows.count(); ++row) {
-    T* dq = (T*)head.all.dq + QueryOffset(args, head.range.batch, h, i0 + row);
-    StoreGradient(g.sums[0] + row * g.width, args.scale, nullptr, dq, args.head_dim);
+    const int64_t at = QueryOffset(args, head.range.batch, h, i0 + row);
+    StoreGradient(args.type, g.sums[0] + row * g.width, args.scale, nullptr,
+                  At(args.type, head.all.dq, at), args.head_dim);
   }
 }
 
 // `range` has the rows of a chunk, whatever the head has.
-template <typename T>
-void RunTiledOfHead(const AttentionGradientArgs& all, int64_t block,
-                    const AttentionRange& range, float* workspace) {
+void RunGradientOfHead(const AttentionGradientArgs& all, int64_t block,
+                       const AttentionRange& range, float* workspace) {
   Workspace space(workspace);
   const HeadGradient head(all, block, range, space);
   const AttentionArgs& args = head.args;
@@ -177,14 +175,15 @@ void RunTiledOfHead(const AttentionGradientArgs& all, int64_t block,
     const int64_t h = range.kv_head * args.group() + member;
     for (int64_t i = 0; i < args.q_len; i += chunk) {
       const AttentionRange rows{range.batch, range.kv_head, 0, Min(chunk, args.q_len - i)};
-      RunChunk<T>(head, head.Chunk(rows), h, i);
+      RunChunk(head, head.Chunk(rows), h, i);
     }
   }
-  const float* extra = GradientOfMeans<T>(head.Chunk(range));
+  const float* extra = GradientOfMeans(head.Chunk(range));
   for (int64_t j = 0; j < args.kv_len; ++j) {
     const int64_t at = KeyOffset(args, range, j);
     const float *dk = head.sums[0] + j * head.width, *dv = head.sums[1] + j * head.width;
-    StoreGradient(dk, args.scale, nullptr, (T*)all.dk + at, args.head_dim);
-    StoreGradient(dv, 1.0f, extra, (T*)all.dv + at, args.head_dim);
+    StoreGradient(args.type, dk, args.scale, nullptr, At(args.type, all.dk, at),
+                  args.head_dim);
+    StoreGradient(args.type, dv, 1.0f, extra, At(args.type, all.dv, at), args.head_dim);
   }
 }

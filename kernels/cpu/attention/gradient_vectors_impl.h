@@ -5,24 +5,24 @@
 
 #include "attention/gradient_common_impl.h"
 
-template <typename T>
 struct TiledGradient {
   template <typename RowOf>
   static void PackLhs(const Gradient& g, const RowOf& row_of, float scale, float* to) {
     ForRowTiles(g.rows.count(), [&](RowTile t) {
       const auto of_tile = [&](int64_t i) { return row_of(t.first + i); };
-      PackRows<T>(of_tile, t.rows, g.args.head_dim, scale, to + t.first * g.width);
+      PackRows(g.args.type, of_tile, t.rows, g.args.head_dim, scale,
+               to + t.first * g.width);
     });
   }
 
-  static void PackTransposed(const T* from, int64_t stride, int64_t depth, int64_t cols,
-                             float* to) {
-    PackRhsTransposed(from, stride, depth, cols, to);
+  static void PackTransposed(DType type, const void* from, int64_t stride, int64_t depth,
+                             int64_t cols, float* to) {
+    PackColumns(type, from, stride, depth, cols, to);
   }
 
-  static void PackStored(const T* from, int64_t stride, int64_t depth, int64_t cols,
-                         float* to) {
-    PackRhs(from, stride, depth, cols, to);
+  static void PackStored(DType type, const void* from, int64_t stride, int64_t depth,
+                         int64_t cols, float* to) {
+    PackStoredColumns(type, from, stride, depth, cols, to);
   }
 
   static TRACEA_INLINE void Products(const Gradient& g, RowTile tile, Interval at) {
@@ -84,18 +84,16 @@ struct TiledGradient {
   }
 };
 
-template <typename T>
-void RunTiledOfQueries(const AttentionGradientArgs& args, int64_t block,
-                       const AttentionRange& range, float* workspace) {
+void RunGradientOfQueries(const AttentionGradientArgs& args, int64_t block,
+                          const AttentionRange& range, float* workspace) {
   Workspace space(workspace);
-  RunQueryGradient<T, TiledGradient<T>>(Gradient(args, block, range, space));
+  RunQueryGradient<TiledGradient>(Gradient(args, block, range, space));
 }
 
-template <typename T>
-void RunTiledOfKeys(const AttentionGradientArgs& args, int64_t block,
-                    const AttentionRange& range, float* workspace) {
+void RunGradientOfKeys(const AttentionGradientArgs& args, int64_t block,
+                       const AttentionRange& range, float* workspace) {
   Workspace space(workspace);
-  RunKeyGradient<T, TiledGradient<T>>(Gradient(args, block, range, space));
+  RunKeyGradient<TiledGradient>(Gradient(args, block, range, space));
 }
 
 #include "attention/gradient_head_impl.h"

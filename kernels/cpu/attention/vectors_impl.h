@@ -16,7 +16,7 @@
 // block_kv, wherever a task's rows begin to see keys: other cuts would change bits.
 //
 // Included by attention/<isa>.cc inside an unnamed namespace, after common/vec_impl.h and
-// under the same rules. The includer defines TRACEA_TILE_M, and TRACEA_WORDS_OF_BF16 if
+// under the same rules. The includer defines TRACEA_TILE, and TRACEA_WORDS_OF_BF16 if
 // bf16 is multiplied in pairs.
 
 #include "common/tile_impl.h"
@@ -60,18 +60,33 @@ TRACEA_INLINE Vec WeighRow(const float* scores, int64_t vecs, float shift, float
 
 // rows x dim, each row found by `row_of`, times `scale` unless they are of bf16 as words;
 // as lhs of the micro-kernel.
-template <typename T, typename RowOf>
-TRACEA_INLINE void PackRows(const RowOf& row_of, int64_t rows, int64_t dim, float scale,
-                            float* packed) {
+template <typename RowOf>
+TRACEA_INLINE void PackRows(DType type, const RowOf& row_of, int64_t rows, int64_t dim,
+                            float scale, float* packed) {
   for (int64_t i = 0; i < rows; ++i) {
-    const T* row = row_of(i);
-    for (int64_t p = 0; p < WordsIn(dim); p += kLanes) {
-      float* to = packed + (p / kChunk * rows + i) * kChunk + p % kChunk;
-      const int64_t at = p * kWordDepth;
-      const Vec words = LoadWordsUpTo(row + at, dim - at);
-      Store(to, kWordDepth == 1 ? words * scale : words);
-    }
+    const void* row = row_of(i);
+    OfType(type, [&](auto t) {
+      for (int64_t p = 0; p < WordsIn(dim); p += kLanes) {
+        float* to = packed + (p / kChunk * rows + i) * kChunk + p % kChunk;
+        const int64_t at = p * kWordDepth;
+        const Vec words = LoadWordsUpTo((const decltype(t)*)row + at, dim - at);
+        Store(to, kWordDepth == 1 ? words * scale : words);
+      }
+    });
   }
+}
+
+// Columns as rhs of the micro-kernel, from rows of the depth or across it.
+void PackColumns(DType type, const void* from, int64_t stride, int64_t depth,
+                 int64_t cols, float* to) {
+  OfType(type, [&](auto t) {
+    PackRhsTransposed((const decltype(t)*)from, stride, depth, cols, to);
+  });
+}
+void PackStoredColumns(DType type, const void* from, int64_t stride, int64_t depth,
+                       int64_t cols, float* to) {
+  OfType(type,
+         [&](auto t) { PackRhs((const decltype(t)*)from, stride, depth, cols, to); });
 }
 
 // out = lhs @ rhs, or out += lhs @ rhs if `accumulate`, for one row tile of packed lhs
@@ -80,19 +95,21 @@ TRACEA_INLINE void TileProduct(int64_t rows, int64_t words, const float* lhs,
                                const float* rhs, int64_t panel, int64_t cols, float* out,
                                int64_t stride, bool accumulate, LhsOrder order = kByRow) {
   for (int64_t c = 0; c < cols; c += kTileN, out += kTileN, rhs += panel) {
-    const MicroKernelFn micro = kMicroKernels.For(order, rows, cols - c);
+    const MicroKernelFn micro = MicroKernelFor(order, rows, cols - c);
     micro(words, lhs, rhs, accumulate ? out : nullptr, stride, out, stride, nullptr);
   }
 }
 
-template <typename T>
 struct Tiled {
   static void PackQueries(const Forward& f) {
-    const T* q = (const T*)f.args.q;
-    const float scale = f.args.scale * kLog2E;
+    const AttentionArgs& args = f.args;
+    const float scale = args.scale * kLog2E;
     ForRowTiles(f.rows.count(), [&](RowTile t) {
-      const auto row_of = [&](int64_t i) { return q + f.rows.offset(t.first + i); };
-      PackRows<T>(row_of, t.rows, f.args.head_dim, scale, f.queries + t.first * f.depth);
+      const auto row_of = [&](int64_t i) {
+        return At(args.type, args.q, f.rows.offset(t.first + i));
+      };
+      PackRows(args.type, row_of, t.rows, args.head_dim, scale,
+               f.queries + t.first * f.depth);
     });
   }
 
@@ -100,8 +117,10 @@ struct Tiled {
     const AttentionArgs& args = f.args;
     const int64_t offset = KeyOffset(args, f.range, j0);
     const int64_t stride = args.kv_heads * args.head_dim;
-    PackRhsTransposed((const T*)args.k + offset, stride, args.head_dim, count, f.keys);
-    PackRhs((const T*)args.v + offset, stride, count, args.head_dim, f.values);
+    PackColumns(args.type, At(args.type, args.k, offset), stride, args.head_dim, count,
+                f.keys);
+    PackStoredColumns(args.type, At(args.type, args.v, offset), stride, count,
+                      args.head_dim, f.values);
   }
 
   // Scores of some rows of a tile, of the keys from j on, become weights; the rows' sums
@@ -149,9 +168,8 @@ struct Tiled {
   }
 };
 
-template <typename T>
-void RunTiled(const AttentionArgs& args, int64_t block_kv, const AttentionRange& range,
-              float* workspace) {
+void RunAttention(const AttentionArgs& args, int64_t block_kv,
+                  const AttentionRange& range, float* workspace) {
   Workspace space(workspace);
-  RunForward<T, Tiled<T>>(Forward(args, block_kv, range, space));
+  RunForward<Tiled>(Forward(args, block_kv, range, space));
 }

@@ -248,47 +248,69 @@ struct NoWork {
 // Loads come first. The order is of no matter to a thread that has the core to itself, but
 // another thread on it makes loads and products wait for each other whenever they change.
 //
-// kRowTiles = 1: only the upper 16 rows are computed and stored; kColTiles alike.
+// Without `lower` only the upper 16 rows are computed and stored; `right` alike.
 // Lhs: AmxLhs, or another one with its members but `data` and `step`.
-template <int kRowTiles = 2, int kColTiles = 2, typename Lhs, typename Work = NoWork>
-TRACEA_INLINE void AmxProduct(int64_t steps, const Lhs& lhs, const BF16* rhs,
-                              float* sums, int64_t stride, bool accumulate,
-                              Work&& work = Work()) {
-  constexpr bool kLower = kRowTiles == 2, kRight = kColTiles == 2;
+template <typename Lhs, typename Work>
+TRACEA_INLINE void AmxProductOf(bool lower, bool right, int64_t steps, const Lhs& lhs,
+                                const BF16* rhs, float* sums, int64_t stride,
+                                bool accumulate, Work&& work) {
   float* const below = sums + 16 * stride;
   const int64_t row = stride * (int64_t)sizeof(float);
   BeforeTileLoads();
   if (accumulate) {
     _tile_loadd(0, sums, row);
-    if (kRight) _tile_loadd(1, sums + 16, row);
-    if (kLower) _tile_loadd(2, below, row);
-    if (kLower && kRight) _tile_loadd(3, below + 16, row);
+    if (right) _tile_loadd(1, sums + 16, row);
+    if (lower) _tile_loadd(2, below, row);
+    if (lower && right) _tile_loadd(3, below + 16, row);
   } else {
     _tile_zero(0);
-    if (kRight) _tile_zero(1);
-    if (kLower) _tile_zero(2);
-    if (kLower && kRight) _tile_zero(3);
+    if (right) _tile_zero(1);
+    if (lower) _tile_zero(2);
+    if (lower && right) _tile_zero(3);
   }
   const char* b = (const char*)rhs;
   for (int64_t step = 0; step < steps; ++step) {
     const char* a = lhs.At(step);
     _tile_loadd(4, a, lhs.stride);
     _tile_stream_loadd(6, b, 64);
-    if (kRight) _tile_stream_loadd(7, b + kAmxTile, 64);
-    if (kLower) _tile_loadd(5, a + lhs.lower, lhs.stride);
+    if (right) _tile_stream_loadd(7, b + kAmxTile, 64);
+    if (lower) _tile_loadd(5, a + lhs.lower, lhs.stride);
     _tile_dpbf16ps(0, 4, 6);
-    if (kRight) _tile_dpbf16ps(1, 4, 7);
+    if (right) _tile_dpbf16ps(1, 4, 7);
     work(step);
-    if (kLower) {
+    if (lower) {
       _tile_dpbf16ps(2, 5, 6);
-      if (kRight) _tile_dpbf16ps(3, 5, 7);
+      if (right) _tile_dpbf16ps(3, 5, 7);
     }
     b += kAmxStep;
   }
   _tile_stored(0, sums, row);
-  if (kRight) _tile_stored(1, sums + 16, row);
-  if (kLower) _tile_stored(2, below, row);
-  if (kLower && kRight) _tile_stored(3, below + 16, row);
+  if (right) _tile_stored(1, sums + 16, row);
+  if (lower) _tile_stored(2, below, row);
+  if (lower && right) _tile_stored(3, below + 16, row);
+}
+
+// The same of so many tiles of rows and columns.
+template <int kRowTiles = 2, int kColTiles = 2, typename Lhs, typename Work = NoWork>
+TRACEA_INLINE void AmxProduct(int64_t steps, const Lhs& lhs, const BF16* rhs,
+                              float* sums, int64_t stride, bool accumulate,
+                              Work&& work = Work()) {
+  AmxProductOf(kRowTiles == 2, kColTiles == 2, steps, lhs, rhs, sums, stride, accumulate,
+               work);
+}
+
+// The same of the tiles that some rows and columns are in: of all tiles, or of fewer, for
+// which one copy of `work` does.
+template <typename Lhs, typename Work>
+TRACEA_INLINE void AmxBlockProduct(int64_t steps, int64_t rows, int64_t cols,
+                                   const Lhs& lhs, const BF16* rhs, float* sums,
+                                   bool accumulate, const Work& work) {
+  const bool lower = rows > 16, right = cols > 16;
+  if (lower && right) {
+    AmxProductOf(true, true, steps, lhs, rhs, sums, kAmxCols, accumulate, work);
+  } else {
+    AmxProductOf(lower, right, steps, lhs, rhs, sums, kAmxCols, accumulate, work);
+  }
 }
 
 // sums = lhs @ rhs for a block of 32 rows of packed lhs and `panels` of packed rhs, of a

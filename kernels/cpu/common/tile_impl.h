@@ -1,14 +1,16 @@
 // The register tile of vectors and its micro-kernels, on which every operation computes.
-// Included by <op>/vectors_impl.h inside an unnamed namespace, after common/vec_impl.h.
+// Included by <op>/vectors_impl.h and tile/<isa>.cc inside an unnamed namespace, after
+// common/micro_kernels.h and common/vec_impl.h.
+//
+// TRACEA_TILE, the table of the micro-kernels that are used, is defined by the including
+// file, which compiles them if it uses AllMicroKernels().
 
 #include "common/word_impl.h"
 
-constexpr int kTileM = TRACEA_TILE_M;
-#if defined(TRACEA_TILE_VECS)
-constexpr int kTileVecs = TRACEA_TILE_VECS;
-#else
-constexpr int kTileVecs = 2;
-#endif
+constexpr const auto& kMicroKernels = TRACEA_TILE;
+constexpr int kTileM = decltype(TRACEA_TILE)::kTileRows;
+constexpr int kTileVecs = decltype(TRACEA_TILE)::kTileVecs;
+using TileKernels = MicroKernels<kTileM, kTileVecs>;
 constexpr int kTileN = kTileVecs * kLanes;
 constexpr int kDepthUnit = 8 * kWordDepth;
 constexpr int kChunk = 16;  // words of a chunk of packed lhs: one cache line
@@ -111,10 +113,11 @@ struct Feeds {
 // dst = src + lhs @ rhs for one register tile of kRows x kVecs vectors and a depth of
 // `words`; a null src is zero. src joins at the end: rounding errors then grow with the
 // depth of a block and the number of blocks, not with all of k. rhs is a panel
-// [words][kTileN]. `feeds` may be null.
+// [words][kTileN]. `own_feeds` is a Feeds, or null.
 template <int kRows, int kVecs, LhsOrder kOrder>
 void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float* src,
-                 int64_t src_stride, float* dst, int64_t dst_stride, Feeds* feeds) {
+                 int64_t src_stride, float* dst, int64_t dst_stride, void* own_feeds) {
+  Feeds* const feeds = (Feeds*)own_feeds;
   Vec acc[kRows][kVecs];
   TRACEA_UNROLL
   for (int i = 0; i < kRows; ++i) {
@@ -158,26 +161,24 @@ void MicroKernel(int64_t words, const float* lhs, const float* rhs, const float*
   }
 }
 
-using MicroKernelFn = void (*)(int64_t, const float*, const float*, const float*, int64_t,
-                               float*, int64_t, Feeds*);
-
-struct MicroKernels {
-  MicroKernelFn table[2][kTileVecs][kTileM];
-  template <int kVecs, int kRows>
-  constexpr void Fill() {
-    table[kByRow][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByRow>;
-    table[kByColumn][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByColumn>;
-    if constexpr (kRows > 1) {
-      Fill<kVecs, kRows - 1>();
-    } else if constexpr (kVecs > 1) {
-      Fill<kVecs - 1, kTileM>();
-    }
+template <int kVecs = kTileVecs, int kRows = kTileM>
+constexpr void FillMicroKernels(TileKernels* all) {
+  all->table[kByRow][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByRow>;
+  all->table[kByColumn][kVecs - 1][kRows - 1] = MicroKernel<kRows, kVecs, kByColumn>;
+  if constexpr (kRows > 1) {
+    FillMicroKernels<kVecs, kRows - 1>(all);
+  } else if constexpr (kVecs > 1) {
+    FillMicroKernels<kVecs - 1, kTileM>(all);
   }
-  constexpr MicroKernels() : table() { Fill<kTileVecs, kTileM>(); }
+}
 
-  // For a tile of these sizes, or larger ones.
-  TRACEA_INLINE MicroKernelFn For(LhsOrder order, int64_t rows, int64_t cols) const {
-    return table[order][Min(CeilDiv(cols, kLanes), kTileVecs) - 1][rows - 1];
-  }
-};
-constexpr MicroKernels kMicroKernels;
+constexpr TileKernels AllMicroKernels() {
+  TileKernels all{};
+  FillMicroKernels(&all);
+  return all;
+}
+
+// For a tile of these sizes, or larger ones.
+TRACEA_INLINE MicroKernelFn MicroKernelFor(LhsOrder order, int64_t rows, int64_t cols) {
+  return kMicroKernels.table[order][Min(CeilDiv(cols, kLanes), kTileVecs) - 1][rows - 1];
+}

@@ -10,10 +10,13 @@
 constexpr int kLanes = TRACEA_LANES;
 
 #define TRACEA_INLINE inline __attribute__((always_inline))
+// TRACEA_UNROLL is for loops of a known count, TRACEA_UNROLL_8 for those of any other.
 #if defined(__clang__)
 #define TRACEA_UNROLL _Pragma("unroll")
+#define TRACEA_UNROLL_8 _Pragma("unroll 8")
 #else
 #define TRACEA_UNROLL _Pragma("GCC unroll 32")
+#define TRACEA_UNROLL_8 _Pragma("GCC unroll 8")
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));

@@ -76,21 +76,6 @@ struct AmxWindows {
   }
 };
 
-template <typename Lhs, typename Work>
-TRACEA_INLINE void ConvTileProduct(int64_t steps, int64_t rows, int64_t cols,
-                                   const Lhs& lhs, const BF16* rhs, float* sums,
-                                   bool accumulate, const Work& work) {
-  if (rows > 16 && cols > 16) {
-    AmxProduct<2, 2>(steps, lhs, rhs, sums, kAmxCols, accumulate, work);
-  } else if (rows > 16) {
-    AmxProduct<2, 1>(steps, lhs, rhs, sums, kAmxCols, accumulate, work);
-  } else if (cols > 16) {
-    AmxProduct<1, 2>(steps, lhs, rhs, sums, kAmxCols, accumulate, work);
-  } else {
-    AmxProduct<1, 1>(steps, lhs, rhs, sums, kAmxCols, accumulate, work);
-  }
-}
-
 // Whether reading the image as it is pays: lines must fill their tiles, and rows of a
 // tile must not lie multiples of a page apart, where all need the same few lines of L1.
 bool FillsTiles(const ConvProduct& product) {
@@ -115,7 +100,7 @@ struct AmxConvRows {
   int64_t done = 0;  // blocks of sums
 
   template <typename Lhs>
-  TRACEA_INLINE void Multiply(const Lhs& lhs, int64_t rows) {
+  __attribute__((noinline)) void Multiply(const Lhs& lhs, int64_t rows) {
     for (int64_t c = 0; c < block.cols; c += kAmxCols, ++done) {
       const int64_t cols = Min(kAmxCols, block.cols - c);
       float* sums = buffers.sums ? buffers.sums + done * kBlockSize
@@ -123,7 +108,7 @@ struct AmxConvRows {
       const int64_t due = CeilDiv(pending.rows, Max(seen.count, 1));
       const int64_t panel = c / kAmxCols * steps.count;
       const BF16* rhs = buffers.rhs + (panel + seen.first) * kAmxStepSize;
-      ConvTileProduct(seen.count, rows, cols, lhs, rhs, sums, !block.first,
+      AmxBlockProduct(seen.count, rows, cols, lhs, rhs, sums, !block.first,
                       [&](int64_t)
                           __attribute__((always_inline)) { pending.Finish(due); });
       if (!block.last) continue;

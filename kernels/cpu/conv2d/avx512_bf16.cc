@@ -7,8 +7,10 @@
 
 #include <immintrin.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 16
-#define TRACEA_TILE_M 14  // as for AVX-512
+#define TRACEA_TILE kAvx512Bf16Tile
 #define TRACEA_WORDS_OF_BF16
 
 namespace tracea::cpu {

@@ -15,7 +15,7 @@
 //
 // Included by conv2d/<isa>.cc inside an unnamed namespace, after common/vec_impl.h and
 // under the same rules, and so are the parts that it includes. The includer defines
-// TRACEA_TILE_M, and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
+// TRACEA_TILE, and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
 
 #include "common/activation_impl.h"
 #include "common/block_loop_impl.h"

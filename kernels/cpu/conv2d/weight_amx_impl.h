@@ -93,7 +93,7 @@ void RunAmxWeightBlock(const ConvProduct& product, const Block& block,
     for (int64_t c = 0; c < block.cols; c += kAmxCols, ++done) {
       const int64_t cols = Min(kAmxCols, block.cols - c);
       float* sums = buffers.sums ? buffers.sums + done * kBlockSize : buffers.staging;
-      ConvTileProduct(steps, rows, cols, PackedLhs(buffers.lhs),
+      AmxBlockProduct(steps, rows, cols, PackedLhs(buffers.lhs),
                       buffers.rhs + c / kAmxCols * steps * kAmxStepSize, sums,
                       !block.first, NoWork());
       if (block.last) StoreWeights(product, sums, m, rows, block.j0 + c, cols);

@@ -229,22 +229,6 @@ TRACEA_INLINE void PrefetchLines(const float* sums, int64_t share, int64_t count
   }
 }
 
-// The tile product of what there is of a block's rows and columns.
-template <typename Work>
-TRACEA_INLINE void TileProduct(int64_t steps, int64_t rows, int64_t cols,
-                               const AmxLhs& a, const BF16* rhs, float* sums,
-                               bool accumulate, const Work& work) {
-  if (rows > 16 && cols > 16) {
-    AmxProduct<2, 2>(steps, a, rhs, sums, kAmxCols, accumulate, work);
-  } else if (rows > 16) {
-    AmxProduct<2, 1>(steps, a, rhs, sums, kAmxCols, accumulate, work);
-  } else if (cols > 16) {
-    AmxProduct<1, 2>(steps, a, rhs, sums, kAmxCols, accumulate, work);
-  } else {
-    AmxProduct<1, 1>(steps, a, rhs, sums, kAmxCols, accumulate, work);
-  }
-}
-
 // `feed` is at work on the first row block of `block`; it leaves at work on the first row
 // block of the block that comes after it, if `next` is not null.
 template <typename Op>
@@ -275,12 +259,12 @@ void RunAmxBlock(const GemmArgs& args, const Block& block, const Block* next,
       float* sums = several ? buffers.sums + at * kBlockSize
                             : buffers.staging + (turn ^= 1) * kBlockSize;
       const int64_t due = CeilDiv(pending.rows, steps > 0 ? steps : 1);
-      TileProduct(steps, rows, cols, lhs, rhs + panel * steps * kAmxStepSize, sums,
-                  !block.first, [&](int64_t step) __attribute__((always_inline)) {
-                    pending.Finish(due);
-                    feed.Feed(lhs_share);
-                    if (several) PrefetchLines(sums + kBlockSize, step, sums_share);
-                  });
+      AmxBlockProduct(steps, rows, cols, lhs, rhs + panel * steps * kAmxStepSize, sums,
+                      !block.first, [&](int64_t step) __attribute__((always_inline)) {
+                        pending.Finish(due);
+                        feed.Feed(lhs_share);
+                        if (several) PrefetchLines(sums + kBlockSize, step, sums_share);
+                      });
       if (!block.last) continue;
       pending.Finish(kAmxRows);
       const float* bias = args.bias ? buffers.bias + panel * kAmxCols : nullptr;

@@ -6,8 +6,10 @@
 
 #include <immintrin.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 8
-#define TRACEA_TILE_M 6  // 12 accumulators, 2 of rhs and 1 of lhs: 15 of 16 registers
+#define TRACEA_TILE kAvx2Tile
 
 namespace tracea::cpu {
 namespace {

@@ -5,18 +5,30 @@
 
 #include <string.h>
 
+#include "common/micro_kernels.h"
+
 #define TRACEA_LANES 4
 #if defined(__aarch64__)
-#define TRACEA_TILE_M 10  // 20 accumulators of 32 registers: compilers spill 24
+#define TRACEA_TILE kBaselineGemmTile
 #else
-#define TRACEA_TILE_M 6  // 12 accumulators of 16 registers
+#define TRACEA_TILE kBaselineTile
 #endif
 
 namespace tracea::cpu {
+
+#if defined(__aarch64__)
+extern const MicroKernels<10, 2> kBaselineGemmTile;
+#endif
+
 namespace {
 #include "common/vec_impl.h"
 #include "gemm/widened_impl.h"
 }  // namespace
+
+#if defined(__aarch64__)
+// 20 accumulators of 32 registers: compilers spill 24.
+constexpr TileKernels kBaselineGemmTile = AllMicroKernels();
+#endif
 
 extern const GemmIsa kBaselineGemm;
 const GemmIsa kBaselineGemm = {

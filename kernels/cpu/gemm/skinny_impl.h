@@ -77,9 +77,7 @@ TRACEA_INLINE void StreamPair(const float* lhs, const T* rhs, int64_t rhs_stride
     PrefetchBytes(rhs + d * rhs_stride + ahead, kPair * (int64_t)sizeof(T));
     LoadPair(rhs + d * rhs_stride, b[d][0], b[d][1]);
   }
-  const int64_t count = kRows ? kRows : rows;
-  TRACEA_UNROLL
-  for (int64_t i = 0; i < count; ++i) {
+  const auto add = [&](int64_t i) __attribute__((always_inline)) {
     float* to = sums + i * sums_stride;
     Vec low = Load(to), high = Load(to + kLanes);
     TRACEA_UNROLL
@@ -90,6 +88,13 @@ TRACEA_INLINE void StreamPair(const float* lhs, const T* rhs, int64_t rhs_stride
     }
     Store(to, low);
     Store(to + kLanes, high);
+  };
+  if constexpr (kRows > 0) {
+    TRACEA_UNROLL
+    for (int64_t i = 0; i < kRows; ++i) add(i);
+  } else {
+    TRACEA_UNROLL_8
+    for (int64_t i = 0; i < rows; ++i) add(i);
   }
 }
 

@@ -20,8 +20,7 @@
 //
 // Included by gemm/<isa>.cc inside an unnamed namespace, after common/vec_impl.h and under
 // the same rules, and so are the parts that it includes. The includer defines
-// TRACEA_TILE_M, TRACEA_TILE_VECS if tiles are not two vectors wide, and
-// TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
+// TRACEA_TILE, and TRACEA_WORDS_OF_BF16 if bf16 is multiplied in pairs.
 
 #include "common/activation_impl.h"
 #include "common/block_loop_impl.h"
@@ -92,7 +91,7 @@ TRACEA_INLINE void RunTile(const GemmArgs& args, const Block& block,
   const bool whole = cols == kTileN || partial.padded;
   float* sums = partial.data ? partial.data + i * partial.stride + j : nullptr;
   const LhsOrder order = args.trans_lhs ? kByColumn : kByRow;
-  const MicroKernelFn micro = kMicroKernels.For(order, rows, cols);
+  const MicroKernelFn micro = MicroKernelFor(order, rows, cols);
   if (block.last && args.residual) PrefetchResidual(args, i, j, rows, cols);
 
   const float* src = block.first ? nullptr : sums;
