@@ -160,7 +160,7 @@ def arguments(*rows: int):
 
 
 def chained(f, *args) -> int:
-    """Of how many layers the one chain in a transformed function is; 0 without one."""
+    """Layers of the only chain in a transformed function; 0 without a chain."""
     found = equations(tracea.transform(f), *args, name="tracea_matmul_chain")
     assert len(found) <= 1
     return sum(len(e.params["layers"]) for e in found)

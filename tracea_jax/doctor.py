@@ -279,7 +279,7 @@ def _devices() -> list[Device]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that run, of Python and of the platform, by name."""
+    """Versions of the packages, of Python and of the platform, by name."""
     names = ("tracea_jax", "jax", "jaxlib", "numpy")
     return {
         **{name: importlib.metadata.version(name) for name in names},

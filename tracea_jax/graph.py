@@ -37,7 +37,7 @@ class Node:
 
     @property
     def flops(self) -> int:
-        """Of all runs."""
+        """Floating-point operations of all runs."""
         return self.count * self.problem.flops
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ class Timed:
 
     @classmethod
     def total(cls, counted: Iterable[tuple[int, Timed]]) -> Timed:
-        """Of programs that run one after another, each so many times."""
+        """The total of programs that run one after another, each so many times."""
         known = list(counted)
 
         def total_us(time_us: Callable[[Timed], float]) -> float:

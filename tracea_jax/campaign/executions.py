@@ -69,7 +69,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Of the function, for people."""
+        """The function's name in reports."""
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return one_line(name, 200)
 

@@ -99,7 +99,7 @@ def queries(problem: AttentionProblem) -> int:
 
 
 def tiles(problem: AttentionProblem) -> int:
-    """Of rows, of all heads of keys of all sequences."""
+    """Tiles of rows over all key heads of all sequences."""
     of_sequence = -(-problem.q_len // queries(problem))
     return of_sequence * problem.kv_heads * problem.batch
 

@@ -67,7 +67,7 @@ class GradientScores:
 
     @property
     def flags(self) -> dict[str, bool]:
-        """Of the Traits."""
+        """Boolean constants of the Traits."""
         p, side = self.problem, self.side
         examples, heads, _, keys = p.bias or (1, 1, 1, 1)
         return {

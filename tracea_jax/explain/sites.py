@@ -62,7 +62,7 @@ class Site(Printable):
 
     @property
     def flops(self) -> int:
-        """Of all runs; of one where their number is not known."""
+        """Operations of all runs; of one run if their number is unknown."""
         if self.problem is None:
             return 0
         return self.problem.flops * (1 if self.count is None else self.count)

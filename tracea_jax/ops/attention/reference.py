@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the operands that all primitives begin with."""
+        """Names of the operands that all primitives begin with."""
         return ("q", "k", "v", *self.optional)
 
     def named(self, operands: Sequence[Any]) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class Reading:
         return [int(i) for i in eqn.params["axes"]] == [eqn.invars[0].aval.ndim - 1]
 
     def _exp(self, x: Value) -> Value | None:
-        """Of logits less a maximum, always the same one; without it, they overflow."""
+        """The meaning of exp(logits - maximum), always of the same maximum."""
         shift = _LOGITS.plus(x, -1)
         if shift.stopped not in (_as_full(_RAW), _as_full(_GUARDED)) or self._shift:
             return None
@@ -268,14 +268,14 @@ class Reading:
         return value
 
     def _max(self, eqn: Equation, x: Any, y: Any) -> Value | None:
-        """Of the maximum and minus infinity."""
+        """The meaning of the larger one of the logits' maximum and minus infinity."""
         value, other = (x, eqn.invars[1]) if y is None else (y, eqn.invars[0])
         lowest = self._view.scalar(other) == -math.inf
         is_maximum = value is not None and value.stopped == _RAW
         return value if is_maximum and lowest else None
 
     def _mul(self, eqn: Equation, x: Any, y: Any) -> Value | None:
-        """Of logits and a one-hot array."""
+        """The meaning of logits multiplied by a one-hot array."""
         value, other = (x, eqn.invars[1]) if y is None else (y, eqn.invars[0])
         return self._picked(eqn, value, other)
 

@@ -214,7 +214,7 @@ def default_workers() -> int:
 
 
 def _available_bytes() -> int:
-    """Of the machine, or of the container if that may take less."""
+    """Free memory of the machine, or of the container if that has less."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
         kib = next(s.split()[1] for s in lines if s.startswith("MemAvailable:"))
