@@ -43,7 +43,7 @@ Run = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is needed to race a problem.
+    """A problem that is ready to race.
 
     Attributes:
       operands: makes them from a seed.

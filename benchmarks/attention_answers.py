@@ -62,7 +62,7 @@ Races = list[tuple[AttentionProblem, "Raced | str"]]  # or why there was none
 
 
 def default(problem: AttentionProblem, device: Device) -> Choice:
-    """What runs where nothing was measured."""
+    """The choice where nothing was measured."""
     return decide(diagnose(problem, device)).choice
 
 

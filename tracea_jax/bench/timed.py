@@ -147,7 +147,7 @@ class Load:
 
 
 def warning(load: Load | None, timed: Timed) -> str:
-    """What to know of the machine before the times are believed; "" if it was quiet.
+    """A warning about load on the machine during the race; "" if it was quiet.
 
     Even an idle machine has rounds that are slower than others by ``QUIET``. Where
     plain differs from itself by more, other programs were in the way.

@@ -75,7 +75,7 @@ class Program:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Executions]:
-        """What can be traced and run while the context lasts."""
+        """Executions that can be traced and run while the context lasts."""
         with (
             knowledge.undisturbed(),
             mutable.opened(self.fn, self.args, {}) as (fn, args, kwargs),

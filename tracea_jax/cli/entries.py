@@ -1,4 +1,4 @@
-"""What the command prints of an entry of the cache: a line, data, or everything."""
+"""Printed forms of a cache entry: a line, data, or everything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line(entry: Entry) -> str:
 
 
 def data(name: Name, entry: Entry) -> dict[str, Any]:
-    """What ``line`` tells, and more, as plain data; docs/json.md has the keys."""
+    """The contents of ``line`` and more as plain data; docs/json.md has the keys."""
     best = entry.best
     return {
         "text": _problem(entry),

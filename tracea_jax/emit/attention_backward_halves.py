@@ -123,7 +123,7 @@ class Half:
 
     @property
     def traits(self) -> str:
-        """What the Traits hold."""
+        """C++ members of the Traits."""
         p = self.problem
         own, other, stages = self.tile
         scores, sums, of_values, part = (
@@ -309,7 +309,7 @@ def queries(
 
 
 def factors(problem: AttentionProblem) -> dict[str, float]:
-    """What the kernels multiply scores with."""
+    """Factors of the scores in the kernels."""
     p = problem
     product = 1.0 if moves(p) else p.scale  # what scores then lack
     bounds = product if p.soft_cap is None else p.soft_cap

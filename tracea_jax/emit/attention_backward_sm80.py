@@ -158,7 +158,7 @@ def reads(side: Side, has_blind: bool) -> tuple[str, ...]:
 
 
 def results(side: Side) -> tuple[str, ...]:
-    """What a kernel writes."""
+    """Results of a kernel."""
     return ("dk", "dv") if side.of_keys else ("dq",)
 
 

@@ -220,14 +220,14 @@ def padded_kv(problem: AttentionProblem, config: AttentionBackwardSm90Config) ->
 
 
 def beside_keys(problem: AttentionProblem, config: Any) -> GradientScores:
-    """What the kernel for dk and dv is told of biases and masks."""
+    """Biases and masks of the kernel for dk and dv."""
     side = sides.of_keys(problem, config.tile_kv, config.block_q)
     has_mask = problem.mask is not None
     return GradientScores(problem=problem, side=side, is_mapped=has_mask)
 
 
 def beside_queries(problem: AttentionProblem, config: Any) -> GradientScores:
-    """What the kernel for dq is told of biases and masks."""
+    """Biases and masks of the kernel for dq."""
     side = sides.of_queries(problem, config.tile_q, config.block_kv)
     has_mask = problem.mask is not None
     return GradientScores(problem=problem, side=side, is_mapped=has_mask)
@@ -262,7 +262,7 @@ def rows_reads(problem: AttentionProblem) -> tuple[str, ...]:
 
 
 def begun(config: AttentionBackwardSm90Config) -> tuple[str, ...]:
-    """What the first kernel fills with zeros, and the one for dk and dv adds to."""
+    """Buffers that the first kernel zeroes and the one for dk and dv adds to."""
     return {"ordered": ("turns",), "atomic": ("sums",)}.get(config.dq, ())
 
 
@@ -298,7 +298,7 @@ def both_reads(
 
 
 def common_reads(problem: AttentionProblem) -> tuple[str, ...]:
-    """What all kernels that compute scores read."""
+    """Operands of all kernels that compute scores."""
     ids = ["ids_kv"] * problem.segments
     return ("q", "k", "v", "do", "rows", *_lengths(problem), *ids)
 

@@ -119,7 +119,7 @@ def kernels(
     device: CudaDevice,
     pages: Pages | None = None,
 ) -> tuple[Kernel, ...]:
-    """What computes a forward problem with this config.
+    """The kernels for a forward problem with this config.
 
     The first kernel's operands are q, k, v, the lengths, if there are any, and with
     pages the table of them. If it is the only one its results are o and the
@@ -180,7 +180,7 @@ def entry_name(
     config: AttentionDecodeSm90Config,
     pages: Pages | None = None,
 ) -> str:
-    """What the kernel computes and how, readable in a profiler; free of lengths."""
+    """Name of the kernel, readable in a profiler; it does not depend on lengths."""
     left, right = sides(problem)
     parts = (
         DTYPES[problem.dtype][1],

@@ -1,4 +1,4 @@
-"""What kernels of attention's gradients are told of biases and masks.
+"""Biases and masks in the kernels of attention's gradients.
 
 ``tile/gradient_scores.cuh`` has the device's side of it: flags of the Traits, and
 arguments behind the kernel's own. Callers: ``attention_backward_kernels`` and
@@ -36,7 +36,7 @@ def moves(problem: AttentionProblem) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GradientScores:
-    """What one kernel is told.
+    """Biases and masks of one kernel.
 
     Attributes:
       problem: the op's problem.

@@ -209,7 +209,7 @@ def operands(problem: AttentionProblem, config: Any) -> tuple[str, ...]:
 
 
 def name_parts(problem: AttentionProblem) -> tuple[str, ...]:
-    """What a kernel computes, in words of its name."""
+    """Parts of a kernel's name that say what it computes."""
     left, right = rules.window(problem)
     parts = (
         DTYPES[problem.dtype][1],

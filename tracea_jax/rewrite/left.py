@@ -1,4 +1,4 @@
-"""What was left in a program, for reasons that rules do not see.
+"""Equations left in a program for reasons that rules do not see.
 
 Rules say why they left an equation that they looked at. Here are the other misses:
 those noted in functions that were spliced before they were differentiated, bodies of

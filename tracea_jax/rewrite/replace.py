@@ -106,7 +106,7 @@ class _Piece:
 
     @property
     def users(self) -> tuple[Equation, ...]:
-        """What the user wrote."""
+        """The user's equations."""
         return self.written or self.eqns
 
 

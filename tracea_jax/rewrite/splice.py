@@ -149,7 +149,7 @@ def find(view: View, rules: Sequence[Rule], misses: list[Miss]) -> dict[int, Mat
 def _matched(
     rule: Rule, view: View, index: int, matches: Mapping[int, Match]
 ) -> Match | str | None:
-    """What a rule says of an equation, if what it finds can be replaced.
+    """A rule's result for an equation, if the match can be replaced.
 
     Expressions are read by recursion.
     """

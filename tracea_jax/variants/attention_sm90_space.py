@@ -85,7 +85,7 @@ def _most_registers(problem: AttentionProblem, config: Any) -> Any:
 
 
 def _of_consumers(table: dict[int, int], config: Any) -> Any:
-    """What the table says for the config's number of consumers."""
+    """The table's entry for the config's number of consumers."""
     counts = [config.consumers == n for n in table]
     return np.select(counts, list(table.values()))
 

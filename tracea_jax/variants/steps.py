@@ -143,7 +143,7 @@ def _equation(step: Step, of: str, *arguments: str) -> str:
 
 
 def _mistakes(call: Steps) -> Iterator[str]:
-    """What is wrong with a call, the first mistake first."""
+    """Mistakes in a call, the first one first."""
     scratch = [buffer.name for buffer in call.scratch]
     buffers = [*call.operands, *call.results, *scratch]
     for kind, names in (("buffer", buffers), ("step", [s.name for s in call.steps])):

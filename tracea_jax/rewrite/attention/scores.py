@@ -1,4 +1,4 @@
-"""What happens to scores between their product and the softmax."""
+"""Steps on scores between their product and the softmax."""
 
 from __future__ import annotations
 

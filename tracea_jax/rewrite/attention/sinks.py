@@ -130,7 +130,7 @@ class Summand:
 
 
 def summand(view: View, softmax: Softmax, weights: Dims, derived: Derived) -> Summand:
-    """What is added to the sum of exponentials, as a sink's.
+    """The summand of a sink in the sum of exponentials.
 
     Args:
       view: the equations.

@@ -26,7 +26,7 @@ class Source:
 
 
 def sources(view: View, atom: Atom, dims: Dims, scaled: bool) -> list[Source]:
-    """What a value is made of; one for each dtype, since widening loses nothing.
+    """Sources of a value, one for each dtype, since widening loses nothing.
 
     Args:
       view: the equations.

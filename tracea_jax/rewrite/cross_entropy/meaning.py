@@ -1,4 +1,4 @@
-"""What values that a program computes of logits mean.
+"""Meanings of the values that a program computes from logits.
 
 A ``Value`` is a sum, with whole coefficients, of the logit, the log-sum-exp of its row
 and the row's maximum; or it is a step on the way to the log-sum-exp. Values of a row
@@ -22,7 +22,7 @@ from tracea_jax.rewrite.view import OUTPUT, Equation, View
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What one value means.
+    """The meaning of one value.
 
     Attributes:
       kind: "full" for an entry a logit, "rows" for an entry a row. Steps are "exp", of
@@ -183,7 +183,7 @@ class Reading:
     # --- one equation -----------------------------------------------------------------
 
     def _meaning(self, eqn: Equation, args: Sequence[Value | None]) -> Value | None:
-        """What the result means; None if that is not understood."""
+        """The meaning of the result; None if it is not understood."""
         name, first = eqn.primitive.name, args[0]
         if name in ("add", "sub"):
             return self._sum(eqn, *args, factor=1 if name == "add" else -1)

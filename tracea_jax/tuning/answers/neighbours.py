@@ -118,7 +118,7 @@ class Nearby:
         return tuple(found)
 
     def _neighbour(self, place: Place) -> Neighbour | None:
-        """What is known at a place; None if it cannot be read."""
+        """The neighbour stored at a place; None if it cannot be read."""
         origin, reader = self._readers[place.reader]
         try:
             entry = reader.read(place.name, complete=True)
