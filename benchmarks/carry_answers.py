@@ -68,7 +68,7 @@ def identity(entry: Entry, record: dict[str, Any]) -> str:
 
 
 def compiled(entries: Iterable[Entry]) -> dict[str, Compiled]:
-    """What this version of the package compiles for all that entries name."""
+    """Code that this version of the package compiles for all choices of entries."""
     found: dict[str, Compiled] = {}
     for entry in entries:
         if (device := _DEVICES.get(entry.environment.device)) is None:

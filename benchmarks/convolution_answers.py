@@ -184,7 +184,7 @@ def _is_large(array: Any) -> bool:
 
 @functools.cache
 def _tiled(shape: tuple[int, ...], dtype: str, seed: int) -> Run:
-    """What makes a large array of random numbers."""
+    """A compiled function that makes a large array of random numbers."""
     numbers, size = jax.device_put(_numbers(dtype)), math.prod(shape)
 
     def make(numbers: jax.Array) -> jax.Array:

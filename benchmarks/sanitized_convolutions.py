@@ -85,7 +85,7 @@ class Kind:
 
 
 def executed(workload: Any, problem: Any, choice: Choice) -> Any:
-    """What a choice computes of operands that were made where nobody watches."""
+    """Results of a choice on operands made outside of the sanitizer's view."""
     import jax
 
     with jax.default_device(jax.devices("cpu")[0]):

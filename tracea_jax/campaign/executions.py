@@ -127,8 +127,12 @@ class Executions:
         return None
 
     def sites(self) -> tuple[Any, dict[str, list[str]]]:
-        """What ``transform`` makes of the program when every site is taken, and its
-        classes of sites by op, those with the most sites first."""
+        """The program with every site taken, and its classes of sites.
+
+        Returns:
+          The jaxpr that ``transform`` makes, and by op the names of the classes, those
+          with the most sites first.
+        """
         counts: dict[str, collections.Counter[str]] = {}
 
         def note(op: str, name: str) -> None:

@@ -59,7 +59,7 @@ def _of_config(config: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """What a file may say in as many lines as it likes, in a part of one."""
+    """A value of a file, which may have many lines, as a part of one line."""
     return schema.one_line(str(value), 200)
 
 

@@ -180,7 +180,7 @@ class TileGraph(Printable):
         return tuple(n for n, state in enumerate(self.states[row]) if state != EMPTY)
 
     def __and__(self, other: TileGraph) -> TileGraph:
-        """What both leave; a tile is partial where the two may leave nothing of it.
+        """The conjunction; a tile is partial where the two may leave nothing of it.
 
         Raises:
           ValueError: if the tiles are others.

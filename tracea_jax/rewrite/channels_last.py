@@ -222,7 +222,7 @@ class _Program:
         return made
 
     def _spread_from(self, source: Equation) -> tuple[Atom, list[int]]:
-        """What a broadcast begins with, before dimensions of size 1 were added.
+        """The operand of a broadcast, before dimensions of size 1 were added.
 
         Returns:
           The value, and which dimensions of the result its dimensions become.

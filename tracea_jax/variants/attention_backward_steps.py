@@ -96,7 +96,7 @@ def of_blind(problem: AttentionProblem) -> Expression:
 def mean_of_blind(
     module: Any, blind: Any, *, group: int, kv_len: int, dtype: str
 ) -> Any:
-    """What queries that see no key add to the gradient of each value of their head.
+    """Contribution of queries that see no key to the gradient of each value.
 
     Args:
       module: the array module.

@@ -1,4 +1,4 @@
-"""What the kernels of convolutions on GPUs share: refusals, and what was measured.
+"""Refusals and measured limits that convolution kernels on GPUs share.
 
 Callers: the variants of convolutions on GPUs.
 """

@@ -103,7 +103,7 @@ Step = Launch | Expression
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """What a config stands for, where that is more than one kernel.
+    """The call of a config that takes more than one kernel.
 
     Attributes:
       operands, results: names, in the order of the op's primitive, which also decides
@@ -207,5 +207,5 @@ def converted(module: Any, x: Any, *, dtype: str) -> Any:
 
 
 def zeros(module: Any, *, shape: tuple[int, ...], dtype: str) -> Any:
-    """What a kernel that only adds to a buffer starts from."""
+    """Zeros, for a kernel that only adds to a buffer."""
     return module.zeros(shape, dtype)

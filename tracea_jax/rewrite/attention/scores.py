@@ -220,7 +220,7 @@ class _Reader:
         return dataclasses.replace(scores, soft_cap=cap)
 
     def _biased(self, scores: Scores, sign: int) -> Scores:
-        """What is added before a cap: all of it counts, also the same for all keys."""
+        """Adds a bias before a cap: all of it counts, also what is equal for all keys."""
         other = self._other
         if other in self.derived or self.view.scalar(other) is not None:
             raise Refused("the scores are shifted before their cap")

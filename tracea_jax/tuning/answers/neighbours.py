@@ -156,7 +156,7 @@ class Nearby:
 
 
 def _split(problem: dict[str, Any]) -> tuple[str, tuple[float, ...]] | None:
-    """What must be equal, and where the extents put it; None if it has no place."""
+    """The fields that must be equal, and the extents in octaves; None without any."""
     try:
         extents = catalogue.get(problem["op"]).problem.extents
         position = tuple(math.log2(problem[name]) for name in extents)

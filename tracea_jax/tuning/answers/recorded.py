@@ -34,7 +34,7 @@ def inherited(question: Question, evidence: Evidence) -> Iterator[Answer | str]:
 
 
 def _known(question: Question, evidence: Evidence, key: str) -> Iterator[Answer | str]:
-    """What the environment of this key knows of the problem, or why that is no use.
+    """Answers recorded in the environment of this key, or reasons why not.
 
     An entry's answer comes alone, unless the caller does not allow its variant, or its
     bits may differ from run to run: then others that were measured of the allowed
@@ -68,7 +68,7 @@ def _is_excluded(entry: Entry, question: Question) -> bool:
 
 
 def _in_order(found: list[Answer], question: Question) -> Iterator[Answer]:
-    """What was found, by default one of equal bits first if it is hardly slower."""
+    """The answers found; by default one of equal bits goes first if hardly slower."""
     may_vary = functools.partial(_varies, question=question)
     if not found or question.deterministic is False or not may_vary(found[0]):
         yield from found
@@ -95,7 +95,7 @@ def _varies(answer: Answer, question: Question) -> bool:
 
 
 def _observed(entry: Entry, origin: str, question: Question) -> Iterator[Answer]:
-    """What is known to compute correctly, the fastest first."""
+    """Answers from observations that were verified, the fastest first."""
     problem, device = question.problem, question.device
     best, xla_us = current_best(entry.best, problem, device), entry.best.xla_us
     for t in timed(best, current(entry.observations, problem, device)):

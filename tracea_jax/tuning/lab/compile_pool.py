@@ -225,7 +225,7 @@ def _available_bytes() -> int:
 
 
 def _left_of_cgroup() -> int:
-    """What the control group may still take, by Linux' "Control Group v2", 5.2.1.
+    """Memory that the control group may still take (Linux' "Control Group v2", 5.2.1).
 
     Files that were read long ago are given back when memory is short.
     """
