@@ -1,4 +1,4 @@
-"""What public values look like: their text at a shell, and as HTML in a notebook."""
+"""Public values as text in a shell, and as HTML in a notebook."""
 
 from __future__ import annotations
 

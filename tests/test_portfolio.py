@@ -100,7 +100,7 @@ P, Q, R = (GemmProblem(m=m, n=80, k=64) for m in (96, 97, 98))
 
 
 def untuned():
-    """What runs ``P`` where nothing was tuned."""
+    """The choice for ``P`` where nothing was tuned."""
     return policy.decide(diagnose(P, DEVICE)).choice
 
 
@@ -189,7 +189,7 @@ def test_without_time_what_was_not_measured_does_not_serve(tmp_path):
 
 
 def test_the_race_decides_whether_a_config_is_near_enough(tmp_path):
-    """What was measured before was too good."""
+    """The time measured before was too good."""
     setting = Setting(tmp_path, {P: {A: 10.0, B: 11.0}, Q: {B: 30.0}})
     one = entry(P, {A: 10.0, B: 10.1})
     other = entry(Q, {A: 35.0, B: 30.0})

@@ -1,4 +1,4 @@
-"""What ``jax.checkpoint`` saves by name is the same in functions that were spliced."""
+"""``jax.checkpoint`` saves the same named values in functions that were spliced."""
 
 from __future__ import annotations
 

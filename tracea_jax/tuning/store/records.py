@@ -229,7 +229,7 @@ class Best:
 
     @property
     def protocol(self) -> str:
-        """The deciding protocol: "kernels", "steady", "cold" or "balanced" (of the goal)."""
+        """The deciding protocol: "kernels", or the goal's "steady", "cold", ..."""
         if self.kernel_us is not None and self.xla_kernel_us is not None:
             return "kernels"
         return deciding(self.goal, has_cold=self.cold_us is not None)
